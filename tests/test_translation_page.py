@@ -16,7 +16,7 @@ from reefknot.nn.models.translator import Translator
 PAGE = Page("docs/translation.md")
 (FRAME,) = PAGE.snippets("How to read this page")
 (FIRST,) = PAGE.snippets("A first translator")
-(DRILL,) = PAGE.snippets("Any end on both")
+(DRILL,) = PAGE.snippets("Both encoders with any end")
 TRAININGS = PAGE.snippets("Training")
 ENCODER_HEADINGS = [heading for heading in PAGE.sections if heading.startswith("`")]
 

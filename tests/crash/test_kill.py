@@ -70,7 +70,7 @@ class Campaign:
     def kill(self, out: Path) -> bool:
         """Start or resume the run and kill it once. Returns False if the run ended before the kill."""
         moment = self.draw.choices(list(MOMENTS), list(MOMENTS.values()))[0]
-        before, base = changed(out / "metrics.jsonl"), newest_step(out)
+        before, base = modified_time(out / "metrics.jsonl"), newest_step(out)
         # A forked process cannot use a GPU that its parent has initialised.
         context = FRESH if moment == "start-up" or self.device == "cuda" else FORKED
         process = context.Process(target=reefknot, args=(self.words(out),))
@@ -81,10 +81,13 @@ class Campaign:
             else:
                 # Count updates after the checkpoint, because the speed of the machine varies.
                 further = self.draw.randint(1, 3 * SAVE_EVERY)
-                wait(process, lambda: changed(out / "metrics.jsonl") != before and logged_step(out) >= base + further)
+                wait_for(
+                    process,
+                    lambda: modified_time(out / "metrics.jsonl") != before and logged_step(out) >= base + further,
+                )
                 time.sleep(self.draw.uniform(0, 0.005))
             if moment == "save":
-                wait(process, lambda: any(out.glob(f"checkpoints/*.tmp-{process.pid}")))
+                wait_for(process, lambda: any(out.glob(f"checkpoints/*.tmp-{process.pid}")))
         finally:
             process.kill()
             process.join()
@@ -100,7 +103,8 @@ class Campaign:
         self.landed["while saving"] += any(out.glob(f"checkpoints/*.tmp-{pid}"))
 
 
-def wait(process: BaseProcess, condition: Callable[[], object]) -> None:
+def wait_for(process: BaseProcess, condition: Callable[[], object]) -> None:
+    """Wait until a condition is true or the process has ended."""
     until = time.monotonic() + 120
     while process.is_alive() and not condition():
         assert time.monotonic() < until, "nothing has happened for two minutes"
@@ -119,7 +123,8 @@ def logged_step(run: Path) -> int:
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
-def changed(path: Path) -> int | None:
+def modified_time(path: Path) -> int | None:
+    """Return the time of the last change of a file, or None if the file does not exist."""
     return path.stat().st_mtime_ns if path.exists() else None
 
 

@@ -48,12 +48,16 @@ def train(
     """Train a row in its folder, or resume it there. Returns the result, or None in all processes but the first.
 
     Args:
-        out: the run folder; by default runs/RECIPE/ROW/seedN.
-        data: the folder of the corpora.
-        track: also write TensorBoard events.
-        show_test: print the test scores when training ends.
-        start: the finished run to start from, for a row with `training.start`; by default the run of the row that it
-            names, next to `out` or in its default folder.
+        recipe: The recipe that has the row.
+        row: The row to train.
+        out: The run folder. The default is runs/RECIPE/ROW/seedN.
+        data: Folder of the corpora.
+        world: The processes that train together.
+        display: Where progress and results are printed.
+        track: Also write TensorBoard events.
+        show_test: Print the test scores when training ends.
+        start: The finished run to start from, for a row with `training.start`. By default, this is the run of the row
+            that `training.start` names, next to `out` or in its default folder.
     """
     experiment = recipe.experiments[row.name]
     name = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
@@ -111,7 +115,7 @@ def _build(
     world: World,
     say: Say,
 ) -> tuple[Any, list[str]]:
-    """Build the model that training starts with. Returns it with notes for the display."""
+    """Return the model that training starts from, and notes for the display."""
     task.check(dataset, world)
     seed = task.experiment.seed
     seed_everything(seed)
@@ -140,11 +144,14 @@ def _find_start(
 
 
 def _load_start(model: Any, start: Start, task: Task[Any, Any, Any], dataset: Data) -> None:
+    """Load the weights of another run into the model; raise an error if they do not fit."""
     run = start.run
     assert run is not None
     known = [vocabulary.fingerprint for vocabulary in task.saved_words(run).vocabularies]
     if known != [vocabulary.fingerprint for vocabulary in dataset.words.vocabularies]:
-        raise DataError(f"{run.path} has another vocabulary, so its weights cannot be used; start from another run")
+        raise DataError(
+            f"cannot start from {run.path}: it has another vocabulary; start from a run with the same vocabulary"
+        )
     try:
         load_weights(model, start.weights)
     except DataError as error:
@@ -172,11 +179,16 @@ def run_config(
 ) -> dict[str, Any]:
     """Return the content of config.json.
 
-    Equal configs give equal runs, so it includes hashes of the text and of the weights or files that training starts
-    from.
+    Runs with equal configs are equal. So the config includes hashes of the text and of the weights or files that
+    training starts from.
 
     Args:
-        begun: the run to resume, which has recorded the hashes of files that may be gone.
+        recipe: The recipe that has the row.
+        row: The row.
+        experiment: The settings of the row.
+        dataset: The text.
+        start: The run that training starts from.
+        begun: The run to resume. It has recorded the hashes of files that may be gone.
     """
     config = {
         "recipe": recipe.name,
@@ -193,12 +205,15 @@ def run_config(
 
 
 def _reject_changed_files(begun: RunFolder, config: dict[str, Any]) -> None:
-    """Raise an error that names the vector file that has changed. The general message would show only hashes."""
+    """Raise an error that names the vector file that has changed. The general message would only show its hashes."""
     old, new = begun.config, config
     for name, digest in new.get("vectors", {}).items():
         if old.get("settings") == new["settings"] and old.get("vectors", {}).get(name) != digest:
             file = new["settings"]["tables"][name]["vectors"]
-            raise SettingsError(f"{file}, the vectors of tables.{name}, has changed; restore it or use another --out")
+            raise SettingsError(
+                f"{file}, the file of tables.{name}.vectors, has changed since training began; restore it, or use "
+                "another --out"
+            )
 
 
 def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start: Path | None = None) -> bool:
@@ -212,7 +227,7 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
 
 
 def _note_environment(run: RunFolder, display: Display) -> None:
-    """Record the environment of this session, and keep those of earlier sessions that differ."""
+    """Record the environment of this session, and the different environments of earlier sessions."""
     now, before = capture(), run.environment or {}
     earlier = before.pop("earlier", [])
     changed = [key for key in ("source_sha256", "python", "torch", "gpus") if before and before.get(key) != now[key]]
@@ -302,8 +317,11 @@ def _correlations(judgements: Iterable[Judgement]) -> str:
     """Return the correlations on the benchmarks of Press & Wolf, with their numbers of pairs."""
     from reefknot.lab.evaluation.benchmarks import PRESS
 
-    known = [each for each in judgements if each.name in PRESS and each.rho is not None]
-    return ", ".join(f"{each.name} {each.rho:.2f} ({each.pairs:,} of {each.of:,} pairs)" for each in known)
+    return ", ".join(
+        f"{judgement.name} {judgement.rho:.2f} ({judgement.pairs:,} of {judgement.of:,} pairs)"
+        for judgement in judgements
+        if judgement.name in PRESS and judgement.rho is not None
+    )
 
 
 def _scores(result: RunResult, test: TextScore) -> list[str]:

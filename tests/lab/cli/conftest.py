@@ -1,4 +1,4 @@
-"""The command line in this process, and two tiny runs that it trained."""
+"""Run the command line in this process, and train two tiny runs with it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def cli() -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Lines of six words, an empty line after every second: enough documents to resample."""
+    """Write lines of six words with an empty line after every second line, so that there are documents to resample."""
     folder = tmp_path_factory.mktemp("corpus")
     draw = random.Random(0)
     for name, lines in (("train", 150), ("valid", 20), ("test", 60)):
@@ -93,7 +93,7 @@ class Runs:
     """Two finished runs, where `reefknot table --out root` looks for them."""
 
     root: Path
-    said: str
+    printed: str
 
     @property
     def tied(self) -> Path:
@@ -108,9 +108,9 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory, recipe: Path, cli: Callable[..., Outcome]) -> Runs:
     """Trained once. Tests read them and change nothing."""
     root = tmp_path_factory.mktemp("runs")
-    said = ""
+    printed = ""
     for row in ("tied", "untied"):
         outcome = cli("train", recipe, "--row", row, "--out", root / row / "seed0", "--device", "cpu")
         assert outcome.code == 0, outcome.err
-        said += outcome.out
-    return Runs(root, said)
+        printed += outcome.out
+    return Runs(root, printed)

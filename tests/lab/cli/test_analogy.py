@@ -79,21 +79,21 @@ def test_a_file_of_questions_gives_the_share_of_correct_answers(cli: Cli, file: 
     assert cli("vectors", "analogy", file, "--questions", questions).out.splitlines() == [
         "vectors",
         "  family   50.0%  (1 of 2)",
-        "  fruit   undefined: no question could be asked, 1 left out for an unknown word",
-        "  total    50.0%  (1 of 2, 1 left out for an unknown word)",
+        "  fruit   undefined: no question could be answered, 1 left out because of unknown words",
+        "  total    50.0%  (1 of 2, 1 left out because of unknown words)",
     ]
 
 
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        ("vectors analogy {file}", 2, "give three words (there are 0), or --questions FILE"),
-        ("vectors analogy {file} man king", 2, "give three words (there are 2)"),
-        ("vectors analogy {file} man king woman queen", 2, "give three words (there are 4)"),
+        ("vectors analogy {file}", 2, "an analogy has three words, not 0; pass three words, or --questions FILE"),
+        ("vectors analogy {file} man king", 2, "an analogy has three words, not 2"),
+        ("vectors analogy {file} man king woman queen", 2, "an analogy has three words, not 4"),
         (
             "vectors analogy {file} man king woman --questions {file}",
             2,
-            "both words and --questions FILE are given; leave one of them out",
+            "words and --questions FILE exclude each other; leave one of them out",
         ),
         ("vectors analogy {file} --questions {file} -k 3", 2, "-k has no effect with --questions"),
         ("vectors analogy {file} man kind woman", 3, "royal.txt: kind (did you mean king?)"),

@@ -246,7 +246,7 @@ def test_translation_measures_training_and_decoding(cli: Cli, tmp_path: Path) ->
         ("heads --graph --device cpu", "--graph needs a GPU"),
         ("heads --vocabulary --shape 16,8,50", "leave out --shape"),
         ("heads --vocabulary --end mixture", "--vocabulary --end mixture: must be plain or adaptive"),
-        ("heads --json /nowhere/at/all.json", "there is no folder /nowhere/at"),
+        ("heads --json /nowhere/at/all.json", "the folder /nowhere/at does not exist"),
         ("heads --memory -1", "--memory -1: must be a number of MiB above 0"),
         ("heads --memory 32 --competitor eager", "--memory has no effect without --competitor reefknot"),
     ],

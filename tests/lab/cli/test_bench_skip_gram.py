@@ -16,7 +16,7 @@ from .conftest import Outcome
 Cli = Callable[..., Outcome]
 
 
-def test_it_prints_a_table_and_writes_a_record(cli: Cli, made_text: Callable[[int], Path], tmp_path: Path) -> None:
+def test_table_is_printed_and_record_is_written(cli: Cli, made_text: Callable[[int], Path], tmp_path: Path) -> None:
     pytest.importorskip("gensim")
     path = tmp_path / "record.json"
     text = made_text(600)
@@ -35,7 +35,7 @@ def test_it_prints_a_table_and_writes_a_record(cli: Cli, made_text: Callable[[in
 def test_several_seeds_give_intervals(cli: Cli, made_text: Callable[[int], Path], tmp_path: Path) -> None:
     pytest.importorskip("gensim")
     path, data = tmp_path / "record.json", write_judgements(tmp_path)
-    # A benchmark that is not among the five, and comes before them in no list.
+    # RG-65 is not one of the five benchmarks that are used.
     pairs = "".join(f"w{n % 10}\tw{n % 7 + 10}\t{n}\n" for n in range(65))
     (data / "word-similarity" / "EN-RG-65.txt").write_text(pairs, encoding="utf-8")
     options = ("--seeds", "3", "--data", data, "--device", "cpu", "--json", path)
@@ -47,7 +47,7 @@ def test_several_seeds_give_intervals(cli: Cli, made_text: Callable[[int], Path]
     record = json.loads(path.read_text())
     assert record["seeds"] == 3
     assert record["pairs"]["SimLex-999"][1] == 999
-    *ours, gensim = record["rows"]
+    *reefknot, gensim = record["rows"]
     for row in record["rows"]:
         assert [trial["seed"] for trial in row["trials"]] == [0, 1, 2]
         assert row["slowest"] <= row["words_per_second"] <= row["fastest"]
@@ -56,7 +56,7 @@ def test_several_seeds_give_intervals(cli: Cli, made_text: Callable[[int], Path]
         assert row["mean_rho"]["runs"] == 3
         assert row["mean_rho"]["low"] == pytest.approx(expected.low)
         assert row["mean_rho"]["high"] == pytest.approx(expected.high)
-    for row in ours:
+    for row in reefknot:
         both = [[trial["rhos"]["SimLex-999"] for trial in system["trials"]] for system in (row, gensim)]
         expected = scipy.stats.ttest_ind(*both, equal_var=False).confidence_interval(0.95)
         assert row["less_gensim"]["low"] == pytest.approx(expected.low)

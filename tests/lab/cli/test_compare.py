@@ -223,7 +223,7 @@ def test_bands_cover_all_tokens(cli: Cli, runs: Runs, recipe: Path, tmp_path: Pa
     pieces = train(cli, recipe, tmp_path / "pieces", "vocabulary.bpe={merges=8}")
     rejected = cli("compare", runs.tied, pieces, "--bands")
     assert rejected.code == 2
-    assert "these runs do not have the same tokens: leave out --bands" in rejected.err
+    assert "these runs do not have the same tokens; leave out --bands" in rejected.err
 
 
 def test_figure_draws_the_bands(cli: Cli, runs: Runs, tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def untied(train: Callable[..., Path], pairs: Path) -> Path:
 
 
 @pytest.fixture
-def as_if(tmp_path: Path, pairs: Path) -> Callable[..., Path]:
-    """Copy a run, with translations in which each word is right with some probability."""
+def copy_with_translations(tmp_path: Path, pairs: Path) -> Callable[..., Path]:
+    """Copy a run with translations in which a word is correct with a given probability."""
 
     def make(run: Path, right: float, name: str, seed: int = 0, **settings: Any) -> Path:
         copy = copy_run(run, tmp_path / name, seed=seed, **settings)
@@ -91,10 +91,10 @@ def total(run: Path) -> int:
     return int(json.loads((run / "result.json").read_text(encoding="utf-8"))["parameters"]["total"])
 
 
-def test_bleu_is_that_of_an_evaluation(
-    cli: Cli, tied: Path, untied: Path, pairs: Path, as_if: Callable[..., Path]
+def test_bleu_equals_the_metric_on_saved_translations(
+    cli: Cli, tied: Path, untied: Path, pairs: Path, copy_with_translations: Callable[..., Path]
 ) -> None:
-    runs = as_if(untied, 0.5, "a"), as_if(tied, 0.7, "b")
+    runs = copy_with_translations(untied, 0.5, "a"), copy_with_translations(tied, 0.7, "b")
     metrics = open_metrics(BleuSettings(tokenize="none"))
     for split, number in (("valid", 30), ("test", SENTENCES)):
         references = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
@@ -106,15 +106,17 @@ def test_bleu_is_that_of_an_evaluation(
         assert (record["split"], record["sentences"], record["bleu_signature"]) == (split, number, a.bleu_signature)
 
 
-def test_bleu_is_that_of_the_result(cli: Cli, tied: Path) -> None:
+def test_bleu_equals_the_result_of_the_run(cli: Cli, tied: Path) -> None:
     (record,) = cli("compare", tied, tied, "--json").json()
     figures = json.loads((tied / "result.json").read_text(encoding="utf-8"))["translation"]["test"]
     assert (record["bleu_a"], record["bleu_signature"]) == (figures["bleu"], figures["bleu_signature"])
     assert record["sentences"] == figures["pairs"]
 
 
-def test_a_clear_difference_is_seen(cli: Cli, tied: Path, untied: Path, as_if: Callable[..., Path]) -> None:
-    a, b = as_if(untied, 0.5, "a"), as_if(tied, 0.9, "b")
+def test_clear_difference_is_reported(
+    cli: Cli, tied: Path, untied: Path, copy_with_translations: Callable[..., Path]
+) -> None:
+    a, b = copy_with_translations(untied, 0.5, "a"), copy_with_translations(tied, 0.9, "b")
     (record,) = cli("compare", a, b, "--json").json()
     low, high = record["interval"]
     assert 0 < low < record["difference"] == record["bleu_b"] - record["bleu_a"] < high
@@ -131,19 +133,19 @@ def test_a_clear_difference_is_seen(cli: Cli, tied: Path, untied: Path, as_if: C
     assert f"{saved:,} more" in cli("compare", b, a).out
 
 
-def test_a_run_does_not_differ_from_itself(cli: Cli, tied: Path, as_if: Callable[..., Path]) -> None:
-    a = as_if(tied, 0.6, "a")
+def test_a_run_does_not_differ_from_itself(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
+    a = copy_with_translations(tied, 0.6, "a")
     text = cli("compare", a, a).out
     assert "  no difference seen (B - A +0.00, 95 % interval over sentences +0.00 to +0.00)" in text
     assert f"parameters A {total(tied):,}, B {total(tied):,}: as many\n" in text
 
 
 def test_seeds_are_averaged_and_widen_the_interval(
-    cli: Cli, tied: Path, untied: Path, as_if: Callable[..., Path], tmp_path: Path
+    cli: Cli, tied: Path, untied: Path, copy_with_translations: Callable[..., Path], tmp_path: Path
 ) -> None:
     for seed in (0, 1, 2):
-        as_if(untied, 0.5, f"a/seed{seed}", seed=seed)
-        as_if(tied, 0.55, f"b/seed{seed}", seed=seed)
+        copy_with_translations(untied, 0.5, f"a/seed{seed}", seed=seed)
+        copy_with_translations(tied, 0.55, f"b/seed{seed}", seed=seed)
     a, b = tmp_path / "a", tmp_path / "b"
     (b / "seed2" / "result.json").unlink()
     (record,) = cli("compare", a, b, "--json").json()
@@ -178,7 +180,7 @@ def test_options_for_language_models_are_rejected(cli: Cli, tied: Path, words: t
 
 def test_the_training_text_is_rejected(cli: Cli, tied: Path) -> None:
     outcome = cli("compare", tied, tied, "--split", "train")
-    expected = "reefknot: --split train: a run keeps translations of valid and test\n"
+    expected = "reefknot: --split train: a run stores translations of valid and test only\n"
     assert (outcome.code, outcome.err) == (2, expected)
 
 
@@ -203,15 +205,17 @@ def test_different_directions_are_rejected(cli: Cli, tied: Path, train: Callable
     assert "no fair comparison: one translates en to de, the other de to en; compare runs of one dir" in outcome.err
 
 
-def test_different_settings_of_bleu_are_rejected(cli: Cli, tied: Path, as_if: Callable[..., Path]) -> None:
-    other = as_if(tied, 0.5, "other", evaluation={"bleu": {"tokenize": "13a"}})
+def test_different_settings_of_bleu_are_rejected(
+    cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]
+) -> None:
+    other = copy_with_translations(tied, 0.5, "other", evaluation={"bleu": {"tokenize": "13a"}})
     outcome = cli("compare", tied, other)
     assert outcome.code == 2
-    assert "no fair comparison: their BLEU is counted differently; train both with one evaluation.bleu" in outcome.err
+    assert "no fair comparison: their settings of BLEU differ" in outcome.err
 
 
-def test_a_different_search_is_noted(cli: Cli, tied: Path, as_if: Callable[..., Path]) -> None:
-    other = as_if(tied, 0.5, "other")
+def test_a_different_search_is_noted(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
+    other = copy_with_translations(tied, 0.5, "other")
     result = json.loads((other / "result.json").read_text(encoding="utf-8"))
     result["translation"]["test"]["search"]["beam"] = 9
     (other / "result.json").write_text(json.dumps(result), encoding="utf-8")
@@ -221,8 +225,8 @@ def test_a_different_search_is_noted(cli: Cli, tied: Path, as_if: Callable[..., 
     assert cli("compare", tied, other, "--split", "valid").err == ""
 
 
-def test_missing_translations_are_rejected(cli: Cli, tied: Path, as_if: Callable[..., Path]) -> None:
-    short = as_if(tied, 0.5, "short")
+def test_missing_translations_are_rejected(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
+    short = copy_with_translations(tied, 0.5, "short")
     (short / "translations" / "test.txt").write_text("ein Hund\n", encoding="utf-8")
     outcome = cli("compare", tied, short)
     assert outcome.code == 3

@@ -79,14 +79,14 @@ def test_search_tunes_the_cache(cli: Cli, runs: Runs) -> None:
     best = record["search"]["best"]
     assert best == {name: least[name] for name in ("window", "theta", "weight")}
     assert f"weight {best['weight']:.4g}, theta {best['theta']:.4g}, over the last 20" in record["definition"]
-    table, _, rest = cli(*words).out.partition("test perplexity")
+    table, _, scores = cli(*words).out.partition("test perplexity")
     title, header, *rows = table.splitlines()
     assert re.fullmatch(r"perplexity of the valid text, \d+ tokens \(\* the best\)", title)
     assert header.split()[:3] == ["window", "theta", "weight"]
     assert "weight 0.05  weight 0.1  weight 0.15" in header
     assert sum(row.count("*") for row in rows) == 1
     assert f"{math.exp(least['nll']):,.2f}*" in table
-    assert "continuous cache" in rest
+    assert "continuous cache" in scores
 
 
 def test_search_tunes_dynamic_evaluation(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_search_for_a_full_cache_compares_windows_that_fit(cli: Cli, runs: Runs)
 
 def test_limit_scores_the_beginning_of_the_text(cli: Cli, runs: Runs) -> None:
     outcome = cli("evaluate", runs.tied, "--limit", 50)
-    assert re.search(r"limit: the first 50 of \d+ tokens only", outcome.out)
+    assert re.search(r"limit: only the first 50 of \d+ tokens", outcome.out)
     assert "tokens: 50 scored once each, of 50 in the shortened test text" in outcome.out
     record = cli("evaluate", runs.tied, "--limit", 50, "--json").json()
     assert (record["tokens"], record["limit"]) == (50, 50)
@@ -332,7 +332,7 @@ MISTAKES = [
     ("--context -1", "--context"),
     ("--stride 0", "--stride"),
     ("--monte-carlo 2 --monte-carlo-seed 9223372036854775808", "seed = 9223372036854775808: must be at least 0 and"),
-    ("--cache --save --limit 9", "--save keeps scores of the whole valid and test texts; leave --limit out"),
+    ("--cache --save --limit 9", "--save stores scores of the whole valid and test texts; leave --limit out"),
     ("--cache --save --split train", "leave --split train out"),
     ("--protocol inan", "--protocol inan: must be one of definition, zaremba, awd"),
     ("--protocol awd --cache", "--protocol: .* leave --cache out"),

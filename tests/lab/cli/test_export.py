@@ -21,7 +21,7 @@ Cli = Callable[..., Outcome]
 def test_the_tied_table_of_a_run_is_written_in_every_format(format: str, cli: Cli, runs: Runs, tmp_path: Path) -> None:
     done = cli("vectors", "export", runs.tied, "--format", format, "-o", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"{tmp_path / 'out'}: 12 words, 8 numbers each (tied), read back\n"
+    assert done.out == f"{tmp_path / 'out'}: 12 words, dimension 8 (tied), read back\n"
     trained, written = open_run(runs.tied), read_vectors(tmp_path / "out")
     assert written.words == trained.vocabulary.words
     assert "<eos>" in written
@@ -54,7 +54,7 @@ def test_a_file_is_converted_and_repeated_words_print_a_note(cli: Cli, tmp_path:
     done = cli("vectors", "export", foreign, "--format", "safetensors", "-o", out)
     assert done.code == 0
     assert "is repeated; only the first vector of a word is kept" in done.err
-    assert done.out.endswith("2 words, 2 numbers each (vectors), read back\n")
+    assert done.out.endswith("2 words, dimension 2 (vectors), read back\n")
     projector = tmp_path / "projector"
     assert cli("vectors", "export", out, "--format", "projector", "-o", projector).code == 0
     assert cli("vectors", "export", projector, "--format", "word2vec-binary", "-o", tmp_path / "v.bin").code == 0

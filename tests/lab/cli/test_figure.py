@@ -62,7 +62,7 @@ def test_a_figure_of_curves_is_printed_drawn_and_recorded(cli: Cli, runs: Runs, 
 def test_next_words_of_the_papers_contexts(cli: Cli, runs: Runs) -> None:
     outcome = cli("figure", "inan2017/table4", runs.tied, runs.untied, "--device", "cpu")
     assert outcome.code == 0, outcome.err
-    # No line of this text ends so: what the paper prints is read as the beginning of one.
+    # No line of this text ends like the paper's contexts, so the contexts are read as beginnings of lines.
     assert outcome.out.count("   read as the beginning of a line\n") == len(CONTEXTS)
     assert all(f"{context.end} [{context.next}]" in outcome.out for context in CONTEXTS)
     assert "paper: VD-LSTM+REAL large" in outcome.out
@@ -93,17 +93,17 @@ def test_pairs_of_tables_are_compared(cli: Cli, runs: Runs, tmp_path: Path) -> N
     assert "  output, tied " in outcome.out
 
 
-def test_relative_loss_by_band_equals_that_of_compare(cli: Cli, runs: Runs, drill: Path, tmp_path: Path) -> None:
+def test_relative_loss_by_band_equals_compare(cli: Cli, runs: Runs, drill: Path, tmp_path: Path) -> None:
     record = tmp_path / "bands.json"
     outcome = cli("figure", "pappas2019/3", drill, runs.tied, runs.untied, "--json", record)
     assert outcome.code == 0, outcome.err
     measured = json.loads(record.read_text())["measured"]
     (compared,) = measured["compared"]  # an untied table is not a baseline of the paper
     assert compared["baseline"] == "weight tying"
-    # Against what `compare` says of the same runs.
+    # The numbers equal those of `compare` for the same runs.
     (other,) = cli("compare", runs.tied, drill, "--bands", "--json").json()
-    wanted = {band["low"]: band["relative"] for band in other["bands"]["target"]}
-    assert {band["low"]: band["relative"]["mean"] for band in compared["bands"]} == pytest.approx(wanted)
+    expected = {band["low"]: band["relative"] for band in other["bands"]["target"]}
+    assert {band["low"]: band["relative"]["mean"] for band in compared["bands"]} == pytest.approx(expected)
     for band in compared["bands"]:
         if band["types"] > 1:
             assert band["relative"]["low"] <= band["relative"]["mean"] <= band["relative"]["high"]
@@ -129,7 +129,7 @@ def test_records_without_weights_are_rejected_with_a_message(cli: Cli, runs: Run
     [
         (["zebra"], "no figure 'zebra'; there are: "),
         (["inan2017/2", "-o", "figure.jpg"], "-o figure.jpg: must end with .svg, .png, .html"),
-        (["inan2017/2", "--json", "no/such/folder/f.json"], "--json no/such/folder/f.json: there is no folder "),
+        (["inan2017/2", "--json", "no/such/folder/f.json"], "--json no/such/folder/f.json: the folder "),
         (["inan2017/2", "-o", "."], "-o .: must end with"),
         (["pappas2019/3", "nowhere"], "nowhere: there is no such folder"),
     ],

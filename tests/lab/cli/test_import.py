@@ -16,7 +16,7 @@ Cli = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
-def theirs() -> FairseqModel:
+def fairseq_model() -> FairseqModel:
     return FairseqModel()
 
 
@@ -30,33 +30,33 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) -> Path:
-    checkpoint, dictionary = theirs.save(tmp_path / "files")
+def run(cli: Cli, fairseq_model: FairseqModel, text: Path, tmp_path: Path) -> Path:
+    checkpoint, dictionary = fairseq_model.save(tmp_path / "files")
     outcome = cli("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run", "--corpus", text)
     assert outcome.code == 0, outcome.err
     assert "parameters, 31 words, from" in outcome.out
     return tmp_path / "run"
 
 
-def test_a_sentence_has_the_score_that_fairseq_gives_it(cli: Cli, theirs: FairseqModel, run: Path) -> None:
+def test_sentence_has_the_same_score_as_in_fairseq(cli: Cli, fairseq_model: FairseqModel, run: Path) -> None:
     outcome = cli("score", run, "w3 w0 strange w26", "--json")
     assert "not finished" not in outcome.err
     ids = torch.tensor([[2, 7, 4, 3, 30]])
-    wanted = theirs.log_probs(ids)[0].gather(1, torch.tensor([[7], [4], [3], [30], [2]])).squeeze()
-    assert [word["log_prob"] for word in outcome.json()[0]["words"]] == pytest.approx(wanted.tolist(), abs=1e-4)
+    expected = fairseq_model.log_probs(ids)[0].gather(1, torch.tensor([[7], [4], [3], [30], [2]])).squeeze()
+    assert [word["log_prob"] for word in outcome.json()[0]["words"]] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_a_text_is_evaluated_in_windows_with_context(cli: Cli, theirs: FairseqModel, run: Path) -> None:
-    """Blocks of 2 tokens with up to 3 before them, each computed afresh; the text is 10 tokens after an <eos>."""
+def test_text_is_evaluated_in_windows_with_context(cli: Cli, fairseq_model: FairseqModel, run: Path) -> None:
+    """Blocks of 2 tokens are scored independently with up to 3 tokens of context; the text has 10 tokens."""
     text = [7, 4, 3, 30, 11, 2, 2, 5, 29, 2]
     inputs, nll = [2, *text[:-1]], 0.0
     for scored in range(0, len(text), 2):
         start = max(scored - 3, 0)
-        logp = theirs.log_probs(torch.tensor([inputs[start : scored + 2]]))[0]
-        nll -= sum(logp[place - start, text[place]].item() for place in (scored, scored + 1))
-    found = cli("evaluate", run, "--context", 3, "--stride", 2, "--json").json()
-    assert found["perplexity"] == pytest.approx(math.exp(nll / len(text)), rel=1e-4)
-    assert found["tokens"] == len(text)
+        logp = fairseq_model.log_probs(torch.tensor([inputs[start : scored + 2]]))[0]
+        nll -= sum(logp[position - start, text[position]].item() for position in (scored, scored + 1))
+    record = cli("evaluate", run, "--context", 3, "--stride", 2, "--json").json()
+    assert record["perplexity"] == pytest.approx(math.exp(nll / len(text)), rel=1e-4)
+    assert record["tokens"] == len(text)
 
 
 def test_generate_neighbors_and_evaluate_work(cli: Cli, run: Path) -> None:
@@ -68,11 +68,11 @@ def test_generate_neighbors_and_evaluate_work(cli: Cli, run: Path) -> None:
     assert cli("evaluate", run, "--json").json()["tokens"] == 10
 
 
-def test_mistakes_print_one_line(cli: Cli, theirs: FairseqModel, text: Path, tmp_path: Path) -> None:
-    checkpoint, dictionary = theirs.save(tmp_path)
+def test_mistakes_print_one_line(cli: Cli, fairseq_model: FairseqModel, text: Path, tmp_path: Path) -> None:
+    checkpoint, dictionary = fairseq_model.save(tmp_path)
     files = ("import", checkpoint, "--dictionary", dictionary, "--out", tmp_path / "run")
     for words, code, message in (
-        ((*files, "--data", text), 2, "--data goes with --corpus"),
+        ((*files, "--data", text), 2, "--data has no effect without --corpus"),
         ((*files, "--corpus", text, "--data", text), 2, "--data has no effect"),
         ((*files, "--corpus", ""), 2, "--corpus: name a corpus"),
         ((*files, "--corpus", "wikitext-3"), 3, "neither a known corpus"),

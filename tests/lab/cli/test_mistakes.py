@@ -67,10 +67,10 @@ MISTAKES = [
     ("evaluate {tied} --device tpu", 2, "--device tpu"),
     ("evaluate {long}", 3, "File name too long"),
     ("validate {long}", 2, "no recipe .aaa"),
-    ("compare {tied}", 2, "at least two runs"),
+    ("compare {tied}", 2, "at least two systems"),
     ("compare {tied} nowhere", 3, "nowhere: there is no such folder"),
     ("compare {root} {tied}", 2, "differ in more than the seed: tied; untied; a folder is read as one system"),
-    ("compare {tied} {untied} --split train", 2, "a run keeps scores of test and valid"),
+    ("compare {tied} {untied} --split train", 2, "a run stores scores of test and valid"),
     ("compare {tied} {untied} --by words", 2, "--by words: must be blocks or documents"),
     (
         "compare {tied} {untied} --by documents --split valid",
@@ -98,14 +98,14 @@ MISTAKES = [
     ("vectors neighbors {tied}", 2, "(?i)words"),
     ("params {recipe} --row teid", 2, 'no row "teid"'),
     ("params {recipe} tables.spare.kind=word tables.spare.dim=3", 2, "no end uses tables.spare"),
-    ("params {recipe} input.table=wrods", 2, "no table 'wrods' in .tables. .there: words."),
+    ("params {recipe} input.table=wrods", 2, "no table 'wrods' in .tables.; there are: words"),
     ("validate nowhere", 2, "no recipe 'nowhere'"),
     (
         "validate demo a.b=1",
         2,
         "a.b=1 is a setting, not a recipe; .*`reefknot params RECIPE --row ROW a.b=1`\n$",
     ),
-    ("ls nothing", 2, "no family 'nothing'; there are: recipes.*; and no recipe 'nothing'"),
+    ("ls nothing", 2, "no family 'nothing'; .* recipes.*; no recipe 'nothing'"),
     ("trian", 2, "No such command 'trian'"),
     ("vectors neighbours", 2, "No such command 'neighbours'"),
     ("train {recipe} --row tied --data {corpus}", 2, "--data has no effect: {recipe} reads .*, not a data folder"),
@@ -115,7 +115,7 @@ MISTAKES = [
     ("params demo --data {corpus}", 2, "--data has no effect"),
     ("validate demo --data {corpus}", 2, "--data has no effect"),
     ("advise python-docs --data {corpus}", 2, "--data has no effect"),
-    ("report {tied} --data {corpus}", 2, "--data goes with --figures"),
+    ("report {tied} --data {corpus}", 2, "--data has no effect without --figures"),
     ("report {tied} --figures", 2, "--figures has no effect: no figure .* is about these runs"),
     ("figure --device cpu", 2, "--device: name a figure"),
     ("figure -o f.svg --data {corpus}", 2, "-o, --data: name a figure"),
@@ -137,7 +137,7 @@ def places(runs: Runs, recipe: Path, corpus: Path) -> dict[str, Path | str]:
     }
 
 
-@pytest.mark.parametrize(("command", "code", "sentence"), MISTAKES, ids=[command for command, _, _ in MISTAKES])
+@pytest.mark.parametrize(("command", "code", "message"), MISTAKES, ids=[command for command, _, _ in MISTAKES])
 def test_a_mistake_prints_a_short_message(
     cli: Cli,
     places: dict[str, Path | str],
@@ -145,12 +145,12 @@ def test_a_mistake_prints_a_short_message(
     tmp_path: Path,
     command: str,
     code: int | None,
-    sentence: str,
+    message: str,
 ) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     outcome = cli(*command.format(**places).split())
-    assert re.search(sentence.replace("{recipe}", re.escape(str(places["recipe"]))), outcome.err), outcome.err
+    assert re.search(message.replace("{recipe}", re.escape(str(places["recipe"]))), outcome.err), outcome.err
     assert outcome.code == code or (code is None and outcome.code in (2, 3))
     assert "Traceback" not in outcome.err
     assert len(outcome.err.splitlines()) <= 5
@@ -181,21 +181,21 @@ def test_a_run_without_weights_yet_is_rejected(cli: Cli, runs: Runs, tmp_path: P
 def test_a_run_that_has_lost_its_weights_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     """A record has no weights. A finished run may have lost its weights, with or without the link to them."""
     record, bare, dangling = tmp_path / "record", tmp_path / "bare", tmp_path / "dangling"
-    gone = ("best", "checkpoints")
-    shutil.copytree(runs.tied, record, ignore=shutil.ignore_patterns(*gone, "vocabulary.json"))
-    shutil.copytree(runs.tied, bare, ignore=shutil.ignore_patterns(*gone))
+    lost = ("best", "checkpoints")
+    shutil.copytree(runs.tied, record, ignore=shutil.ignore_patterns(*lost, "vocabulary.json"))
+    shutil.copytree(runs.tied, bare, ignore=shutil.ignore_patterns(*lost))
     shutil.copytree(runs.tied, dangling, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
-    sentences = {
+    messages = {
         record: "is the record of a run, without weights; name the folder it was trained in",
         bare: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
         dangling: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
     }
-    for folder, sentence in sentences.items():
+    for folder, message in messages.items():
         near, analogy = ("vectors neighbors", "green"), ("vectors analogy", "green", "river", "house")
         for verb, *words in (near, analogy, ("score", "green")):
             outcome = cli(*verb.split(), folder, *words)
             assert (outcome.code, outcome.out) == (3, "")
-            assert re.search(f"{re.escape(str(folder))} {sentence}", outcome.err), outcome.err
+            assert re.search(f"{re.escape(str(folder))} {message}", outcome.err), outcome.err
 
 
 def test_damaged_runs_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
@@ -243,17 +243,17 @@ def test_a_wrong_size_is_rejected_before_training(cli: Cli, recipe: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "sentence"),
+    ("error", "code", "message"),
     [
         (MemoryError(), 5, "out of memory; try"),
         (torch.OutOfMemoryError("CUDA out of memory."), 5, "out of memory; try"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 5, "out of memory; try"),
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 5, "the disk is full ./x/y.; make room"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 5, "the disk is full ./x/y.; free some space"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 3, "/x/y: Permission denied"),
     ],
 )
 def test_a_full_disk_or_memory_prints_a_message(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, sentence: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
 ) -> None:
     def fail() -> None:
         raise error
@@ -261,7 +261,7 @@ def test_a_full_disk_or_memory_prints_a_message(
     monkeypatch.setattr("reefknot.lab.cli.ls._families", fail)
     outcome = cli("ls")
     assert outcome.code == code
-    assert re.search(sentence, outcome.err)
+    assert re.search(message, outcome.err)
 
 
 def test_a_closed_output_is_an_error() -> None:

@@ -45,8 +45,8 @@ def run(cli: Cli, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_neighbors_of_a_file(cli: Cli, tmp_path: Path) -> None:
     rows = np.array([[1, 0], [3, 1], [-1, 9], [0, 0]], np.float32)
     write_vectors(WordVectors(("King", "queen", "pear", "nil"), rows), tmp_path / "file.vec", "word2vec")
-    found = cli("vectors", "neighbors", tmp_path / "file.vec", "King", "PEAR", "-k", 2, "--json").json()
-    assert found == {
+    neighbors = cli("vectors", "neighbors", tmp_path / "file.vec", "King", "PEAR", "-k", 2, "--json").json()
+    assert neighbors == {
         "vectors": {
             "King": [["queen", round(3 / 10**0.5, 4)], ["nil", 0.0]],
             "pear": [["queen", round(6 / 820**0.5, 4)], ["nil", 0.0]],
@@ -54,7 +54,7 @@ def test_neighbors_of_a_file(cli: Cli, tmp_path: Path) -> None:
     }
     assert cli("vectors", "neighbors", tmp_path / "file.vec", "King", "-k", 1).out == "King (vectors): queen 0.95\n"
     assert cli("vectors", "export", tmp_path / "file.vec", "--format", "projector", "-o", tmp_path / "folder").code == 0
-    assert cli("vectors", "neighbors", tmp_path / "folder", "King", "PEAR", "-k", 2, "--json").json() == found
+    assert cli("vectors", "neighbors", tmp_path / "folder", "King", "PEAR", "-k", 2, "--json").json() == neighbors
     (tmp_path / "double.vec").write_text("3 2\na 1 2\nb 3 4\na 5 6\n")
     outcome = cli("vectors", "neighbors", tmp_path / "double.vec", "a", "--json")
     assert (outcome.code, list(outcome.json()["vectors"])) == (0, ["a"])
@@ -77,12 +77,12 @@ def test_a_zero_vector_and_a_lack_of_other_words_print_a_note(cli: Cli, tmp_path
 
 
 def test_neighbors_in_both_tables_of_a_skip_gram_run(cli: Cli, run: Path) -> None:
-    found = cli("vectors", "neighbors", run, "green", "-k", 3, "--json").json()
-    assert list(found) == ["input", "output"]
+    neighbors = cli("vectors", "neighbors", run, "green", "-k", 3, "--json").json()
+    assert list(neighbors) == ["input", "output"]
     for end, vectors in open_vectors(run).items():
         cosines = vectors.unit_VD @ vectors.unit_VD[vectors.id_of("green")]
         others = [row for row in np.argsort(-cosines, kind="stable") if vectors.words[row] != "green"][:3]
-        assert [word for word, _ in found[end]["green"]] == [vectors.words[row] for row in others]
+        assert [word for word, _ in neighbors[end]["green"]] == [vectors.words[row] for row in others]
     outcome = cli("vectors", "neighbors", run, "zebra")
     assert (outcome.code, outcome.err) == (3, f"reefknot: not in the vocabulary of {run}: zebra\n")
     assert cli("vectors", "analogy", run, "green", "river", "house", "--json").json().keys() == {"input", "output"}

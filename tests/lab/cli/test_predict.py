@@ -50,13 +50,13 @@ def test_split_prints_means_over_a_text(cli: Cli, runs: Runs) -> None:
     assert text["target"] + text["neighbors"] == pytest.approx(1.0, abs=1e-5)
     text = cli("predict", runs.tied, "green", "--split", "valid", "--neighbors", 2).out
     assert "valid text, mean probability over 149 contexts, one before every token but the first" in text
-    assert "its 2 nearest by the input end" in text
+    assert "its 2 nearest neighbours at the input end" in text
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "nothing to predict: give phrases, or a text with --split"),
+        ([], "nothing to predict; pass phrases, or a text with --split"),
         (
             ["green", "--neighbors", "3"],
             "--neighbors has no effect without --split; add --split or leave --neighbors out",

@@ -18,7 +18,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     [(200, "translating  ━━╌╌╌╌╌╌╌╌ 25%, 0s left  50 of 200 lines\n"), (None, "translating  50 lines\n")],
 )
 def test_the_number_of_lines_is_printed(capsys: pytest.CaptureFixture[str], total: int | None, line: str) -> None:
-    LineCount("translating", total).tell(50)
+    LineCount("translating", total).report(50)
     print("a result")
     assert tuple(capsys.readouterr()) == ("a result\n", line)
 

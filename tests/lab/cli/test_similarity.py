@@ -47,20 +47,21 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_table_is_compared_with_every_benchmark(cli: Cli, runs: Runs, data: Path, file: Path) -> None:
-    found = cli("vectors", "similarity", runs.untied, runs.tied, file, "--data", data, "--json").json()
+    records = cli("vectors", "similarity", runs.untied, runs.tied, file, "--data", data, "--json").json()
     tables = [(runs.untied, "input"), (runs.untied, "output"), (runs.tied, "tied"), (file, "vectors")]
-    assert [(each["source"], each["table"]) for each in found] == [(str(path), name) for path, name in tables]
-    for each in found:
-        assert [one["name"] for one in each["judgements"]] == ["RG-65", "MC-30"]
-        assert [(one["pairs"], one["of"]) for one in each["judgements"]] == [(43, 65), (20, 30)]
-        assert all(-1 <= one["low"] <= one["rho"] <= one["high"] <= 1 for one in each["judgements"])
+    assert [(record["source"], record["table"]) for record in records] == [(str(path), name) for path, name in tables]
+    for record in records:
+        scores = record["judgements"]
+        assert [score["name"] for score in scores] == ["RG-65", "MC-30"]
+        assert [(score["pairs"], score["of"]) for score in scores] == [(43, 65), (20, 30)]
+        assert all(-1 <= score["low"] <= score["rho"] <= score["high"] <= 1 for score in scores)
     vectors = open_vectors(runs.untied)["output"]
     lines = (data / "word-similarity" / "EN-RG-65.txt").read_text().splitlines()
     pairs = [line.lower().split("\t") for line in lines if "zebra" not in line]
     v = {word: row.astype(np.float64) for word, row in zip(vectors.words, vectors.vectors_VD, strict=True)}
     cosines = [v[a] @ v[b] / np.linalg.norm(v[a]) / np.linalg.norm(v[b]) for a, b, _ in pairs]
     expected = spearmanr(np.round(cosines, 12), [float(score) for *_, score in pairs]).statistic
-    assert found[1]["judgements"][0]["rho"] == pytest.approx(expected, abs=1e-12)
+    assert records[1]["judgements"][0]["rho"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_printed_lines_have_the_coverage(cli: Cli, runs: Runs, data: Path) -> None:
@@ -75,9 +76,9 @@ def test_benchmarks_are_named_in_any_case_or_by_file(cli: Cli, runs: Runs, data:
     mine = tmp_path / "mine.tsv"
     mine.write_text("green\triver\t1\ngreen\thouse\t1\n", encoding="utf-8")
     sets = ("--set", "mc-30", "--set", mine, "--set", "MC-30", "--set", mine)
-    found = cli("vectors", "similarity", runs.tied, *sets, "--data", data, "--json").json()
-    assert [one["name"] for one in found[0]["judgements"]] == ["MC-30", "mine"]
-    assert found[0]["judgements"][1] == {"name": "mine", "rho": None, "low": None, "high": None, "pairs": 2, "of": 2}
+    records = cli("vectors", "similarity", runs.tied, *sets, "--data", data, "--json").json()
+    assert [score["name"] for score in records[0]["judgements"]] == ["MC-30", "mine"]
+    assert records[0]["judgements"][1] == {"name": "mine", "rho": None, "low": None, "high": None, "pairs": 2, "of": 2}
     output = cli("vectors", "similarity", runs.tied, "--set", mine).out
     assert "mine  undefined: fewer than 3 pairs (2 of 2 pairs)" in output
     mine.write_text("green\triver\t1\ngreen\thouse\t1\nbird\ttree\t1\n", encoding="utf-8")
@@ -92,19 +93,19 @@ def test_few_pairs_and_a_perfect_order_have_no_interval(cli: Cli, tmp_path: Path
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     write_vectors(WordVectors(words, rows), tmp_path / "v.txt", "glove")
     mine = tmp_path / "mine.tsv"
-    for pairs, why in ((3, "fewer than 10 pairs"), (12, "a perfect order, and so is every resample")):
+    for pairs, why in ((3, "fewer than 10 pairs"), (12, "the order is perfect, also in every resample")):
         mine.write_text("".join(f"a\tw{number}\t{-number}\n" for number in range(pairs)), encoding="utf-8")
         output = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine).out
         assert f"mine   1.000  (no interval: {why}), {pairs} of {pairs} pairs\n" in output
-        (found,) = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine, "--json").json()
-        assert (found["judgements"][0]["low"], found["judgements"][0]["high"]) == (None, None)
+        (record,) = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine, "--json").json()
+        assert (record["judgements"][0]["low"], record["judgements"][0]["high"]) == (None, None)
 
 
 def test_between_compares_every_two_tables(cli: Cli, runs: Runs, file: Path) -> None:
-    found = cli("vectors", "similarity", "--between", runs.untied, runs.tied, "--json").json()
-    sides = [(each["a"]["table"], each["b"]["table"]) for each in found]
+    records = cli("vectors", "similarity", "--between", runs.untied, runs.tied, "--json").json()
+    sides = [(record["a"]["table"], record["b"]["table"]) for record in records]
     assert sides == [("input", "output"), ("input", "tied"), ("output", "tied")]
-    assert all(each["exact"] and each["pairs"] == 66 and each["low"] is None for each in found)
+    assert all(record["exact"] and record["pairs"] == 66 and record["low"] is None for record in records)
     (same,) = cli("vectors", "similarity", file, runs.tied, "--between", "--json").json()
     assert same["pairs"] == 45  # the symbols are in the run alone
     output = cli("vectors", "similarity", "--between", runs.untied).out
@@ -157,9 +158,9 @@ def test_an_unfinished_run_prints_a_note(cli: Cli, runs: Runs, data: Path, tmp_p
         ("vectors similarity {tied} --set {file}", 3, "line 1: "),
         ("vectors similarity nowhere --data {data}", 3, "nowhere"),
         ("vectors similarity {empty} --data {data}", 3, "is not a run folder"),
-        ("vectors similarity --between {tied}", 2, "--between needs two tables, and one is named"),
-        ("vectors similarity --between {untied} --set MEN", 2, "--set goes without --between"),
-        ("vectors similarity {untied} --samples 500", 2, "--samples goes with --between"),
+        ("vectors similarity --between {tied}", 2, "--between needs at least two tables"),
+        ("vectors similarity --between {untied} --set MEN", 2, "--set has no effect with --between"),
+        ("vectors similarity {untied} --samples 500", 2, "--samples has no effect without --between"),
         ("vectors similarity --between {untied} --samples 5", 2, "--samples"),
         ("vectors similarity --between {untied} --samples 500", 2, "--samples has no effect, because all pairs"),
         ("vectors similarity --between {untied} --seed 3", 2, "--seed has no effect, because all pairs"),

@@ -1,4 +1,4 @@
-"""A run that reads spellings: words outside the vocabulary go in as they are written, and come out as <unk>."""
+"""A run with a char-CNN reads words outside the vocabulary by their spelling and predicts them as <unk>."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def spelling(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("spelling") / "run"
     outcome = cli("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", *SETTINGS)
     assert outcome.code == 0, outcome.err
     return out
 
 
-def test_any_word_changes_what_follows_by_its_spelling(cli: Cli, spelling: Path) -> None:
-    spelled = Vocabulary.load(spelling / "vocabulary.json").spelled
+def test_spelling_of_an_unknown_word_changes_the_next_score(cli: Cli, run: Path) -> None:
+    spelled = Vocabulary.load(run / "vocabulary.json").spelled
     assert len(spelled) == 3
     read = [*spelled[:2], "zoo", "öl", "<unk>"]
-    scored = [each["words"] for each in cli("score", spelling, *(f"{word} stone" for word in read), "--json").json()]
+    scored = [sentence["words"] for sentence in cli("score", run, *(f"{word} stone" for word in read), "--json").json()]
     assert all(words[0]["unknown"] for words in scored)
     assert len({words[0]["log_prob"] for words in scored}) == 1
     assert len({words[1]["log_prob"] for words in scored}) == len(read)
 
 
-def test_a_score_does_not_depend_on_the_other_sentences(cli: Cli, spelling: Path) -> None:
-    alone = cli("score", spelling, "zoo stone", "--json").json()
-    among = cli("score", spelling, "ark green", "zoo stone", "zoo ark", "--json").json()
-    assert [word["log_prob"] for word in among[1]["words"]] == [word["log_prob"] for word in alone[0]["words"]]
+def test_score_does_not_depend_on_other_sentences(cli: Cli, run: Path) -> None:
+    alone = cli("score", run, "zoo stone", "--json").json()
+    together = cli("score", run, "ark green", "zoo stone", "zoo ark", "--json").json()
+    assert [word["log_prob"] for word in together[1]["words"]] == [word["log_prob"] for word in alone[0]["words"]]
 
 
-def test_a_prompt_is_read_as_it_is_spelled(cli: Cli, spelling: Path) -> None:
-    vocabulary = Vocabulary.load(spelling / "vocabulary.json")
-    outcome = cli("generate", spelling, "--prompt", f"{vocabulary.spelled[0]} zoo", "--length", 5, "--json")
+def test_prompt_with_unknown_words_prints_no_note(cli: Cli, run: Path) -> None:
+    vocabulary = Vocabulary.load(run / "vocabulary.json")
+    outcome = cli("generate", run, "--prompt", f"{vocabulary.spelled[0]} zoo", "--length", 5, "--json")
     assert outcome.err == ""
     assert set(outcome.json()["tokens"]) <= set(vocabulary.words)
 
 
-def test_neighbours_are_words_of_the_vocabulary(cli: Cli, spelling: Path) -> None:
-    vocabulary = Vocabulary.load(spelling / "vocabulary.json")
+def test_neighbors_of_any_spelling_are_words_of_the_vocabulary(cli: Cli, run: Path) -> None:
+    vocabulary = Vocabulary.load(run / "vocabulary.json")
     known, spelled = vocabulary.words[3], vocabulary.spelled[0]
-    outcome = cli("vectors", "neighbors", spelling, known, spelled, "zoo", "-k", 100, "--json")
-    assert outcome.err == f"not in the vocabulary, so with neighbours at the input only: {spelled}, zoo\n"
-    found = outcome.json()
-    assert found["output"].keys() == {known}
-    assert {word for word, _ in found["input"][known]} == set(vocabulary.words) - {known}
+    outcome = cli("vectors", "neighbors", run, known, spelled, "zoo", "-k", 100, "--json")
+    assert outcome.err == f"not in the vocabulary, so these words have neighbours at the input only: {spelled}, zoo\n"
+    neighbors = outcome.json()
+    assert neighbors["output"].keys() == {known}
+    assert {word for word, _ in neighbors["input"][known]} == set(vocabulary.words) - {known}
     for word in (spelled, "zoo"):
-        assert {near for near, _ in found["input"][word]} == set(vocabulary.words)
-    said = cli("vectors", "neighbors", spelling, "zoo").out
-    assert said.startswith("zoo (input): ")
-    assert "output" not in said
+        assert {near for near, _ in neighbors["input"][word]} == set(vocabulary.words)
+    text = cli("vectors", "neighbors", run, "zoo").out
+    assert text.startswith("zoo (input): ")
+    assert "output" not in text
 
 
-def test_without_kept_spellings_such_a_word_is_unknown(cli: Cli, recipe: Path, tmp_path: Path) -> None:
-    settings = [each for each in SETTINGS if "keep_spellings" not in each]
+def test_unknown_words_are_read_as_unk_without_keep_spellings(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    settings = [setting for setting in SETTINGS if "keep_spellings" not in setting]
     trained = cli("train", recipe, "--row", "tied", "--out", tmp_path / "run", "--device", "cpu", *settings)
     assert trained.code == 0, trained.err
     outcome = cli("generate", tmp_path / "run", "--prompt", "zoo", "--length", 5)
@@ -79,18 +79,19 @@ def test_without_kept_spellings_such_a_word_is_unknown(cli: Cli, recipe: Path, t
     assert cli("vectors", "neighbors", tmp_path / "run", "zoo").code == 3
 
 
-def test_words_that_come_later_do_not_disturb_each_other(spelling: Path) -> None:
-    trained = open_language_model(spelling)
-    zoo, ark = trained.knowing(["zoo"]), trained.knowing(["ark", "green"])
-    both = zoo.knowing(["ark"])
+def test_added_spellings_do_not_change_other_scores(run: Path) -> None:
+    trained = open_language_model(run)
+    zoo, ark = trained.with_spellings(["zoo"]), trained.with_spellings(["ark", "green"])
+    both = zoo.with_spellings(["ark"])
 
-    def following(run: TrainedLanguageModel, word: str) -> float:
-        return score_sentence(run.model, [word, "stone"], run.vocabulary)[1].log_prob
+    def score_after(model: TrainedLanguageModel, word: str) -> float:
+        """Return the log-probability of "stone" after a word."""
+        return score_sentence(model.model, [word, "stone"], model.vocabulary)[1].log_prob
 
-    assert following(zoo, "zoo") == following(both, "zoo") != following(both, "ark") == following(ark, "ark")
-    assert following(trained, "zoo") == following(trained, "ark")
-    assert following(both, "green") == following(trained, "green")
+    assert score_after(zoo, "zoo") == score_after(both, "zoo") != score_after(both, "ark") == score_after(ark, "ark")
+    assert score_after(trained, "zoo") == score_after(trained, "ark")
+    assert score_after(both, "green") == score_after(trained, "green")
     assert both.model.input.vocab_size == trained.model.input.vocab_size + 2
-    held = dict(trained.model.named_parameters())
-    assert all(parameter is held[name] for name, parameter in both.model.named_parameters())
+    parameters = dict(trained.model.named_parameters())
+    assert all(parameter is parameters[name] for name, parameter in both.model.named_parameters())
     assert not both.model.training

@@ -1,4 +1,4 @@
-"""The command line as people meet it: help, start-up, and a frozen list of verbs and options."""
+"""Help pages, start-up, and the frozen list of verbs and options of the command line."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_pages_of_groups_print_whole_sentences(cli: Cli, verb: str) -> None:
     names = VERBS if not verb else [name.split()[1] for name in COMMANDS if name.startswith(f"{verb} ")]
     for name in names:
         summary = load_verb(name).help if not verb else COMMANDS[f"{verb} {name}"].help
-        sentence = " ".join(summary.split("\n\n")[0].split())
-        assert f"{name} {sentence.partition('. ')[0]}" in text
+        summary_line = " ".join(summary.split("\n\n")[0].split())
+        assert f"{name} {summary_line.partition('. ')[0]}" in text
 
 
 @pytest.mark.parametrize("words", [(), ("bench",), ("vectors",)], ids=["reefknot", "bench", "vectors"])
@@ -84,7 +84,7 @@ def test_every_option_is_explained() -> None:
 
 
 def test_verbs_and_options_are_frozen(frozen: Callable[[Path, dict[str, Any]], dict[str, Any]]) -> None:
-    """People's scripts depend on them. `pytest tests/lab/cli/test_surface.py -k frozen --freeze` writes the list."""
+    """Scripts of users depend on them. `pytest tests/lab/cli/test_surface.py -k frozen --freeze` writes the list."""
     now = {
         verb: {
             "arguments": [p.name for p in command.params if p.param_type_name == "argument"],
@@ -126,5 +126,5 @@ def test_a_closed_pipe_is_not_an_error() -> None:
 def test_python_m_reefknot_runs_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "reefknot", "ls", "nope"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("reefknot: no family 'nope'; there are: recipes")
+    assert done.stderr.startswith("reefknot: no family 'nope'; the families are: recipes")
     assert done.stdout == ""

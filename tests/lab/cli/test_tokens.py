@@ -58,10 +58,12 @@ def test_sub_words_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) 
     )  # all words are merged completely
     experiment = load_recipe("press2017/table8").experiments[row]
     words = open_pairs(experiment.corpus, experiment.vocabulary, data=tmp_path).words.vocabularies
-    for made, text, only in zip(words, texts.values(), (counts["source_only"], counts["target_only"]), strict=True):
-        assert sum(count > 0 for count in made.counts) == only + counts["both"] + 1  # <eos>
+    for vocabulary, text, only in zip(
+        words, texts.values(), (counts["source_only"], counts["target_only"]), strict=True
+    ):
+        assert sum(count > 0 for count in vocabulary.counts) == only + counts["both"] + 1  # <eos>
         characters = set(text) - set(" \n")
-        assert len(made) == only + counts["both"] + 2 * len(characters) + 2  # <eos>, <unk>
+        assert len(vocabulary) == only + counts["both"] + 2 * len(characters) + 2  # <eos>, <unk>
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_sub_words_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) 
         ("multi30k --target fr", 2, "multi30k has en and de, not en and fr"),
         ("multi30k --data {folder}", 3, "multi30k not found in"),
         ("nowhere", 2, "parallel corpora are multi30k, "),
-        ("demo", 2, "demo trains on no parallel text"),
+        ("demo", 2, "demo does not train on parallel text"),
     ],
 )
 def test_wrong_arguments_are_rejected(words: str, code: int, message: str, cli: Cli, folder: Path) -> None:

@@ -93,7 +93,7 @@ def translated(line: str) -> str:
 
 @pytest.fixture(scope="module")
 def sources() -> list[str]:
-    """50 sentences, no two alike."""
+    """Return 50 different sentences."""
     draw = random.Random(0)
     lines: dict[str, None] = {}
     while len(lines) < 50:
@@ -201,7 +201,7 @@ def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: 
     printed = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
     assert [record["source"] for record in printed] == sources
     assert [record["line"] for record in printed] == list(range(1, 51))
-    shown = iter(cli("translate", run, file, "--n-best", 3).out.splitlines())
+    printed = iter(cli("translate", run, file, "--n-best", 3).out.splitlines())
     scored = cli("translate", run, file, "--scores").out.splitlines()
     for record, line in zip(printed, scored, strict=True):
         translations = record["translations"]
@@ -210,7 +210,7 @@ def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: 
         assert scores == sorted(scores, reverse=True)
         assert all(translation["finished"] for translation in translations[:1])
         for translation in translations:
-            assert next(shown) == f"{record['line']} ||| {translation['text']} ||| {translation['score']:.4f}"
+            assert next(printed) == f"{record['line']} ||| {translation['text']} ||| {translation['score']:.4f}"
         assert line == f"{translations[0]['text']} ||| {scores[0]:.4f}"
 
 
@@ -255,7 +255,7 @@ def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: 
     moved = 0
     for weight in (10.0, -10.0):
         outcome = cli(*rescored, weight, "--n-best", 3, "--json")
-        assert re.search("words of translations not in the vocabulary of .*, scored as <unk>\n$", outcome.err)
+        assert re.search("words of translations not in the vocabulary of .*: scored as <unk>\n$", outcome.err)
         printed = [json.loads(line)["translations"] for line in outcome.out.splitlines()]
         texts = [translation["text"] for translation in printed[0]]
         scored = cli("score", runs.tied, *texts, "--json").json()
@@ -283,7 +283,7 @@ def test_rescored_words_are_split_at_ascii_whitespace(runs: Runs) -> None:
 
 
 REJECTED = [
-    ("translate {run} {file} --greedy --sample", "--greedy and --sample both choose how words are chosen"),
+    ("translate {run} {file} --greedy --sample", "--greedy and --sample exclude each other"),
     ("translate {run} {file} --greedy --beam 2", "--beam is for beam search, which --greedy does not use"),
     ("translate {run} {file} --sample --n-best 2", "--n-best is for beam search, which --sample does not use"),
     ("translate {run} {file} --top-k 3", "--top-k has no effect without --sample"),
@@ -357,7 +357,7 @@ def test_limit_evaluates_the_first_pairs(cli: Cli, run: Path) -> None:
     whole = cli("evaluate", run, "--split", "valid", "--json").json()
     assert printed["tokens"] < whole["tokens"]
     text = cli("evaluate", run, "--split", "valid", "--limit", 3).out
-    assert text.endswith("limit: the first 3 of 10 pairs only\n")
+    assert text.endswith("limit: only the first 3 of 10 pairs\n")
 
 
 def test_save_writes_the_scores_of_both_splits(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -387,6 +387,6 @@ def test_a_closed_pipe_is_not_an_error(run: Path, file: Path) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
-    said = process.stderr.read()
+    errors = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(), said) == (0, "")
+    assert (process.wait(), errors) == (0, "")

@@ -1,4 +1,4 @@
-"""Every verb on two tiny runs: what it prints, and its JSON."""
+"""Printed output and JSON of every verb on two tiny runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Cli = Callable[..., Outcome]
 
 
 def test_train_prints_its_progress(runs: Runs) -> None:
-    assert f"tied  {runs.tied}" in runs.said
-    assert "untied  epoch 2/2  valid perplexity" in runs.said
-    assert "test perplexity" in runs.said
+    assert f"tied  {runs.tied}" in runs.printed
+    assert "untied  epoch 2/2  valid perplexity" in runs.printed
+    assert "test perplexity" in runs.printed
     assert {path.name for path in runs.tied.iterdir()} >= {"config.json", "result.json", "metrics.jsonl", "best"}
 
 
@@ -43,23 +43,23 @@ def test_other_settings_are_rejected_with_the_difference(cli: Cli, recipe: Path,
 
 
 def test_ls_lists_every_family(cli: Cli) -> None:
-    found = cli("ls", "--json").json()
-    assert {"recipes", "corpora", "classifiers", "outputs"} <= set(found)
-    assert "dot products of a table's rows" in found["classifiers"]["plain"]
-    assert all(text for entries in found.values() for text in entries.values())
+    output = cli("ls", "--json").json()
+    assert {"recipes", "corpora", "classifiers", "outputs"} <= set(output)
+    assert "dot products of a table's rows" in output["classifiers"]["plain"]
+    assert all(text for entries in output.values() for text in entries.values())
     text = cli("ls").out
     assert "press2017/table6" in text
     assert set(cli("ls", "classifiers", "--json").json()) == {"classifiers"}
 
 
 def test_ls_lists_every_rule(cli: Cli) -> None:
-    found = cli("ls", "--json").json()
+    output = cli("ls", "--json").json()
     rules = {
         "evaluation.protocol": get_args(ProtocolName),
         "training.averaging.start": get_args(AveragingSettings.model_fields["start"].annotation),
         "training.stop.rule": get_args(StoppingSettings.model_fields["rule"].annotation),
     }
-    assert {setting: tuple(found[setting]) for setting in rules} == rules
+    assert {setting: tuple(output[setting]) for setting in rules} == rules
 
 
 def test_ls_lists_the_rows_of_a_recipe(cli: Cli, recipe: Path) -> None:
@@ -75,16 +75,16 @@ def test_ls_lists_the_rows_of_a_recipe(cli: Cli, recipe: Path) -> None:
 
 
 def test_validate_counts_parameters(cli: Cli, recipe: Path) -> None:
-    found = cli("validate", recipe, "press2017/table6", "--json").json()
-    sizes = {(Path(each["recipe"]).stem, each["row"]): each["parameters"] for each in found}
+    output = cli("validate", recipe, "press2017/table6", "--json").json()
+    sizes = {(Path(entry["recipe"]).stem, entry["row"]): entry["parameters"] for entry in output}
     assert sizes["table6", "Small + WT + PR"] == 2_691_800
-    # 12 words of width 8, an LSTM of 4 * 8 * (8 + 8 + 1), and a bias per word.
+    # 12 words of dimension 8, an LSTM of 4 * 8 * (8 + 8 + 1), and a bias per word.
     assert sizes["tiny", "tied"] == 12 * 8 + 544 + 12
     assert ("tiny", "quoted") not in sizes
     assert cli("validate", recipe).out.splitlines() == [
         f"{recipe}  tied: valid, 652 parameters",
         f"{recipe}  untied: valid, 748 parameters",
-        f"{recipe}  nothing to train in 1 other row",
+        f"{recipe}  1 other row: nothing to train",
     ]
     assert "Small + WT: valid, 2,651,600 parameters, as the recipe says\n" in cli("validate", "press2017/table6").out
 
@@ -93,15 +93,15 @@ def test_validate_needs_no_text_of_a_known_corpus(
     cli: Cli, recipe: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
-    made = tmp_path / "made.toml"
+    changed = tmp_path / "changed.toml"
 
     def of(name: str, *options: object) -> Outcome:
-        made.write_text(recipe.read_text("utf-8").replace(repr(str(corpus)), name), encoding="utf-8")
-        return cli("validate", made, *options)
+        changed.write_text(recipe.read_text("utf-8").replace(repr(str(corpus)), name), encoding="utf-8")
+        return cli("validate", changed, *options)
 
     assert "tied: valid, 90,544 parameters" in of("'ptb'").out
     cut = "'ptb'\ntokens = 100"
-    assert "tied: valid, size unknown: corpus not here" in of(cut).out
+    assert "tied: valid, size unknown" in of(cut).out
     assert of(cut, "--data", tmp_path).code == 0
     (tmp_path / "ptb.test.txt").write_text("half a corpus", encoding="utf-8")
     assert of(cut, "--data", tmp_path).code == 3
@@ -120,10 +120,10 @@ def test_validate_checks_every_recipe_and_reports_all_problems(cli: Cli, recipe:
     wrong.write_text(text.replace("epochs = 2", "epochs = 0"), encoding="utf-8")
     small.write_text(text.replace('"tied"\n', '"tied"\nparameters = 9\n'), encoding="utf-8")
     lost.write_text(re.sub("name = '.*'", "name = 'nowhere'", text), encoding="utf-8")
-    found = cli("validate", lost, wrong, recipe, "dmo", small)
-    assert (found.code, found.out) == (3, "")
-    for sentence in ("'nowhere' is neither", "training.epochs:", "'dmo'", 'row "tied": 652 parameters, not 9'):
-        assert found.err.count(sentence) == 1
+    output = cli("validate", lost, wrong, recipe, "dmo", small)
+    assert (output.code, output.out) == (3, "")
+    for message in ("'nowhere' is neither", "training.epochs:", "'dmo'", 'row "tied": 652 parameters, expected 9'):
+        assert output.err.count(message) == 1
     assert cli("validate", small, lost).code == 2
 
 
@@ -150,15 +150,15 @@ parameters = 9
         assert outcome.code == 2
         first, second = outcome.err.splitlines()
         assert first.startswith(f'reefknot: {wrong}, rows "wide", "wide too": the encoder gives 9 ')
-        assert second == f'{wrong}, row "short": 652 parameters, not 9'
+        assert second == f'{wrong}, row "short": 652 parameters, expected 9'
     assert not (tmp_path / "runs").exists()  # the rows that are right were not trained either
 
 
 def test_params_counts_by_part(cli: Cli, recipe: Path) -> None:
-    found = cli("params", recipe, "--json").json()
+    output = cli("params", recipe, "--json").json()
     parts = {"input.table": 96, "encoder.layers": 544, "output.classifier.bias": 12}
-    assert found["tied"] == {"input": 96, "encoder": 544, "output": 12, "total": 652, "parts": parts}
-    assert found["untied"]["output"] == 12 + 96
+    assert output["tied"] == {"input": 96, "encoder": 544, "output": 12, "total": 652, "parts": parts}
+    assert output["untied"]["output"] == 12 + 96
     assert "4,651,600" in cli("params", "press2017/table6").out
     wider = cli("params", recipe, "tables.words.dim=16", "encoder.hidden_dim=16", "--row", "tied", "--json").json()
     assert wider["tied"]["total"] == 192 + 4 * 16 * 33 + 12
@@ -191,10 +191,10 @@ def test_params_fails_if_a_row_that_was_asked_for_cannot_be_counted(
 
 
 def test_evaluate_repeats_the_score_of_training(cli: Cli, runs: Runs) -> None:
-    found = cli("evaluate", runs.tied, "--json").json()
+    output = cli("evaluate", runs.tied, "--json").json()
     stored = json.loads((runs.tied / "result.json").read_text(encoding="utf-8"))
-    assert found["nll"] == pytest.approx(stored["test"]["nll"], abs=1e-6)
-    assert found["perplexity"] == pytest.approx(math.exp(found["nll"]))
+    assert output["nll"] == pytest.approx(stored["test"]["nll"], abs=1e-6)
+    assert output["perplexity"] == pytest.approx(math.exp(output["nll"]))
     text = cli("evaluate", runs.tied, "--split", "valid", "--streams", 3).out
     assert text.startswith("valid perplexity ")
     assert "3 contiguous streams" in text
@@ -202,21 +202,21 @@ def test_evaluate_repeats_the_score_of_training(cli: Cli, runs: Runs) -> None:
 
 
 def test_compare_with_itself_shows_no_difference(cli: Cli, runs: Runs) -> None:
-    (found,) = cli("compare", runs.tied, runs.tied, "--json").json()
-    assert found["difference"] == 0
-    assert not found["seen"]
+    (output,) = cli("compare", runs.tied, runs.tied, "--json").json()
+    assert output["difference"] == 0
+    assert not output["seen"]
     assert "no difference seen" in cli("compare", runs.tied, runs.tied).out
 
 
 @pytest.mark.parametrize("by", ["blocks", "documents"])
 def test_compare_prints_an_interval_around_the_difference(cli: Cli, runs: Runs, by: str) -> None:
-    (found,) = cli("compare", runs.tied.parent, runs.untied, "--by", by, "--json").json()
-    low, high = found["interval"]
-    assert low <= found["difference"] <= high
-    assert found["perplexity_b"] / found["perplexity_a"] == pytest.approx(found["ratio"])
-    assert (found["by"], found["seeds"]) == (by, [1, 1])
-    # Sixty lines, an empty one after every second, so thirty documents.
-    assert by == "blocks" or found["units"] == 30
+    (output,) = cli("compare", runs.tied.parent, runs.untied, "--by", by, "--json").json()
+    low, high = output["interval"]
+    assert low <= output["difference"] <= high
+    assert output["perplexity_b"] / output["perplexity_a"] == pytest.approx(output["ratio"])
+    assert (output["by"], output["seeds"]) == (by, [1, 1])
+    # Sixty lines with an empty line after every second line are thirty documents.
+    assert by == "blocks" or output["units"] == 30
     text = cli("compare", runs.tied, runs.untied, "--split", "valid").out
     assert f"A = {runs.tied}" in text
     assert "Trained once" in text
@@ -224,8 +224,8 @@ def test_compare_prints_an_interval_around_the_difference(cli: Cli, runs: Runs, 
 
 def test_report_writes_a_page(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    found = cli("report", runs.root, "-o", page, "--title", "Ends & ties", "--json").json()
-    assert found == {"report": str(page.resolve()), "runs": 2}
+    output = cli("report", runs.root, "-o", page, "--title", "Ends & ties", "--json").json()
+    assert output == {"report": str(page.resolve()), "runs": 2}
     html = page.read_text(encoding="utf-8")
     assert "Ends &amp; ties" in html
     assert "<b>bold</b>" not in html
@@ -238,36 +238,38 @@ def test_a_report_shows_the_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -
     outcome = cli("report", runs.root, "-o", page, *chosen)
     assert (outcome.code, outcome.err) == (0, "")
     html = page.read_text(encoding="utf-8")
-    shown = re.findall(r'<tr><th scope="row"><bdi>(.*?)</bdi>', html)
-    assert shown == ["green", "river", "house"] * 2
+    shown_words = re.findall(r'<tr><th scope="row"><bdi>(.*?)</bdi>', html)
+    assert shown_words == ["green", "river", "house"] * 2
     near = cli("vectors", "neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"][0]
     assert f"<bdi>{near[0]}</bdi> <small>{near[1]:.2f}</small>" in html
-    # A row without weights, or without one of the words, keeps what its record has.
+    # A row without weights, or without one of the words, shows the words in its record.
     shutil.copytree(runs.untied, record, ignore=shutil.ignore_patterns("best", "checkpoints", "vocabulary.json"))
     outcome = cli("report", runs.tied, record, "-o", page, *chosen)
     assert outcome.code == 0
-    message = f"untied shows its own words: {record} is the record of a run, without weights; name the folder"
+    message = (
+        f"untied shows the words that training chose: {record} is the record of a run, without weights; name the folder"
+    )
     assert outcome.err.startswith(message)
     page.unlink()
-    for words, code, sentence in (
+    for words, code, expected in (
         (("--words", "green,grean"), 3, f"not in the vocabulary of {runs.tied}: grean (did you mean green?)"),
-        (("--words", ","), 2, "--words: names no word"),
-        (("--words", "a,b,c,d,e", "--words", "f,g,h,i"), 2, "--words: 9 words, and a picture has colours for 8"),
+        (("--words", ","), 2, "--words: there is no word"),
+        (("--words", "a,b,c,d,e", "--words", "f,g,h,i"), 2, "--words: 9 words"),
     ):
         outcome = cli("report", runs.root, "-o", page, *words)
         assert (outcome.code, outcome.out) == (code, "")
-        assert sentence in outcome.err
+        assert expected in outcome.err
         assert not page.exists()
 
 
 def test_generate_continues_the_prompt(cli: Cli, runs: Runs) -> None:
     options = ("--length", 12, "--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--seed", 3)
-    found = cli("generate", runs.tied, "--prompt", "green river", *options, "--json").json()
-    assert len(found["tokens"]) == 12
-    assert "<unk>" not in found["tokens"]
-    assert found["text"].startswith("green river")
-    assert "<eos>" not in found["text"]
-    assert cli("generate", runs.tied, "--prompt", "green river", *options).out == found["text"] + "\n"
+    output = cli("generate", runs.tied, "--prompt", "green river", *options, "--json").json()
+    assert len(output["tokens"]) == 12
+    assert "<unk>" not in output["tokens"]
+    assert output["text"].startswith("green river")
+    assert "<eos>" not in output["text"]
+    assert cli("generate", runs.tied, "--prompt", "green river", *options).out == output["text"] + "\n"
     assert cli("generate", runs.tied, "--length", 1).code == 0
 
 
@@ -278,18 +280,18 @@ def test_generate_notes_unknown_words(cli: Cli, runs: Runs) -> None:
 
 
 def test_score_sums_the_log_probabilities_of_the_words(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = cli("score", runs.tied, "green zebra", "--json").json()
-    assert [word["word"] for word in found["words"]] == ["green", "zebra", "<eos>"]
-    assert [word["unknown"] for word in found["words"]] == [False, True, False]
-    assert found["log_prob"] == pytest.approx(sum(word["log_prob"] for word in found["words"]))
+    (output,) = cli("score", runs.tied, "green zebra", "--json").json()
+    assert [word["word"] for word in output["words"]] == ["green", "zebra", "<eos>"]
+    assert [word["unknown"] for word in output["words"]] == [False, True, False]
+    assert output["log_prob"] == pytest.approx(sum(word["log_prob"] for word in output["words"]))
     text = cli("score", runs.tied, "green zebra").out
     assert "zebra  (unknown)" in text
     with (runs.root.parent / "lines.txt").open("w+", encoding="utf-8") as lines:
         lines.write("green river\n\nhouse\n")
         lines.seek(0)
         monkeypatch.setattr(sys, "stdin", lines)
-        found = cli("score", runs.tied, "--json").json()
-    assert [each["sentence"] for each in found] == ["green river", "", "house"]
+        output = cli("score", runs.tied, "--json").json()
+    assert [entry["sentence"] for entry in output] == ["green river", "", "house"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"green\n\xff\n")))
     outcome = cli("score", runs.tied)
     assert (outcome.code, outcome.out) == (3, "")
@@ -297,16 +299,16 @@ def test_score_sums_the_log_probabilities_of_the_words(cli: Cli, runs: Runs, mon
 
 
 def test_neighbors_prints_every_table(cli: Cli, runs: Runs) -> None:
-    found = cli("vectors", "neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
-    assert list(found) == ["tied"]
-    assert set(found["tied"]) == {"green", "river"}
-    assert [len(near) for near in found["tied"].values()] == [3, 3]
+    output = cli("vectors", "neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
+    assert list(output) == ["tied"]
+    assert set(output["tied"]) == {"green", "river"}
+    assert [len(near) for near in output["tied"].values()] == [3, 3]
     assert cli("vectors", "neighbors", runs.tied, "green").out.count("green (tied): ") == 1
     untied = cli("vectors", "neighbors", runs.untied, "green", "--json").json()
     assert list(untied) == ["input", "output"]
     assert untied["input"] != untied["output"]
-    said = cli("vectors", "neighbors", runs.untied, "green").out.splitlines()
-    assert [line.partition(":")[0] for line in said] == ["green (input)", "green (output)"]
+    lines = cli("vectors", "neighbors", runs.untied, "green").out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["green (input)", "green (output)"]
 
 
 def test_a_report_keeps_the_order_of_a_recipe(cli: Cli, tmp_path: Path) -> None:
@@ -319,7 +321,7 @@ def test_a_report_keeps_the_order_of_a_recipe(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_table_trains_the_missing_rows_and_writes_a_report(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
-    """One row is done already; the other is trained in a process of its own, as it is by the command."""
+    """One row is finished; the other is trained in a new process."""
     root = tmp_path / "table"
     shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
     outcome = cli("table", recipe, "--out", root, "--device", "cpu")
@@ -329,7 +331,7 @@ def test_table_trains_the_missing_rows_and_writes_a_report(cli: Cli, recipe: Pat
     assert all(name in outcome.out for name in ("quoted", "tied", "untied", "parameters", "tokens/s", "memory"))
     assert f"report: {(root / 'report.html').resolve()}" in outcome.out
     assert "untied" in (root / "report.html").read_text(encoding="utf-8")
-    # Alone or in a table, in this process or another: the same seed is the same run.
+    # The same seed gives the same run, alone or in a table, in this process or in a new one.
     results = [json.loads((folder / "result.json").read_text()) for folder in (root / "untied" / "seed0", runs.untied)]
     assert results[0]["test"] == results[1]["test"]
     again = cli("table", recipe, "--out", root)
@@ -351,7 +353,7 @@ set.training.start.row = "tied"
 
 @pytest.fixture
 def mixed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recipe with a row whose corpus is not here, and one that starts from another."""
+    """Write a recipe with a row whose corpus is missing and a row that starts from another row."""
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     path = tmp_path / recipe.name
     path.write_text(recipe.read_text("utf-8") + ELSEWHERE, encoding="utf-8")
@@ -360,10 +362,10 @@ def mixed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The jobs that would be run."""
-    found: list[Any] = []
-    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: found.extend(jobs))
-    return found
+    """Record the jobs instead of running them."""
+    planned_jobs: list[Any] = []
+    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: planned_jobs.extend(jobs))
+    return planned_jobs
 
 
 def test_table_leaves_out_rows_whose_corpus_is_missing(
@@ -405,9 +407,9 @@ def test_table_does_not_count_runs_with_other_settings_as_done(
 
 def test_train_warns_if_a_model_is_worse_than_uniform(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     wild = ("training.optimiser.learning_rate=300", "training.epochs=1", "--row", "tied", "--device", "cpu")
-    said = cli("train", recipe, *wild, "--out", tmp_path / "run").out
-    assert said.count("tied  warning: worse than 12, the perplexity of a uniform distribution over all words") == 1
-    assert "losses of the output end" not in said
+    text = cli("train", recipe, *wild, "--out", tmp_path / "run").out
+    assert text.count("tied  warning: worse than 12, the perplexity of a uniform distribution over all words") == 1
+    assert "losses of the output end" not in text
     assert "losses of the output end: " in (tmp_path / "run" / "log.txt").read_text("utf-8")
 
 

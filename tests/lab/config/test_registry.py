@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import FAMILIES
-from reefknot.lab.config.registry import GIVEN, Registry, argument_descriptions, derive_settings
+from reefknot.lab.config.registry import DERIVED, Registry, argument_descriptions, derive_settings
 from reefknot.lab.config.settings import WRONG_KIND
 from reefknot.nn.bounds import Dim, Probability
 from reefknot.nn.models.regularisation import RegularisationSettings
@@ -119,7 +119,7 @@ def test_settings_are_the_constructor_arguments() -> None:
 
 
 def test_arguments_given_by_the_model_are_not_settings() -> None:
-    assert "vocab_size" in GIVEN
+    assert "vocab_size" in DERIVED
     assert set(INNER.settings_of("leaf").model_fields) == {"kind", "table", "sharp"}
     assert problems(VALID | {"inner": {"kind": "leaf", "table": "words", "vocab_size": 3}}) == {
         ("vocab_size", "extra_forbidden")

@@ -270,7 +270,7 @@ def test_malicious_values_are_shortened_and_escaped(tmp_path: Path) -> None:
 
 
 def test_unknown_or_unused_table_is_rejected(tmp_path: Path) -> None:
-    assert "no table 'wrods' in [tables] (there: words)" in error_message(tmp_path, BASE + ROW, "input.table=wrods")
+    assert "no table 'wrods' in [tables]; there are: words" in error_message(tmp_path, BASE + ROW, "input.table=wrods")
     spare = 'tables.spare={ kind = "word", dim = 3 }'
     assert "no end uses tables.spare; remove it or name it in an end" in error_message(tmp_path, BASE + ROW, spare)
 
@@ -463,8 +463,8 @@ def test_experiment_can_be_dumped_and_checked_again() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (["projections.bands.table=nope"], "no table 'nope' in [tables] (there: words)"),
-        (["output.projections=nope"], "no projection 'nope' in [projections] (there: bands)"),
+        (["projections.bands.table=nope"], "no table 'nope' in [tables]; there are: words"),
+        (["output.projections=nope"], "no projection 'nope' in [projections]; there are: bands"),
         (['tables.extra={kind="word", dim=8}'], "no end uses tables.extra"),
         (
             ['tables.extra={kind="banded", dim=8, sizes=[9]}', "projections.bands.table=extra"],
@@ -563,7 +563,7 @@ def test_evaluation_windows_of_an_experiment(tmp_path: Path, overrides: list[str
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([LINES, "evaluation.streams=2"], "streams = 2: windows are computed independently; leave streams out"),
+        ([LINES, "evaluation.streams=2"], "streams = 2 has no meaning with windows"),
         ([TRANSFORMER, "evaluation.streams=2"], "evaluation.streams: an encoder of kind transformer carries no state"),
         ([TRANSFORMER, "evaluation.protocol=awd"], "evaluation.protocol: an encoder of kind transformer carries no"),
         ([LINES, "vocabulary.end_of_line=false"], "evaluation.windows: the text has no line ends to cut it at"),

@@ -11,7 +11,7 @@ from reefknot.lab.tasks.requests import EvaluationRequest
 
 def test_an_option_is_given_if_it_differs_from_its_default() -> None:
     request = EvaluationRequest(context=0, dynamic=True, dynamic_decay=0.0, cache=False)
-    assert request.given() == ["context", "dynamic", "dynamic_decay"]
+    assert request.given_options() == ["context", "dynamic", "dynamic_decay"]
     assert request.values("dynamic_") == {"decay": 0.0}
 
 

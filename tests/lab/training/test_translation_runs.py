@@ -178,7 +178,7 @@ def test_averaging_fewer_checkpoints_than_requested_is_reported(
     result = train(tmp_path / "run", "transformer", "evaluation.average=2", *intervals)
     assert len(result["averaged"]) == number
     reports = [line for line in display.lines if "evaluation.average" in line]
-    assert ["only 1 can be averaged" in report for report in reports] == [True] * (number < 2)
+    assert ["only 1 checkpoint" in report for report in reports] == [True] * (number < 2)
 
 
 @pytest.mark.gpu
@@ -234,7 +234,7 @@ def test_run_with_joint_bpe_opens_with_the_vocabulary_of_each_side(tmp_path: Pat
             "tables.words is used by the source and by the target",
         ),
         ("transformer", "evaluation.average=9", "training.keep = 2; keep at least 9"),
-        ("transformer", "evaluation.train=true", "translation scores pairs"),
+        ("transformer", "evaluation.train=true", "translator scores pairs"),
     ],
 )
 def test_contradictory_settings_are_rejected(recipe: Path, row: str, override: str, message: str) -> None:
@@ -243,5 +243,5 @@ def test_contradictory_settings_are_rejected(recipe: Path, row: str, override: s
 
 
 def test_search_settings_of_a_language_model_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"evaluation\.search: is for translation"):
+    with pytest.raises(SettingsError, match=r"evaluation\.search: is only for translation"):
         load_recipe("demo", ["evaluation.search={beam = 3}"], "tied")

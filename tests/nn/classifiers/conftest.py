@@ -1,6 +1,6 @@
-"""What the tests of classifiers share: equal tables, the softmax over a classifier, and a predictable dropout.
+"""Fixtures for classifiers: tables with fixed values, losses with gradients, and a deterministic dropout.
 
-Shapes: N rows, D width, V classes.
+Shapes: N rows, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TARGETS = torch.tensor([3, 0, IGNORE, 10, 3, 7])
 
 
 @pytest.fixture
-def words() -> Callable[[int], WordTable]:
-    """A table of 11 words in float64; equal widths, equal vectors."""
+def make_table() -> Callable[[int], WordTable]:
+    """Return a function that makes a float64 table of 11 words; equal dimensions give equal vectors."""
 
     def make(dim: int) -> WordTable:
         torch.manual_seed(3)
@@ -32,10 +32,10 @@ def words() -> Callable[[int], WordTable]:
 
 
 @pytest.fixture
-def outcome() -> Callable[[Classifier], dict[str, Tensor]]:
-    """Log-probabilities for fixed contexts, and the gradients of the loss that all classifiers have."""
+def loss_and_gradients() -> Callable[[Classifier], dict[str, Tensor]]:
+    """Return a function that computes a classifier's loss, log-probabilities and gradients for fixed contexts."""
 
-    def find(classifier: Classifier) -> dict[str, Tensor]:
+    def compute(classifier: Classifier) -> dict[str, Tensor]:
         torch.manual_seed(4)
         h_ND = torch.randn(len(TARGETS), classifier.context_dim, dtype=torch.float64, requires_grad=True)
         bias_V = torch.randn(classifier.vocab_size, dtype=torch.float64)
@@ -56,17 +56,17 @@ def outcome() -> Callable[[Classifier], dict[str, Tensor]]:
             "by bias": classifier.bias.grad,
         }
 
-    return find
+    return compute
 
 
 @pytest.fixture
-def halving(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Replaces dropout by a factor of 1/2 at the same place; the shapes of the masks that would have been drawn."""
-    masks: list[tuple[int, ...]] = []
+def halved_mask_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Replace dropout by multiplication with 1/2, and return the list that records the shape of each mask."""
+    shapes: list[tuple[int, ...]] = []
 
     def halve(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        masks.append(tuple(x.shape))
+        shapes.append(tuple(x.shape))
         return 0.5 * x
 
     monkeypatch.setattr(F, "dropout", halve)
-    return masks
+    return shapes

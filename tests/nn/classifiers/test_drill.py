@@ -1,6 +1,6 @@
-"""DRILL: its special cases are other classifiers, and any depth is the formula written out.
+"""DRILL: special cases equal other classifiers, and deep networks equal the formula in numpy.
 
-Shapes: N rows, D width, V classes.
+Shapes: N rows, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -22,49 +22,53 @@ from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
-WIDTH = 4
+DIM = 4
 
-Words = Callable[[int], WordTable]
-Outcome = Callable[[Classifier], dict[str, Tensor]]
+MakeTable = Callable[[int], WordTable]
+LossAndGradients = Callable[[Classifier], dict[str, Tensor]]
 
 
-def test_depth_zero_is_the_tied_softmax(words: Words, outcome: Outcome) -> None:
-    classifier = Drill(words(WIDTH), depth=0, dropout=0.5)
-    torch.testing.assert_close(outcome(classifier), outcome(Plain(words(WIDTH))))
+def test_depth_zero_equals_tied_softmax(make_table: MakeTable, loss_and_gradients: LossAndGradients) -> None:
+    classifier = Drill(make_table(DIM), depth=0, dropout=0.5)
+    torch.testing.assert_close(loss_and_gradients(classifier), loss_and_gradients(Plain(make_table(DIM))))
     assert classifier.weight() is classifier.table.weight
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_one_linear_layer_is_bilinear(words: Words, outcome: Outcome, residual: bool) -> None:
+def test_one_linear_layer_equals_bilinear(
+    make_table: MakeTable, loss_and_gradients: LossAndGradients, residual: bool
+) -> None:
     """(E U) h = E (U h) with one U. A layer's weight is U transposed, because it acts on rows."""
-    drill = Drill(words(WIDTH), depth=1, activation="linear", residual=residual, layer_bias=False)
-    bilinear = Bilinear(words(WIDTH), WIDTH, residual=residual)
+    drill = Drill(make_table(DIM), depth=1, activation="linear", residual=residual, layer_bias=False)
+    bilinear = Bilinear(make_table(DIM), DIM, residual=residual)
     layer = drill.layers[0]
     assert isinstance(layer, nn.Linear)
     with torch.no_grad():
         bilinear.matrix.weight.copy_(layer.weight.T)
-    torch.testing.assert_close(outcome(drill), outcome(bilinear))
+    torch.testing.assert_close(loss_and_gradients(drill), loss_and_gradients(bilinear))
     assert layer.weight.grad is not None
     torch.testing.assert_close(layer.weight.grad.T, bilinear.matrix.weight.grad)
     assert not torch.allclose(layer.weight.grad, bilinear.matrix.weight.grad)
 
 
-def test_the_residual_is_the_identity_added_to_the_matrix(words: Words, outcome: Outcome) -> None:
-    drill = Drill(words(WIDTH), depth=1, activation="linear", layer_bias=False).double()
-    bilinear = Bilinear(words(WIDTH), WIDTH).double()
+def test_residual_adds_the_identity_to_the_matrix(make_table: MakeTable, loss_and_gradients: LossAndGradients) -> None:
+    drill = Drill(make_table(DIM), depth=1, activation="linear", layer_bias=False).double()
+    bilinear = Bilinear(make_table(DIM), DIM).double()
     with torch.no_grad():
-        bilinear.matrix.weight.copy_(drill.layers[0].weight.T + torch.eye(WIDTH))
-    torch.testing.assert_close(outcome(drill), outcome(bilinear))
+        bilinear.matrix.weight.copy_(drill.layers[0].weight.T + torch.eye(DIM))
+    torch.testing.assert_close(loss_and_gradients(drill), loss_and_gradients(bilinear))
 
 
 @pytest.mark.parametrize("activation", ["linear", "tanh", "sigmoid", "relu"])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("layer_residual", [False, True])
-def test_three_layers_are_the_formula(words: Words, activation: Any, residual: bool, layer_residual: bool) -> None:
+def test_three_layers_equal_the_formula_in_numpy(
+    make_table: MakeTable, activation: Any, residual: bool, layer_residual: bool
+) -> None:
     classifier = Drill(
-        words(WIDTH), depth=3, activation=activation, residual=residual, layer_residual=layer_residual
+        make_table(DIM), depth=3, activation=activation, residual=residual, layer_residual=layer_residual
     ).double()
-    act = {
+    activate = {
         "linear": lambda x: x,
         "tanh": np.tanh,
         "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -76,32 +80,32 @@ def test_three_layers_are_the_formula(words: Words, activation: Any, residual: b
         for i in range(3)
     )
     to_table, to_layer = int(residual), int(layer_residual)
-    e1 = act(e @ u1 + b1) + to_table * e
-    e2 = act(e1 @ u2 + b2) + to_layer * e1 + to_table * e
-    e3 = act(e2 @ u3 + b3) + to_layer * e2 + to_table * e
+    e1 = activate(e @ u1 + b1) + to_table * e
+    e2 = activate(e1 @ u2 + b2) + to_layer * e1 + to_table * e
+    e3 = activate(e2 @ u3 + b3) + to_layer * e2 + to_table * e
     np.testing.assert_allclose(classifier.weight().detach().numpy(), e3, rtol=1e-12)
 
 
-def test_some_classes_run_the_network_on_their_rows_only(words: Words) -> None:
-    classifier = Drill(words(WIDTH), depth=2).double()
-    every_VD = classifier.weight()
+def test_class_subset_runs_the_network_on_its_rows_only(make_table: MakeTable) -> None:
+    classifier = Drill(make_table(DIM), depth=2).double()
+    all_VD = classifier.weight()
     rows: list[int] = []
-    classifier.layers[0].register_forward_hook(lambda module, given, found: rows.append(len(given[0])))
+    classifier.layers[0].register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
     ids = torch.tensor([7, 0, 7])
-    torch.testing.assert_close(classifier.weight(ids), every_VD[ids])
+    torch.testing.assert_close(classifier.weight(ids), all_VD[ids])
     assert rows == [3]
 
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
 @pytest.mark.parametrize("layer_residual", [False, True])
-def test_four_layers_against_differences(activation: Any, layer_residual: bool) -> None:
+def test_four_layer_gradients_match_finite_differences(activation: Any, layer_residual: bool) -> None:
     torch.manual_seed(0)
     classifier = Drill(WordTable(5, 3), 4, activation, layer_residual=layer_residual, init=0.8).double()
     output, y_N = Softmax(classifier), torch.tensor([1, 4])
     h_ND = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
 
     def value(*_: Tensor) -> Tensor:
-        # gradcheck moves its inputs in place, and the parameters are those inputs.
+        # gradcheck changes its inputs in place, and the parameters are among these inputs.
         return output.loss(h_ND, y_N, output.prepare(y_N))["nll"].sum
 
     parameters = list(output.parameters())
@@ -110,42 +114,42 @@ def test_four_layers_against_differences(activation: Any, layer_residual: bool) 
 
 
 @pytest.mark.parametrize("position", ["input", "output"])
-@pytest.mark.parametrize(("variational", "mask"), [(True, (WIDTH,)), (False, (11, WIDTH))])
-def test_where_dropout_acts(
-    words: Words,
-    halving: list[tuple[int, ...]],
+@pytest.mark.parametrize(("variational", "mask_shape"), [(True, (DIM,)), (False, (11, DIM))])
+def test_dropout_acts_before_or_after_each_layer(
+    make_table: MakeTable,
+    halved_mask_shapes: list[tuple[int, ...]],
     position: Literal["input", "output"],
     variational: bool,
-    mask: tuple[int, ...],
+    mask_shape: tuple[int, ...],
 ) -> None:
     classifier = Drill(
-        words(WIDTH), 2, "tanh", layer_residual=True, dropout=0.5, variational=variational, dropout_position=position
+        make_table(DIM), 2, "tanh", layer_residual=True, dropout=0.5, variational=variational, dropout_position=position
     ).double()
     e_VD = classifier.table.weight
     before, after = (0.5, 1.0) if position == "input" else (1.0, 0.5)
     first_VD = after * torch.tanh(classifier.layers[0](before * e_VD)) + e_VD
     second_VD = after * torch.tanh(classifier.layers[1](before * first_VD)) + first_VD + e_VD
     torch.testing.assert_close(classifier.weight(), second_VD)
-    assert halving == [mask, mask]
+    assert halved_mask_shapes == [mask_shape, mask_shape]
 
 
 @pytest.mark.parametrize("position", ["input", "output"])
-def test_evaluation_drops_nothing(
-    words: Words, monkeypatch: pytest.MonkeyPatch, position: Literal["input", "output"]
+def test_evaluation_does_not_call_dropout(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, position: Literal["input", "output"]
 ) -> None:
-    plain = Drill(words(WIDTH), 2).double()
-    classifier = Drill(words(WIDTH), 2, dropout=0.9, dropout_position=position).double()
+    plain = Drill(make_table(DIM), 2).double()
+    classifier = Drill(make_table(DIM), 2, dropout=0.9, dropout_position=position).double()
     classifier.load_state_dict(plain.state_dict())
     monkeypatch.delattr(F, "dropout")
     assert torch.equal(classifier.eval().weight(), plain.weight())
 
 
 @pytest.mark.parametrize("variational", [True, False])
-def test_masks_are_scaled_drawn_anew_and_shared_as_named(variational: bool) -> None:
+def test_dropout_masks_are_scaled_redrawn_and_shared_if_variational(variational: bool) -> None:
     torch.manual_seed(0)
-    drop = LabelDropout(0.6, variational)
+    dropout = LabelDropout(0.6, variational)
     ones_VD = torch.ones(50, 400, dtype=torch.float64)
-    first_VD, second_VD = drop(ones_VD), drop(ones_VD)
+    first_VD, second_VD = dropout(ones_VD), dropout(ones_VD)
     assert {round(value, 9) for value in first_VD.unique().tolist()} == {0.0, 2.5}
     assert bool((first_VD == first_VD[0]).all()) == variational
     assert not torch.equal(first_VD, second_VD)
@@ -153,7 +157,7 @@ def test_masks_are_scaled_drawn_anew_and_shared_as_named(variational: bool) -> N
     assert dropped == pytest.approx(0.6, abs=0.1 if variational else 0.01)
 
 
-def test_the_layers_are_all_it_adds_and_start_small() -> None:
+def test_adds_only_the_layers_and_draws_small_values() -> None:
     torch.manual_seed(0)
     counts = [sum(p.numel() for p in Drill(WordTable(7, 400), depth).parameters()) for depth in (0, 1, 4)]
     assert counts[0] == sum(p.numel() for p in Plain(WordTable(7, 400)).parameters())
@@ -167,8 +171,8 @@ def test_the_layers_are_all_it_adds_and_start_small() -> None:
     assert Drill(WordTable(7, 400)).layers[3].weight.abs().max().item() <= 0.1
 
 
-def test_impossible_settings_are_refused(words: Words) -> None:
-    table = words(WIDTH)
+def test_invalid_settings_are_rejected(make_table: MakeTable) -> None:
+    table = make_table(DIM)
     with pytest.raises(SettingsError, match="depth = -1: must be at least 0"):
         Drill(table, depth=-1)
     with pytest.raises(SettingsError, match="activation = 'gelu': must be one of linear, tanh, sigmoid, relu"):

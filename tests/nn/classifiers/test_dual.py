@@ -1,6 +1,6 @@
-"""Dual nonlinear classifiers: act(E U + u) . act(V h + v), against the formula written out in numpy.
+"""Dual nonlinear classifiers: act(E U + u) . act(V h + v), compared with the formula in numpy.
 
-Shapes: N rows, D width, V classes.
+Shapes: N rows, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
-WIDTH, CONTEXT = 4, 6
+DIM, CONTEXT_DIM = 4, 6
 
 ACTIVATIONS: dict[Any, Callable[[Any], Any]] = {
     "linear": lambda x: x,
@@ -29,28 +29,30 @@ ACTIVATIONS: dict[Any, Callable[[Any], Any]] = {
     "relu": lambda x: np.maximum(x, 0),
 }
 
-Words = Callable[[int], WordTable]
-Outcome = Callable[[Classifier], dict[str, Tensor]]
+MakeTable = Callable[[int], WordTable]
+LossAndGradients = Callable[[Classifier], dict[str, Tensor]]
 
 
-def numbers(layer: nn.Linear) -> tuple[Any, Any]:
-    """The matrix that multiplies a row from the right, and the bias."""
+def matrix_and_bias(layer: nn.Linear) -> tuple[Any, Any]:
+    """Return the matrix that multiplies a row from the right, and the bias, as numpy arrays."""
     return layer.weight.detach().numpy().T, layer.bias.detach().numpy()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("residuals", [(False, False), (True, False), (False, True), (True, True)])
-def test_scores_are_the_formula(words: Words, activation: Any, residuals: tuple[bool, bool]) -> None:
+def test_scores_equal_the_formula_in_numpy(
+    make_table: MakeTable, activation: Any, residuals: tuple[bool, bool]
+) -> None:
     to_table, to_context = residuals
-    joint = WIDTH if to_table else 5
-    context = joint if to_context else CONTEXT
-    classifier = Dual(words(WIDTH), context, joint, True, activation, to_table, to_context).double()
+    joint = DIM if to_table else 5
+    context = joint if to_context else CONTEXT_DIM
+    classifier = Dual(make_table(DIM), context, joint, True, activation, to_table, to_context).double()
     h_ND = np.random.default_rng(0).normal(size=(3, context))
     e_VD = classifier.table.weight.detach().numpy()
-    act = ACTIVATIONS[activation]
-    (u, b_u), (v, b_v) = numbers(classifier.label_layer), numbers(classifier.context_layer)
-    classes = act(e_VD @ u + b_u) + (e_VD if to_table else 0)
-    contexts = act(h_ND @ v + b_v) + (h_ND if to_context else 0)
+    activate = ACTIVATIONS[activation]
+    (u, b_u), (v, b_v) = matrix_and_bias(classifier.label_layer), matrix_and_bias(classifier.context_layer)
+    classes = activate(e_VD @ u + b_u) + (e_VD if to_table else 0)
+    contexts = activate(h_ND @ v + b_v) + (h_ND if to_context else 0)
     np.testing.assert_allclose(classifier.weight().detach().numpy(), classes, rtol=1e-12)
     np.testing.assert_allclose(classifier.context(torch.tensor(h_ND)).detach().numpy(), contexts, rtol=1e-12)
     logp_NV = torch.log_softmax(torch.tensor(contexts @ classes.T), -1)
@@ -58,22 +60,22 @@ def test_scores_are_the_formula(words: Words, activation: Any, residuals: tuple[
     assert classifier.dim == joint
 
 
-def test_linear_layers_with_the_identity_are_the_tied_softmax(words: Words, outcome: Outcome) -> None:
-    classifier = Dual(words(WIDTH), WIDTH, activation="linear")
+def test_identity_layers_equal_tied_softmax(make_table: MakeTable, loss_and_gradients: LossAndGradients) -> None:
+    classifier = Dual(make_table(DIM), DIM, activation="linear")
     with torch.no_grad():
         for layer in (classifier.label_layer, classifier.context_layer):
-            layer.weight.copy_(torch.eye(WIDTH))
+            layer.weight.copy_(torch.eye(DIM))
             layer.bias.zero_()
-    torch.testing.assert_close(outcome(classifier), outcome(Plain(words(WIDTH))))
+    torch.testing.assert_close(loss_and_gradients(classifier), loss_and_gradients(Plain(make_table(DIM))))
 
 
-def test_some_classes_are_rows_of_all(words: Words) -> None:
-    classifier = Dual(words(WIDTH), CONTEXT, joint_dim=5).double()
+def test_vectors_of_a_class_subset_equal_rows_of_all(make_table: MakeTable) -> None:
+    classifier = Dual(make_table(DIM), CONTEXT_DIM, joint_dim=5).double()
     ids = torch.tensor([7, 0, 7])
     torch.testing.assert_close(classifier.weight(ids), classifier.weight()[ids])
 
 
-def test_two_layers_are_all_it_adds_and_start_small() -> None:
+def test_adds_only_two_layers_and_draws_small_values() -> None:
     torch.manual_seed(0)
     tied, dual = Plain(WordTable(7, 400)), Dual(WordTable(7, 400), 400)
     counts = [sum(p.numel() for p in classifier.parameters()) for classifier in (dual, tied)]
@@ -83,31 +85,31 @@ def test_two_layers_are_all_it_adds_and_start_small() -> None:
         assert layer.bias.abs().max().item() <= 400**-0.5
 
 
-@pytest.mark.parametrize(("variational", "mask"), [(True, (WIDTH,)), (False, (11, WIDTH))])
-def test_dropout_is_on_the_table_before_its_matrix(
-    words: Words, halving: list[tuple[int, ...]], variational: bool, mask: tuple[int, ...]
+@pytest.mark.parametrize(("variational", "mask_shape"), [(True, (DIM,)), (False, (11, DIM))])
+def test_dropout_acts_on_the_table_before_its_layer(
+    make_table: MakeTable, halved_mask_shapes: list[tuple[int, ...]], variational: bool, mask_shape: tuple[int, ...]
 ) -> None:
     classifier = Dual(
-        words(WIDTH), CONTEXT, activation="tanh", residual_to_table=True, dropout=0.5, variational=variational
+        make_table(DIM), CONTEXT_DIM, activation="tanh", residual_to_table=True, dropout=0.5, variational=variational
     ).double()
     e_VD = classifier.table.weight
-    classifier.context(torch.randn(3, CONTEXT, dtype=torch.float64))
-    assert halving == []
+    classifier.context(torch.randn(3, CONTEXT_DIM, dtype=torch.float64))
+    assert halved_mask_shapes == []
     torch.testing.assert_close(classifier.weight(), torch.tanh(classifier.label_layer(0.5 * e_VD)) + e_VD)
-    assert halving == [mask]
+    assert halved_mask_shapes == [mask_shape]
     torch.testing.assert_close(classifier.eval().weight(), torch.tanh(classifier.label_layer(e_VD)) + e_VD)
-    assert len(halving) == 1
+    assert len(halved_mask_shapes) == 1
 
 
-def test_impossible_settings_are_refused(words: Words) -> None:
-    table = words(WIDTH)
+def test_invalid_settings_are_rejected(make_table: MakeTable) -> None:
+    table = make_table(DIM)
     with pytest.raises(SettingsError, match=r"the table has 4 and the joint space 6; set joint_dim = 4"):
-        Dual(table, CONTEXT, joint_dim=6, residual_to_table=True)
+        Dual(table, CONTEXT_DIM, joint_dim=6, residual_to_table=True)
     with pytest.raises(SettingsError, match=r"the hidden state has 6 and the joint space 4; set joint_dim = 6"):
-        Dual(table, CONTEXT, residual_to_context=True)
+        Dual(table, CONTEXT_DIM, residual_to_context=True)
     with pytest.raises(SettingsError, match="joint_dim = 0: must be at least 1"):
-        Dual(table, CONTEXT, joint_dim=0)
+        Dual(table, CONTEXT_DIM, joint_dim=0)
     with pytest.raises(SettingsError, match="activation = 'swish': must be one of linear, tanh, sigmoid, relu"):
-        Dual(table, CONTEXT, activation="swish")  # type: ignore[arg-type]
+        Dual(table, CONTEXT_DIM, activation="swish")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"dropout = -0\.1: must be"):
-        Dual(table, CONTEXT, dropout=-0.1)
+        Dual(table, CONTEXT_DIM, dropout=-0.1)

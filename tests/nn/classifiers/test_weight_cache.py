@@ -1,6 +1,6 @@
-"""Class vectors computed once: the gradients of every piece on its own, and nothing that outlives its context.
+"""Class vectors are computed once per update or evaluation, with unchanged gradients, and not cached for longer.
 
-Shapes: N rows, D width, V classes.
+Shapes: N rows, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 
 WORDS, DIM = 11, 6
 TARGETS = torch.tensor([3, 0, IGNORE, 10, 3, 7, 9, 1])
-PIECES = [slice(start, start + 2) for start in range(0, len(TARGETS), 2)]
+MICRO_BATCHES = [slice(start, start + 2) for start in range(0, len(TARGETS), 2)]
 
 
 def drill(**settings: Any) -> OutputEnd:
@@ -55,8 +55,8 @@ every_end = pytest.mark.parametrize("build", [drill, dual, unit_norm, adaptive, 
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[Classifier]:
-    """How often classifiers have computed the vectors of all classes."""
+def encode_counts(monkeypatch: pytest.MonkeyPatch) -> Counter[Classifier]:
+    """Count per classifier the computations of all class vectors."""
     counts: Counter[Classifier] = Counter()
     for kind in (Classifier, Drill, Dual):
         encode = kind.encode
@@ -69,84 +69,88 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[Classifier]:
     return counts
 
 
-def made(build: Callable[[], OutputEnd]) -> OutputEnd:
+def build_seeded(build: Callable[[], OutputEnd]) -> OutputEnd:
+    """Build an output end in float64 with a fixed seed."""
     torch.manual_seed(0)
     return build().double()
 
 
-def piece_loss(output: OutputEnd, rows: slice) -> Tensor:
+def micro_batch_loss(output: OutputEnd, rows: slice) -> Tensor:
+    """Return the summed loss of some rows of a fixed batch."""
     h_ND = torch.randn(len(TARGETS), DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y_N = TARGETS[rows]
     return output.loss(h_ND[rows], y_N, output.prepare(y_N))["nll"].sum
 
 
 def backward(output: OutputEnd) -> None:
-    for rows in PIECES:
-        piece_loss(output, rows).backward()
+    """Add up the gradients of all micro-batches, each with its own class vectors."""
+    for rows in MICRO_BATCHES:
+        micro_batch_loss(output, rows).backward()
 
 
-def backward_sharing(output: OutputEnd) -> None:
+def backward_with_sharing(output: OutputEnd) -> None:
+    """Add up the gradients of all micro-batches, with class vectors that they share."""
     with output.sharing() as join:
-        for rows in PIECES:
-            if rows is PIECES[-1]:
+        for rows in MICRO_BATCHES:
+            if rows is MICRO_BATCHES[-1]:
                 join()
-            piece_loss(output, rows).backward()
+            micro_batch_loss(output, rows).backward()
 
 
-def assert_equal_gradients(one: OutputEnd, other: OutputEnd) -> None:
-    for (name, found), expected in zip(one.named_parameters(), other.parameters(), strict=True):
-        assert found.grad is not None
+def assert_equal_gradients(output: OutputEnd, reference: OutputEnd) -> None:
+    for (name, parameter), expected in zip(output.named_parameters(), reference.parameters(), strict=True):
+        assert parameter.grad is not None
         assert expected.grad is not None
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-12, atol=1e-15, msg=name)
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-12, atol=1e-15, msg=name)
 
 
 @every_end
-def test_shared_gradients_are_those_of_every_piece_on_its_own(
-    build: Callable[[], OutputEnd], computed: Counter[Classifier]
+def test_shared_class_vectors_give_equal_gradients(
+    build: Callable[[], OutputEnd], encode_counts: Counter[Classifier]
 ) -> None:
-    """In two steps: the second sees the parameters that the first has made, and nothing else of it."""
-    shared, alone = made(build), made(build)
+    """The second of two steps must use the updated parameters, not class vectors of the first step."""
+    sharing, separate = build_seeded(build), build_seeded(build)
     for _ in range(2):
-        for output, make_gradients in ((shared, backward_sharing), (alone, backward)):
+        for output, run_backward in ((sharing, backward_with_sharing), (separate, backward)):
             output.zero_grad()
-            make_gradients(output)
-        assert_equal_gradients(shared, alone)
+            run_backward(output)
+        assert_equal_gradients(sharing, separate)
         with torch.no_grad():
-            for output in (shared, alone):
+            for output in (sharing, separate):
                 for parameter in output.parameters():
                     parameter.sub_(0.5 * parameter.grad)
-    counts = {classifier: count for classifier, count in computed.items() if classifier in set(shared.modules())}
+    counts = {classifier: count for classifier, count in encode_counts.items() if classifier in set(sharing.modules())}
     assert len(counts) == (3 if build is adaptive else 1)
     assert set(counts.values()) == {2}
 
 
 @every_end
-def test_the_networks_gradients_come_with_the_last_piece(build: Callable[[], OutputEnd]) -> None:
-    """Where processes exchange what they have."""
-    output = made(build)
+def test_gradients_of_tables_arrive_with_the_last_micro_batch(build: Callable[[], OutputEnd]) -> None:
+    """Processes exchange gradients during the last backward pass, so all gradients must be complete by then."""
+    output = build_seeded(build)
     tables = [table.weight for table in output.tables()]
     with output.sharing() as join:
-        piece_loss(output, PIECES[0]).backward()
+        micro_batch_loss(output, MICRO_BATCHES[0]).backward()
         assert all(weight.grad is None for weight in tables)
         join()
-        piece_loss(output, PIECES[1]).backward()
+        micro_batch_loss(output, MICRO_BATCHES[1]).backward()
         assert all(weight.grad is not None for weight in tables)
 
 
-def test_a_step_of_one_piece_is_what_it_was_to_the_bit() -> None:
-    output, other = made(drill), made(drill)
+def test_sharing_one_micro_batch_gives_bitwise_equal_gradients() -> None:
+    output, reference = build_seeded(drill), build_seeded(drill)
     with output.sharing() as join:
         join()
-        piece_loss(output, slice(None)).backward()
-    piece_loss(other, slice(None)).backward()
-    for one, another in zip(output.parameters(), other.parameters(), strict=True):
-        assert one.grad is not None
-        assert another.grad is not None
-        assert torch.equal(one.grad, another.grad)
+        micro_batch_loss(output, slice(None)).backward()
+    micro_batch_loss(reference, slice(None)).backward()
+    for parameter, expected in zip(output.parameters(), reference.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert expected.grad is not None
+        assert torch.equal(parameter.grad, expected.grad)
 
 
 @pytest.mark.parametrize("classifier", [Plain, lambda table: Drill(table, depth=0)])
-def test_a_weight_that_is_the_parameter_stays_the_parameter(classifier: Callable[[WordTable], Classifier]) -> None:
+def test_weight_that_is_a_parameter_is_not_copied(classifier: Callable[[WordTable], Classifier]) -> None:
     output = Softmax(classifier(WordTable(WORDS, DIM)))
     weight = output.classifier.table.weight
     with output.sharing() as join:
@@ -157,8 +161,8 @@ def test_a_weight_that_is_the_parameter_stays_the_parameter(classifier: Callable
         assert output.classifier.weight() is weight
 
 
-def test_a_step_has_one_dropout_mask() -> None:
-    output = made(lambda: drill(dropout=0.5, variational=False))
+def test_micro_batches_of_an_update_share_a_dropout_mask() -> None:
+    output = build_seeded(lambda: drill(dropout=0.5, variational=False))
     assert isinstance(output, Softmax)
     assert not torch.equal(output.classifier.weight(), output.classifier.weight())
     with output.sharing() as join:
@@ -168,9 +172,9 @@ def test_a_step_has_one_dropout_mask() -> None:
         assert torch.equal(output.classifier.weight(), first)
 
 
-def test_collected_gradients_are_not_rounded_under_autocast() -> None:
-    """A network without residuals ends in half precision there."""
-    output = made(lambda: drill(residual=False)).float()
+def test_shared_class_vectors_are_float32_under_autocast() -> None:
+    """Under autocast a network without residuals returns bfloat16 class vectors."""
+    output = build_seeded(lambda: drill(residual=False)).float()
     assert isinstance(output, Softmax)
     with torch.autocast("cpu", torch.bfloat16):
         assert output.classifier.weight().dtype == torch.bfloat16
@@ -181,49 +185,51 @@ def test_collected_gradients_are_not_rounded_under_autocast() -> None:
     assert leaf.is_leaf
 
 
-def test_gradients_that_nobody_takes_on_are_an_error() -> None:
-    output = made(drill)
+def test_sharing_without_join_raises_an_error() -> None:
+    output = build_seeded(drill)
     with pytest.raises(RuntimeError, match="before the last micro-batch"), output.sharing():
         backward(output)
-    assert_nothing_held(output)
+    assert_cache_is_empty(output)
 
 
 @every_end
-def test_evaluation_computes_once(build: Callable[[], OutputEnd], computed: Counter[Classifier]) -> None:
-    output = made(build).eval()
-    expected = [output.target_log_probs(torch.ones(2, DIM).double(), TARGETS[rows]) for rows in PIECES]
-    computed.clear()
+def test_evaluation_computes_class_vectors_once(
+    build: Callable[[], OutputEnd], encode_counts: Counter[Classifier]
+) -> None:
+    output = build_seeded(build).eval()
+    expected = [output.target_log_probs(torch.ones(2, DIM).double(), TARGETS[rows]) for rows in MICRO_BATCHES]
+    encode_counts.clear()
     with output.holding(), torch.no_grad():
-        found = [output.target_log_probs(torch.ones(2, DIM).double(), TARGETS[rows]) for rows in PIECES]
+        actual = [output.target_log_probs(torch.ones(2, DIM).double(), TARGETS[rows]) for rows in MICRO_BATCHES]
         output.log_probs(torch.ones(2, DIM).double())
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert set(computed.values()) == {1}
-    assert_nothing_held(output)
+    assert all(torch.equal(log_probs, reference) for log_probs, reference in zip(actual, expected, strict=True))
+    assert set(encode_counts.values()) == {1}
+    assert_cache_is_empty(output)
 
 
-def test_gradients_in_evaluation_are_not_cut_off() -> None:
-    output, other = made(drill).eval(), made(drill).eval()
+def test_evaluation_mode_cache_does_not_block_gradients() -> None:
+    output, reference = build_seeded(drill).eval(), build_seeded(drill).eval()
     with output.holding():
         with torch.no_grad():
             output.vectors()
         backward(output)
-    backward(other)
-    assert_equal_gradients(output, other)
+    backward(reference)
+    assert_equal_gradients(output, reference)
 
 
-def test_a_look_without_gradients_does_not_spoil_a_step() -> None:
-    output, other = made(drill), made(drill)
+def test_vectors_read_without_gradients_do_not_change_gradients() -> None:
+    output, reference = build_seeded(drill), build_seeded(drill)
     with output.sharing() as join:
         with torch.no_grad():
             output.vectors()
         join()
-        piece_loss(output, slice(None)).backward()
-    piece_loss(other, slice(None)).backward()
-    assert_equal_gradients(output, other)
+        micro_batch_loss(output, slice(None)).backward()
+    micro_batch_loss(reference, slice(None)).backward()
+    assert_equal_gradients(output, reference)
 
 
-def assert_nothing_held(output: OutputEnd) -> None:
-    """A change of the parameters shows at once."""
+def assert_cache_is_empty(output: OutputEnd) -> None:
+    """Check that class vectors follow a change of the parameters."""
     with torch.no_grad():
         before = output.vectors()
         for table in output.tables():
@@ -232,50 +238,50 @@ def assert_nothing_held(output: OutputEnd) -> None:
 
 
 @pytest.mark.parametrize("context", [OutputEnd.holding, OutputEnd.sharing])
-def test_an_exception_leaves_nothing_held(context: Callable[[OutputEnd], Any]) -> None:
-    output = made(adaptive)
+def test_exception_empties_the_cache(context: Callable[[OutputEnd], Any]) -> None:
+    output = build_seeded(adaptive)
 
     def fail() -> None:
         with context(output):
-            piece_loss(output, PIECES[0]).backward()
+            micro_batch_loss(output, MICRO_BATCHES[0]).backward()
             with torch.no_grad():
                 output.vectors()
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    assert_nothing_held(output)
+    assert_cache_is_empty(output)
     fresh = deepcopy(output)
-    for each in (output, fresh):
-        each.zero_grad()
-        backward(each)
+    for end in (output, fresh):
+        end.zero_grad()
+        backward(end)
     assert_equal_gradients(output, fresh)
 
 
-def test_an_inner_context_gives_back_what_the_outer_one_holds(computed: Counter[Classifier]) -> None:
-    output = made(drill)
+def test_inner_context_restores_the_cache_of_the_outer_one(encode_counts: Counter[Classifier]) -> None:
+    output = build_seeded(drill)
     with torch.no_grad(), output.holding():
         first = output.vectors()
         with output.holding():
             assert output.vectors() is not first
         assert output.vectors() is first
-    assert set(computed.values()) == {2}
+    assert set(encode_counts.values()) == {2}
 
 
-def test_a_copy_holds_nothing() -> None:
-    output = made(drill)
+def test_deepcopy_does_not_copy_the_cache() -> None:
+    output = build_seeded(drill)
     with torch.no_grad(), output.holding():
         output.vectors()
         copy = deepcopy(output)
-    assert_nothing_held(copy)
+    assert_cache_is_empty(copy)
 
 
-def test_some_classes_are_computed_for_whoever_asks() -> None:
-    output = made(drill)
+def test_class_subset_is_computed_again_with_gradients() -> None:
+    output = build_seeded(drill)
     assert isinstance(output, Softmax)
     ids = torch.tensor([4, 1])
     with output.sharing() as join:
-        some = output.classifier.weight(ids)
-        assert some.grad_fn is not None
-        torch.testing.assert_close(some, output.classifier.weight()[ids])
+        subset = output.classifier.weight(ids)
+        assert subset.grad_fn is not None
+        torch.testing.assert_close(subset, output.classifier.weight()[ids])
         join()

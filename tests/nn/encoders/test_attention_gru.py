@@ -1,6 +1,6 @@
-"""The attention GRU against torch's layers and cells, sentence by sentence and without padding.
+"""The attention GRU compared with torch's GRU layers and cells on single sentences without padding.
 
-Shapes: B streams, S source positions, T target steps, D width.
+Shapes: B streams, S source positions, T target steps, D dimensions, A dimensions of an annotation.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from reefknot.nn.encoders.attention_gru import AttentionGRU
 from reefknot.nn.encoders.contract import Encoder, State, select_streams
 from reefknot.nn.encoders.stacked import weights_of
 
-SOURCE, TARGET, UNITS, READOUT = 5, 6, 4, 3
+SOURCE_DIM, TARGET_DIM, UNITS, READOUT = 5, 6, 4, 3
 LENGTHS = (7, 1, 4)
 STREAMS, POSITIONS, STEPS = len(LENGTHS), max(LENGTHS), 5
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}
 
 
 def build(**options: Any) -> AttentionGRU:
-    """In float64, with every parameter away from where it starts: there the weights are nearly all the same."""
+    """Build a float64 encoder with noise added to every parameter; without it attention is nearly uniform."""
     torch.manual_seed(0)
-    encoder = AttentionGRU(SOURCE, TARGET, **{"units": UNITS, "readout": READOUT} | options).double()
+    encoder = AttentionGRU(SOURCE_DIM, TARGET_DIM, **{"units": UNITS, "readout": READOUT} | options).double()
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.7)
     return encoder
 
 
-def there(lengths: tuple[int, ...] = LENGTHS, positions: int = POSITIONS) -> Tensor:
+def source_mask(lengths: tuple[int, ...] = LENGTHS, positions: int = POSITIONS) -> Tensor:
     return torch.arange(positions) < torch.tensor(lengths)[:, None]
 
 
 def vectors() -> tuple[Tensor, Tensor]:
-    """A source, with anything at all in its padding, and a target."""
+    """Return source vectors, with large numbers at padding, and target vectors."""
     torch.manual_seed(1)
-    source_BSD = torch.randn(STREAMS, POSITIONS, SOURCE, dtype=torch.float64)
-    x_BTD = torch.randn(STREAMS, STEPS, TARGET, dtype=torch.float64)
-    return source_BSD + 100.0 * ~there()[..., None], x_BTD
+    source_BSD = torch.randn(STREAMS, POSITIONS, SOURCE_DIM, dtype=torch.float64)
+    x_BTD = torch.randn(STREAMS, STEPS, TARGET_DIM, dtype=torch.float64)
+    return source_BSD + 100.0 * ~source_mask()[..., None], x_BTD
 
 
 def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
@@ -56,22 +56,22 @@ def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad((output * weights).sum(), inputs)
 
 
-def read_alone(encoder: AttentionGRU, source_SD: Tensor) -> Tensor:
-    """Those of one sentence, by two loops over torch's cell, one from either end."""
+def annotate_sentence(encoder: AttentionGRU, source_SD: Tensor) -> Tensor:
+    """Return the annotations of one sentence, from one loop over torch's GRU cell per direction."""
     states = []
     for reader, order in ((encoder.rightward, 1), (encoder.leftward, -1)):
         h = source_SD.new_zeros(UNITS)
-        found = []
+        states_of_reader = []
         for x in list(source_SD)[::order]:
             h = torch.gru_cell(x[None], h[None], *weights_of(reader.layers[0]))[0]
-            found.append(h)
-        states.append(torch.stack(found[::order]))
+            states_of_reader.append(h)
+        states.append(torch.stack(states_of_reader[::order]))
     return torch.cat(states, dim=-1)
 
 
-def sentence(encoder: AttentionGRU, source_SD: Tensor, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """One pair without padding, the two GRUs of a step by torch's cell: the read-out of every step, and the weights."""
-    a_SA = read_alone(encoder, source_SD)
+def translate_sentence(encoder: AttentionGRU, source_SD: Tensor, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the read-outs and attention weights of one pair without padding, computed with torch's GRU cell."""
+    a_SA = annotate_sentence(encoder, source_SD)
     s = torch.tanh(encoder.start(a_SA.mean(0)))
     no_bias = s.new_zeros(3 * UNITS)
     first = encoder.word.weight, encoder.word_recurrent.weight, encoder.word.bias, no_bias
@@ -90,30 +90,30 @@ def sentence(encoder: AttentionGRU, source_SD: Tensor, x_TD: Tensor) -> tuple[Te
     return torch.stack(outputs), torch.stack(weights)
 
 
-def test_every_sentence_is_what_torchs_cells_make_of_it_alone() -> None:
-    """Values and all gradients; what stands in the padding counts for nothing."""
+def test_each_sentence_equals_torch_gru_cells_without_padding() -> None:
+    """Outputs and all gradients are compared; padding gets no gradient."""
     encoder, (source_BSD, x_BTD) = build(), vectors()
     inputs = [source_BSD.requires_grad_(), x_BTD.requires_grad_(), *encoder.parameters()]
-    state = encoder.read(source_BSD, there())
-    found = encoder(x_BTD, state)
-    alone = [
-        sentence(encoder, source_SD[:length], x_TD)
+    state = encoder.read(source_BSD, source_mask())
+    encoded = encoder(x_BTD, state)
+    references = [
+        translate_sentence(encoder, source_SD[:length], x_TD)
         for source_SD, x_TD, length in zip(source_BSD, x_BTD, LENGTHS, strict=True)
     ]
-    expected = torch.stack([output for output, _ in alone])
-    torch.testing.assert_close(found.output, expected, **EXACT)
-    assert torch.equal(found.output, found.raw)
-    theirs = gradients(expected, inputs)
-    torch.testing.assert_close(gradients(found.output, inputs), theirs, rtol=1e-10, atol=1e-12)
-    assert not theirs[0][~there()].any()
+    expected = torch.stack([output for output, _ in references])
+    torch.testing.assert_close(encoded.output, expected, **EXACT)
+    assert torch.equal(encoded.output, encoded.raw)
+    expected_gradients = gradients(expected, inputs)
+    torch.testing.assert_close(gradients(encoded.output, inputs), expected_gradients, rtol=1e-10, atol=1e-12)
+    assert not expected_gradients[0][~source_mask()].any()
     weights_BTS = encoder.attention(x_BTD, state)
-    for row, (_, weights_TS), length in zip(weights_BTS, alone, LENGTHS, strict=True):
+    for row, (_, weights_TS), length in zip(weights_BTS, references, LENGTHS, strict=True):
         torch.testing.assert_close(row[:, :length], weights_TS, **EXACT)
 
 
-def test_the_source_is_read_as_by_torchs_bidirectional_layer() -> None:
+def test_annotations_equal_torch_bidirectional_gru() -> None:
     encoder, (source_BSD, _) = build(), vectors()
-    layer = nn.GRU(SOURCE, UNITS, bidirectional=True, batch_first=True).double()
+    layer = nn.GRU(SOURCE_DIM, UNITS, bidirectional=True, batch_first=True).double()
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     with torch.no_grad():
         for reader, ending in ((encoder.rightward, ""), (encoder.leftward, "_reverse")):
@@ -121,74 +121,78 @@ def test_the_source_is_read_as_by_torchs_bidirectional_layer() -> None:
                 getattr(layer, name + ending).copy_(tensor)
     packed = pack_padded_sequence(source_BSD, torch.tensor(LENGTHS), batch_first=True, enforce_sorted=False)
     expected_BSA, _ = pad_packed_sequence(layer(packed)[0], batch_first=True)
-    found_BSA = encoder.read(source_BSD, there())["annotations"][0]
-    torch.testing.assert_close(found_BSA[there()], expected_BSA[there()], **EXACT)
+    actual_BSA = encoder.read(source_BSD, source_mask())["annotations"][0]
+    torch.testing.assert_close(actual_BSA[source_mask()], expected_BSA[source_mask()], **EXACT)
 
 
-def test_gradients_are_those_of_differences() -> None:
+def test_gradients_match_finite_differences() -> None:
     encoder, (source_BSD, x_BTD) = build(units=2, readout=2), vectors()
     inputs = source_BSD[1:, :4].contiguous().requires_grad_(), x_BTD[1:, :2].contiguous().requires_grad_()
 
     def translate(source_BSD: Tensor, x_BTD: Tensor, *_: Tensor) -> Tensor:
-        return encoder(x_BTD, encoder.read(source_BSD, there((1, 4), 4))).output  # type: ignore[no-any-return]
+        return encoder(x_BTD, encoder.read(source_BSD, source_mask((1, 4), 4))).output  # type: ignore[no-any-return]
 
     assert torch.autograd.gradcheck(translate, (*inputs, *encoder.parameters()))
 
 
-@pytest.mark.parametrize("cuts", [cuts for n in range(STEPS) for cuts in itertools.combinations(range(1, STEPS), n)])
-def test_a_target_may_come_in_any_pieces(cuts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "splits", [splits for n in range(STEPS) for splits in itertools.combinations(range(1, STEPS), n)]
+)
+def test_target_read_in_parts_equals_target_read_at_once(splits: tuple[int, ...]) -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
-    whole = encoder(x_BTD, encoder.read(source_BSD, there()))
-    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, there())
+    whole = encoder(x_BTD, encoder.read(source_BSD, source_mask()))
+    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, source_mask())
     outputs, weights = [], []
-    for piece_BTD in x_BTD.tensor_split(cuts, dim=1):
-        weights.append(encoder.attention(piece_BTD, state))
-        found = encoder(piece_BTD, state)
-        assert found.state.keys() == state.keys()
-        outputs.append(found.output)
-        state = found.state
+    for part_BTD in x_BTD.tensor_split(splits, dim=1):
+        weights.append(encoder.attention(part_BTD, state))
+        encoded = encoder(part_BTD, state)
+        assert encoded.state.keys() == state.keys()
+        outputs.append(encoded.output)
+        state = encoded.state
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole.output, **EXACT)
     torch.testing.assert_close(state["h"], whole.state["h"], **EXACT)
-    a_BTS = encoder.attention(x_BTD, encoder.read(source_BSD, there()))
+    a_BTS = encoder.attention(x_BTD, encoder.read(source_BSD, source_mask()))
     torch.testing.assert_close(torch.cat(weights, dim=1), a_BTS, **EXACT)
 
 
-def test_streams_are_selected_and_put_in_order_as_a_search_does_it() -> None:
+def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
     order = torch.tensor([2, 0, 0, 1, 2])
-    state = encoder(x_BTD[:, :2], encoder.read(source_BSD, there())).state
-    chosen: State = {name: tensor.index_select(1, order) for name, tensor in state.items()}
-    found = encoder(x_BTD[order, 2:], chosen).output
-    expected = encoder(x_BTD, encoder.read(source_BSD, there())).output[order, 2:]
-    torch.testing.assert_close(found, expected, **EXACT)
+    state = encoder(x_BTD[:, :2], encoder.read(source_BSD, source_mask())).state
+    reordered: State = {name: tensor.index_select(1, order) for name, tensor in state.items()}
+    actual = encoder(x_BTD[order, 2:], reordered).output
+    expected = encoder(x_BTD, encoder.read(source_BSD, source_mask())).output[order, 2:]
+    torch.testing.assert_close(actual, expected, **EXACT)
 
 
-def test_neither_neighbours_nor_padding_change_a_sentence() -> None:
+def test_batch_and_padding_do_not_change_a_sentence() -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
-    state = encoder.read(source_BSD, there())
-    together, weights_BTS = encoder(x_BTD, state).output, encoder.attention(x_BTD, state)
+    state = encoder.read(source_BSD, source_mask())
+    batched, weights_BTS = encoder(x_BTD, state).output, encoder.attention(x_BTD, state)
     longer_BSD = F.pad(source_BSD, (0, 0, 0, 9), value=-50.0)
-    padded = encoder.read(longer_BSD, there(positions=POSITIONS + 9))
-    torch.testing.assert_close(encoder(x_BTD, padded).output, together, **EXACT)
+    padded = encoder.read(longer_BSD, source_mask(positions=POSITIONS + 9))
+    torch.testing.assert_close(encoder(x_BTD, padded).output, batched, **EXACT)
     torch.testing.assert_close(encoder.attention(x_BTD, padded), F.pad(weights_BTS, (0, 9)), **EXACT)
     for row, length in enumerate(LENGTHS):
-        one = slice(row, row + 1)
-        alone = encoder.read(source_BSD[one, :length], there((length,), length))
-        torch.testing.assert_close(encoder(x_BTD[one], alone).output, together[one], **EXACT)
-        torch.testing.assert_close(encoder(x_BTD[one], select_streams(state, one)).output, together[one], **EXACT)
+        stream = slice(row, row + 1)
+        alone = encoder.read(source_BSD[stream, :length], source_mask((length,), length))
+        torch.testing.assert_close(encoder(x_BTD[stream], alone).output, batched[stream], **EXACT)
+        torch.testing.assert_close(
+            encoder(x_BTD[stream], select_streams(state, stream)).output, batched[stream], **EXACT
+        )
 
 
-def test_attention_is_a_distribution_over_the_words_that_are_there() -> None:
+def test_attention_is_a_distribution_without_padding() -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
-    weights_BTS = encoder.attention(x_BTD, encoder.read(source_BSD, there()))
+    weights_BTS = encoder.attention(x_BTD, encoder.read(source_BSD, source_mask()))
     assert weights_BTS.shape == (STREAMS, STEPS, POSITIONS)
     torch.testing.assert_close(weights_BTS.sum(-1), torch.ones(STREAMS, STEPS, dtype=torch.float64), **EXACT)
-    assert ((weights_BTS > 0) == there()[:, None]).all()
+    assert ((weights_BTS > 0) == source_mask()[:, None]).all()
     assert weights_BTS[0].std() > 0.01
 
 
-def test_the_published_model_is_counted_exactly() -> None:
-    """Press & Wolf (2017), without the word vectors and the bias of the vocabulary; the names are the tutorial's."""
+def test_published_model_has_the_published_parameter_count() -> None:
+    """Press & Wolf (2017) without word vectors and output bias; comments give the tutorial's parameter names."""
     word, units = 500, 1000
     annotation = 2 * units
     gru = word * 3 * units + units * 3 * units + 3 * units  # W, Wx; U, Ux; b, bx
@@ -205,7 +209,7 @@ def test_the_published_model_is_counted_exactly() -> None:
     assert (encoder.source_dim, encoder.input_dim, encoder.dim) == (500, 500, 500)
 
 
-def test_it_starts_as_the_tutorials_program_does() -> None:
+def test_parameters_are_initialised_as_in_the_tutorial() -> None:
     torch.manual_seed(0)
     encoder = AttentionGRU(40, 50, units=30).double()
     square = ("word_recurrent", "context_recurrent", "keys", "weight_hh")
@@ -220,104 +224,106 @@ def test_it_starts_as_the_tutorials_program_does() -> None:
             assert parameter.mean().abs() < 0.01, name
 
 
-def test_dropout_is_on_both_sides_vectors_and_on_the_read_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_acts_on_source_target_and_readout(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, plain, (source_BSD, x_BTD) = build(dropout=0.5), build(), vectors()
-    drawn: list[tuple[Tensor, Tensor]] = []
-    draw = F.dropout
+    calls: list[tuple[Tensor, Tensor]] = []
+    dropout = F.dropout
 
     def record(x: Tensor, rate: float, training: bool) -> Tensor:
-        kept = draw(x, rate, training)
+        output = dropout(x, rate, training)
         if rate > 0:
-            drawn.append((x, kept))
-        return kept
+            calls.append((x, output))
+        return output
 
     monkeypatch.setattr(F, "dropout", record)
-    found = encoder(x_BTD, encoder.read(source_BSD, there()))
-    (source, kept_source), (target, kept_target), (readout, kept_readout) = drawn
+    encoded = encoder(x_BTD, encoder.read(source_BSD, source_mask()))
+    (source, dropped_source), (target, dropped_target), (readout, dropped_readout) = calls
     assert source is source_BSD
     assert target is x_BTD
-    assert readout is found.raw
-    assert kept_readout is found.output
-    assert all(torch.equal(kept[kept != 0], 2 * before[kept != 0]) and (kept == 0).any() for before, kept in drawn)
-    expected = plain.eval()(kept_target, plain.read(kept_source, there()))
-    torch.testing.assert_close(found.raw, expected.output, **EXACT)
-    torch.testing.assert_close(found.state["h"], expected.state["h"], **EXACT)
+    assert readout is encoded.raw
+    assert dropped_readout is encoded.output
+    assert all(torch.equal(after[after != 0], 2 * before[after != 0]) and (after == 0).any() for before, after in calls)
+    expected = plain.eval()(dropped_target, plain.read(dropped_source, source_mask()))
+    torch.testing.assert_close(encoded.raw, expected.output, **EXACT)
+    torch.testing.assert_close(encoded.state["h"], expected.state["h"], **EXACT)
     encoder.eval()
-    undropped = encoder(x_BTD, encoder.read(source_BSD, there())).output
-    assert torch.equal(undropped, plain(x_BTD, plain.read(source_BSD, there())).output)
+    undropped = encoder(x_BTD, encoder.read(source_BSD, source_mask())).output
+    assert torch.equal(undropped, plain(x_BTD, plain.read(source_BSD, source_mask())).output)
 
 
-def test_training_reaches_every_parameter_but_the_bias_that_means_nothing() -> None:
-    """A constant beside all scores: it has a gradient, as processes that train together must find, and it is 0."""
+def test_every_parameter_but_the_score_bias_has_nonzero_gradient() -> None:
+    """This bias shifts all scores equally. Its gradient is 0 but not None, because processes exchange it."""
     encoder, (source_BSD, x_BTD) = build(dropout=0.1), vectors()
-    encoder(x_BTD, encoder.read(source_BSD, there())).output.square().sum().backward()
+    encoder(x_BTD, encoder.read(source_BSD, source_mask())).output.square().sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
         assert (parameter.grad.abs() > 1e-9).any() == (name != "score.bias"), name
 
 
-def test_copies_and_narrow_numbers_train() -> None:
+def test_copies_train_in_float32_and_bfloat16() -> None:
     encoder, (source_BSD, x_BTD) = build(dropout=0.1), vectors()
     copied = copy.deepcopy(encoder).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        state = copied.read(source_BSD.float(), there())
-        found = copied(x_BTD.float(), state)
-    found.output.float().square().sum().backward()
-    assert state["h"].dtype == found.state["h"].dtype == torch.float32
+        state = copied.read(source_BSD.float(), source_mask())
+        encoded = copied(x_BTD.float(), state)
+    encoded.output.float().square().sum().backward()
+    assert state["h"].dtype == encoded.state["h"].dtype == torch.float32
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in copied.parameters())
     assert all(parameter.grad is None for parameter in encoder.parameters())
-    narrow = copy.deepcopy(encoder).bfloat16()
-    state = narrow.read(source_BSD.bfloat16(), there())
-    assert narrow(x_BTD.bfloat16(), state).output.isfinite().all()
+    rounded = copy.deepcopy(encoder).bfloat16()
+    state = rounded.read(source_BSD.bfloat16(), source_mask())
+    assert rounded(x_BTD.bfloat16(), state).output.isfinite().all()
 
 
-def test_bfloat16_products_stay_near_the_numbers() -> None:
+def test_bfloat16_autocast_is_close_to_float32() -> None:
     encoder, (source_BSD, x_BTD) = build().float(), vectors()
-    expected = encoder(x_BTD.float(), encoder.read(source_BSD.float(), there())).output
+    expected = encoder(x_BTD.float(), encoder.read(source_BSD.float(), source_mask())).output
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = encoder(x_BTD.float(), encoder.read(source_BSD.float(), there())).output
-    torch.testing.assert_close(found.float(), expected, rtol=0.0, atol=0.1)
-    assert (found.float() - expected).abs().mean() < 0.02
+        actual = encoder(x_BTD.float(), encoder.read(source_BSD.float(), source_mask())).output
+    torch.testing.assert_close(actual.float(), expected, rtol=0.0, atol=0.1)
+    assert (actual.float() - expected).abs().mean() < 0.02
 
 
-def test_no_number_is_asked_for() -> None:
-    """Where tensors have no values, whatever asks for one fails: on a GPU it would wait."""
-    encoder = AttentionGRU(SOURCE, TARGET, units=UNITS, dropout=0.1).to("meta")
-    source_BSD, x_BTD = torch.empty(2, 7, SOURCE, device="meta"), torch.empty(2, 3, TARGET, device="meta")
-    found = encoder(x_BTD, encoder.read(source_BSD, torch.ones(2, 7, dtype=torch.bool, device="meta")))
-    assert found.output.shape == (2, 3, TARGET)
+def test_forward_reads_no_tensor_values() -> None:
+    """Reading a value of a meta tensor fails; on a GPU it would wait for the device."""
+    encoder = AttentionGRU(SOURCE_DIM, TARGET_DIM, units=UNITS, dropout=0.1).to("meta")
+    source_BSD, x_BTD = torch.empty(2, 7, SOURCE_DIM, device="meta"), torch.empty(2, 3, TARGET_DIM, device="meta")
+    encoded = encoder(x_BTD, encoder.read(source_BSD, torch.ones(2, 7, dtype=torch.bool, device="meta")))
+    assert encoded.output.shape == (2, 3, TARGET_DIM)
     assert not encoder.waits
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_gpu_is_not_waited_for_and_agrees(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_agrees_with_cpu_without_synchronising(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # By default cuDNN rounds the factors of a recurrence in float32 to TF32, which is not what is compared here.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     encoder, (source_BSD, x_BTD) = build().float(), vectors()
-    expected = encoder(x_BTD.float(), encoder.read(source_BSD.float(), there())).output
-    theirs = gradients(expected, list(encoder.parameters()))
+    expected = encoder(x_BTD.float(), encoder.read(source_BSD.float(), source_mask())).output
+    expected_gradients = gradients(expected, list(encoder.parameters()))
     on_gpu = copy.deepcopy(encoder).cuda()
-    arguments = [each.cuda() for each in (source_BSD.float(), x_BTD.float(), there())]
+    arguments = [tensor.cuda() for tensor in (source_BSD.float(), x_BTD.float(), source_mask())]
     torch.cuda.set_sync_debug_mode("error")
     try:
         with warnings.catch_warnings(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
             warnings.simplefilter("error")
-            found = on_gpu(arguments[1], on_gpu.read(arguments[0], arguments[2])).output.float()
-        ours = gradients(found, list(on_gpu.parameters()))
+            actual = on_gpu(arguments[1], on_gpu.read(arguments[0], arguments[2])).output.float()
+        actual_gradients = gradients(actual, list(on_gpu.parameters()))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     tolerance: dict[str, Any] = {"rtol": 0.0, "atol": 0.2 if autocast else 1e-3}
-    torch.testing.assert_close(found.cpu(), expected, **tolerance)
+    torch.testing.assert_close(actual.cpu(), expected, **tolerance)
     if not autocast:
-        torch.testing.assert_close([each.cpu() for each in ours], list(theirs), **tolerance)
+        torch.testing.assert_close(
+            [gradient.cpu() for gradient in actual_gradients], list(expected_gradients), **tolerance
+        )
 
 
-def test_a_recipe_builds_it() -> None:
+def test_recipe_builds_the_encoder() -> None:
     settings = TypeAdapter(ENCODERS.settings()).validate_python({"kind": "attention_gru", "units": UNITS})
-    encoder = ENCODERS.build(settings, {"source_dim": SOURCE, "input_dim": TARGET})
+    encoder = ENCODERS.build(settings, {"source_dim": SOURCE_DIM, "input_dim": TARGET_DIM})
     assert isinstance(encoder, AttentionGRU)
-    assert (encoder.source_dim, encoder.input_dim, encoder.dim) == (SOURCE, TARGET, TARGET)
+    assert (encoder.source_dim, encoder.input_dim, encoder.dim) == (SOURCE_DIM, TARGET_DIM, TARGET_DIM)
     assert encoder.reads_source
     assert not encoder.carries
     assert not Encoder.reads_source
@@ -325,7 +331,7 @@ def test_a_recipe_builds_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("arguments", "message"),
     [
         ({"units": 0}, "AttentionGRU: units = 0: must be at least 1"),
         ({"source_dim": 0}, "AttentionGRU: source_dim = 0: must be at least 1"),
@@ -333,6 +339,6 @@ def test_a_recipe_builds_it() -> None:
         ({"dropout": 1.0}, "AttentionGRU: dropout = 1.0: must be at least 0 and less than 1"),
     ],
 )
-def test_wrong_arguments_are_sentences(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        AttentionGRU(**{"source_dim": SOURCE, "input_dim": TARGET, "units": UNITS} | wrong)
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        AttentionGRU(**{"source_dim": SOURCE_DIM, "input_dim": TARGET_DIM, "units": UNITS} | arguments)

@@ -1,4 +1,4 @@
-"""The weight-dropped LSTM: torch's where nothing is dropped, and what is dropped where."""
+"""The weight-dropped LSTM equals torch without dropout, and drops weights and activations in the right places."""
 
 from __future__ import annotations
 
@@ -14,68 +14,66 @@ from reefknot.nn.encoders import awd_lstm
 from reefknot.nn.encoders.awd_lstm import AWDLSTM
 from reefknot.nn.encoders.stacked import run_layer
 
-from .authority import HIDDEN, IN, STREAMS, same_as_torch, vectors
+from .reference import HIDDEN, IN, STREAMS, assert_same_as_torch, vectors
 
 
 def output(encoder: AWDLSTM) -> Tensor:
-    found: Tensor = encoder(vectors(), encoder.initial_state(STREAMS)).output
-    return found
+    output_BTD: Tensor = encoder(vectors(), encoder.initial_state(STREAMS)).output
+    return output_BTD
 
 
-def test_values_and_gradients_are_those_of_torch() -> None:
+def test_values_and_gradients_equal_torch() -> None:
     torch.manual_seed(0)
-    same_as_torch(AWDLSTM(IN, HIDDEN).double())
+    assert_same_as_torch(AWDLSTM(IN, HIDDEN).double())
     rates = {"dropout_input": 0.4, "dropout_hidden": 0.25, "dropout_output": 0.4, "weight_drop": 0.5}
-    same_as_torch(AWDLSTM(IN, HIDDEN, **rates).double().eval())
+    assert_same_as_torch(AWDLSTM(IN, HIDDEN, **rates).double().eval())
 
 
 @pytest.mark.parametrize(
-    ("layers", "output_dim", "widths"), [(3, None, [7, 7, 5]), (1, None, [5]), (2, 4, [7, 4]), (3, 7, [7, 7, 7])]
+    ("layers", "output_dim", "dims"), [(3, None, [7, 7, 5]), (1, None, [5]), (2, 4, [7, 4]), (3, 7, [7, 7, 7])]
 )
-def test_the_last_layer_is_as_wide_as_the_input_or_as_told(
-    layers: int, output_dim: int | None, widths: list[int]
-) -> None:
+def test_last_layer_has_input_dim_or_output_dim(layers: int, output_dim: int | None, dims: list[int]) -> None:
     encoder = AWDLSTM(IN, HIDDEN, layers=layers, output_dim=output_dim).double()
-    assert [layer.hidden_size for layer in encoder.layers] == widths
-    assert encoder.dim == output(encoder).shape[-1] == widths[-1]
+    assert [layer.hidden_size for layer in encoder.layers] == dims
+    assert encoder.dim == output(encoder).shape[-1] == dims[-1]
 
 
 @pytest.fixture
 def weights(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
-    """The weights that every layer is run with."""
-    seen = []
+    """Record the weights that every layer is run with."""
+    recorded = []
 
-    def seeing(layer: nn.Module, x_BTD: Tensor, start: Any, weights: list[Tensor]) -> Any:
-        seen.append(weights)
+    def record(layer: nn.Module, x_BTD: Tensor, start: Any, weights: list[Tensor]) -> Any:
+        recorded.append(weights)
         return run_layer(layer, x_BTD, start, weights)
 
-    monkeypatch.setattr(awd_lstm, "run_layer", seeing)
-    return seen
+    monkeypatch.setattr(awd_lstm, "run_layer", record)
+    return recorded
 
 
-def test_numbers_of_the_recurrent_matrix_alone_are_dropped(weights: list[list[Tensor]]) -> None:
+def test_weight_drop_acts_on_the_recurrent_matrix_only(weights: list[list[Tensor]]) -> None:
     torch.manual_seed(0)
     encoder = AWDLSTM(IN, 50, weight_drop=0.3).double()
     output(encoder)
     for layer, (input_weight, recurrent, *biases) in zip(encoder.layers, weights, strict=True):
-        gone = recurrent == 0
-        assert gone.double().mean().item() == pytest.approx(0.3, abs=0.05 if layer.hidden_size > IN else 0.15)
-        torch.testing.assert_close(recurrent[~gone], layer.weight_hh_l0[~gone] / 0.7)
+        dropped = recurrent == 0
+        assert dropped.double().mean().item() == pytest.approx(0.3, abs=0.05 if layer.hidden_size > IN else 0.15)
+        torch.testing.assert_close(recurrent[~dropped], layer.weight_hh_l0[~dropped] / 0.7)
         assert torch.equal(input_weight, layer.weight_ih_l0)
         assert torch.equal(torch.stack(biases), torch.stack([layer.bias_ih_l0, layer.bias_hh_l0]))
 
 
-def test_weights_lie_as_cudnn_reads_them(weights: list[list[Tensor]]) -> None:
+def test_weights_are_contiguous_in_one_buffer_for_cudnn(weights: list[list[Tensor]]) -> None:
     encoder = AWDLSTM(IN, HIDDEN, weight_drop=0.5).double()
     output(encoder)
-    for each in weights:
-        storages = {weight.untyped_storage().data_ptr() for weight in each}
+    for layer_weights in weights:
+        storages = {weight.untyped_storage().data_ptr() for weight in layer_weights}
         assert len(storages) == 1
-        sizes = [weight.numel() for weight in each]
-        assert [weight.storage_offset() for weight in each] == [sum(sizes[:n]) for n in range(4)]
+        sizes = [weight.numel() for weight in layer_weights]
+        assert [weight.storage_offset() for weight in layer_weights] == [sum(sizes[:n]) for n in range(4)]
 
 
-def test_two_windows_of_training_differ_and_evaluation_uses_the_raw_weights(weights: list[list[Tensor]]) -> None:
+def test_every_window_has_a_new_mask_and_evaluation_has_none(weights: list[list[Tensor]]) -> None:
     torch.manual_seed(0)
     encoder = AWDLSTM(IN, HIDDEN, weight_drop=0.5).double()
     assert not torch.equal(output(encoder), output(encoder))
@@ -87,7 +85,7 @@ def test_two_windows_of_training_differ_and_evaluation_uses_the_raw_weights(weig
     assert all(used[1] is layer.weight_hh_l0 for used, layer in zip(weights, encoder.layers, strict=False))
 
 
-def test_gradients_reach_the_raw_weight_where_it_was_kept(weights: list[list[Tensor]]) -> None:
+def test_gradients_reach_the_weights_that_were_not_dropped(weights: list[list[Tensor]]) -> None:
     torch.manual_seed(0)
     encoder = AWDLSTM(IN, HIDDEN, layers=1, output_dim=HIDDEN, weight_drop=0.5).double()
     output(encoder).square().sum().backward()
@@ -99,26 +97,26 @@ def test_gradients_reach_the_raw_weight_where_it_was_kept(weights: list[list[Ten
     assert not torch.equal(output(encoder), before)
 
 
-def test_each_place_has_its_locked_dropout() -> None:
-    """With a constant input and no recurrence, what is dropped at a place is seen in the output."""
+def test_every_rate_drops_the_same_units_at_every_step() -> None:
+    """Only output dropout leaves zeros in the output, at the same units in every step."""
     torch.manual_seed(0)
-    x_BTD = vectors(width=60).float()
-    for place in ("dropout_input", "dropout_hidden", "dropout_output"):
-        encoder = AWDLSTM(60, 60, layers=2, **{place: 0.5})
-        drawn = encoder(x_BTD, encoder.initial_state(STREAMS))
-        again = encoder(x_BTD, encoder.initial_state(STREAMS))
-        assert not torch.equal(drawn.output, again.output)
-        gone = drawn.output == 0
-        assert gone.any().item() == (place == "dropout_output")
-        assert torch.equal(gone, gone[:, :1].expand_as(gone))
+    x_BTD = vectors(dim=60).float()
+    for rate in ("dropout_input", "dropout_hidden", "dropout_output"):
+        encoder = AWDLSTM(60, 60, layers=2, **{rate: 0.5})
+        first = encoder(x_BTD, encoder.initial_state(STREAMS))
+        second = encoder(x_BTD, encoder.initial_state(STREAMS))
+        assert not torch.equal(first.output, second.output)
+        dropped = first.output == 0
+        assert dropped.any().item() == (rate == "dropout_output")
+        assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
         # The penalties on activations read the last layer's output before dropout as well.
-        assert torch.equal(drawn.raw, again.raw) == (place == "dropout_output")
-        assert not (drawn.raw == 0).any()
+        assert torch.equal(first.raw, second.raw) == (rate == "dropout_output")
+        assert not (first.raw == 0).any()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [False, True])
-def test_cudnn_has_nothing_to_warn_of(autocast: bool) -> None:
+def test_cudnn_does_not_warn(autocast: bool) -> None:
     encoder = AWDLSTM(IN, HIDDEN, weight_drop=0.5).cuda()
     x_BTD, state = vectors().float().cuda(), encoder.initial_state(STREAMS, torch.device("cuda"))
     with warnings.catch_warnings(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
@@ -129,13 +127,13 @@ def test_cudnn_has_nothing_to_warn_of(autocast: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("arguments", "message"),
     [
         ({"weight_drop": 1.0}, "AWDLSTM: weight_drop = 1.0: must be at least 0 and less than 1"),
         ({"output_dim": 0}, "AWDLSTM: output_dim = 0: must be at least 1"),
         ({"layers": 0}, "AWDLSTM: layers = 0: must be at least 1"),
     ],
 )
-def test_wrong_arguments_are_sentences(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        AWDLSTM(IN, HIDDEN, **wrong)
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        AWDLSTM(IN, HIDDEN, **arguments)

@@ -1,6 +1,6 @@
-"""The encoder-decoder Transformer against torch's own layers, its memory against one window, padding against none.
+"""The encoder-decoder Transformer equals torch's layers; neither a KV cache nor padding changes its outputs.
 
-Shapes: B streams, S source steps, T target steps, D width.
+Shapes: B streams, S source steps, T target steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from reefknot.nn.models.translator import Translator
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
-from .stacks import (
+from .torch_stacks import (
+    DIM,
     HEADS,
     LAYERS,
     LENGTHS,
@@ -33,12 +34,11 @@ from .stacks import (
     STEPS,
     STREAMS,
     UNITS,
-    WIDTH,
+    assert_near,
     build,
-    by_torch,
-    close,
     gradients,
     source,
+    torch_output_and_attention,
     vectors,
 )
 
@@ -46,288 +46,290 @@ NORMS = pytest.mark.parametrize("norm", ["pre", "post"])
 
 
 @NORMS
-def test_the_stacks_are_torchs(norm: str) -> None:
+def test_outputs_gradients_and_attention_equal_torch(norm: str) -> None:
     encoder = build(norm=norm)
-    source_BSD, there_BS = source()
+    source_BSD, mask_BS = source()
     source_BSD.requires_grad_()
     x_BTD = vectors().requires_grad_()
-    state = encoder.read(source_BSD, there_BS)
-    found = encoder(x_BTD, state)
-    expected, looked = by_torch(encoder, source_BSD, there_BS, x_BTD)
+    state = encoder.read(source_BSD, mask_BS)
+    encoded = encoder(x_BTD, state)
+    expected, attention = torch_output_and_attention(encoder, source_BSD, mask_BS, x_BTD)
     inputs = [source_BSD, x_BTD, *encoder.parameters()]
-    close(found.output, expected)
-    close(gradients(found.output, inputs), gradients(expected, inputs))
-    close(encoder.attention(x_BTD, state), looked)
-    assert found.raw is found.output
+    assert_near(encoded.output, expected)
+    assert_near(gradients(encoded.output, inputs), gradients(expected, inputs))
+    assert_near(encoder.attention(x_BTD, state), attention)
+    assert encoded.raw is encoded.output
 
 
-def test_the_slots_of_a_cache_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_slots_are_computed_once_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = build()
     state = encoder.read(*source()) | encoder.decoding_state(STREAMS, steps=vectors().shape[1])
     expected = encoder.attention(vectors(), encoder.read(*source()))
-    monkeypatch.setattr(CacheSlots, "after", asked := Mock(wraps=CacheSlots.after))
-    close(encoder.attention(vectors(), state), expected)
-    assert asked.call_count == 1
+    monkeypatch.setattr(CacheSlots, "after", after := Mock(wraps=CacheSlots.after))
+    assert_near(encoder.attention(vectors(), state), expected)
+    assert after.call_count == 1
 
 
-def test_they_have_torchs_number_of_parameters() -> None:
-    theirs = nn.Transformer(WIDTH, HEADS, LAYERS, LAYERS, UNITS, batch_first=True)
-    assert sum(each.numel() for each in build().parameters()) == sum(each.numel() for each in theirs.parameters())
+def test_parameter_count_equals_torch_transformer() -> None:
+    reference = nn.Transformer(DIM, HEADS, LAYERS, LAYERS, UNITS, batch_first=True)
+    assert sum(p.numel() for p in build().parameters()) == sum(p.numel() for p in reference.parameters())
 
 
 # -- the source ------------------------------------------------------------------------------------------------------
 
 
 @NORMS
-def test_padding_and_batching_change_nothing(norm: str) -> None:
-    """Each pair alone, without its padding, is what it is beside the others, whatever the padding holds."""
+def test_padding_and_batching_do_not_change_outputs(norm: str) -> None:
+    """A pair alone and without padding has the same output as in a batch with any values at padding."""
     encoder = build(norm=norm)
-    source_BSD, there_BS = source()
-    state = encoder.read(source_BSD, there_BS)
-    filled = source_BSD.masked_fill(~there_BS[..., None], 1e3)
+    source_BSD, mask_BS = source()
+    state = encoder.read(source_BSD, mask_BS)
+    filled = source_BSD.masked_fill(~mask_BS[..., None], 1e3)
     longer = torch.cat([filled, vectors(3, seed=9)], dim=1)
-    padded = encoder.read(longer, torch.cat([there_BS, torch.zeros(STREAMS, 3, dtype=torch.bool)], dim=1))
-    together = encoder(vectors(), state).output
-    close(encoder(vectors(), padded).output, together)
-    close(encoder.attention(vectors(), padded)[..., :SOURCE], encoder.attention(vectors(), state))
+    padded = encoder.read(longer, torch.cat([mask_BS, torch.zeros(STREAMS, 3, dtype=torch.bool)], dim=1))
+    batched = encoder(vectors(), state).output
+    assert_near(encoder(vectors(), padded).output, batched)
+    assert_near(encoder.attention(vectors(), padded)[..., :SOURCE], encoder.attention(vectors(), state))
     for row, length in enumerate(LENGTHS):
-        only = slice(row, row + 1)
-        alone = encoder.read(source_BSD[only, :length], there_BS[only, :length])
-        close(encoder(vectors()[only], alone).output, together[only])
-        close(encoder(vectors()[only, :4], alone).output, together[only, :4])
-        close(encoder.attention(vectors()[only], alone), encoder.attention(vectors(), state)[only, :, :length])
+        stream = slice(row, row + 1)
+        alone = encoder.read(source_BSD[stream, :length], mask_BS[stream, :length])
+        assert_near(encoder(vectors()[stream], alone).output, batched[stream])
+        assert_near(encoder(vectors()[stream, :4], alone).output, batched[stream, :4])
+        assert_near(
+            encoder.attention(vectors()[stream], alone), encoder.attention(vectors(), state)[stream, :, :length]
+        )
 
 
 @NORMS
 def test_padding_has_no_gradient(norm: str) -> None:
     encoder = build(norm=norm)
-    source_BSD, there_BS = source()
+    source_BSD, mask_BS = source()
     source_BSD.requires_grad_()
-    output = encoder(vectors(), encoder.read(source_BSD, there_BS)).output
-    (found,) = gradients(output, [source_BSD])
-    assert not found[~there_BS].any()
-    assert (found[there_BS].abs().amax(-1) > 1e-6).all()
+    output = encoder(vectors(), encoder.read(source_BSD, mask_BS)).output
+    (gradient,) = gradients(output, [source_BSD])
+    assert not gradient[~mask_BS].any()
+    assert (gradient[mask_BS].abs().amax(-1) > 1e-6).all()
 
 
-def test_what_is_read_is_all_that_steps_need() -> None:
-    """Its entries have streams in dimension 1; keys and values of the source are computed once."""
+def test_source_keys_and_values_are_computed_once() -> None:
+    """State entries have streams in dimension 1, and keys and values of the source are computed once."""
     encoder = build()
     state = encoder.read(*source())
-    assert list(state) == ["there", "source.0", "source.1"]
-    assert torch.equal(state["there"], source()[1][None])
-    assert {state[f"source.{number}"].shape for number in range(LAYERS)} == {
-        (2, STREAMS, HEADS, SOURCE, WIDTH // HEADS)
-    }
-    made: list[int] = []
-    encoder.source_in.register_forward_hook(lambda *_: made.append(1))
+    assert list(state) == ["source_mask", "source.0", "source.1"]
+    assert torch.equal(state["source_mask"], source()[1][None])
+    assert {state[f"source.{number}"].shape for number in range(LAYERS)} == {(2, STREAMS, HEADS, SOURCE, DIM // HEADS)}
+    calls: list[int] = []
+    encoder.source_in.register_forward_hook(lambda *_: calls.append(1))
     for _ in range(2):
         after = encoder(vectors(), state).state
         assert all(after[name] is tensor for name, tensor in state.items())
         assert len(after) == len(state)
     encoder.attention(vectors(), state)
-    assert not made
+    assert not calls
     encoder.read(*source())
-    assert made == [1]
+    assert calls == [1]
 
 
 # -- the target ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", [0, 3, STEPS - 1])
-def test_a_later_token_changes_nothing_before(when: int) -> None:
+@pytest.mark.parametrize("step", [0, 3, STEPS - 1])
+def test_later_token_does_not_change_earlier_outputs(step: int) -> None:
     encoder = build()
     state = encoder.read(*source())
     changed = vectors()
-    changed[:, when, 0] += 1.0
+    changed[:, step, 0] += 1.0
     before, after = encoder(vectors(), state).output, encoder(changed, state).output
-    assert torch.equal(before[:, :when], after[:, :when])
-    assert ((before[:, when:] - after[:, when:]).abs().amax(-1) > 1e-6).all()
+    assert torch.equal(before[:, :step], after[:, :step])
+    assert ((before[:, step:] - after[:, step:]).abs().amax(-1) > 1e-6).all()
 
 
 @NORMS
-@pytest.mark.parametrize("cuts", [[7], [1] * 7, [3, 4], [4, 1, 2], [0, 2, 5]])
-def test_a_memory_joins_pieces_however_they_are_cut(norm: str, cuts: list[int]) -> None:
+@pytest.mark.parametrize("lengths", [[7], [1] * 7, [3, 4], [4, 1, 2], [0, 2, 5]])
+def test_kv_cache_equals_one_window_for_any_split(norm: str, lengths: list[int]) -> None:
     encoder = build(norm=norm)
     whole = encoder(vectors(), encoder.read(*source())).output
-    looked = encoder.attention(vectors(), encoder.read(*source()))
+    attention = encoder.attention(vectors(), encoder.read(*source()))
     state, read = encoder.decoding_state(STREAMS) | encoder.read(*source()), 0
-    for piece in torch.split(vectors(), cuts, dim=1):
-        steps = slice(read, read + piece.shape[1])
-        close(encoder.attention(piece, state), looked[:, steps])
-        found = encoder(piece, state)
-        assert found.state.keys() == state.keys()
-        state, read = found.state, steps.stop
-        close(found.output, whole[:, steps])
+    for part in torch.split(vectors(), lengths, dim=1):
+        steps = slice(read, read + part.shape[1])
+        assert_near(encoder.attention(part, state), attention[:, steps])
+        encoded = encoder(part, state)
+        assert encoded.state.keys() == state.keys()
+        state, read = encoded.state, steps.stop
+        assert_near(encoded.output, whole[:, steps])
         for number in range(LAYERS):
-            assert state[f"block.{number}"].shape == (2, STREAMS, HEADS, read, WIDTH // HEADS)
+            assert state[f"block.{number}"].shape == (2, STREAMS, HEADS, read, DIM // HEADS)
 
 
-def test_a_search_may_reorder_and_repeat_its_streams() -> None:
-    """Whatever a beam keeps, each of its streams is the window of its own source and its own steps."""
+def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:
+    """Every stream of a reordered state gives the same output as its source and steps read at once."""
     encoder = build()
-    source_BSD, there_BS = source()
+    source_BSD, mask_BS = source()
     x_BTD = vectors()
-    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, there_BS)
+    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, mask_BS)
     rows, steps = torch.arange(STREAMS), x_BTD[:, :0]
-    for step, kept in enumerate(([2, 0, 0, 1], [3, 3, 1], [0, 2, 1, 1, 0], [4, 1])):
+    for step, survivors in enumerate(([2, 0, 0, 1], [3, 3, 1], [0, 2, 1, 1, 0], [4, 1])):
         new = x_BTD[rows, step, None]
         output = encoder(new, state)
         steps = torch.cat([steps, new], dim=1)
-        expected = encoder(steps, encoder.read(source_BSD[rows], there_BS[rows])).output[:, -1:]
-        close(output.output, expected)
-        order = torch.tensor(kept)
+        expected = encoder(steps, encoder.read(source_BSD[rows], mask_BS[rows])).output[:, -1:]
+        assert_near(output.output, expected)
+        order = torch.tensor(survivors)
         state = {name: tensor.index_select(1, order) for name, tensor in output.state.items()}
         rows, steps = rows[order], steps[order]
 
 
-def test_a_memory_has_gradients() -> None:
+def test_gradients_flow_through_the_kv_cache() -> None:
     encoder = build()
-    source_BSD, there_BS = source()
+    source_BSD, mask_BS = source()
     x_BTD, source_BSD = vectors().requires_grad_(), source_BSD.requires_grad_()
     inputs = [x_BTD, source_BSD, *encoder.parameters()]
-    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | encoder.read(source_BSD, there_BS))
+    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | encoder.read(source_BSD, mask_BS))
     second = encoder(x_BTD[:, 4:], first.state)
-    found = torch.cat([first.output, second.output], dim=1)
-    whole = encoder(x_BTD, encoder.read(source_BSD, there_BS)).output
-    close(gradients(found, inputs), gradients(whole, inputs))
+    parts = torch.cat([first.output, second.output], dim=1)
+    whole = encoder(x_BTD, encoder.read(source_BSD, mask_BS)).output
+    assert_near(gradients(parts, inputs), gradients(whole, inputs))
 
 
 @NORMS
 def test_attention_sums_to_one_and_is_zero_on_padding(norm: str) -> None:
     encoder = build(norm=norm)
-    found = encoder.attention(vectors(), encoder.read(*source()))
-    assert found.shape == (STREAMS, STEPS, SOURCE)
-    close(found.sum(-1), torch.ones(STREAMS, STEPS, dtype=torch.float64))
-    there_BTS = source()[1][:, None].expand_as(found)
-    assert not found[~there_BTS].any()
-    assert (found[there_BTS] > 0).all()
+    attention = encoder.attention(vectors(), encoder.read(*source()))
+    assert attention.shape == (STREAMS, STEPS, SOURCE)
+    assert_near(attention.sum(-1), torch.ones(STREAMS, STEPS, dtype=torch.float64))
+    mask_BTS = source()[1][:, None].expand_as(attention)
+    assert not attention[~mask_BTS].any()
+    assert (attention[mask_BTS] > 0).all()
 
 
 # -- dropout and recomputing -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", ["dropout", "dropout_attention", "dropout_relu"])
-def test_each_rate_acts_in_both_stacks_in_training_alone(rate: str) -> None:
+def test_every_rate_acts_in_both_stacks_in_training_only(rate: str) -> None:
     encoder, plain = build(**{rate: 0.5}), build()
-    read, still = encoder.read(*source()), plain.read(*source())
-    for name, tensor in still.items():
-        assert torch.equal(read[name], tensor) == (name == "there"), name
-    close(plain(vectors(), still).output, encoder.eval()(vectors(), encoder.read(*source())).output)
-    dropped, expected = encoder.train()(vectors(), still).output, plain(vectors(), still).output
+    read, undropped = encoder.read(*source()), plain.read(*source())
+    for name, tensor in undropped.items():
+        assert torch.equal(read[name], tensor) == (name == "source_mask"), name
+    assert_near(plain(vectors(), undropped).output, encoder.eval()(vectors(), encoder.read(*source())).output)
+    dropped, expected = encoder.train()(vectors(), undropped).output, plain(vectors(), undropped).output
     assert ((dropped - expected).abs().amax((-1, -2)) > 1e-6).all()
     torch.manual_seed(4)
-    one = encoder(vectors(), encoder.read(*source())).output
+    first = encoder(vectors(), encoder.read(*source())).output
     torch.manual_seed(4)
-    assert torch.equal(encoder(vectors(), encoder.read(*source())).output, one)
+    assert torch.equal(encoder(vectors(), encoder.read(*source())).output, first)
 
 
-@pytest.mark.parametrize(("rate", "norm", "places"), [("dropout", "pre", 12), ("dropout_relu", "post", 4)])
-def test_dropout_is_called_where_it_belongs(rate: str, norm: str, places: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On both inputs, on 2 parts of a source block and 3 of a target block; on the units of each."""
+@pytest.mark.parametrize(("rate", "norm", "calls"), [("dropout", "pre", 12), ("dropout_relu", "post", 4)])
+def test_dropout_is_called_on_inputs_sublayers_or_hidden_units(
+    rate: str, norm: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On both inputs, 2 sublayers of a source block and 3 of a target block; or on the hidden units of each block."""
     encoder = build(**{rate: 0.25}, norm=norm)
-    drop, dropped = nn.functional.dropout, []
+    dropout, dropped = nn.functional.dropout, []
 
-    def counted(x: Tensor, p: float, training: bool) -> Tensor:
+    def record(x: Tensor, p: float, training: bool) -> Tensor:
         if p:
             dropped.append((p, training, x.shape[-1]))
-        return drop(x, p, training)
+        return dropout(x, p, training)
 
-    monkeypatch.setattr(nn.functional, "dropout", counted)
+    monkeypatch.setattr(nn.functional, "dropout", record)
     encoder(vectors(), encoder.read(*source()))
-    assert dropped == [(0.25, True, UNITS if rate == "dropout_relu" else WIDTH)] * places
+    assert dropped == [(0.25, True, UNITS if rate == "dropout_relu" else DIM)] * calls
 
 
 @NORMS
 @pytest.mark.parametrize("training", [True, False])
-def test_recomputing_changes_nothing(norm: str, training: bool) -> None:
+def test_recomputing_gives_bitwise_equal_results(norm: str, training: bool) -> None:
     rates = {"dropout": 0.3, "dropout_attention": 0.2, "dropout_relu": 0.4}
-    outcomes, computed = [], []
+    results, call_counts = [], []
     for recompute in (False, True):
         encoder = build(**rates, norm=norm, recompute=recompute).train(training)
         assert encoder.waits is recompute
         calls: list[int] = []
         for block in encoder.blocks:
             block.get_submodule("ffn_in").register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        source_BSD, there_BS = source()
+        source_BSD, mask_BS = source()
         inputs = [source_BSD.requires_grad_(), vectors().requires_grad_(), *encoder.parameters()]
         torch.manual_seed(3)
-        output = encoder(inputs[1], encoder.read(source_BSD, there_BS)).output
-        after = torch.rand(1)  # the generator goes on as if nothing had happened
-        outcomes.append((output, after, *gradients(output, inputs)))
-        computed.append(len(calls))
-    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
-    assert computed == [2 * LAYERS, 4 * LAYERS]
+        output = encoder(inputs[1], encoder.read(source_BSD, mask_BS)).output
+        after = torch.rand(1)  # recomputing must not advance the generator
+        results.append((output, after, *gradients(output, inputs)))
+        call_counts.append(len(calls))
+    assert all(torch.equal(value, recomputed) for value, recomputed in zip(*results, strict=True))
+    assert call_counts == [2 * LAYERS, 4 * LAYERS]
 
 
 # -- types, copies, devices ------------------------------------------------------------------------------------------
 
 
 @NORMS
-def test_narrow_numbers_are_in_the_products_alone(norm: str) -> None:
-    """Under autocast the sums, the norms and what comes out are float32; the state holds what was computed."""
+def test_autocast_keeps_sums_norms_and_outputs_in_float32(norm: str) -> None:
+    """Under autocast residual sums, norms and outputs are float32; the state is bfloat16."""
     encoder = build(norm=norm).float()
     sums: list[torch.dtype] = []
     for block in encoder.blocks:
         block.register_forward_hook(
-            lambda _module, _given, made: sums.append((made[0] if isinstance(made, tuple) else made).dtype)
+            lambda _module, _inputs, out: sums.append((out[0] if isinstance(out, tuple) else out).dtype)
         )
-    x_BTD, (source_BSD, there_BS) = vectors().bfloat16(), source()
+    x_BTD, (source_BSD, mask_BS) = vectors().bfloat16(), source()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        state = encoder.read(source_BSD.bfloat16(), there_BS)
-        fresh = encoder(x_BTD, state)
+        state = encoder.read(source_BSD.bfloat16(), mask_BS)
+        whole = encoder(x_BTD, state)
         first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | state)
         second = encoder(x_BTD[:, 4:], first.state)
-        looked = encoder.attention(x_BTD, state)
-    assert fresh.output.dtype == looked.dtype == torch.float32
+        attention = encoder.attention(x_BTD, state)
+    assert whole.output.dtype == attention.dtype == torch.float32
     assert set(sums) == {torch.float32}
     assert {name: tensor.dtype for name, tensor in second.state.items()} == {
-        name: torch.bool if name == "there" else torch.bfloat16 for name in second.state
+        name: torch.bool if name == "source_mask" else torch.bfloat16 for name in second.state
     }
-    torch.testing.assert_close(looked.sum(-1), torch.ones(STREAMS, STEPS))
-    torch.testing.assert_close(torch.cat([first.output, second.output], 1), fresh.output, rtol=0.03, atol=0.03)
-    wide = copy.deepcopy(encoder).double()
-    exact = wide(x_BTD.double(), wide.read(source_BSD.bfloat16().double(), there_BS)).output
-    assert 0.0 < float(((fresh.output - exact).norm() / exact.norm()).detach()) < 0.02
-    assert encoder(x_BTD.float(), state).output.dtype == torch.float32, "what was read narrow is used in float32"
+    torch.testing.assert_close(attention.sum(-1), torch.ones(STREAMS, STEPS))
+    torch.testing.assert_close(torch.cat([first.output, second.output], 1), whole.output, rtol=0.03, atol=0.03)
+    reference = copy.deepcopy(encoder).double()
+    exact = reference(x_BTD.double(), reference.read(source_BSD.bfloat16().double(), mask_BS)).output
+    assert 0.0 < float(((whole.output - exact).norm() / exact.norm()).detach()) < 0.02
+    assert encoder(x_BTD.float(), state).output.dtype == torch.float32, "a bfloat16 state can be used in float32"
 
 
-def test_copies_types_and_devices() -> None:
+def test_copy_gives_equal_outputs_and_moves_to_meta_device() -> None:
     encoder = build()
     expected = encoder(vectors(), encoder.read(*source())).output
-    again = copy.deepcopy(encoder)
-    assert torch.equal(again(vectors(), again.read(*source())).output, expected)
+    copied = copy.deepcopy(encoder)
+    assert torch.equal(copied(vectors(), copied.read(*source())).output, expected)
     assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
     assert not list(encoder.buffers())
-    again.to("meta")
-    state: State = again.decoding_state(STREAMS, torch.device("meta")) | again.read(
-        *(each.to("meta") for each in source())
+    copied.to("meta")
+    state: State = copied.decoding_state(STREAMS, torch.device("meta")) | copied.read(
+        *(tensor.to("meta") for tensor in source())
     )
     assert all(tensor.is_meta for tensor in state.values())
-    assert again(vectors().to("meta"), state).output.is_meta
+    assert copied(vectors().to("meta"), state).output.is_meta
 
 
-def test_it_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     encoder = build(layers=1).eval()
     state = encoder.read(*source())
     read = torch.compile(encoder.read, fullgraph=True, backend="eager")
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
-    close(read(*source())["source.0"], state["source.0"])
-    close(compiled(vectors(), state).output, encoder(vectors(), state).output)
+    assert_near(read(*source())["source.0"], state["source.0"])
+    assert_near(compiled(vectors(), state).output, encoder(vectors(), state).output)
 
 
 # -- parameters ------------------------------------------------------------------------------------------------------
 
 
-def test_how_it_starts() -> None:
-    """Queries, keys and values as matrices of their own; biases at zero, norms at one."""
+def test_initial_weights_are_xavier_uniform() -> None:
+    """Queries, keys and values are initialised as separate matrices, biases as zeros and norms as ones."""
     torch.manual_seed(0)
     encoder = EncoderDecoder(64, 64, layers=2, heads=4, ffn_dim=256)
     target = encoder.target_blocks[1]
     assert isinstance(encoder.source_blocks[1], SourceBlock)
     assert isinstance(target, TargetBlock)
     bound = math.sqrt(6 / (64 + 64))
-    narrow = [*target.attention_in.weight.chunk(3), target.cross_in.weight, *encoder.source_in.weight.chunk(4)]
-    for weight in narrow:
+    separate = [*target.attention_in.weight.chunk(3), target.cross_in.weight, *encoder.source_in.weight.chunk(4)]
+    for weight in separate:
         assert 0.97 * bound < float(weight.detach().abs().max()) * math.sqrt(2) <= bound
     for layer in (target.attention_out, target.cross_out):
         assert 0.97 * bound < float(layer.weight.detach().abs().max()) <= bound
@@ -338,17 +340,17 @@ def test_how_it_starts() -> None:
             assert (parameter == 1).all(), name
 
 
-def parameters_of(width: int, layers: int, ffn_dim: int, norm: str) -> int:
-    attention = 4 * (width**2 + width)  # queries, keys, values, what comes out
-    network = 2 * width * ffn_dim + ffn_dim + width
-    a_norm = 2 * width
-    source_block = attention + network + 2 * a_norm
-    target_block = 2 * attention + network + 3 * a_norm
-    return layers * (source_block + target_block) + (2 * a_norm if norm == "pre" else 0)
+def expected_parameters(dim: int, layers: int, ffn_dim: int, norm: str) -> int:
+    attention = 4 * (dim**2 + dim)  # queries, keys, values, output
+    network = 2 * dim * ffn_dim + ffn_dim + dim
+    norm_parameters = 2 * dim
+    source_block = attention + network + 2 * norm_parameters
+    target_block = 2 * attention + network + 3 * norm_parameters
+    return layers * (source_block + target_block) + (2 * norm_parameters if norm == "pre" else 0)
 
 
 @pytest.mark.parametrize(
-    ("width", "heads", "ffn_dim", "norm", "exact"),
+    ("dim", "heads", "ffn_dim", "norm", "count"),
     [
         # Base: 6 x (3,152,384 + 4,204,032); a norm has 1,024.
         (512, 8, 2048, "post", 44_138_496),
@@ -358,24 +360,24 @@ def parameters_of(width: int, layers: int, ffn_dim: int, norm: str) -> int:
         (1024, 16, 4096, "pre", 176_361_472),
     ],
 )
-def test_parameters_are_counted_exactly(width: int, heads: int, ffn_dim: int, norm: Any, exact: int) -> None:
+def test_parameter_counts_of_base_and_big_models(dim: int, heads: int, ffn_dim: int, norm: Any, count: int) -> None:
     with torch.device("meta"):
-        encoder = EncoderDecoder(width, width, heads=heads, ffn_dim=ffn_dim, norm=norm)
+        encoder = EncoderDecoder(dim, dim, heads=heads, ffn_dim=ffn_dim, norm=norm)
     assert all(parameter.is_meta for parameter in encoder.parameters())
-    found = sum(parameter.numel() for parameter in encoder.parameters())
-    assert found == parameters_of(width, 6, ffn_dim, norm) == exact
+    actual = sum(parameter.numel() for parameter in encoder.parameters())
+    assert actual == expected_parameters(dim, 6, ffn_dim, norm) == count
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_base_translator_with_one_table_is_its_stacks_and_the_table(bias: bool) -> None:
+def test_tied_base_translator_has_stacks_and_one_table(bias: bool) -> None:
     words = 37_000
     with torch.device("meta"):
         table = WordTable(words, 512)
         ends = Lookup(table, scale=512**0.5), Lookup(table, scale=512**0.5)
         model = Translator(*ends, EncoderDecoder(512, 512), Softmax(Plain(table, bias=bias)))
-    found = sum(parameter.numel() for parameter in model.parameters())
-    assert found == words * 512 + 44_140_544 + words * bias
-    assert found == (63_121_544 if bias else 63_084_544)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == words * 512 + 44_140_544 + words * bias
+    assert count == (63_121_544 if bias else 63_084_544)
 
 
 @NORMS
@@ -388,7 +390,7 @@ def test_every_parameter_has_a_gradient(norm: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("arguments", "message"),
     [
         ({"layers": 0}, "EncoderDecoder: layers = 0: must be at least 1"),
         ({"ffn_dim": 0}, "EncoderDecoder: ffn_dim = 0: must be at least 1"),
@@ -405,6 +407,6 @@ def test_every_parameter_has_a_gradient(norm: str) -> None:
         ({"dropout_relu": float("nan")}, "EncoderDecoder: dropout_relu = nan: must be at least 0"),
     ],
 )
-def test_wrong_arguments_are_sentences(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        EncoderDecoder(**{"source_dim": WIDTH, "input_dim": WIDTH, **SMALL, **wrong})
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        EncoderDecoder(**{"source_dim": DIM, "input_dim": DIM, **SMALL, **arguments})

@@ -1,6 +1,6 @@
-"""The recurrent highway network against its equations, written out once more.
+"""The recurrent highway network compared with a loop over its equations.
 
-Shapes: B streams, T steps, D width, H units.
+Shapes: B streams, T steps, D input dimensions, H hidden units.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reefknot.errors import SettingsError
 from reefknot.nn.encoders import highway
 from reefknot.nn.encoders.highway import RecurrentHighway
 
-from .authority import IN, STREAMS, Recorder, vectors
+from .reference import IN, STREAMS, Recorder, vectors
 
 HIDDEN, DEPTH = 4, 3
 
@@ -25,8 +25,8 @@ def build(**options: Any) -> RecurrentHighway:
     return RecurrentHighway(IN, HIDDEN, DEPTH, **options).double()
 
 
-def equations(encoder: RecurrentHighway, x_BTD: Tensor, s: Tensor, mask: Tensor | float = 1.0) -> Tensor:
-    """s_L of every step, s_BTH, with the matrices of h and t apart."""
+def highway_loop(encoder: RecurrentHighway, x_BTD: Tensor, s: Tensor, mask: Tensor | float = 1.0) -> Tensor:
+    """Return the state after the last layer of every step, s_BTH, with separate matrices for h and t."""
     input_h, input_t = encoder.input_weight.chunk(2)
     outputs = []
     for x in x_BTD.unbind(1):
@@ -48,52 +48,52 @@ def test_values_and_gradients_follow_the_equations(transform_bias: float) -> Non
     encoder = build(transform_bias=transform_bias)
     x_BTD = vectors().requires_grad_()
     start = torch.randn(1, STREAMS, HIDDEN, dtype=torch.float64, requires_grad=True)
-    found = encoder(x_BTD, {"h": start})
-    expected = equations(encoder, x_BTD, start[0])
-    torch.testing.assert_close(found.output, expected)
-    torch.testing.assert_close(found.state["h"][0], expected[:, -1])
+    encoded = encoder(x_BTD, {"h": start})
+    expected = highway_loop(encoder, x_BTD, start[0])
+    torch.testing.assert_close(encoded.output, expected)
+    torch.testing.assert_close(encoded.state["h"][0], expected[:, -1])
     inputs = [x_BTD, start, *encoder.parameters()]
-    gradients = [torch.autograd.grad(output.square().sum(), inputs) for output in (found.output, expected)]
+    gradients = [torch.autograd.grad(output.square().sum(), inputs) for output in (encoded.output, expected)]
     torch.testing.assert_close(*gradients)
 
 
-def test_gradients_are_those_of_differences() -> None:
+def test_gradients_match_finite_differences() -> None:
     encoder = build()
     x_BTD = vectors(streams=2, steps=2).requires_grad_()
     start = torch.randn(1, 2, HIDDEN, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, h, *_: encoder(x, {"h": h}).output, (x_BTD, start, *encoder.parameters()))
 
 
-def test_one_mask_holds_for_the_window_and_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_mask_is_used_for_all_steps_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(highway.window_mask)
     monkeypatch.setattr(highway, "window_mask", recorder)
     encoder = build(dropout_hidden=0.5)
     start = torch.randn(1, STREAMS, HIDDEN, dtype=torch.float64)
-    found = encoder(vectors(), {"h": start})
-    (mask,) = recorder.drawn
+    encoded = encoder(vectors(), {"h": start})
+    (mask,) = recorder.returned
     assert mask.shape == (STREAMS, 1, HIDDEN)
-    torch.testing.assert_close(found.output, equations(encoder, vectors(), start[0], mask[:, 0]))
+    torch.testing.assert_close(encoded.output, highway_loop(encoder, vectors(), start[0], mask[:, 0]))
 
 
 @pytest.mark.parametrize("rates", [(0.5, 0.0), (0.0, 0.5), (0.5, 0.75)])
-def test_masks_on_what_goes_in_and_comes_out(rates: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_acts_on_inputs_and_outputs(rates: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(highway.locked_dropout)
     monkeypatch.setattr(highway, "locked_dropout", recorder)
     encoder = build(dropout_input=rates[0], dropout_output=rates[1])
-    found = encoder(vectors(), encoder.initial_state(STREAMS))
-    dropped, output = recorder.drawn
+    encoded = encoder(vectors(), encoder.initial_state(STREAMS))
+    dropped, output = recorder.returned
     start = torch.zeros(STREAMS, HIDDEN, dtype=torch.float64)
-    torch.testing.assert_close(found.raw, equations(encoder, dropped, start))
-    assert found.output is output
-    for rate, before, after in zip(rates, (vectors(), found.raw), (dropped, output), strict=True):
-        kept = after != 0
-        assert kept.all() == (rate == 0.0)
-        torch.testing.assert_close(after[kept], before[kept] / (1 - rate))
-    assert torch.equal(found.state["h"][0], found.raw[:, -1])
+    torch.testing.assert_close(encoded.raw, highway_loop(encoder, dropped, start))
+    assert encoded.output is output
+    for rate, before, after in zip(rates, (vectors(), encoded.raw), (dropped, output), strict=True):
+        nonzero = after != 0
+        assert nonzero.all() == (rate == 0.0)
+        torch.testing.assert_close(after[nonzero], before[nonzero] / (1 - rate))
+    assert torch.equal(encoded.state["h"][0], encoded.raw[:, -1])
 
 
-def test_drawing_all_parameters_anew_keeps_the_transform_bias() -> None:
-    """Gates that are nearly shut keep the state nearly as it is."""
+def test_redrawing_all_parameters_keeps_the_transform_bias() -> None:
+    """With gates that are nearly closed the state hardly changes."""
     encoder = build(transform_bias=-20.0)
     with torch.no_grad():
         for parameter in encoder.parameters():
@@ -103,20 +103,20 @@ def test_drawing_all_parameters_anew_keeps_the_transform_bias() -> None:
     assert not any("offset" in name or "transform" in name for name in encoder.state_dict())
 
 
-def test_parameters_are_counted_exactly() -> None:
-    """Two gates, each with a matrix for the input, and with a matrix and a bias for every layer of a step."""
+def test_parameter_count_equals_the_formula() -> None:
+    """h and t each have an input matrix, and a recurrent matrix and a bias for every layer of a step."""
     encoder = RecurrentHighway(IN, HIDDEN, DEPTH)
     assert sum(p.numel() for p in encoder.parameters()) == 2 * HIDDEN * (IN + DEPTH * (HIDDEN + 1))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("arguments", "message"),
     [
         ({"depth": 0}, "RecurrentHighway: depth = 0: must be at least 1"),
         ({"transform_bias": float("nan")}, "RecurrentHighway: transform_bias = nan: must be a finite number"),
         ({"dropout_hidden": 1.0}, "RecurrentHighway: dropout_hidden = 1.0: must be at least 0 and less than 1"),
     ],
 )
-def test_wrong_arguments_are_sentences(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        RecurrentHighway(**{"input_dim": IN, "hidden_dim": HIDDEN, "depth": DEPTH, **wrong})
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        RecurrentHighway(**{"input_dim": IN, "hidden_dim": HIDDEN, "depth": DEPTH, **arguments})

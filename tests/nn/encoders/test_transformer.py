@@ -1,6 +1,6 @@
-"""The transformer against torch's own layer, its positions against the formula, its memory against one window.
+"""The Transformer equals torch's layers, its positions a formula, and reading with a KV cache reading at once.
 
-Shapes: B streams, T steps, D width.
+Shapes: B streams, T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from reefknot.nn.encoders import transformer
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.encoders.transformer import Block, Transformer, sinusoids
 
-STREAMS, STEPS, WIDTH, HEADS, UNITS = 3, 7, 8, 2, 20
+STREAMS, STEPS, DIM, HEADS, UNITS = 3, 7, 8, 2, 20
 SMALL: dict[str, Any] = {"layers": 3, "heads": HEADS, "ffn_dim": UNITS}
 
 
 def build(**options: Any) -> Transformer:
-    """In float64, with every parameter away from where it starts."""
+    """Build a float64 encoder with noise added to every parameter, so that no bias is 0 and no norm is 1."""
     torch.manual_seed(0)
-    encoder = Transformer(WIDTH, **SMALL | options).double()
+    encoder = Transformer(DIM, **SMALL | options).double()
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
@@ -35,13 +35,13 @@ def build(**options: Any) -> Transformer:
 
 def vectors(steps: int = STEPS) -> Tensor:
     torch.manual_seed(1)
-    return torch.randn(STREAMS, steps, WIDTH, dtype=torch.float64)
+    return torch.randn(STREAMS, steps, DIM, dtype=torch.float64)
 
 
-def authority(block: Block) -> nn.TransformerEncoderLayer:
-    """torch's layer with the block's own parameters."""
+def torch_layer(block: Block) -> nn.TransformerEncoderLayer:
+    """Return torch's layer with the parameters of a block."""
     layer = nn.TransformerEncoderLayer(
-        WIDTH, HEADS, UNITS, dropout=0.0, activation="relu", batch_first=True, norm_first=True, dtype=torch.float64
+        DIM, HEADS, UNITS, dropout=0.0, activation="relu", batch_first=True, norm_first=True, dtype=torch.float64
     )
     names = {
         "self_attn.in_proj_": "attention_in.",
@@ -51,213 +51,219 @@ def authority(block: Block) -> nn.TransformerEncoderLayer:
         "norm1.": "attention_norm.",
         "norm2.": "ffn_norm.",
     }
-    ours = dict(block.named_parameters())
-    assert len(ours) == 2 * len(names)
-    for theirs, name in names.items():
+    parameters = dict(block.named_parameters())
+    assert len(parameters) == 2 * len(names)
+    for torch_name, name in names.items():
         for kind in ("weight", "bias"):
-            holder, _, last = f"{theirs}{kind}".rpartition(".")
-            setattr(layer.get_submodule(holder), last, ours[f"{name}{kind}"])
+            module, _, attribute = f"{torch_name}{kind}".rpartition(".")
+            setattr(layer.get_submodule(module), attribute, parameters[f"{name}{kind}"])
     return layer
 
 
-def causal(steps: int) -> Tensor:
+def causal_mask(steps: int) -> Tensor:
     return nn.Transformer.generate_square_subsequent_mask(steps, dtype=torch.float64)
 
 
 def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return the gradients of a weighted sum of the outputs."""
     weights = torch.linspace(-1.0, 1.0, output.numel(), dtype=output.dtype).view_as(output)
     return torch.autograd.grad((output * weights).sum(), inputs)
 
 
-def test_a_block_is_torchs_layer() -> None:
+def test_block_equals_torch_encoder_layer() -> None:
     block = build().blocks[0]
     x_BTD = vectors().requires_grad_()
     inputs = [x_BTD, *block.parameters()]
-    found = block(x_BTD)[0]
-    expected = authority(block)(x_BTD, src_mask=causal(STEPS), is_causal=True)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(gradients(found, inputs), gradients(expected, inputs))
+    actual = block(x_BTD)[0]
+    expected = torch_layer(block)(x_BTD, src_mask=causal_mask(STEPS), is_causal=True)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(gradients(actual, inputs), gradients(expected, inputs))
 
 
 @pytest.mark.parametrize("final_norm", [False, True])
-def test_the_stack_is_torchs(final_norm: bool) -> None:
+def test_stack_equals_torch_encoder_layers(final_norm: bool) -> None:
     encoder = build(final_norm=final_norm)
     x_BTD = vectors().requires_grad_()
-    expected = x_BTD + sinusoids(0, STEPS, WIDTH, x_BTD.device)
+    expected = x_BTD + sinusoids(0, STEPS, DIM, x_BTD.device)
     for block in encoder.blocks:
-        expected = authority(block)(expected, src_mask=causal(STEPS), is_causal=True)
+        expected = torch_layer(block)(expected, src_mask=causal_mask(STEPS), is_causal=True)
     if encoder.final_norm is not None:
-        expected = F.layer_norm(expected, (WIDTH,), encoder.final_norm.weight, encoder.final_norm.bias, 1e-5)
-    found = encoder(x_BTD, {})
+        expected = F.layer_norm(expected, (DIM,), encoder.final_norm.weight, encoder.final_norm.bias, 1e-5)
+    encoded = encoder(x_BTD, {})
     inputs = [x_BTD, *encoder.parameters()]
-    torch.testing.assert_close(found.output, expected)
-    torch.testing.assert_close(gradients(found.output, inputs), gradients(expected, inputs))
-    assert found.raw is found.output
-    assert found.state == {}
+    torch.testing.assert_close(encoded.output, expected)
+    torch.testing.assert_close(gradients(encoded.output, inputs), gradients(expected, inputs))
+    assert encoded.raw is encoded.output
+    assert encoded.state == {}
 
 
-def test_positions_are_halves_of_sines_and_cosines() -> None:
-    found = sinusoids(3, 7, 10, torch.device("cpu"))
-    assert found.shape == (4, 10)
-    for row, position in enumerate((5, 6, 7, 8)):  # the first one is called 2
+def test_positions_are_sines_then_cosines() -> None:
+    actual = sinusoids(3, 7, 10, torch.device("cpu"))
+    assert actual.shape == (4, 10)
+    for row, position in enumerate((5, 6, 7, 8)):  # the first position has number 2
         for j in range(5):
             angle = position * math.exp(-j * math.log(10_000) / 4)
-            assert float(found[row, j]) == pytest.approx(math.sin(angle))
-            assert float(found[row, 5 + j]) == pytest.approx(math.cos(angle))
-    assert torch.equal(sinusoids(0, 9, 10, torch.device("cpu"))[3:7], found)
+            assert float(actual[row, j]) == pytest.approx(math.sin(angle))
+            assert float(actual[row, 5 + j]) == pytest.approx(math.cos(angle))
+    assert torch.equal(sinusoids(0, 9, 10, torch.device("cpu"))[3:7], actual)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 7])
-def test_positions_of_narrow_and_odd_widths(dim: int) -> None:
-    found = sinusoids(0, 5, dim, torch.device("cpu"))
-    assert found.shape == (5, dim)
-    assert found.isfinite().all()
-    assert dim % 2 == 0 or not found[:, -1].any()
+def test_positions_of_small_and_odd_dimensions_are_finite(dim: int) -> None:
+    positions = sinusoids(0, 5, dim, torch.device("cpu"))
+    assert positions.shape == (5, dim)
+    assert positions.isfinite().all()
+    assert dim % 2 == 0 or not positions[:, -1].any()
     assert Transformer(dim, layers=1, heads=1, ffn_dim=4)(torch.zeros(1, 5, dim), {}).output.isfinite().all()
 
 
-def test_positions_are_not_stored() -> None:
+def test_positions_are_not_in_the_state_dict() -> None:
     encoder = build()
     assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
     assert not list(encoder.buffers())
-    assert encoder(vectors(50), {}).output.shape == (STREAMS, 50, WIDTH)
+    assert encoder(vectors(50), {}).output.shape == (STREAMS, 50, DIM)
 
 
-def test_positions_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept for the longest window and all shorter ones of their power of two, wherever they begin."""
-    made = []
-    monkeypatch.setattr(transformer, "sinusoids", lambda *given: made.append(given[:2]) or sinusoids(*given))
+def test_positions_are_computed_once_per_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions are computed for a power of two of steps, and again only if a longer window comes."""
+    ranges = []
+    monkeypatch.setattr(
+        transformer, "sinusoids", lambda *arguments: ranges.append(arguments[:2]) or sinusoids(*arguments)
+    )
     encoder = build()
     for steps in (5, 7, 8, 6, 9, 16, 8):
-        found, fewer = (encoder(vectors(16)[:, :stop], {}).output for stop in (steps, 5))
-        torch.testing.assert_close(found[:, :5], fewer)
+        output, shorter = (encoder(vectors(16)[:, :stop], {}).output for stop in (steps, 5))
+        torch.testing.assert_close(output[:, :5], shorter)
     state = encoder.decoding_state(STREAMS)
     for step in range(12):
         state = encoder(vectors(16)[:, step, None], state).state
-    assert made == [(0, 8), (0, 16), (0, 1), (0, 2), (0, 4)]
+    assert ranges == [(0, 8), (0, 16), (0, 1), (0, 2), (0, 4)]
 
 
-def test_positions_follow_the_model() -> None:
-    """After a copy, in another type and on another device they are those of a model that never computed any."""
+def test_cached_positions_follow_copies_types_and_devices() -> None:
+    """A copied, converted or moved model gives the same outputs as a model that has not cached any positions."""
     encoder = build()
-    wide = encoder(vectors(), {}).output
-    again = copy.deepcopy(encoder)
-    assert torch.equal(again(vectors(), {}).output, wide)
-    narrow = encoder.float()(vectors().float(), {}).output
-    assert torch.equal(narrow, build().float()(vectors().float(), {}).output)
-    assert torch.equal(again(vectors(), {}).output, wide), "the copy keeps its own"
-    assert again.to("meta")(vectors().to("meta"), {}).output.is_meta
+    expected = encoder(vectors(), {}).output
+    copied = copy.deepcopy(encoder)
+    assert torch.equal(copied(vectors(), {}).output, expected)
+    rounded = encoder.float()(vectors().float(), {}).output
+    assert torch.equal(rounded, build().float()(vectors().float(), {}).output)
+    assert torch.equal(copied(vectors(), {}).output, expected), "converting the original does not change the copy"
+    assert copied.to("meta")(vectors().to("meta"), {}).output.is_meta
 
 
-def test_positions_that_an_evaluation_computed_serve_training() -> None:
+def test_positions_cached_in_inference_mode_work_in_training() -> None:
     encoder = build()
     with torch.inference_mode():
         expected = encoder(vectors(), {}).output.clone()
-    found = encoder(vectors(), {}).output
-    torch.testing.assert_close(found, expected)
-    assert all(each.isfinite().all() for each in gradients(found, list(encoder.parameters())))
+    actual = encoder(vectors(), {}).output
+    torch.testing.assert_close(actual, expected)
+    assert all(gradient.isfinite().all() for gradient in gradients(actual, list(encoder.parameters())))
 
 
-@pytest.mark.parametrize("when", range(STEPS))
-def test_a_later_token_changes_nothing_before(when: int) -> None:
+@pytest.mark.parametrize("step", range(STEPS))
+def test_later_token_does_not_change_earlier_outputs(step: int) -> None:
     encoder = build()
     changed = vectors()
-    changed[:, when, 0] += 1.0
+    changed[:, step, 0] += 1.0
     before, after = encoder(vectors(), {}).output, encoder(changed, {}).output
-    assert torch.equal(before[:, :when], after[:, :when])
-    assert ((before[:, when:] - after[:, when:]).abs().amax(-1) > 1e-6).all()
+    assert torch.equal(before[:, :step], after[:, :step])
+    assert ((before[:, step:] - after[:, step:]).abs().amax(-1) > 1e-6).all()
 
 
-@pytest.mark.parametrize("cuts", [[7], [1] * 7, [3, 4], [4, 1, 2], [1, 5, 1], [0, 2, 5]])
-def test_a_memory_joins_pieces_however_they_are_cut(cuts: list[int]) -> None:
+@pytest.mark.parametrize("lengths", [[7], [1] * 7, [3, 4], [4, 1, 2], [1, 5, 1], [0, 2, 5]])
+def test_kv_cache_equals_one_window_for_any_split(lengths: list[int]) -> None:
     encoder = build(final_norm=True)
     whole = encoder(vectors(), {}).output
     state, read = encoder.decoding_state(STREAMS), 0
-    pieces = []
-    for piece in vectors().split(cuts, dim=1):
-        found = encoder(piece, state)
-        state, read = found.state, read + piece.shape[1]
-        pieces.append(found.output)
+    outputs = []
+    for part in vectors().split(lengths, dim=1):
+        encoded = encoder(part, state)
+        state, read = encoded.state, read + part.shape[1]
+        outputs.append(encoded.output)
         assert list(state) == ["block.0", "block.1", "block.2"]
-        assert all(tensor.shape == (2, STREAMS, HEADS, read, WIDTH // HEADS) for tensor in state.values())
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+        assert all(tensor.shape == (2, STREAMS, HEADS, read, DIM // HEADS) for tensor in state.values())
+    torch.testing.assert_close(torch.cat(outputs, dim=1), whole)
 
 
-def test_a_memory_has_gradients() -> None:
+def test_gradients_flow_through_the_kv_cache() -> None:
     encoder = build()
     x_BTD = vectors().requires_grad_()
     inputs = [x_BTD, *encoder.parameters()]
     first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
     second = encoder(x_BTD[:, 4:], first.state)
-    found = torch.cat([first.output, second.output], dim=1)
-    torch.testing.assert_close(gradients(found, inputs), gradients(encoder(x_BTD, {}).output, inputs))
+    parts = torch.cat([first.output, second.output], dim=1)
+    torch.testing.assert_close(gradients(parts, inputs), gradients(encoder(x_BTD, {}).output, inputs))
 
 
-def test_a_window_is_computed_afresh() -> None:
+def test_state_is_not_carried_between_windows() -> None:
     encoder = build()
     assert not encoder.carries
     assert encoder.initial_state(STREAMS) == encoder(vectors(), {}).state == {}
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_recomputing_changes_nothing(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputing_gives_bitwise_equal_results(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"dropout": 0.3, "dropout_attention": 0.2, "dropout_relu": 0.4}
-    plain, again = (build(**rates, recompute=recompute).train(training) for recompute in (False, True))
-    outcomes, computed = [], []
-    for encoder in (plain, again):
+    plain, recomputing = (build(**rates, recompute=recompute).train(training) for recompute in (False, True))
+    results, call_counts = [], []
+    for encoder in (plain, recomputing):
         attend, calls = Block._attend, []
-        monkeypatch.setattr(Block, "_attend", lambda *given, a=attend, c=calls: c.append(1) or a(*given))
+        monkeypatch.setattr(Block, "_attend", lambda *arguments, a=attend, c=calls: c.append(1) or a(*arguments))
         x_BTD = vectors().requires_grad_()
         torch.manual_seed(3)
         output = encoder(x_BTD, {}).output
-        after = torch.rand(1)  # the generator goes on as if nothing had happened
-        outcomes.append((output, after, *gradients(output, [x_BTD, *encoder.parameters()])))
-        computed.append(len(calls))
+        after = torch.rand(1)  # recomputing must not advance the generator
+        results.append((output, after, *gradients(output, [x_BTD, *encoder.parameters()])))
+        call_counts.append(len(calls))
         monkeypatch.undo()
-    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
-    assert computed == [3, 6]
-    assert (plain.waits, again.waits) == (False, True)
+    assert all(torch.equal(value, recomputed) for value, recomputed in zip(*results, strict=True))
+    assert call_counts == [3, 6]
+    assert (plain.waits, recomputing.waits) == (False, True)
     with torch.no_grad():
-        torch.testing.assert_close(again.eval()(vectors(), {}).output, plain.eval()(vectors(), {}).output)
+        torch.testing.assert_close(recomputing.eval()(vectors(), {}).output, plain.eval()(vectors(), {}).output)
 
 
-def equations(encoder: Transformer, x_BTD: Tensor) -> Tensor:
-    """The blocks written out, with dropout called in their order: on the sum that goes in, then in each block on the
-    attention weights, on what attention adds, on the units, on what they add."""
-    x_BTD = F.dropout(x_BTD + sinusoids(0, x_BTD.shape[1], WIDTH, x_BTD.device), encoder.dropout, encoder.training)
+def transformer_equations(encoder: Transformer, x_BTD: Tensor) -> Tensor:
+    """Compute the blocks from their equations, with dropout in the same order as in the encoder.
+
+    Dropout acts on the input, then in every block on the attention weights, on the output of attention, on the hidden
+    units and on the output of the feed-forward network.
+    """
+    x_BTD = F.dropout(x_BTD + sinusoids(0, x_BTD.shape[1], DIM, x_BTD.device), encoder.dropout, encoder.training)
     block: Any
     for block in encoder.blocks:
         attention_rate = block.dropout_attention
-        normed = F.layer_norm(x_BTD, (WIDTH,), block.attention_norm.weight, block.attention_norm.bias)
-        made = []
+        normed = F.layer_norm(x_BTD, (DIM,), block.attention_norm.weight, block.attention_norm.bias)
+        projected = []
         for weight, bias in zip(block.attention_in.weight.chunk(3), block.attention_in.bias.chunk(3), strict=True):
-            made.append((normed @ weight.T + bias).view(*normed.shape[:2], HEADS, -1).transpose(1, 2))
-        q, k, v = made
-        scores = q @ k.mT / math.sqrt(WIDTH // HEADS) + causal(x_BTD.shape[1])
+            projected.append((normed @ weight.T + bias).view(*normed.shape[:2], HEADS, -1).transpose(1, 2))
+        q, k, v = projected
+        scores = q @ k.mT / math.sqrt(DIM // HEADS) + causal_mask(x_BTD.shape[1])
         weights = F.dropout(scores.softmax(-1), attention_rate, encoder.training)
         attended = (weights @ v).transpose(1, 2).flatten(2)
         attended = attended @ block.attention_out.weight.T + block.attention_out.bias
         x_BTD = x_BTD + F.dropout(attended, encoder.dropout, encoder.training)
-        normed = F.layer_norm(x_BTD, (WIDTH,), block.ffn_norm.weight, block.ffn_norm.bias)
+        normed = F.layer_norm(x_BTD, (DIM,), block.ffn_norm.weight, block.ffn_norm.bias)
         units = F.dropout(block.ffn_in(normed).relu(), block.dropout_relu, encoder.training)
         x_BTD = x_BTD + F.dropout(block.ffn_out(units), encoder.dropout, encoder.training)
     return x_BTD
 
 
 @pytest.mark.parametrize("rates", [(0.5, 0.0, 0.0), (0.0, 0.5, 0.0), (0.0, 0.0, 0.5), (0.3, 0.2, 0.4)])
-def test_each_rate_drops_where_it_should(rates: tuple[float, float, float]) -> None:
+def test_every_dropout_rate_acts_as_in_the_equations(rates: tuple[float, float, float]) -> None:
     names = ("dropout", "dropout_attention", "dropout_relu")
     encoder = build(**dict(zip(names, rates, strict=True)))
     torch.manual_seed(5)
-    found = encoder(vectors(), {}).output
+    actual = encoder(vectors(), {}).output
     torch.manual_seed(5)
-    torch.testing.assert_close(found, equations(encoder, vectors()))
-    assert not torch.allclose(found, encoder.eval()(vectors(), {}).output)
-    torch.testing.assert_close(encoder(vectors(), {}).output, equations(encoder, vectors()))
+    torch.testing.assert_close(actual, transformer_equations(encoder, vectors()))
+    assert not torch.allclose(actual, encoder.eval()(vectors(), {}).output)
+    torch.testing.assert_close(encoder(vectors(), {}).output, transformer_equations(encoder, vectors()))
 
 
-def test_how_it_starts() -> None:
-    """Queries, keys and values as three matrices of their own; biases at zero, norms at one."""
+def test_initial_weights_are_xavier_uniform() -> None:
+    """Queries, keys and values are initialised as separate matrices, biases as zeros and norms as ones."""
     torch.manual_seed(0)
     block = Block(64, 4, 256)
     bound = math.sqrt(6 / (64 + 64))
@@ -273,7 +279,7 @@ def test_how_it_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "layers", "ffn_dim", "final_norm", "exact"),
+    ("dim", "layers", "ffn_dim", "final_norm", "count"),
     [
         (1024, 16, 4096, False, 201_539_584),
         (1024, 16, 4096, True, 201_541_632),
@@ -281,32 +287,34 @@ def test_how_it_starts() -> None:
         (1536, 24, 8192, False, 831_000_576),
     ],
 )
-def test_parameters_are_counted_exactly(width: int, layers: int, ffn_dim: int, final_norm: bool, exact: int) -> None:
-    """The published models less their ends; 2,048 more with a final norm."""
+def test_parameter_counts_of_published_models(
+    dim: int, layers: int, ffn_dim: int, final_norm: bool, count: int
+) -> None:
+    """The published models without input and output ends; a final norm adds 2,048."""
     with torch.device("meta"):
-        encoder = Transformer(width, layers, 16, ffn_dim, final_norm=final_norm)
+        encoder = Transformer(dim, layers, 16, ffn_dim, final_norm=final_norm)
     assert all(parameter.is_meta for parameter in encoder.parameters())
-    assert sum(parameter.numel() for parameter in encoder.parameters()) == exact
-    block = 4 * (width**2 + width) + 2 * width * ffn_dim + ffn_dim + width + 4 * width
-    assert exact == layers * block + 2 * width * final_norm
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == count
+    block = 4 * (dim**2 + dim) + 2 * dim * ffn_dim + ffn_dim + dim + 4 * dim
+    assert count == layers * block + 2 * dim * final_norm
 
 
-def test_narrow_numbers_are_in_the_products_alone() -> None:
-    """Under autocast the sums, the norms and what comes out are float32, and the memory holds what was computed."""
+def test_autocast_keeps_outputs_in_float32() -> None:
+    """Under autocast the output is float32 and the KV cache is bfloat16."""
     encoder = build().float()
     x_BTD = vectors().bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fresh = encoder(x_BTD, {})
+        whole = encoder(x_BTD, {})
         first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
         second = encoder(x_BTD[:, 4:], first.state)
-    assert fresh.output.dtype == torch.float32
+    assert whole.output.dtype == torch.float32
     assert {tensor.dtype for tensor in second.state.values()} == {torch.bfloat16}
-    torch.testing.assert_close(torch.cat([first.output, second.output], 1), fresh.output, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(torch.cat([first.output, second.output], 1), whole.output, rtol=0.02, atol=0.02)
     exact = copy.deepcopy(encoder).double()(x_BTD.double(), {}).output
-    assert 0.0 < float(((fresh.output - exact).norm() / exact.norm()).detach()) < 0.02
+    assert 0.0 < float(((whole.output - exact).norm() / exact.norm()).detach()) < 0.02
 
 
-def test_it_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     encoder = build(layers=1).eval()
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(vectors(), {}).output, encoder(vectors(), {}).output)
@@ -315,7 +323,7 @@ def test_it_compiles_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("arguments", "message"),
     [
         ({"layers": 0}, "Transformer: layers = 0: must be at least 1"),
         ({"ffn_dim": 0}, "Transformer: ffn_dim = 0: must be at least 1"),
@@ -326,6 +334,6 @@ def test_it_compiles_whole() -> None:
         ({"dropout_relu": float("nan")}, "Transformer: dropout_relu = nan: must be at least 0"),
     ],
 )
-def test_wrong_arguments_are_sentences(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        Transformer(**{"input_dim": WIDTH, **SMALL, **wrong})
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Transformer(**{"input_dim": DIM, **SMALL, **arguments})

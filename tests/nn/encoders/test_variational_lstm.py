@@ -1,4 +1,4 @@
-"""Inan's variational LSTM: torch's where nothing is dropped, the equations where something is."""
+"""The variational LSTM of Inan et al. equals torch without dropout and the equations with dropout."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from reefknot.errors import SettingsError
 from reefknot.nn.encoders import variational_lstm
 from reefknot.nn.encoders.variational_lstm import VariationalLSTM
 
-from .authority import HIDDEN, IN, STREAMS, Recorder, plain_loop, same_as_torch, vectors
+from .reference import HIDDEN, IN, STREAMS, Recorder, assert_same_as_torch, lstm_loop, vectors
 
 
 @pytest.mark.parametrize("biases", [1, 2])
-def test_values_and_gradients_are_those_of_torch(biases: Literal[1, 2]) -> None:
+def test_values_and_gradients_equal_torch(biases: Literal[1, 2]) -> None:
     torch.manual_seed(0)
-    same_as_torch(VariationalLSTM(IN, HIDDEN, biases=biases).double())
+    assert_same_as_torch(VariationalLSTM(IN, HIDDEN, biases=biases).double())
 
 
-def test_evaluation_is_that_of_torch_whatever_the_rates() -> None:
+def test_evaluation_with_dropout_rates_equals_torch() -> None:
     torch.manual_seed(0)
-    same_as_torch(VariationalLSTM(IN, HIDDEN, dropout=0.5, dropout_input=0.5).double().eval())
+    assert_same_as_torch(VariationalLSTM(IN, HIDDEN, dropout=0.5, dropout_input=0.5).double().eval())
 
 
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The masks of the hidden states, as they are drawn."""
+    """Record the masks of the hidden states in the order in which they are drawn."""
     recorder = Recorder(variational_lstm.window_mask)
     monkeypatch.setattr(variational_lstm, "window_mask", recorder)
-    return recorder.drawn
+    return recorder.returned
 
 
-def test_a_layer_has_one_mask_in_time_and_upward(masks: list[Any]) -> None:
+def test_layer_uses_one_mask_for_its_state_and_its_output(masks: list[Any]) -> None:
     torch.manual_seed(0)
     encoder = VariationalLSTM(IN, HIDDEN, layers=2, dropout=0.4).double()
     x_BTD = vectors()
     start = {name: torch.randn(2, STREAMS, HIDDEN, dtype=torch.float64) for name in ("h", "c")}
-    found = encoder(x_BTD, start)
+    encoded = encoder(x_BTD, start)
     assert [mask.shape for mask in masks] == [(STREAMS, 1, HIDDEN)] * 2
     assert not torch.equal(*masks)
 
-    none = torch.ones(STREAMS, 1, dtype=torch.float64)
+    no_mask = torch.ones(STREAMS, 1, dtype=torch.float64)
     expected = x_BTD
-    for layer, mask, h_BH, c_BH, end in zip(
-        encoder.layers, masks, start["h"], start["c"], found.state["h"], strict=True
+    for layer, mask, h_BH, c_BH, last_state in zip(
+        encoder.layers, masks, start["h"], start["c"], encoded.state["h"], strict=True
     ):
-        raw, _ = plain_loop(layer, expected, h_BH, c_BH, [none] * 4, [mask[:, 0]] * 4)
-        torch.testing.assert_close(end, raw[:, -1])
+        raw, _ = lstm_loop(layer, expected, h_BH, c_BH, [no_mask] * 4, [mask[:, 0]] * 4)
+        torch.testing.assert_close(last_state, raw[:, -1])
         expected = raw * mask
-    torch.testing.assert_close(found.raw, raw)
-    torch.testing.assert_close(found.output, expected)
+    torch.testing.assert_close(encoded.raw, raw)
+    torch.testing.assert_close(encoded.output, expected)
 
 
-def test_every_window_has_new_masks_and_starts_from_an_undropped_state(masks: list[Any]) -> None:
+def test_every_window_has_new_masks_and_an_undropped_state(masks: list[Any]) -> None:
     torch.manual_seed(0)
     encoder = VariationalLSTM(IN, 40, layers=1, dropout=0.5)
     first = encoder(vectors().float(), encoder.initial_state(STREAMS))
@@ -65,25 +65,25 @@ def test_every_window_has_new_masks_and_starts_from_an_undropped_state(masks: li
     assert (first.state["c"] != 0).all()
 
 
-def test_units_are_absent_at_every_step_and_examples_differ() -> None:
+def test_mask_is_equal_at_every_step_and_differs_between_examples() -> None:
     torch.manual_seed(0)
     encoder = VariationalLSTM(IN, 60, dropout=0.5)
-    gone = encoder(vectors().float(), encoder.initial_state(STREAMS)).output == 0
-    assert torch.equal(gone, gone[:, :1].expand_as(gone))
-    assert len(gone[:, 0].unique(dim=0)) == STREAMS
+    dropped = encoder(vectors().float(), encoder.initial_state(STREAMS)).output == 0
+    assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
+    assert len(dropped[:, 0].unique(dim=0)) == STREAMS
 
 
-def test_dropout_at_the_input_is_a_rate_of_its_own(masks: list[Any]) -> None:
+def test_input_dropout_has_its_own_rate(masks: list[Any]) -> None:
     torch.manual_seed(0)
     encoder = VariationalLSTM(IN, HIDDEN, dropout_input=0.5)
-    found = encoder(vectors().float(), encoder.initial_state(STREAMS))
+    encoded = encoder(vectors().float(), encoder.initial_state(STREAMS))
     assert masks == [None, None]
-    assert torch.equal(found.output, found.raw)
-    assert not torch.equal(found.output, encoder.eval()(vectors().float(), encoder.initial_state(STREAMS)).output)
+    assert torch.equal(encoded.output, encoded.raw)
+    assert not torch.equal(encoded.output, encoder.eval()(vectors().float(), encoder.initial_state(STREAMS)).output)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("arguments", "message"),
     [
         ({"dropout": 1.0}, "VariationalLSTM: dropout = 1.0: must be at least 0 and less than 1"),
         ({"dropout_input": -0.1}, "VariationalLSTM: dropout_input = -0.1: must be at least 0"),
@@ -91,6 +91,6 @@ def test_dropout_at_the_input_is_a_rate_of_its_own(masks: list[Any]) -> None:
         ({"biases": 0}, "VariationalLSTM: biases = 0: must be 1 or 2"),
     ],
 )
-def test_wrong_arguments_are_sentences(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        VariationalLSTM(IN, HIDDEN, **wrong)
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        VariationalLSTM(IN, HIDDEN, **arguments)

@@ -1,4 +1,4 @@
-"""Adaptive input: every band to one width, in the order of the ids."""
+"""Adaptive input projects the vectors of all bands to one dimension and returns them in the order of the ids."""
 
 from __future__ import annotations
 
@@ -14,69 +14,69 @@ from reefknot.nn.inputs.adaptive import AdaptiveLookup
 from reefknot.nn.inputs.lookup import Lookup
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 
-WORDS, WIDTH, DIM = 12, 8, 6
+WORDS, TABLE_DIM, DIM = 12, 8, 6
 BOUNDS = (0, 3, 7, 12)
 
 
-def adaptive(scale: float = 1.0, dropout: float = 0.0) -> AdaptiveLookup:
+def adaptive_input(scale: float = 1.0, dropout: float = 0.0) -> AdaptiveLookup:
     torch.manual_seed(0)
-    table = BandedTable(WORDS, WIDTH, cutoffs=BOUNDS[1:-1], factor=2)
+    table = BandedTable(WORDS, TABLE_DIM, cutoffs=BOUNDS[1:-1], factor=2)
     return AdaptiveLookup(table, BandProjections(table, DIM), scale, dropout).double()
 
 
-def vector(lookup: AdaptiveLookup, word: int) -> Tensor:
-    """The paper's definition for one word."""
+def expected_vector(lookup: AdaptiveLookup, word: int) -> Tensor:
+    """Return the vector of one word by the definition of the paper."""
     band = sum(word >= start for start in BOUNDS[1:-1])
     row = lookup.table.tables[band].weight[word - BOUNDS[band]]
     return lookup.scale * lookup.projections.bands[band] @ row
 
 
 @pytest.mark.parametrize("shape", [(), (20,), (4, 5), (2, 2, 5), (3, 0)])
-def test_each_word_is_its_row_projected_in_its_place(shape: tuple[int, ...]) -> None:
-    lookup = adaptive(scale=3.0)
+def test_each_id_gives_the_projected_row_of_its_band(shape: tuple[int, ...]) -> None:
+    lookup = adaptive_input(scale=3.0)
     ids = torch.randint(WORDS, shape)
-    found = lookup(ids)
-    assert found.shape == (*shape, DIM)
-    for word, given in zip(ids.reshape(-1).tolist(), found.reshape(-1, DIM), strict=True):
-        torch.testing.assert_close(given, vector(lookup, word))
+    vectors = lookup(ids)
+    assert vectors.shape == (*shape, DIM)
+    for word, vector in zip(ids.reshape(-1).tolist(), vectors.reshape(-1, DIM), strict=True):
+        torch.testing.assert_close(vector, expected_vector(lookup, word))
 
 
-def test_vectors_are_those_of_all_words() -> None:
-    lookup = adaptive(scale=3.0)
+def test_vectors_equal_lookup_of_all_words() -> None:
+    lookup = adaptive_input(scale=3.0)
     torch.testing.assert_close(lookup.vectors(), lookup(torch.arange(WORDS)))
     assert lookup.tables() == lookup.table.tables
     assert (lookup.dim, lookup.vocab_size) == (DIM, WORDS)
 
 
-def test_one_band_is_a_lookup_and_its_projection() -> None:
+def test_one_band_equals_lookup_with_projection() -> None:
     torch.manual_seed(0)
-    table = BandedTable(WORDS, WIDTH, sizes=[])
-    one = AdaptiveLookup(table, BandProjections(table, DIM), scale=3.0).double()
-    other = Lookup(WordTable(WORDS, WIDTH), scale=3.0, project_to=DIM).double()
+    table = BandedTable(WORDS, TABLE_DIM, sizes=[])
+    adaptive_lookup = AdaptiveLookup(table, BandProjections(table, DIM), scale=3.0).double()
+    lookup = Lookup(WordTable(WORDS, TABLE_DIM), scale=3.0, project_to=DIM).double()
     with torch.no_grad():
-        for copy, parameter in zip(other.parameters(), one.parameters(), strict=True):
+        for copy, parameter in zip(lookup.parameters(), adaptive_lookup.parameters(), strict=True):
             copy.copy_(parameter)
-    ids, seed = torch.randint(WORDS, (3, 5)), torch.randn(3, 5, DIM, dtype=torch.float64)
-    torch.testing.assert_close(one(ids), other(ids))
-    one(ids).backward(seed)
-    other(ids).backward(seed)
-    for found, expected in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, expected.grad)
+    ids, output_gradient = torch.randint(WORDS, (3, 5)), torch.randn(3, 5, DIM, dtype=torch.float64)
+    torch.testing.assert_close(adaptive_lookup(ids), lookup(ids))
+    adaptive_lookup(ids).backward(output_gradient)
+    lookup(ids).backward(output_gradient)
+    for parameter, expected in zip(adaptive_lookup.parameters(), lookup.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad)
 
 
-def test_gradients_are_those_of_a_lookup_among_all_vectors() -> None:
-    lookup = adaptive()
-    ids, seed = torch.randint(WORDS, (3, 5)), torch.randn(3, 5, DIM, dtype=torch.float64)
+def test_gradients_equal_those_of_indexing_all_vectors() -> None:
+    lookup = adaptive_input()
+    ids, output_gradient = torch.randint(WORDS, (3, 5)), torch.randn(3, 5, DIM, dtype=torch.float64)
     parameters = list(lookup.parameters())
-    found = torch.autograd.grad(lookup(ids), parameters, seed)
-    expected = torch.autograd.grad(lookup.vectors()[ids], parameters, seed)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    actual = torch.autograd.grad(lookup(ids), parameters, output_gradient)
+    expected = torch.autograd.grad(lookup.vectors()[ids], parameters, output_gradient)
+    for gradient, expected_gradient in zip(actual, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("ids", [[0, 2], [11], []])
-def test_a_band_without_words_has_a_gradient_of_zeros(ids: list[int]) -> None:
-    lookup = adaptive()
+def test_band_without_words_has_zero_gradient(ids: list[int]) -> None:
+    lookup = adaptive_input()
     lookup(torch.tensor(ids, dtype=torch.long)).sum().backward()
     for band, (start, stop) in enumerate(pairwise(BOUNDS)):
         seen = any(start <= word < stop for word in ids)
@@ -85,8 +85,8 @@ def test_a_band_without_words_has_a_gradient_of_zeros(ids: list[int]) -> None:
             assert bool(parameter.grad.abs().sum() > 0) == seen
 
 
-def test_dropout_is_last_and_only_in_training() -> None:
-    lookup = adaptive(scale=3.0, dropout=0.5)
+def test_dropout_acts_last_and_only_in_training() -> None:
+    lookup = adaptive_input(scale=3.0, dropout=0.5)
     ids = torch.arange(WORDS)
     whole = lookup.vectors()
     torch.testing.assert_close(lookup.eval()(ids), whole)
@@ -94,43 +94,43 @@ def test_dropout_is_last_and_only_in_training() -> None:
     assert set(ratio.round(decimals=9).unique().tolist()) == {0.0, 2.0}
 
 
-def test_autocast_gives_what_the_projections_give() -> None:
-    lookup = adaptive(scale=3.0).float()
+def test_autocast_gives_bfloat16_vectors_close_to_float32() -> None:
+    lookup = adaptive_input(scale=3.0).float()
     ids = torch.randint(WORDS, (4, 5))
     with torch.autocast("cpu", torch.bfloat16):
-        found = lookup(ids)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), lookup(ids), rtol=2e-2, atol=2e-2)
-    found.sum().backward()
+        vectors = lookup(ids)
+    assert vectors.dtype == torch.bfloat16
+    torch.testing.assert_close(vectors.float(), lookup(ids), rtol=2e-2, atol=2e-2)
+    vectors.sum().backward()
     assert all(parameter.grad is not None for parameter in lookup.parameters())
 
 
 @pytest.mark.parametrize("sizes", [[], [3], [3, 4]])
-def test_in_one_graph_it_gives_the_same(sizes: list[int]) -> None:
-    """There every band looks up every id, and words of other bands must not show, in the gradient either."""
+def test_compiled_lookup_gives_equal_vectors_and_gradients(sizes: list[int]) -> None:
+    """A compiled lookup looks up every id in every band; words of other bands must not change values or gradients."""
     torch.manual_seed(0)
-    table = BandedTable(WORDS, WIDTH, sizes=sizes, factor=2)
+    table = BandedTable(WORDS, TABLE_DIM, sizes=sizes, factor=2)
     lookup = AdaptiveLookup(table, BandProjections(table, DIM), scale=3.0).double()
     torch.compiler.reset()
     compiled = torch.compile(deepcopy(lookup), backend="aot_eager", fullgraph=True)
     for ids in (torch.randint(WORDS, (4, 5)), torch.tensor([[0, 1, 2]]), torch.tensor([[WORDS - 1]])):
-        seed = torch.randn(*ids.shape, DIM, dtype=torch.float64)
-        found, expected = compiled(ids), lookup(ids)
-        torch.testing.assert_close(found, expected)
-        given = torch.autograd.grad(found, list(compiled.parameters()), seed)
-        wanted = torch.autograd.grad(expected, list(lookup.parameters()), seed)
-        for one, other in zip(given, wanted, strict=True):
-            torch.testing.assert_close(one, other)
-            assert torch.equal(one == 0, other == 0)
-    for wrong in (-1, WORDS):
-        for refusing in (lookup, compiled):
+        output_gradient = torch.randn(*ids.shape, DIM, dtype=torch.float64)
+        actual, expected = compiled(ids), lookup(ids)
+        torch.testing.assert_close(actual, expected)
+        gradients = torch.autograd.grad(actual, list(compiled.parameters()), output_gradient)
+        expected_gradients = torch.autograd.grad(expected, list(lookup.parameters()), output_gradient)
+        for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+            torch.testing.assert_close(gradient, expected_gradient)
+            assert torch.equal(gradient == 0, expected_gradient == 0)
+    for word in (-1, WORDS):
+        for module in (lookup, compiled):
             with pytest.raises(IndexError):
-                refusing(torch.tensor([[1, wrong]]))
+                module(torch.tensor([[1, word]]))
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_nothing_waits() -> None:
-    lookup = adaptive(scale=3.0)
+def test_gpu_lookup_does_not_synchronise() -> None:
+    lookup = adaptive_input(scale=3.0)
     ids = torch.randint(WORDS, (4, 5))
     expected = lookup(ids).detach()
     expected_gradients = torch.autograd.grad(lookup(ids).square().sum(), list(lookup.parameters()))
@@ -138,32 +138,32 @@ def test_on_a_gpu_nothing_waits() -> None:
     lookup(ids)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = lookup(ids)
-        gradients = torch.autograd.grad(found.square().sum(), list(lookup.parameters()))
+        actual = lookup(ids)
+        gradients = torch.autograd.grad(actual.square().sum(), list(lookup.parameters()))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    torch.testing.assert_close(found.cpu(), expected)
-    for one, other in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(one.cpu(), other)
+    torch.testing.assert_close(actual.cpu(), expected)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient.cpu(), expected_gradient)
 
 
-def test_a_copy_gives_the_same() -> None:
-    lookup = adaptive()
+def test_copy_gives_equal_vectors() -> None:
+    lookup = adaptive_input()
     ids = torch.randint(WORDS, (4, 5))
     assert torch.equal(deepcopy(lookup)(ids), lookup(ids))
 
 
-def test_state_dict_keys_and_the_meta_device() -> None:
+def test_state_dict_keys_on_the_meta_device() -> None:
     with torch.device("meta"):
-        table = BandedTable(WORDS, WIDTH, sizes=[3, 4], factor=2)
+        table = BandedTable(WORDS, TABLE_DIM, sizes=[3, 4], factor=2)
         lookup = AdaptiveLookup(table, BandProjections(table, DIM))
     assert {parameter.device.type for parameter in lookup.parameters()} == {"meta"}
-    assert list(lookup.state_dict()) == list(adaptive().state_dict())
+    assert list(lookup.state_dict()) == list(adaptive_input().state_dict())
     tables = [f"table.bands.{band}.weight" for band in range(3)]
     assert list(lookup.state_dict()) == tables + [f"projections.bands.{band}" for band in range(3)]
 
 
-def test_the_papers_first_band_has_a_projection_too() -> None:
+def test_parameter_count_includes_projection_of_first_band() -> None:
     with torch.device("meta"):
         table = BandedTable(267_744, 1024, sizes=[20_000, 40_000])
         lookup = AdaptiveLookup(table, BandProjections(table, 1024))
@@ -171,14 +171,14 @@ def test_the_papers_first_band_has_a_projection_too() -> None:
     assert sum(p.numel() for p in lookup.parameters()) == words + 1024 * (1024 + 256 + 64)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    table = BandedTable(WORDS, WIDTH, sizes=[3, 4], factor=2)
-    others = BandProjections(BandedTable(WORDS, WIDTH, sizes=[3], factor=2), DIM)
+def test_mismatched_tables_and_projections_are_rejected() -> None:
+    table = BandedTable(WORDS, TABLE_DIM, sizes=[3, 4], factor=2)
+    others = BandProjections(BandedTable(WORDS, TABLE_DIM, sizes=[3], factor=2), DIM)
     with pytest.raises(SettingsError, match=r"the dimensions \[8, 4\] but the table has \[8, 4, 2\]"):
         AdaptiveLookup(table, others)
     with pytest.raises(SettingsError, match="no matrix for it; set head = true"):
         AdaptiveLookup(table, BandProjections(table, DIM, head=False))
     with pytest.raises(SettingsError, match=r"adaptive lookup: .*banded"):
-        AdaptiveLookup(WordTable(WORDS, WIDTH), others)  # type: ignore[arg-type]
+        AdaptiveLookup(WordTable(WORDS, TABLE_DIM), others)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"adaptive lookup: dropout = 1\.5"):
         AdaptiveLookup(table, BandProjections(table, DIM), dropout=1.5)

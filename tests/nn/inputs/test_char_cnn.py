@@ -1,4 +1,4 @@
-"""Words from their spelling, against a plain loop over one word."""
+"""The character CNN computes vectors from spellings, compared with a loop over single words."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ WORDS = ["the", "<eos>", "a", "größe", "<unk>", "incomprehensibilities", "an"]
 FILTERS = [[1, 3], [2, 4], [5, 2]]
 
 
-def small(highway: int = 2, words: list[str] = WORDS, **options: Any) -> CharCNN:
+def small_cnn(highway: int = 2, words: list[str] = WORDS, **options: Any) -> CharCNN:
     torch.manual_seed(0)
     return CharCNN(spell(words, max_bytes=12), 6, FILTERS, byte_dim=5, highway=highway, **options).double()
 
 
-def by_hand(model: CharCNN, word: str) -> Tensor:
-    """One word, window by window."""
+def expected_vector(model: CharCNN, word: str) -> Tensor:
+    """Compute the vector of one word, one window of bytes at a time."""
     if word in ("<eos>", "<unk>"):
         return model.symbols[("<eos>", "<unk>").index(word)]
     letters = [model.bytes.weight[byte + 1] for byte in word.encode()[:12]] or [torch.zeros(5, dtype=torch.float64)]
-    found = []
+    features_of_word = []
     for convolution in model.convolutions:
         features, _, width = convolution.weight.shape
         padded = letters + [torch.zeros_like(letters[0])] * (width - 1)
         for feature in range(features):
             responses = [
-                sum(convolution.weight[feature, :, place] @ padded[start + place] for place in range(width))
+                sum(convolution.weight[feature, :, offset] @ padded[start + offset] for offset in range(width))
                 + convolution.bias[feature]
                 for start in range(len(letters))
             ]
-            found.append(torch.stack(responses).max().relu())
-    x = torch.stack(found)
+            features_of_word.append(torch.stack(responses).max().relu())
+    x = torch.stack(features_of_word)
     for layer in model.highway:
         new, gate = (layer.linear.weight @ x + layer.linear.bias).view(2, -1)
         x = gate.sigmoid() * x + (1 - gate.sigmoid()) * new.relu()
@@ -50,62 +50,65 @@ def by_hand(model: CharCNN, word: str) -> Tensor:
 
 
 @pytest.mark.parametrize("highway", [0, 1, 2])
-def test_it_is_the_loop_over_every_word(highway: int) -> None:
-    model = small(highway, scale=3.0)
+def test_vectors_equal_a_loop_over_words(highway: int) -> None:
+    model = small_cnn(highway, scale=3.0)
     ids = torch.tensor([[0, 1, 2, 3], [4, 5, 5, 6]])
-    found = model(ids)
-    assert found.shape == (2, 4, 6)
-    for word, given in zip(ids.flatten().tolist(), found.flatten(0, 1), strict=True):
-        torch.testing.assert_close(given, 3.0 * by_hand(model, WORDS[word]))
+    vectors = model(ids)
+    assert vectors.shape == (2, 4, 6)
+    for word, vector in zip(ids.flatten().tolist(), vectors.flatten(0, 1), strict=True):
+        torch.testing.assert_close(vector, 3.0 * expected_vector(model, WORDS[word]))
 
 
-def test_its_gradients_are_those_of_the_loop() -> None:
-    model = small()
-    seed = torch.randn(len(WORDS), 6, dtype=torch.float64)
+def test_gradients_equal_those_of_the_loop() -> None:
+    model = small_cnn()
+    output_gradient = torch.randn(len(WORDS), 6, dtype=torch.float64)
     parameters = list(model.parameters())
-    found = torch.autograd.grad(model(torch.arange(len(WORDS))), parameters, seed)
-    expected = torch.autograd.grad(torch.stack([by_hand(model, word) for word in WORDS]), parameters, seed)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    actual = torch.autograd.grad(model(torch.arange(len(WORDS))), parameters, output_gradient)
+    expected = torch.autograd.grad(
+        torch.stack([expected_vector(model, word) for word in WORDS]), parameters, output_gradient
+    )
+    for gradient, expected_gradient in zip(actual, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_a_vector_does_not_depend_on_the_rest_of_the_batch() -> None:
-    model = small()
-    together = model(torch.arange(len(WORDS)))
+def test_vector_does_not_depend_on_the_batch() -> None:
+    model = small_cnn()
+    batched = model(torch.arange(len(WORDS)))
     for word in range(len(WORDS)):
-        torch.testing.assert_close(model(torch.tensor([[word]]))[0, 0], together[word], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(model(torch.tensor([[word]]))[0, 0], batched[word], rtol=1e-12, atol=1e-12)
 
 
-def test_an_initialisation_of_the_whole_model_leaves_zeros_beyond_the_end() -> None:
-    model = small()
+def test_padding_stays_zero_after_initialising_all_parameters() -> None:
+    model = small_cnn()
     initialise(model, InitialisationSettings(uniform=0.5))
     assert model.bytes.weight[0].abs().sum() > 0
     for word, vector in zip(WORDS, model.vectors(), strict=True):
-        torch.testing.assert_close(vector, by_hand(model, word))
+        torch.testing.assert_close(vector, expected_vector(model, word))
 
 
-def test_words_equal_up_to_the_cut_are_one_word() -> None:
-    model = small(words=["incomprehens", "incomprehensibilities", "incomprehen"])
+def test_words_with_the_same_first_bytes_have_equal_vectors() -> None:
+    model = small_cnn(words=["incomprehens", "incomprehensibilities", "incomprehen"])
     first, second, shorter = model.vectors()
-    torch.testing.assert_close(first, second, rtol=1e-14, atol=1e-14)  # rows of a product may be rounded unalike
+    # Rows of a matrix product may be rounded differently.
+    torch.testing.assert_close(first, second, rtol=1e-14, atol=1e-14)
     assert not torch.allclose(first, shorter)
 
 
-def test_an_empty_word_has_a_vector() -> None:
-    model = small(words=["", "a"])
-    torch.testing.assert_close(model(torch.tensor([0])), by_hand(model, "")[None])
+def test_empty_word_has_a_vector_and_gradients() -> None:
+    model = small_cnn(words=["", "a"])
+    torch.testing.assert_close(model(torch.tensor([0])), expected_vector(model, "")[None])
     model(torch.tensor([0])).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_an_id_outside_the_vocabulary_is_an_error() -> None:
-    for wrong in (len(WORDS), -1):
+def test_id_outside_the_vocabulary_raises_index_error() -> None:
+    for word in (len(WORDS), -1):
         with pytest.raises(IndexError):
-            small()(torch.tensor([0, wrong]))
+            small_cnn()(torch.tensor([0, word]))
 
 
-def test_vectors_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small(scale=3.0)
+def test_all_vectors_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_cnn(scale=3.0)
     whole = model(torch.arange(len(WORDS)))
     monkeypatch.setattr(char_cnn, "WORDS_AT_ONCE", 2)
     torch.testing.assert_close(model.vectors(), whole)
@@ -113,8 +116,8 @@ def test_vectors_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.tables() == []
 
 
-def test_each_distinct_word_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small()
+def test_repeated_words_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_cnn()
     rows: list[int] = []
     monkeypatch.setattr(model.projection, "forward", lambda x: rows.append(len(x)) or x[:, :6])
     model(torch.tensor([[5, 2, 5, 5], [2, 5, 2, 2]]))
@@ -123,7 +126,7 @@ def test_each_distinct_word_is_computed_once(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("ids", [[1, 4], [0, 3], []])
 def test_every_parameter_has_a_gradient_in_every_batch(ids: list[int]) -> None:
-    model = small()
+    model = small_cnn()
     model(torch.tensor(ids, dtype=torch.long)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert model.symbols.grad is not None
@@ -131,14 +134,14 @@ def test_every_parameter_has_a_gradient_in_every_batch(ids: list[int]) -> None:
     assert bool(model.projection.weight.grad.any()) == (ids == [0, 3])
 
 
-def test_the_gate_starts_open_for_what_goes_in() -> None:
-    for layer in small().highway:
+def test_highway_gate_bias_starts_at_one() -> None:
+    for layer in small_cnn().highway:
         assert torch.equal(layer.linear.bias[9:], torch.ones(9, dtype=torch.float64))
         assert (layer.linear.bias[:9] != 1.0).all()
 
 
-def test_dropout_only_in_training() -> None:
-    model = small(dropout=0.5)
+def test_dropout_acts_only_in_training() -> None:
+    model = small_cnn(dropout=0.5)
     ids = torch.arange(len(WORDS))
     whole = model.vectors()
     torch.testing.assert_close(model.eval()(ids), whole)
@@ -146,38 +149,38 @@ def test_dropout_only_in_training() -> None:
     assert set(ratio.round(decimals=9).unique().tolist()) == {0.0, 2.0}
 
 
-def test_spellings_follow_the_module_but_are_not_stored() -> None:
-    model = small()
+def test_spellings_move_with_the_module_but_are_not_saved() -> None:
+    model = small_cnn()
     assert "spellings" not in model.state_dict()
     assert not model.spellings.is_floating_point()
     assert torch.equal(deepcopy(model).spellings, spell(WORDS, max_bytes=12).int())
     assert model.to("meta").spellings.device.type == "meta"
 
 
-def test_more_words_are_spelled_as_if_they_had_been_there() -> None:
-    few, whole = small(words=WORDS[:4], scale=3.0), small(scale=3.0)
+def test_added_words_have_the_same_vectors_as_initial_words() -> None:
+    few, whole = small_cnn(words=WORDS[:4], scale=3.0), small_cnn(scale=3.0)
     more = few.spelling(WORDS[4:])
     assert torch.equal(more.spellings, whole.spellings)
     assert torch.equal(more.vectors(), whole.vectors())
     assert more.vocab_size == len(WORDS)
-    assert all(one is other for one, other in zip(few.parameters(), more.parameters(), strict=True))
+    assert all(shared is parameter for shared, parameter in zip(few.parameters(), more.parameters(), strict=True))
     assert more.state_dict().keys() == few.state_dict().keys()
     assert few.vocab_size == len(few.spellings) == 4
     assert torch.equal(few.spelling([]).vectors(), few.vectors())
 
 
-def test_autocast_and_compile() -> None:
-    model = small().float()
+def test_autocast_and_compile_give_close_vectors() -> None:
+    model = small_cnn().float()
     ids = torch.arange(len(WORDS))
     with torch.autocast("cpu", torch.bfloat16):
-        found = model(ids)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), model(ids), rtol=5e-2, atol=5e-2)
+        vectors = model(ids)
+    assert vectors.dtype == torch.bfloat16
+    torch.testing.assert_close(vectors.float(), model(ids), rtol=5e-2, atol=5e-2)
     torch.testing.assert_close(torch.compile(model, backend="aot_eager")(ids), model(ids))
 
 
 @pytest.mark.parametrize(("highway", "count"), [(1, 20_458_880), (2, 20_458_880 + 15_865_344)])
-def test_the_papers_sizes(highway: int, count: int) -> None:
+def test_parameter_counts_equal_the_paper(highway: int, count: int) -> None:
     with torch.device("meta"):
         model = CharCNN(spell(WORDS), 1024, highway=highway)
     parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
@@ -189,18 +192,18 @@ def test_the_papers_sizes(highway: int, count: int) -> None:
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_a_recipe_gives_filters_as_lists() -> None:
+def test_recipe_lists_filters_and_rejects_invalid_ones() -> None:
     adapter = TypeAdapter(INPUTS.settings())
     settings = adapter.validate_python({"kind": "char_cnn", "dim": 6, "filters": FILTERS})
     model = INPUTS.build(settings, {"spellings": spell(WORDS)})
     assert [tuple(c.weight.shape) for c in model.convolutions] == [(3, 128, 1), (4, 128, 2), (2, 128, 5)]
-    for wrong in ([], [[1, 2, 3]], [[0, 4]], [["1", 4]]):
+    for filters in ([], [[1, 2, 3]], [[0, 4]], [["1", 4]]):
         with pytest.raises(ValidationError):
-            adapter.validate_python({"kind": "char_cnn", "dim": 6, "filters": wrong})
+            adapter.validate_python({"kind": "char_cnn", "dim": 6, "filters": filters})
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"filters": []}, "filters is empty"),
         ({"filters": [[1, 4], [0, 4]]}, r"filters has \[0, 4\]: each must be \[width in bytes, features\]"),
@@ -212,6 +215,6 @@ def test_a_recipe_gives_filters_as_lists() -> None:
         ({"dropout": 1.0}, "char-CNN: dropout = 1.0"),
     ],
 )
-def test_impossible_values_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         CharCNN(spell(WORDS), **{"dim": 6, **options})

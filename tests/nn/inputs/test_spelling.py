@@ -1,4 +1,4 @@
-"""Words as rows of bytes."""
+"""Spellings are rows of bytes, padded with zeros."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from reefknot.errors import SettingsError
 from reefknot.nn.inputs.spelling import spell
 
 
-def test_a_word_is_its_bytes_plus_one_and_zeros_beyond_its_end() -> None:
+def test_word_is_spelled_as_bytes_plus_one_and_zero_padding() -> None:
     spelled = spell(["ab", "c", "\x00\xff"], max_bytes=4)
     assert spelled.dtype == torch.int16
     assert spelled.tolist() == [[98, 99, 0, 0], [100, 0, 0, 0], [1, 0xC3 + 1, 0xBF + 1, 0]]
 
 
-def test_a_long_word_is_cut_at_the_byte_even_inside_a_character() -> None:
+def test_long_word_is_truncated_even_inside_a_character() -> None:
     assert spell(["añb"], max_bytes=2).tolist() == [[ord("a") + 1, 0xC3 + 1]]
     assert spell(["x" * 60]).shape == (1, 50)
 
 
-def test_symbols_are_numbers_above_the_bytes() -> None:
+def test_symbols_have_ids_above_the_bytes() -> None:
     assert spell(["<unk>", "unk", "<eos>"], max_bytes=3).tolist() == [[258, 0, 0], [118, 111, 108], [257, 0, 0]]
     assert spell(["<eos>", "<pad>"], max_bytes=2, symbols=["<pad>"]).tolist() == [[61, 102], [257, 0]]
 
 
-def test_an_empty_word_is_all_padding_and_no_words_are_no_rows() -> None:
+def test_empty_word_is_all_padding_and_empty_list_has_no_rows() -> None:
     assert spell([""], max_bytes=2).tolist() == [[0, 0]]
     assert spell([], max_bytes=2).shape == (0, 2)
 
 
-def test_spellings_without_bytes_are_refused() -> None:
+def test_max_bytes_of_zero_is_rejected() -> None:
     with pytest.raises(SettingsError, match="at least 1"):
         spell(["a"], max_bytes=0)

@@ -1,6 +1,7 @@
-"""Operations of a training step, against torch's own count of the products that were made.
+"""FLOPs of a training step, compared with torch's counter of matrix products.
 
-Our count leaves out by design: the masked half of attention, the gradient of a window's first state, padding.
+Our count differs by design: it leaves out padding and the masked half of attention, and counts the gradient of a
+window's initial state, which torch does not compute.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 V, D, B, T = 40, 16, 3, 10
 
 
-class Nothing(Encoder):
-    """No encoder: what is counted is the ends."""
+class IdentityEncoder(Encoder):
+    """An encoder without operations, so that only the ends are counted."""
 
     def __init__(self, dim: int = D) -> None:
         super().__init__()
@@ -61,8 +62,8 @@ def window() -> tuple[Tensor, Tensor]:
     return text[:, :-1], text[:, 1:]
 
 
-def counted(model: LanguageModel) -> int:
-    """What torch counts, of a forward and a backward pass with all scores stored, so that none is made twice."""
+def torch_flops(model: LanguageModel) -> int:
+    """Return torch's count for a forward and a backward pass; the reference kernel computes no score twice."""
     x_BT, y_BT = window()
     model.double().train()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), using("reference"):
@@ -70,84 +71,84 @@ def counted(model: LanguageModel) -> int:
     return int(counter.get_total_flops())
 
 
-def model(
+def build_model(
     source: InputEnd | None = None, encoder: Encoder | None = None, output: OutputEnd | None = None
 ) -> LanguageModel:
     torch.manual_seed(0)
     return LanguageModel(
-        source or Lookup(WordTable(V, D)), encoder or Nothing(), output or Softmax(Plain(WordTable(V, D)))
+        source or Lookup(WordTable(V, D)), encoder or IdentityEncoder(), output or Softmax(Plain(WordTable(V, D)))
     )
 
 
-def bands() -> BandedTable:
+def banded_table() -> BandedTable:
     return BandedTable(V, D, cutoffs=[8, 20], factor=2)
 
 
-def test_softmax_and_encoder_by_hand() -> None:
-    assert model(encoder=LSTM(D, D, 2)).flops(*window()) == 6 * B * T * (2 * 8 * D * D + D * V)
+def test_lstm_and_softmax_equal_the_formula() -> None:
+    assert build_model(encoder=LSTM(D, D, 2)).flops(*window()) == 6 * B * T * (2 * 8 * D * D + D * V)
 
 
-def test_a_softmax_exactly() -> None:
-    built = model(Lookup(WordTable(V, 4), project_to=D))
-    assert built.flops(*window()) == counted(built) == 6 * B * T * (4 * D + D * V)
+def test_projected_lookup_and_softmax_equal_torch() -> None:
+    built = build_model(Lookup(WordTable(V, 4), project_to=D))
+    assert built.flops(*window()) == torch_flops(built) == 6 * B * T * (4 * D + D * V)
 
 
 @pytest.mark.parametrize("encoder", [LSTM(D, D, 2), GRU(D, D, 1), RecurrentHighway(D, D, 3)])
-def test_recurrent_encoders_but_for_the_first_state(encoder: Encoder) -> None:
-    """The state that a window starts from gets no gradient: one of T x 6 thirds of the recurrent products."""
-    built = model(encoder=encoder)
-    ours, torchs = built.flops(*window()), counted(built)
-    assert torchs < ours < torchs * (1 + 1 / (3 * T) + 1e-6)
+def test_recurrent_encoders_equal_torch_except_initial_state(encoder: Encoder) -> None:
+    """The initial state gets no gradient: one of 3 T recurrent products is not computed."""
+    built = build_model(encoder=encoder)
+    flops, expected = built.flops(*window()), torch_flops(built)
+    assert expected < flops < expected * (1 + 1 / (3 * T) + 1e-6)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_transformer_but_for_the_masked_half(recompute: bool) -> None:
-    built = model(encoder=Transformer(D, layers=2, heads=4, ffn_dim=24, recompute=recompute))
+def test_transformer_equals_torch_except_masked_half(recompute: bool) -> None:
+    built = build_model(encoder=Transformer(D, layers=2, heads=4, ffn_dim=24, recompute=recompute))
     half = 2 * B * 6 * T * T * D
     weights = 2 * (4 * D * D + 2 * D * 24)
     assert built.flops(*window()) == 6 * B * T * (weights + D * V) + half
     if not recompute:
-        assert built.flops(*window()) == counted(built) - half
+        assert built.flops(*window()) == torch_flops(built) - half
     else:
-        assert built.flops(*window()) < counted(built) - half
+        assert built.flops(*window()) < torch_flops(built) - half
 
 
 @pytest.mark.parametrize("head_projection", ["none", "own", "shared"])
-def test_adaptive_ends_by_the_bands_of_the_batch(head_projection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adaptive_ends_equal_torch(head_projection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive, "FILL", 1)
-    table = bands()
+    table = banded_table()
     shared = BandProjections(table, D)
     output = AdaptiveSoftmax(table, shared, head_projection=head_projection)  # type: ignore[arg-type]
-    built = model(AdaptiveLookup(table, shared), output=output)
-    assert built.flops(*window()) == counted(built)
+    built = build_model(AdaptiveLookup(table, shared), output=output)
+    assert built.flops(*window()) == torch_flops(built)
 
 
-def test_rows_that_fill_up_a_tail_do_not_count() -> None:
-    table = bands()
-    built = model(
+def test_padding_rows_of_adaptive_tails_do_not_count() -> None:
+    table = banded_table()
+    built = build_model(
         AdaptiveLookup(table, BandProjections(table, D)),
         output=AdaptiveSoftmax(table, BandProjections(table, D, head=False)),
     )
-    assert built.flops(*window()) < counted(built)
+    assert built.flops(*window()) < torch_flops(built)
 
 
-def test_a_projection_before_an_adaptive_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_projection_before_adaptive_softmax_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive, "FILL", 1)
     table = BandedTable(V, 8, cutoffs=[8, 20], factor=2)
     output = AdaptiveSoftmax(table, BandProjections(table, 8, head=False), context_dim=D, project_to=8)
-    built = model(output=output)
-    assert built.flops(*window()) == counted(built)
+    built = build_model(output=output)
+    assert built.flops(*window()) == torch_flops(built)
 
 
-def test_a_char_cnn_spells_each_word_once() -> None:
+def test_char_cnn_equals_torch_and_counts_each_word_once() -> None:
     words = [chr(97 + number // 26) + chr(97 + number % 26) for number in range(V)]
-    built = model(CharCNN(spell(words), D, filters=[(1, 6), (2, 4)], byte_dim=5))
-    assert built.flops(*window()) == counted(built)
-    longer = model(CharCNN(spell(["x" * 30, *words[1:]]), D, filters=[(1, 6), (2, 4)], byte_dim=5))
+    built = build_model(CharCNN(spell(words), D, filters=[(1, 6), (2, 4)], byte_dim=5))
+    assert built.flops(*window()) == torch_flops(built)
+    longer = build_model(CharCNN(spell(["x" * 30, *words[1:]]), D, filters=[(1, 6), (2, 4)], byte_dim=5))
     x_BT, y_BT = window()
     x_BT[0, 0] = 0
-    more = longer.flops(x_BT, y_BT) - built.flops(x_BT, y_BT)
-    assert more == 6 * 28 * 5 * (6 + 2 * 4), "windows beyond the end of the other words do not count"
+    added = longer.flops(x_BT, y_BT) - built.flops(x_BT, y_BT)
+    assert added == 6 * 28 * 5 * (6 + 2 * 4), "windows beyond the end of shorter words do not count"
 
 
 @pytest.mark.parametrize(
@@ -159,54 +160,54 @@ def test_a_char_cnn_spells_each_word_once() -> None:
         lambda table: Drill(table, depth=2),
     ],
 )
-def test_labels(classifier: object) -> None:
-    built = model(output=Softmax(classifier(WordTable(V, D))))  # type: ignore[operator]
-    assert built.flops(*window()) == counted(built)
+def test_classifiers_equal_torch(classifier: object) -> None:
+    built = build_model(output=Softmax(classifier(WordTable(V, D))))  # type: ignore[operator]
+    assert built.flops(*window()) == torch_flops(built)
 
 
-def test_a_mixture() -> None:
-    built = model(output=MixtureOfSoftmaxes(Plain(WordTable(V, D)), D, experts=3))
-    assert built.flops(*window()) == counted(built)
+def test_mixture_of_softmaxes_equals_torch() -> None:
+    built = build_model(output=MixtureOfSoftmaxes(Plain(WordTable(V, D)), D, experts=3))
+    assert built.flops(*window()) == torch_flops(built)
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_an_augmented_loss_without_what_it_makes_again(detach: bool) -> None:
+def test_augmented_loss_does_not_count_recomputed_scores(detach: bool) -> None:
     table = WordTable(V, D)
-    built = model(Lookup(table), output=Augmented(Plain(WordTable(V, D)), table, gamma=1.0, detach_target=detach))
-    ours = built.flops(*window())
+    built = build_model(Lookup(table), output=Augmented(Plain(WordTable(V, D)), table, gamma=1.0, detach_target=detach))
+    flops = built.flops(*window())
     distinct = len(window()[1].unique())
-    assert ours == 6 * B * T * D * V + (6 if detach else 10) * distinct * D * V
-    assert ours < counted(built)
+    assert flops == 6 * B * T * D * V + (6 if detach else 10) * distinct * D * V
+    assert flops < torch_flops(built)
 
 
-def test_a_sampled_softmax_by_its_draws() -> None:
-    built = model(output=SampledSoftmax(Plain(WordTable(V, D)), samples=7))
+def test_sampled_softmax_counts_its_samples() -> None:
+    built = build_model(output=SampledSoftmax(Plain(WordTable(V, D)), samples=7))
     torch.manual_seed(3)
     before = torch.get_rng_state()
     assert built.flops(*window()) == 6 * B * T * D * 7
     torch.manual_seed(3)
     assert torch.equal(torch.get_rng_state(), before)
-    many = model(output=SampledSoftmax(Plain(WordTable(V, D)), samples=10 * V))
+    many = build_model(output=SampledSoftmax(Plain(WordTable(V, D)), samples=10 * V))
     assert many.flops(*window()) == 6 * B * T * D * V
 
 
 def test_padding_does_not_count() -> None:
-    built = model(encoder=Transformer(D, layers=1, heads=2, ffn_dim=24))
+    built = build_model(encoder=Transformer(D, layers=1, heads=2, ffn_dim=24))
     x_BT, y_BT = window()
-    padded_x, padded_y = (nn.functional.pad(each, (0, 5), value=fill) for each, fill in ((x_BT, 0), (y_BT, IGNORE)))
+    padded_x, padded_y = (nn.functional.pad(ids, (0, 5), value=fill) for ids, fill in ((x_BT, 0), (y_BT, IGNORE)))
     assert built.flops(padded_x, padded_y) == built.flops(x_BT, y_BT)
     y_BT[1:] = IGNORE
     assert built.flops(x_BT, y_BT) == built.flops(x_BT[:1], y_BT[:1])
     assert built.flops(x_BT, torch.full_like(y_BT, IGNORE)) == 0
 
 
-class Unknown(Nothing):
+class UncountedEncoder(IdentityEncoder):
     def __init__(self) -> None:
         super().__init__()
         self.matrix = nn.Linear(D, D)
 
 
-class UnknownEnd(OutputEnd):
+class UncountedOutput(OutputEnd):
     def __init__(self) -> None:
         super().__init__()
         self.vocab_size, self.context_dim = V, D
@@ -217,15 +218,15 @@ class UnknownEnd(OutputEnd):
         raise NotImplementedError
 
 
-def test_a_part_without_a_line_is_matrices_that_meet_every_row() -> None:
-    assert Unknown().flops(torch.tensor([2, 3])) == 6 * 5 * D * D
-    assert UnknownEnd().flops(torch.zeros(5, dtype=torch.long)) == 6 * 5 * (D * D + D * V)
+def test_default_count_applies_every_matrix_to_every_row() -> None:
+    assert UncountedEncoder().flops(torch.tensor([2, 3])) == 6 * 5 * D * D
+    assert UncountedOutput().flops(torch.zeros(5, dtype=torch.long)) == 6 * 5 * (D * D + D * V)
     assert Lookup(WordTable(V, D)).flops(torch.zeros(5, dtype=torch.long)) == 0
     assert Classifier(WordTable(V, D), D, bias=True).flops(5) == 6 * 5 * D * V
 
 
-def test_the_paper_s_model() -> None:
-    """WikiText-103: about 6 x 201 M weights of the blocks, attention over 512 tokens, and ends of a tenth of that."""
+def test_wikitext_103_transformer_equals_the_formula() -> None:
+    """WikiText-103: 6 FLOPs per weight of the blocks, attention over 512 tokens, and the two ends."""
     with torch.device("meta"):
         table = BandedTable(267_744, 1024, sizes=[20_000, 40_000], factor=4)
         shared = BandProjections(table, 1024)

@@ -1,4 +1,4 @@
-"""The ends joined: sizes, widths, targets, and what tying means for the gradient."""
+"""Language models: parameter counts, checks of dimensions, losses, carried state and tied gradients."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from reefknot.nn.outputs.contract import OutputEnd
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 
-WORDS, WIDTH = 11, 6
+WORDS, DIM = 11, 6
 TOKENS = torch.tensor([[1, 4, 9, 2, 2, 10], [0, 3, 5, 8, 1, 7]])
 
 
-def model_of(words: WordTable, classes: WordTable, dropout: float = 0.0) -> LanguageModel:
-    return LanguageModel(Lookup(words), LSTM(WIDTH, WIDTH, layers=1, dropout=dropout), Softmax(Plain(classes)))
+def lstm_model(words: WordTable, classes: WordTable, dropout: float = 0.0) -> LanguageModel:
+    return LanguageModel(Lookup(words), LSTM(DIM, DIM, layers=1, dropout=dropout), Softmax(Plain(classes)))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def model_of(words: WordTable, classes: WordTable, dropout: float = 0.0) -> Lang
         ("Small + WT + PR", 2_691_800),
     ],
 )
-def test_sizes_of_press_and_wolf(row: str, parameters: int) -> None:
+def test_parameter_counts_equal_press_and_wolf(row: str, parameters: int) -> None:
     recipe = load_recipe("press2017/table6")
     with torch.device("meta"):
         model = build_model(recipe.experiments[row], 10_000)
@@ -54,39 +54,39 @@ def test_sizes_of_press_and_wolf(row: str, parameters: int) -> None:
     assert model.tied == ("WT" in row)
 
 
-def test_ends_that_do_not_fit_say_so() -> None:
-    table = WordTable(WORDS, WIDTH)
+def test_mismatched_dimensions_and_vocabularies_are_rejected() -> None:
+    table = WordTable(WORDS, DIM)
     with pytest.raises(
         SettingsError, match=r"the encoder gives 9 numbers per token but the output end reads 6.*project"
     ):
-        LanguageModel(Lookup(table), LSTM(WIDTH, 9), Softmax(Plain(table)))
-    LanguageModel(Lookup(table), LSTM(WIDTH, 9), Softmax(Projected(table, 9)))
+        LanguageModel(Lookup(table), LSTM(DIM, 9), Softmax(Plain(table)))
+    LanguageModel(Lookup(table), LSTM(DIM, 9), Softmax(Projected(table, 9)))
     with pytest.raises(SettingsError, match="the input end gives 6 numbers per token but the encoder reads 7"):
-        LanguageModel(Lookup(table), LSTM(7, WIDTH), Softmax(Plain(table)))
+        LanguageModel(Lookup(table), LSTM(7, DIM), Softmax(Plain(table)))
     with pytest.raises(SettingsError, match="the input end has 12 words but the output end has 11"):
-        LanguageModel(Lookup(WordTable(12, WIDTH)), LSTM(WIDTH, WIDTH), Softmax(Plain(table)))
+        LanguageModel(Lookup(WordTable(12, DIM)), LSTM(DIM, DIM), Softmax(Plain(table)))
 
 
-def test_only_an_input_that_spells_may_know_more_words() -> None:
-    encoder, output = LSTM(WIDTH, WIDTH), Softmax(Plain(WordTable(WORDS, WIDTH)))
+def test_only_a_char_cnn_may_have_more_words_than_the_output() -> None:
+    encoder, output = LSTM(DIM, DIM), Softmax(Plain(WordTable(WORDS, DIM)))
 
-    def spelling(words: int) -> CharCNN:
-        return CharCNN(spell(["word"] * words), WIDTH, filters=[(1, 2)], byte_dim=3)
+    def char_cnn(words: int) -> CharCNN:
+        return CharCNN(spell(["word"] * words), DIM, filters=[(1, 2)], byte_dim=3)
 
     for words in (WORDS, WORDS + 4):
-        model = LanguageModel(spelling(words), encoder, output)
+        model = LanguageModel(char_cnn(words), encoder, output)
         losses = model.loss(torch.full((1, 3), words - 1), torch.full((1, 3), WORDS - 1))
         assert losses.parts["nll"].count == 3
     with pytest.raises(SettingsError, match="the input end has 10 words but the output end has 11"):
-        LanguageModel(spelling(WORDS - 1), encoder, output)
+        LanguageModel(char_cnn(WORDS - 1), encoder, output)
 
 
-def test_a_target_table_that_nothing_trains_is_refused() -> None:
-    words, classes = WordTable(WORDS, WIDTH), WordTable(WORDS, WIDTH)
+def test_untrained_target_table_is_rejected() -> None:
+    words, classes = WordTable(WORDS, DIM), WordTable(WORDS, DIM)
 
     def model(source: WordTable, detach_target: bool = True) -> LanguageModel:
         output = Augmented(Plain(classes), words, alpha=1.0, detach_target=detach_target)
-        return LanguageModel(Lookup(source), LSTM(WIDTH, WIDTH), output)
+        return LanguageModel(Lookup(source), LSTM(DIM, DIM), output)
 
     assert model(words).loss(TOKENS).parts.keys() == {"nll", "augmented"}
     model(classes, detach_target=False)
@@ -94,15 +94,15 @@ def test_a_target_table_that_nothing_trains_is_refused() -> None:
         model(classes)
 
 
-def test_a_projection_of_the_first_band_that_nothing_trains_is_refused() -> None:
-    bands = BandedTable(WORDS, WIDTH, sizes=[5], factor=2)
-    shared, other = BandProjections(bands, WIDTH), BandProjections(bands, WIDTH)
-    encoder = LSTM(WIDTH, WIDTH)
+def test_untrained_projection_of_first_band_is_rejected() -> None:
+    bands = BandedTable(WORDS, DIM, sizes=[5], factor=2)
+    shared, other = BandProjections(bands, DIM), BandProjections(bands, DIM)
+    encoder = LSTM(DIM, DIM)
     tied = LanguageModel(AdaptiveLookup(bands, shared), encoder, AdaptiveSoftmax(bands, shared))
     assert tied.tied
     LanguageModel(AdaptiveLookup(bands, other), encoder, AdaptiveSoftmax(bands, shared, head_projection="shared"))
     LanguageModel(
-        AdaptiveLookup(bands, other), encoder, AdaptiveSoftmax(bands, BandProjections(bands, WIDTH, head=False))
+        AdaptiveLookup(bands, other), encoder, AdaptiveSoftmax(bands, BandProjections(bands, DIM, head=False))
     )
     with pytest.raises(
         SettingsError, match=r"a matrix for the first band that no end uses; share them .* head = false"
@@ -110,31 +110,31 @@ def test_a_projection_of_the_first_band_that_nothing_trains_is_refused() -> None
         LanguageModel(AdaptiveLookup(bands, other), encoder, AdaptiveSoftmax(bands, shared))
 
 
-def test_tied_is_holding_the_same_table() -> None:
-    words, classes = WordTable(WORDS, WIDTH), WordTable(WORDS, WIDTH)
-    assert model_of(words, words).tied
-    assert not model_of(words, classes).tied
+def test_model_is_tied_if_both_ends_share_a_table() -> None:
+    words, classes = WordTable(WORDS, DIM), WordTable(WORDS, DIM)
+    assert lstm_model(words, words).tied
+    assert not lstm_model(words, classes).tied
 
 
-def test_parts_share_the_count_once() -> None:
-    words = WordTable(WORDS, WIDTH)
-    counts = model_of(words, words).parameter_counts()
-    assert counts == {"input": WORDS * WIDTH, "encoder": 4 * WIDTH * (2 * WIDTH + 1), "output": WORDS}
+def test_shared_table_is_counted_once() -> None:
+    words = WordTable(WORDS, DIM)
+    counts = lstm_model(words, words).parameter_counts()
+    assert counts == {"input": WORDS * DIM, "encoder": 4 * DIM * (2 * DIM + 1), "output": WORDS}
 
 
-def test_without_targets_each_token_is_the_target_of_the_one_before() -> None:
-    table = WordTable(WORDS, WIDTH)
-    model = model_of(table, table)
-    found = model.loss(TOKENS)
-    given = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
-    assert torch.equal(found.sum(), given.sum())
-    assert found.parts["nll"].count == 2 * 5
-    torch.testing.assert_close(found.mean(), found.sum() / 10)
+def test_targets_default_to_the_next_tokens() -> None:
+    table = WordTable(WORDS, DIM)
+    model = lstm_model(table, table)
+    losses = model.loss(TOKENS)
+    expected = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    assert torch.equal(losses.sum(), expected.sum())
+    assert losses.parts["nll"].count == 2 * 5
+    torch.testing.assert_close(losses.mean(), losses.sum() / 10)
 
 
-def test_the_mean_is_the_objective_of_a_step() -> None:
-    table = WordTable(WORDS, WIDTH)
-    model = LanguageModel(Lookup(table), LSTM(WIDTH, WIDTH), Softmax(Projected(table, WIDTH, penalty=3.0)))
+def test_mean_includes_penalties() -> None:
+    table = WordTable(WORDS, DIM)
+    model = LanguageModel(Lookup(table), LSTM(DIM, DIM), Softmax(Projected(table, DIM, penalty=3.0)))
     losses = model.loss(TOKENS)
     penalty = losses.penalties["projection"]
     assert penalty > 0
@@ -142,20 +142,20 @@ def test_the_mean_is_the_objective_of_a_step() -> None:
     torch.testing.assert_close(losses.mean(), (losses.sum() + penalty) / 10)
 
 
-def test_a_loop_of_ones_own_carries_the_state() -> None:
-    table = WordTable(WORDS, WIDTH)
-    model = model_of(table, table)
+def test_returned_state_is_detached_and_can_be_carried() -> None:
+    table = WordTable(WORDS, DIM)
+    model = lstm_model(table, table)
     state = None
     for _ in range(3):
         losses = model.loss(TOKENS, state=state)
-        losses.mean().backward()  # a second time through the first window would be an error
+        losses.mean().backward()  # fails if the state leads back into an earlier window
         state = losses.state
         assert not any(tensor.requires_grad for tensor in state.values())
 
 
-def test_loss_is_the_sum_of_target_log_probs() -> None:
-    table = WordTable(WORDS, WIDTH)
-    model = model_of(table, table)
+def test_loss_equals_negative_sum_of_target_log_probs() -> None:
+    table = WordTable(WORDS, DIM)
+    model = lstm_model(table, table)
     targets = TOKENS[:, 1:].clone()
     targets[0, 2] = IGNORE
     logp_BT, state = model.target_log_probs(TOKENS[:, :-1], targets)
@@ -169,44 +169,46 @@ def test_loss_is_the_sum_of_target_log_probs() -> None:
 PADDED = torch.tensor([[4, 9, IGNORE, IGNORE, IGNORE], [3, 5, 8, 1, 7]])
 
 
-def ends_of(kind: str) -> tuple[InputEnd, OutputEnd]:
+def input_and_output(kind: str) -> tuple[InputEnd, OutputEnd]:
     if kind == "adaptive":
-        bands = BandedTable(WORDS, WIDTH, sizes=[4, 4], factor=2)
-        shared = BandProjections(bands, WIDTH)
+        bands = BandedTable(WORDS, DIM, sizes=[4, 4], factor=2)
+        shared = BandProjections(bands, DIM)
         return AdaptiveLookup(bands, shared), AdaptiveSoftmax(bands, shared)
-    table = WordTable(WORDS, WIDTH)
+    table = WordTable(WORDS, DIM)
     return Lookup(table), Softmax(Plain(table))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "adaptive"])
-@pytest.mark.parametrize("encoder", [LSTM(WIDTH, WIDTH), Transformer(WIDTH, layers=2, heads=2, ffn_dim=8)])
-def test_an_output_end_sees_no_row_without_a_target(
+@pytest.mark.parametrize("encoder", [LSTM(DIM, DIM), Transformer(DIM, layers=2, heads=2, ffn_dim=8)])
+def test_output_end_receives_only_rows_with_targets(
     kind: str, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the rows that have one, or all of them and padding that counts for nothing: the loss and its gradients."""
+    """Loss and gradients are equal with padding rows and without."""
     torch.manual_seed(0)
-    source, output = ends_of(kind)
+    source, output = input_and_output(kind)
     model = LanguageModel(source, encoder, output, RegularisationSettings(activation=0.5)).double()
     positions_M = (PADDED.flatten() != IGNORE).nonzero().squeeze(-1)
-    seen: list[tuple[int, list[int]]] = []
+    calls: list[tuple[int, list[int]]] = []
     loss = output.loss
-    monkeypatch.setattr(output, "loss", lambda h, y, plan: seen.append((len(h), y.tolist())) or loss(h, y, plan))
+    monkeypatch.setattr(output, "loss", lambda h, y, plan: calls.append((len(h), y.tolist())) or loss(h, y, plan))
     whole = model.loss(TOKENS[:, :-1], PADDED)
     plan = output.prepare(PADDED.flatten()[positions_M])
-    given, own = (model.loss(TOKENS[:, :-1], PADDED, None, each, positions_M) for each in (plan, None))
-    assert [rows for rows, _ in seen] == [10, 7, 7]
-    assert seen[1][1] == seen[2][1] == [4, 9, 3, 5, 8, 1, 7]
+    planned, unplanned = (model.loss(TOKENS[:, :-1], PADDED, None, p, positions_M) for p in (plan, None))
+    assert [rows for rows, _ in calls] == [10, 7, 7]
+    assert calls[1][1] == calls[2][1] == [4, 9, 3, 5, 8, 1, 7]
     parameters = list(model.parameters())
     expected = torch.autograd.grad(whole.parts["nll"].sum, parameters)
-    for found in (given, own):
-        assert found.parts["nll"].count == found.parts["activation"].count == 7
-        torch.testing.assert_close(found.parts["nll"].sum, whole.parts["nll"].sum)
-        torch.testing.assert_close(torch.autograd.grad(found.parts["nll"].sum, parameters, retain_graph=True), expected)
+    for losses in (planned, unplanned):
+        assert losses.parts["nll"].count == losses.parts["activation"].count == 7
+        torch.testing.assert_close(losses.parts["nll"].sum, whole.parts["nll"].sum)
+        torch.testing.assert_close(
+            torch.autograd.grad(losses.parts["nll"].sum, parameters, retain_graph=True), expected
+        )
 
 
-def test_a_memory_reads_a_text_in_pieces() -> None:
-    table = WordTable(WORDS, WIDTH)
-    encoder = Transformer(WIDTH, layers=2, heads=2, ffn_dim=8)
+def test_kv_cache_gives_equal_log_probs_for_a_split_text() -> None:
+    table = WordTable(WORDS, DIM)
+    encoder = Transformer(DIM, layers=2, heads=2, ffn_dim=8)
     model = LanguageModel(Lookup(table), encoder, Softmax(Plain(table)))
     whole, _ = model.target_log_probs(TOKENS[:, :-1], TOKENS[:, 1:])
     first, state = model.target_log_probs(TOKENS[:, :2], TOKENS[:, 1:3], model.decoding_state(2))
@@ -214,29 +216,29 @@ def test_a_memory_reads_a_text_in_pieces() -> None:
     torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
 
 
-def test_the_state_is_carried() -> None:
-    table = WordTable(WORDS, WIDTH)
-    model = model_of(table, table)
+def test_carried_state_gives_equal_log_probs_for_a_split_text() -> None:
+    table = WordTable(WORDS, DIM)
+    model = lstm_model(table, table)
     whole, _ = model.target_log_probs(TOKENS[:, :-1], TOKENS[:, 1:])
     first, state = model.target_log_probs(TOKENS[:, :2], TOKENS[:, 1:3])
     second, _ = model.target_log_probs(TOKENS[:, 2:-1], TOKENS[:, 3:], state)
     torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
 
 
-def test_the_output_end_reads_what_was_dropped() -> None:
+def test_loss_uses_dropped_activations_in_training_only() -> None:
     torch.manual_seed(0)
-    table = WordTable(WORDS, WIDTH)
-    model = model_of(table, table, dropout=0.5)
+    table = WordTable(WORDS, DIM)
+    model = lstm_model(table, table, dropout=0.5)
     assert not torch.equal(model.loss(TOKENS).sum(), model.loss(TOKENS).sum())
     model.eval()
     assert torch.equal(model.loss(TOKENS).sum(), model.loss(TOKENS).sum())
 
 
-def test_a_tied_table_gets_the_sum_of_both_gradients() -> None:
+def test_tied_table_gradient_is_the_sum_of_both_gradients() -> None:
     torch.manual_seed(0)
-    words, classes = WordTable(WORDS, WIDTH), WordTable(WORDS, WIDTH)
+    words, classes = WordTable(WORDS, DIM), WordTable(WORDS, DIM)
     classes.load_state_dict(words.state_dict())
-    untied = model_of(words, classes).double()
+    untied = lstm_model(words, classes).double()
     tied = LanguageModel(untied.input, untied.encoder, Softmax(Plain(words))).double()
     untied.loss(TOKENS).sum().backward()
     assert words.weight.grad is not None
@@ -247,33 +249,33 @@ def test_a_tied_table_gets_the_sum_of_both_gradients() -> None:
     torch.testing.assert_close(words.weight.grad, expected)
 
 
-def test_a_uniform_start_draws_every_parameter_once() -> None:
-    table = WordTable(WORDS, WIDTH)
-    model = model_of(table, table)
+def test_uniform_initialisation_draws_every_parameter_once() -> None:
+    table = WordTable(WORDS, DIM)
+    model = lstm_model(table, table)
     torch.manual_seed(3)
     initialise(model, InitialisationSettings(uniform=0.1))
     for name, parameter in model.named_parameters():
         assert parameter.abs().max() <= 0.1, name
         assert parameter.any(), name
     torch.manual_seed(3)
-    assert torch.equal(table.weight, torch.empty(WORDS, WIDTH).uniform_(-0.1, 0.1))
+    assert torch.equal(table.weight, torch.empty(WORDS, DIM).uniform_(-0.1, 0.1))
 
 
-def test_no_start_leaves_the_parts_alone() -> None:
-    table = WordTable(WORDS, WIDTH)
+def test_no_initialisation_keeps_the_parameters() -> None:
+    table = WordTable(WORDS, DIM)
     before = table.weight.clone()
-    initialise(model_of(table, table), InitialisationSettings())
+    initialise(lstm_model(table, table), InitialisationSettings())
     assert torch.equal(table.weight, before)
 
 
-def test_evaluating_computes_a_label_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over all windows; afterwards the model is in the mode it was in and sees its parameters change."""
-    table = WordTable(WORDS, WIDTH)
-    model = LanguageModel(Lookup(table), LSTM(WIDTH, WIDTH), Softmax(Drill(table, depth=1, dropout=0.5)))
+def test_evaluating_computes_class_vectors_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the model is in training mode again and uses changed parameters."""
+    table = WordTable(WORDS, DIM)
+    model = LanguageModel(Lookup(table), LSTM(DIM, DIM), Softmax(Drill(table, depth=1, dropout=0.5)))
     calls = 0
     encode = Drill.encode
 
-    def counted(self: Drill, ids: torch.Tensor | None = None) -> torch.Tensor:
+    def count_calls(self: Drill, ids: torch.Tensor | None = None) -> torch.Tensor:
         nonlocal calls
         calls += 1
         assert not self.training
@@ -281,10 +283,10 @@ def test_evaluating_computes_a_label_network_once(monkeypatch: pytest.MonkeyPatc
 
     def scores() -> torch.Tensor:
         with evaluating(model), torch.no_grad():
-            windows = [model.target_log_probs(each[:, :-1], each[:, 1:])[0] for each in (TOKENS, TOKENS.flip(1))]
+            windows = [model.target_log_probs(tokens[:, :-1], tokens[:, 1:])[0] for tokens in (TOKENS, TOKENS.flip(1))]
         return torch.cat(windows)
 
-    monkeypatch.setattr(Drill, "encode", counted)
+    monkeypatch.setattr(Drill, "encode", count_calls)
     first = scores()
     assert calls == 1
     assert model.training

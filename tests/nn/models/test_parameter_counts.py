@@ -1,4 +1,4 @@
-"""The papers' parameter counts: every row is built as a recipe builds it, on the meta device, and counted."""
+"""Parameter counts of the papers: every row is built from its recipe on the meta device and counted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from reefknot.lab.tasks.language_model import LanguageModelExperiment
 Row = dict[str, Any]
 
 PTB, WT2 = 10_000, 33_278
-WIKITEXT = 267_744  # fairseq's dictionary of WikiText-103: 267,735 types, <s> and <pad>, filled up to a multiple of 8
-BILLION_WORD = 793_472  # of Billion Word: words seen at least three times
+WIKITEXT = 267_744  # fairseq's dictionary of WikiText-103: 267,735 words, <s> and <pad>, padded to a multiple of 8
+BILLION_WORD = 793_472  # words that occur at least three times
 PIECES = {"wikitext-103": 33_337, "billion-word": 32_347}
 TRAINING: Row = {
     "epochs": 1,
@@ -26,7 +26,7 @@ TRAINING: Row = {
 }
 
 
-def word(dim: int) -> Row:
+def word_table(dim: int) -> Row:
     return {"kind": "word", "dim": dim}
 
 
@@ -81,49 +81,52 @@ BAEVSKI: dict[str, dict[str, int]] = {
         "512d Embedding -> 512d Adaptive (no dim reduction, tied)": 340_198_400,
     },
 }
-"""What the paper's figures, in millions, are exactly."""
+"""Exact counts; the paper gives them in millions."""
 BODY = 16 * (4 * (1024 * 1024 + 1024) + 2 * 1024 * 4096 + 4096 + 1024 + 2 * 2 * 1024)
-"""Self-attention blocks with biases, two layer norms each, and none at the end."""
+"""Parameters of 16 self-attention blocks with biases and two layer norms each, without a final norm."""
 
 
 @pytest.mark.parametrize("name", BAEVSKI)
-def test_baevski(name: str) -> None:
+def test_baevski_counts_equal_the_paper(name: str) -> None:
     recipe = load_recipe(f"baevski2019/{name}")
     assert set(recipe.experiments) == set(BAEVSKI[name])
     for row, published in BAEVSKI[name].items():
         experiment = recipe.experiments[row]
         words = WIKITEXT if experiment.corpus.name == "wikitext-103" else BILLION_WORD
-        assert _count(experiment, PIECES[experiment.corpus.name] if experiment.vocabulary.bpe else words) == published
+        assert (
+            count_experiment(experiment, PIECES[experiment.corpus.name] if experiment.vocabulary.bpe else words)
+            == published
+        )
 
 
 @pytest.mark.parametrize("name", ["20k/40k/200k", "20k/140k/100k", "20k/40k/60k/140k", "60k/100k/100k", "5k/155k/100k"])
-def test_baevski_table_8(name: str) -> None:
-    """The paper gives no counts: a band of so many words, each band a quarter as wide, and a matrix to the width."""
+def test_baevski_table_8_counts_equal_the_formula(name: str) -> None:
+    """The paper gives no counts. Each band has a quarter of the dimension of the band before, and a projection."""
     sizes = [1_000 * int(size.removesuffix("k")) for size in name.split("/")[:-1]]
     sizes.append(WIKITEXT - sum(sizes))
     widths = [1024 // 4**band for band in range(len(sizes))]
     tables = sum(size * width for size, width in zip(sizes, widths, strict=True))
     ends = tables + sum(1024 * width for width in widths) + 1024 * (len(sizes) - 1)
     recipe = load_recipe("baevski2019/table8")
-    assert _count(recipe.experiments[name], WIKITEXT) == ends + BODY
+    assert count_experiment(recipe.experiments[name], WIKITEXT) == ends + BODY
 
 
-def whole(row: Row, encoder: Row) -> int:
-    """Parameters of a whole model, built as a recipe builds it."""
+def count_model(row: Row, encoder: Row) -> int:
+    """Return the parameter count of a model built from recipe settings."""
     parts = {name: row[name] for name in ("tables", "projections", "input", "output") if name in row}
     experiment = check_experiment({"corpus": {}, "training": TRAINING, "encoder": encoder, **parts}, "row")
-    return _count(experiment, row["vocabulary"])
+    return count_experiment(experiment, row["vocabulary"])
 
 
-def _count(experiment: LanguageModelExperiment, vocabulary: int) -> int:
+def count_experiment(experiment: LanguageModelExperiment, vocabulary: int) -> int:
     with torch.device("meta"):
         model = build_model(experiment, vocabulary)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def classifier_on_words(vocabulary: int, dim: int, width: int, classifier: Row, tied: bool = True) -> Row:
-    """Classifiers that share the input's table or have one of their own, as wide as the encoder."""
-    tables = {"words": word(dim)} | ({} if tied else {"classes": word(width)})
+def softmax_row(vocabulary: int, dim: int, class_dim: int, classifier: Row, tied: bool = True) -> Row:
+    """Return settings of a softmax that shares the input table or has its own table of the encoder's dimension."""
+    tables = {"words": word_table(dim)} | ({} if tied else {"classes": word_table(class_dim)})
     return {
         "vocabulary": vocabulary,
         "tables": tables,
@@ -132,12 +135,12 @@ def classifier_on_words(vocabulary: int, dim: int, width: int, classifier: Row, 
     }
 
 
-def pappas(classifier: Row, vocabulary: int = PTB) -> Row:
-    return classifier_on_words(vocabulary, 400, 400, classifier)
+def pappas_row(classifier: Row, vocabulary: int = PTB) -> Row:
+    return softmax_row(vocabulary, 400, 400, classifier)
 
 
-def mixture(vocabulary: int, dim: int, last: int) -> Row:
-    row = classifier_on_words(vocabulary, dim, last, {"kind": "plain"})
+def mixture_row(vocabulary: int, dim: int, last: int) -> Row:
+    row = softmax_row(vocabulary, dim, last, {"kind": "plain"})
     row["output"] |= {"kind": "mixture", "experts": 15}
     return row
 
@@ -145,29 +148,29 @@ def mixture(vocabulary: int, dim: int, last: int) -> Row:
 PLAIN: Row = {"kind": "plain"}
 AWD: Row = {"kind": "awd_lstm", "hidden_dim": 1150}
 PAPPAS: dict[str, tuple[int, Row, Row]] = {
-    "4 Full softmax": (43_827_600, classifier_on_words(PTB, 400, 1150, PLAIN, tied=False), AWD | {"output_dim": 1150}),
-    "4 Weight tying": (24_221_600, pappas(PLAIN), AWD),
-    "4 Bilinear": (24_381_600, pappas({"kind": "bilinear"}), AWD),
-    "4 Dual nonlinear": (24_542_400, pappas({"kind": "dual", "joint_dim": 400}), AWD),
-    "4 DRILL 1-layer": (24_382_000, pappas({"kind": "drill", "depth": 1}), AWD),
-    "4 DRILL 2-layers": (24_542_400, pappas({"kind": "drill", "depth": 2}), AWD),
-    "4 DRILL 3-layers": (24_702_800, pappas({"kind": "drill", "depth": 3}), AWD),
-    "4 DRILL 4-layers": (24_863_200, pappas({"kind": "drill", "depth": 4}), AWD),
-    "2 AWD-LSTM": (33_556_078, pappas(PLAIN, WT2), AWD),
-    "2 AWD-LSTM-DRILL": (34_197_678, pappas({"kind": "drill", "depth": 4}, WT2), AWD),
-    "1 AWD-LSTM-MoS": (21_500_620, mixture(PTB, 280, 620), AWD | {"hidden_dim": 960, "output_dim": 620}),
-    "2 AWD-LSTM-MoS": (34_909_528, mixture(WT2, 300, 650), AWD | {"output_dim": 650}),
+    "4 Full softmax": (43_827_600, softmax_row(PTB, 400, 1150, PLAIN, tied=False), AWD | {"output_dim": 1150}),
+    "4 Weight tying": (24_221_600, pappas_row(PLAIN), AWD),
+    "4 Bilinear": (24_381_600, pappas_row({"kind": "bilinear"}), AWD),
+    "4 Dual nonlinear": (24_542_400, pappas_row({"kind": "dual", "joint_dim": 400}), AWD),
+    "4 DRILL 1-layer": (24_382_000, pappas_row({"kind": "drill", "depth": 1}), AWD),
+    "4 DRILL 2-layers": (24_542_400, pappas_row({"kind": "drill", "depth": 2}), AWD),
+    "4 DRILL 3-layers": (24_702_800, pappas_row({"kind": "drill", "depth": 3}), AWD),
+    "4 DRILL 4-layers": (24_863_200, pappas_row({"kind": "drill", "depth": 4}), AWD),
+    "2 AWD-LSTM": (33_556_078, pappas_row(PLAIN, WT2), AWD),
+    "2 AWD-LSTM-DRILL": (34_197_678, pappas_row({"kind": "drill", "depth": 4}, WT2), AWD),
+    "1 AWD-LSTM-MoS": (21_500_620, mixture_row(PTB, 280, 620), AWD | {"hidden_dim": 960, "output_dim": 620}),
+    "2 AWD-LSTM-MoS": (34_909_528, mixture_row(WT2, 300, 650), AWD | {"output_dim": 650}),
 }
 
 
 @pytest.mark.parametrize("name", PAPPAS)
-def test_pappas_tables_1_2_4(name: str) -> None:
+def test_pappas_counts_equal_tables_1_2_and_4(name: str) -> None:
     published, row, encoder = PAPPAS[name]
-    assert whole(row, encoder) == published
+    assert count_model(row, encoder) == published
 
 
-def test_what_a_layer_of_drill_adds() -> None:
-    counts = [whole(pappas({"kind": "drill", "depth": depth}), AWD) for depth in (3, 4)]
+def test_drill_layer_adds_160400_parameters() -> None:
+    counts = [count_model(pappas_row({"kind": "drill", "depth": depth}), AWD) for depth in (3, 4)]
     assert counts[1] - counts[0] == 160_400
 
 
@@ -180,12 +183,12 @@ def test_what_a_layer_of_drill_adds() -> None:
         (28_395_900, WT2, 650, True),
     ],
 )
-def test_inan_tables_1_3(published: int, vocabulary: int, units: int, tied: bool) -> None:
-    """REAL has one table and no bias; the augmented loss itself has no parameters."""
-    row = classifier_on_words(vocabulary, units, units, {"kind": "plain", "bias": not tied}, tied)
+def test_inan_counts_equal_tables_1_and_3(published: int, vocabulary: int, units: int, tied: bool) -> None:
+    """REAL has one table and no bias; the augmented loss has no parameters."""
+    row = softmax_row(vocabulary, units, units, {"kind": "plain", "bias": not tied}, tied)
     if tied:
         row["output"] |= {"kind": "augmented", "table": "words", "gamma": 0.65}
-    assert whole(row, {"kind": "variational_lstm", "hidden_dim": units}) == published
+    assert count_model(row, {"kind": "variational_lstm", "hidden_dim": units}) == published
 
 
 @pytest.mark.parametrize(
@@ -197,15 +200,15 @@ def test_inan_tables_1_3(published: int, vocabulary: int, units: int, tied: bool
         (2_691_800, "projected", True),
     ],
 )
-def test_press_table_6(published: int, classifier: str, tied: bool) -> None:
-    row = classifier_on_words(PTB, 200, 200, {"kind": classifier}, tied)
-    assert whole(row, {"kind": "lstm", "hidden_dim": 200}) == published
+def test_press_counts_equal_table_6(published: int, classifier: str, tied: bool) -> None:
+    row = softmax_row(PTB, 200, 200, {"kind": classifier}, tied)
+    assert count_model(row, {"kind": "lstm", "hidden_dim": 200}) == published
 
 
 @pytest.mark.parametrize("kind", ["lstm", "bayesian_lstm"])
-def test_press_table_5(kind: str) -> None:
-    """Dropout has no parameters, whichever kind it is."""
-    assert whole(classifier_on_words(PTB, 1500, 1500, PLAIN), {"kind": kind, "hidden_dim": 1500}) == 51_022_000
+def test_press_counts_equal_table_5(kind: str) -> None:
+    """No kind of dropout has parameters."""
+    assert count_model(softmax_row(PTB, 1500, 1500, PLAIN), {"kind": kind, "hidden_dim": 1500}) == 51_022_000
 
 
 @pytest.mark.parametrize(
@@ -216,14 +219,16 @@ def test_press_table_5(kind: str) -> None:
         (23, 830, 10, True, 23_482_400),
     ],
 )
-def test_recurrent_highway_networks(published: int, units: int, depth: int, tied: bool, exact: int) -> None:
+def test_recurrent_highway_counts_equal_the_formula(
+    published: int, units: int, depth: int, tied: bool, exact: int
+) -> None:
     """The three sizes of Zilly et al. on Penn Treebank, which Inan, Press and Pappas cite in millions.
 
-    The tables and the bias of the classes; two matrices for the input; two and two biases for every layer of a step.
+    The count is made of tables, output bias, two input matrices, and two matrices and two biases per layer of a step.
     """
-    counted = (1 if tied else 2) * PTB * units + PTB + 2 * units * (units + depth * (units + 1))
-    assert counted == exact
-    row = classifier_on_words(PTB, units, units, PLAIN, tied)
-    assert whole(row, {"kind": "highway", "hidden_dim": units, "depth": depth}) == exact
-    # 23.4 million are cited as 24.
+    expected = (1 if tied else 2) * PTB * units + PTB + 2 * units * (units + depth * (units + 1))
+    assert expected == exact
+    row = softmax_row(PTB, units, units, PLAIN, tied)
+    assert count_model(row, {"kind": "highway", "hidden_dim": units, "depth": depth}) == exact
+    # The papers cite 23.4 million as 24.
     assert published - 1 < exact / 10**6 < published + 0.5

@@ -1,4 +1,4 @@
-"""AR and TAR as the AWD-LSTM has them: the one reads what was dropped, the other what was not."""
+"""AR and TAR of the AWD-LSTM: AR reads activations after dropout, TAR before dropout."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from reefknot.nn.models.regularisation import RegularisationSettings, activation
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
-STREAMS, STEPS, WIDTH = 3, 5, 4
+STREAMS, STEPS, DIM = 3, 5, 4
 BOTH = RegularisationSettings(activation=2.0, temporal_activation=1.5)
 
 
 def encoded(steps: int = STEPS, dtype: torch.dtype = torch.float64) -> Encoded:
-    """A window whose output is its raw states with some numbers dropped."""
+    """Return a window whose output is its raw states after dropout."""
     torch.manual_seed(0)
-    raw_BTD = torch.randn(STREAMS, steps, WIDTH, dtype=dtype)
+    raw_BTD = torch.randn(STREAMS, steps, DIM, dtype=dtype)
     return Encoded(raw_BTD * (torch.rand_like(raw_BTD) > 0.5) * 2, raw_BTD, {})
 
 
-def test_means_of_squares() -> None:
+def test_losses_are_means_of_squares() -> None:
     window = encoded()
     parts = activation_losses(window, BOTH)
     assert parts.keys() == {"activation", "temporal_activation"}
@@ -37,33 +37,35 @@ def test_means_of_squares() -> None:
     torch.testing.assert_close(slow.sum / slow.count, steps.pow(2).mean())
 
 
-def test_streams_in_pieces_add_up() -> None:
+def test_losses_of_single_streams_add_up() -> None:
     window = encoded()
-    pieces = [Encoded(output, raw, {}) for output, raw in zip(window.output.split(1), window.raw.split(1), strict=True)]
+    streams = [
+        Encoded(output, raw, {}) for output, raw in zip(window.output.split(1), window.raw.split(1), strict=True)
+    ]
     whole = activation_losses(window, BOTH)
     for name, part in whole.items():
-        apart = [activation_losses(piece, BOTH)[name] for piece in pieces]
-        assert sum(each.count for each in apart) == part.count
-        torch.testing.assert_close(torch.stack([each.sum for each in apart]).sum(), part.sum)
+        stream_parts = [activation_losses(stream, BOTH)[name] for stream in streams]
+        assert sum(stream_part.count for stream_part in stream_parts) == part.count
+        torch.testing.assert_close(torch.stack([stream_part.sum for stream_part in stream_parts]).sum(), part.sum)
 
 
-def test_padding_adds_nothing() -> None:
-    """Two streams of two tokens in a window of five: the states behind them, and the step to them, do not count."""
+def test_padding_does_not_change_the_losses() -> None:
+    """In a window of five steps, two streams have two tokens; padding and the step into padding do not count."""
     window = encoded()
-    there_BT = (torch.arange(STREAMS)[:, None] < 2) & (torch.arange(STEPS) < 2)
+    mask_BT = (torch.arange(STREAMS)[:, None] < 2) & (torch.arange(STEPS) < 2)
     short = Encoded(window.output[:2, :2], window.raw[:2, :2], {})
-    padded, alone = activation_losses(window, BOTH, there_BT, 4), activation_losses(short, BOTH)
+    padded, alone = activation_losses(window, BOTH, mask_BT, 4), activation_losses(short, BOTH)
     assert {part.count for part in (*padded.values(), *alone.values())} == {4}
     torch.testing.assert_close(padded["activation"].sum, alone["activation"].sum)
-    # A window of five has four steps for five tokens, one of two has one for two.
+    # A window of five tokens has four differences, and a window of two tokens has one.
     torch.testing.assert_close(padded["temporal_activation"].sum * 4 / 5, alone["temporal_activation"].sum / 2)
-    everything = activation_losses(window, BOTH, torch.ones_like(there_BT), STREAMS * STEPS)
+    everything = activation_losses(window, BOTH, torch.ones_like(mask_BT), STREAMS * STEPS)
     for name, part in activation_losses(window, BOTH).items():
         torch.testing.assert_close(everything[name].sum, part.sum)
         assert everything[name].count == part.count
 
 
-def test_one_step_has_no_successor() -> None:
+def test_window_of_one_step_has_zero_temporal_loss() -> None:
     window = encoded(steps=1)
     window.raw.requires_grad_()
     part = activation_losses(window, BOTH)["temporal_activation"]
@@ -74,26 +76,26 @@ def test_one_step_has_no_successor() -> None:
 
 
 @pytest.mark.parametrize("name", ["activation", "temporal_activation"])
-def test_no_weight_leaves_no_part(name: str) -> None:
+def test_losses_without_weight_are_left_out(name: str) -> None:
     assert activation_losses(encoded(), RegularisationSettings()) == {}
     assert activation_losses(encoded(), RegularisationSettings(**{name: 0.5})).keys() == {name}
 
 
-def test_sums_are_not_rounded_to_half_precision() -> None:
+def test_bfloat16_activations_are_summed_in_float32() -> None:
     window = encoded(dtype=torch.bfloat16)
     for part in activation_losses(window, BOTH).values():
         assert part.sum.dtype == torch.float32
 
 
-def test_a_model_adds_them_to_its_loss() -> None:
+def test_model_adds_both_losses_to_its_objective() -> None:
     torch.manual_seed(0)
-    table = WordTable(11, WIDTH)
-    ends = Lookup(table), LSTM(WIDTH, WIDTH, layers=1), Softmax(Plain(table))
-    plain, held = LanguageModel(*ends).double(), LanguageModel(*ends, BOTH).double()
+    table = WordTable(11, DIM)
+    ends = Lookup(table), LSTM(DIM, DIM, layers=1), Softmax(Plain(table))
+    plain, regularised = LanguageModel(*ends).double(), LanguageModel(*ends, BOTH).double()
     tokens_BT = torch.randint(11, (STREAMS, STEPS + 1))
-    without, found = plain.loss(tokens_BT), held.loss(tokens_BT)
-    assert without.parts.keys() == {"nll"}
+    expected, losses = plain.loss(tokens_BT), regularised.loss(tokens_BT)
+    assert expected.parts.keys() == {"nll"}
     h_BTD = plain(tokens_BT[:, :-1]).output
     added = 2.0 * h_BTD.square().mean() + 1.5 * (h_BTD[:, 1:] - h_BTD[:, :-1]).square().mean()
-    torch.testing.assert_close(found.mean(), without.mean() + added)
-    torch.testing.assert_close(found.sum(), without.sum() + STREAMS * STEPS * added)
+    torch.testing.assert_close(losses.mean(), expected.mean() + added)
+    torch.testing.assert_close(losses.sum(), expected.sum() + STREAMS * STEPS * added)

@@ -1,4 +1,4 @@
-"""Skip-gram: how its tables start, when they are one, and what its loss is."""
+"""Skip-gram: initialisation, tied tables and loss."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.nn.tables import WordTable
 
 
-def test_untied_tables_start_as_those_of_word2vec() -> None:
+def test_untied_tables_are_initialised_as_in_word2vec() -> None:
     model = SkipGram.create(vocab_size=500, dim=10)
     assert not model.tied
     assert not model.output.weight.any()
     values = model.input.weight.detach()
     assert 0.049 < float(values.max()) <= 0.05
     assert -0.05 <= float(values.min()) < -0.049
-    assert sum(each.numel() for each in model.parameters()) == 2 * 500 * 10
+    assert sum(parameter.numel() for parameter in model.parameters()) == 2 * 500 * 10
 
 
-def test_a_tied_table_starts_as_the_input_does() -> None:
+def test_tied_table_is_initialised_like_the_input_table() -> None:
     torch.manual_seed(1)
     tied = SkipGram.create(vocab_size=500, dim=10, tied=True)
     torch.manual_seed(1)
@@ -34,7 +34,7 @@ def test_a_tied_table_starts_as_the_input_does() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_loss_is_the_sum_over_pairs_and_their_negatives(tied: bool) -> None:
+def test_loss_equals_the_sum_over_pairs_and_negatives(tied: bool) -> None:
     torch.manual_seed(0)
     table = WordTable(7, 3).double()
     model = SkipGram(table, table if tied else WordTable(7, 3).double())
@@ -43,13 +43,13 @@ def test_the_loss_is_the_sum_over_pairs_and_their_negatives(tied: bool) -> None:
     for centre, context, drawn in zip(centres, contexts, negatives, strict=True):
         v = model.input.weight[context]
         total = total - F.logsigmoid(model.output.weight[centre] @ v)
-        for each in drawn:
-            if each != centre:  # a negative that is the word itself is passed over
-                total = total - F.logsigmoid(-(model.output.weight[each] @ v))
+        for negative in drawn:
+            if negative != centre:  # a negative that equals the centre word is skipped
+                total = total - F.logsigmoid(-(model.output.weight[negative] @ v))
     torch.testing.assert_close(model.loss(centres, contexts, negatives), total)
 
 
-def test_ends_that_do_not_fit_are_refused() -> None:
+def test_mismatched_or_unit_norm_tables_are_rejected() -> None:
     with pytest.raises(SettingsError, match=r"7 words of dimension 3, the output 7 of dimension 4"):
         SkipGram(WordTable(7, 3), WordTable(7, 4))
     with pytest.raises(SettingsError, match="without unit_norm"):

@@ -1,4 +1,4 @@
-"""A translator: sides in one window, padding that nobody reads, ties by one table, and what building refuses."""
+"""Translators: scores without effects of padding, tied tables, parameter counts, FLOPs and errors."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ V, D = 23, 16
 KINDS = ("attention_gru", "encoder_decoder")
 
 
-def body(kind: str) -> SourceEncoder:
+def build_encoder(kind: str) -> SourceEncoder:
     if kind == "attention_gru":
         return AttentionGRU(D, D, units=12)
     return EncoderDecoder(D, D, layers=2, heads=4, ffn_dim=32, dropout=0.0)
 
 
-def translator(kind: str, ways: int = 3) -> Translator:
-    """With one table for all ends (3), one for the target's (2), or one for each (1)."""
+def translator(kind: str, tied_ends: int = 3) -> Translator:
+    """Build a translator with one table for three ends, for two ends, or for one end each."""
     torch.manual_seed(3)
     words = WordTable(V, D)
-    source = words if ways == 3 else WordTable(V, D)
-    classes = words if ways > 1 else WordTable(V, D)
-    model = Translator(Lookup(source), Lookup(words), body(kind), Softmax(Plain(classes)))
+    source = words if tied_ends == 3 else WordTable(V, D)
+    classes = words if tied_ends > 1 else WordTable(V, D)
+    model = Translator(Lookup(source), Lookup(words), build_encoder(kind), Softmax(Plain(classes)))
     return model.double().eval()
 
 
 def pairs() -> tuple[Tensor, Tensor]:
-    """Three pairs: sources of 5, 3 and 1 words, targets of 4, 2 and 4."""
+    """Return three pairs: sources of 5, 3 and 1 words, targets of 4, 2 and 4."""
     torch.manual_seed(5)
     source_BS, x_BT, y_BT = (torch.randint(V, (3, width)) for width in (5, 4, 4))
     source_BS[1, 3:] = source_BS[2, 1:] = PAD
@@ -50,20 +50,20 @@ def pairs() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_pair_is_scored_as_if_it_were_alone(kind: str) -> None:
+def test_pair_has_the_same_score_in_a_batch_and_alone(kind: str) -> None:
     model, (x_BU, y_BT) = translator(kind), pairs()
     source_BS, x_BT = sides(x_BU, y_BT)
     logp_BT, _ = model.target_log_probs(x_BU, y_BT)
     for row in range(3):
-        there, scored = source_BS[row] != PAD, y_BT[row] != IGNORE
-        alone = torch.cat([source_BS[row, there], x_BT[row, scored]])[None]
+        unpadded, scored = source_BS[row] != PAD, y_BT[row] != IGNORE
+        alone = torch.cat([source_BS[row, unpadded], x_BT[row, scored]])[None]
         logp_T, _ = model.target_log_probs(alone, y_BT[row : row + 1, scored])
         assert torch.allclose(logp_T[0], logp_BT[row, scored], atol=1e-12)
     assert not logp_BT[y_BT == IGNORE].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_is_that_of_the_target(kind: str) -> None:
+def test_loss_equals_negative_sum_of_target_log_probs(kind: str) -> None:
     model, (x_BU, y_BT) = translator(kind), pairs()
     logp_BT, _ = model.target_log_probs(x_BU, y_BT)
     assert torch.allclose(model.loss(x_BU, y_BT).sum(), -logp_BT.sum(), atol=1e-10)
@@ -76,7 +76,7 @@ def test_the_loss_is_that_of_the_target(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_step_by_step_is_the_same_as_all_at_once(kind: str) -> None:
+def test_single_steps_equal_one_pass_over_the_target(kind: str) -> None:
     model, (x_BU, y_BT) = translator(kind), pairs()
     source_BS, x_BT = sides(x_BU, y_BT)
     whole = model(x_BT, model.read(source_BS)).output
@@ -89,7 +89,7 @@ def test_step_by_step_is_the_same_as_all_at_once(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_is_over_the_words_of_the_source(kind: str) -> None:
+def test_attention_sums_to_one_and_is_zero_on_padding(kind: str) -> None:
     model, (x_BU, y_BT) = translator(kind), pairs()
     source_BS, x_BT = sides(x_BU, y_BT)
     a_BTS = model.attention(x_BT, model.read(source_BS))
@@ -97,8 +97,8 @@ def test_attention_is_over_the_words_of_the_source(kind: str) -> None:
     assert not a_BTS.masked_select((source_BS == PAD)[:, None].expand_as(a_BTS)).any()
 
 
-def test_ties_are_shared_tables() -> None:
-    none, decoder, all_three = (translator("encoder_decoder", ways) for ways in (1, 2, 3))
+def test_ties_and_counts_follow_shared_tables() -> None:
+    none, decoder, all_three = (translator("encoder_decoder", tied_ends) for tied_ends in (1, 2, 3))
     assert (none.tied, none.three_way) == (False, False)
     assert (decoder.tied, decoder.three_way) == (True, False)
     assert (all_three.tied, all_three.three_way) == (True, True)
@@ -107,7 +107,7 @@ def test_ties_are_shared_tables() -> None:
     assert all_three.parameter_counts()["source"] == 0
 
 
-def test_the_published_size_of_the_base_transformer_with_and_without_drill() -> None:
+def test_drill_adds_the_published_parameters_to_the_base_model() -> None:
     with torch.device("meta"):
         words = WordTable(37_000, 512)
         ends = Lookup(words), Lookup(words), EncoderDecoder(512, 512)
@@ -118,12 +118,12 @@ def test_the_published_size_of_the_base_transformer_with_and_without_drill() -> 
     assert drill - plain == 525_312
 
 
-def test_what_is_no_translator_is_refused() -> None:
+def test_invalid_parts_and_calls_are_rejected() -> None:
     words = WordTable(V, D)
     with pytest.raises(SettingsError, match="a GRU does not"):
         Translator(Lookup(words), Lookup(words), GRU(D, D), Softmax(Plain(words)))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="gives 8 numbers per token but the encoder reads 16"):
-        Translator(Lookup(WordTable(V, 8)), Lookup(words), body("attention_gru"), Softmax(Plain(words)))
+        Translator(Lookup(WordTable(V, 8)), Lookup(words), build_encoder("attention_gru"), Softmax(Plain(words)))
     model = translator("attention_gru")
     with pytest.raises(ArgumentError, match="reads its source first"):
         model(torch.zeros(1, 1, dtype=torch.int64))
@@ -132,12 +132,12 @@ def test_what_is_no_translator_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operations_are_those_that_torch_counts(kind: str) -> None:
-    """Nothing is padded here, and of a target's attention torch counts the masked half too."""
+def test_flops_equal_torch_counter(kind: str) -> None:
+    """There is no padding; unlike our count, torch's includes the masked half of target attention."""
     model = translator(kind).float().train()
     torch.manual_seed(7)
     x_BU, y_BT = torch.randint(V, (4, 11)), torch.randint(V, (4, 5))
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.loss(x_BU, y_BT).mean().backward()
     masked = 0 if kind == "attention_gru" else 6 * 4 * 2 * D * 5 * 5
-    assert model.flops(x_BU, y_BT) + masked == pytest.approx(counted.get_total_flops(), rel=0.1)
+    assert model.flops(x_BU, y_BT) + masked == pytest.approx(counter.get_total_flops(), rel=0.1)

@@ -1,6 +1,6 @@
-"""The adaptive softmax: torch's own as the authority, one band as the plain softmax, exact search, ties, refusals.
+"""The adaptive softmax equals torch's and, with one band, the plain softmax; its search is exact.
 
-Shapes: N rows, D width, V classes.
+Shapes: N rows, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ V, D, CUTOFFS, FACTOR = 23, 12, [7, 15], 2
 
 
 def build(seed: int = 0, head: bool = False, **options: object) -> AdaptiveSoftmax:
+    """Build a float64 adaptive softmax with three bands and random parameters."""
     torch.manual_seed(seed)
     bands = BandedTable(V, D, cutoffs=CUTOFFS, factor=FACTOR)
     built = AdaptiveSoftmax(bands, BandProjections(bands, D, head=head), **options).double()  # type: ignore[arg-type]
@@ -49,49 +50,51 @@ def targets(rows: int = 40) -> Tensor:
     return torch.randint(V, (rows,))
 
 
-def as_torch(ours: AdaptiveSoftmax) -> nn.AdaptiveLogSoftmaxWithLoss:
-    """torch's module with our weights."""
-    theirs = nn.AdaptiveLogSoftmaxWithLoss(D, V, CUTOFFS, div_value=FACTOR).double()
-    assert ours.clusters is not None
+def torch_module(softmax: AdaptiveSoftmax) -> nn.AdaptiveLogSoftmaxWithLoss:
+    """Return torch's module with the same weights."""
+    reference = nn.AdaptiveLogSoftmaxWithLoss(D, V, CUTOFFS, div_value=FACTOR).double()
+    assert softmax.clusters is not None
     with torch.no_grad():
-        theirs.head.weight.copy_(torch.cat([ours.tables()[0].weight, ours.clusters]))
-        for tail, table, matrix in zip(theirs.tail, ours.tables()[1:], ours.projections.bands, strict=True):
+        reference.head.weight.copy_(torch.cat([softmax.tables()[0].weight, softmax.clusters]))
+        for tail, table, matrix in zip(reference.tail, softmax.tables()[1:], softmax.projections.bands, strict=True):
             down, up = tail  # type: ignore[misc]
             down.weight.copy_(matrix.T)
             up.weight.copy_(table.weight)
-    return theirs
+    return reference
 
 
-def test_parity_with_torch() -> None:
-    ours, h_ND, y_N = build(), hidden(), targets()
-    theirs = as_torch(ours)
-    torch.testing.assert_close(ours.log_probs(h_ND), theirs.log_prob(h_ND), rtol=0, atol=1e-12)
-    expected = theirs(h_ND, y_N)
-    torch.testing.assert_close(ours.target_log_probs(h_ND, y_N), expected.output, rtol=0, atol=1e-12)
-    loss = ours.loss(h_ND, y_N, ours.prepare(y_N))["nll"]
+def test_log_probs_loss_and_gradients_equal_torch() -> None:
+    softmax, h_ND, y_N = build(), hidden(), targets()
+    reference = torch_module(softmax)
+    torch.testing.assert_close(softmax.log_probs(h_ND), reference.log_prob(h_ND), rtol=0, atol=1e-12)
+    expected = reference(h_ND, y_N)
+    torch.testing.assert_close(softmax.target_log_probs(h_ND, y_N), expected.output, rtol=0, atol=1e-12)
+    loss = softmax.loss(h_ND, y_N, softmax.prepare(y_N))["nll"]
     torch.testing.assert_close(loss.sum / loss.count, expected.loss, rtol=0, atol=1e-12)
 
-    for each in (loss.sum / loss.count, expected.loss):
-        each.backward(inputs=[h_ND, *(ours if each is not expected.loss else theirs).parameters()])
-    assert ours.clusters is not None
-    head = torch.cat([ours.tables()[0].weight.grad, ours.clusters.grad])  # type: ignore[list-item]
-    torch.testing.assert_close(head, theirs.head.weight.grad)
-    for tail, table, matrix in zip(theirs.tail, ours.tables()[1:], ours.projections.bands, strict=True):
+    for module, mean in ((softmax, loss.sum / loss.count), (reference, expected.loss)):
+        mean.backward(inputs=[h_ND, *module.parameters()])
+    assert softmax.clusters is not None
+    head = torch.cat([softmax.tables()[0].weight.grad, softmax.clusters.grad])  # type: ignore[list-item]
+    torch.testing.assert_close(head, reference.head.weight.grad)
+    for tail, table, matrix in zip(reference.tail, softmax.tables()[1:], softmax.projections.bands, strict=True):
         down, up = tail  # type: ignore[misc]
         torch.testing.assert_close(matrix.grad.T, down.weight.grad)
         torch.testing.assert_close(table.weight.grad, up.weight.grad)
 
 
-def test_parity_with_torch_in_float32() -> None:
-    ours = build()
+def test_float32_target_log_probs_equal_torch() -> None:
+    softmax = build()
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in softmax.parameters():
             parameter.mul_(0.3)
-    theirs, h_ND, y_N = as_torch(ours).float(), hidden().detach().float(), targets()
-    torch.testing.assert_close(ours.float().target_log_probs(h_ND, y_N), theirs(h_ND, y_N).output, rtol=1e-6, atol=1e-6)
+    reference, h_ND, y_N = torch_module(softmax).float(), hidden().detach().float(), targets()
+    torch.testing.assert_close(
+        softmax.float().target_log_probs(h_ND, y_N), reference(h_ND, y_N).output, rtol=1e-6, atol=1e-6
+    )
 
 
-def test_one_band_is_the_softmax_without_bias() -> None:
+def test_one_band_equals_softmax_without_bias() -> None:
     torch.manual_seed(0)
     bands = BandedTable(V, D, cutoffs=[])
     adaptive = AdaptiveSoftmax(bands, BandProjections(bands, D, head=False)).double()
@@ -104,62 +107,65 @@ def test_one_band_is_the_softmax_without_bias() -> None:
     assert adaptive.search(h_ND, 3).opened == 0.0
 
 
-def test_formula() -> None:
-    """log p of a word of the third band, written out."""
-    ours, h_ND = build(), hidden()
-    assert ours.clusters is not None
-    tables = ours.tables()
-    head = torch.log_softmax(h_ND @ torch.cat([tables[0].weight, ours.clusters]).T, -1)
-    tail = torch.log_softmax((h_ND @ ours.projections.bands[1]) @ tables[2].weight.T, -1)
-    torch.testing.assert_close(ours.log_probs(h_ND)[:, 15 + 4], head[:, 7 + 1] + tail[:, 4])
+def test_tail_log_prob_is_cluster_plus_word_log_prob() -> None:
+    """Compute log p of a word of the third band from its definition."""
+    softmax, h_ND = build(), hidden()
+    assert softmax.clusters is not None
+    tables = softmax.tables()
+    head = torch.log_softmax(h_ND @ torch.cat([tables[0].weight, softmax.clusters]).T, -1)
+    tail = torch.log_softmax((h_ND @ softmax.projections.bands[1]) @ tables[2].weight.T, -1)
+    torch.testing.assert_close(softmax.log_probs(h_ND)[:, 15 + 4], head[:, 7 + 1] + tail[:, 4])
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0])
 @pytest.mark.parametrize("k", [1, 5, 9, V])
-def test_search_is_exact(k: int, scale: float) -> None:
-    ours = build()
+def test_search_equals_topk_of_all_log_probs(k: int, scale: float) -> None:
+    softmax = build()
     h_ND = scale * hidden(200).detach()
-    found = ours.search(h_ND, k)
-    values, _ = ours.log_probs(h_ND).topk(k)
-    torch.testing.assert_close(found.log_probs, values)
-    torch.testing.assert_close(ours.log_probs(h_ND).gather(1, found.ids), values)
-    assert (found.ids.sort(-1).values.diff() > 0).all()
-    assert 0.0 <= found.opened <= 1.0
+    result = softmax.search(h_ND, k)
+    values, _ = softmax.log_probs(h_ND).topk(k)
+    torch.testing.assert_close(result.log_probs, values)
+    torch.testing.assert_close(softmax.log_probs(h_ND).gather(1, result.ids), values)
+    assert (result.ids.sort(-1).values.diff() > 0).all()
+    assert 0.0 <= result.opened <= 1.0
     if k == V:
-        assert found.opened == 1.0
+        assert result.opened == 1.0
 
 
-def test_search_leaves_improbable_tails_closed() -> None:
-    ours = build()
-    assert ours.clusters is not None
+def test_search_does_not_open_improbable_tails() -> None:
+    softmax = build()
+    assert softmax.clusters is not None
     with torch.no_grad():
-        ours.clusters.zero_()
-        ours.clusters[0] = 100.0  # for a positive context all mass on the second band
+        softmax.clusters.zero_()
+        softmax.clusters[0] = 100.0  # for a positive context the second band has all the probability
     h_ND = hidden(50).detach().abs()
-    found = ours.search(h_ND, 2)
-    assert found.opened == 0.5
-    assert ((found.ids >= 7) & (found.ids < 15)).all()
-    torch.testing.assert_close(found.log_probs, ours.log_probs(h_ND).topk(2).values)
+    result = softmax.search(h_ND, 2)
+    assert result.opened == 0.5
+    assert ((result.ids >= 7) & (result.ids < 15)).all()
+    torch.testing.assert_close(result.log_probs, softmax.log_probs(h_ND).topk(2).values)
 
 
-def test_a_closed_tail_runs_no_label_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_tails_compute_no_class_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
-    classifier = [Drill(band, depth=1) for band in bands.tables]
-    ours = AdaptiveSoftmax(classifier, BandProjections(bands, D, head=False)).eval()
+    classifiers = [Drill(band, depth=1) for band in bands.tables]
+    softmax = AdaptiveSoftmax(classifiers, BandProjections(bands, D, head=False)).eval()
     with torch.no_grad():
-        assert ours.cluster_bias is not None
-        ours.cluster_bias.fill_(-1000.0)
-    ran = []
-    for band, each in enumerate(classifier):
-        monkeypatch.setattr(each, "weight", lambda *_, band=band, own=each.weight: ran.append(band) or own())
+        assert softmax.cluster_bias is not None
+        softmax.cluster_bias.fill_(-1000.0)
+    computed_bands = []
+    for band, classifier in enumerate(classifiers):
+        weight = classifier.weight
+        monkeypatch.setattr(
+            classifier, "weight", lambda *_, band=band, weight=weight: computed_bands.append(band) or weight()
+        )
     h_ND = hidden(5).detach().float()
-    assert ours.search(h_ND, 3).opened == 0.0
-    assert (ours.sample(h_ND) < 7).all()
-    assert set(ran) == {0}
+    assert softmax.search(h_ND, 3).opened == 0.0
+    assert (softmax.sample(h_ND) < 7).all()
+    assert set(computed_bands) == {0}
 
 
-def test_clusters_have_biases_where_words_have() -> None:
+def test_clusters_have_biases_if_words_have() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
     projections = BandProjections(bands, D, head=False)
     with_bias = AdaptiveSoftmax([Plain(band) for band in bands.tables], projections)
@@ -172,58 +178,58 @@ def test_clusters_have_biases_where_words_have() -> None:
     assert ((ids >= 7) & (ids < 15)).all()
 
 
-def test_ties_at_the_kth_place_keep_the_values() -> None:
-    ours = build()
+def test_topk_with_equal_scores_returns_the_right_values() -> None:
+    softmax = build()
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in softmax.parameters():
             parameter.zero_()
     h_ND = hidden(3).detach()
-    torch.testing.assert_close(ours.topk(h_ND, 9)[0], ours.log_probs(h_ND).topk(9).values)
+    torch.testing.assert_close(softmax.topk(h_ND, 9)[0], softmax.log_probs(h_ND).topk(9).values)
 
 
 @pytest.mark.parametrize("k", [0, V + 1])
-def test_asking_for_more_than_there_is(k: int) -> None:
+def test_topk_outside_the_vocabulary_size_is_rejected(k: int) -> None:
     for output in (build(), Softmax(Plain(WordTable(V, D)))):
         with pytest.raises(SettingsError, match=f"k = {k}: the best of {V} classes need a k from 1 to {V}"):
             output.topk(hidden(2), k)
 
 
-def test_a_band_without_rows_gets_zero_gradients() -> None:
-    ours, h_ND = build(), hidden(6)
+def test_band_without_rows_has_zero_gradients() -> None:
+    softmax, h_ND = build(), hidden(6)
     y_N = torch.tensor([0, 1, 2, 3, IGNORE, 20])  # nothing in the second band
-    ours.loss(h_ND, y_N, ours.prepare(y_N))["nll"].sum.backward()
-    second = ours.tables()[1].weight.grad
+    softmax.loss(h_ND, y_N, softmax.prepare(y_N))["nll"].sum.backward()
+    second = softmax.tables()[1].weight.grad
     assert second is not None
     assert not second.any()
-    assert ours.tables()[2].weight.grad is not None
-    assert ours.tables()[2].weight.grad.any()
-    assert all(parameter.grad is not None for parameter in ours.parameters())
+    assert softmax.tables()[2].weight.grad is not None
+    assert softmax.tables()[2].weight.grad.any()
+    assert all(parameter.grad is not None for parameter in softmax.parameters())
 
 
-def test_the_plan_is_found_on_the_host_and_optional() -> None:
-    ours, h_ND, y_N = build(), hidden(), targets()
-    plan = ours.prepare(y_N.view(4, 10))
+def test_loss_is_equal_with_and_without_a_prepared_plan() -> None:
+    softmax, h_ND, y_N = build(), hidden(), targets()
+    plan = softmax.prepare(y_N.view(4, 10))
     assert sum(int((words != IGNORE).sum()) for _, words in plan.tails) == int((y_N >= 7).sum())
     assert plan.count == 40
-    prepared = ours.loss(h_ND, y_N, plan)["nll"].sum
-    torch.testing.assert_close(ours.loss(h_ND, y_N, Plan(40))["nll"].sum, prepared)
+    prepared = softmax.loss(h_ND, y_N, plan)["nll"].sum
+    torch.testing.assert_close(softmax.loss(h_ND, y_N, Plan(40))["nll"].sum, prepared)
 
 
-def test_rows_that_fill_up_a_tail_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+def test_padding_rows_of_tails_do_not_change_loss_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
     for _ in range(2):
-        ours, h_ND, y_N = build(), hidden(300), targets(300)
+        softmax, h_ND, y_N = build(), hidden(300), targets(300)
         y_N[::7] = IGNORE
-        plan = ours.prepare(y_N)
-        loss = ours.loss(h_ND, y_N, plan)["nll"]
+        plan = softmax.prepare(y_N)
+        loss = softmax.loss(h_ND, y_N, plan)["nll"]
         loss.sum.backward()
-        found.append((loss, plan, [h_ND.grad, *(parameter.grad for parameter in ours.parameters())]))
+        results.append((loss, plan, [h_ND.grad, *(parameter.grad for parameter in softmax.parameters())]))
         monkeypatch.setattr(adaptive, "_padded", lambda rows, words, total: (rows, words))
-    (filled, more, ours_grads), (bare, fewer, grads) = found
-    assert filled.count == bare.count
-    torch.testing.assert_close(filled.sum, bare.sum)
-    torch.testing.assert_close(ours_grads, grads)
-    for (rows, words), (few, _) in zip(more.tails, fewer.tails, strict=True):
+    (padded, plan, gradients), (unpadded, unpadded_plan, expected_gradients) = results
+    assert padded.count == unpadded.count
+    torch.testing.assert_close(padded.sum, unpadded.sum)
+    torch.testing.assert_close(gradients, expected_gradients)
+    for (rows, words), (few, _) in zip(plan.tails, unpadded_plan.tails, strict=True):
         assert len(rows) % FILL == 0
         assert len(rows) > len(few)
         assert len(rows.unique()) == len(rows)
@@ -231,134 +237,137 @@ def test_rows_that_fill_up_a_tail_change_nothing(monkeypatch: pytest.MonkeyPatch
         assert (words[len(few) :] == IGNORE).all()
 
 
-def test_pieces_of_an_update_have_tails_of_one_length() -> None:
-    """As long as the longest wants, or as long as a piece is, and the loss is the one of each piece by itself."""
-    ours, h_ND, y_N = build(), hidden(310), targets(310)
+def test_micro_batches_have_tails_of_equal_length() -> None:
+    """Tails are padded to the longest one or to the whole micro-batch, which does not change the loss."""
+    softmax, h_ND, y_N = build(), hidden(310), targets(310)
     y_N[:100] = 0
     parts = list(zip(h_ND.split(100), y_N.split(100), strict=True))
-    plans = ours.prepare_micro_batches([y for _, y in parts])
+    plans = softmax.prepare_micro_batches([y for _, y in parts])
     assert [[len(words) for _, words in plan.tails] for plan in plans] == [[32, 64], [32, 64], [32, 64], [10, 10]]
     for (h, y), plan in zip(parts, plans, strict=True):
-        inputs = [h_ND, *ours.parameters()]
-        together, alone = (ours.loss(h, y, each)["nll"] for each in (plan, ours.prepare(y)))
-        assert together.count == alone.count == len(y)
-        torch.testing.assert_close(together.sum, alone.sum)
-        gradients = [torch.autograd.grad(each.sum, inputs, retain_graph=True) for each in (together, alone)]
+        inputs = [h_ND, *softmax.parameters()]
+        padded, alone = (softmax.loss(h, y, used_plan)["nll"] for used_plan in (plan, softmax.prepare(y)))
+        assert padded.count == alone.count == len(y)
+        torch.testing.assert_close(padded.sum, alone.sum)
+        gradients = [torch.autograd.grad(part.sum, inputs, retain_graph=True) for part in (padded, alone)]
         torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize(("rows", "filled"), [(0, 0), (1, 32), (32, 32), (400, 416), (513, 576), (4_100, 4_608)])
-def test_how_far_a_tail_is_filled(rows: int, filled: int) -> None:
-    ours, y_N = build(), torch.zeros(5_000, dtype=torch.long)
+@pytest.mark.parametrize(("rows", "padded"), [(0, 0), (1, 32), (32, 32), (400, 416), (513, 576), (4_100, 4_608)])
+def test_tails_are_padded_to_few_lengths(rows: int, padded: int) -> None:
+    softmax, y_N = build(), torch.zeros(5_000, dtype=torch.long)
     y_N[5_000 - rows :] = 20
-    (_, (found, _)) = ours.prepare(y_N).tails
-    assert len(found) == filled
-    assert len(found.unique()) == filled
-    (_, (found, _)) = ours.prepare(y_N[5_000 - rows - 1 :]).tails
-    assert len(found) == min(filled, rows + 1), "there are no more rows to fill up with"
+    (_, (indices, _)) = softmax.prepare(y_N).tails
+    assert len(indices) == padded
+    assert len(indices.unique()) == padded
+    (_, (indices, _)) = softmax.prepare(y_N[5_000 - rows - 1 :]).tails
+    assert len(indices) == min(padded, rows + 1), "padding cannot use more rows than there are"
 
 
 @pytest.mark.parametrize(
-    ("rows", "pieces", "most"), [(4_096, 1, 40), (65_536, 1, 12), (65_536, 4, 16), (65_536, 8, 20)]
+    ("rows", "micro_batches", "max_shapes"), [(4_096, 1, 40), (65_536, 1, 12), (65_536, 4, 16), (65_536, 8, 20)]
 )
-def test_few_shapes_over_many_batches(rows: int, pieces: int, most: int) -> None:
-    """Words of the tails come in clumps, as they do in text: their share differs from block to block, and so from piece
-    to piece of an update."""
-    ours, draw = build(), torch.Generator().manual_seed(0)
+def test_tail_lengths_take_few_values_over_many_batches(rows: int, micro_batches: int, max_shapes: int) -> None:
+    """As in text, rare words occur in clusters, so their share differs between micro-batches of an update."""
+    softmax, generator = build(), torch.Generator().manual_seed(0)
     shapes = set()
     for _ in range(200):
-        shares = 0.1 * torch.rand(rows // 512, 1, generator=draw) * torch.tensor([1.4, 0.6])
-        picks = torch.rand(rows // 512, 512, generator=draw)
+        shares = 0.1 * torch.rand(rows // 512, 1, generator=generator) * torch.tensor([1.4, 0.6])
+        picks = torch.rand(rows // 512, 512, generator=generator)
         y_N = torch.where(picks < shares[:, :1], 7, torch.where(picks > 1 - shares[:, 1:], 15, 0)).flatten()
-        plans = ours.prepare_micro_batches(y_N.chunk(pieces))
+        plans = softmax.prepare_micro_batches(y_N.chunk(micro_batches))
         shapes.add(tuple(len(words) for plan in plans for _, words in plan.tails))
-    assert 1 < len(shapes) <= most
+    assert 1 < len(shapes) <= max_shapes
 
 
 @pytest.mark.parametrize("head_projection", ["none", "own", "shared"])
-def test_head_projection(head_projection: str) -> None:
-    ours = build(head=head_projection == "shared", head_projection=head_projection)
+def test_head_projection_applies_the_chosen_matrix(head_projection: str) -> None:
+    softmax = build(head=head_projection == "shared", head_projection=head_projection)
     h_ND = hidden()
-    matrix = {"none": None, "own": ours.head.weight if ours.head else None, "shared": ours.projections.bands[0].T}
+    matrix = {
+        "none": None,
+        "own": softmax.head.weight if softmax.head else None,
+        "shared": softmax.projections.bands[0].T,
+    }
     projected = h_ND if matrix[head_projection] is None else F.linear(h_ND, matrix[head_projection])
-    assert ours.clusters is not None
-    head = torch.log_softmax(projected @ torch.cat([ours.tables()[0].weight, ours.clusters]).T, -1)
-    torch.testing.assert_close(ours.log_probs(h_ND)[:, :7], head[:, :7])
-    assert ours.vectors().shape == (V, D)
+    assert softmax.clusters is not None
+    head = torch.log_softmax(projected @ torch.cat([softmax.tables()[0].weight, softmax.clusters]).T, -1)
+    torch.testing.assert_close(softmax.log_probs(h_ND)[:, :7], head[:, :7])
+    assert softmax.vectors().shape == (V, D)
     extra = {"none": 0, "own": D * D, "shared": D * D}[head_projection]
-    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in build().parameters()) + extra
+    assert sum(p.numel() for p in softmax.parameters()) == sum(p.numel() for p in build().parameters()) + extra
 
 
-def test_a_projection_in_front() -> None:
+def test_project_to_adds_a_projection_before_the_bands() -> None:
     torch.manual_seed(0)
     bands = BandedTable(V, 6, sizes=[7, 8], factor=1)
-    ours = AdaptiveSoftmax(bands, BandProjections(bands, 6, head=False), context_dim=D, project_to=6).double()
-    assert ours.front is not None
-    assert ours.context_dim == D
-    counts = {name: parameter.numel() for name, parameter in ours.named_parameters()}
+    softmax = AdaptiveSoftmax(bands, BandProjections(bands, 6, head=False), context_dim=D, project_to=6).double()
+    assert softmax.front is not None
+    assert softmax.context_dim == D
+    counts = {name: parameter.numel() for name, parameter in softmax.named_parameters()}
     assert counts["front.weight"] == 6 * D
     assert counts["clusters"] == 2 * 6
-    torch.testing.assert_close(ours.log_probs(hidden()).exp().sum(-1), torch.ones(40, dtype=torch.float64))
+    torch.testing.assert_close(softmax.log_probs(hidden()).exp().sum(-1), torch.ones(40, dtype=torch.float64))
 
 
-def test_matrices_of_its_own_start_as_those_of_the_bands() -> None:
-    """Xavier's bound, not torch's for a linear layer."""
-    wide = 64
+def test_own_matrices_are_initialised_xavier_uniform() -> None:
+    """The bound is Xavier's, not that of torch's linear layers."""
+    context_dim = 64
     bands = BandedTable(V, 4, sizes=[7, 8], factor=1)
     projections = BandProjections(bands, 4, head=False)
-    ours = AdaptiveSoftmax(bands, projections, context_dim=wide, project_to=4, head_projection="own")
-    assert ours.front is not None
-    assert ours.head is not None
-    for matrix in (ours.front.weight, ours.head.weight):
+    softmax = AdaptiveSoftmax(bands, projections, context_dim=context_dim, project_to=4, head_projection="own")
+    assert softmax.front is not None
+    assert softmax.head is not None
+    for matrix in (softmax.front.weight, softmax.head.weight):
         bound = (6 / sum(matrix.shape)) ** 0.5
         assert matrix.shape[1] ** -0.5 < matrix.abs().max() <= bound
 
 
-def test_labels_may_come_in_a_module_list() -> None:
+def test_classifiers_can_be_a_module_list() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
-    classifier = nn.ModuleList(Plain(band) for band in bands.tables)
-    ours = AdaptiveSoftmax(classifier, BandProjections(bands, D, head=False))  # type: ignore[arg-type]
-    assert [ours.tables()[band] is bands.tables[band] for band in range(3)] == [True] * 3
-    assert ours.vocab_size == V
+    classifiers = nn.ModuleList(Plain(band) for band in bands.tables)
+    softmax = AdaptiveSoftmax(classifiers, BandProjections(bands, D, head=False))  # type: ignore[arg-type]
+    assert [softmax.tables()[band] is bands.tables[band] for band in range(3)] == [True] * 3
+    assert softmax.vocab_size == V
 
 
-def test_dropouts_act_apart() -> None:
-    """Tail dropout leaves the head alone; softmax dropout does not; neither acts in evaluation."""
+def test_tail_and_softmax_dropout_act_in_different_places() -> None:
+    """Tail dropout changes the tails, softmax dropout changes head and tails, and neither acts in evaluation."""
     h_ND = hidden().detach()
     for options, head_changes in (({"tail_dropout": 0.5}, False), ({"softmax_dropout": 0.5}, True)):
-        ours = build(**options)
-        exact = ours.eval().log_probs(h_ND)
+        softmax = build(**options)
+        exact = softmax.eval().log_probs(h_ND)
         torch.testing.assert_close(exact, build().log_probs(h_ND))
-        dropped = ours.train().log_probs(h_ND)
+        dropped = softmax.train().log_probs(h_ND)
         assert torch.allclose(dropped[:, :7], exact[:, :7]) != head_changes
         assert not torch.allclose(dropped[:, 7:], exact[:, 7:])
 
 
-def test_drill_in_every_band() -> None:
+def test_every_band_can_have_a_drill_classifier() -> None:
     torch.manual_seed(0)
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
-    ours = AdaptiveSoftmax([Drill(band, depth=2) for band in bands.tables], BandProjections(bands, D, head=False))
+    softmax = AdaptiveSoftmax([Drill(band, depth=2) for band in bands.tables], BandProjections(bands, D, head=False))
     h_ND = hidden().detach().float()
-    torch.testing.assert_close(ours.log_probs(h_ND).exp().sum(-1), torch.ones(40))
-    layers = sum(p.numel() for name, p in ours.named_parameters() if ".layers." in name)
+    torch.testing.assert_close(softmax.log_probs(h_ND).exp().sum(-1), torch.ones(40))
+    layers = sum(p.numel() for name, p in softmax.named_parameters() if ".layers." in name)
     assert layers == sum(2 * (width * width + width) for width in (12, 6, 3))
 
 
 def test_penalties_of_the_bands_add_up() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
-    classifier = [Projected(band, band.dim, penalty=0.5) for band in bands.tables]
-    ours = AdaptiveSoftmax(classifier, BandProjections(bands, D, head=False))
-    expected = sum(each.penalties()["projection"] for each in classifier)
-    torch.testing.assert_close(ours.penalties(), {"projection": expected})
+    classifiers = [Projected(band, band.dim, penalty=0.5) for band in bands.tables]
+    softmax = AdaptiveSoftmax(classifiers, BandProjections(bands, D, head=False))
+    expected = sum(classifier.penalties()["projection"] for classifier in classifiers)
+    torch.testing.assert_close(softmax.penalties(), {"projection": expected})
 
 
-def test_what_is_shared_is_shared() -> None:
+def test_tables_and_projections_can_be_shared_independently() -> None:
     """Vectors and projections are shared independently; cluster vectors never are."""
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
     shared = BandProjections(bands, D)
     both = LanguageModel(AdaptiveLookup(bands, shared), LSTM(D, D, 1), AdaptiveSoftmax(bands, shared))
-    own = BandProjections(bands, D, head=False)
-    vectors = LanguageModel(AdaptiveLookup(bands, shared), LSTM(D, D, 1), AdaptiveSoftmax(bands, own))
+    separate = BandProjections(bands, D, head=False)
+    vectors = LanguageModel(AdaptiveLookup(bands, shared), LSTM(D, D, 1), AdaptiveSoftmax(bands, separate))
     other = BandedTable(V, D, sizes=[7, 8], factor=2)
     nothing = LanguageModel(
         AdaptiveLookup(bands, shared), LSTM(D, D, 1), AdaptiveSoftmax(other, BandProjections(other, D, head=False))
@@ -376,14 +385,14 @@ def test_what_is_shared_is_shared() -> None:
     assert copy.deepcopy(both).tied
 
 
-def test_a_matrix_that_nobody_uses_is_refused() -> None:
+def test_unused_head_projection_is_rejected() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
     inner, outer = BandProjections(bands, D), BandProjections(bands, D)
     with pytest.raises(SettingsError, match=r"no end uses; .* head = false"):
         LanguageModel(AdaptiveLookup(bands, inner), LSTM(D, D, 1), AdaptiveSoftmax(bands, outer))
 
 
-def test_refusals() -> None:
+def test_invalid_settings_are_rejected() -> None:
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
     fitting = BandProjections(bands, D, head=False)
     with pytest.raises(SettingsError, match="3 classifiers but projections for 2 bands"):

@@ -1,6 +1,6 @@
-"""The augmented loss against the paper's formulas, written out over the whole vocabulary.
+"""The augmented loss, compared with the formulas of the paper over the whole vocabulary.
 
-Shapes: N rows, D width, V classes.
+Shapes: N rows, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from reefknot.nn.outputs.augmented import FILL, Augmented
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, WordTable
 
-WORDS, CONTEXT, TAU = 11, 6, 3.0
+WORDS, CONTEXT_DIM, TAU = 11, 6, 3.0
 TARGETS = torch.tensor([3, 0, IGNORE, 10, 3, IGNORE, 7, 3])
 SCORED = TARGETS != IGNORE
 
 
-def drawn(output: Augmented) -> Augmented:
-    """In float64, every parameter drawn, so that no bias is zero."""
+def randomise(output: Augmented) -> Augmented:
+    """Convert to float64 and draw every parameter, so that no bias is zero."""
     torch.manual_seed(0)
     output = output.double()
     with torch.no_grad():
@@ -37,27 +37,27 @@ def drawn(output: Augmented) -> Augmented:
 
 
 def tied(**settings: Any) -> Augmented:
-    table = WordTable(WORDS, CONTEXT)
-    return drawn(Augmented(Plain(table), table, **{"tau": TAU, "gamma": 0.5} | settings))
+    table = WordTable(WORDS, CONTEXT_DIM)
+    return randomise(Augmented(Plain(table), table, **{"tau": TAU, "gamma": 0.5} | settings))
 
 
 def untied(**settings: Any) -> Augmented:
-    """Class vectors and input vectors of different widths."""
-    classifier = Projected(WordTable(WORDS, 4), CONTEXT)
-    return drawn(Augmented(classifier, WordTable(WORDS, 5), **{"tau": TAU, "gamma": 0.5} | settings))
+    """Build an augmented softmax with class vectors and input vectors of different dimensions."""
+    classifier = Projected(WordTable(WORDS, 4), CONTEXT_DIM)
+    return randomise(Augmented(classifier, WordTable(WORDS, 5), **{"tau": TAU, "gamma": 0.5} | settings))
 
 
 def hidden(rows: int = len(TARGETS)) -> Tensor:
     torch.manual_seed(1)
-    return torch.randn(rows, CONTEXT, dtype=torch.float64, requires_grad=True)
+    return torch.randn(rows, CONTEXT_DIM, dtype=torch.float64, requires_grad=True)
 
 
-def augmented(output: Augmented, h_ND: Tensor, y_N: Tensor = TARGETS) -> Tensor:
+def augmented_loss(output: Augmented, h_ND: Tensor, y_N: Tensor = TARGETS) -> Tensor:
     return output.loss(h_ND, y_N, output.prepare(y_N))["augmented"].sum
 
 
-def written_out(output: Augmented, h_ND: Tensor) -> Tensor:
-    """KL(soft target || soft prediction) of the whole distributions, one row per token."""
+def expected_loss(output: Augmented, h_ND: Tensor) -> Tensor:
+    """Return the sum over tokens of KL(soft target || soft prediction) over the whole vocabulary."""
     l_VD = output.table.weight
     student_NV = torch.log_softmax(output.classifier.context(h_ND) @ output.classifier.weight().T / output.tau, -1)[
         SCORED
@@ -69,35 +69,37 @@ def written_out(output: Augmented, h_ND: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("detach_target", [False, True])
-@pytest.mark.parametrize("make", [tied, untied])
-def test_it_is_the_divergence_of_the_whole_distributions(make: Any, detach_target: bool) -> None:
-    output, h_ND = make(detach_target=detach_target), hidden()
-    found, expected = augmented(output, h_ND), written_out(output, h_ND)
-    torch.testing.assert_close(found, expected)
-    wanted = {"h": h_ND, **dict(output.named_parameters())}
-    gradients = [torch.autograd.grad(each, list(wanted.values()), allow_unused=True) for each in (found, expected)]
-    seen = set()
-    for name, got, want in zip(wanted, *gradients, strict=True):
-        # What has no part in the formula gets no gradient, or zero.
-        torch.testing.assert_close(*(g if g is not None else torch.zeros_like(wanted[name]) for g in (got, want)))
-        if want is not None:
-            seen.add(name)
-    assert "classifier.bias" not in seen
-    assert ("table.weight" in seen) == (make is untied and not detach_target)
+@pytest.mark.parametrize("build", [tied, untied])
+def test_loss_and_gradients_equal_the_kl_divergence(build: Any, detach_target: bool) -> None:
+    output, h_ND = build(detach_target=detach_target), hidden()
+    actual, expected = augmented_loss(output, h_ND), expected_loss(output, h_ND)
+    torch.testing.assert_close(actual, expected)
+    inputs = {"h": h_ND, **dict(output.named_parameters())}
+    gradients = [torch.autograd.grad(loss, list(inputs.values()), allow_unused=True) for loss in (actual, expected)]
+    with_gradient = set()
+    for name, gradient, expected_gradient in zip(inputs, *gradients, strict=True):
+        # A parameter that is not in the formula has no gradient, or a gradient of zeros.
+        torch.testing.assert_close(
+            *(g if g is not None else torch.zeros_like(inputs[name]) for g in (gradient, expected_gradient))
+        )
+        if expected_gradient is not None:
+            with_gradient.add(name)
+    assert "classifier.bias" not in with_gradient
+    assert ("table.weight" in with_gradient) == (build is untied and not detach_target)
 
 
-def test_detaching_cuts_the_target_and_not_the_labels() -> None:
+def test_detach_target_stops_gradients_of_the_target_table_only() -> None:
     output = untied(detach_target=True)
-    augmented(output, hidden()).backward()
+    augmented_loss(output, hidden()).backward()
     assert output.table.weight.grad is None
     assert output.classifier.table.weight.grad is not None
     assert output.classifier.table.weight.grad.any()
 
 
 def logits_and_soft_targets(tau: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient with respect to the student's logits, the logits, and the scores of the soft target.
+    """Return the gradient with respect to the student's logits, the logits, and the scores of the soft target.
 
-    Class vectors that are the unit vectors make the context the logits.
+    The class vectors are unit vectors, so the context is the logits.
     """
     torch.manual_seed(2)
     units = WordTable(WORDS, WORDS)
@@ -106,30 +108,30 @@ def logits_and_soft_targets(tau: float) -> tuple[Tensor, Tensor, Tensor]:
         units.weight.copy_(torch.eye(WORDS))
         output.table.weight.normal_()
     z_NV = torch.randn(len(TARGETS), WORDS, dtype=torch.float64, requires_grad=True)
-    augmented(output, z_NV).backward()
+    augmented_loss(output, z_NV).backward()
     assert z_NV.grad is not None
     l_VD = output.table.weight.detach()
     return z_NV.grad[SCORED], z_NV.detach()[SCORED], l_VD[TARGETS[SCORED]] @ l_VD.T
 
 
-def test_gradient_of_the_logits_is_the_difference_of_the_distributions() -> None:
+def test_logit_gradient_is_the_difference_of_the_distributions() -> None:
     gradient_NV, z_NV, t_NV = logits_and_soft_targets(TAU)
     expected_NV = (torch.softmax(z_NV / TAU, -1) - torch.softmax(t_NV / TAU, -1)) / TAU
     torch.testing.assert_close(gradient_NV, expected_NV)
 
 
-def test_at_a_high_temperature_it_matches_logits() -> None:
+def test_logit_gradient_at_high_temperature_matches_logits() -> None:
     tau = 1e4
     gradient_NV, z_NV, t_NV = logits_and_soft_targets(tau)
     difference_NV = (z_NV - z_NV.mean(-1, keepdim=True)) - (t_NV - t_NV.mean(-1, keepdim=True))
     torch.testing.assert_close(gradient_NV * tau**2 * WORDS, difference_NV, rtol=0.0, atol=5e-3)
 
 
-def test_it_is_zero_where_the_prediction_is_the_soft_target() -> None:
+def test_loss_is_zero_if_the_prediction_is_the_soft_target() -> None:
     output = tied()
     h_ND = output.table.weight.detach()[TARGETS.clamp(min=0)]
-    assert augmented(output, h_ND).item() == pytest.approx(0.0, abs=1e-12)
-    assert augmented(output, hidden()) > 0.1
+    assert augmented_loss(output, h_ND).item() == pytest.approx(0.0, abs=1e-12)
+    assert augmented_loss(output, hidden()) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -141,17 +143,19 @@ def test_it_is_zero_where_the_prediction_is_the_soft_target() -> None:
         ({"beta": 1.0, "gamma": None}, 0.0, TAU**2 * WORDS),
     ],
 )
-def test_weights_are_apart_from_the_sums(settings: Any, nll_weight: float, augmented_weight: float) -> None:
+def test_weights_are_returned_separately_from_the_sums(
+    settings: Any, nll_weight: float, augmented_weight: float
+) -> None:
     output, h_ND = tied(**settings), hidden()
     parts = output.loss(h_ND, TARGETS, output.prepare(TARGETS))
     assert list(parts) == ["nll", "augmented"]
     assert (parts["nll"].weight, parts["augmented"].weight) == pytest.approx((nll_weight, augmented_weight))
     assert parts["nll"].count == parts["augmented"].count == 6
     torch.testing.assert_close(parts["nll"].sum, -Softmax(output.classifier).target_log_probs(h_ND, TARGETS).sum())
-    torch.testing.assert_close(parts["augmented"].sum, written_out(output, h_ND))
+    torch.testing.assert_close(parts["augmented"].sum, expected_loss(output, h_ND))
 
 
-def test_only_the_likelihood_knows_the_bias() -> None:
+def test_output_bias_changes_nll_but_not_augmented_loss() -> None:
     output, h_ND = tied(), hidden()
     before = output.loss(h_ND, TARGETS, output.prepare(TARGETS))
     with torch.no_grad():
@@ -161,79 +165,83 @@ def test_only_the_likelihood_knows_the_bias() -> None:
     assert not torch.allclose(after["nll"].sum, before["nll"].sum)
 
 
-def test_log_probs_and_tables_are_those_of_the_plain_softmax() -> None:
+def test_log_probs_and_tables_equal_the_plain_softmax() -> None:
     output, h_ND = untied(), hidden()
     assert torch.equal(output.log_probs(h_ND), Softmax(output.classifier).log_probs(h_ND))
     assert [id(table) for table in output.tables()] == [id(output.classifier.table)]
 
 
-def test_the_plan_has_each_target_once_whatever_the_shape() -> None:
+def test_plan_has_each_target_once_for_any_shape() -> None:
     output = tied()
     plan = output.prepare(TARGETS.view(2, 4))
-    assert plan.targets.tolist() == [0, 3, 7, 10, *[0] * (FILL - 4)], "few lengths, so that steps can be captured"
+    assert plan.targets.tolist() == [0, 3, 7, 10, *[0] * (FILL - 4)], (
+        "padded to few lengths, so that steps can be captured"
+    )
     assert plan.rows.tolist() == [0, 1, 3, 4, 6, 7]
     assert torch.equal(plan.targets[plan.positions], TARGETS[SCORED])
     assert plan.count == 6
 
 
 @pytest.mark.parametrize(("distinct", "length"), [(0, 0), (1, 32), (31, 32), (32, 32), (33, 64)])
-def test_targets_come_in_few_numbers(distinct: int, length: int) -> None:
-    table = WordTable(40, CONTEXT)
+def test_distinct_targets_are_padded_to_multiples_of_32(distinct: int, length: int) -> None:
+    table = WordTable(40, CONTEXT_DIM)
     plan = Augmented(Plain(table), table, gamma=0.5).prepare(torch.arange(distinct))
     assert len(plan.targets) == length
 
 
-def test_pieces_of_an_update_have_as_many_targets() -> None:
-    table = WordTable(40, CONTEXT)
-    pieces = [torch.arange(3), torch.arange(33), torch.full((4,), IGNORE), torch.tensor([IGNORE, 5])]
-    plans = Augmented(Plain(table), table, gamma=0.5).prepare_micro_batches(pieces)
+def test_micro_batches_are_padded_to_the_same_number_of_targets() -> None:
+    table = WordTable(40, CONTEXT_DIM)
+    micro_batches = [torch.arange(3), torch.arange(33), torch.full((4,), IGNORE), torch.tensor([IGNORE, 5])]
+    plans = Augmented(Plain(table), table, gamma=0.5).prepare_micro_batches(micro_batches)
     assert [len(plan.targets) for plan in plans] == [64, 64, 0, 64]
     assert [plan.count for plan in plans] == [3, 33, 0, 1]
-    for piece, plan in zip(pieces, plans, strict=True):
-        assert torch.equal(plan.targets[plan.positions], piece[piece != IGNORE])
+    for y_N, plan in zip(micro_batches, plans, strict=True):
+        assert torch.equal(plan.targets[plan.positions], y_N[y_N != IGNORE])
 
 
-@pytest.mark.parametrize("make", [tied, untied])
-def test_what_fills_up_the_targets_changes_nothing(make: Any) -> None:
-    output, h_ND = make(), hidden()
+@pytest.mark.parametrize("build", [tied, untied])
+def test_padding_of_targets_does_not_change_the_loss(build: Any) -> None:
+    output, h_ND = build(), hidden()
     plan = output.prepare(TARGETS)
-    found = []
-    for each in (plan, replace(plan, targets=plan.targets[:4])):
-        loss = output.loss(h_ND, TARGETS, each)["augmented"].sum
-        found.append([loss, *torch.autograd.grad(loss, [h_ND, *output.parameters()], materialize_grads=True)])
-    torch.testing.assert_close(*found)
+    results = []
+    for used_plan in (plan, replace(plan, targets=plan.targets[:4])):
+        loss = output.loss(h_ND, TARGETS, used_plan)["augmented"].sum
+        results.append([loss, *torch.autograd.grad(loss, [h_ND, *output.parameters()], materialize_grads=True)])
+    torch.testing.assert_close(*results)
 
 
-def test_ignored_rows_send_nothing_and_all_may_be_ignored() -> None:
+def test_ignored_rows_have_zero_loss_and_gradient() -> None:
     output, h_ND = untied(), hidden()
-    augmented(output, h_ND).backward()
+    augmented_loss(output, h_ND).backward()
     assert h_ND.grad is not None
     assert not h_ND.grad[~SCORED].any()
     assert h_ND.grad[SCORED].any(-1).all()
     output.zero_grad()
-    nothing = torch.full_like(TARGETS, IGNORE)
-    parts = output.loss(h_ND, nothing, output.prepare(nothing))
+    ignored = torch.full_like(TARGETS, IGNORE)
+    parts = output.loss(h_ND, ignored, output.prepare(ignored))
     assert [(part.sum.item(), part.count) for part in parts.values()] == [(0.0, 0), (0.0, 0)]
     torch.stack([part.sum for part in parts.values()]).sum().backward()
-    # Other processes wait for a gradient of every parameter.
+    # In distributed training other processes wait for a gradient of every parameter.
     assert all(p.grad is not None and not p.grad.any() for p in output.parameters())
 
 
-def with_gradients(output: Augmented, h_ND: Tensor, y_N: Tensor, autocast: bool = False) -> list[Tensor]:
-    """The augmented loss and what it sends to the hidden states and to each table, in float64."""
+def loss_and_gradients(output: Augmented, h_ND: Tensor, y_N: Tensor, autocast: bool = False) -> list[Tensor]:
+    """Return the augmented loss and its gradients for the hidden states and the tables, converted to float64."""
     h_ND = h_ND.detach().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        loss = augmented(output, h_ND, y_N)
+        loss = augmented_loss(output, h_ND, y_N)
     assert loss.dtype == h_ND.dtype
-    return [each.double() for each in (loss, *torch.autograd.grad(loss, [h_ND, *output.parameters()]))]
+    return [tensor.double() for tensor in (loss, *torch.autograd.grad(loss, [h_ND, *output.parameters()]))]
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16 autocast"])
 @pytest.mark.parametrize("tau", [10.0, 40.0])
 @pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
-def test_the_small_difference_of_large_terms_keeps_its_digits(tie: bool, tau: float, autocast: bool) -> None:
-    """Its gradient too, and although the vectors have a large mean, as trained ones do. In half precision no more is
-    lost than the rounding of the vectors themselves."""
+def test_float32_and_bfloat16_losses_are_close_to_float64(tie: bool, tau: float, autocast: bool) -> None:
+    """The vectors have a large mean, like trained vectors, so terms of the loss are much larger than the loss.
+
+    In bfloat16 the error must be no larger than the rounding of the vectors.
+    """
     torch.manual_seed(3)
     words = WordTable(2_000, 64)
     classes = words if tie else WordTable(2_000, 64)
@@ -242,15 +250,15 @@ def test_the_small_difference_of_large_terms_keeps_its_digits(tie: bool, tau: fl
         for table in output.parameters():
             table.mul_(2).add_(torch.randn(64))
     h_ND, y_N = torch.randn(64, 64), torch.randint(2_000, (64,))
-    found = with_gradients(output, h_ND, y_N, autocast)
-    expected = with_gradients(output.double(), h_ND.double(), y_N)
-    loss, *gradients = (((got - want).norm() / want.norm()).item() for got, want in zip(found, expected, strict=True))
+    actual = loss_and_gradients(output, h_ND, y_N, autocast)
+    expected = loss_and_gradients(output.double(), h_ND.double(), y_N)
+    loss, *gradients = (((a - e).norm() / e.norm()).item() for a, e in zip(actual, expected, strict=True))
     assert loss < (1e-3 if autocast else 2e-4)
     assert max(gradients) < (5e-3 if autocast else 1.5e-5)
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         ({"gamma": None}, "one of alpha, gamma .* and beta; none is given"),
         ({"alpha": 1.0}, "alpha and gamma are given"),
@@ -259,34 +267,34 @@ def test_the_small_difference_of_large_terms_keeps_its_digits(tie: bool, tau: fl
         ({"tau": 0.0}, "tau = 0.0: must be greater than 0"),
     ],
 )
-def test_impossible_settings_are_refused(settings: Any, sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
+def test_invalid_settings_are_rejected(settings: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         tied(**settings)
 
 
-def test_a_table_that_does_not_fit_is_refused() -> None:
-    classifier = Plain(WordTable(WORDS, CONTEXT))
+def test_mismatched_table_is_rejected() -> None:
+    classifier = Plain(WordTable(WORDS, CONTEXT_DIM))
     with pytest.raises(SettingsError, match="12 words but the classifier has 11 classes"):
-        Augmented(classifier, WordTable(12, CONTEXT), gamma=0.5)
+        Augmented(classifier, WordTable(12, CONTEXT_DIM), gamma=0.5)
     with pytest.raises(SettingsError, match="a BandedTable is not one"):
         Augmented(classifier, BandedTable(WORDS, 8, sizes=[4]), gamma=0.5)  # type: ignore[arg-type]
 
 
-def test_gradients_are_equal_to_the_bit_with_several_threads() -> None:
-    """Many rows share a target; adding them up in any order would make two runs differ."""
+def test_gradients_are_bitwise_equal_with_several_threads() -> None:
+    """Many rows share a target; if the order of their sum varied, equal runs would differ."""
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     table = WordTable(500, 64)
     output = Augmented(Plain(table), table, gamma=0.5)
     h_ND, y_N = torch.randn(2000, 64), torch.randint(20, (2000,))
-    found = []
+    gradients = []
     try:
         torch.set_num_threads(2)
         for _ in range(8):
             output.zero_grad()
             output.loss(h_ND, y_N, output.prepare(y_N))["augmented"].sum.backward()
             assert table.weight.grad is not None
-            found.append(table.weight.grad.clone())
+            gradients.append(table.weight.grad.clone())
     finally:
         torch.set_num_threads(threads)
-    assert all(torch.equal(each, found[0]) for each in found)
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)

@@ -1,4 +1,4 @@
-"""What the host knows of a batch, on its way to the device."""
+"""Plans of a batch are computed on the host and moved to the device."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ META = torch.device("meta")
 
 
 @dataclass(frozen=True)
-class Nested(Plan):
+class NestedPlan(Plan):
     rows: Tensor
     bands: tuple[tuple[Tensor, Tensor], ...]
     name: str = "nested"
 
 
-def nested() -> Nested:
+def nested_plan() -> NestedPlan:
     pairs = tuple((torch.arange(size), torch.arange(size) + 1) for size in (2, 0))
-    return Nested(5, torch.arange(3), pairs)
+    return NestedPlan(5, torch.arange(3), pairs)
 
 
-def tensors(plan: Nested) -> list[Tensor]:
-    return [plan.rows, *(each for pair in plan.bands for each in pair)]
+def tensors(plan: NestedPlan) -> list[Tensor]:
+    return [plan.rows, *(tensor for pair in plan.bands for tensor in pair)]
 
 
-def test_a_plan_takes_all_its_tensors_along() -> None:
-    plan = nested()
+def test_moving_a_plan_moves_all_its_tensors() -> None:
+    plan = nested_plan()
     moved = plan.to(META)
-    assert type(moved) is Nested
+    assert type(moved) is NestedPlan
     assert (moved.count, moved.name) == (5, "nested")
-    assert [each.shape for each in tensors(moved)] == [each.shape for each in tensors(plan)]
-    assert {each.device for each in tensors(moved)} == {META}
-    assert {each.device.type for each in tensors(plan)} == {"cpu"}
+    assert [tensor.shape for tensor in tensors(moved)] == [tensor.shape for tensor in tensors(plan)]
+    assert {tensor.device for tensor in tensors(moved)} == {META}
+    assert {tensor.device.type for tensor in tensors(plan)} == {"cpu"}
 
 
-def test_a_plan_that_is_there_already_is_itself() -> None:
-    for plan in (nested(), nested().to(META), Plan(count=3)):
-        device = plan.rows.device if isinstance(plan, Nested) else META
+def test_plan_already_on_the_device_is_returned_unchanged() -> None:
+    for plan in (nested_plan(), nested_plan().to(META), Plan(count=3)):
+        device = plan.rows.device if isinstance(plan, NestedPlan) else META
         assert plan.to(device) is plan
 
 
 @pytest.mark.gpu
-def test_nothing_waits_for_a_gpu() -> None:
-    plan, words, device = nested(), torch.arange(7), torch.device("cuda")
+def test_moving_a_plan_to_a_gpu_does_not_synchronise() -> None:
+    plan, words, device = nested_plan(), torch.arange(7), torch.device("cuda")
     torch.zeros(1, device=device)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -56,5 +56,5 @@ def test_nothing_waits_for_a_gpu() -> None:
         assert moved.to(device) is moved
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors(moved), tensors(plan), strict=True))
+    assert all(torch.equal(on_gpu.cpu(), on_cpu) for on_gpu, on_cpu in zip(tensors(moved), tensors(plan), strict=True))
     assert torch.equal(sent.cpu(), words)

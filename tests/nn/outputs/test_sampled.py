@@ -1,6 +1,6 @@
-"""The sampled softmax: what is drawn, what competes, and where it meets the exact one.
+"""The sampled softmax: distribution of samples, loss, and convergence to the exact softmax.
 
-Shapes: N rows, D width, R classes drawn or targeted, V classes.
+Shapes: N rows, D dimensions, R classes drawn or targeted, V classes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from reefknot.nn.outputs.sampled import Candidates, SampledSoftmax
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
-WORDS, WIDTH = 50, 6
+WORDS, DIM = 50, 6
 TARGETS = torch.tensor([3, 0, IGNORE, 49, 3, IGNORE, 17])
 SCORED = TARGETS != IGNORE
 DISTRIBUTIONS = ["log_uniform", "uniform"]
 
 
-def sampled(samples: int, distribution: Any = "log_uniform", classifier: Any = Plain) -> SampledSoftmax:
+def build_sampled(samples: int, distribution: Any = "log_uniform", classifier: Any = Plain) -> SampledSoftmax:
     torch.manual_seed(0)
-    output = SampledSoftmax(classifier(WordTable(WORDS, WIDTH)), samples, distribution).double()
+    output = SampledSoftmax(classifier(WordTable(WORDS, DIM)), samples, distribution).double()
     with torch.no_grad():
         for parameter in output.parameters():
             parameter.normal_(std=0.7)
@@ -39,7 +39,7 @@ def sampled(samples: int, distribution: Any = "log_uniform", classifier: Any = P
 
 def hidden(rows: int = len(TARGETS)) -> Tensor:
     torch.manual_seed(1)
-    return torch.randn(rows, WIDTH, dtype=torch.float64, requires_grad=True)
+    return torch.randn(rows, DIM, dtype=torch.float64, requires_grad=True)
 
 
 def nll(output: SampledSoftmax, h_ND: Tensor, y_N: Tensor = TARGETS) -> Tensor:
@@ -47,8 +47,8 @@ def nll(output: SampledSoftmax, h_ND: Tensor, y_N: Tensor = TARGETS) -> Tensor:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_draws_follow_their_probabilities(distribution: str) -> None:
-    output = sampled(100_000, distribution)
+def test_samples_follow_the_distribution(distribution: str) -> None:
+    output = build_sampled(100_000, distribution)
     torch.manual_seed(3)
     p_V = output._probabilities(torch.arange(WORDS))
     assert p_V.sum().item() == pytest.approx(1.0)
@@ -56,34 +56,36 @@ def test_draws_follow_their_probabilities(distribution: str) -> None:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_log_q_is_how_often_a_class_is_drawn(distribution: str) -> None:
-    output, plans = sampled(20, distribution), 2_000
+def test_log_q_is_the_probability_that_a_class_is_sampled(distribution: str) -> None:
+    output, plans = build_sampled(20, distribution), 2_000
     torch.manual_seed(4)
-    everything = torch.arange(WORDS)
-    seen_V, log_q_V = torch.zeros(WORDS), torch.zeros(WORDS)
+    all_classes = torch.arange(WORDS)
+    count_V, log_q_V = torch.zeros(WORDS), torch.zeros(WORDS)
     for _ in range(plans):
-        plan = output.prepare(everything)
-        seen_V[plan.ids[: plan.drawn_count]] += 1
+        plan = output.prepare(all_classes)
+        count_V[plan.ids[: plan.drawn_count]] += 1
         log_q_V[plan.ids] = plan.log_q.float()
     q_V = log_q_V.exp()
-    error_V = (seen_V / plans - q_V) / (q_V * (1 - q_V) / plans).sqrt()
+    error_V = (count_V / plans - q_V) / (q_V * (1 - q_V) / plans).sqrt()
     assert error_V.abs().max() < 4
     assert q_V.min() < 0.4 < q_V.max() + 0.1
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_with_every_class_drawn_it_is_the_exact_softmax(distribution: str) -> None:
-    output, h_ND = sampled(100_000, distribution), hidden()
-    found, expected = nll(output, h_ND), -output.target_log_probs(h_ND, TARGETS).sum()
-    torch.testing.assert_close(found, expected)
-    wanted = [h_ND, *output.parameters()]
-    for got, want in zip(*(torch.autograd.grad(each, wanted) for each in (found, expected)), strict=True):
-        torch.testing.assert_close(got, want)
+def test_sampling_every_class_equals_the_exact_softmax(distribution: str) -> None:
+    output, h_ND = build_sampled(100_000, distribution), hidden()
+    actual, expected = nll(output, h_ND), -output.target_log_probs(h_ND, TARGETS).sum()
+    torch.testing.assert_close(actual, expected)
+    inputs = [h_ND, *output.parameters()]
+    for gradient, expected_gradient in zip(
+        *(torch.autograd.grad(loss, inputs) for loss in (actual, expected)), strict=True
+    ):
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_each_row_runs_over_its_target_and_the_other_classes_drawn() -> None:
-    """Written out row by row: a target that was drawn counts once, one that was not stays out of other rows."""
-    output, h_ND = sampled(8), hidden()
+def test_each_row_normalises_over_its_target_and_the_samples() -> None:
+    """A target that is also a sample counts once; a target that is not a sample counts in its own row only."""
+    output, h_ND = build_sampled(8), hidden()
     torch.manual_seed(5)
     plan = output.prepare(TARGETS)
     assert isinstance(plan, Candidates)
@@ -101,10 +103,10 @@ def test_each_row_runs_over_its_target_and_the_other_classes_drawn() -> None:
     torch.testing.assert_close(output.loss(h_ND, TARGETS, plan)["nll"].sum, expected)
 
 
-def test_the_mean_gradient_tends_to_the_exact_one() -> None:
+def test_mean_gradient_approaches_the_exact_gradient() -> None:
     h_ND, plans, errors = hidden(), 300, []
     for samples in (30, 100, 300):
-        output = sampled(samples)
+        output = build_sampled(samples)
         exact = torch.autograd.grad(-output.target_log_probs(h_ND, TARGETS).sum(), h_ND)[0]
         mean = torch.zeros_like(exact)
         for _ in range(plans):
@@ -114,39 +116,39 @@ def test_the_mean_gradient_tends_to_the_exact_one() -> None:
     assert errors[2] < 0.04
 
 
-def test_a_model_that_is_right_stays_where_it_is() -> None:
-    """Targets as likely as the model says: even with few samples the mean gradient is zero, thanks to log Q."""
-    output, plans, everything = sampled(10), 600, torch.arange(WORDS)
+def test_log_q_correction_makes_mean_gradient_zero_at_the_optimum() -> None:
+    """Targets follow the model's distribution; with log Q the mean gradient is zero even for few samples."""
+    output, plans, all_classes = build_sampled(10), 600, torch.arange(WORDS)
     h_ND = hidden(1).detach().expand(WORDS, -1).clone().requires_grad_()
     p_V = output.log_probs(h_ND).exp().detach()[0]
-    corrected_D, uncorrected_D = torch.zeros(2, WIDTH, dtype=torch.float64)
+    corrected_D, uncorrected_D = torch.zeros(2, DIM, dtype=torch.float64)
     for _ in range(plans):
-        plan = output.prepare(everything)
+        plan = output.prepare(all_classes)
         assert isinstance(plan, Candidates)
-        without = replace(plan, log_q=torch.zeros_like(plan.log_q))
-        for each, total_D in ((plan, corrected_D), (without, uncorrected_D)):
-            loss = output.loss(h_ND, everything, each)["nll"].sum
+        uncorrected = replace(plan, log_q=torch.zeros_like(plan.log_q))
+        for candidates, total_D in ((plan, corrected_D), (uncorrected, uncorrected_D)):
+            loss = output.loss(h_ND, all_classes, candidates)["nll"].sum
             total_D += p_V @ torch.autograd.grad(loss, h_ND)[0] / plans
     assert corrected_D.norm() < 0.06
     assert uncorrected_D.norm() > 0.4
 
 
-def test_only_the_classes_of_the_plan_are_touched() -> None:
-    output, h_ND = sampled(8), hidden()
+def test_only_classes_of_the_plan_have_gradients() -> None:
+    output, h_ND = build_sampled(8), hidden()
     plan = output.prepare(TARGETS)
     assert isinstance(plan, Candidates)
     output.loss(h_ND, TARGETS, plan)["nll"].sum.backward()
-    touched = torch.zeros(WORDS, dtype=torch.bool)
-    touched[plan.ids] = True
-    assert 8 < WORDS - touched.sum() < WORDS
+    in_plan = torch.zeros(WORDS, dtype=torch.bool)
+    in_plan[plan.ids] = True
+    assert 8 < WORDS - in_plan.sum() < WORDS
     for parameter in output.parameters():
         assert parameter.grad is not None
-        assert not parameter.grad[~touched].any()
-        assert parameter.grad[touched].any(-1).all() if parameter.dim() > 1 else parameter.grad[touched].all()
+        assert not parameter.grad[~in_plan].any()
+        assert parameter.grad[in_plan].any(-1).all() if parameter.dim() > 1 else parameter.grad[in_plan].all()
 
 
-def test_a_label_network_runs_on_the_classes_of_the_plan_only() -> None:
-    output = sampled(8, classifier=Drill)
+def test_drill_runs_on_the_classes_of_the_plan_only() -> None:
+    output = build_sampled(8, classifier=Drill)
     rows = []
     output.classifier.layers[0].register_forward_hook(lambda _module, inputs, _out: rows.append(len(inputs[0])))
     plan = output.prepare(TARGETS)
@@ -155,8 +157,8 @@ def test_a_label_network_runs_on_the_classes_of_the_plan_only() -> None:
     assert rows == [len(plan.ids)]
 
 
-def test_the_same_seed_draws_the_same_classes() -> None:
-    output, h_ND = sampled(8), hidden()
+def test_same_seed_samples_the_same_classes() -> None:
+    output, h_ND = build_sampled(8), hidden()
     torch.manual_seed(7)
     first, second = nll(output, h_ND), nll(output, h_ND)
     torch.manual_seed(7)
@@ -164,22 +166,22 @@ def test_the_same_seed_draws_the_same_classes() -> None:
     assert not torch.equal(first, second)
 
 
-def test_evaluation_is_exact_and_draws_nothing() -> None:
-    output, h_ND = sampled(8).eval(), hidden()
+def test_evaluation_is_exact_and_draws_no_samples() -> None:
+    output, h_ND = build_sampled(8).eval(), hidden()
     before = torch.get_rng_state()
     plan = output.prepare(TARGETS.view(1, -1))
     assert type(plan) is Plan
     assert torch.equal(torch.get_rng_state(), before)
     expected = Softmax(output.classifier).loss(h_ND, TARGETS, plan)["nll"]
-    # The plan decides, not the mode at the time of the loss.
+    # The plan decides whether classes are sampled, not the mode at the time of the loss.
     output.train()
-    found = output.loss(h_ND, TARGETS, plan)["nll"]
-    assert torch.equal(found.sum, expected.sum)
-    assert found.count == expected.count == 5
+    actual = output.loss(h_ND, TARGETS, plan)["nll"]
+    assert torch.equal(actual.sum, expected.sum)
+    assert actual.count == expected.count == 5
 
 
-def test_ignored_rows_are_exactly_nothing() -> None:
-    output, h_ND = sampled(8), hidden()
+def test_ignored_rows_have_zero_loss_and_gradient() -> None:
+    output, h_ND = build_sampled(8), hidden()
     nll(output, h_ND).backward()
     assert h_ND.grad is not None
     assert not h_ND.grad[~SCORED].any()
@@ -192,7 +194,7 @@ def test_ignored_rows_are_exactly_nothing() -> None:
 
 
 def test_bf16_autocast_gives_a_float32_loss() -> None:
-    output, h_ND = sampled(20).float(), hidden().detach().float()
+    output, h_ND = build_sampled(20).float(), hidden().detach().float()
     plan = output.prepare(TARGETS)
     exact = output.loss(h_ND, TARGETS, plan)["nll"].sum
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -202,12 +204,12 @@ def test_bf16_autocast_gives_a_float32_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         ({"samples": 0}, "samples = 0"),
         ({"samples": 8, "distribution": "zipf"}, "distribution = 'zipf'; there are: log"),
     ],
 )
-def test_impossible_settings_are_refused(settings: Any, sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence):
-        sampled(**settings)
+def test_invalid_settings_are_rejected(settings: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        build_sampled(**settings)

@@ -1,4 +1,4 @@
-"""Smoothed targets against torch's, with every kind of classifiers."""
+"""Label smoothing equals torch's for every kind of classifier."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
 N, D, V = 9, 6, 11
-MADE: dict[str, Callable[[WordTable], Classifier]] = {
+CLASSIFIER_BUILDERS: dict[str, Callable[[WordTable], Classifier]] = {
     "plain": Plain,
     "projected": lambda table: Projected(table, D),
     "bilinear": lambda table: Bilinear(table, D),
@@ -32,9 +32,9 @@ MADE: dict[str, Callable[[WordTable], Classifier]] = {
 }
 
 
-def made(kind: str, smoothing: float, bias: bool = True) -> Softmax:
+def build_softmax(kind: str, smoothing: float, bias: bool = True) -> Softmax:
     torch.manual_seed(3)
-    classifier = MADE[kind](WordTable(V, D)).double()
+    classifier = CLASSIFIER_BUILDERS[kind](WordTable(V, D)).double()
     if not bias:
         classifier.bias = None
     elif classifier.bias is not None:
@@ -49,94 +49,95 @@ def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 
 
 def objective(end: Softmax, h_ND: Tensor, y_N: Tensor) -> Tensor:
+    """Return the weighted sum of all parts of the loss."""
     parts = end.loss(h_ND, y_N, end.prepare(y_N)).values()
     return torch.stack([part.weight * part.sum for part in parts]).sum()
 
 
-def test_every_kind_of_labels_is_here() -> None:
-    assert MADE.keys() == set(CLASSIFIERS)
+def test_every_kind_of_classifier_is_covered() -> None:
+    assert CLASSIFIER_BUILDERS.keys() == set(CLASSIFIERS)
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", MADE)
-def test_the_objective_and_all_gradients_are_torchs(kind: str, bias: bool, impl: str) -> None:
-    end, (h_ND, y_N) = made(kind, 0.1, bias), batch()
-    wanted = [h_ND, *end.parameters()]
+@pytest.mark.parametrize("kind", CLASSIFIER_BUILDERS)
+def test_smoothed_objective_and_gradients_equal_torch(kind: str, bias: bool, impl: str) -> None:
+    end, (h_ND, y_N) = build_softmax(kind, 0.1, bias), batch()
+    inputs = [h_ND, *end.parameters()]
     with using(impl):  # type: ignore[arg-type]
-        ours = objective(end, h_ND, y_N)
-        mine = torch.autograd.grad(ours, wanted)
+        actual = objective(end, h_ND, y_N)
+        gradients = torch.autograd.grad(actual, inputs)
     z_NV = F.linear(end.classifier.context(h_ND), end.classifier.weight(), end.classifier.bias)
-    theirs = F.cross_entropy(z_NV, y_N, reduction="sum", label_smoothing=0.1)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    for one, two in zip(mine, torch.autograd.grad(theirs, wanted), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-11)
-    assert not mine[0][y_N == IGNORE].any()
+    expected = F.cross_entropy(z_NV, y_N, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    for gradient, expected_gradient in zip(gradients, torch.autograd.grad(expected, inputs), strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-11, atol=1e-11)
+    assert not gradients[0][y_N == IGNORE].any()
 
 
-def test_the_nll_stays_that_of_the_targets() -> None:
-    (h_ND, y_N), smoothed, plain = batch(), made("plain", 0.3), made("plain", 0.0)
+def test_smoothing_does_not_change_nll_and_log_probs() -> None:
+    (h_ND, y_N), smoothed, plain = batch(), build_softmax("plain", 0.3), build_softmax("plain", 0.0)
     plan = plain.prepare(y_N)
-    parts, alone = smoothed.loss(h_ND, y_N, plan), plain.loss(h_ND, y_N, plan)
-    assert torch.equal(parts["nll"].sum, alone["nll"].sum)
+    parts, unsmoothed = smoothed.loss(h_ND, y_N, plan), plain.loss(h_ND, y_N, plan)
+    assert torch.equal(parts["nll"].sum, unsmoothed["nll"].sum)
     assert (parts["nll"].weight, parts["smoothing"].weight, parts["smoothing"].count) == (1.0, 0.3, 7)
-    assert alone.keys() == {"nll"}
+    assert unsmoothed.keys() == {"nll"}
     assert torch.equal(smoothed.log_probs(h_ND), plain.log_probs(h_ND))
 
 
-def test_the_part_is_how_far_targets_are_above_the_mean_score() -> None:
-    end, (h_ND, y_N) = made("plain", 0.1), batch()
+def test_smoothing_part_is_target_score_minus_mean_score() -> None:
+    end, (h_ND, y_N) = build_softmax("plain", 0.1), batch()
     z_NV = F.linear(h_ND, end.classifier.weight(), end.classifier.bias)[y_N != IGNORE]
     expected = (z_NV.gather(1, y_N[y_N != IGNORE][:, None])[:, 0] - z_NV.mean(-1)).sum()
     torch.testing.assert_close(end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum, expected)
 
 
-def test_a_batch_without_targets_costs_nothing() -> None:
-    end, (h_ND, _) = made("plain", 0.1), batch()
+def test_batch_without_targets_has_zero_gradients() -> None:
+    end, (h_ND, _) = build_softmax("plain", 0.1), batch()
     objective(end, h_ND, torch.full((N,), IGNORE)).backward()
     assert h_ND.grad is not None
     assert not h_ND.grad.any()
-    assert all(each.grad is not None and not each.grad.any() for each in end.parameters())
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in end.parameters())
 
 
-def test_under_autocast_scores_are_float32() -> None:
+def test_smoothing_scores_are_float32_under_autocast() -> None:
     """Rounded to bfloat16, a score of a few hundred would be off by about one."""
-    end, (h_ND, y_N) = made("plain", 0.1).float(), batch(torch.float32)
+    end, (h_ND, y_N) = build_softmax("plain", 0.1).float(), batch(torch.float32)
     with torch.no_grad():
         end.classifier.table.weight.mul_(100.0)
     exact = end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum
+        rounded = end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum
     assert exact.abs() > 100
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, exact, rtol=1e-6, atol=0.0)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=1e-6, atol=0.0)
 
 
-def test_hidden_states_in_half_precision_are_added_up_in_float32() -> None:
-    end, (h_ND, y_N) = made("plain", 0.1).float(), batch(torch.float32)
+def test_smoothing_of_bfloat16_states_is_summed_in_float32() -> None:
+    end, (h_ND, y_N) = build_softmax("plain", 0.1).float(), batch(torch.float32)
     half_ND = h_ND.detach().bfloat16().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = end.loss(half_ND, y_N, end.prepare(y_N))["smoothing"].sum
-    assert found.dtype == torch.float32
-    found.backward()
+        smoothing = end.loss(half_ND, y_N, end.prepare(y_N))["smoothing"].sum
+    assert smoothing.dtype == torch.float32
+    smoothing.backward()
     assert half_ND.grad is not None
     assert half_ND.grad.isfinite().all()
 
 
-def test_smoothed_micro_batches_share_class_vectors() -> None:
-    end, (h_ND, y_N) = made("drill", 0.1), batch()
+def test_smoothed_micro_batches_have_the_gradients_of_the_batch() -> None:
+    end, (h_ND, y_N) = build_softmax("drill", 0.1), batch()
     objective(end, h_ND, y_N).backward()
-    whole = [each.grad.clone() for each in end.parameters() if each.grad is not None]
+    whole = [parameter.grad.clone() for parameter in end.parameters() if parameter.grad is not None]
     end.zero_grad()
     with end.sharing() as join:
         objective(end, h_ND[:4], y_N[:4]).backward()
         join()
         objective(end, h_ND[4:], y_N[4:]).backward()
-    for one, each in zip(whole, end.parameters(), strict=True):
-        torch.testing.assert_close(each.grad, one)
+    for expected, parameter in zip(whole, end.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected)
 
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])
-def test_impossible_shares_are_refused(smoothing: float) -> None:
+def test_invalid_smoothing_is_rejected(smoothing: float) -> None:
     with pytest.raises(SettingsError, match=f"softmax: smoothing = {smoothing}: must be at least 0 and less than 1"):
         Softmax(Plain(WordTable(V, D)), smoothing)

@@ -1,7 +1,7 @@
 """`reefknot advise`: measure which ends suit a text and this machine.
 
-Every end is measured in its own process, by `reefknot advise CORPUS --end END --json`. Its memory is then measured
-without that of the others, and an end that is killed for lack of memory does not end the measurement.
+Every end is measured in its own process, by `reefknot advise CORPUS --end END --json`. So the memory of an end is
+measured without the memory of other ends, and an end that is killed for lack of memory does not stop the others.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ def advise(
     end: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure this end: SM, SM-T, BPE, BPE-T, ASM, CNN, ADP or ADP-T. Can be repeated. [default: all]"
+            help="End to measure: SM, SM-T, BPE, BPE-T, ASM, CNN, ADP or ADP-T. Can be repeated. [default: all]"
         ),
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option(min=16, help="Use this many dimensions. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=16, help="Dimension of the model. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(min=1, help="Use this many layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL)
+        int | None, typer.Option(min=1, help="Number of layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL)
     ] = None,
     heads: Annotated[
         int | None,
-        typer.Option(min=1, help="Use this many attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=1, help="Number of attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL),
     ] = None,
     ffn: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Use this many feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL
-        ),
+        typer.Option(min=1, help="Number of feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL),
     ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Use at most this many tokens per update. [default: 4096; 512 on a CPU]", rich_help_panel=MODEL
+            min=1, help="Maximum number of tokens per update. [default: 4096; 512 on a CPU]", rich_help_panel=MODEL
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Time every end for about this many seconds.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="Approximate number of seconds for which every end is timed.")
+    ] = 1.0,
     data: Data = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -82,17 +82,17 @@ def advise(
         if name not in ENDS:
             raise SettingsError(f"--end {name}: must be one of {', '.join(ENDS)}")
     check_data(data, [corpus], "this command")
-    place = choose_device(device)
+    chosen_device = choose_device(device)
     sizes = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
-    body = replace(BODIES[place], **{name: size for name, size in sizes.items() if size is not None})
-    request = _Request(corpus, body, place, seconds, data)
+    body = replace(BODIES[chosen_device], **{name: size for name, size in sizes.items() if size is not None})
+    request = _Request(corpus, body, chosen_device, seconds, data)
     words = request.open(VocabularySettings())
     request = replace(request, body=body.within(words.splits["train"].tokens))
     bands, description = choose_bands(words.vocabulary)
     ends = list(dict.fromkeys(end or ENDS))
     rows = [request.measure(name, len(words.vocabulary), bands, in_this_process=len(ends) == 1) for name in ends]
     machine = capture()
-    device_name = machine["gpus"][0] if place == "cuda" else machine["cpu"]
+    device_name = machine["gpus"][0] if chosen_device == "cuda" else machine["cpu"]
     if as_json:
         record = {"corpus": words.summary, "device": device_name, "body": asdict(request.body), "bands": bands}
         typer.echo(json.dumps(record | {"rows": [row.record() for row in rows], "advice": advice(rows)}, indent=2))
@@ -105,7 +105,7 @@ def advise(
 
 @dataclass(frozen=True)
 class _Request:
-    """What to measure: a text, the model between the ends, and the device."""
+    """A request to measure ends: the text, the model between the ends, and the device."""
 
     corpus: str
     body: Body
@@ -114,7 +114,7 @@ class _Request:
     data: Path | None
 
     def open(self, vocabulary: VocabularySettings) -> Dataset:
-        """Return the text, cut into the words or sub-words of a vocabulary."""
+        """Return the text, split into the words or sub-words of a vocabulary."""
         from reefknot.lab.text.dataset import open_dataset
 
         def say(text: str) -> None:
@@ -131,7 +131,7 @@ class _Request:
         settings = experiment(end, self.corpus, self.body, vocabulary, bands, self.device)
         try:
             dataset = self.open(vocabulary)
-        except ReefknotError as error:  # the package that makes sub-words may not be installed
+        except ReefknotError as error:  # the package that learns sub-words may not be installed
             return Row(end, note=str(error))
         row = count(Row(end), settings, len(dataset.vocabulary))
         if in_this_process:
@@ -147,7 +147,7 @@ class _Request:
 
 
 def _measure_in_new_process(row: Row, command: list[str]) -> Row:
-    """Return the row with the measurements of another process, or with a note on why there are none."""
+    """Return the row with the measurements of another process, or with a note if that process failed."""
     from reefknot.lab.bench.measure import OUT_OF_MEMORY
 
     done = subprocess.run([sys.executable, "-m", "reefknot", *command], capture_output=True, text=True)
@@ -168,5 +168,5 @@ def _print(rows: list[Row]) -> None:
         memory = None if row.memory_bytes is None else row.memory_bytes / 2**20
         numbers = (row.ends_parameters, row.parameters, memory, row.tokens_per_second, row.words_per_second)
         lines.append([row.end, *("-" if number is None else f"{number:,.0f}" for number in numbers)])
-    titles = ["end", "parameters of ends", "of all", "MiB", "tokens/s", "words + line ends/s"]
+    titles = ["end", "parameters of ends", "of the model", "MiB", "tokens/s", "words + line ends/s"]
     print_numbers(titles, lines, [(row.end, row.note) for row in rows])

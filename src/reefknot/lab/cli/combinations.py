@@ -1,4 +1,4 @@
-"""The settings of a sweep: parse `key=a,b,c` and combine the values.
+"""Parse the settings of a sweep, `key=a,b,c`, and combine their values.
 
 A comma separates values, but not inside quotes, brackets or braces: `sizes=[100,200],[300]` has two values.
 """
@@ -17,7 +17,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab.config.overrides import parse_override
 
 LARGEST = 1000
-"""Most combinations of a sweep. More of them are a typing mistake."""
+"""Maximum number of combinations. More combinations are probably a typing mistake."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class Combination:
 
     @property
     def folder(self) -> str:
-        """A folder name made from the settings. Whole keys in a fixed order let a later sweep find the folder again."""
+        """A folder name made from the settings.
+
+        It has whole keys in a fixed order, so that a later sweep with more settings finds the folder again.
+        """
         text = ",".join(sorted(self.overrides))
         readable = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text)
         if readable == text and len(text) <= 120:
@@ -64,7 +67,7 @@ def parse(settings: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def _values(text: str) -> list[str]:
-    """Split a text at its commas, except those inside quotes, brackets and braces."""
+    """Split a text at its commas, except at commas inside quotes, brackets and braces."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:

@@ -1,4 +1,4 @@
-"""`reefknot compare`: is one system better than another, or is the difference noise?
+"""`reefknot compare`: test whether one system is better than another or the difference is noise.
 
 The task of the runs compares them: `lab/tasks/compare_texts.py` and `compare_translations.py`.
 """
@@ -17,9 +17,9 @@ from reefknot.lab.cli.systems import open_system
 EXAMPLES = """\b
 Examples:
   reefknot compare runs/demo/untied/seed0 runs/demo/tied/seed0
-  reefknot compare runs/demo/untied runs/demo/tied --json          all their seeds
+  reefknot compare runs/demo/untied runs/demo/tied --json          # all seeds of both rows
   reefknot compare A B --by documents --bands --data DIR
-  reefknot compare BASELINE THREE-WAY --split valid                  translators, by BLEU
+  reefknot compare BASELINE THREE-WAY --split valid                  # translators, by BLEU
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
 """
 
@@ -29,14 +29,16 @@ LANGUAGE_MODELS = "Language models"
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Two or more systems: run folders, or folders with one run per seed. The first is A."),
+        typer.Argument(
+            help="Two or more systems: run folders, or folders with one run per seed. The first system is A."
+        ),
     ],
-    split: Annotated[str, typer.Option(help="Compare on this text: valid or test.")] = "test",
+    split: Annotated[str, typer.Option(help="Text to compare on: valid or test.")] = "test",
     by: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=LANGUAGE_MODELS,
-            help="Resample these units of text: blocks, or documents, which begin at headings, or after empty lines if "
+            help="Units of text to resample: blocks or documents. Documents begin at headings, or after empty lines if "
             "there are no headings. The default is blocks.",
         ),
     ] = None,
@@ -49,7 +51,7 @@ def compare(
         typer.Option(
             "--bands",
             rich_help_panel=LANGUAGE_MODELS,
-            help="Also compare by how often the target, or the token before it, was seen in training.",
+            help="Also compare by the training frequency of the target and of the token before it.",
         ),
     ] = False,
     figure: Annotated[
@@ -63,8 +65,8 @@ def compare(
 ) -> None:
     """Compare systems with the first one: language models by perplexity, translators by BLEU.
 
-    Language models are compared by a paired bootstrap over blocks or documents of the text, translators over
-    sentences. If a system was trained with several seeds, their spread widens the interval.
+    Language models are compared by a paired bootstrap over blocks or documents of the text, and translators by a
+    paired bootstrap over sentences. If a system was trained with several seeds, their spread widens the interval.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks import compare_systems
@@ -72,7 +74,7 @@ def compare(
 
     systems = [open_system(path) for path in runs]
     if len(systems) < 2:
-        raise SettingsError("compare needs at least two runs; each folder that is named is read as one system")
+        raise SettingsError("compare needs at least two systems; name two or more folders, each of which is one system")
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
     request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
@@ -85,7 +87,7 @@ def compare(
 
 
 def _draw(path: Path, comparisons: list[dict[str, Any]]) -> None:
-    """Draw a bar for each band of training counts and each B, as in Figure 3 of Pappas & Henderson (2019)."""
+    """Draw bars of the differences by training frequency, as in Figure 3 of Pappas & Henderson (2019)."""
     from reefknot.lab.evaluation.frequency import TypeComparison
     from reefknot.lab.papers.figures.relative_loss import CAPTION, band_json, draw_bands
     from reefknot.storage.files import write_text

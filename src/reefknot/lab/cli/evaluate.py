@@ -1,4 +1,4 @@
-"""`reefknot evaluate`: score a text with a trained model, and say exactly what the score means.
+"""`reefknot evaluate`: score a text with a trained model, and print the exact definition of the score.
 
 The task of the run evaluates it: `lab/tasks/evaluate_language_model.py` and `evaluate_translation.py`.
 """
@@ -34,7 +34,7 @@ Split = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TEXT,
-        help="Score this text: train, valid or test. The default is test, and with --save valid and test.",
+        help="Text to score: train, valid or test. The default is test, or with --save both valid and test.",
     ),
 ]
 Limit = Annotated[
@@ -42,8 +42,8 @@ Limit = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TEXT,
-        help="Score only this many tokens from the start of the text, or pairs of sentences for a translator. By "
-        "default the whole text is scored.",
+        help="Number of tokens to score from the start of the text, or of pairs of sentences for a translator. By "
+        "default, the whole text is scored.",
     ),
 ]
 Streams = Annotated[
@@ -51,16 +51,16 @@ Streams = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TEXT,
-        help="Cut the text into this many contiguous streams, and read each from an empty state. The default is 1. "
-        "Only for models that carry a state.",
+        help="Number of contiguous streams that the text is cut into. Each stream is read from an empty state. The "
+        "default is 1. Only for models that carry a state.",
     ),
 ]
 Protocol = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TEXT,
-        help="Also compute the perplexity as the program of a paper does: zaremba or awd; definition turns this off. "
-        "By default the run's own setting, evaluation.protocol, is used.",
+        help="Also compute the perplexity like the code of a paper: zaremba or awd. The value `definition` turns this "
+        "off. By default, the setting evaluation.protocol of the run is used.",
     ),
 ]
 Context = Annotated[
@@ -68,8 +68,8 @@ Context = Annotated[
     typer.Option(
         min=0,
         rich_help_panel=WINDOWS,
-        help="Read this many tokens before the tokens that a window scores. By default, windows are as long as those "
-        "of the run.",
+        help="Number of tokens that a window reads before the tokens that it scores. By default, windows are as long "
+        "as the run's windows.",
     ),
 ]
 Stride = Annotated[
@@ -77,16 +77,16 @@ Stride = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=WINDOWS,
-        help="Score this many tokens per window. A smaller stride gives tokens more context and takes longer. By "
-        "default, windows are as long as those of the run.",
+        help="Number of tokens that a window scores. A smaller stride gives tokens more context and takes longer. By "
+        "default, windows are as long as the run's windows.",
     ),
 ]
 Windows = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=WINDOWS,
-        help="Use other windows, in place of --context and --stride: `lines` scores every line on its own, and "
-        "`complete-L` scores blocks of whole lines with at most L tokens. By default the run's windows are used.",
+        help="Other windows, instead of --context and --stride: `lines` scores every line on its own, and "
+        "`complete-L` scores blocks of whole lines with at most L tokens. By default, the windows of the run are used.",
     ),
 ]
 Dynamic = Annotated[
@@ -109,7 +109,7 @@ DynamicDecay = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Rate at which weights decay back to the trained weights, lambda in the paper. The default is 0.002, or "
+        help="Rate at which the weights return to the trained weights, lambda in the paper. The default is 0.002, or "
         "0.02 with --dynamic-scale sum, times the length of a segment divided by 5.",
     ),
 ]
@@ -117,8 +117,8 @@ DynamicEpsilon = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Number added to the root mean square of the gradients that an update is divided by. The default is 2e-5, "
-        "or 0.001 with --dynamic-scale sum.",
+        help="Constant added to the root mean square of the gradients, by which an update is divided. The default is "
+        "2e-5, or 0.001 with --dynamic-scale sum.",
     ),
 ]
 DynamicScale = Annotated[
@@ -151,7 +151,7 @@ CacheTheta = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=CACHE,
-        help="Sharpness of the cache. With 0, all stored words count the same. The default is 1.",
+        help="Sharpness of the cache. With 0, all stored words count equally. The default is 1.",
     ),
 ]
 CacheWindow = Annotated[
@@ -162,8 +162,8 @@ CacheFill = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=CACHE,
-        help="When the cache is used: `partial` from the start of the text, `full` only once it is full, as in the "
-        "code of the AWD-LSTM. The default is partial.",
+        help="When the cache is used: from the start of the text (partial), or only after the cache is full (full, as "
+        "in the code of AWD-LSTM). The default is partial.",
     ),
 ]
 MonteCarlo = Annotated[
@@ -172,7 +172,7 @@ MonteCarlo = Annotated[
         min=1,
         metavar="PASSES",
         rich_help_panel=MONTE_CARLO,
-        help="Average the probabilities of this many passes over the text with dropout.",
+        help="Number of passes over the text with dropout, whose probabilities are averaged.",
     ),
 ]
 MonteCarloSeed = Annotated[
@@ -184,7 +184,7 @@ Search = Annotated[
     typer.Option(
         "--search",
         rich_help_panel=SEARCH,
-        help="Tune the settings of --dynamic or --cache that are not given, on the valid text, before scoring.",
+        help="Before scoring, tune the settings of --dynamic or --cache that you do not set, on the valid text.",
     ),
 ]
 SearchTokens = Annotated[
@@ -192,7 +192,7 @@ SearchTokens = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=SEARCH,
-        help="Tune on this many tokens of the valid text. By default the whole valid text is used.",
+        help="Number of tokens of the valid text to tune on. By default, the whole valid text is used.",
     ),
 ]
 Beam = Annotated[
@@ -200,15 +200,15 @@ Beam = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TRANSLATION,
-        help="Number of hypotheses that beam search keeps. By default the run's own setting is used.",
+        help="Number of hypotheses that beam search keeps open. By default, the setting of the run is used.",
     ),
 ]
 LengthPenalty = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=TRANSLATION,
-        help="Rank hypotheses by log-probability divided by length to this power. By default the run's own setting is "
-        "used.",
+        help="Exponent of the length penalty: score = log-probability / length ^ penalty. By default, the setting of "
+        "the run is used.",
     ),
 ]
 Save = Annotated[
@@ -252,10 +252,10 @@ def evaluate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Score a text with the best weights of a run, and print what the score means.
+    """Score a text with the best weights of a run, and print the definition of the score.
 
-    A language model gets its perplexity. --dynamic, --cache and --monte-carlo choose a mode of evaluation; without
-    them, the model only reads. A translator gets BLEU, chrF and perplexity.
+    A language model is scored by perplexity. --dynamic, --cache and --monte-carlo choose a mode of evaluation; the
+    default is plain evaluation. A translator is scored by BLEU, chrF and perplexity.
     """
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks import evaluate_run

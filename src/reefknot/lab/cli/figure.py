@@ -1,4 +1,4 @@
-"""`reefknot figure`: measure a figure of a paper in our runs, and draw it."""
+"""`reefknot figure`: measure a figure of a paper on our runs, and draw it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  reefknot figure                                            list all figures
-  reefknot figure inan2017/2 -o figure2.svg                  from runs/inan2017/table1
-  reefknot figure baevski2019/2 results/baevski2019/enwiki   from runs, or records of runs
+  reefknot figure                                            # list all figures
+  reefknot figure inan2017/2 -o figure2.svg                  # from runs/inan2017/table1
+  reefknot figure baevski2019/2 results/baevski2019/enwiki   # from other runs, or from records of runs
   reefknot figure press2017/table3 RUN RUN -o table3.png --json table3.json
 """
 
@@ -27,7 +27,7 @@ SUFFIXES = (".svg", ".png", ".html")
 def figure(
     invocation: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(help="The name of a figure, such as inan2017/1. [default: list all]")
+        str | None, typer.Argument(help="Name of a figure, such as inan2017/1. [default: list all figures]")
     ] = None,
     runs: Annotated[
         list[Path] | None,
@@ -43,7 +43,7 @@ def figure(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure a figure of a paper in our runs, print it as a table, and draw it next to the paper's numbers."""
+    """Measure a figure of a paper on our runs, print it as a table, and draw it next to the paper's numbers."""
     from reefknot.errors import SettingsError
     from reefknot.storage.files import write_json
 
@@ -92,7 +92,7 @@ def _needs(figure: Figure) -> str:
 
 
 def _check_files(output: Path | None, json: Path | None) -> None:
-    """Raise an error if a file cannot be written, before anything is measured."""
+    """Raise an error if an output file cannot be written. Called before anything is measured."""
     from reefknot.errors import SettingsError
 
     if output is not None and output.suffix not in SUFFIXES:

@@ -1,4 +1,4 @@
-"""`reefknot generate`: write text with a language model."""
+"""`reefknot generate`: generate text with a language model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def generate(
     invocation: typer.Context,
     run: Run,
     prompt: Annotated[str, typer.Option(help="Words to start from. By default, the text starts a new line.")] = "",
-    length: Annotated[int, typer.Option(min=1, max=100_000, help="Number of tokens to write.")] = 60,
+    length: Annotated[int, typer.Option(min=1, max=100_000, help="Number of tokens to generate.")] = 60,
     temperature: Annotated[
         float,
         typer.Option(
@@ -53,37 +53,37 @@ def generate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write text with the best weights of a run."""
+    """Generate text with the best weights of a run."""
     from reefknot.lab.evaluation.generation import generate as generate_ids
     from reefknot.lab.evaluation.generation import prompt_ids
     from reefknot.storage.lines import words_in
 
     _check_sampling(invocation, temperature)
     words = words_in(prompt, "the prompt")
-    trained = open_language_model(run, device).knowing(words)
+    trained = open_language_model(run, device).with_spellings(words)
     vocabulary = trained.vocabulary
     _check_unknown(unknown, vocabulary, run)
     ids = prompt_ids(words, vocabulary)
     never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
     model, window = trained.model, trained.experiment.training.steps
-    writer = generate_ids(
+    generator = generate_ids(
         model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed, window=window
     )
-    written = list(writer)
+    generated = list(generator)
     note_unknown_words(words, vocabulary)
-    # The last token is written but never read.
+    # The last token is generated but not read by the model.
     if not model.encoder.carries and len(ids) + length - 1 > window:
         typer.echo(
             f"the text is longer than the {window} tokens of a training window: whenever the window was full, "
             f"generation continued from the last {max(1, window // 2)} tokens",
             err=True,
         )
-    text = " ".join([*words, vocabulary.text(written)])
-    emit({"prompt": prompt, "tokens": [vocabulary.words[index] for index in written], "text": text}, text, as_json)
+    text = " ".join([*words, vocabulary.text(generated)])
+    emit({"prompt": prompt, "tokens": [vocabulary.words[index] for index in generated], "text": text}, text, as_json)
 
 
 def _check_sampling(invocation: typer.Context, temperature: float) -> None:
-    """Raise an error if options of sampling are given but nothing is sampled."""
+    """Raise an error if options of sampling are set but nothing is sampled."""
     from reefknot.errors import SettingsError
 
     for name, option in given_options(invocation):

@@ -1,4 +1,4 @@
-"""`reefknot import`: make a run folder from a model that another program has trained."""
+"""`reefknot import`: create a run folder from a model that another program has trained."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ Examples:
 
 def import_(
     checkpoint: Annotated[Path, typer.Argument(help="A fairseq checkpoint with adaptive inputs (model.pt).")],
-    dictionary: Annotated[
-        Path, typer.Option(help="Read the dictionary of the checkpoint from this file (dict.txt).", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="Create this run folder.", show_default=False)],
+    dictionary: Annotated[Path, typer.Option(help="Dictionary of the checkpoint (dict.txt).", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Run folder to create.", show_default=False)],
     corpus: Annotated[
         str | None,
-        typer.Option(help="Evaluate the run on this text: a corpus (see `reefknot ls corpora`) or a folder of text."),
+        typer.Option(help="Text to evaluate the run on: a corpus (see `reefknot ls corpora`) or a folder of text."),
     ] = None,
     data: Data = None,
 ) -> None:
-    """Make a run folder from a model that fairseq has trained, to score, generate and evaluate with it.
+    """Import a model trained with fairseq as a run folder, to evaluate it, score sentences and generate text.
 
     Only tensors, numbers and options are read from the checkpoint. No code in it is run.
     """
@@ -37,7 +35,7 @@ def import_(
     from reefknot.lab.interop.fairseq import import_checkpoint
 
     if data is not None and corpus is None:
-        raise SettingsError("--data goes with --corpus; add --corpus or leave --data out")
+        raise SettingsError("--data has no effect without --corpus; add --corpus or leave --data out")
     if corpus == "":
         raise SettingsError("--corpus: name a corpus (see `reefknot ls corpora`) or a folder of text")
     if corpus is not None:

@@ -1,6 +1,6 @@
 """Train several runs, every run in its own process.
 
-The memory of a run is then measured without that of the others, and a run that is killed does not end the others.
+So the memory of a run is measured without the memory of other runs, and a run that is killed does not end other runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reefknot.lab.training.signals import listen, restore
 
 @dataclass(frozen=True)
 class Job:
-    """One run to train, by `reefknot train`."""
+    """One run that `reefknot train` trains."""
 
     recipe: str
     row: str
@@ -37,7 +37,7 @@ class Job:
     """The finished run that this run starts from."""
     withhold_test: bool = False
     label: str = ""
-    """Printed before its output, if row and seed do not distinguish it from the other runs."""
+    """Text before the output of the run, if row and seed do not distinguish it from other runs."""
 
     def command(self) -> list[str]:
         """Return the command line, as a user would type it."""
@@ -50,25 +50,26 @@ class Job:
 
 
 class JobFailed(ReefknotError):
-    """A run ended with an error, which it has already printed."""
+    """A run ended with an error. The run has already printed the message."""
 
 
 def run_missing(planned: Sequence[tuple[Job, bool]], at_once: int, root: Path) -> None:
-    """Print how many runs there are, and run those that are not done."""
+    """Print the number of runs, and train the runs that are not done."""
     waiting = [job for job, done in planned if not done]
     typer.echo(f"{len(planned)} runs in {root}, {len(planned) - len(waiting)} of them done")
     run_jobs(waiting, at_once)
 
 
 def run_jobs(jobs: list[Job], at_once: int) -> None:
-    """Run all jobs, `at_once` of them at the same time, and every job after the run that it starts from.
+    """Run all jobs, at most `at_once` of them at the same time.
 
-    If a job fails, only the jobs that start from its run are not run. A stop request stops all jobs.
+    A job runs after the run that it starts from. If a job fails, the jobs that start from its run are skipped, and all
+    others are run. A stop signal stops all jobs.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise SettingsError("torchrun trains one run in several processes; start several runs without torchrun")
     running: set[subprocess.Popen[str]] = set()
-    starting = RLock()  # no job may start between a signal and the flag that it sets
+    starting = RLock()  # prevents that a job starts between a signal and the flag that it sets
     stopping = False
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -84,7 +85,7 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
                 return Stopped.exit_code
             if job.label and at_once == 1:
                 print(job.label, flush=True)
-            # In a new session, a Ctrl-C reaches the child once, through `forward`, and not twice.
+            # In a new session, Ctrl-C reaches the child once, through `forward`. Otherwise it would reach it twice.
             process = subprocess.Popen(
                 [sys.executable, "-m", "reefknot", *job.command()],
                 stdout=None if at_once == 1 else subprocess.PIPE,
@@ -106,14 +107,14 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
             codes = _run_in_order(jobs, lambda job: pool.submit(run, job))
     finally:
         restore(previous)
-    # A job that got the signal before it could handle it was killed. It can be resumed like the others.
+    # A job that received the signal before it installed its handler was killed. It can be resumed like other jobs.
     if any(codes) and (stopping or Stopped.exit_code in codes):
         raise Stopped("stopped; run the same command to resume")
     _report_failures(jobs, codes)
 
 
 def _run_in_order(jobs: Sequence[Job], submit: Callable[[Job], Future[int]]) -> list[int]:
-    """Return the exit codes of the jobs. A job whose start failed is not run and gets the same code."""
+    """Return the exit codes of the jobs. A job that starts from a failed run is skipped and gets the same code."""
     codes: dict[Path | None, int] = {}
     running: dict[Future[int], Job] = {}
     waiting = list(jobs)
@@ -133,7 +134,7 @@ def _run_in_order(jobs: Sequence[Job], submit: Callable[[Job], Future[int]]) -> 
 
 
 def _report_failures(jobs: list[Job], codes: list[int]) -> None:
-    """Raise an error that names the runs that failed. Its exit code is that of the first of them."""
+    """Raise an error that names the failed runs, with the exit code of the first of them."""
     failed = {job.out: code for job, code in zip(jobs, codes, strict=True) if code}
     if failed:
         skipped = [str(job.out) for job in jobs if job.start in failed]

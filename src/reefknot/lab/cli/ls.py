@@ -30,7 +30,7 @@ def ls(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes, corpora, parts and rules, or the rows of a recipe with the paper's scores."""
+    """List recipes, corpora and parts, or the rows of a recipe with the paper's scores."""
     families = _families()
     if name is not None and name not in families:
         _list_rows(name, list(families), as_json)
@@ -44,7 +44,7 @@ def ls(
 
 
 def _families() -> dict[str, dict[str, str]]:
-    """Return all entries with a description, by family."""
+    """Return the descriptions of all entries, by family and entry."""
     from reefknot.lab.config.parts import FAMILIES, VALUES
     from reefknot.lab.recipes.file import shipped
     from reefknot.lab.text.corpora import known_corpora
@@ -65,7 +65,7 @@ def _list_rows(name: str, families: list[str], as_json: bool) -> None:
     try:
         path, _ = find_recipe(name)
     except SettingsError as error:
-        raise SettingsError(f"no family '{name[:60]}'; there are: {', '.join(families)}; and {error}") from error
+        raise SettingsError(f"no family '{name[:60]}'; the families are: {', '.join(families)}; {error}") from error
     file = read_file(path, name)
     corpora = {row.name: row.corpus or setting(file.base, "corpus", "name") for row in file.rows if not row.quoted}
     several = len(set(corpora.values())) > 1
@@ -81,12 +81,12 @@ def _list_rows(name: str, families: list[str], as_json: bool) -> None:
 
 
 def _facts(row: Row) -> list[str]:
-    """Return what a recipe states about a row, in a few words each."""
+    """Return the facts that a recipe states about a row."""
     facts = [f"{row.parameters:,} parameters"] if row.parameters else []
     facts += [f"paper: {_listed(row.paper)}"] if row.paper else []
     facts += [f"paper's rho, {end}: {_listed(rhos)}" for end, rhos in row.paper_similarity.items()]
     facts += ["quoted"] if row.quoted else []
-    facts += [f'"{row.of}" scored by {row.by}'] if row.of else []
+    facts += [f'evaluates "{row.of}" by {row.by}'] if row.of else []
     return [*facts, *([f'starts from "{row.start}"'] if row.start else [])]
 
 

@@ -25,7 +25,7 @@ from reefknot.lab.config.upgrade import RENAMED_OPTIONS
 
 EXAMPLES = """\b
 Examples:
-  reefknot table demo                     train every row of a recipe, compare, report
+  reefknot table demo                     # train every row of a recipe, compare, report
   reefknot train press2017/table6 --row "Small + WT" --data DIR
   reefknot generate runs/demo/tied/seed0 --prompt "this function"
 """
@@ -65,19 +65,19 @@ MOVED = {
     "similarity": "vectors similarity",
     "export": "vectors export",
 }
-"""Verbs that have moved into a group. Using the old name is an error that prints the new one."""
+"""Verbs that have moved into a group. The old name is an error whose message has the new name."""
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 WHOLE_SENTENCE = 1000
-"""A length that no summary of a verb reaches, so that none is cut off."""
+"""More characters than the summary of any verb has, so that no summary is cut off."""
 
 
 class Verb(TyperCommand):
     """A command whose help page lists its options by `rich_help_panel`.
 
-    Without rich, typer prints all options in one list. Here, options without a panel come first, under "Options". Every
-    panel follows as a section of its own, in the order in which the verb defines them.
+    Without rich, typer prints all options in one list. Here, options without a panel come first, under "Options". The
+    panels follow as separate sections, in the order in which the verb defines them.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -107,7 +107,7 @@ class VerbGroup(TyperGroup):
         return load_verb(cmd_name, self.package) if cmd_name in self.verbs else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the verbs with the first sentence of their help. typer's own version cuts long sentences off."""
+        """Write the verbs with the first sentence of their help. typer's implementation cuts long sentences off."""
         verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, verb.get_short_help_str(WHOLE_SENTENCE)) for name, verb in verbs])
@@ -119,7 +119,7 @@ class Reefknot(VerbGroup):
     verbs = VERBS
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb and its words, unless the verb or one of its options has a new name."""
+        """Return the verb and its arguments; exit with a message if the verb or one of its options has a new name."""
         if args[0] in MOVED:
             raise typer.Exit(_print_renamed(args[0], MOVED[args[0]]))
         verb, command, words = super().resolve_command(ctx, args)
@@ -197,11 +197,11 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that come before the verb."""
+    """Handle the options that come before the verb."""
 
 
 def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a verb so that its errors become messages and exit codes. typer reports mistyped command lines itself."""
+    """Wrap a verb so that its errors become messages and exit codes. typer itself reports invalid command lines."""
 
     @wraps(verb)
     def run(*args: Any, **options: Any) -> None:
@@ -235,7 +235,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning of ours as one line, and a warning of a library as Python does."""
+    """Print a warning of reefknot in one line, and the warning of a library as Python does."""
     ours = category.__module__.startswith("reefknot")
     text = f"reefknot: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
     print(text, end="", file=file or sys.stderr)
@@ -244,7 +244,7 @@ def _show_warning(
 def _check_output() -> None:
     """Raise an error if standard output is closed.
 
-    Python silently drops what is written to a closed output, so that a long run would end without a result.
+    Python silently discards what is written to a closed output. A long run would then end without a result.
     """
     if sys.stdout is None:
         raise ResourceError("standard output is closed; send it to a file, or to /dev/null")
@@ -261,13 +261,13 @@ def _print_error(error: ReefknotError) -> int:
 
 
 def _machine_error(error: MemoryError | OSError | RuntimeError) -> ReefknotError:
-    """Return a full disk, an unreadable file or a lack of memory as an error of ours.
+    """Convert a full disk, an unreadable file or a lack of memory to an error of reefknot.
 
     Any other error is a bug in reefknot. It is raised again and keeps its traceback.
     """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
-            f"the disk is full ({error.filename or 'while writing'}); make room and run the same command"
+            f"the disk is full ({error.filename or 'while writing'}); free some space and run the same command again"
         )
     if isinstance(error, OSError) and error.filename is not None:
         return DataError(f"{error.filename}: {error.strerror}")

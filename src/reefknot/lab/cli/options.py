@@ -24,7 +24,7 @@ Recipe = Annotated[
     str, typer.Argument(help="The name of a shipped recipe (`reefknot ls` lists them), or the path of a TOML file.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings to change, written as in the recipe: training.epochs=3")
+    list[str] | None, typer.Argument(help="Settings to change, as key=value, such as training.epochs=3.")
 ]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")]
@@ -74,7 +74,7 @@ def open_translator(run: Path, device: str = "cpu") -> TrainedTranslator:
 def open_tables(source: Path) -> dict[str, WordVectors]:
     """Return the word vectors of a run or of a file, by the names of their tables.
 
-    Notes on an unfinished run, or on unusual lines of a file, go to stderr.
+    Notes on an unfinished run, or on unusual lines of a file, are printed on stderr.
     """
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks.word_vectors import open_vectors
@@ -86,7 +86,7 @@ def open_tables(source: Path) -> dict[str, WordVectors]:
 
 
 def is_run(source: Path) -> bool:
-    """Return whether a path is a run folder, not a file of vectors or a folder for the embedding projector."""
+    """Return whether a path is a run folder, and not a file of vectors or a folder of the TensorBoard projector."""
     return (source / "config.json").is_file()
 
 
@@ -97,7 +97,7 @@ def note_unfinished(run: RunFolder) -> None:
 
 
 def given_options(invocation: typer.Context) -> Iterator[tuple[str, str]]:
-    """Yield the parameters that are on the command line, as the name in Python and the option as it is written."""
+    """Yield the parameters that the user has set: the name in Python, and the option on the command line."""
     for parameter in invocation.command.params:
         source = invocation.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE":
@@ -124,7 +124,7 @@ def note_unknown_words(words: Iterable[str], vocabulary: Vocabulary) -> None:
 
 
 def standard_input() -> BinaryIO:
-    """Return the standard input, which is read if no file is named."""
+    """Return standard input as a binary stream; raise an error if it is closed."""
     from reefknot.errors import DataError
 
     if sys.stdin is None:
@@ -132,11 +132,17 @@ def standard_input() -> BinaryIO:
     return sys.stdin.buffer
 
 
-# -- `--data DIR`: a folder that nothing is read from is an error, because the user expects otherwise.
+# -- `--data DIR`. It is an error if nothing is read from the folder, because the user expects otherwise.
 
 
 def check_data(data: Path | None, corpora: Iterable[str], reader: str) -> None:
-    """Raise an error if `data` is given but none of the corpora is read from it. `reader` names what reads them."""
+    """Raise an error if `data` is set but none of the corpora is read from it.
+
+    Args:
+        data: The value of `--data`.
+        corpora: Names of the corpora.
+        reader: What reads the corpora, for the message.
+    """
     from reefknot.errors import SettingsError
 
     names = list(dict.fromkeys(corpora))
@@ -153,7 +159,7 @@ def is_downloaded(corpus: str) -> bool:
 
 
 def check_training_data(data: Path | None, experiments: Iterable[Experiment], reader: str) -> None:
-    """Raise an error if `data` is given, but training these experiments reads nothing from it."""
+    """Raise an error if `data` is set, but training these experiments reads nothing from it."""
     experiments = list(experiments)
     if not any(experiment.judges_similarity for experiment in experiments):
         check_data(data, (experiment.corpus.name for experiment in experiments), reader)
@@ -165,5 +171,5 @@ def data_for(experiment: Experiment, data: Path | None) -> Path | None:
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:
-    """Print the result of a verb, for a program or for a person."""
+    """Print the result of a verb: the value as JSON for programs, or the text for people."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2) if as_json else text)

@@ -20,7 +20,7 @@ Examples:
 """
 
 NEEDS_TEXT = "the vocabulary is made from the text"
-"""Why a row cannot be counted without its corpus; a published vocabulary size is known without it."""
+"""The reason why a row cannot be counted without its corpus, unless the vocabulary size is published."""
 
 
 def params(
@@ -32,8 +32,8 @@ def params(
 ) -> None:
     """Count parameters by part, without building the model in memory.
 
-    A table that two ends share counts once, at the input. A row whose vocabulary is made from its text, such as a row
-    with sub-words, is counted only if the corpus is on this machine.
+    A table that two ends share is counted once, at the input. A row whose vocabulary is made from its text, such as a
+    row with sub-words, is counted only if the corpus is on this machine.
     """
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.recipes.recipe import load_recipe
@@ -58,10 +58,10 @@ def params(
 
 
 def _models(recipe: LoadedRecipe, data: Path | None, as_json: bool) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """Return the models of the rows that can be counted, and for JSON the reasons why the others cannot be.
+    """Return the models of the rows that can be counted, and for JSON the reasons why other rows cannot be counted.
 
-    For a person, the reasons are printed on stderr. It is an error if no row can be counted, or if the user has named a
-    data folder and a corpus is not in it.
+    For people, the reasons are printed on stderr. It is an error if no row can be counted, or if the user has set
+    `--data` and a corpus is not in this folder.
     """
     from reefknot.errors import CorpusNotFound
     from reefknot.lab.cli.sizes import Texts, describe_missing, for_rows_with_text

@@ -1,4 +1,4 @@
-"""`reefknot predict`: the most probable next words."""
+"""`reefknot predict`: print the most probable next words."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def predict(
     invocation: typer.Context,
     run: Run,
     phrases: Annotated[
-        list[str] | None, typer.Argument(help="Phrases to continue. Each is the beginning of a line.")
+        list[str] | None, typer.Argument(help="Phrases to continue. A phrase phrase read as starts a line.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Number of words to print after each phrase.")] = 10,
     split: Annotated[
@@ -45,7 +45,7 @@ def predict(
     neighbors: Annotated[
         int,
         typer.Option(
-            min=1, help="With --split: add up the probability of this many nearest words of the word that comes."
+            min=1, help="With --split: number of nearest neighbours of the next word whose probabilities are added up."
         ),
     ] = 10,
     data: Data = None,
@@ -74,7 +74,7 @@ def predict(
         means = tendency(trained.model, texts[split], trained.vocabulary, neighbors, trained.experiment.windows)
         record["text"] = {"split": split, **asdict(means)}
         lines += _mean_lines(split, means)
-    trained = trained.knowing(chain.from_iterable(words_of_phrases))
+    trained = trained.with_spellings(chain.from_iterable(words_of_phrases))
     note_unknown_words(chain.from_iterable(words_of_phrases), trained.vocabulary)
     for words in words_of_phrases:
         prediction = predict_next(trained.model, words, trained.vocabulary, top)
@@ -90,18 +90,18 @@ def _check(invocation: typer.Context, phrases: Sequence[str], split: str | None)
     from reefknot.errors import SettingsError
 
     if not phrases and split is None:
-        raise SettingsError("nothing to predict: give phrases, or a text with --split")
+        raise SettingsError("nothing to predict; pass phrases, or a text with --split")
     for name, option in given_options(invocation):
         if name in TEXT_OPTIONS and split is None:
             raise SettingsError(f"{option} has no effect without --split; add --split or leave {option} out")
         if name == "top" and not phrases:
-            raise SettingsError(f"{option} has no effect without phrases; add some or leave {option} out")
+            raise SettingsError(f"{option} has no effect without phrases; add phrases or leave {option} out")
 
 
 def _mean_lines(split: str, means: Tendency) -> list[str]:
     return [
         f"{split} text, mean probability over {means.contexts:,} contexts, one before every token but the first",
-        f"  the word that comes {means.target:.4f}, its {means.k} nearest by the input end {means.neighbors:.4f}",
+        f"  next word {means.target:.4f}, its {means.k} nearest neighbours at the input end {means.neighbors:.4f}",
         _watched_line(means.watched),
     ]
 

@@ -1,4 +1,4 @@
-"""The progress of long work, printed on stderr because stdout is for the result."""
+"""Progress of long computations, printed on stderr because stdout is for the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def live_progress() -> Iterator[Progress]:
-    """Yield a function that updates a line in place on a terminal. stdout cannot be used meanwhile."""
+    """Yield a function that updates a progress line in place. In the meantime, stdout is redirected to stderr."""
     from reefknot.lab.training.display import open_display, progress_line
 
     started: dict[str, float] = {}
@@ -34,17 +34,17 @@ def live_progress() -> Iterator[Progress]:
 
 
 class LineCount:
-    """The number of lines done, printed every few seconds, for work that prints its results meanwhile."""
+    """Progress in lines of text, printed every few seconds, for verbs that print results in the meantime."""
 
     def __init__(self, what: str, total: int | None) -> None:
-        """`what` names the work. `total` is the number of lines, or None if it is not known."""
+        """Start to count. `what` names the work, and `total` is the number of lines, or None if it is unknown."""
         from reefknot.lab.training.display import Lines
 
         self._what, self._total = what, total
         self._display, self._started = Lines(), time.monotonic()
 
-    def tell(self, lines: float) -> None:
-        """Report how many lines are done; a fraction counts a line in part."""
+    def report(self, lines: float) -> None:
+        """Report how many lines are done. A fraction stands for a line that is partly done."""
         from reefknot.lab.training.display import progress_line
 
         line = f"{self._what}  {lines:,.0f} lines"

@@ -22,9 +22,9 @@ Examples:
 
 def rank(
     run: Run,
-    split: Annotated[str, typer.Option(help="Take the contexts from this text: train, valid or test.")] = "test",
+    split: Annotated[str, typer.Option(help="Text to take the contexts from: train, valid or test.")] = "test",
     contexts: Annotated[
-        int | None, typer.Option(min=1, help="Use this many contexts, from the start of the text. [default: all]")
+        int | None, typer.Option(min=1, help="Number of contexts, from the start of the text. [default: all]")
     ] = None,
     tolerance: Annotated[
         float | None,
@@ -34,9 +34,9 @@ def rank(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compute the rank of the matrix of log-probabilities, a row per context.
+    """Compute the rank of the matrix of log-probabilities, which has one row per context.
 
-    It is at most D + 2 for one softmax over D dimensions.
+    The rank is at most D + 2 for one softmax over D dimensions.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.rank import AUTHORS, bound, memory, spectrum
@@ -78,9 +78,9 @@ def rank(
 
 
 def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:
-    """Raise an error if --data is given but the run's text is part of Python.
+    """Raise an error if --data is set but the run's text is part of Python.
 
-    The text of a run may have moved, so a run on a folder of text can need --data.
+    A run on a folder of text can need --data, because the folder may have moved.
     """
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.text.corpora import known_corpus
@@ -91,7 +91,7 @@ def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:
 
 
 def _rank_line(whose: str, tolerance: float, values: Spectrum) -> str:
-    note = " (numpy's matrix_rank(tol=True); says little of a small model)" if whose == "the paper's" else ""
+    note = " (numpy's matrix_rank(tol=True); not informative for a small model)" if whose == "the paper's" else ""
     return f"rank {values.rank(tolerance):,} with {whose} tolerance, {tolerance:.3g}{note}"
 
 

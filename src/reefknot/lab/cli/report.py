@@ -26,22 +26,24 @@ Examples:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold runs.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Write the page to this file.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Give the page this heading.")] = "Reefknot report",
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write the page to.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Reefknot report",
     figures: Annotated[
         bool,
-        typer.Option("--figures", help="Also draw the papers' figures that read the weights or token losses of runs."),
+        typer.Option(
+            "--figures", help="Also draw figures of the papers that need the weights or token losses of runs."
+        ),
     ] = False,
     words: Annotated[
         list[str] | None,
         typer.Option(
-            help="Show the neighbours of these words, such as king,queen. Can be repeated. [default: common words]"
+            help="Words whose neighbours are shown, such as king,queen. Can be repeated. [default: common words]"
         ),
     ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained HTML page: table, the papers' figures, curves, neighbours, samples, settings."""
+    """Write one self-contained HTML page with tables, figures, curves, neighbours, samples and settings."""
     from reefknot.lab.papers.figures.section import sections
     from reefknot.lab.recipes.file import find_recipe, read_file, shipped
     from reefknot.lab.reports.page import write_report
@@ -72,7 +74,7 @@ def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) 
     from reefknot.lab.papers.figures.runs import among
 
     if data is not None and not figures:
-        raise SettingsError("--data goes with --figures; add --figures or leave --data out")
+        raise SettingsError("--data has no effect without --figures; add --figures or leave --data out")
     if not figures:
         return
     opened = [figure for figure in map(open_figure, FIGURES) if figure.needs and among(figure, results) is not None]
@@ -93,16 +95,18 @@ def _split_words(options: Sequence[str] | None) -> list[str]:
     parts = [part.strip() for option in options or [] for part in option.split(",")]
     words = list(dict.fromkeys(filter(None, parts)))
     if options and not words:
-        raise SettingsError("--words: names no word; list words, such as --words king,queen")
+        raise SettingsError("--words: there is no word; list words, such as --words king,queen")
     if len(words) > EXAMPLES:
-        raise SettingsError(f"--words: {len(words)} words, and a picture has colours for {EXAMPLES}; name fewer")
+        raise SettingsError(
+            f"--words: {len(words)} words, but a picture has colours for only {EXAMPLES}; name fewer words"
+        )
     return words
 
 
 def _show_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow]:
-    """Return the rows with these words in place of the words that training chose.
+    """Return the rows with these words instead of the words that training chose.
 
-    A row that cannot show the words keeps its own, and a note is printed. It is an error if no row can show them.
+    A row that cannot show the words stays unchanged, and a note is printed. It is an error if no row can show them.
     """
     from reefknot.errors import DataError, ReefknotError
     from reefknot.lab.reports.embedding import with_words
@@ -117,7 +121,7 @@ def _show_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow
     if all(new is old for new, old in zip(changed, rows, strict=True)):
         raise next(iter(errors.values()), DataError("--words: none of these runs is finished; leave --words out"))
     for name, message in errors.items():
-        typer.echo(f"{name} shows its own words: {message}", err=True)
+        typer.echo(f"{name} shows the words that training chose: {message}", err=True)
     return changed
 
 
@@ -129,6 +133,6 @@ def _look_at_words(result: Result, words: Sequence[str]) -> Mapping[str, Stored]
 
     trained = open_run(result.folder)
     tables = trained.vectors()
-    known = min(tables.values(), key=len)  # an input end may spell words that the output does not have
+    known = min(tables.values(), key=len)  # an input end that reads spellings may have more words than the output
     tokens = [known.words[row] for row in Lookup(known).require(words, str(result.folder))]
     return look_at_words(tables, trained.vocabulary, tokens, tied=trained.model.tied)

@@ -1,4 +1,4 @@
-"""`reefknot score`: log-probability of sentences, token by token."""
+"""`reefknot score`: print the log-probability of sentences, token by token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def score(
     trained = open_language_model(run, device)
     lines = sentences or [" ".join(line.words) for line in read_stream(standard_input(), "standard input")]
     words_of_lines = [words_in(line, "the sentence") for line in lines]
-    trained = trained.knowing(chain.from_iterable(words_of_lines))
+    trained = trained.with_spellings(chain.from_iterable(words_of_lines))
     records, text = [], []
     for line, words in zip(lines, words_of_lines, strict=True):
         scores = score_sentence(trained.model, words, trained.vocabulary)

@@ -1,4 +1,4 @@
-"""The texts and model sizes of a recipe's rows, as far as they are known before training."""
+"""The texts and the model sizes of a recipe's rows, for checks before training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def for_each(
     """Apply a function to every item and return the results.
 
     Raises:
-        ReefknotError: The function failed for some items. One error lists every mistake, with the items that have it.
+        ReefknotError: The function failed for some items. One error lists all messages, with the items concerned.
     """
     results: dict[str, Result] = {}
     mistakes: dict[tuple[type[ReefknotError], str], list[str]] = {}
@@ -57,12 +57,12 @@ def for_rows_with_text(
     """Apply a function to the rows whose corpus is on this machine, or that do not need it.
 
     Args:
-        recipe: The rows.
-        function: Raises `CorpusNotFound` for a row that needs a missing corpus.
+        recipe: The recipe that has the rows.
+        function: Function of a row. It raises `CorpusNotFound` if the row needs a missing corpus.
         required: Names of rows whose missing corpus is an error.
 
     Returns:
-        The results by row, and for each row without a result the message about its corpus.
+        The results by row, and for each row without a result the error message about its corpus.
     """
     missing: dict[str, str] = {}
 
@@ -80,7 +80,7 @@ def for_rows_with_text(
 
 
 def describe_missing(heading: str, missing: Mapping[str, str]) -> list[str]:
-    """Return one line per message, with the rows that it is about."""
+    """Return one line per message, with the rows that have this message."""
     rows_of: dict[str, list[str]] = {}
     for row, message in missing.items():
         rows_of.setdefault(message, []).append(f'"{row}"')
@@ -88,7 +88,7 @@ def describe_missing(heading: str, missing: Mapping[str, str]) -> list[str]:
 
 
 class Texts:
-    """The texts of a recipe's rows. Rows that read the same text share it, so that it is opened once."""
+    """The texts of a recipe's rows. A text that several rows read is opened once."""
 
     def __init__(self, data: Path | None, say: Say = silent) -> None:
         self._data, self._say = data, say
@@ -104,14 +104,14 @@ class Texts:
     def open_checked(self, row: Row, experiment: Experiment) -> Data:
         """Return the text of a row after checking that its model has the size that the recipe states.
 
-        A wrong size is thus reported before any row is trained.
+        So a wrong size is reported before any row is trained.
         """
         dataset = self.open(experiment)
         _check_size(row, experiment, dataset.words)
         return dataset
 
     def checked_size(self, row: Row, experiment: Experiment) -> int | None:
-        """Return the number of parameters of a row after checking that the recipe states the same.
+        """Return the number of parameters of a row after checking that the recipe states the same number.
 
         Returns None if the number depends on a text that is not on this machine.
         """
@@ -121,12 +121,12 @@ class Texts:
             return None
 
     def unbuilt_model(self, experiment: Experiment) -> Any:
-        """Return a model with shapes but without numbers, for counting its parameters."""
+        """Return a model on the meta device, whose parameters can be counted but have no values."""
         with torch.device("meta"):
             return build_model(experiment, self.vocabulary_size(experiment))
 
     def vocabulary_size(self, experiment: Experiment) -> Any:
-        """Return the published number of words of a corpus that is used whole, or else the words of the text itself."""
+        """Return the published vocabulary size if the whole corpus is used, or else the vocabulary of the text."""
         corpus, vocabulary = experiment.corpus, experiment.vocabulary
         words = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
         whole = corpus.part is None and corpus.tokens is None and words == VocabularySettings()
@@ -142,5 +142,5 @@ def _check_size(row: Row, experiment: Experiment, words: Any) -> int:
         model = build_model(experiment, words)
     total: int = sum(model.parameter_counts().values())
     if row.parameters not in (None, total):
-        raise SettingsError(f"{total:,} parameters, not {row.parameters:,}")
+        raise SettingsError(f"{total:,} parameters, expected {row.parameters:,}")
     return total

@@ -31,21 +31,21 @@ def sweep(
     settings: Annotated[
         list[str],
         typer.Argument(
-            help="key=a,b,c tries several values of a setting, key=a sets one value for all runs. Values are TOML; a "
+            help="Settings: key=a,b,c tries several values, and key=a sets one value for all runs. Values are TOML; a "
             "list in brackets is one value."
         ),
     ],
-    row: Annotated[str | None, typer.Option(help="Train this row. Needed if the recipe has several.")] = None,
+    row: Annotated[str | None, typer.Option(help="Row to train. Required if the recipe has several rows.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the runs into this folder. [default: runs/sweeps/RECIPE/ROW]")
+        Path | None, typer.Option(help="Folder to write the runs to. [default: runs/sweeps/RECIPE/ROW]")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train this many seeds of every combination.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Train this many runs at the same time.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds of every combination.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")] = 1,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Start from this finished run, for a row with training.start. With --seeds, name the folder that has "
-            "one run per seed. [default: the run of the row that training.start names]"
+            help="Finished run to start from, for a row with training.start. With --seeds, the folder that has one run "
+            "per seed. [default: the run of the row that training.start names]"
         ),
     ] = None,
     test: Annotated[
@@ -56,9 +56,9 @@ def sweep(
 ) -> None:
     """Train every combination of settings, print a table with the best first, and write sweep.json and report.html.
 
-    Settings are chosen on the validation text. Test perplexities are not shown, because a text that has helped to
-    choose settings cannot test the choice. Run the same command again to resume where it stopped. Run it with more
-    values to add theirs.
+    Combinations are ranked on the validation text. Test perplexities are not shown, because a text that has helped to
+    choose settings cannot test the choice. Run the same command again to resume where it stopped. Add values to the
+    command to train only the new combinations.
     """
     from reefknot.lab.cli.combinations import combine, parse
     from reefknot.lab.cli.jobs import Job, run_missing
@@ -77,7 +77,7 @@ def sweep(
     trials = [
         Trial(name, combinations[name].settings, tuple(job.out for job, _ in runs)) for name, runs in planned.items()
     ]
-    runs = [run for of_combination in planned.values() for run in of_combination]
+    runs = [run for seed_runs in planned.values() for run in seed_runs]
     _check_starts([job for job, done in runs if not done], fixed)
     try:
         run_missing(runs, jobs, root)
@@ -86,7 +86,7 @@ def sweep(
 
 
 def _check_scored(recipe: LoadedRecipe, row: Row) -> None:
-    """Raise an error if runs of the row do not have the score that combinations are ranked by."""
+    """Raise an error if runs of the row do not have a validation perplexity, by which combinations are ranked."""
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks import load_task
 
@@ -98,16 +98,16 @@ def _check_scored(recipe: LoadedRecipe, row: Row) -> None:
 
 
 def _plan(job: Job, combinations: Mapping[str, Combination], seeds: int) -> dict[str, list[tuple[Job, bool]]]:
-    """Return by combination a job for every seed, and whether it is done.
+    """Return for every combination the jobs of all seeds, and whether each job is done.
 
     Args:
-        job: What all runs share. Its overrides are the fixed settings, its folder is that of the sweep, and its start
-            is the value of --start.
-        combinations: The settings that vary.
+        job: The common part of all jobs. Its overrides are the fixed settings, its folder is the folder of the sweep,
+            and its start is the value of --start.
+        combinations: The combinations of settings, by name.
         seeds: Number of seeds.
 
     Raises:
-        ReefknotError: Some combinations cannot be trained. This is known before any of them is trained.
+        ReefknotError: Some combinations cannot be trained. The error is raised before any combination is trained.
     """
     from reefknot.lab.cli.options import check_training_data, data_for
     from reefknot.lab.cli.sizes import Texts, for_each
@@ -129,21 +129,22 @@ def _plan(job: Job, combinations: Mapping[str, Combination], seeds: int) -> dict
         planned = []
         for seed in range(seeds):
             out = job.out / combination.folder / f"seed{seed}"
-            given = job.start / f"seed{seed}" if job.start and seeds > 1 else job.start
-            start = given or start_folder(loaded, row, seed)
+            requested = job.start / f"seed{seed}" if job.start and seeds > 1 else job.start
+            start = requested or start_folder(loaded, row, seed)
             done = is_done(out, loaded, row, seed, dataset, start)
             planned.append((replace(common, seed=seed, out=out, start=start), done))
         return planned
 
     planned = for_each(job.recipe, "combination", combinations, plan)
-    check_training_data(job.data, experiments, job.recipe)  # only now, because the corpus may vary
+    check_training_data(job.data, experiments, job.recipe)  # not earlier, because the corpus may vary
     return planned
 
 
 def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
     """Raise one error if the runs that the jobs start from are missing.
 
-    Its advice names only the settings that all combinations share, because the first stage is trained once for all.
+    The command in its message has only the settings that all combinations share, because the run to start from is
+    trained once for all combinations.
     """
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.recipes.starts import find_start

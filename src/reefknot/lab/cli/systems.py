@@ -1,4 +1,4 @@
-"""Systems that `reefknot compare` compares: each is one row of a recipe, trained with one or more seeds."""
+"""Open the systems that `reefknot compare` compares: one row of a recipe each, trained with one or more seeds."""
 
 from __future__ import annotations
 

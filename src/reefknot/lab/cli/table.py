@@ -29,13 +29,13 @@ def table(
     row: Annotated[
         list[str] | None,
         typer.Option(
-            help="Train this row, or all rows that match a pattern with *, and the rows that they start from. Can be "
-            "repeated. [default: all]"
+            help="Row to train, or a pattern with * for several rows. The rows that they start from are trained too. "
+            "Can be repeated. [default: all rows]"
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the runs into this folder. [default: runs/RECIPE]")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train this many seeds of every row.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Train this many runs at the same time.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder to write the runs to. [default: runs/RECIPE]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds of every row.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")] = 1,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
@@ -83,10 +83,10 @@ def table(
 
 
 def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None) -> dict[str, OpenedData]:
-    """Return the texts of all rows that can be trained here, and print which rows cannot.
+    """Return the texts of all rows that can be trained on this machine, and print which rows cannot be trained.
 
-    A recipe may have rows over a corpus that the user does not have. The other rows are trained, and the table shows
-    these as not run. It is an error if such a row is named on the command line, or if no row can be trained.
+    A row cannot be trained if its corpus is missing. The table shows it as not run. It is an error if such a row is
+    named on the command line, or if no row can be trained.
     """
     from reefknot.errors import CorpusNotFound
     from reefknot.lab.cli.sizes import Texts, describe_missing, for_rows_with_text

@@ -1,4 +1,4 @@
-"""`reefknot tokens`: how many sub-words the two sides of a parallel text share (Press & Wolf 2017, Table 1)."""
+"""`reefknot tokens`: count the sub-words that the two sides of a parallel text share (Press & Wolf 2017, Table 1)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ Examples:
 """
 
 COUNTS = ("source_only", "target_only", "both", "source_tokens", "target_tokens")
-"""The counts of a text, in the order of the table's columns."""
+"""Names of the counts of a text, in the order of the columns."""
 
 
 def tokens(
     texts: Annotated[
         str,
-        typer.Argument(
-            metavar="RECIPE|CORPUS", help="A recipe, a parallel corpus, or a folder that holds parallel text."
-        ),
+        typer.Argument(metavar="RECIPE|CORPUS", help="A recipe, a parallel corpus, or a folder of parallel text."),
     ],
     row: Annotated[
-        str | None, typer.Option(help="Only this row of the recipe. By default, all rows are counted.")
+        str | None, typer.Option(help="Count only this row of the recipe. By default, all rows are counted.")
     ] = None,
     data: Data = None,
     source: Annotated[
@@ -64,7 +62,7 @@ def tokens(
     from reefknot.lab.text.pair_dataset import open_pairs
     from reefknot.lab.text.vocabulary import VocabularySettings
 
-    settings = _of_corpus(texts, row, source, target, data) or _of_recipe(texts, row, source or target)
+    settings = _corpus_texts(texts, row, source, target, data) or _recipe_texts(texts, row, source or target)
     with_merges = check(VocabularySettings, {"bpe": {"merges": merges}}, "--merges") if merges is not None else None
     counts = {}
     for name, (corpus, vocabulary) in settings.items():
@@ -73,13 +71,15 @@ def tokens(
     width = max(map(len, counts))
     lines = [" " * width + "".join(f"  {column.replace('_', ' '):>13}" for column in COUNTS)]
     lines += [
-        f"{name:<{width}}" + "".join(f"  {of_text[column]:>13,}" for column in COUNTS)
-        for name, of_text in counts.items()
+        f"{name:<{width}}" + "".join(f"  {text_counts[column]:>13,}" for column in COUNTS)
+        for name, text_counts in counts.items()
     ]
     emit(counts, "\n".join(lines), as_json)
 
 
-def _of_corpus(name: str, row: str | None, source: str | None, target: str | None, data: Path | None) -> Texts | None:
+def _corpus_texts(
+    name: str, row: str | None, source: str | None, target: str | None, data: Path | None
+) -> Texts | None:
     """Return the settings of a parallel corpus or of a folder; None if the name is neither."""
     from reefknot.errors import SettingsError
     from reefknot.lab.config.settings import check
@@ -97,13 +97,13 @@ def _of_corpus(name: str, row: str | None, source: str | None, target: str | Non
     languages = (None, None) if known is None else known.languages
     pairs = {"source": source or languages[0], "target": target or languages[1]}
     if None in pairs.values():
-        raise SettingsError(f"{name}: name the languages with --source and --target, as the files are called")
+        raise SettingsError(f"{name}: name the languages with --source and --target, as in the names of the files")
     corpus = check(CorpusSettings, {"name": name, "pairs": pairs}, name)
     return {name: (corpus, VocabularySettings(bpe=BPESettings()))}
 
 
-def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
-    """Return the settings of the parallel texts of a recipe, by the first row that is trained on each text.
+def _recipe_texts(name: str, row: str | None, language: str | None) -> Texts:
+    """Return the settings of the parallel texts of a recipe, by the name of the first row that is trained on the text.
 
     Sub-words are counted as if both sides shared one vocabulary, whatever the row's setting is.
     """
@@ -127,7 +127,9 @@ def _of_recipe(name: str, row: str | None, language: str | None) -> Texts:
         if experiment.corpus.pairs is not None and settings not in texts.values():
             texts[row_name] = settings
     if not texts:
-        raise SettingsError(f"{name} trains on no parallel text; name a recipe of translation, or a parallel corpus")
+        raise SettingsError(
+            f"{name} does not train on parallel text; name a recipe of translation, or a parallel corpus"
+        )
     return texts
 
 

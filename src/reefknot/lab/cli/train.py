@@ -20,29 +20,31 @@ Examples:
   reefknot train demo --row tied
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
-  reefknot train demo --row tied encoder.kind=gru       # keeps what a GRU has too; encoder="{...}" keeps nothing
-  torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # a copy of the model each
-  torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # a part of the model each
+  reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
+  torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
+  torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
 """
 
 
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    row: Annotated[str | None, typer.Option(help="Train this row. Needed if the recipe has several.")] = None,
+    row: Annotated[str | None, typer.Option(help="Row to train. Required if the recipe has several rows.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the run to this folder, or with --seeds one folder per run in it. "
+            help="Run folder. With --seeds, the folder in which every run has its own folder. "
             "[default: runs/RECIPE/ROW/seedN]",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Train seeds 0 to N-1, one run each.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number N of seeds. Seeds 0 to N-1 are trained, one run per seed.")
+    ] = 1,
     start: Annotated[
         Path | None,
         typer.Option(
-            help="Start from this finished run, for a row with training.start. With --seeds, name the folder that has "
-            "one run per seed. [default: the run of the row that training.start names]"
+            help="Finished run to start from, for a row with training.start. With --seeds, the folder that has one run "
+            "per seed. [default: the run of the row that training.start names]"
         ),
     ] = None,
     data: Data = None,

@@ -31,9 +31,9 @@ Examples:
 """
 
 LINES_AT_ONCE = 2000
-"""Number of lines that are read before any is translated.
+"""Number of lines that are translated as a group.
 
-Many lines have enough neighbours of the same length to fill batches. A long file is still never all in memory."""
+A group is large enough that batches can be filled with lines of similar length. A long file is never all in memory."""
 
 SEARCH = "Search"
 SAMPLING = "Sampling"
@@ -57,21 +57,22 @@ Scores = Annotated[
 ]
 Detokenize = Annotated[
     bool,
-    typer.Option("--detokenize", rich_help_panel=OUTPUT, help="Join punctuation to the words, as people write it."),
+    typer.Option("--detokenize", rich_help_panel=OUTPUT, help="Attach punctuation to words, as in ordinary text."),
 ]
 Beam = Annotated[
     int | None,
     typer.Option(
         min=1,
         rich_help_panel=SEARCH,
-        help="Number of hypotheses that beam search keeps. By default the run's own setting is used.",
+        help="Number of hypotheses that beam search keeps open. By default, the setting of the run is used.",
     ),
 ]
 LengthPenalty = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=SEARCH,
-        help="Score = log-probability / length ^ penalty. By default the run's own setting is used.",
+        help="Exponent of the length penalty: score = log-probability / length ^ penalty. By default, the setting of "
+        "the run is used.",
     ),
 ]
 Greedy = Annotated[
@@ -107,7 +108,7 @@ Rescore = Annotated[
     Path | None,
     typer.Option(
         rich_help_panel=RESCORING,
-        help="The run of a language model that rescores the translations of the beam: score = (log p + weight x log p "
+        help="Run of a language model that rescores the translations of the beam: score = (log p + weight x log p "
         "of the language model) / length ^ penalty.",
     ),
 ]
@@ -163,22 +164,22 @@ def translate(
     count = LineCount("translating", count_lines(file) if file is not None and file.is_file() else None)
     for lines in _groups_of_lines(file):
         before = lines[0].number - 1
-        translations = translator.translate(lines, lambda _, done: count.tell(before + done * len(lines)))  # noqa: B023
+        translations = translator.translate(lines, lambda _, done: count.report(before + done * len(lines)))  # noqa: B023
         if rescorer is not None:
             translations = rescorer.rescored(translations)
-        best = (finish(of_line[: n_best or 1]) for of_line in translations)
-        typer.echo("\n".join(formatted(line, of_line) for line, of_line in zip(lines, best, strict=True)))
+        best = (finish(candidates[: n_best or 1]) for candidates in translations)
+        typer.echo("\n".join(formatted(line, candidates) for line, candidates in zip(lines, best, strict=True)))
     translator.tell_unknown()
     if rescorer is not None:
         rescorer.note_unknown()
 
 
 def _check_decoding(greedy: bool, sample: bool, searched: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
-    """Raise an error if options contradict each other, or have no effect, before anything is opened."""
+    """Raise an error if options of decoding contradict each other or have no effect. Called before a run is opened."""
     from reefknot.errors import SettingsError
 
     if greedy and sample:
-        raise SettingsError("--greedy and --sample both choose how words are chosen; use one of them")
+        raise SettingsError("--greedy and --sample exclude each other; leave one of them out")
     for name, value in searched.items():
         if value is not None and (greedy or sample):
             without = "--greedy" if greedy else "--sample"
@@ -196,8 +197,8 @@ def _check_rescoring(rescore: Path | None, weight: float | None) -> None:
     from reefknot.errors import SettingsError
 
     if (rescore is None) != (weight is None):
-        given, missing = ("--weight", "--rescore") if rescore is None else ("--rescore", "--weight")
-        raise SettingsError(f"{given} needs {missing}: give the run of a language model and its weight, or neither")
+        present, missing = ("--weight", "--rescore") if rescore is None else ("--rescore", "--weight")
+        raise SettingsError(f"{present} needs {missing}; pass the run of a language model and its weight, or neither")
     if weight is not None and not math.isfinite(weight):
         raise SettingsError(f"--weight {weight}: must be a finite number")
 
@@ -220,7 +221,7 @@ def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
 
 
 def _without_search(trained: TrainedTranslator, search: SearchSettings, sampling: Mapping[str, Any] | None) -> Decode:
-    """Return a function that decodes word by word: the most probable word, or a sample if options are given."""
+    """Return a function that decodes word by word: greedily, or by sampling if there are options of sampling."""
     from reefknot.lab.evaluation.beam import greedy, sample
     from reefknot.lab.evaluation.translation import end_of_line, unwritten
 
@@ -250,7 +251,7 @@ def _translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | 
 
 
 def _detokenizer(trained: TrainedTranslator) -> Callable[[Sequence[Translation]], list[Translation]]:
-    """Return a function that detokenises translations. A language model must rescore them before, as tokens."""
+    """Return a function that detokenises translations. Rescoring comes first, because it needs tokens."""
     from reefknot.lab.text.detokenization import detokenizer
 
     detokenized = detokenizer(trained.experiment.pairs.target)
@@ -260,7 +261,7 @@ def _detokenizer(trained: TrainedTranslator) -> Callable[[Sequence[Translation]]
 
 
 def _groups_of_lines(file: Path | None) -> Iterator[list[Line]]:
-    """Yield the lines of a file or of standard input in groups, or one by one if a person types them."""
+    """Yield groups of lines of a file or of standard input. On a terminal, every line is a group."""
     from reefknot.storage.lines import read_file, read_stream
 
     lines = read_file(file) if file is not None else read_stream(standard_input(), "standard input")
@@ -287,7 +288,9 @@ class _Rescorer:
 
         trained = open_language_model(path, device)
         if trained.vocabulary.eos is None:
-            raise SettingsError(f"--rescore {path}: it was trained without line ends; use a run that has them")
+            raise SettingsError(
+                f"--rescore {path}: this model was trained without line ends; use a model that was trained with them"
+            )
         return cls(trained, weight, search, path)
 
     def rescored(self, translations: Sequence[Sequence[Translation]]) -> list[list[Translation]]:
@@ -300,20 +303,20 @@ class _Rescorer:
             translation.text: words_in(translation.text, "a translation")
             for translation in chain.from_iterable(translations)
         }
-        trained = self.trained.knowing(chain.from_iterable(texts.values()))
+        trained = self.trained.with_spellings(chain.from_iterable(texts.values()))
         scores = score_sentences(trained.model, list(texts.values()), trained.vocabulary)
         log_probs = {text: sum(word.log_prob for word in words) for text, words in zip(texts, scores, strict=True)}
         self.unknown += sum(word.unknown for word in chain.from_iterable(scores))
         return [
-            rerank(of_line, [log_probs[translation.text] for translation in of_line], self.weight, self.search)
-            for of_line in translations
+            rerank(candidates, [log_probs[candidate.text] for candidate in candidates], self.weight, self.search)
+            for candidates in translations
         ]
 
     def note_unknown(self) -> None:
         """Print the number of unknown words, if there are any."""
         if self.unknown:
             words = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
-            typer.echo(f"{words} of translations not in the vocabulary of {self.path}, scored as <unk>", err=True)
+            typer.echo(f"{words} of translations not in the vocabulary of {self.path}: scored as <unk>", err=True)
 
 
 def _as_text(_: Line, translations: Sequence[Translation]) -> str:

@@ -23,7 +23,7 @@ def validate(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every setting of every row, and that every model has as many parameters as its recipe states."""
+    """Check every setting of every row, and that every model has the number of parameters that its recipe states."""
     from reefknot.errors import ReefknotError
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.cli.sizes import Texts, for_each_row
@@ -33,7 +33,7 @@ def validate(
     texts = Texts(data)
     corpora: list[str] = []
     problems: list[ReefknotError] = []
-    # A recipe with a mistake does not keep the others from being checked.
+    # After a mistake in one recipe, the other recipes are still checked.
     for name in recipes:
         try:
             loaded = load_recipe(name)
@@ -45,7 +45,7 @@ def validate(
             records += [{"recipe": name, "row": row, "parameters": size} for row, size in sizes.items()]
             lines += [f"{name}  {row}: valid, {_size(loaded.row(row), size)}" for row, size in sizes.items()]
             if others := len(loaded.rows) - len(sizes):
-                lines.append(f"{name}  nothing to train in {others} other row{'s' * (others > 1)}")
+                lines.append(f"{name}  {others} other row{'s' * (others > 1)}: nothing to train")
     if problems:
         raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems))))
     check_data(data, corpora, " and ".join(recipes))
@@ -58,5 +58,5 @@ def _corpora(recipe: Recipe) -> list[str]:
 
 def _size(row: Row, parameters: int | None) -> str:
     if parameters is None:
-        return "size unknown: corpus not here"
+        return "size unknown, because the corpus is not on this machine"
     return f"{parameters:,} parameters" + (", as the recipe says" if row.parameters else "")

@@ -1,9 +1,9 @@
-"""Overrides: settings of a recipe changed by `key=value`, and how one table of settings is merged into another.
+"""Overrides: settings of a recipe that `key=value` changes, and the merging of tables of settings.
 
 training.epochs=3                       changes one setting
-encoder.kind=gru                        another part, which keeps the settings that both kinds have
-encoder={kind="gru", hidden_dim=200}    another part with only these settings
-evaluation.search={beam=4}              a table in braces replaces the whole table
+encoder.kind=gru                        selects another part, which keeps the settings that both kinds have
+encoder={kind="gru", hidden_dim=200}    selects another part with only these settings
+evaluation.search={beam=4}              replaces the whole table
 vocabulary.max_size=default             removes the recipe's setting, so that the default applies
 """
 
@@ -39,8 +39,8 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 def override(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Return the settings with all overrides applied as one change.
 
-    The order of overrides matters only if two set the same key: then the last one counts. A key inside a table is set
-    after the whole table, and a table in braces replaces what the settings or another override had there.
+    The order of overrides matters only if two of them set the same key; then the last one counts. A whole table is set
+    before the keys inside it. A table in braces replaces the table of the settings and of other overrides.
     """
     changes: dict[str, Any] = {}
     for names, value in sorted(map(parse_override, overrides), key=lambda parsed: len(parsed[0])):
@@ -54,16 +54,19 @@ def override(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str,
 
 
 def _cleared(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the settings with an empty table at `names`. It keeps its place, because tables are drawn in order."""
-    first, *rest = names
+    """Return the settings with an empty table at `names`.
+
+    The table keeps its position, because the weights of word tables are drawn in the order of the settings.
+    """
+    first, *inner = names
     old = settings.get(first)
     if not isinstance(old, Mapping):
         return dict(settings)
-    return {**settings, first: _cleared(old, rest) if rest else {}}
+    return {**settings, first: _cleared(old, inner) if inner else {}}
 
 
 def _change_kind(settings: Mapping[str, Any], names: Sequence[str], kind: Any) -> dict[str, Any]:
-    """Return the part at `names` with another kind and those of its settings that this kind has too."""
+    """Return the part at `names` with another kind, and with the settings that the new kind has too."""
     old: Any = settings
     for name in names:
         old = old.get(name, {}) if isinstance(old, Mapping) else {}
@@ -71,8 +74,8 @@ def _change_kind(settings: Mapping[str, Any], names: Sequence[str], kind: Any) -
     candidates = (*names[-2:-1], f"{names[-1]}s", names[-1])
     family = next((family for name in candidates for family in FAMILIES if family.family == name), None)
     known = family.names(kind) if family and isinstance(kind, str) and kind in family else frozenset()
-    kept = {name: value for name, value in old.items() if name in known} if isinstance(old, Mapping) else {}
-    return kept | {"kind": kind}
+    common = {name: value for name, value in old.items() if name in known} if isinstance(old, Mapping) else {}
+    return common | {"kind": kind}
 
 
 def _nest(names: Sequence[str], value: Any) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def _nest(names: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def _combine(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two changes as one. The second counts where both set a key."""
+    """Return two changes as one. If both set a key, the second one counts."""
     combined = dict(first)
     for key, value in second.items():
         old = combined.get(key)
@@ -95,8 +98,8 @@ def _combine(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with `change` merged into it.
 
-    A table with a `kind` replaces the old table. `DEFAULT` removes a setting; if there is none to remove, the value
-    stays and is rejected later like any other wrong value.
+    A table with a `kind` replaces the old table. `DEFAULT` removes a setting. If there is no setting to remove, the
+    value "default" stays and is rejected later like any other wrong value.
     """
     merged = dict(base)
     for key, value in change.items():

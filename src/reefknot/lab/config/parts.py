@@ -1,4 +1,4 @@
-"""The index of all parts that a recipe can name, one line each; `reefknot ls` prints it.
+"""The index of all parts that a recipe can name. `reefknot ls` prints it.
 
 To add a part, write its file and add its line here. Its settings are derived from its constructor (see `registry.py`),
 and the contract tests cover it. Nothing is imported until a part is used.
@@ -14,7 +14,7 @@ SHARED = {
     "reefknot.nn.tables:BandedTable": "tables",
     "reefknot.nn.tables:BandProjections": "projections",
 }
-"""The classes whose objects several parts may hold. Each object has a name in a section of the recipe."""
+"""Classes whose objects several parts can share. The value is the section of the recipe that names these objects."""
 
 TABLES = Registry(
     "tables",
@@ -119,25 +119,25 @@ WINDOWS = Registry(
 
 VALUES = {
     "evaluation.protocol": {
-        "definition": "every token counts, as `reefknot evaluate` says",
-        "zaremba": "also as Zaremba et al. (2014) count: validation in the streams and whole windows of training",
-        "awd": "also as the AWD-LSTM's program counts: validation in 10 streams, divided by their first tokens too",
+        "definition": "Score every token, as `reefknot evaluate` does.",
+        "zaremba": "Also score like Zaremba et al. (2014): validation in the streams and whole windows of training.",
+        "awd": "Also score like AWD-LSTM's code: validation in 10 streams; first tokens count in the divisor only.",
     },
     "training.averaging.start": {
-        "nonmonotone": "once a validation loss is worse than the best of more than `interval` validations ago",
-        "at_once": "from the first step, as a finetuned AWD-LSTM does",
+        "nonmonotone": "Start when a validation loss is worse than the best of more than `interval` validations ago.",
+        "at_once": "Start at the first step, as in the finetuning of AWD-LSTM.",
     },
     "training.stop.rule": {
-        "nonmonotone": "once a validation loss is worse than the best of more than `interval` validations ago",
-        "patience": "once `interval` validations have not improved on the best",
+        "nonmonotone": "Stop when a validation loss is worse than the best of more than `interval` validations ago.",
+        "patience": "Stop when `interval` validations in a row have not improved on the best loss.",
     },
 }
 """Settings with a fixed set of values that are not parts, and the meaning of each value."""
 
 
 def describe_values(setting: str) -> str:
-    """Return the description of such a setting, for its field."""
-    return "; ".join(f"{value}: {meaning}" for value, meaning in VALUES[setting].items())
+    """Return a description of a setting in `VALUES`: its values and their meanings."""
+    return " ".join(f"{value}: {meaning}" for value, meaning in VALUES[setting].items())
 
 
 FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, CLASSIFIERS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
@@ -146,5 +146,5 @@ WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
     ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
     *(({"input": "adaptive", "output": kind, "tied": True}, KEPT_IN_BANDS) for kind in OUTPUTS if kind != "adaptive"),
 )
-"""Combinations that cannot be built: the kinds that must all match, and the message of the error. Every other
-combination of an input, a classifier, an output and a tie works."""
+"""Combinations that cannot be built. An entry has the choices that a combination must all match, and the error message.
+Every other combination of an input, a classifier, an output and a tie works."""

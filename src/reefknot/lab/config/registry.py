@@ -1,18 +1,17 @@
-"""Registries of parts: the name of each part, where its class lives, and its settings.
+"""Registries of parts: the name of each part, the location of its class, and its settings.
 
 A part is one class in one file and one line in the registry of its family (see `parts.py`):
 
     CLASSIFIERS = Registry("classifiers", {"plain": "reefknot.nn.classifiers.plain:Plain"})
 
 The settings of a part in a recipe are the arguments of its constructor. Types, bounds and defaults come from the
-signature, descriptions from the `Args:` section of the Google-style docstring, so the Python call and the recipe cannot
-disagree.
-The class in an annotation decides what an argument is:
+signature, and descriptions from the `Args:` section of the Google-style docstring. So the Python call and the recipe
+cannot disagree. The name and the annotation of an argument decide what it is:
 
-* an argument named in `GIVEN` follows from the rest of the model, such as a dimension, and is not a setting;
-* a class in `nested`, such as `Classifier`, is another part; the recipe gives a table with its own `kind`;
-* a class in `shared`, such as `WordTable`, is an object that several parts may hold; the recipe gives its name;
-* everything else is a plain setting.
+* If its name is in `DERIVED`, its value follows from the rest of the model, such as a dimension. It is not a setting.
+* If its class is in `nested`, such as `Classifier`, it is another part. The recipe has a table with its own `kind`.
+* If its class is in `shared`, such as `WordTable`, it is an object that several parts can share. The recipe names it.
+* Every other argument is a plain setting.
 
 If an annotation contains both a nested and a shared class, the argument is a nested part.
 """
@@ -37,7 +36,8 @@ from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import WRONG_KIND, Settings, with_bounds
 
 PACKAGE = Path(__file__).resolve().parents[2]
-GIVEN = frozenset({"vocab_size", "source_dim", "input_dim", "context_dim", "spellings", "parameters"})
+DERIVED = frozenset({"vocab_size", "source_dim", "input_dim", "context_dim", "spellings", "parameters"})
+"""Arguments whose values follow from the rest of the model."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Argument:
     default: Any
     """The default value, or `...` if there is none."""
     description: str
-    role: Literal["given", "shared", "part", "setting"] = "setting"
+    role: Literal["derived", "shared", "part", "setting"] = "setting"
     group: str = ""
     """For a shared object, the section of the recipe that has its name."""
     family: Registry | None = None
@@ -57,18 +57,20 @@ class Argument:
 
 
 class Registry:
-    """A family of parts. A part is imported when it is first used, so a missing extra affects that part only.
+    """A family of parts.
+
+    A part is imported when it is first used. So a missing optional dependency affects only the parts that need it.
 
     Args:
         family: Name of the family, in the plural.
-        parts: For each kind of part, its home as `module:Class`.
+        parts: For each kind of part, the location of its class as `module:Class`.
         nested: For the base class of a family, as `module:Class`, the registry of that family.
         shared: For the class of a shared object, as `module:Class`, the section of the recipe that has its name.
-        scopes: For each kind of part that needs one, a function as `module:function`. Called with the settings of the
-            part and the given values, it returns the given values of its nested part, or a list of them, one for each
-            of several nested parts.
-        added: For each kind of part that needs one, a `Settings` class as `module:Class`. Its fields are added to the
-            settings of the part before the argument that its `before` names, and are not passed to the constructor.
+        scopes: Functions, as `module:function`, for kinds whose nested parts are built with other values than the part
+            itself. A function gets the settings of the part and the available values (see `build`). It returns the
+            available values of the nested part, or a list of them if there are several nested parts.
+        added: `Settings` classes, as `module:Class`, for kinds that have settings in addition to the arguments of the
+            constructor. The fields are added before the argument that the class attribute `before` names.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Registry:
         return len(self._parts)
 
     def home(self, kind: str) -> str:
-        """Return where a part lives, as `module:Class`."""
+        """Return the location of a part's class, as `module:Class`."""
         if kind not in self._parts:
             raise SettingsError(self._unknown(kind))
         return self._parts[kind]
@@ -131,7 +133,7 @@ class Registry:
         return _settings(self, kind)
 
     def check_kind(self, raw: Any) -> Any:
-        """Reject an entry of unknown kind before its other settings are read: there is nothing to compare them with."""
+        """Reject an entry of unknown kind. Its other settings cannot be checked, because they depend on the kind."""
         if isinstance(raw, Settings):
             return raw
         known = f"there are: {', '.join(self._parts)}"
@@ -152,26 +154,31 @@ class Registry:
         """Return the names of a part's settings."""
         return frozenset(_settings(self, kind).model_fields)
 
-    def build(self, settings: Settings, given: Mapping[str, Any]) -> Any:
-        """Build the part that `settings` describe. `given` has the values of `GIVEN` and the shared objects."""
+    def build(self, settings: Settings, available: Mapping[str, Any]) -> Any:
+        """Build the part that `settings` describe.
+
+        Args:
+            settings: The settings of the part, with its `kind`.
+            available: The values of the arguments in `DERIVED`, by name, and the shared objects, by section and name.
+        """
         kind = _kind(settings)
-        scope = _load(self._scopes[kind])(settings, given) if kind in self._scopes else given
+        scope = _load(self._scopes[kind])(settings, available) if kind in self._scopes else available
         values: dict[str, Any] = {}
         for argument in self.arguments(kind):
-            if argument.role == "given":
-                values[argument.name] = given[argument.name]
+            if argument.role == "derived":
+                values[argument.name] = available[argument.name]
                 continue
             value = getattr(settings, argument.name)
             if argument.role == "shared" and value is not None:
-                value = given[argument.group][value]
+                value = available[argument.group][value]
             elif argument.family is not None and value is not None:
                 build = argument.family.build
-                value = [build(value, each) for each in scope] if isinstance(scope, list) else build(value, scope)
+                value = [build(value, inner) for inner in scope] if isinstance(scope, list) else build(value, scope)
             values[argument.name] = value
         return self.load(kind)(**values)
 
-    def asks_for(self, settings: Settings, name: str) -> bool:
-        """Return whether the constructor of a part takes this one of the values of `GIVEN`."""
+    def takes(self, settings: Settings, name: str) -> bool:
+        """Return whether the constructor of a part has this argument."""
         return any(argument.name == name for argument in self.arguments(_kind(settings)))
 
     def references(self, settings: Settings, group: str) -> Iterator[str]:
@@ -226,9 +233,9 @@ def _signature(part: Any, nested: Mapping[str, Registry], shared: Mapping[str, s
 
 
 def _with_role(argument: Argument, nested: Mapping[str, Registry], shared: Mapping[str, str]) -> Argument:
-    """Decide by its name and annotation what an argument is."""
-    if argument.name in GIVEN:
-        return replace(argument, role="given")
+    """Return an argument with the role that its name and annotation give it."""
+    if argument.name in DERIVED:
+        return replace(argument, role="derived")
     classes = set(_class_names(argument.annotation))
     for home, family in nested.items():
         if home in classes:
@@ -258,13 +265,13 @@ def _settings(registry: Registry, kind: str) -> type[Settings]:
     for argument in registry.arguments(kind):
         if added is not None and argument.name == added.before:
             fields |= {name: (field.annotation, field) for name, field in added.model_fields.items()}
-        if argument.role != "given":
+        if argument.role != "derived":
             fields[argument.name] = _field(argument)
     return create_model(registry.load(kind).__name__ + "Settings", __base__=Settings, **fields)
 
 
 class _Entry:
-    """The type of a recipe's entry for a family, for pydantic. Only the part that an entry names is imported."""
+    """The pydantic type of a recipe's entry for a family. Only the part that an entry names is imported."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -296,8 +303,8 @@ _ARGUMENT = re.compile(r"(\w+): +(\S.*)")
 def argument_descriptions(documented: Any) -> dict[str, str]:
     """Return the description of each argument that the docstring of a class or function lists.
 
-    A docstring without an `Args:` section gives an empty dictionary. A line that fits neither an argument nor its
-    continuation is a `ValueError`, so that a typing error cannot drop a description.
+    A docstring without an `Args:` section gives an empty dictionary. A line that is neither an argument nor its
+    continuation raises a `ValueError`, so that a typo cannot lose a description.
     """
     descriptions: dict[str, str] = {}
     name = None

@@ -1,4 +1,4 @@
-"""Strict settings: the base class of everything a recipe can say, the number types, and error messages."""
+"""Strict settings: the base class of all sections of a recipe, the number types, and error messages."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from reefknot.errors import SettingsError, shortened
 from reefknot.nn import bounds
 
 LINES_SHOWN = 10
+"""Maximum number of lines of an error message."""
 WRONG_KIND = "wrong_kind"
 """The type of pydantic's error if the `kind` of a part is missing or unknown."""
 OTHER_NAMES = {
@@ -35,11 +36,11 @@ OTHER_NAMES = {
     "heads": ("num_heads", "n_heads", "nhead", "nheads"),
     "dim": ("emb", "emb_dim", "emb_size", "emsize", "embedding_dim", "embedding_size"),
 }
-"""What other programs call a setting. The names differ too much from ours to be found as typing mistakes."""
+"""Names of our settings in other programs. They differ too much from ours to be recognised as misspellings."""
 
 
 class Settings(BaseModel):
-    """Base class of settings. Unknown keys, wrong types, NaN and infinities are errors; values never change."""
+    """Base class of settings. Unknown keys, wrong types, NaN and infinities are errors. Settings are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -56,7 +57,7 @@ def _has_bounds(annotation: Any) -> bool:
 
 
 def with_bounds(annotation: Any) -> Any:
-    """Return an annotation with the bounds of `reefknot.nn.bounds` in it translated for pydantic."""
+    """Return an annotation with the bounds of `reefknot.nn.bounds` translated to those of pydantic."""
     arguments = get_args(annotation)
     origin = get_origin(annotation)
     if origin is Annotated:
@@ -83,7 +84,7 @@ def _pydantic_limits(limit: Any) -> dict[str, Any]:
             return {"le": value}
         case bounds.Length(least, most):
             return {"min_length": least, "max_length": most}
-    raise TypeError(f"{limit!r}: the arguments of a part may have the bounds of reefknot.nn.bounds only")
+    raise TypeError(f"{limit!r}: annotate the arguments of a part only with the bounds of reefknot.nn.bounds")
 
 
 if TYPE_CHECKING:
@@ -104,20 +105,23 @@ T = TypeVar("T", bound=Settings)
 
 @dataclass(frozen=True)
 class Mistake:
-    """One of pydantic's errors, and the recipe or file in which it is."""
+    """An error that pydantic found in settings."""
 
     where: str
+    """The recipe or file that has the settings."""
     kind: type[Settings]
+    """The class that the settings were checked against."""
     problem: dict[str, Any]
+    """The error as pydantic reports it."""
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """A key that is equal for two mistakes with the same message."""
-        return _dotted(self.problem["loc"]), self.problem["type"], self.problem["msg"], self.given
+        return _dotted(self.problem["loc"]), self.problem["type"], self.problem["msg"], self.shown_value
 
     @property
-    def given(self) -> str:
-        """The wrong value in parentheses, or nothing if it is a table or a list."""
+    def shown_value(self) -> str:
+        """The wrong value in parentheses; empty if it is a table or a list."""
         value = self.problem["input"]
         return "" if isinstance(value, Mapping | list) else f" (it is {_written(value)})"
 
@@ -138,7 +142,7 @@ class Mistake:
         message = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", message)
         message = message.replace(" after validation", "")
         message = f"{message[:1].lower()}{message[1:]}"
-        return shortened(f"{key}: {message}" if key else message, 160) + self.given
+        return shortened(f"{key}: {message}" if key else message, 160) + self.shown_value
 
 
 def check(kind: type[T], raw: Any, where: str) -> T:
@@ -151,7 +155,7 @@ def check(kind: type[T], raw: Any, where: str) -> T:
 
 
 def validate(kind: type[T], raw: Any, where: str) -> T | list[Mistake]:
-    """Return the settings, or a list of the mistakes in them for a caller that has more to check before it raises."""
+    """Return the settings, or the mistakes in them for a caller that checks more before it raises an error."""
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
@@ -168,7 +172,10 @@ def not_too_deep(where: str) -> Iterator[None]:
 
 
 def complaint(mistakes: list[Mistake]) -> SettingsError:
-    """Return an error of at most ten lines. A mistake in a recipe's base occurs in every row but is listed once."""
+    """Return an error of at most `LINES_SHOWN` lines that lists all mistakes.
+
+    A mistake in the base of a recipe occurs in every row, but is listed once.
+    """
     distinct: dict[tuple[Any, ...], Mistake] = {}
     for mistake in mistakes:
         distinct.setdefault(mistake.identity, mistake)
@@ -187,7 +194,7 @@ def complaint(mistakes: list[Mistake]) -> SettingsError:
 
 
 def _written(value: Any) -> str:
-    """Return a value as a recipe writes it. Python refuses to convert integers with thousands of digits to decimal."""
+    """Return a value as a recipe writes it. Huge integers are hexadecimal, because Python limits decimal conversion."""
     huge = isinstance(value, int) and value.bit_length() > 64
     return shortened(hex(value) if huge else repr(value), 60)
 
@@ -199,8 +206,9 @@ def _dotted(location: tuple[str | int, ...]) -> str:
 def _hint(key: str, kind: type[Settings]) -> str | None:
     """Return a hint for a key that does not exist.
 
-    It names the kinds of part that have this setting, or else the setting that was probably meant: the setting that
-    other programs give this name, the same name elsewhere, a similar name in the same section, or one elsewhere.
+    The hint names the kinds of part that have this setting, or else the setting that was probably meant. Candidates
+    are, in this order: the setting that has this name in other programs, a setting with the same name in another
+    section, a similar name in the same section, and a similar name in another section.
     """
     if len(key) > 200:
         return None
@@ -222,7 +230,7 @@ def _hint(key: str, kind: type[Settings]) -> str | None:
 
 
 def _by_other_name(name: str, siblings: list[str], section: list[str]) -> str | None:
-    """Return the setting that other programs call `name`, in the same section or, if it is the only one, below it."""
+    """Return the setting that other programs call `name`, if exactly one in the section or below it matches."""
     ours = {setting for setting, others in OTHER_NAMES.items() if name.lower() in others}
     for paths in (siblings, section):
         meant = list(dict.fromkeys(path for path in paths if path.rpartition(".")[2] in ours))
@@ -237,9 +245,9 @@ def _schema(kind: type[Settings]) -> dict[str, Any]:
 
 
 def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[tuple[str, str]]:
-    """Return all dotted settings of a schema, each with the `kind` of part that has it, or "" if all kinds do.
+    """Return all dotted settings of a schema, and for each the `kind` of part that has it, or "" if it has no kind.
 
-    Where names or numbers are free, as in [tables], those of `key` are used.
+    Where any name or number is allowed, as in [tables], the name or number in `key` is used.
     """
 
     def walk(node: dict[str, Any], prefix: str) -> Iterable[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Old names in recipes, run folders, checkpoints and commands, translated when they are read. Files keep their bytes.
+"""Old names in recipes, run folders, checkpoints and commands. They are translated on reading; files stay unchanged.
 
 output.labels              is now output.classifier
 output.labels.0 (weights)  is now output.classifiers.0, in an adaptive softmax
@@ -29,7 +29,7 @@ RENAMED_OPTIONS = {
         "--seed": "--monte-carlo-seed",
     }
 }
-"""Today's names of options, by verb and old name."""
+"""Current names of options, by verb and old name."""
 
 _NUMBERED = re.compile(r"^((?:iterate\.)?output\.)labels\.(\d+)\.")
 _NAMED = re.compile(r"^((?:iterate\.)?output\.)labels\.")
@@ -40,7 +40,7 @@ class RenamedSetting(FutureWarning):
 
 
 def upgrade_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a recipe or a run with today's names."""
+    """Return settings of a recipe or a run with their current names."""
     output = settings.get("output")
     if not isinstance(output, Mapping) or "labels" not in output or "classifier" in output:
         return dict(settings)
@@ -49,7 +49,7 @@ def upgrade_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_of_settings(settings: Mapping[str, Any]) -> str:
-    """Return the task that settings describe: config.json has named it only since it has a field `task`."""
+    """Return the task that settings describe. Recipes and old config.json files do not name the task."""
     if "skip_gram" in settings:
         return "skip_gram"
     corpus, training = settings.get("corpus"), settings.get("training")
@@ -59,12 +59,12 @@ def task_of_settings(settings: Mapping[str, Any]) -> str:
 
 
 def upgrade_key(key: str) -> str:
-    """Return a dotted setting with today's name."""
+    """Return a dotted setting with its current name."""
     return f"output.classifier{key.removeprefix('output.labels')}" if _is_old(key) else key
 
 
 def upgrade_command(command: str) -> str:
-    """Return a recorded command `reefknot VERB ...` with today's names of options."""
+    """Return a recorded command `reefknot VERB ...` with the current names of its options."""
     words = command.split(" ")
     renamed = RENAMED_OPTIONS.get(words[1], {}) if len(words) > 1 else {}
     return " ".join(renamed.get(word, word) for word in words)
@@ -75,7 +75,7 @@ def _is_old(key: str) -> bool:
 
 
 def upgrade_weight_names(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return the tensors of a checkpoint under today's names."""
+    """Return the tensors of a checkpoint with their current names."""
     return {
         _NAMED.sub(r"\1classifier.", _NUMBERED.sub(r"\1classifiers.\2.", name)): tensor
         for name, tensor in tensors.items()
@@ -85,5 +85,5 @@ def upgrade_weight_names(tensors: Mapping[str, T]) -> dict[str, T]:
 def warn_renamed(where: str) -> None:
     """Warn that a recipe or an override uses the old name."""
     warnings.warn(
-        f"{where}: `labels` is now called `classifier`; the old name is still understood", RenamedSetting, stacklevel=2
+        f"{where}: `labels` is now called `classifier`; the old name still works", RenamedSetting, stacklevel=2
     )

@@ -54,21 +54,35 @@ Floats = NDArray[np.float64]
 class SearchSettings(Settings):
     """Settings of the search for a translation."""
 
-    beam: Annotated[Count, Field(description="hypotheses that are kept open; 1: the best word each time")] = 5
+    beam: Annotated[Count, Field(description="Number of hypotheses that stay open. With 1, the search is greedy.")] = 5
     length_penalty: Annotated[
         float,
         Field(
-            ge=0, le=10, description="score = log p / length^length_penalty; 0: log p alone, which favours the short"
+            ge=0,
+            le=10,
+            description="Exponent of the length penalty: score = log p / length^length_penalty. With 0, the score is "
+            "log p, which favours short translations.",
         ),
     ] = 1.0
     longest: Annotated[
-        float, Field(ge=0, le=1000, description="most target tokens per source token, <eos> counted on both sides")
+        float,
+        Field(
+            ge=0, le=1000, description="Maximum number of target tokens per source token. <eos> counts on both sides."
+        ),
     ] = 2.0
-    beyond: Annotated[int, Field(ge=0, le=10**6, description="and so many more")] = 10
+    beyond: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10**6,
+            description="Number of target tokens allowed in addition to `longest` times the source tokens.",
+        ),
+    ] = 10
     early_stop: Annotated[
         bool,
         Field(
-            description="end when `beam` are finished and none that is open is better; false: when none can become so"
+            description="Stop when `beam` hypotheses are finished and no open hypothesis has a better score. If "
+            "false, continue until no open hypothesis can reach a better score."
         ),
     ] = True
 

@@ -30,9 +30,9 @@ class BleuSettings(Settings):
 
     tokenize: Annotated[
         Literal["13a", "none", "intl", "char", "zh", "ja-mecab"],
-        Field(description="sacrebleu's tokeniser; none: a text that is tokenised already"),
+        Field(description="Tokeniser of sacrebleu. Use none for text that is already tokenised."),
     ] = "13a"
-    lowercase: Annotated[bool, Field(description="BLEU does not tell capitals from small letters")] = False
+    lowercase: Annotated[bool, Field(description="Ignore case.")] = False
 
 
 class Metrics(NamedTuple):

@@ -50,14 +50,20 @@ Fill = Literal["partial", "full"]
 class CacheSettings(Settings):
     """Settings of a cache: its weight, its sharpness, and how far it looks back."""
 
-    weight: Annotated[Probability, Field(description="share of the cache in the probability (the papers' lambda)")] = (
-        0.1
-    )
-    theta: Annotated[NonNegative, Field(description="sharpness; 0: all positions of the window count the same")] = 1.0
-    window: Annotated[Count, Field(description="positions that it looks back on")] = 500
+    weight: Annotated[
+        Probability, Field(description="Weight of the cache in the mixture with the model (lambda in the papers).")
+    ] = 0.1
+    theta: Annotated[
+        NonNegative,
+        Field(description="Sharpness of the cache distribution. With 0, all positions of the window count equally."),
+    ] = 1.0
+    window: Annotated[Count, Field(description="Number of past positions in the cache.")] = 500
     fill: Annotated[
         Fill,
-        Field(description="used from the start (partial), or only once the window is full (full, as AWD-LSTM's)"),
+        Field(
+            description="When the cache is used: from the start (partial), or only after the window has filled up "
+            "(full, as in AWD-LSTM)."
+        ),
     ] = "partial"
 
 

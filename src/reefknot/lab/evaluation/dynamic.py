@@ -92,16 +92,27 @@ class DynamicSettings(Settings):
 
     model_config = ConfigDict(populate_by_name=True)  # recipes may write `lambda`, which is a keyword in Python
 
-    scale: Annotated[Scale, Field(description="which scale the rates are on: mean (newer) or sum (older)")] = "mean"
+    scale: Annotated[Scale, Field(description="Scale of the rates: mean (newer) or sum (older).")] = "mean"
     eta: Annotated[
-        Positive | None, Field(description="rate of learning; left out, 5e-5 (sum: 0.002) x segment / 5")
+        Positive | None,
+        Field(description="Learning rate. The default is 5e-5 x segment / 5, or 0.002 x segment / 5 on the scale sum."),
     ] = None
     decay: Annotated[
         NonNegative | None,
-        Field(alias="lambda", description="lambda, the pull back; left out, 0.002 (sum: 0.02) x segment / 5"),
+        Field(
+            alias="lambda",
+            description="Rate at which the weights return to the trained weights. The default is 0.002 x segment / 5, "
+            "or 0.02 x segment / 5 on the scale sum.",
+        ),
     ] = None
-    epsilon: Annotated[Positive | None, Field(description="added to MS; left out, 2e-5 (sum: 0.001)")] = None
-    segment: Annotated[Count, Field(description="tokens scored before each update")] = SEGMENT
+    epsilon: Annotated[
+        Positive | None,
+        Field(
+            description="Constant added to the root mean square of the gradients. The default is 2e-5, or 0.001 on "
+            "the scale sum."
+        ),
+    ] = None
+    segment: Annotated[Count, Field(description="Number of tokens that are scored before each update.")] = SEGMENT
 
     def rates(self) -> Rates:
         """Return the rates, with defaults for those that are not set. Longer segments have larger default rates."""

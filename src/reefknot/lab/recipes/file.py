@@ -1,7 +1,7 @@
 """The format of a recipe file: a title, base settings, and the rows of a paper's table with the paper's scores.
 
-There are three kinds of rows. A row is trained; or it is quoted, if the paper took its score from another paper; or it
-evaluates the model of another row (`of`) in another mode (`by`):
+There are three kinds of rows. Most rows are trained. A row is quoted if the paper took its score from another paper. A
+third kind of row evaluates the model of another row (`of`) in another mode (`by`):
 
     [[rows]]
     name = "AWD-LSTM + dynamic evaluation"
@@ -55,7 +55,7 @@ Correlation = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
 def _known_mode(name: str) -> str:
-    """Check the name of an evaluation mode. Most recipes name none, so the modes are imported here."""
+    """Check the name of an evaluation mode. The modes are imported here, because most recipes do not name any."""
     from reefknot.lab.runs.modes import known
 
     return known(name)
@@ -64,23 +64,25 @@ def _known_mode(name: str) -> str:
 class Row(Settings):
     """One row of a paper's table."""
 
-    name: Annotated[OneLine, Field(min_length=1, max_length=100, description="name of the row in the paper")]
-    quoted: Annotated[bool, Field(description="quoted by the paper from another one; not trained")] = False
-    of: Annotated[OneLine | None, Field(description="the trained row whose model this row evaluates")] = None
+    name: Annotated[OneLine, Field(min_length=1, max_length=100, description="Name of the row in the paper.")]
+    quoted: Annotated[bool, Field(description="The paper quotes this row from another paper. It is not trained.")] = (
+        False
+    )
+    of: Annotated[OneLine | None, Field(description="Name of the trained row whose model this row evaluates.")] = None
     by: Annotated[
         Annotated[str, AfterValidator(_known_mode)] | None,
-        Field(description="the mode of evaluation: dynamic, cache, mc, or windows such as context-2560-stride-512"),
+        Field(description="Mode of evaluation: dynamic, cache, mc, or windows such as context-2560-stride-512."),
     ] = None
     parameters: Annotated[
-        int | None, Field(ge=1, le=10**12, description="exact number of parameters, checked before training")
+        int | None, Field(ge=1, le=10**12, description="Exact number of parameters. It is checked before training.")
     ] = None
     paper: dict[ScoreName, Positive] = Field(
-        {}, description="the paper's scores: perplexity by split, BLEU, seconds per epoch, hours of training"
+        {}, description="Scores in the paper: perplexity by split, BLEU, seconds per epoch, hours of training."
     )
     paper_similarity: dict[EndName, dict[str, Correlation]] = Field(
-        {}, description="the paper's rank correlations with human judgements, by end and benchmark"
+        {}, description="Rank correlations with human judgements in the paper, by end and benchmark."
     )
-    set: dict[str, Any] = Field({}, description="settings that differ from the base")
+    set: dict[str, Any] = Field({}, description="Settings that differ from the base.")
 
     @field_validator("paper_similarity")
     @classmethod
@@ -125,7 +127,7 @@ class RecipeFile(Settings):
     """The content of a recipe file."""
 
     title: OneLine
-    paper: Annotated[OneLine | None, Field(description="the paper's short name, such as press2017")] = None
+    paper: Annotated[OneLine | None, Field(description="Short name of the paper, such as press2017.")] = None
     base: dict[str, Any]
     rows: Annotated[list[Row], Field(min_length=1)]
     extends: OneLine | None = None
@@ -136,13 +138,13 @@ class Selection(Settings):
 
     title: OneLine
     paper: OneLine | None = None
-    extends: Annotated[OneLine, Field(description="the recipe that has these rows and their runs")]
+    extends: Annotated[OneLine, Field(description="Recipe that has these rows and their runs.")]
     rows: Annotated[list[OneLine], Field(min_length=1)]
 
 
 def read_file(path: Path, name: str) -> RecipeFile:
-    """Read and check a recipe file. Error messages call it `name`."""
-    raw = _with_todays_names(_read_toml(path), name)
+    """Read and check a recipe file. `name` is its name in error messages."""
+    raw = _with_current_names(_read_toml(path), name)
     parsed = _selected(check(Selection, raw, name), name) if "extends" in raw else check(RecipeFile, raw, name)
     _check_folders(parsed.rows, name)
     _check_evaluated_rows(parsed.rows, name)
@@ -192,8 +194,8 @@ def _check_evaluated_rows(rows: Sequence[Row], where: str) -> None:
             )
 
 
-def _with_todays_names(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the content of a recipe file with old names of settings replaced. Warn if there are any."""
+def _with_current_names(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the content of a recipe file with old names of settings replaced. Warn if there are old names."""
     upgraded = dict(raw)
     if isinstance(base := raw.get("base"), Mapping):
         upgraded["base"] = upgrade_settings(base)

@@ -3,9 +3,9 @@
     reefknot validate RECIPE        check a recipe without training
     reefknot ls                     list the shipped recipes
 
-An experiment is everything that a run depends on: the settings of the base, then those of the row, then any `key=value`
-overrides, where later ones win. A TOML table with a `kind` replaces the whole table of the base, because each kind has
-its own settings. The value "default" removes a setting of the base. An override that sets only a kind, such as
+An experiment is everything that a run depends on. Its settings are those of the base, changed by the settings of the
+row and then by `key=value` overrides. A TOML table with a `kind` replaces the whole table of the base, because every
+kind has its own settings. The value "default" removes a setting of the base. An override that sets only a kind, such as
 encoder.kind=gru, keeps the settings that the old and the new part have in common (see `lab/config/overrides.py`).
 """
 
@@ -32,16 +32,16 @@ from reefknot.lab.tasks import build_model, load_task, validate_experiment
 from reefknot.lab.tasks.contract import Experiment
 
 MODEL = ("corpus", "vocabulary", "tables", "projections", "source", "input", "encoder", "output", "skip_gram")
-"""Sections of an experiment that decide how many parameters there are."""
+"""Sections of an experiment that determine the number of parameters."""
 ROWS_LISTED = 6
-"""Error messages list the rows of a recipe if there are no more than this."""
+"""Error messages list the rows of a recipe if there are at most this many."""
 WITHOUT_EFFECT = ("training.seed", "training.log_every", "training.save_every", "training.keep")
-"""Settings that do not make it a different experiment."""
+"""Settings that can change without making the experiment a different one."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that was read and checked, with the rows that were asked for."""
+    """A recipe that was read and checked, with the requested rows."""
 
     name: str
     """The folder name of its runs. A recipe that selects rows of another recipe has the name of that recipe."""
@@ -90,10 +90,10 @@ def load_recipe(
     Only the chosen rows are checked, because an override may suit one row and not another.
 
     Args:
-        name: name of a shipped recipe, or the path of a TOML file.
-        overrides: settings to change, as `key=value`.
-        row: the name of one row, or a list of names in which * matches anything; by default all rows.
-        alone: with a list of names, return the trained rows in the order of the names, without the rows that they
+        name: Name of a shipped recipe, or the path of a TOML file.
+        overrides: Settings to change, as `key=value`.
+        row: Name of one row, or a list of names in which * matches anything. By default, all rows are returned.
+        alone: With a list of names, return the trained rows in the order of the names, without the rows that they
             start from.
     """
     path, known_as = find_recipe(name)
@@ -147,8 +147,10 @@ def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where
             error = f'no trained row is called "{shortened(chain[1])}"; there are: {names}'
         elif start:
             error = "a row cannot start from its own weights: " + " <- ".join(f'"{row}"' for row in (*chain, start))
-        elif len(chain) > 1 and chain[1] in experiments and (odd := _mismatches(experiment, experiments[chain[1]])):
-            error = f'row "{chain[1]}" has another model; these parameters differ: {", ".join(odd[:5])}'
+        elif (
+            len(chain) > 1 and chain[1] in experiments and (differing := _mismatches(experiment, experiments[chain[1]]))
+        ):
+            error = f'row "{chain[1]}" has another model; these parameters differ: {", ".join(differing[:5])}'
         else:
             continue
         messages.append(f'{where}, row "{name}":\n  training.start.row: {error}')
@@ -157,9 +159,10 @@ def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where
 
 
 def _mismatches(one: Experiment, other: Experiment) -> list[str]:
-    """Return the parameters that differ in shape, or that only one model has; nothing if a model cannot be built.
+    """Return the names of parameters that differ in shape or that only one model has.
 
-    Both models are built on the meta device, which needs no memory, for the vocabulary of a large text.
+    The list is empty if a model cannot be built. Both models are built for the vocabulary of a large text, on the meta
+    device, which needs no memory.
     """
     try:
         with torch.device("meta"):
@@ -173,8 +176,8 @@ def _mismatches(one: Experiment, other: Experiment) -> list[str]:
 def _changes(plain: Mapping[str, Any], settings: Mapping[str, Any], after: Experiment) -> list[Change]:
     """Return the settings that overrides changed.
 
-    Complete experiments are compared. If the row is not valid without the overrides, the settings are compared as they
-    are written.
+    Complete experiments with all defaults are compared. If the row is not valid without the overrides, the settings are
+    compared as they are written.
     """
     before = validate_experiment(plain, "")
     if not isinstance(before, list):
@@ -242,7 +245,7 @@ def _with_needed(file: RecipeFile, chosen_rows: Iterable[Row], overrides: tuple[
     """Return the chosen rows and the rows whose weights they need, in the order of the recipe."""
     rows = {row.name: row for row in file.rows}
     chosen = [row.name for row in chosen_rows]
-    for name in chosen:  # the loop appends to this list, and so also visits the rows that needed rows need
+    for name in chosen:  # the loop appends to this list, so it also visits the rows that it adds
         settings = override(merge(file.base, rows[name].set), overrides) if rows[name].trained else {}
         needed = rows[name].of or setting(settings, "training", "start", "row")
         if needed in rows and needed not in chosen:

@@ -1,4 +1,4 @@
-"""Rows that start from the weights of another row's run: finding that run and loading its weights."""
+"""Find and load the run whose weights a row starts from."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Start:
     """The finished run whose weights training starts from."""
 
     record: dict[str, str]
-    """Hashes of its settings and of its weights."""
+    """Hashes of the settings and of the weights of the run."""
     run: RunFolder | None = None
-    """None if the run was deleted after another run had started from it and saved a checkpoint."""
+    """The run, or None if it was deleted after another run had started from it and saved a checkpoint."""
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def find_start(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
 ) -> Path | None:
-    """Find the finished run that a row starts from: `folder`, or next to `out`, or its default folder.
+    """Return the finished run that a row starts from: `folder`, a folder next to `out`, or its default folder.
 
     Returns None if the row starts from random weights, or if the run in `out` has weights already. Raises
     `SettingsError` if the run is missing.
@@ -95,7 +95,7 @@ def load_start(
 
 
 def _recorded_start(out: Path) -> dict[str, str] | None:
-    """Return what a run recorded about the weights it started from; None if it has not saved a checkpoint yet."""
+    """Return what a run recorded about the weights that it started from; None if it has no weights of its own yet."""
     if not (out / "config.json").exists():
         return None
     run = RunFolder.open(out)

@@ -1,7 +1,7 @@
 """Tasks, the kinds of experiment: language models, translation and skip-gram.
 
 A task is one class in one file and one line in `TASKS`. `tasks/contract.py` documents what it provides. No code outside
-this package asks which task a run has. A verb that works with task task only names it,
+this package asks which task a run has. A verb that works with one task only names that task,
 `open_run(folder, task="translation")`. Other verbs pass a request to the task of the run: `evaluate_run`,
 `compare_systems`.
 """
@@ -46,12 +46,12 @@ def task_of(experiment: Experiment) -> Task[Any, Any, Any]:
 
 
 def validate_experiment(settings: Mapping[str, Any], where: str) -> Experiment | list[Mistake]:
-    """Return settings as an experiment, or what is wrong with them."""
+    """Return settings as an experiment, or a list of the mistakes in them."""
     return validate(load_task(task_of_settings(settings)).Settings, settings, where)
 
 
 def check_experiment(settings: Mapping[str, Any], where: str) -> Experiment:
-    """Return settings as an experiment, or raise one error that lists everything wrong with them."""
+    """Return settings as an experiment, or raise one error that lists all mistakes in them."""
     experiment: Experiment = check(load_task(task_of_settings(settings)).Settings, settings, where)
     return experiment
 
@@ -60,7 +60,8 @@ def build_model(experiment: Experiment, words: Any) -> Any:
     """Build the model that an experiment describes, with weights drawn from torch's current generator state.
 
     Args:
-        words: a vocabulary, the `Sides` of parallel text, or the number of words where no text is read.
+        experiment: The settings of the model.
+        words: A vocabulary, the `Sides` of parallel text, or just the number of words.
     """
     return task_of(experiment).build_model(words)
 
@@ -69,7 +70,8 @@ def task_of_run(run: RunFolder, task: str | None = None) -> Task[Any, Any, Any]:
     """Return the task of a run folder with the run's settings.
 
     Args:
-        task: reject runs of any other task.
+        run: The run folder.
+        task: Name of the only task that is accepted. By default, every task is.
     """
     kind = load_task(run.task)
     if task not in (None, run.task):
@@ -81,9 +83,9 @@ def open_run(path: Path | str, device: str = "cpu", *, task: str | None = None) 
     """Open a run folder: its model with the best weights, on a device and in evaluation mode, and its vocabulary.
 
     Args:
-        path: the run folder.
+        path: The run folder.
         device: `auto`, `cpu` or `cuda`.
-        task: reject runs of any other task.
+        task: Name of the only task that is accepted. By default, every task is.
     """
     run = RunFolder.open(Path(path))
     return task_of_run(run, task).open_run(run, device)
@@ -93,8 +95,9 @@ def open_data(run: RunFolder, data: Path | None, *, task: str | None = None) -> 
     """Open the text that a run was trained on and scored with; raise `DataError` if it has changed.
 
     Args:
-        data: the folder of the corpora, or the text's new folder if it has moved.
-        task: reject runs of any other task.
+        run: The run folder.
+        data: Folder of the corpora, or the new folder of the text if it has moved.
+        task: Name of the only task that is accepted. By default, every task is.
     """
     opened: Data = task_of_run(run, task).open_run_data(run, data)
     return opened
@@ -104,8 +107,10 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, say: Say, progre
     """Evaluate a run as its task does; raise an error if the request has an option without effect.
 
     Args:
-        say: called with notes for people, such as where scores were saved.
-        progress: called with the part of the work that is done.
+        run: The run folder.
+        request: The mode of evaluation and its settings.
+        say: Called with notes for people, such as where scores were saved.
+        progress: Called with the fraction of the work that is done.
     """
     task = _scoring_task(run)
     request.reject_unused(task.evaluation_options, f"{run.path}, which is {task.noun}")
@@ -117,7 +122,9 @@ def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, sa
     """Compare systems with the first one as their task does; raise an error if they are of different tasks.
 
     Args:
-        say: called with notes for people, such as on different settings that do not prevent the comparison.
+        systems: The systems. All others are compared with the first one.
+        request: The options of the comparison.
+        say: Called with notes for people, such as a note on different settings that do not prevent the comparison.
     """
     tasks = [_scoring_task(system.runs[0]) for system in systems]
     first, first_task = systems[0], tasks[0]
@@ -133,7 +140,7 @@ def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, sa
 
 
 def check_data_option(data: Path | None, tasks: Iterable[Task[Any, Any, Any]]) -> None:
-    """Raise an error if `--data` is given but none of the tasks reads its text from there."""
+    """Raise an error if `--data` is given but none of the tasks reads its text from that folder."""
     tasks = list(tasks)
     if data is not None and not any(task.reads_data_folder for task in tasks):
         names = ", ".join(dict.fromkeys(task.experiment.corpus.name for task in tasks))
@@ -141,7 +148,7 @@ def check_data_option(data: Path | None, tasks: Iterable[Task[Any, Any, Any]]) -
 
 
 def _scoring_task(run: RunFolder) -> Task[Any, Any, Any]:
-    """Return the task of a run; raise an error if its model does not give a text a probability."""
+    """Return the task of a run; raise an error if its models do not assign probabilities to texts."""
     task = task_of_run(run)
     if not task.scores_text:
         raise SettingsError(f"{run.path} is {task.noun}, which cannot score a text; use {task.verbs} with it")

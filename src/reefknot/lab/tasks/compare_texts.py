@@ -1,4 +1,4 @@
-"""Compare language models by their losses: paired over blocks or documents of a text, with the spread over seeds."""
+"""Comparison of language models by their losses, paired over blocks or documents of a text, with several seeds."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Losses = NDArray[Any]
 
 @dataclass(frozen=True)
 class FrequencyComparison:
-    """Two systems by how often tokens were seen in training."""
+    """A comparison of two systems by the training frequency of tokens."""
 
     targets: list[TypeComparison]
     symbols: dict[str, TokenComparison]
-    """<unk> and <eos>, which are also part of `targets`."""
+    """Comparisons on <unk> and <eos>, which are also part of `targets`."""
     previous: list[BandComparison]
 
     def record(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class FrequencyComparison:
 
 @dataclass(frozen=True)
 class TextComparison:
-    """One system against the first one."""
+    """A comparison of one system with the first one."""
 
     a: System
     b: System
@@ -109,11 +109,11 @@ class TextComparison:
 
 @dataclass(frozen=True)
 class TextComparisons:
-    """Several systems, each against the first one."""
+    """Comparisons of several systems with the first one."""
 
     by: str
     units: str
-    """The text and the units that are resampled, in words."""
+    """Description of the text and of the units that are resampled."""
     comparisons: list[TextComparison]
 
     def record(self) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ class TextComparisons:
         ]
 
     def text(self) -> str:
-        """Return what was compared, and the result of every comparison."""
+        """Return the systems, the units, and the result of every comparison."""
         lines = [line for comparison in self.comparisons for line in comparison.lines()]
         return "\n".join([f"A = {self.comparisons[0].a}", self.units, *lines])
 
@@ -155,10 +155,10 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, say:
     by = request.by or "blocks"
     _check(request, by)
     split, texts = request.split, _Texts(request.data)
-    of, (losses_a, *losses_b) = _paired_losses(systems, split, texts, say)
-    if of == "word" and (request.bands or by == "documents"):
+    unit, (losses_a, *losses_b) = _paired_losses(systems, split, texts, say)
+    if unit == "word" and (request.bands or by == "documents"):
         remedy = "leave out --bands" if request.bands else "use --by blocks"
-        raise SettingsError(f"these runs do not have the same tokens: {remedy}")
+        raise SettingsError(f"these runs do not have the same tokens; {remedy}")
     first, *others = systems
     tokens = len(losses_a[0])
     length = BLOCK if request.block is None else request.block
@@ -169,12 +169,12 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, say:
         TextComparison(
             first,
             system,
-            compare(losses_a, losses, boundaries, of=of),
+            compare(losses_a, losses, boundaries, of=unit),
             _by_frequency(Pair(losses_a, losses, boundaries), dataset, split) if dataset else None,
         )
         for system, losses in zip(others, losses_b, strict=True)
     ]
-    units = f"{split} text: {tokens:,} {of}s in {len(boundaries) - 1:,} {by}"
+    units = f"{split} text: {tokens:,} {unit}s in {len(boundaries) - 1:,} {by}"
     if by == "blocks" and length > boundaries[1] and len(boundaries) > 2:
         units += f" of {boundaries[1]:,}, because with {length:,} there would be fewer than {FEWEST_UNITS}"
     return TextComparisons(by, units, comparisons)
@@ -191,9 +191,9 @@ def _check(request: ComparisonRequest, by: str) -> None:
 
 
 def _paired_losses(systems: Sequence[System], split: str, texts: _Texts, say: Say) -> tuple[str, list[list[Losses]]]:
-    """Return whether tokens or words are compared, and their losses: for each system, one array per run.
+    """Return the unit that is compared, token or word, and for each system its losses, one array per run.
 
-    Runs with different tokens are compared by words. This needs the same words to be in both vocabularies.
+    Runs with different tokens are compared by words. For this, the same words must be in all vocabularies.
     """
     losses = [_losses(system, split) for system in systems]
     if _same_tokens([run for system in systems for run in system.runs], split, texts, say):
@@ -204,8 +204,8 @@ def _paired_losses(systems: Sequence[System], split: str, texts: _Texts, say: Sa
         return word_losses(nll, dataset.splits[split], dataset.vocabulary)
 
     return "word", [
-        [by_word(nll, run) for nll, run in zip(of_system, system.runs, strict=True)]
-        for of_system, system in zip(losses, systems, strict=True)
+        [by_word(nll, run) for nll, run in zip(system_losses, system.runs, strict=True)]
+        for system_losses, system in zip(losses, systems, strict=True)
     ]
 
 
@@ -215,15 +215,15 @@ def _losses(system: System, split: str) -> list[Losses]:
     for run in system.runs:
         scores = run.read_scores()
         if split not in scores:
-            raise SettingsError(f"--split {split}: a run keeps scores of {' and '.join(sorted(scores))}")
+            raise SettingsError(f"--split {split}: a run stores scores of {' and '.join(sorted(scores))}")
         losses.append(scores[split].numpy())
     return losses
 
 
 def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, say: Say) -> bool:
-    """Return whether all runs have the tokens of the first; raise an error if their losses cannot be paired.
+    """Return whether all runs have the same tokens; raise an error if their losses cannot be paired.
 
-    Different windows do not prevent a comparison, because they may be its subject. They are noted once.
+    Different windows do not prevent a comparison, because they may be what is compared. They are noted once.
     """
     first, *others = runs
     notes, same_tokens = [], True
@@ -243,7 +243,7 @@ def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, say: Say)
 def _documents(dataset: Dataset, split: str, tokens: int) -> NDArray[np.int64]:
     """Return the boundaries of the documents of a text."""
     if tokens != dataset.splits[split].tokens:
-        raise DataError("the first token was not scored, so documents do not line up; use --by blocks")
+        raise DataError("the first token was not scored, so the scores do not line up with documents; use --by blocks")
     boundaries = document_boundaries(dataset.splits[split], dataset.vocabulary)
     if len(boundaries) - 1 < FEWEST_UNITS:
         raise DataError(
@@ -263,7 +263,7 @@ def _by_frequency(losses: Pair, dataset: Dataset, split: str) -> FrequencyCompar
 
 
 def _row(name: str, comparison: TokenComparison) -> str:
-    interval = "{:+.4f} {:+.4f}".format(*comparison.interval) if comparison.interval else "too few to tell"
+    interval = "{:+.4f} {:+.4f}".format(*comparison.interval) if comparison.interval else "too few tokens"
     losses = f"{comparison.nll_a:>7.4f} {comparison.nll_b:>7.4f} {comparison.difference:>+8.4f}"
     return f"  {name:>12} {comparison.tokens:>9,} {losses}  {interval:<17}"
 

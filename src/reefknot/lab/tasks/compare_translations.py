@@ -1,4 +1,4 @@
-"""Compare translators by BLEU: paired over sentences, with the spread over seeds."""
+"""Comparison of translators by BLEU, paired over sentences, with several seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reefknot.storage.progress import Say
 
 
 class _Assignment(NamedTuple):
-    """What a run translated, and how its translations are scored."""
+    """The texts that a run translated, and the settings of their BLEU."""
 
     languages: str
     sources: list[str]
@@ -28,7 +28,7 @@ class _Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class TranslationComparison:
-    """One system against the first one."""
+    """A comparison of one system with the first one."""
 
     a: System
     b: System
@@ -75,13 +75,13 @@ class TranslationComparison:
 
 @dataclass(frozen=True)
 class TranslationComparisons:
-    """Several systems, each against the first one."""
+    """Comparisons of several systems with the first one."""
 
     split: str
     languages: str
     sentences: int
     signature: str
-    """How BLEU is computed."""
+    """Signature of BLEU, which says how it is computed."""
     comparisons: list[TranslationComparison]
 
     def record(self) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ class TranslationComparisons:
         ]
 
     def text(self) -> str:
-        """Return what was compared, and the result of every comparison."""
+        """Return the systems, the text, and the result of every comparison."""
         heading = [
             f"A = {self.comparisons[0].a}",
             f"{self.split} text: {self.sentences:,} sentences, {self.languages}",
@@ -111,7 +111,7 @@ def compare_translators(systems: Sequence[System], request: ComparisonRequest, *
     """Compare translators with the first one, by the translations that their runs have saved."""
     split = request.split
     if split not in ("valid", "test"):
-        raise SettingsError(f"--split {split}: a run keeps translations of valid and test")
+        raise SettingsError(f"--split {split}: a run stores translations of valid and test only")
     assignment = _shared_assignment(systems, split, request.data)
     _note_different_searches(systems, split, say)
     bleu = open_metrics(assignment.bleu).bleu
@@ -127,7 +127,7 @@ def compare_translators(systems: Sequence[System], request: ComparisonRequest, *
 
 
 def _shared_assignment(systems: Sequence[System], split: str, data: Path | None) -> _Assignment:
-    """Return what all runs translated; raise an error if it differs between runs."""
+    """Return the texts that all runs translated; raise an error if they differ between runs."""
     first, *others = [run for system in systems for run in system.runs]
     expected = _assignment(first, split, data)
     for run in others:
@@ -139,7 +139,7 @@ def _shared_assignment(systems: Sequence[System], split: str, data: Path | None)
         elif (assignment.sources, assignment.references) != (expected.sources, expected.references):
             reason = f"their {split} texts differ; compare runs of one corpus"
         elif assignment.bleu != expected.bleu:
-            reason = "their BLEU is counted differently; train both with one evaluation.bleu"
+            reason = "their settings of BLEU differ; train both runs with the same evaluation.bleu"
         else:
             continue
         raise SettingsError(f"{first.path} and {run.path}: no fair comparison: {reason}")
@@ -154,7 +154,7 @@ def _assignment(run: RunFolder, split: str, data: Path | None) -> _Assignment:
 
 
 def _note_different_searches(systems: Sequence[System], split: str, say: Say) -> None:
-    """Say which settings of the search differ. This does not prevent a comparison: a wider beam may be its subject."""
+    """Print which settings of the search differ. They may differ, because a comparison may be about the beam."""
     first, *others = [run for system in systems for run in system.runs]
     expected = _search(first, split)
     for run in others:

@@ -2,8 +2,8 @@
 
     Settings -> open_data -> build_model -> prepare -> fit -> score
 
-`lab/experiment.py` calls these in this order, in a run folder, for any task. A task gets its settings, a seed and
-possibly weights to start from. It knows nothing about recipes and rows.
+`lab/experiment.py` calls these methods in this order, in a run folder, for every task. A task gets its settings, a seed
+and possibly weights to start from. It knows nothing about recipes and rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class TrainingSection(Protocol):
-    """The settings that the section `training` has in every task."""
+    """Settings that the section `training` has in every task."""
 
     @property
     def seed(self) -> int: ...
@@ -46,7 +46,7 @@ class TrainingSection(Protocol):
 
 
 class EvaluationSection(Protocol):
-    """The settings that the section `evaluation` has in every task."""
+    """Settings that the section `evaluation` has in every task."""
 
     @property
     def similarity(self) -> bool: ...
@@ -63,7 +63,7 @@ class Experiment(Settings):
 
     if TYPE_CHECKING:
         # Every subclass declares these two sections as its last fields. They are not fields of this class, because
-        # pydantic would then put them before the sections of the model, here and in config.json.
+        # pydantic would then put them before the sections of the model, also in config.json.
         @property
         def training(self) -> TrainingSection: ...
         @property
@@ -71,7 +71,7 @@ class Experiment(Settings):
 
     @property
     def seed(self) -> int:
-        """The seed of every random number."""
+        """The seed of all random numbers."""
         return self.training.seed
 
     def with_seed(self, seed: int) -> Self:
@@ -80,7 +80,7 @@ class Experiment(Settings):
 
     @property
     def epochs(self) -> int | None:
-        """Passes over the training text; None if training ends after a number of updates."""
+        """Number of passes over the training text; None if training ends after a number of updates."""
         return self.training.epochs
 
     @property
@@ -99,11 +99,14 @@ class Experiment(Settings):
         return self.evaluation.similarity
 
     def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the SHA-256 of every file that a table starts from, by table name; the recorded hash if it is gone."""
+        """Return the SHA-256 of every file that a table starts from, by table name.
+
+        If a file is gone, the recorded hash is returned.
+        """
         return {}
 
     def without_files(self) -> Self:
-        """Return the same experiment without vector files. A run that has weights does not need them."""
+        """Return the same experiment without vector files. A run that already has weights does not need the files."""
         return self
 
 
@@ -122,11 +125,11 @@ class Data(Protocol):
 
     @property
     def words(self) -> Sides:
-        """The vocabulary of the source and the vocabulary that is predicted; the same one unless they differ."""
+        """The vocabularies of the source and of the target. Both are the same if there is only one vocabulary."""
 
     @property
     def summary(self) -> str:
-        """One line: which text this is and how large."""
+        """One line with the name and the size of the text."""
 
     def describe(self) -> str:
         """Return a description of the texts and of how they are read, in a few lines."""
@@ -139,15 +142,15 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 @dataclass(frozen=True)
 class Session:
-    """The surroundings of a training: its run folder, its processes and its display."""
+    """The run folder, the processes and the display of a training session."""
 
     run: RunFolder
     world: World
     display: Display
     name: str
-    """The prefix of the lines on the display."""
+    """Prefix of the lines on the display."""
     trackers: Sequence[Callable[[dict[str, Any]], None]] = ()
-    """Called with every line of metrics."""
+    """Functions that are called with every line of metrics."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +188,11 @@ class TrainedRun(Generic[E, D, M]):
 
         return task_of(self.experiment).vectors(self.model, self.vocabulary)
 
-    def knowing(self, words: Iterable[str]) -> Self:
-        """Return this run with an input end that also spells these words, if it was trained to read spellings."""
+    def with_spellings(self, words: Iterable[str]) -> Self:
+        """Return this run with an input end that also reads the spellings of these words.
+
+        A run that was not trained to read spellings is returned unchanged.
+        """
         return self
 
 
@@ -199,11 +205,11 @@ class Task(ABC, Generic[E, D, M]):
     scores_text: ClassVar[bool] = True
     """Whether the model assigns a probability to a text. If not, its runs cannot be evaluated or compared."""
     verbs: ClassVar[str]
-    """The verbs that read such a run, for messages."""
+    """The verbs that read runs of this task, for messages."""
     evaluation_options: ClassVar[frozenset[str]] = frozenset()
-    """Fields of `EvaluationRequest` that `evaluate` uses, apart from those that every task uses."""
+    """Fields of `EvaluationRequest` that `evaluate` uses, in addition to the fields that every task uses."""
     comparison_options: ClassVar[frozenset[str]] = frozenset()
-    """Fields of `ComparisonRequest` that `compare` uses, apart from those that every task uses."""
+    """Fields of `ComparisonRequest` that `compare` uses, in addition to the fields that every task uses."""
 
     def __init__(self, experiment: E) -> None:
         self.experiment = experiment
@@ -218,12 +224,13 @@ class Task(ABC, Generic[E, D, M]):
     ) -> D:
         """Open the texts to train on and score with.
 
-        This opens a `Dataset`. A task with another type of data overrides it.
+        The default is to open a `Dataset`. A task with another type of data overrides this method.
 
         Args:
-            data: the folder of the corpora.
-            corpus: where the corpus is now, if it has moved; the experiment's by default.
-            words: the vocabulary of another program's model; by default it is counted in the training text.
+            data: Folder of the corpora.
+            corpus: Settings of the corpus, if it has moved. By default, the settings of the experiment are used.
+            words: Vocabulary of an imported model. By default, the vocabulary is made from the training text.
+            say: Called with messages about progress.
         """
         experiment = self.experiment
         opened = open_dataset(corpus or experiment.corpus, experiment.vocabulary, data=data, words=words, say=say)
@@ -237,20 +244,26 @@ class Task(ABC, Generic[E, D, M]):
         """
 
     def check(self, data: D, world: World) -> None:
-        """Raise an error before training if the data cannot be trained on or scored."""
+        """Raise an error if a model cannot be trained on the data, or cannot score them. Called before training."""
 
     def prepare(self, model: M, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
         """Prepare a new model for training. Returns messages for the display.
 
         Args:
-            from_files: fill tables from the vector files that the settings name. Not needed for a model that starts
-                from another run's weights.
+            model: The model, with random weights.
+            data: The data to train on.
+            from_files: Fill tables from the vector files that the settings name. A model that starts from the weights
+                of another run does not need them.
+            say: Called with messages about progress.
         """
         return []
 
     @abstractmethod
     def fit(self, model: M, data: D, session: Session) -> Fitted[M] | None:
-        """Train to the end, from the newest checkpoint of the run. Returns None in all processes but the first."""
+        """Train to the end, starting from the newest checkpoint of the run if there is one.
+
+        Returns None in all processes but the first.
+        """
 
     @abstractmethod
     def score(
@@ -262,8 +275,8 @@ class Task(ABC, Generic[E, D, M]):
     def vectors(self, model: M, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
 
-    # -- finished runs: only of tasks that score texts. Modules that answer a request are imported when it is made, so
-    #    that training does not load them.
+    # -- finished runs of tasks that score texts. Evaluation and comparison are imported on request, so that training
+    #    does not load them.
 
     def evaluate(self, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Reporter) -> Answer:
         """Score texts with the best weights of a run. `tasks.evaluate_run` has checked the options."""
@@ -286,9 +299,8 @@ class Task(ABC, Generic[E, D, M]):
 
     def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[E, D, M]:
         """Open a run folder with its best weights."""
-        checkpoint = (
-            run.best_checkpoint()
-        )  # first: a record of a run has no weights, and then this gives the best message
+        # Look for the checkpoint first: it has the best error message for a record of a run, which has no weights.
+        checkpoint = run.best_checkpoint()
         words = self.saved_words(run)
         model = self.build_model(words)
         load_weights(model, run.checkpoints.load(checkpoint).model)
@@ -301,7 +313,8 @@ class Task(ABC, Generic[E, D, M]):
         """Open the texts of a run; raise `DataError` if they have changed since it was trained.
 
         Args:
-            data: the folder of the corpora, or the text's new folder if it has moved.
+            run: The run folder.
+            data: Folder of the corpora, or the new folder of the text if it has moved.
         """
         if run.imported and run.config.get("corpus") is None:
             raise DataError(f"{run.path} was imported without a text; import it again with --corpus NAME to score one")
@@ -315,7 +328,7 @@ class Task(ABC, Generic[E, D, M]):
     def reads_data_folder(self) -> bool:
         """Whether the text of a run is read from the folder that `--data` names.
 
-        It is not if the text is part of Python, or in a folder of its own that still exists.
+        This is false if the text is part of Python, or if it is a folder of text that still exists.
         """
         name = self.experiment.corpus.name
         known = known_corpus(name)

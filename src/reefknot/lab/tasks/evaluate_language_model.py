@@ -1,4 +1,4 @@
-"""Evaluate a language model: perplexity with its definition, in one of several modes."""
+"""Evaluation of a language model: perplexity with its definition, in one of several modes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextEvaluation:
-    """The score of one text, what it means, and related scores of the same text."""
+    """The score of one text, its definition, and related scores of the same text."""
 
     split: str
     score: Score
     tokens: int
     """Number of tokens of the text that was scored."""
     whole: int
-    """Number of tokens of the whole text, which is larger if `--limit` cuts it off."""
+    """Number of tokens of the whole text. It is larger than `tokens` if `--limit` is used."""
     tails: TailsOpened | None = None
     protocol: Protocol | None = None
     """The same weights scored as the program of a paper scores them."""
     recorded: TextScore | None = None
-    """The score in result.json, if it differs because the text was read in other windows or streams."""
+    """The score in result.json, if training read the text in other windows or streams."""
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -57,7 +57,7 @@ class TextEvaluation:
         return record
 
     def lines(self) -> list[str]:
-        """Return everything in lines for people."""
+        """Return the scores and their definitions in lines for people."""
         summary = self.score.summary()
         lines = [
             f"{self.split} perplexity {shown(summary.perplexity)}  word perplexity {shown(summary.per_word)}  "
@@ -66,7 +66,7 @@ class TextEvaluation:
         ]
         if self.tokens < self.whole:
             lines.append(
-                f"limit: the first {self.tokens:,} of {self.whole:,} tokens only; the number of bytes is estimated"
+                f"limit: only the first {self.tokens:,} of {self.whole:,} tokens; the number of bytes is estimated"
             )
         if self.tails is not None:
             lines.append(str(self.tails))
@@ -119,7 +119,7 @@ def evaluate_language_model(
     mode = chooser.choose()
     scores = {name: mode.score(text) for name, text in texts.items()}
     windows = chooser.windows
-    # Other scores of the same text mean something only next to a plain score of all of it.
+    # Other scores of the same text are comparable only with a plain score of the whole text.
     plain = not requested_modes(request) and request.limit is None
     evaluations = [
         TextEvaluation(
@@ -144,7 +144,9 @@ def _check(request: EvaluationRequest) -> None:
     check_windows(request)
     if request.protocol is not None:
         _check_protocol(request.protocol, request)
-    if request.save and not (requested_modes(request) or {"context", "stride", "windows"} & set(request.given())):
+    if request.save and not (
+        requested_modes(request) or {"context", "stride", "windows"} & set(request.given_options())
+    ):
         needed = ", ".join(map(option, (*MODES, "context", "stride")))
         raise SettingsError(f"--save needs {needed} or --windows, because training has saved the plain scores")
     request.check_saved_texts()
@@ -183,13 +185,13 @@ def _by_protocol(trained: TrainedLanguageModel, dataset: Dataset, split: str, re
 
 
 def _recorded(run: RunFolder, split: str, windows: str | None, streams: int) -> TextScore | None:
-    """Return the score in result.json if the text was read in other windows or streams, so that it differs."""
+    """Return the score in result.json, or None if it was computed in the same windows or streams."""
     score = run.result.score(split) if run.result else None
     return None if score is None or (score.windows, score.streams) == (windows, streams) else score
 
 
 def _reading(score: TextScore) -> str:
-    """Describe the windows or streams that a text was read in."""
+    """Return a description of the windows or streams in which a text was read."""
     if score.windows:
         return windows_in_full(score.windows)
     return "1 stream" if score.streams == 1 else f"{score.streams} streams, each of which begins without context"

@@ -1,4 +1,4 @@
-"""Evaluate a translator: BLEU and chrF with their signatures, perplexity with its definition."""
+"""Evaluation of a translator: BLEU and chrF with their signatures, perplexity with its definition."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class PairsEvaluation:
     score: Score
     """Losses of the reference translations."""
     whole: int
-    """Number of pairs of the whole split, which is larger if `--limit` cuts it off."""
+    """Number of pairs of the whole split. It is larger than the number of scored pairs if `--limit` is used."""
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {"split": self.split, **self.translated.record(), **self.score.summary().record()}
 
     def lines(self) -> list[str]:
-        """Return everything in lines for people, with the definition of each score."""
+        """Return the scores and their definitions in lines for people."""
         translated, summary = self.translated, self.score.summary()
         search, pairs = translated.search, translated.pairs
         bands = ", ".join(f"{_bounds(band)}: {band.bleu:.1f} ({band.pairs:,})" for band in translated.by_length)
@@ -51,12 +51,12 @@ class PairsEvaluation:
             f"chrF2|{translated.chrf_signature}",
             f"brevity penalty {translated.brevity_penalty:.3f}, length ratio {translated.length_ratio:.3f}; "
             f"beam {search['beam']}, length penalty {search['length_penalty']:g}; "
-            f"{translated.unfinished:,} of {pairs:,} translations reached the longest length",
+            f"{translated.unfinished:,} of {pairs:,} translations reached the length limit",
             f"BLEU by source tokens (pairs): {bands}",
             summary.definition,
         ]
         if pairs < self.whole:
-            lines.append(f"limit: the first {pairs:,} of {self.whole:,} pairs only")
+            lines.append(f"limit: only the first {pairs:,} of {self.whole:,} pairs")
         return lines
 
 

@@ -1,7 +1,7 @@
 """The modes in which a language model scores a text: plain, dynamic evaluation, a cache, Monte-Carlo dropout.
 
-A mode gets its settings from an `EvaluationRequest`. With `--search`, the settings that the request leaves out are
-tuned on the validation text first.
+A mode gets its settings from an `EvaluationRequest`. With `--search`, the settings that are missing from the request
+are tuned on the validation text first.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Settings)
 
 MODES = ("dynamic", "cache", "monte_carlo")
-"""Fields of a request that choose a mode other than the plain one. The options of a mode start with its name."""
+"""Fields of a request that choose a mode other than the plain mode. The options of a mode start with its name."""
 SEARCHED = {
     "dynamic": ("dynamic_rate", "dynamic_decay"),
     "cache": ("cache_weight", "cache_theta", "cache_window"),
 }
-"""The options that `--search` tunes, by mode."""
+"""Options that `--search` tunes, by mode."""
 DYNAMIC_SETTINGS = {"rate": "eta", "decay": "lambda"}
-"""Settings of dynamic evaluation that are named by the paper's symbols in records, and by words as options."""
+"""Options of dynamic evaluation whose settings have other names, those of the paper's symbols."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to score a text, with all its settings chosen."""
+    """A mode of evaluation with all its settings."""
 
     kind: str
     """Name that the scores are saved under."""
@@ -45,12 +45,12 @@ class Mode:
     """Settings that are saved with the scores."""
     score: Callable[[Split], Score]
     grid: Grid | None = None
-    """The search that chose the settings; None if nothing was searched."""
+    """The grid search that chose the settings; None if there was no search."""
 
 
 def requested_modes(request: EvaluationRequest) -> list[str]:
-    """Return the modes that a request names; none of them: the plain mode."""
-    return [mode for mode in MODES if mode in request.given()]
+    """Return the modes that a request names; an empty list stands for the plain mode."""
+    return [mode for mode in MODES if mode in request.given_options()]
 
 
 def check_modes(request: EvaluationRequest) -> None:
@@ -59,7 +59,7 @@ def check_modes(request: EvaluationRequest) -> None:
     if len(modes) > 1:
         raise SettingsError(f"{' and '.join(map(option, modes))}: a text is scored in one mode at a time; choose one")
     for mode in MODES:
-        for name in request.given(f"{mode}_"):
+        for name in request.given_options(f"{mode}_"):
             if mode not in modes:
                 _raise_without(name, option(mode))
     if modes and request.streams is not None:
@@ -69,14 +69,14 @@ def check_modes(request: EvaluationRequest) -> None:
     if request.search and not set(modes) & set(SEARCHED):
         _raise_without("search", " or ".join(map(option, SEARCHED)))
     for mode in modes if request.search else ():
-        if set(SEARCHED[mode]) <= set(request.given()):
+        if set(SEARCHED[mode]) <= set(request.given_options()):
             fixed = ", ".join(map(option, SEARCHED[mode]))
             raise SettingsError(f"--search has nothing to tune, because {fixed} are all given; leave one of them out")
 
 
 def check_windows(request: EvaluationRequest) -> None:
-    """Raise an error if options of windows contradict each other, or a mode that reads the text with a state."""
-    names = [name for name in ("context", "stride", "windows") if name in request.given()]
+    """Raise an error if options of windows contradict each other, or contradict options that carry a state."""
+    names = [name for name in ("context", "stride", "windows") if name in request.given_options()]
     if "windows" in names and len(names) > 1:
         raise SettingsError(f"{option(names[0])} and --windows both set the windows of the text; choose one")
     stateful = "--dynamic" if request.dynamic else "--streams" if request.streams is not None else None
@@ -92,7 +92,7 @@ def _raise_without(name: str, needed: str) -> None:
 
 @dataclass(frozen=True)
 class ModeChooser:
-    """Turns a request into a mode of one trained model."""
+    """A request to evaluate one trained model, from which `choose` makes a mode."""
 
     trained: TrainedLanguageModel
     dataset: Dataset
@@ -100,7 +100,7 @@ class ModeChooser:
     progress: Progress
 
     def choose(self) -> Mode:
-        """Return the mode that the request names, after a search for its settings if the request asks for one."""
+        """Return the mode that the request names. With `--search`, first search for its settings."""
         if self.request.dynamic:
             return self._dynamic()
         if self.request.cache:
@@ -109,9 +109,10 @@ class ModeChooser:
 
     @property
     def windows(self) -> Windows | None:
-        """The windows that the text is read in; None: the state is carried through the text.
+        """The windows in which the text is read; None if the state is carried through the text.
 
-        Options that are left out are filled from the run. Without any of these options, the run's windows are used.
+        If `--context` or `--stride` is missing, its value follows from the run. If all options of windows are missing,
+        the windows of the run are used.
         """
         from reefknot.lab.evaluation.windows import Sliding, named
 
@@ -119,7 +120,7 @@ class ModeChooser:
         if request.windows is not None:
             return named(request.windows)
         if request.context is not None or request.stride is not None:
-            # The value that is left out makes windows as long as those that the model has learned to read.
+            # The missing value is chosen so that windows are as long as those that the model was trained on.
             if isinstance(run_windows, Sliding):
                 length = run_windows.context + run_windows.stride
             else:
@@ -194,7 +195,7 @@ class ModeChooser:
 
     @property
     def _search_text(self) -> Split:
-        """The text that settings are tuned on."""
+        """The text on which settings are tuned."""
         return beginning(self.dataset.splits["valid"], self.request.search_tokens, self.trained.vocabulary)
 
     @property
@@ -208,8 +209,8 @@ class ModeChooser:
 
 def _checked(kind: type[S], request: EvaluationRequest, mode: str, renamed: Mapping[str, str]) -> S:
     """Return the settings of a mode; raise an error that names the options whose values are wrong."""
-    given = {renamed.get(name, name): value for name, value in request.values(f"{mode}_").items()}
-    settings = validate(kind, given, option(mode))
+    raw = {renamed.get(name, name): value for name, value in request.values(f"{mode}_").items()}
+    settings = validate(kind, raw, option(mode))
     if isinstance(settings, list):
         names = {setting: name for name, setting in renamed.items()}
         messages = []

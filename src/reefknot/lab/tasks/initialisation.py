@@ -1,6 +1,6 @@
 """Initial weights: one distribution for the whole model or for all word tables, and tables that start from a file.
 
-Without these settings every part draws its own initial weights.
+Without these settings, every part initialises its own weights.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def _one_message(raw: object, check: ValidatorFunctionWrapHandler) -> object:
 
 
 class InitialisationSettings(Settings):
-    """Initial weights. Without these settings every part draws its own."""
+    """Initial weights. Without these settings, every part initialises its own weights."""
 
     uniform: Annotated[
         Positive | None,
-        Field(description="draw every parameter, biases too, from [-uniform, uniform] (Zaremba, Inan, Press)"),
+        Field(description="Draw all parameters, including biases, from [-uniform, uniform] (Zaremba, Inan, Press)."),
     ] = None
     tables: Annotated[
         Positive | Literal["normal"] | None,
         Field(
-            description="draw only the word tables, at both ends, from [-tables, tables] (AWD-LSTM: 0.1); or normal: "
-            "with standard deviation dim^-0.5, and Xavier-uniform for the projections and clusters of bands and for "
-            "the tables that an adaptive softmax does not share with the input (Baevski)"
+            description="Draw only the word tables of both ends from [-tables, tables] (0.1 in AWD-LSTM). With normal "
+            "(Baevski), draw them with standard deviation dim^-0.5; then projections and clusters of "
+            "bands, and tables that an adaptive softmax does not share with the input, are Xavier-uniform."
         ),
         WrapValidator(_one_message),
     ] = None
@@ -52,7 +52,7 @@ class InitialisationSettings(Settings):
 def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
     """Draw all parameters, then the word tables.
 
-    A distribution that a single table sets (`WordTable.uniform`) takes precedence over the one for all tables.
+    The distribution of a single table (`WordTable.uniform`) takes precedence over the distribution for all tables.
     """
     with torch.no_grad():
         if settings.uniform is not None:
@@ -70,8 +70,8 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
 def _draw_normal_tables(model: nn.Module) -> None:
     """Draw the word tables, the projections of their bands and the cluster vectors like the code of Baevski & Auli.
 
-    In that code, the tables of an adaptive softmax are linear layers. So they are drawn like matrices, unless the input
-    shares them.
+    In that code, the tables of an adaptive softmax are linear layers. So they are initialised like matrices, unless the
+    input shares them.
     """
     from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 
@@ -100,7 +100,7 @@ class TableStart(Settings):
         str | None,
         Field(
             min_length=1,
-            description="file of word vectors to start from; words that are not in the file keep random vectors",
+            description="File of word vectors to start from. Words that are not in the file keep random vectors.",
         ),
     ] = None
 
@@ -112,9 +112,10 @@ def table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
 
 
 def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the SHA-256 of every vector file, by table name; the recorded hash if the file is gone.
+    """Return the SHA-256 of every vector file, by table name.
 
-    The hashes are part of a run's settings, because other vectors make it a different run.
+    If a file is gone, the recorded hash is returned. The hashes are part of config.json, because a run with other
+    vectors is a different run.
     """
     files, recorded = table_files(tables), recorded or {}
     if not files:
@@ -130,7 +131,7 @@ def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | No
 def start_tables(
     tables: Mapping[str, nn.Module],
     settings: Mapping[str, Settings],
-    of_source: Collection[str],
+    source_tables: Collection[str],
     words: Sides,
     say: Say = silent,
 ) -> list[str]:
@@ -141,7 +142,7 @@ def start_tables(
     Args:
         tables: The tables of the model by name.
         settings: The settings of the tables by name.
-        of_source: The names of the tables that hold the words of a source.
+        source_tables: Names of the tables that hold the words of a source.
         words: The words of both sides.
         say: Called with messages about the progress of reading a file.
     """
@@ -150,15 +151,16 @@ def start_tables(
     for name, file in table_files(settings).items():
         table = tables[name]
         assert isinstance(table, WordTable)  # only the settings of word tables name a file
-        messages.append(start_table(table, file, source if name in of_source else target, say))
+        messages.append(start_table(table, file, source if name in source_tables else target, say))
     return messages
 
 
 def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, say: Say = silent) -> str:
     """Fill a table with the vectors of a file, and return a message with the number of words in the file.
 
-    Words are looked up by `Lookup`. Words that are not in the file keep their initial vectors. A sub-word that does not
-    end a word takes a vector only from a file of sub-words: a whole word with the same spelling has another meaning.
+    Words are looked up with `Lookup`. Words that are not in the file keep their initial vectors. A sub-word that does
+    not end a word gets a vector only from a file of sub-words, because a whole word with the same spelling has another
+    meaning.
     """
     tokens = vocabulary.words
     if len(tokens) != table.vocab_size:

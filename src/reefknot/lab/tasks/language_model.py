@@ -1,4 +1,4 @@
-"""Language models. A text is read in one go or in windows, and scored by its perplexity."""
+"""The task of language models. A text is scored by its perplexity, as one stream or in windows."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SAMPLE_TOKENS = 50
 SAMPLE_TEMPERATURES = (1.0, 0.8, 0.5)
+"""Length and temperatures of the generated texts in a result."""
 
 
 class LanguageModelExperiment(SequenceExperiment):
@@ -41,11 +42,11 @@ class LanguageModelExperiment(SequenceExperiment):
 
     def _check_task(self) -> None:
         if self.vocabulary.sides != "joint":
-            raise ValueError("vocabulary.sides is for translation; a language model has one side, leave it out")
+            raise ValueError("vocabulary.sides is only for translation, and this is a language model; leave it out")
 
     @property
     def windows(self) -> Windows | None:
-        """The windows that texts are scored in, independently; None if the state is carried through the text."""
+        """The independent windows in which texts are scored; None if the state is carried through the text."""
         if self.evaluation.windows is not None:
             windows: Windows = WINDOWS.build(self.evaluation.windows, {})
             return windows
@@ -53,7 +54,7 @@ class LanguageModelExperiment(SequenceExperiment):
             return None
         from reefknot.lab.evaluation.windows import Lines, Sliding
 
-        # Windows like those of training: single lines, or blocks of as many tokens.
+        # Use windows like those of training: single lines, or blocks of the same number of tokens.
         by_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
         return Lines() if by_lines else Sliding(context=0, stride=self.training.steps)
 
@@ -62,7 +63,7 @@ class LanguageModelExperiment(SequenceExperiment):
 class TrainedLanguageModel(TrainedRun[LanguageModelExperiment, Dataset, LanguageModel]):
     """A run of a language model, opened for use."""
 
-    def knowing(self, words: Iterable[str]) -> Self:
+    def with_spellings(self, words: Iterable[str]) -> Self:
         input_end = self.model.input
         if not self.experiment.vocabulary.keep_spellings:
             return self
@@ -89,10 +90,10 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     )
     comparison_options: ClassVar[frozenset[str]] = frozenset({"by", "block", "bands", "figure"})
 
-    def _join(self, given: dict[str, Any], sides: Sides) -> LanguageModel:
-        input_end = self._input_end(given, sides.target)
-        encoder = self._encoder(given, {"input_dim": input_end.dim})
-        return LanguageModel(input_end, encoder, self._output_end(given, encoder.dim), self.regularisation)
+    def _join(self, shared: dict[str, Any], sides: Sides) -> LanguageModel:
+        input_end = self._input_end(shared, sides.target)
+        encoder = self._encoder(shared, {"input_dim": input_end.dim})
+        return LanguageModel(input_end, encoder, self._output_end(shared, encoder.dim), self.regularisation)
 
     def batches(self, data: Dataset) -> Batches:
         text = data.splits["train"]
@@ -115,7 +116,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     def score_split(self, model: LanguageModel, data: Dataset, split: str) -> Score:
         """Score one split in the experiment's windows or streams.
 
-        The training text is long, so without windows it is scored in as many streams as in training.
+        Without windows, the training text is scored in as many streams as in training, because it is long.
         """
         experiment = self.experiment
         options: dict[str, Any] = {"precision": experiment.training.precision}
@@ -125,25 +126,25 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
             options["streams"] = experiment.training.batch if split == "train" else experiment.evaluation.streams
         return score(model, data.splits[split], data.vocabulary, **options)
 
-    def _findings(
+    def _task_fields(
         self, model: LanguageModel, data: Dataset, run: RunFolder, scores: Mapping[str, Score]
     ) -> dict[str, Any]:
         experiment, text = self.experiment, data.splits["test"]
-        findings: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if experiment.evaluation.train:
-            findings["train"] = self.score_split(model, data, "train").summary()
+            fields["train"] = self.score_split(model, data, "train").summary()
         if countings := self._countings():
             from reefknot.lab.evaluation.protocols import score_by_protocol
 
             name, precision = experiment.evaluation.protocol, experiment.training.precision
-            findings["protocol"] = score_by_protocol(name, model, data.splits, countings, precision)
-        findings["frequency"] = loss_by_frequency(scores["test"], text, data.vocabulary)
-        findings["samples"] = _samples(model, data.vocabulary, experiment.training.steps)
+            fields["protocol"] = score_by_protocol(name, model, data.splits, countings, precision)
+        fields["frequency"] = loss_by_frequency(scores["test"], text, data.vocabulary)
+        fields["samples"] = _samples(model, data.vocabulary, experiment.training.steps)
         if model.output.bands > 1:
             from reefknot.lab.evaluation.search import tails_opened
 
-            findings["tails_opened"] = tails_opened(model, text, data.vocabulary, experiment.windows)
-        return findings
+            fields["tails_opened"] = tails_opened(model, text, data.vocabulary, experiment.windows)
+        return fields
 
     def evaluate(self, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress) -> TextEvaluations:
         from reefknot.lab.tasks.evaluate_language_model import evaluate_language_model

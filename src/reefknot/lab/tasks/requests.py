@@ -1,7 +1,7 @@
-"""What verbs ask of a task: to evaluate a run, or to compare systems. What the task answers.
+"""Requests that verbs pass to tasks, to evaluate a run or to compare systems, and the answers of the tasks.
 
 The fields of a request have the names of the options on the command line: `dynamic_rate` is `--dynamic-rate`. A field
-that has its default value was left out, so one function can reject every option that has no effect on a run.
+that has its default value was not set by the user. So one function can reject every option that has no effect on a run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Request:
     """Base class of requests."""
 
     shared: ClassVar[frozenset[str]]
-    """Fields that every task uses. A task declares which of the others it uses."""
+    """Fields that every task uses. A task declares which of the other fields it uses."""
 
-    def given(self, prefix: str = "") -> list[str]:
+    def given_options(self, prefix: str = "") -> list[str]:
         """Return the names of the fields that were set, in the order of the fields.
 
         Args:
-            prefix: return only names that start with it.
+            prefix: Return only names that start with this prefix.
         """
         return [
             field.name
@@ -42,31 +42,31 @@ class Request:
         ]
 
     def values(self, prefix: str) -> dict[str, Any]:
-        """Return the fields that were set and start with a prefix, by their names without the prefix."""
-        return {name.removeprefix(prefix): getattr(self, name) for name in self.given(prefix)}
+        """Return the values of the fields that were set and start with a prefix, by name without the prefix."""
+        return {name.removeprefix(prefix): getattr(self, name) for name in self.given_options(prefix)}
 
     def reject_unused(self, used: Collection[str], what: str) -> None:
         """Raise an error if an option was given that has no effect.
 
         Args:
-            used: the fields that the task uses, apart from the shared ones.
-            what: what the option has no effect on, for the message.
+            used: Fields that the task uses, in addition to the shared fields.
+            what: What the option has no effect on, for the message.
         """
-        for name in self.given():
+        for name in self.given_options():
             if name not in self.shared and name not in used:
                 raise SettingsError(f"{option(name)} has no effect on {what}; leave {option(name)} out")
 
 
 @dataclass(frozen=True)
 class EvaluationRequest(Request):
-    """How a run is to be evaluated."""
+    """A request to evaluate a run."""
 
     shared: ClassVar[frozenset[str]] = frozenset({"split", "limit", "save", "data", "device"})
 
     split: str | None = None
-    """The text to score; None: test, or valid and test if the scores are saved."""
+    """The text to score. None stands for test, or for valid and test if the scores are saved."""
     limit: int | None = None
-    """Score only this many tokens, or pairs of sentences."""
+    """Number of tokens, or of pairs of sentences, to score."""
     save: bool = False
     data: Path | None = None
     device: str = "auto"
@@ -111,32 +111,32 @@ class EvaluationRequest(Request):
             raise SettingsError(f"--split {self.split}: must be one of {', '.join(known)}")
 
     def check_saved_texts(self) -> None:
-        """Raise an error if scores are to be saved that are not of a whole held-out text."""
-        for partial, given in (("--limit", self.limit is not None), ("--split train", self.split == "train")):
-            if self.save and given:
-                raise SettingsError(f"--save keeps scores of the whole valid and test texts; leave {partial} out")
+        """Raise an error if scores are to be saved that do not cover a whole valid or test text."""
+        for conflict, is_set in (("--limit", self.limit is not None), ("--split train", self.split == "train")):
+            if self.save and is_set:
+                raise SettingsError(f"--save stores scores of the whole valid and test texts; leave {conflict} out")
 
     def check_finished(self, run: RunFolder) -> None:
-        """Raise an error if scores are to be saved for a run that has no result of its own."""
+        """Raise an error if scores are to be saved for a run that has no result of training."""
         if self.save and run.result is None:
-            remedy = "this run was imported" if run.imported else "train this run to its end first"
-            raise SettingsError(f"--save keeps scores next to the result of training; {remedy}")
+            remedy = "this run was imported; leave --save out" if run.imported else "train this run to its end first"
+            raise SettingsError(f"--save stores scores next to the result of training; {remedy}")
 
 
 @dataclass(frozen=True)
 class ComparisonRequest(Request):
-    """How systems are to be compared."""
+    """A request to compare systems."""
 
     shared: ClassVar[frozenset[str]] = frozenset({"split", "data"})
 
     split: str = "test"
     data: Path | None = None
     by: str | None = None
-    """The unit of resampling: blocks or documents; None: blocks."""
+    """The unit of resampling: blocks or documents. None stands for blocks."""
     block: int | None = None
     """Number of tokens in a block."""
     bands: bool = False
-    """Compare by training frequency too."""
+    """Whether to compare by training frequency too."""
     figure: Path | None = None
     """The file that the comparison by training frequency is drawn into."""
 
@@ -156,7 +156,7 @@ class System:
 
 
 class Answer(Protocol):
-    """What a verb prints."""
+    """The answer of a task, which a verb prints."""
 
     def record(self) -> Any:
         """Return the answer for programs, as JSON values."""

@@ -1,7 +1,7 @@
-"""What language models and translators share: settings, building a model from parts, and training it.
+"""The common base of language models and translators: their settings, the model, and its training.
 
 Settings come from a recipe (see `lab/recipes/recipe.py`) or from the config.json of a run. This module checks that they
-fit together, before anything is read or built.
+are consistent before anything is read or built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reefknot.lab.tasks.initialisation import (
     start_tables,
     table_files,
 )
-from reefknot.lab.tasks.word_vectors import end_vectors, judged_words, named_vectors, subspace
+from reefknot.lab.tasks.word_vectors import end_vectors, evaluate_vectors, named_vectors, subspace
 from reefknot.lab.text.batches import Batches
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
@@ -58,7 +58,7 @@ else:
     ActivationSettings = derive_settings(RegularisationSettings)
 
 SCORED = ("valid", "test")
-"""The splits that every finished model is scored on."""
+"""Splits that every finished model is scored on."""
 
 
 class EvaluationSettings(Settings):
@@ -66,41 +66,51 @@ class EvaluationSettings(Settings):
 
     streams: Annotated[
         Count,
-        Field(description="parts of a text scored in parallel, each from an empty state; 1 loses no context"),
+        Field(
+            description="Number of parts of a text that are scored in parallel, each from an empty state. With 1, no "
+            "context is lost."
+        ),
     ] = 1
     windows: Annotated[
         WindowsSettings | None,
         Field(
-            description="windows of a text that are scored independently; by default whole texts, or blocks of "
-            "`steps` tokens if the encoder carries no state"
+            description="Windows of a text that are scored independently. By default, a text is scored as a whole, or "
+            "in blocks of `steps` tokens if the encoder carries no state."
         ),
     ] = None
-    train: Annotated[bool, Field(description="score the training text too, without dropout, after training")] = False
+    train: Annotated[bool, Field(description="After training, score the training text too, without dropout.")] = False
     protocol: Annotated[ProtocolName, Field(description=describe_values("evaluation.protocol"))] = "definition"
-    search: Annotated[Any, Field(description="only in translation")] = None
-    bleu: Annotated[Any, Field(description="only in translation")] = None
+    search: Annotated[Any, Field(description="Not available for language models; see translation.")] = None
+    bleu: Annotated[Any, Field(description="Not available for language models; see translation.")] = None
     average: Annotated[
-        Count | None, Field(description="score the mean of this many last checkpoints, not the best checkpoint")
+        Count | None,
+        Field(description="Number of last checkpoints whose mean is scored instead of the best checkpoint."),
     ] = None
     similarity: Annotated[
         bool,
-        Field(description="compare the vectors of both ends with human judgements of word pairs, if available"),
+        Field(
+            description="Compare the vectors of both ends with human judgements of word pairs, if benchmarks are "
+            "available."
+        ),
     ] = False
     subspace: Annotated[
-        bool, Field(description="measure the distance between the subspaces of the output and the input vectors")
+        bool,
+        Field(description="Measure the distance between the subspaces of the output vectors and the input vectors."),
     ] = False
 
     @field_validator("search", "bleu", mode="before")
     @classmethod
     def _check_translation(cls, settings: Any) -> Any:
         if settings is not None:
-            raise ValueError("is for translation; this is a language model, leave it out")
+            raise ValueError("is only for translation, and this is a language model; leave it out")
         return settings
 
     @model_validator(mode="after")
     def _check_streams(self) -> Self:
         if self.windows is not None and self.streams > 1:
-            raise ValueError(f"streams = {self.streams}: windows are computed independently; leave streams out")
+            raise ValueError(
+                f"streams = {self.streams} has no meaning with windows, which are independent; leave it out"
+            )
         return self
 
 
@@ -108,16 +118,17 @@ class SequenceExperiment(Experiment):
     """Everything a run of a language model or a translator depends on."""
 
     tables: Annotated[
-        dict[OneLine, TableSettings], Field(description="what is learned per word; ends refer to it by name")
+        dict[OneLine, TableSettings],
+        Field(description="Tables, which hold what is learned per word. Ends refer to them by name."),
     ]
     projections: Annotated[
         dict[OneLine, ProjectionSettings],
-        Field(description="matrices between the bands of a table and the model; ends refer to them by name"),
+        Field(description="Matrices between the bands of a table and the model. Ends refer to them by name."),
     ] = Field(default={})
     input: InputSettings
     encoder: EncoderSettings
     output: OutputSettings
-    source: Annotated[InputSettings | None, Field(description="the input end of the source, in translation")] = None
+    source: Annotated[InputSettings | None, Field(description="Input end of the source text, for translation.")] = None
     init: InitialisationSettings = InitialisationSettings()
     regularisation: ActivationSettings = ActivationSettings()
     training: TrainingSettings
@@ -129,12 +140,12 @@ class SequenceExperiment(Experiment):
             used = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
             used |= set(self.source_references(group))
             # A table that only projections refer to is not used by any end.
-            named = used.union(*(PROJECTIONS.references(each, group) for each in self.projections.values()))
+            named = used.union(*(PROJECTIONS.references(entry, group) for entry in self.projections.values()))
             missing, unused = sorted(named - set(entries)), sorted(set(entries) - used)
             if missing:
                 singular = group.removesuffix("s")
                 known = ", ".join(entries) or "none"
-                raise ValueError(f"no {singular} '{shortened(missing[0], 60)}' in [{group}] (there: {known})")
+                raise ValueError(f"no {singular} '{shortened(missing[0], 60)}' in [{group}]; there are: {known}")
             if unused:
                 raise ValueError(f"no end uses {group}.{shortened(unused[0], 60)}; remove it or name it in an end")
         return self
@@ -172,7 +183,7 @@ class SequenceExperiment(Experiment):
 
     @model_validator(mode="after")
     def _check_spellings(self) -> Self:
-        spelled = INPUTS.asks_for(self.input, "spellings")
+        spelled = INPUTS.takes(self.input, "spellings")
         kind = self.input.kind  # type: ignore[attr-defined]
         if self.vocabulary.keep_spellings and not spelled:
             raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} cannot read spellings; use char_cnn")
@@ -188,11 +199,11 @@ class SequenceExperiment(Experiment):
 
             raise ValueError(f"evaluation.windows: {NO_LINES}")
         if not self.carries:
-            what = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
+            reason = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
             if evaluation.streams > 1:
-                raise ValueError(f"evaluation.streams: {what}, so streams have no meaning; leave it out")
+                raise ValueError(f"evaluation.streams: {reason}, so streams have no meaning; leave it out")
             if evaluation.protocol != "definition":
-                raise ValueError(f"evaluation.protocol: {what}, which {evaluation.protocol} needs; leave it out")
+                raise ValueError(f"evaluation.protocol: {reason}, which {evaluation.protocol} needs; leave it out")
         return self
 
     @property
@@ -227,26 +238,26 @@ class SequenceTask(Task[S, D, L]):
 
     Settings: ClassVar[type[SequenceExperiment]]
     tables: Mapping[str, nn.Module]
-    """The tables of the model that was built last, by their names in the settings."""
+    """Tables of the model that was built last, by name."""
 
     def build_model(self, words: Vocabulary | Sides | int) -> L:
         """Build the model from its parts, and draw its parameters.
 
-        A number of words is enough to count parameters; an input end that reads spellings then gets empty spellings. A
-        translator uses a single vocabulary for both sides.
+        A number of words is enough to count parameters; an input end that reads spellings then gets empty spellings. If
+        a translator gets a single vocabulary, it uses it for both sides.
         """
         experiment = self.experiment
         sides = words if isinstance(words, Sides) else Sides(words, words)
-        given: dict[str, Any] = {"tables": {}, "projections": {}}
+        shared: dict[str, Any] = {"tables": {}, "projections": {}}
         for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
             source_names = experiment.source_references(registry.family)
             for name, settings in entries.items():
                 size = _size(sides.source if name in source_names else sides.target)
                 with naming_section(f"{registry.family}.{name}"):
-                    given[registry.family][name] = registry.build(settings, given | {"vocab_size": size})
-        model = self._join(given, sides)
+                    shared[registry.family][name] = registry.build(settings, shared | {"vocab_size": size})
+        model = self._join(shared, sides)
         initialise(model, experiment.init)
-        self.tables = given["tables"]
+        self.tables = shared["tables"]
         return model
 
     @property
@@ -255,12 +266,17 @@ class SequenceTask(Task[S, D, L]):
         return RegularisationSettings(**self.experiment.regularisation.model_dump())
 
     @abstractmethod
-    def _join(self, given: dict[str, Any], sides: Sides) -> L:
-        """Build the ends and the encoder over the shared tables, and join them into a model."""
+    def _join(self, shared: dict[str, Any], sides: Sides) -> L:
+        """Build the ends and the encoder, and join them into a model.
+
+        Args:
+            shared: The shared objects, by section (`tables`, `projections`) and name.
+            sides: The vocabularies of both sides, or their sizes.
+        """
 
     @abstractmethod
     def score_split(self, model: L, data: D, split: str) -> Score:
-        """Score one split by our definition of perplexity, in the precision of training."""
+        """Return the losses of one split, computed in the precision of training."""
 
     @abstractmethod
     def batches(self, data: D) -> Batches:
@@ -272,7 +288,7 @@ class SequenceTask(Task[S, D, L]):
     def prepare(self, model: L, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
         set_determinism(self.experiment.training.determinism)
         if self.experiment.evaluation.subspace:
-            subspace(model, data.vocabulary)  # raises its errors now rather than after training
+            subspace(model, data.vocabulary)  # so that an error is raised now, not after training
         if not from_files:
             return []
         return start_tables(
@@ -282,7 +298,9 @@ class SequenceTask(Task[S, D, L]):
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
         settings, run, world = self.experiment.training, session.run, session.world
         if settings.shard and world.size == 1:
-            session.display.print("training.shard has no effect with one process; torchrun starts several")
+            session.display.print(
+                "training.shard has no effect with one process; use torchrun to start several processes"
+            )
         trainer = Trainer(
             model,
             self.batches(data).slice(world.rank, world.size),
@@ -299,7 +317,7 @@ class SequenceTask(Task[S, D, L]):
         if not world.first:
             return None
         self._average_checkpoints(session)
-        # With sharding every process has a part of the model, so the first process builds a whole model to score.
+        # With sharding, every process has a part of the model. So the first process builds a whole model to score.
         sharded = settings.shard and world.size > 1
         scored = self.build_model(data.words).to(world.device) if sharded else model
         load_weights(scored, run.best_weights())
@@ -312,9 +330,10 @@ class SequenceTask(Task[S, D, L]):
         checkpoints = session.run.checkpoints
         checkpoints.average(number)
         if (averaged := len(checkpoints.averaged())) < number:
+            available = "1 checkpoint" if averaged == 1 else f"{averaged} checkpoints"
             session.display.print(
-                f"{session.name}  evaluation.average = {number}, but only {averaged} can be averaged; a smaller "
-                "training.save_every or training.validate_every leaves more checkpoints"
+                f"{session.name}  evaluation.average = {number}, but the run has only {available} to average; a "
+                "smaller training.save_every or training.validate_every saves more checkpoints"
             )
 
     def score(
@@ -331,29 +350,29 @@ class SequenceTask(Task[S, D, L]):
             "best": Best(step=progress.best_step, epoch=progress.best_epoch),
             **({"averaged": tuple(averaged)} if averaged else {}),
             "start": Start(**start) if start else None,
-            **self._findings(model, data, run, scores),
-            **judged_words(self.vectors(model, data.vocabulary), data.vocabulary, benchmarks, tied=model.tied),
+            **self._task_fields(model, data, run, scores),
+            **evaluate_vectors(self.vectors(model, data.vocabulary), data.vocabulary, benchmarks, tied=model.tied),
             "subspace": subspace(model, data.vocabulary) if experiment.evaluation.subspace else None,
         }
 
     @abstractmethod
-    def _findings(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
-        """Return the fields of result.json that only this task has."""
+    def _task_fields(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
+        """Return the fields of result.json that are specific to the task."""
 
     def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         return named_vectors(end_vectors(model), vocabulary, tied=model.tied)
 
-    def _input_end(self, given: dict[str, Any], words: Vocabulary | int) -> Any:
+    def _input_end(self, shared: dict[str, Any], words: Vocabulary | int) -> Any:
         with naming_section("input"):
-            return INPUTS.build(self.experiment.input, given | spelled(self.experiment.input, words))
+            return INPUTS.build(self.experiment.input, shared | spelled(self.experiment.input, words))
 
-    def _encoder(self, given: dict[str, Any], dimensions: dict[str, int]) -> Any:
+    def _encoder(self, shared: dict[str, Any], dimensions: dict[str, int]) -> Any:
         with naming_section("encoder"):
-            return ENCODERS.build(self.experiment.encoder, given | dimensions)
+            return ENCODERS.build(self.experiment.encoder, shared | dimensions)
 
-    def _output_end(self, given: dict[str, Any], context_dim: int) -> Any:
+    def _output_end(self, shared: dict[str, Any], context_dim: int) -> Any:
         with naming_section("output"):
-            return OUTPUTS.build(self.experiment.output, given | {"context_dim": context_dim})
+            return OUTPUTS.build(self.experiment.output, shared | {"context_dim": context_dim})
 
 
 def _size(words: Vocabulary | int) -> int:
@@ -362,7 +381,7 @@ def _size(words: Vocabulary | int) -> int:
 
 def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
     """Return the spellings as an argument for an input end, if it reads spellings."""
-    if not INPUTS.asks_for(settings, "spellings"):
+    if not INPUTS.takes(settings, "spellings"):
         return {}
     from reefknot.nn.inputs.spelling import spell
 
@@ -373,7 +392,7 @@ def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
 
 @contextmanager
 def naming_section(section: str) -> Iterator[None]:
-    """Put the section of the recipe in front of a part's error, because the part does not know its section."""
+    """Put the name of a recipe's section before the message of an error. A part does not know its section."""
     try:
         yield
     except SettingsError as error:

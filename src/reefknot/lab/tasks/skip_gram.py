@@ -1,7 +1,7 @@
-"""Skip-gram with negative sampling (Press & Wolf 2017, section 3).
+"""The task of skip-gram with negative sampling (Press & Wolf 2017, section 3).
 
 There is no encoder, and no text is scored. Two tables are trained, or one table that both ends share. Word vectors are
-evaluated by how well their similarities agree with human judgements.
+evaluated by the correlation of their similarities with human judgements.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reefknot.kernels.skip_gram_draws import Counts, Draws, learned
 from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.contract import Experiment, Fitted, Session, Task, TrainedRun
-from reefknot.lab.tasks.word_vectors import judged_words, named_vectors
+from reefknot.lab.tasks.word_vectors import evaluate_vectors, named_vectors
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Sides, Vocabulary
 from reefknot.lab.training.distributed import World
@@ -33,24 +33,35 @@ if TYPE_CHECKING:
 
 
 class SkipGramSettings(Settings):
-    """Skip-gram with negative sampling; the defaults are word2vec's."""
+    """Settings of skip-gram with negative sampling. The defaults are those of word2vec."""
 
-    dim: Annotated[Dim, Field(description="dimension of the word vectors")] = 100
-    tied: Annotated[bool, Field(description="use one table for input and output")] = False
+    dim: Annotated[Dim, Field(description="Dimension of the word vectors.")] = 100
+    tied: Annotated[bool, Field(description="Use one table for input and output.")] = False
     window: Annotated[
-        Count, Field(le=1000, description="maximum number of context words on either side; reduced at random")
+        Count,
+        Field(
+            le=1000, description="Maximum number of context words on either side. The actual number is drawn at random."
+        ),
     ] = 5
-    negatives: Annotated[Count, Field(le=1000, description="noise words per pair")] = 5
-    power: Annotated[NonNegative, Field(le=10, description="noise words are drawn by counts to this power")] = 0.75
+    negatives: Annotated[Count, Field(le=1000, description="Number of noise words per pair.")] = 5
+    power: Annotated[
+        NonNegative, Field(le=10, description="Exponent of the word counts in the distribution of noise words.")
+    ] = 0.75
     sample: Annotated[
         NonNegative,
-        Field(le=1, description="words with a larger share of the text are left out at random; 0: never"),
+        Field(
+            le=1, description="Share of the text above which a word is left out at random. With 0, no word is left out."
+        ),
     ] = 1e-3
 
     def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> Draws:
         """Return the random draws for a text with these word counts.
 
-        `eos` is the id of the end of a line, and `unknown` the id of words outside the vocabulary.
+        Args:
+            counts: Number of occurrences of every word.
+            eos: Id of the end of a line, if there is one.
+            unknown: Id of words outside the vocabulary, if there is one.
+            seed: Seed of the draws.
         """
         return Draws.from_counts(
             counts,
@@ -73,7 +84,7 @@ class VectorEvaluation(Settings):
 
     similarity: Annotated[
         bool,
-        Field(description="compare the vectors with human judgements of word pairs, if available"),
+        Field(description="Compare the word vectors with human judgements of word pairs, if benchmarks are available."),
     ] = False
 
 
@@ -118,7 +129,7 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
 
     def check(self, data: Dataset, world: World) -> None:
         if world.size > 1:
-            raise SettingsError("skip-gram is trained by one process; do not use torchrun; set training.workers")
+            raise SettingsError("skip-gram is trained by one process; set training.workers instead of using torchrun")
         self._draws(data)
 
     def _draws(self, data: Dataset) -> Draws:
@@ -148,10 +159,10 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
         benchmarks: Mapping[str, Benchmark],
     ) -> dict[str, Any]:
         words = data.vocabulary
-        return judged_words(self.vectors(model, words), words, benchmarks, tied=model.tied)
+        return evaluate_vectors(self.vectors(model, words), words, benchmarks, tied=model.tied)
 
     def vectors(self, model: SkipGram, vocabulary: Vocabulary) -> dict[str, WordVectors]:
-        """Return the vectors of the trained words. <eos> and <unk> have rows too, but these are never trained."""
+        """Return the vectors of the trained words. <eos> and <unk> are left out, because their rows are not trained."""
         with torch.no_grad():
             tensors = {"input": model.input.vectors(), "output": model.output.vectors()}
         learned_V = learned(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)

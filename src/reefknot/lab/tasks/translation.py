@@ -1,4 +1,4 @@
-"""Translation. A model reads a source and generates a target; it is scored by perplexity and BLEU."""
+"""The task of translation. A model reads a source and generates a target. It is scored by perplexity and BLEU."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
 
 EXAMPLES = 5
-"""The number of translations in a result, with their attention."""
+"""Number of example translations in a result, with their attention."""
 
 
 class TranslationEvaluation(EvaluationSettings):
     """How a finished translator is scored."""
 
     search: Annotated[
-        SearchSettings | None, Field(description="how translations are searched for; by default a beam of 5")
+        SearchSettings | None, Field(description="Settings of the beam search. By default, the beam is 5.")
     ] = None
     bleu: Annotated[
-        BleuSettings | None, Field(description="how BLEU is computed; by default like sacrebleu's defaults")
+        BleuSettings | None, Field(description="Settings of BLEU. The defaults are those of sacrebleu.")
     ] = None
 
     @field_validator("search", "bleu", mode="before")
@@ -63,7 +63,7 @@ class TranslationEvaluation(EvaluationSettings):
 
 
 class TranslationExperiment(SequenceExperiment):
-    """Everything a run of translation depends on."""
+    """Everything a run of a translator depends on."""
 
     task: ClassVar[str] = "translation"
 
@@ -81,37 +81,37 @@ class TranslationExperiment(SequenceExperiment):
             )
         if self.evaluation.windows is not None or self.evaluation.train or not self.vocabulary.end_of_line:
             raise ValueError(
-                "translation scores pairs, which end with <eos>; leave out evaluation.windows, evaluation.train and "
+                "a translator scores pairs, which end with <eos>; leave out evaluation.windows, evaluation.train and "
                 "vocabulary.end_of_line"
             )
 
     @property
     def pairs(self) -> PairsSettings:
-        """The two languages, and the limits that pairs must meet."""
+        """Languages and filters of the pairs."""
         pairs = self.corpus.pairs
         assert pairs is not None  # checked when the settings were read
         return pairs
 
     @property
     def search(self) -> SearchSettings:
-        """How translations are searched for."""
+        """Settings of the beam search."""
         return self.evaluation.search or SearchSettings()
 
     def search_with(self, beam: int | None, length_penalty: float | None) -> SearchSettings:
-        """Return the settings of the search with another beam or length penalty; None keeps the experiment's."""
+        """Return the settings of the beam search with another beam or length penalty, unless these are None."""
         options = {"beam": beam, "length_penalty": length_penalty}
         changed = {name: value for name, value in options.items() if value is not None}
-        return check(SearchSettings, self.search.model_dump() | changed, "the search for translations")
+        return check(SearchSettings, self.search.model_dump() | changed, "beam search")
 
     @property
     def bleu(self) -> BleuSettings:
-        """How BLEU is computed."""
+        """Settings of BLEU."""
         return self.evaluation.bleu or BleuSettings()
 
 
 @dataclass(frozen=True)
 class TrainedTranslator(TrainedRun[TranslationExperiment, PairDataset, Translator]):
-    """A run of translation, opened for use."""
+    """A run of a translator, opened for use."""
 
 
 class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translator]):
@@ -132,14 +132,14 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
     ) -> PairDataset:
         return open_pairs(corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, say=say)
 
-    def _join(self, given: dict[str, Any], sides: Sides) -> Translator:
+    def _join(self, shared: dict[str, Any], sides: Sides) -> Translator:
         source_settings = self.experiment.source
         assert source_settings is not None  # checked when the settings were read
         with naming_section("source"):
-            source_end = INPUTS.build(source_settings, given | spelled(source_settings, sides.source))
-        input_end = self._input_end(given, sides.target)
-        encoder = self._encoder(given, {"input_dim": input_end.dim, "source_dim": source_end.dim})
-        output_end = self._output_end(given, encoder.dim)
+            source_end = INPUTS.build(source_settings, shared | spelled(source_settings, sides.source))
+        input_end = self._input_end(shared, sides.target)
+        encoder = self._encoder(shared, {"input_dim": input_end.dim, "source_dim": source_end.dim})
+        output_end = self._output_end(shared, encoder.dim)
         return Translator(source_end, input_end, encoder, output_end, self.regularisation)
 
     def batches(self, data: PairDataset) -> Batches:
@@ -149,25 +149,25 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
     def check(self, data: PairDataset, world: World) -> None:
         super().check(data, world)
-        open_metrics(self.experiment.bleu)  # raises an error if the metric needs a package that is not installed
+        open_metrics(self.experiment.bleu)  # raises an error if a package that the metric needs is not installed
 
     def score_split(self, model: Translator, data: PairDataset, split: str) -> Score:
         return score_pairs(model, data.splits[split], data.vocabulary, precision=self.experiment.training.precision)
 
-    def _findings(
+    def _task_fields(
         self, model: Translator, data: PairDataset, run: RunFolder, scores: Mapping[str, Score]
     ) -> dict[str, Any]:
         search, precision = self.experiment.search, self.experiment.training.precision
-        findings: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for split in SCORED:
             evaluated = translation.evaluate_translations(
                 model, data, split, search, self.experiment.bleu, precision=precision
             )
-            findings[split] = evaluated.figures
+            fields[split] = evaluated.figures
             run.write_translations(split, evaluated.lines)
-        findings["examples"] = tuple(translation.examples(model, data, "test", EXAMPLES, search, precision=precision))
+        fields["examples"] = tuple(translation.examples(model, data, "test", EXAMPLES, search, precision=precision))
         tied = "three-way" if model.three_way else "decoder" if model.tied else "none"
-        return {"translation": Translations(**findings), "tied": tied}
+        return {"translation": Translations(**fields), "tied": tied}
 
     def save_words(self, run: RunFolder, data: PairDataset) -> None:
         if not data.words.joint:

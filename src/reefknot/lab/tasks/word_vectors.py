@@ -1,4 +1,4 @@
-"""Word vectors of trained models: taken from the two ends, evaluated, and opened from a path."""
+"""Word vectors of trained models: read from the two ends, evaluated, and opened from a path."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.similarity import Benchmark
 
 NEIGHBORS = 5
-"""The number of neighbours of a word in a result."""
+"""Number of neighbours of a word in a result."""
 
 
 def end_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
-    """Return one vector per token of the input and of the output. An input end that reads spellings may have more."""
+    """Return the vectors of all tokens at the input and at the output.
+
+    An input end that reads spellings may have additional vectors, of words outside the vocabulary.
+    """
     with evaluating(model):
         return {"input": model.input.vectors(), "output": model.output.vectors()}
 
 
 def named_vectors(tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *, tied: bool) -> dict[str, WordVectors]:
-    """Join vectors with words and training counts. If tied ends have equal vectors, return them once, as `tied`."""
+    """Return vectors with their words and counts. If tied ends have equal vectors, return them once, as `tied`."""
     arrays = {end: tensor.detach().float().cpu() for end, tensor in tensors.items()}
     if tied and torch.equal(arrays["input"][: len(vocabulary)], arrays["output"]):
         arrays = {"tied": arrays["input"]}
@@ -47,24 +50,24 @@ def named_vectors(tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *
     }
 
 
-def judged_words(
+def evaluate_vectors(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, benchmarks: Mapping[str, Benchmark], *, tied: bool
 ) -> dict[str, Any]:
-    """Return neighbours of example words, and the correlation with every available benchmark."""
-    findings: dict[str, Any] = {"neighbors": _neighbors(vectors, vocabulary, examples(vocabulary), tied=tied)}
+    """Return fields of result.json: neighbours of example words, and the correlation with every available benchmark."""
+    fields: dict[str, Any] = {"neighbors": _neighbors(vectors, vocabulary, examples(vocabulary), tied=tied)}
     if benchmarks:
         from reefknot.lab.evaluation.similarity import judge
 
-        findings["similarity"] = {
+        fields["similarity"] = {
             end: tuple(judge(table, benchmark) for benchmark in benchmarks.values()) for end, table in vectors.items()
         }
-    return findings
+    return fields
 
 
 def look_at_words(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
 ) -> dict[str, Any]:
-    """Return neighbours and a picture of some tokens that all ends have."""
+    """Return neighbours and a picture of tokens that all ends have."""
     from reefknot.lab.evaluation.pca import embedding
 
     near = _neighbors(vectors, vocabulary, words, tied=tied)
@@ -74,7 +77,7 @@ def look_at_words(
 def store_picture(folder: Path) -> RunResult:
     """Compute the picture of a finished run's word vectors and store it in result.json.
 
-    Training leaves this to the first report or record that shows the picture.
+    Training does not compute it. The first report or record that shows the picture does.
     """
     from reefknot.lab.evaluation.pca import embedding
     from reefknot.lab.tasks import open_run
@@ -90,7 +93,7 @@ def store_picture(folder: Path) -> RunResult:
 def _neighbors(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
 ) -> Neighbors:
-    """Return neighbours by end. Words that only have a spelling are not listed as neighbours."""
+    """Return neighbours by end. Words outside the vocabulary, which only have a spelling, are not neighbours."""
     if vocabulary.spelled:
         vectors = {end: table.select(table.words[: len(vocabulary)]) for end, table in vectors.items()}
     near = {end: nearest_words(table, list(words), NEIGHBORS) for end, table in vectors.items()}
@@ -117,9 +120,9 @@ def open_vectors(path: str | Path, *, device: str = "cpu", say: Say = silent) ->
     vectors are the class vectors of the classifier, which need not be rows of a table. A file gives `vectors`.
 
     Args:
-        path: a run folder, a file of vectors, or a folder of the TensorBoard projector.
-        device: where a run's model is opened.
-        say: called with notes about irregular files.
+        path: A run folder, a file of vectors, or a folder of the TensorBoard projector.
+        device: Device on which the model of a run is opened.
+        say: Called with notes about irregular files.
     """
     from reefknot.lab.tasks import open_run
     from reefknot.vectors.files import read_vectors

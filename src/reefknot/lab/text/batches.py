@@ -29,20 +29,24 @@ class BatchSettings(Settings):
     batching: Annotated[
         Batching,
         Field(
-            description="streams: parallel streams, for encoders that carry a state; blocks: blocks of `steps` tokens,"
-            " shuffled; sentences: lines, batched by length; pairs: source and target lines, batched by length"
+            description="How the training text is batched. streams: parallel streams, for encoders that carry a "
+            "state; blocks: shuffled blocks of `steps` tokens; sentences: lines, batched by length; "
+            "pairs: pairs of source and target lines, batched by length."
         ),
     ] = "streams"
-    batch: Annotated[Count, Field(description="streams, or blocks per update, over all processes together")]
+    batch: Annotated[Count, Field(description="Number of streams, or of blocks per update, over all processes.")]
     steps: Annotated[
         Count,
         Field(
-            description="tokens per stream and update, where backpropagation is cut, or tokens per block; a batch of"
-            " sentences has at most batch x steps tokens, a batch of pairs at most as many on either side"
+            description="Number of tokens per stream and update, after which backpropagation is truncated, or number "
+            "of tokens per block. A batch of sentences has at most batch x steps tokens, and a batch of "
+            "pairs at most batch x steps tokens on each side."
         ),
     ]
-    random_steps: Annotated[RandomSteps | None, Field(description="windows of random length around `steps`")] = None
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="seed of every random number")] = 0
+    random_steps: Annotated[RandomSteps | None, Field(description="Draw window lengths at random around `steps`.")] = (
+        None
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="Seed of all random numbers.")] = 0
 
     @model_validator(mode="after")
     def _check_random_steps(self) -> Self:

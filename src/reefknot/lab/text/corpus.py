@@ -30,17 +30,19 @@ Language = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
 class PairsSettings(Settings):
     """Parallel text: its languages, and which training pairs are left out."""
 
-    source: Annotated[Language, Field(description="language of the source, as in the file name train.en")]
-    target: Annotated[Language, Field(description="language of the target, as in the file name train.de")]
+    source: Annotated[Language, Field(description="Source language, as in the file name train.en.")]
+    target: Annotated[Language, Field(description="Target language, as in the file name train.de.")]
     longest: Annotated[
-        Count | None, Field(description="leave out training pairs with more tokens on a side, without <eos>")
+        Count | None,
+        Field(description="Maximum number of tokens per side, without <eos>. Longer training pairs are left out."),
     ] = 100
     ratio: Annotated[
         float | None,
         Field(
             gt=1.0,
             le=1e9,
-            description="leave out training pairs where one side has more than this many times the tokens of the other",
+            description="Maximum ratio between the numbers of tokens on the two sides of a training pair. Other pairs "
+            "are left out.",
         ),
     ] = None
 
@@ -67,19 +69,21 @@ class CorpusSettings(Settings):
         str,
         Field(
             min_length=1,
-            description=f"a known corpus ({', '.join(CORPORA)}), or a folder that holds train, valid and test text",
+            description=f"A known corpus ({', '.join(CORPORA)}), or a folder with train, valid and test text.",
         ),
     ] = "python-docs"
     part: Annotated[
         str | None,
-        Field(description='"k/n": train on the k-th of n equal parts of the lines, such as "1/2" for the first half'),
+        Field(description='Train on the k-th of n equal parts of the lines, written "k/n": "1/2" is the first half.'),
     ] = None
     tokens: Annotated[
         Count | None,
-        Field(description="train on this many words and line ends from the beginning of the part"),
+        Field(
+            description="Number of words and line ends to train on, from the beginning of the text or of its `part`."
+        ),
     ] = None
     pairs: Annotated[
-        PairsSettings | None, Field(description="languages and filters of parallel text, for translation")
+        PairsSettings | None, Field(description="Languages and filters of parallel text, for translation.")
     ] = None
 
     @field_validator("part")

@@ -24,11 +24,17 @@ class RandomSteps(Settings):
     """Window lengths are drawn around `steps`, or sometimes around half of it; the rate scales with them."""
 
     probability: Annotated[
-        float, Field(ge=0.0, le=1.0, description="of a length around `steps` instead of half of it")
+        float,
+        Field(
+            ge=0.0, le=1.0, description="Probability of a window length around `steps` instead of around half of it."
+        ),
     ] = 0.95
-    deviation: Annotated[NonNegative, Field(description="standard deviation of the window length, in tokens")] = 5.0
-    least: Annotated[Count, Field(description="shortest window; shorter lengths are raised to it")] = 5
-    most: Annotated[Count | None, Field(description="longest window; longer lengths are cut to it")] = None
+    deviation: Annotated[NonNegative, Field(description="Standard deviation of the window length, in tokens.")] = 5.0
+    least: Annotated[Count, Field(description="Minimum window length. Shorter lengths are raised to it.")] = 5
+    most: Annotated[
+        Count | None,
+        Field(description="Maximum window length. Longer lengths are reduced to it. By default there is no maximum."),
+    ] = None
 
     @model_validator(mode="after")
     def _check_bounds(self) -> RandomSteps:

@@ -32,41 +32,54 @@ class BPESettings(Settings):
 
     merges: Annotated[
         Count,
-        Field(description="number of merges to learn, each of which joins two pieces (fewer in a small text)"),
+        Field(
+            description="Number of merges to learn. Each merge joins two sub-words. A small text may give fewer merges."
+        ),
     ] = 32_000
 
 
 class VocabularySettings(Settings):
     """Which words of the training text are in the vocabulary, and how other words are treated."""
 
-    min_count: Annotated[Count, Field(description="keep words that occur at least this often in the training text")] = 1
+    min_count: Annotated[
+        Count,
+        Field(description="Minimum number of occurrences in the training text for a word to be in the vocabulary."),
+    ] = 1
     max_size: Annotated[
         int | None,
-        Field(ge=3, le=10**9, description="keep at most this many types, <unk> and <eos> included"),
+        Field(ge=3, le=10**9, description="Maximum number of types in the vocabulary, including <unk> and <eos>."),
     ] = None
     unknown: Annotated[
         UnknownPolicy,
-        Field(description="words outside the vocabulary: replace them by <unk>, or refuse (reject) the text"),
+        Field(
+            description="What to do with words outside the vocabulary: replace them by <unk> (replace), or reject the "
+            "text (refuse)."
+        ),
     ] = "replace"
-    end_of_line: Annotated[bool, Field(description="end each line with <eos>")] = True
+    end_of_line: Annotated[bool, Field(description="End each line with <eos>.")] = True
     bpe: Annotated[
-        BPESettings | None, Field(description="split words into pieces (byte-pair encoding), which are then the tokens")
+        BPESettings | None,
+        Field(description="Byte-pair encoding: split words into sub-words, which are then the tokens."),
     ] = None
     dictionary: Annotated[
         Literal["own", "fairseq"],
-        Field(description="fairseq: the size of fairseq's dictionary, with <s>, <pad> and fillers to a multiple of 8"),
+        Field(
+            description="With fairseq, the vocabulary has the size of fairseq's dictionary, including <s>, <pad> and "
+            "fillers up to a multiple of 8."
+        ),
     ] = "own"
     keep_spellings: Annotated[
         bool,
         Field(
-            description="a char_cnn input reads the spelling of words outside the vocabulary; as targets they are <unk>"
+            description="Let a char_cnn input read the spelling of words outside the vocabulary. As targets, these "
+            "words are <unk>."
         ),
     ] = False
     sides: Annotated[
         Literal["joint", "joint_bpe", "separate"],
         Field(
-            description="for pairs: joint, one vocabulary for both sides; separate, one for each side; joint_bpe, one"
-            " for each side with merges learned on both"
+            description="Vocabularies of parallel text. joint: one vocabulary for both sides; separate: one "
+            "vocabulary per side; joint_bpe: one vocabulary per side, with merges learned on both sides."
         ),
     ] = "joint"
 

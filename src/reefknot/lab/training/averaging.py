@@ -38,7 +38,7 @@ class AveragingSettings(Settings):
     """Validate and save the mean of the iterates, while training continues from the last iterate."""
 
     start: Annotated[Literal["nonmonotone", "at_once"], Field(description=describe_values("training.averaging.start"))]
-    interval: Annotated[Count, Field(description="number of recent validations that the nonmonotone rule ignores")] = 5
+    interval: Annotated[Count, Field(description="Number of recent validations that the nonmonotone rule ignores.")] = 5
 
     def starts(self, earlier: Sequence[float], current: float) -> bool:
         """Return whether a run that does not average yet starts to do so after this validation loss."""
@@ -49,7 +49,7 @@ class StoppingSettings(Settings):
     """Stop training early. With averaging, only the validation losses of the averages count."""
 
     rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_values("training.stop.rule"))]
-    interval: Annotated[Count, Field(description="number of validations that the rule waits")] = 5
+    interval: Annotated[Count, Field(description="Number of validations that the rule waits for an improvement.")] = 5
 
     def reason_to_stop(self, earlier: Sequence[float], current: float) -> str | None:
         """Return why training stops after this validation loss, or None if it continues."""

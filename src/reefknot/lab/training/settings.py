@@ -22,58 +22,79 @@ else:
 class StartSettings(Settings):
     """The row whose finished run, with the same seed, training starts from."""
 
-    row: Annotated[str, Field(min_length=1, max_length=100, description="row whose best weights training starts from")]
+    row: Annotated[str, Field(min_length=1, max_length=100, description="Row whose best weights training starts from.")]
 
 
 class TrainingSettings(BatchSettings):
     """How a text is read, for how long training lasts, and how gradients become updates."""
 
     epochs: Annotated[
-        Count | None, Field(description="number of passes over the training text; alternatively, set `updates`")
+        Count | None, Field(description="Number of passes over the training text. Set either `epochs` or `updates`.")
     ] = None
     updates: Annotated[
-        Count | None, Field(description="number of updates until training ends, possibly in the middle of an epoch")
+        Count | None,
+        Field(description="Number of updates after which training ends, possibly in the middle of an epoch."),
     ] = None
     accumulate: Annotated[
-        Count, Field(description="number of micro-batches that the rows of an update are split into, to save memory")
+        Count, Field(description="Number of micro-batches that each update is split into, to save memory.")
     ] = 1
     divisor: Annotated[
         Literal["tokens", "batch"],
         Field(
-            description="what the summed loss is divided by: the number of targets in the update, or (as in the "
-            "papers) the number of its streams or pairs"
+            description="What the summed loss of an update is divided by: the number of its targets (tokens), or the "
+            "number of its streams or pairs (batch, as in the papers)."
         ),
     ] = "tokens"
     clip: Annotated[
-        Positive | None, Field(description="largest norm of the whole gradient; longer gradients are scaled down")
+        Positive | None,
+        Field(description="Maximum norm of the whole gradient. Larger gradients are scaled down to it."),
     ] = None
-    optimiser: Annotated[OptimiserSettings, Field(description="optimiser, which turns gradients into updates")]
-    schedule: Annotated[ScheduleSettings, Field(description="how the learning rate changes during training")]
+    optimiser: Annotated[OptimiserSettings, Field(description="Optimiser that computes updates from gradients.")]
+    schedule: Annotated[ScheduleSettings, Field(description="Learning-rate schedule.")]
     averaging: Annotated[
-        AveragingSettings | None, Field(description="validate and save the mean of the iterates (NT-ASGD)")
+        AveragingSettings | None,
+        Field(description="Average the weights over the iterates (NT-ASGD). The averages are validated and saved."),
     ] = None
-    stop: Annotated[StoppingSettings | None, Field(description="when to stop before the last epoch or update")] = None
-    start: Annotated[StartSettings | None, Field(description="start from the weights of another row")] = None
+    stop: Annotated[
+        StoppingSettings | None, Field(description="Early stopping: when to stop before the last epoch or update.")
+    ] = None
+    start: Annotated[StartSettings | None, Field(description="Start from the weights of another row.")] = None
     precision: Annotated[
         Literal["float32", "bfloat16", "float16"],
-        Field(description="bfloat16 and float16 use autocast, with float32 weights; float16 also scales the loss"),
+        Field(
+            description="Precision of training. bfloat16 and float16 use autocast with float32 weights; float16 also "
+            "scales the loss."
+        ),
     ] = "float32"
     shard: Annotated[
-        bool, Field(description="shard weights and optimiser over the processes (FSDP2), in addition to the text")
+        bool,
+        Field(
+            description="Shard the weights and the optimiser state over the processes (FSDP2), in addition to the text."
+        ),
     ] = False
     determinism: Annotated[
         Literal["exact", "seeded", "fast"],
-        Field(description="exact: equal bits on the same GPU; seeded: same seed, no TF32; fast: TF32, autotuning"),
+        Field(
+            description="How reproducible training is. exact: bitwise equal results on the same GPU; seeded: a fixed "
+            "seed and no TF32; fast: TF32 and autotuning."
+        ),
     ] = "seeded"
-    capture: Annotated[bool, Field(description="on a GPU, replay updates with repeated shapes as CUDA graphs")] = True
-    log_every: Annotated[Count, Field(description="updates between two lines of metrics")] = 100
+    capture: Annotated[bool, Field(description="On a GPU, replay updates with repeated shapes as CUDA graphs.")] = True
+    log_every: Annotated[Count, Field(description="Number of updates between two lines of metrics.")] = 100
     save_every: Annotated[
-        Count, Field(description="updates between two checkpoints; every validation also saves one")
+        Count, Field(description="Number of updates between two checkpoints. Every validation also saves a checkpoint.")
     ] = 1000
     validate_every: Annotated[
-        Count | None, Field(description="updates between two validations; by default, one at the end of every epoch")
+        Count | None,
+        Field(
+            description="Number of updates between two validations. By default, training validates at the end of "
+            "every epoch."
+        ),
     ] = None
-    keep: Annotated[int, Field(ge=1, le=1000, description="number of checkpoints kept in addition to the best")] = 2
+    keep: Annotated[
+        int,
+        Field(ge=1, le=1000, description="Number of recent checkpoints to keep in addition to the best checkpoint."),
+    ] = 2
 
     @model_validator(mode="after")
     def _check_length(self) -> TrainingSettings:

@@ -39,18 +39,18 @@ Metric = dict[str, Any]
 class SkipGramTraining(Settings):
     """Length, learning rate and parallelism of skip-gram training."""
 
-    epochs: Annotated[Count, Field(description="number of passes over the training text")] = 5
-    learning_rate: Annotated[Positive, Field(description="learning rate at the start; it decreases linearly")] = 0.025
-    lowest_rate: Annotated[NonNegative, Field(description="lowest learning rate")] = 2.5e-6
+    epochs: Annotated[Count, Field(description="Number of passes over the training text.")] = 5
+    learning_rate: Annotated[Positive, Field(description="Initial learning rate. It decreases linearly.")] = 0.025
+    lowest_rate: Annotated[NonNegative, Field(description="Minimum learning rate.")] = 2.5e-6
     workers: Annotated[
-        Count, Field(le=1024, description="threads on a CPU; with more than one, runs are not reproducible")
+        Count, Field(le=1024, description="Number of threads on a CPU. With more than one, runs are not reproducible.")
     ] = 1
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="seed of all random numbers")] = 0
-    log_every: Annotated[Count, Field(description="words between two lines of metrics")] = 500_000
-    save_every: Annotated[Count, Field(description="words between two checkpoints; every epoch also ends with one")] = (
-        100_000_000
-    )
-    keep: Annotated[int, Field(ge=1, le=1000, description="number of checkpoints kept")] = 2
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="Seed of all random numbers.")] = 0
+    log_every: Annotated[Count, Field(description="Number of words between two lines of metrics.")] = 500_000
+    save_every: Annotated[
+        Count, Field(description="Number of words between two checkpoints. Every epoch also ends with a checkpoint.")
+    ] = 100_000_000
+    keep: Annotated[int, Field(ge=1, le=1000, description="Number of recent checkpoints to keep.")] = 2
 
     @model_validator(mode="after")
     def _check_rates(self) -> SkipGramTraining:

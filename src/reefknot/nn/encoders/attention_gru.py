@@ -90,28 +90,28 @@ class AttentionGRU(SourceEncoder):
                 nn.init.orthogonal_(weight_HH)
         nn.init.orthogonal_(self.keys.weight)
 
-    def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
+    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
         """Return the annotations, their attention keys, the padding mask, and the state before the first target step.
 
         Args:
             source_BSD: Vectors of the source tokens, with shape (B, S, source_dim).
-            there_BS: Mask with shape (B, S): True for tokens and False for padding, which must be on the right. The
+            mask_BS: Mask with shape (B, S): True for tokens and False for padding, which must be on the right. The
                 vectors of padding may have any finite value. Every source has at least one token.
         """
         source_BSD = F.dropout(source_BSD, self.dropout, self.training)
-        order_N = reversed_order(there_BS)
+        order_N = reversed_order(mask_BS)
         start = self.rightward.initial_state(len(source_BSD), source_BSD.device)
         # In both directions the padding comes last, so no state that is used depends on it.
         rightward_BSH = self.rightward(source_BSD, start).output
         leftward_BSH = self.leftward(reorder(source_BSD, order_N), start).output
         a_BSA = torch.cat([rightward_BSH, reorder(leftward_BSH, order_N)], dim=-1)
-        mean_BA = (to_state_dtype(a_BSA) * there_BS[..., None]).sum(1) / there_BS.sum(1, keepdim=True)
+        mean_BA = (to_state_dtype(a_BSA) * mask_BS[..., None]).sum(1) / mask_BS.sum(1, keepdim=True)
         h_BH = torch.tanh(self.start(mean_BA.to(a_BSA.dtype)))
         return {
             "h": to_state_dtype(h_BH)[None],
             "annotations": a_BSA[None],
             "keys": self.keys(a_BSA)[None],
-            "there": there_BS[None],
+            "source_mask": mask_BS[None],
         }
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
@@ -141,7 +141,7 @@ class AttentionGRU(SourceEncoder):
 
     def _steps(self, x_BTD: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Return for every step its state s_BTH, its context from the source c_BTA, and the attention weights w_BTS."""
-        a_BSA, keys_BSA, padding_BS = state["annotations"][0], state["keys"][0], ~state["there"][0]
+        a_BSA, keys_BSA, padding_BS = state["annotations"][0], state["keys"][0], ~state["source_mask"][0]
         # In the type of the parameters: under autocast the state is accumulated in float32.
         s_BH = state["h"][0].to(self.start.weight.dtype)
         states, contexts, weights = [], [], []
@@ -173,16 +173,16 @@ def gru_step(x_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
     return n_BH + z_BH * (h_BH - n_BH)
 
 
-def reversed_order(there_BS: Tensor) -> Tensor:
+def reversed_order(mask_BS: Tensor) -> Tensor:
     """Return the order that reverses the words of each row and does not move its padding, with shape (B x S,).
 
     Positions are counted over all rows. Reordering twice restores the original order.
     """
-    streams, positions = there_BS.shape
-    at_S = torch.arange(positions, device=there_BS.device)
-    last_B1 = there_BS.sum(1, keepdim=True) - 1
-    order_BS = torch.where(there_BS, last_B1 - at_S, at_S)
-    rows_B1 = torch.arange(streams, device=there_BS.device)[:, None]
+    streams, positions = mask_BS.shape
+    at_S = torch.arange(positions, device=mask_BS.device)
+    last_B1 = mask_BS.sum(1, keepdim=True) - 1
+    order_BS = torch.where(mask_BS, last_B1 - at_S, at_S)
+    rows_B1 = torch.arange(streams, device=mask_BS.device)[:, None]
     return (rows_B1 * positions + order_BS).flatten()
 
 

@@ -108,12 +108,12 @@ class SourceEncoder(Encoder):
         """Return an empty state, because a target starts from the state that `read` returns."""
         return {}
 
-    def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
+    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
         """Return the state before the first target step. It has everything that target steps need from the source.
 
         Args:
             source_BSD: Vectors of the source tokens, with shape (B, S, source_dim).
-            there_BS: Mask with shape (B, S): True for tokens and False for padding, which must be on the right. The
+            mask_BS: Mask with shape (B, S): True for tokens and False for padding, which must be on the right. The
                 vectors of padding may have any finite value. Every source has at least one token.
         """
         raise NotImplementedError

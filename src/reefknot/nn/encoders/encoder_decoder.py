@@ -11,9 +11,9 @@ is a setting of the input ends.
 The base model has 6 + 6 blocks, 512 dimensions, 8 heads and 2048 feed-forward units. The big model has 1024 dimensions,
 16 heads and 4096 feed-forward units.
 
-The state: `there` marks the source tokens that are not padding, (1, B, S). `source.N` has the keys and values of the
-source for target block N, (2, B, H, S, K). In step-by-step decoding `block.N` is the KV cache of the target,
-(2, B, H, P, K), and, if the cache has a fixed capacity, `known` counts its steps, (1, B).
+In the state, `source_mask` marks the source tokens that are not padding, (1, B, S). `source.N` has the keys and values
+of the source for target block N, (2, B, H, S, K). In step-by-step decoding `block.N` is the KV cache of the target, (2,
+B, H, P, K), and, if the cache has a fixed capacity, `known` counts its steps, (1, B).
 
 Shapes: B streams, S source tokens, T target steps, P cached target steps, D dimensions, H heads, K = D / H dimensions
 of a head; 2 stands for keys and values.
@@ -122,13 +122,13 @@ class EncoderDecoder(SourceEncoder):
         """
         return empty_cache(len(self.target_blocks), streams, self.heads, self.dim, device, steps)
 
-    def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
+    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
         source_BSD = self._add_positions(source_BSD, {}, None)
         for block in self.source_blocks:
-            source_BSD = block(source_BSD, there_BS)
+            source_BSD = block(source_BSD, mask_BS)
         layers = len(self.target_blocks)
         parts = split_heads(self.source_in(self.source_norm(source_BSD)), 2 * layers, self.heads).chunk(layers)
-        return {"there": there_BS[None]} | {f"source.{number}": part for number, part in enumerate(parts)}
+        return {"source_mask": mask_BS[None]} | {f"source.{number}": part for number, part in enumerate(parts)}
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of target steps that follow `state`, and the state after the steps.
@@ -177,20 +177,20 @@ class EncoderDecoder(SourceEncoder):
 
 def _block_state(state: State, number: int) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the KV cache of a target block, if any, its keys and values of the source, and the padding mask."""
-    return state.get(f"block.{number}"), state[f"source.{number}"], state["there"][0]
+    return state.get(f"block.{number}"), state[f"source.{number}"], state["source_mask"][0]
 
 
 class SourceBlock(ResidualBlock):
     """A block of attention over the source and a feed-forward network. Its arguments are those of `ResidualBlock`."""
 
-    def forward(self, x_BSD: Tensor, there_BS: Tensor) -> Tensor:
-        """Return the output of the block. `there_BS` is False where the source is padding."""
-        return self._run(self._compute, x_BSD, there_BS)
+    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+        """Return the output of the block. `mask_BS` is False where the source is padding."""
+        return self._run(self._compute, x_BSD, mask_BS)
 
-    def _compute(self, x_BSD: Tensor, there_BS: Tensor) -> Tensor:
+    def _compute(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         joined_BSE = self.attention_in(self._read(x_BSD, self.attention_norm))
         q_BHSK, k_BHSK, v_BHSK = split_heads(joined_BSE, 3, self.heads).unbind()
-        h_BSD = self._attention(q_BHSK, k_BHSK, v_BHSK, there_BS[:, None, None])
+        h_BSD = self._attention(q_BHSK, k_BHSK, v_BHSK, mask_BS[:, None, None])
         return self._feed_forward(self._add(x_BSD, self.attention_out(h_BSD), self.attention_norm))
 
 
@@ -223,28 +223,28 @@ class TargetBlock(ResidualBlock):
         x_BTD: Tensor,
         past_2BHPK: Tensor | None,
         source_2BHSK: Tensor,
-        there_BS: Tensor,
+        mask_BS: Tensor,
         slots: CacheSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of the block and, if there is a cache, `past`, the cache extended by these steps."""
-        return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, there_BS, slots)
+        return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
 
     def weights(
-        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor, slots: CacheSlots | None
+        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, mask_BS: Tensor, slots: CacheSlots | None
     ) -> Tensor:
         """Return the attention weights of each step over the source, averaged over the heads, (B, T, S)."""
         x_BTD, _ = self._attend(x_BTD, past_2BHPK, slots)
         q_BHTK = self._queries(x_BTD)
         scores_BHTS = to_state_dtype(q_BHTK @ source_2BHSK[0].to(q_BHTK.dtype).mT) / math.sqrt(q_BHTK.shape[-1])
-        return scores_BHTS.masked_fill(~there_BS[:, None, None], -math.inf).softmax(-1).mean(1)
+        return scores_BHTS.masked_fill(~mask_BS[:, None, None], -math.inf).softmax(-1).mean(1)
 
     def _compute(
-        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor, slots: CacheSlots | None
+        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, mask_BS: Tensor, slots: CacheSlots | None
     ) -> tuple[Tensor, Tensor | None]:
         x_BTD, extended = self._attend(x_BTD, past_2BHPK, slots)
         q_BHTK = self._queries(x_BTD)
         k_BHSK, v_BHSK = source_2BHSK.to(q_BHTK.dtype).unbind()
-        h_BTD = self._attention(q_BHTK, k_BHSK, v_BHSK, there_BS[:, None, None])
+        h_BTD = self._attention(q_BHTK, k_BHSK, v_BHSK, mask_BS[:, None, None])
         return self._feed_forward(self._add(x_BTD, self.cross_out(h_BTD), self.cross_norm)), extended
 
     def _queries(self, x_BTD: Tensor) -> Tensor:

@@ -179,8 +179,8 @@ class LanguageModel(nn.Module):
             h_ND, targets_N = h_ND.index_select(0, positions_M), targets_N.index_select(0, positions_M)
         plan = plan or self.output.prepare(targets_N)
         parts = self.output.loss(h_ND, targets_N, plan)
-        there_BT = None if positions_M is None else targets_BT != IGNORE
-        parts |= activation_losses(encoded, self.regularisation, there_BT, plan.count)
+        mask_BT = None if positions_M is None else targets_BT != IGNORE
+        parts |= activation_losses(encoded, self.regularisation, mask_BT, plan.count)
         return Losses(parts, self.output.penalties(), detach(encoded.state))
 
     def target_log_probs(

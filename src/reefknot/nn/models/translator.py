@@ -76,9 +76,9 @@ class Translator(LanguageModel):
         Args:
             source_BS: Ids of the source tokens, with shape (B, S), padded on the right with -100.
         """
-        there_BS = source_BS != PAD
+        mask_BS = source_BS != PAD
         encoder = cast(SourceEncoder, self.encoder)
-        return encoder.read(self.source(source_BS.where(there_BS, 0)), there_BS)
+        return encoder.read(self.source(source_BS.where(mask_BS, 0)), mask_BS)
 
     def begin(self, source_BS: Tensor) -> State:
         """Return the state before a target that is decoded step by step, as in a beam search.
@@ -156,10 +156,10 @@ class Translator(LanguageModel):
             y_BT: Target ids, with shape (B, T), on the host.
         """
         source_BS, x_BT = sides(x_BT, y_BT)
-        scored_BT, there_BS = y_BT != IGNORE, source_BS != PAD
-        body = cast(SourceEncoder, self.encoder).translation_flops(there_BS.sum(dim=1), scored_BT.sum(dim=1))
+        scored_BT, mask_BS = y_BT != IGNORE, source_BS != PAD
+        body = cast(SourceEncoder, self.encoder).translation_flops(mask_BS.sum(dim=1), scored_BT.sum(dim=1))
         ends = self.input.flops(x_BT[scored_BT]) + self.output.flops(y_BT[scored_BT])
-        return body + ends + self.source.flops(source_BS[there_BS])
+        return body + ends + self.source.flops(source_BS[mask_BS])
 
 
 def sides(x_BU: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:

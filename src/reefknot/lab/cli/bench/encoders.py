@@ -25,12 +25,12 @@ def encoders(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure this shape: B,T,D-H-H for streams, steps, and the dimensions of the input and of every "
+            help="Shape to measure: B,T,D-H-H for streams, steps, and the dimensions of the input and of every "
             "layer. Can be repeated. [default: several]"
         ),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Compute products in this type: float32, bfloat16 or tf32. [default: all]")
+        str | None, typer.Option(help="Type of the matrix products: float32, bfloat16 or tf32. [default: all]")
     ] = None,
     seconds: Seconds = 2.0,
     graph: Graph = False,
@@ -45,7 +45,7 @@ def encoders(
     check_gpu_options(record, weights, graph)
     setup = Bench(record.device, (weights,) if weights else DTYPES[record.device], seconds, graph)
     shapes = [Shape.read(text) for text in shape or []] or SHAPES[record.device]
-    # The record of a benchmark that is stopped says which cases it did not reach.
+    # If the benchmark is stopped, its record says which cases were not reached.
     unmeasured = {f"{shape}, {dtype}": "not reached" for shape in shapes for dtype in setup.dtypes}
     record.begin(facts(), not_measured=unmeasured)
     for rows in measure_all(setup, shapes, record.progress):

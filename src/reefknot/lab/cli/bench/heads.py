@@ -18,7 +18,7 @@ Examples:
   reefknot bench heads
   reefknot bench heads --end plain --shape 2048,256,50000 --competitor reefknot --competitor eager
   reefknot bench heads --end plain --shape 8192,1024,267735 --memory 128 --memory 1024
-  reefknot bench heads --vocabulary --json sweep.json     cost against the vocabulary, 10 K to 1 M words
+  reefknot bench heads --vocabulary --json sweep.json     # from 10 K to 1 M words
 """
 
 
@@ -26,34 +26,30 @@ def heads(
     end: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure this end: plain, adaptive, augmented, augmented-detached, mixture or drill. Can be repeated. "
-            "[default: all]"
+            help="Output end to measure: plain, adaptive, augmented, augmented-detached, mixture or drill. Can be "
+            "repeated. [default: all]"
         ),
     ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure this shape: N,D,V for rows, dimension and classes. Can be repeated. "
-            "[default: several per end]"
+            help="Shape to measure: N,D,V for rows, dimension and classes. Can be repeated. [default: several per end]"
         ),
     ] = None,
     competitor: Annotated[
         list[str] | None,
         typer.Option(
-            help="Measure this implementation: reefknot, eager, compile, torch, liger or cce. Can be repeated. "
+            help="Implementation to measure: reefknot, eager, compile, torch, liger or cce. Can be repeated. "
             "[default: all]"
         ),
     ] = None,
     vocabulary: Annotated[
         bool, typer.Option("--vocabulary", help="Measure a range of vocabulary sizes instead of shapes.")
     ] = False,
-    weights: Annotated[str | None, typer.Option(help="Use weights of this type: float32 or bfloat16.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Type of the weights: float32 or bfloat16.")] = None,
     memory: Annotated[
         list[float] | None,
-        typer.Option(
-            help="Measure reefknot with this many MiB of working memory. Can be repeated. "
-            "[default: 256 on a GPU, 32 on a CPU]"
-        ),
+        typer.Option(help="Working memory of reefknot in MiB. Can be repeated. [default: 256 on a GPU, 32 on a CPU]"),
     ] = None,
     seconds: Seconds = 2.0,
     graph: Graph = False,
@@ -74,9 +70,11 @@ def heads(
         if not budget > 0:
             raise SettingsError(f"--memory {budget:g}: must be a number of MiB above 0")
     if memory and competitor and "reefknot" not in competitor:
-        raise SettingsError("--memory has no effect without --competitor reefknot; add it or leave --memory out")
+        raise SettingsError(
+            "--memory has no effect without --competitor reefknot; add this competitor or leave --memory out"
+        )
     if vocabulary and shape:
-        raise SettingsError("--vocabulary chooses its own shapes; leave out --shape")
+        raise SettingsError("--shape has no effect with --vocabulary, which chooses the shapes; leave --shape out")
     if vocabulary:
         check_names("--vocabulary --end", end or [], SWEPT)
     record = open_record("heads", device, json)

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 
 FILE_WIDTH = 120
-"""Columns of a table that is printed into a file or a pipe."""
+"""Width in characters of a table that is printed to a file or a pipe."""
 
 
 def print_numbers(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[tuple[str, str]]) -> None:
-    """Print a table, and below it the notes on its rows as (name, note).
+    """Print a table, and below it the notes on its rows.
 
-    A note says, for example, why a competitor was not measured. Equal notes are printed once, with all their names.
+    A note is a pair (name, note). It says, for example, why a competitor was not measured. Equal notes are printed
+    once, with all their names.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -39,7 +40,7 @@ def print_cells(cells: Sequence[Mapping[str, str]], notes: Sequence[tuple[str, s
 
 
 def number(value: float | None) -> str:
-    """Return three digits of a number, or all digits before its decimal point."""
+    """Return a number with three significant digits, or without decimals from 100 on."""
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -64,5 +65,5 @@ def error(value: float | None) -> str:
 
 
 def yes_or_no(value: bool | None) -> str:
-    """Return the answer to a question, empty if it was not asked."""
+    """Return yes or no, or nothing if the value is unknown."""
     return {True: "yes", False: "no", None: ""}[value]

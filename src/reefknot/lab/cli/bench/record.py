@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, checks of options, and the record that `--json FILE` writes."""
+"""Common code of all benchmarks: options, checks of options, and the record that `--json FILE` writes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import typer
 
 from reefknot.errors import SettingsError
 
-Seconds = Annotated[float, typer.Option(min=0.0, help="Time every competitor for about this many seconds.")]
+Seconds = Annotated[
+    float, typer.Option(min=0.0, help="Approximate number of seconds for which every competitor is timed.")
+]
 Graph = Annotated[bool, typer.Option("--graph", help="Also time a captured CUDA graph. Needs a GPU.")]
 RecordFile = Annotated[
-    Path | None, typer.Option("--json", help="Write all measurements to this JSON file.", show_default=False)
+    Path | None, typer.Option("--json", help="JSON file to write all measurements to.", show_default=False)
 ]
 
 
 @dataclass
 class Record:
-    """The measurements of one benchmark: printed as they are made, and written to a file if there is one."""
+    """The measurements of one benchmark. They are printed, and written to a file if `path` is set."""
 
     benchmark: str
     device: str
@@ -29,7 +31,7 @@ class Record:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self, machine: dict[str, Any], notes: Sequence[str] = (), **facts: Any) -> None:
-        """Print what the measurements depend on: the machine, its software and `notes`. Record these and `facts`."""
+        """Print the machine, its software and `notes`, and record them together with `facts`."""
         from reefknot.lab.runs.environment import capture
 
         environment = capture()
@@ -73,7 +75,7 @@ def check_output_file(option: str, path: Path | None) -> None:
     if path is not None and path.is_dir():
         raise SettingsError(f"{option} {path}: is a folder; name a file")
     if path is not None and not path.resolve().parent.is_dir():
-        raise SettingsError(f"{option} {path}: there is no folder {path.resolve().parent}")
+        raise SettingsError(f"{option} {path}: the folder {path.resolve().parent} does not exist; create it first")
 
 
 def check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
@@ -87,4 +89,4 @@ def check_gpu_options(record: Record, weights: str | None, graph: bool) -> None:
     """Raise an error if an option needs a GPU and the benchmark runs on a CPU."""
     if record.device == "cpu" and (graph or weights not in (None, "float32")):
         option = "--graph" if graph else f"--weights {weights}"
-        raise SettingsError(f"{option} needs a GPU, and this benchmark runs on a CPU; leave it out or use a GPU")
+        raise SettingsError(f"{option} needs a GPU, but this benchmark runs on a CPU; leave it out or use a GPU")

@@ -30,11 +30,9 @@ def skip_gram(
         str | None,
         typer.Argument(help="A corpus (see `reefknot ls corpora`), or a folder of text. [default: enwiki-sample]"),
     ] = None,
-    workers: Annotated[str, typer.Option(help="Measure these numbers of threads, such as 1,2.")] = "1",
-    epochs: Annotated[int, typer.Option(min=1, help="Train for this many passes over the text.")] = 1,
-    seeds: Annotated[
-        int, typer.Option(min=1, max=100, help="Train with this many seeds; two or more give intervals.")
-    ] = 1,
+    workers: Annotated[str, typer.Option(help="Numbers of threads to measure, such as 1,2.")] = "1",
+    epochs: Annotated[int, typer.Option(min=1, help="Number of passes over the text.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of seeds. Two or more give intervals.")] = 1,
     json: RecordFile = None,
     data: Data = None,
     device: Device = "auto",
@@ -67,7 +65,7 @@ def skip_gram(
 
 
 def _print_setup(record: Record, job: Job) -> None:
-    """Print and record what the measurements depend on: machine, text, settings, and coverage of the benchmarks."""
+    """Print and record the machine, the text, the settings, and the coverage of the benchmarks."""
     from reefknot.lab.bench.skip_gram import facts
 
     dataset, coverage, machine = job.dataset, job.coverage(), facts()
@@ -91,10 +89,10 @@ def _line(row: Row, names: list[str]) -> list[str]:
 
 
 def _quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return by competitor the mean of rho over the benchmarks and its difference from gensim's.
+    """Return by competitor the mean of rho over the benchmarks and its difference from the mean of gensim.
 
-    Both have 95 % intervals over seeds. The difference has Welch's interval, because equal seeds draw different random
-    numbers in gensim.
+    Both have 95 % intervals over seeds. The difference has Welch's interval, because runs with the same seed are not
+    paired: gensim draws other random numbers.
     """
     from reefknot.lab.bench.skip_gram import GENSIM
     from reefknot.lab.papers.figures.intervals import apart, over_seeds
@@ -122,7 +120,7 @@ def _quality_lines(quality: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def _thread_counts(text: str) -> list[int]:
-    """Return the numbers in a text: 1,2 -> [1, 2]."""
+    """Return the numbers of threads in a text: [1, 2] for "1,2"."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and 1 <= int(part) <= 1024 for part in parts):
         raise SettingsError(f"--workers {text}: must be numbers of threads from 1 to 1,024, such as 1,2")
@@ -130,7 +128,7 @@ def _thread_counts(text: str) -> list[int]:
 
 
 def _benchmarks(data: Path | None) -> dict[str, Benchmark]:
-    """Return the similarity benchmarks that the vectors are compared with; none if they are not on this machine."""
+    """Return the similarity benchmarks; an empty dictionary if they are not on this machine."""
     from reefknot.lab.evaluation.benchmarks import PRESS
     from reefknot.lab.evaluation.similarity import find_benchmarks
 

@@ -33,7 +33,7 @@ def steps(
     overrides: Overrides = None,
     row: Annotated[
         list[str] | None,
-        typer.Option(help="Measure this row, or all rows that match a pattern with *. Can be repeated. [default: all]"),
+        typer.Option(help="Row to measure, or a pattern with * for several rows. Can be repeated. [default: all rows]"),
     ] = None,
     seconds: Seconds = 2.0,
     json: RecordFile = None,
@@ -42,7 +42,7 @@ def steps(
 ) -> None:
     """Measure training steps of a recipe's rows: time, tokens per second, seconds per epoch, memory.
 
-    If a corpus is not on this machine, its words are replaced with random words where that is possible.
+    If a corpus is not on this machine, random words replace its text where that is possible.
     """
     from reefknot.lab.bench.encoders import facts
     from reefknot.lab.bench.steps import measure_all
@@ -56,7 +56,7 @@ def steps(
     jobs, missing = _jobs(loaded, chosen, data)
     rates = _matrix_rates(record.device, [job.settings.precision for job in jobs])
     notes = [f"{rate / 1e12:,.3g} TFLOP/s in large {precision} products" for precision, rate in rates.items()]
-    # The record of a benchmark that is stopped says which rows it did not reach.
+    # If the benchmark is stopped, its record says which rows were not reached.
     unmeasured = missing | {row.name: "not reached" for row in chosen if row.name not in missing}
     record.begin(
         facts() | {"matrix_flops": rates},
@@ -80,7 +80,7 @@ def steps(
 
 
 def _jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | None) -> tuple[list[Job], dict[str, str]]:
-    """Return the jobs of the rows that can be measured here, and by row why the others cannot be.
+    """Return the jobs of the rows that can be measured on this machine, and the reasons why other rows cannot be.
 
     It is an error if no row can be measured.
     """
@@ -124,7 +124,7 @@ def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[Text,
     try:
         dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data)
     except CorpusNotFound:
-        if INPUTS.asks_for(experiment.input, "spellings"):
+        if INPUTS.takes(experiment.input, "spellings"):
             raise
         words = Texts(data).vocabulary_size(experiment)
         known = known_corpus(experiment.corpus.name)
@@ -137,9 +137,9 @@ def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[Text,
 
 
 def _matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, float]:
-    """Return the operations per second in large matrix products by precision, on a GPU.
+    """Return the operations per second in large matrix products on a GPU, by precision.
 
-    It is not measured on a CPU, which other programs use at the same time.
+    The rate is not measured on a CPU, because other programs use the CPU at the same time.
     """
     from reefknot.lab.bench.measure import SUSTAINED
     from reefknot.lab.training.throughput import matrix_rate
@@ -152,7 +152,7 @@ def _matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, float]:
 
 
 def _update(row: Row) -> str:
-    """Describe the tokens of one update."""
+    """Return a description of the tokens of one update."""
     parts = f", in {row.accumulate} parts" if row.accumulate > 1 else ""
     if row.batching == "sentences":
         return f"sentences, {row.batch} x {row.steps} tokens at most{parts}"

@@ -31,16 +31,16 @@ def translation(
     overrides: Overrides = None,
     row: Annotated[
         list[str] | None,
-        typer.Option(help="Measure this row, or all rows that match a pattern with *. Can be repeated."),
+        typer.Option(help="Row to measure, or a pattern with * for several rows. Can be repeated."),
     ] = None,
     seconds: Seconds = 2.0,
     json: RecordFile = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure translators: training next to nn.Transformer, and beam search next to one without a KV cache.
+    """Measure translators: training next to nn.Transformer, and beam search next to a search without a KV cache.
 
-    If a corpus is not on this machine, its pairs are replaced with random pairs where that is possible.
+    If a corpus is not on this machine, random pairs replace its text where that is possible.
     """
     from reefknot.lab.bench.encoders import facts
     from reefknot.lab.bench.translation import RECIPE, ROW, job_of, measure_all

@@ -1,4 +1,4 @@
-"""`reefknot vectors analogy`: a is to b as c is to which word?"""
+"""`reefknot vectors analogy`: answer analogies, such as man is to king as woman is to which word?"""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def analogy(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="A B C", help="Three words: A is to B as C is to what?")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Print this many answers.")] = 8,
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Number of answers to print.")] = 8,
     questions: Annotated[
         Path | None,
-        typer.Option(
-            help="Answer the questions of this file, in word2vec's format, and print the share of correct answers."
-        ),
+        typer.Option(help="File of questions in the format of word2vec. The share of correct answers is printed."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer an analogy by the cosine to B - A + C, in every table; the three words are never the answer."""
+    """Answer an analogy by the cosine to B - A + C, in every table. The three words are never the answer."""
     from reefknot.errors import SettingsError
 
     if words and questions is not None:
-        raise SettingsError("both words and --questions FILE are given; leave one of them out")
+        raise SettingsError("words and --questions FILE exclude each other; leave one of them out")
     if questions is None and len(words or []) != 3:
-        raise SettingsError(f"give three words (there are {len(words or [])}), or --questions FILE")
+        raise SettingsError(
+            f"an analogy has three words, not {len(words or [])}; pass three words, or --questions FILE"
+        )
     if questions is not None:
         if any(name == "k" for name, _ in given_options(invocation)):
             raise SettingsError("-k has no effect with --questions, where only the first answer counts; leave -k out")
@@ -83,7 +83,7 @@ def _lines(table: str, accuracies: list[Accuracy]) -> str:
 
 def _share(accuracy: Accuracy) -> str:
     skipped = accuracy.of - accuracy.asked
-    left_out = f", {skipped:,} left out for an unknown word" if skipped else ""
+    left_out = f", {skipped:,} left out because of unknown words" if skipped else ""
     if accuracy.share is None:
-        return f"undefined: no question could be asked{left_out}"
+        return f"undefined: no question could be answered{left_out}"
     return f"{accuracy.share:6.1%}  ({accuracy.right:,} of {accuracy.asked:,}{left_out})"

@@ -23,20 +23,20 @@ def export(
     format: Annotated[
         str,
         typer.Option(
-            help="Write this format: word2vec, word2vec-binary, glove, projector or safetensors.",
+            help="Format to write: word2vec, word2vec-binary, glove, projector or safetensors.",
             show_default=False,
         ),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="Write to this file, or with --format projector to this folder.", show_default=False
+            "-o", "--output", help="File to write, or with --format projector the folder.", show_default=False
         ),
     ],
     table: Annotated[
         str | None,
         typer.Option(
-            help="Write this table of a run: input, output, or tied if one table is both. Needed if there are several.",
+            help="Table of the run: input, output, or tied if both ends share it. Required if a run has two.",
             show_default=False,
         ),
     ] = None,
@@ -44,8 +44,8 @@ def export(
 ) -> None:
     """Write word vectors for gensim, TensorBoard and other programs, and read them back to check them.
 
-    The words are those of the run's vocabulary, with symbols such as <eos>; skip-gram learns no symbols. It is an error
-    if the format cannot store a word. safetensors stores any word.
+    The words are those of the run's vocabulary, including symbols such as <eos>, except for skip-gram, which does not
+    train symbols. It is an error if the format cannot store a word. safetensors can store any word.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks.word_vectors import open_vectors
@@ -61,4 +61,4 @@ def export(
     vectors = tables[table]
     write_vectors(vectors, output, format, say=say)
     record = {"output": str(output), "format": format, "table": table, "words": len(vectors), "dim": vectors.dim}
-    emit(record, f"{output}: {len(vectors):,} words, {vectors.dim} numbers each ({table}), read back", as_json)
+    emit(record, f"{output}: {len(vectors):,} words, dimension {vectors.dim} ({table}), read back", as_json)

@@ -1,4 +1,4 @@
-"""`reefknot vectors neighbors`: the words nearest to a word, in the tables of a run or in a file of vectors."""
+"""`reefknot vectors neighbors`: print the nearest words of a word, in the tables of a run or in a file of vectors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def neighbors(
     source: VectorSource,
     words: Annotated[
         list[str],
-        typer.Argument(help="Words of the vocabulary; any words if the run's input reads spellings."),
+        typer.Argument(help="Words of the vocabulary, or any words if the input end of the run reads spellings."),
     ],
-    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Print this many neighbours per word.")] = 8,
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Number of neighbours to print per word.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Print the nearest words by cosine, in the input table and among the class vectors of the output."""
-    tables, nearest = _of_model(source, words, k) if _has_model(source) else _of_vectors(source, words, k)
+    tables, nearest = _from_model(source, words, k) if _has_model(source) else _from_vectors(source, words, k)
     neighbors = {
         end: {word: with_direction(near, tables[end], [word], f"{word} ({end})") for word, near in by_word.items()}
         for end, by_word in nearest.items()
     }
-    # A word that only the input can spell has neighbours at one end.
+    # A word outside the vocabulary, whose spelling only the input reads, has neighbours at one end.
     every_word = dict.fromkeys(word for by_word in neighbors.values() for word in by_word)
     lines = [
         f"{word} ({end}): {listed(by_word[word])}"
@@ -54,9 +54,9 @@ def neighbors(
 
 
 def with_direction(near: Neighbors, vectors: WordVectors, words: Sequence[str], what: str) -> Neighbors:
-    """Return the neighbours, or none if a vector that they were computed from is zero, because zero has no direction.
+    """Return the neighbours, or an empty list if the vector of a word is zero, because zero has no direction.
 
-    Prints a note on stderr if there are no neighbours; `what` names the question there.
+    If there are no neighbours, a note is printed on stderr. `what` names the question in this note.
     """
     zero = [word for word in dict.fromkeys(words) if not vectors.vector(word).any()]
     if zero:
@@ -73,15 +73,15 @@ def listed(near: Neighbors) -> str:
 
 
 def _has_model(source: Path) -> bool:
-    """Return whether the source has a model that reads words, and may cut them into sub-words or spell them."""
+    """Return whether the source has a model that reads words, possibly as sub-words or by their spelling."""
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks import load_task
 
     return is_run(source) and load_task(RunFolder.open(source).task).scores_text
 
 
-def _of_vectors(source: Path, words: list[str], k: int) -> TablesAndNeighbors:
-    """Return the tables of a source without a model, and the neighbours of the words in every table."""
+def _from_vectors(source: Path, words: list[str], k: int) -> TablesAndNeighbors:
+    """Return the tables of a source that has no model, and the neighbours of the words in every table."""
     from reefknot.lab.evaluation.neighbors import nearest_words
     from reefknot.vectors.lookup import Lookup
 
@@ -92,7 +92,7 @@ def _of_vectors(source: Path, words: list[str], k: int) -> TablesAndNeighbors:
     return tables, nearest
 
 
-def _of_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
+def _from_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
     """Return the tables of a model, and the neighbours of the words in the tables that have them."""
     import torch
 
@@ -102,18 +102,22 @@ def _of_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
     from reefknot.vectors.lookup import unknown_words_error
 
     words = words_in(" ".join(words), "the words")
-    trained = open_trained(run).knowing(words)
+    trained = open_trained(run).with_spellings(words)
     vocabulary = trained.vocabulary
     unknown = [word for word in words if not vocabulary.reads(word)]
     if unknown:
         raise unknown_words_error(unknown, vocabulary.words, str(run))
     spelled = [word for word in words if word not in vocabulary]
     if spelled:
-        typer.echo(f"not in the vocabulary, so with neighbours at the input only: {', '.join(spelled)}", err=True)
+        typer.echo(
+            f"not in the vocabulary, so these words have neighbours at the input only: {', '.join(spelled)}", err=True
+        )
     tokens_of = {word: vocabulary.cut(word) for word in words}
     for word, tokens in tokens_of.items():
         if len(tokens) > 1:
-            raise DataError(f"{word} has no vector of its own in {run}: it is cut into {' '.join(tokens)}")
+            raise DataError(
+                f"{word} does not have its own vector in {run}: it is split into {' '.join(tokens)}; use another word"
+            )
     words = [token for (token,) in tokens_of.values()]
     tables = trained.vectors()
     return tables, {

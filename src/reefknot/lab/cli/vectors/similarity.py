@@ -28,7 +28,7 @@ Examples:
 
 BETWEEN = "Options with --between"
 NamedTable: TypeAlias = "tuple[Path, str, WordVectors]"
-"""Where a table comes from, its name there, and its vectors."""
+"""The source of a table, its name in the source, and its vectors."""
 
 
 def similarity(
@@ -38,32 +38,32 @@ def similarity(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Use this benchmark, or this file with two words and a score per line. Can be repeated. "
+            help="Benchmark, or a file with two words and a score per line. Can be repeated. "
             "[default: all benchmarks in the data folder]",
         ),
     ] = None,
     between: Annotated[
-        bool, typer.Option("--between", help="Compare every two tables with each other instead of with benchmarks.")
+        bool, typer.Option("--between", help="Compare the tables with each other instead of with benchmarks.")
     ] = False,
     exact_below: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Compare all pairs of words if two tables share at most this many words.",
+            help="Number of shared words up to which all pairs of words are compared.",
             rich_help_panel=BETWEEN,
         ),
     ] = 20_000,
     samples: Annotated[
         int,
         typer.Option(
-            min=120, help="Draw this many pairs of words if two tables share more words.", rich_help_panel=BETWEEN
+            min=120, help="Number of pairs of words to draw if two tables share more words.", rich_help_panel=BETWEEN
         ),
     ] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Draw resamples and pairs with this seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples and of the drawn pairs.")] = 0,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Correlate the cosines of word vectors with human judgements of word pairs, or with those of other vectors.
+    """Correlate the cosines of word vectors with human judgements of word pairs, or with the cosines of other vectors.
 
     Prints Spearman's rank correlation with its coverage and a 95 % interval.
     """
@@ -72,8 +72,8 @@ def similarity(
     written = dict(given_options(invocation))
     for name in ("sets", "data") if between else ("exact_below", "samples"):
         if name in written:
-            preposition = "without" if between else "with"
-            raise SettingsError(f"{written[name]} goes {preposition} --between; leave one of them out")
+            preposition = "with" if between else "without"
+            raise SettingsError(f"{written[name]} has no effect {preposition} --between; leave one of them out")
     benchmarks = [] if between else _benchmarks(sets, data)
     tables = _tables(sources)
     if between:
@@ -90,7 +90,7 @@ def _tables(sources: Sequence[Path]) -> list[NamedTable]:
 
 
 def _benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark]:
-    """Return the benchmarks that are named, each once, or all that are in the data folder."""
+    """Return the named benchmarks without repetitions, or all benchmarks in the data folder."""
     from reefknot.errors import CorpusNotFound, SettingsError
     from reefknot.lab.evaluation.benchmarks import BENCHMARKS
     from reefknot.lab.evaluation.similarity import find_benchmarks, read_benchmark
@@ -149,7 +149,7 @@ def _judge(tables: list[NamedTable], benchmarks: list[Benchmark], seed: int, as_
 
 
 def _judgement_text(judgement: Judgement) -> str:
-    """Return the correlation with its interval and coverage, or why one of them is undefined."""
+    """Return the correlation with its interval and coverage, or the reason why one of them is undefined."""
     from reefknot.lab.evaluation.spearman import FEWEST_PAIRS, FEWEST_RESAMPLED
 
     coverage = f"{judgement.pairs:,} of {judgement.of:,} pairs"
@@ -159,20 +159,20 @@ def _judgement_text(judgement: Judgement) -> str:
         return f"undefined: {why} ({coverage})"
     if judgement.low is None:
         few = judgement.pairs < FEWEST_RESAMPLED
-        why = f"fewer than {FEWEST_RESAMPLED} pairs" if few else "a perfect order, and so is every resample"
+        why = f"fewer than {FEWEST_RESAMPLED} pairs" if few else "the order is perfect, also in every resample"
         return f"{judgement.rho:6.3f}  (no interval: {why}), {coverage}"
     return f"{judgement.rho:6.3f}  ({judgement.low:6.3f} to {judgement.high:6.3f}), {coverage}"
 
 
 def _check_draws(tables: list[NamedTable], exact_below: int, samples: int, written: Mapping[str, str]) -> None:
-    """Reject --samples and --seed if they are written, but no two tables share enough words for pairs to be drawn."""
+    """Raise an error if --samples or --seed is set, but no two tables share enough words for pairs to be drawn."""
     from reefknot.errors import SettingsError
 
     shared = [sum(word in other for word in one.words) for (_, _, one), (_, _, other) in combinations(tables, 2)]
     many = [words for words in shared if words > exact_below]
-    drawn = [words for words in many if words * (words - 1) // 2 > samples]
-    for name, used in (("samples", many), ("seed", drawn)):
-        if name in written and shared and not used:
+    sampled = [words for words in many if words * (words - 1) // 2 > samples]
+    for name, affected in (("samples", many), ("seed", sampled)):
+        if name in written and shared and not affected:
             raise SettingsError(
                 f"{written[name]} has no effect, because all pairs of at most {max(shared):,} shared words are "
                 f"compared; leave it out or lower --exact-below"
@@ -185,7 +185,9 @@ def _compare(tables: list[NamedTable], exact_below: int, samples: int, seed: int
     from reefknot.lab.evaluation.pairwise_similarity import pairwise_correlation
 
     if len(tables) < 2:
-        raise SettingsError("--between needs two tables, and one is named; name another run or file of vectors")
+        raise SettingsError(
+            "--between needs at least two tables, but there is only one; name another run or file of vectors"
+        )
     records: list[dict[str, Any]] = []
     lines: list[str] = []
     for (source, name, one), (other_source, other_name, other) in combinations(tables, 2):

@@ -1,0 +1,73 @@
+"""References for recurrent encoders: torch's layers, and the LSTM equations as a loop.
+
+Shapes: B streams, T steps, D input dimensions, H hidden units.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reefknot.nn.encoders.stacked import Recurrent
+
+IN, HIDDEN, STREAMS, STEPS = 5, 7, 3, 4
+
+
+def vectors(streams: int = STREAMS, steps: int = STEPS, dim: int = IN) -> Tensor:
+    return torch.randn(streams, steps, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same_as_torch(encoder: Recurrent) -> None:
+    """Assert that outputs and parameter gradients equal those of torch's layers with the same weights.
+
+    A bias that the encoder does not have is 0.
+    """
+    x_BTD = vectors()
+    encoded = encoder(x_BTD, encoder.initial_state(STREAMS))
+    torch_layers, expected = [], x_BTD
+    for layer in encoder.layers:
+        assert isinstance(layer, nn.LSTM | nn.GRU | nn.RNN)
+        torch_layer = type(layer)(layer.input_size, layer.hidden_size, batch_first=True).double()
+        with torch.no_grad():
+            for name, parameter in torch_layer.named_parameters():
+                parameter.copy_(getattr(layer, name))
+        expected, _ = torch_layer(expected)
+        torch_layers.append(torch_layer)
+    torch.testing.assert_close(encoded.output, expected)
+    assert torch.equal(encoded.output, encoded.raw)
+    encoded.output.square().sum().backward()
+    expected.square().sum().backward()
+    for layer, torch_layer in zip(encoder.layers, torch_layers, strict=True):
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(parameter.grad, getattr(torch_layer, name).grad)
+
+
+def lstm_loop(
+    layer: Any, x_BTD: Tensor, h_BH: Tensor, c_BH: Tensor, input_masks: list[Tensor], state_masks: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return all hidden states h_BTH and the last cell state of an LSTM with masks for the gates i, f, g, o."""
+    gates = list(zip(layer.weight_ih_l0.chunk(4), layer.weight_hh_l0.chunk(4), layer.bias_ih_l0.chunk(4), strict=True))
+    outputs = []
+    for x_BD in x_BTD.unbind(1):
+        i, f, g, o = (
+            (x_BD * input_mask) @ w.T + (h_BH * state_mask) @ u.T + b
+            for (w, u, b), input_mask, state_mask in zip(gates, input_masks, state_masks, strict=True)
+        )
+        c_BH = torch.sigmoid(f) * c_BH + torch.sigmoid(i) * torch.tanh(g)
+        h_BH = torch.sigmoid(o) * torch.tanh(c_BH)
+        outputs.append(h_BH)
+    return torch.stack(outputs, dim=1), c_BH
+
+
+class Recorder:
+    """A wrapper that calls a function and records the values it returns."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.returned: list[Any] = []
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.returned.append(self.function(*args, **options))
+        return self.returned[-1]

@@ -6,7 +6,11 @@
     model = rk.LanguageModel(rk.Lookup(words), rk.LSTM(200, 200), rk.Softmax(rk.Plain(words)))   # one table: tied
     model.loss(tokens).mean().backward()
 
-Names are loaded when they are first used, so that importing the package costs nothing.
+Tensor names end in their shape: `h_ND` is a matrix with N rows and D columns. The letters mean the same everywhere:
+
+    B streams (rows of a batch)   T steps   N = B x T tokens   D dimensions   V words or classes
+
+Names are imported when they are first used, so `import reefknot` is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exceptions that users see. A message says what is wrong, where, and what to do; a class has an exit code."""
+"""Exceptions that users see. A message says what is wrong, where, and what to do. Each class has an exit code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ResourceError(ReefknotError):
 
 
 class Stopped(ReefknotError):
-    """Training was stopped on request. Its state is saved, and the same command resumes it."""
+    """Training was stopped on request. Its state is saved. The same command resumes it."""
 
     exit_code = 75
 

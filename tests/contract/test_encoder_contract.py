@@ -38,7 +38,7 @@ def vectors(encoder: Encoder) -> Tensor:
 
 def some_state(encoder: Encoder) -> State:
     """Return the state after some steps."""
-    state: State = encoder(vectors(encoder), encoder.memory(STREAMS)).state
+    state: State = encoder(vectors(encoder), encoder.decoding_state(STREAMS)).state
     return state
 
 
@@ -54,8 +54,8 @@ def test_outputs_and_states_have_the_right_shapes(encoder: Encoder) -> None:
 
 def test_two_windows_with_carried_state_equal_one_window(encoder: Encoder) -> None:
     x_BTD = vectors(encoder)
-    long = encoder(x_BTD, encoder.memory(STREAMS))
-    first = encoder(x_BTD[:, :4], encoder.memory(STREAMS))
+    long = encoder(x_BTD, encoder.decoding_state(STREAMS))
+    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
     second = encoder(x_BTD[:, 4:], first.state)
     torch.testing.assert_close(torch.cat([first.output, second.output], dim=1), long.output)
     for name, tensor in long.state.items():
@@ -64,7 +64,7 @@ def test_two_windows_with_carried_state_equal_one_window(encoder: Encoder) -> No
 
 def test_state_of_fixed_size_gives_the_same_outputs(encoder: Encoder) -> None:
     """A state of fixed size gives the same outputs as a state that grows."""
-    growing, fixed = encoder.memory(STREAMS), encoder.memory(STREAMS, steps=STEPS + 2)
+    growing, fixed = encoder.decoding_state(STREAMS), encoder.decoding_state(STREAMS, steps=STEPS + 2)
     shapes = {name: tensor.shape for name, tensor in fixed.items()}
     for x_B1D in vectors(encoder).split(1, dim=1):
         grown, fixed_step = encoder(x_B1D, growing), encoder(x_B1D, fixed)
@@ -79,7 +79,7 @@ def test_only_carrying_encoders_depend_on_the_last_window(encoder: Encoder) -> N
     first = encoder(x_BTD, encoder.initial_state(STREAMS))
     after = encoder(x_BTD, first.state)
     assert torch.equal(after.output, first.output) is not encoder.carries
-    torch.testing.assert_close(encoder(x_BTD, encoder.memory(STREAMS)).output, first.output)
+    torch.testing.assert_close(encoder(x_BTD, encoder.decoding_state(STREAMS)).output, first.output)
     assert bool(encoder.initial_state(STREAMS)) is encoder.carries
 
 

@@ -36,7 +36,7 @@ def draws_of(ids: NDArray[np.int32], vocabulary: int = 40, **settings: float) ->
     """Return the random choices of skip-gram for a text, with small default settings."""
     counts = np.bincount(ids, minlength=vocabulary)
     arguments = {"window": 3, "negatives": 4, "power": 0.75, "sample": 1e-2, "seed": 7} | settings
-    return Draws.of(counts, eos=EOS, unknown=UNKNOWN, **arguments)  # type: ignore[arg-type]
+    return Draws.from_counts(counts, eos=EOS, unknown=UNKNOWN, **arguments)  # type: ignore[arg-type]
 
 
 def tables(

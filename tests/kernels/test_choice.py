@@ -81,9 +81,9 @@ def run(program: str, source: Path = PACKAGE.parent) -> str:
 @pytest.fixture
 def forget_logged_messages() -> Iterator[None]:
     """Forget which messages have been logged once."""
-    choice.say_once.cache_clear()
+    choice.log_once.cache_clear()
     yield
-    choice.say_once.cache_clear()
+    choice.log_once.cache_clear()
 
 
 # -- using ---------------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_batches_and_threads_learn_as_well_as_single_pairs(monkeypatch: pytest.M
     assert quality("torch", tied=True) > quality("numba", tied=True) - 0.03
     assert quality("numba", tied=False, workers=2) > single_pairs - 0.03
     # More threads than cores, with work for all of them.
-    monkeypatch.setattr("reefknot.kernels.numba_skip_gram.PLACES", 200)
+    monkeypatch.setattr("reefknot.kernels.numba_skip_gram.POSITIONS", 200)
     assert quality("numba", tied=False, workers=128) > single_pairs - 0.03
 
 

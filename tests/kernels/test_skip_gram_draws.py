@@ -17,7 +17,7 @@ COUNTS = [50, 7, 1000, 300, 120, 40, 40, 3]
 
 def draws(**settings: float) -> Draws:
     arguments = {"window": 5, "negatives": 5, "power": 0.75, "sample": 1e-2} | settings
-    return Draws.of(COUNTS, eos=EOS, unknown=UNKNOWN, **arguments)  # type: ignore[arg-type]
+    return Draws.from_counts(COUNTS, eos=EOS, unknown=UNKNOWN, **arguments)  # type: ignore[arg-type]
 
 
 def test_splitmix64_gives_the_published_numbers() -> None:
@@ -104,7 +104,7 @@ def test_only_learned_words_are_drawn() -> None:
     counts = [9, 4, 0, 3, 2]
     assert learned(counts, eos=0, unknown=1).tolist() == [False, False, False, True, True]
     assert learned(counts, eos=None, unknown=None).tolist() == [True, True, False, True, True]
-    choices = Draws.of(counts, window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
+    choices = Draws.from_counts(counts, window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
     assert (choices.keep > 0).tolist() == [False, False, False, True, True]
     negatives = {choices.negative(choices.key(1), position, 0) for position in range(200)}
     assert negatives == {3, 4}
@@ -112,8 +112,8 @@ def test_only_learned_words_are_drawn() -> None:
 
 def test_too_few_words_and_empty_windows_are_rejected() -> None:
     with pytest.raises(DataError, match=r"has 1 besides <unk> and <eos>; lower vocabulary\.min_count"):
-        Draws.of([5, 4, 3], window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
+        Draws.from_counts([5, 4, 3], window=1, negatives=1, power=0.75, sample=0.0, eos=0, unknown=1)
     with pytest.raises(DataError, match="at least two words"):
-        Draws.of([10, 0, 0], window=5, negatives=5, power=0.75, sample=0.0)
+        Draws.from_counts([10, 0, 0], window=5, negatives=5, power=0.75, sample=0.0)
     with pytest.raises(ArgumentError, match="window = 0"):
         draws(window=0)

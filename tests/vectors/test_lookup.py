@@ -10,8 +10,8 @@ from reefknot.vectors.lookup import Lookup, near_spellings
 from reefknot.vectors.word_vectors import WordVectors
 
 
-def lookup(*words: str, pieces: bool = False) -> Lookup:
-    return Lookup(WordVectors(words, np.eye(len(words), dtype=np.float32), pieces=pieces))
+def lookup(*words: str, subwords: bool = False) -> Lookup:
+    return Lookup(WordVectors(words, np.eye(len(words), dtype=np.float32), subwords=subwords))
 
 
 def test_word_is_looked_up_as_written_then_in_lower_case() -> None:
@@ -21,7 +21,7 @@ def test_word_is_looked_up_as_written_then_in_lower_case() -> None:
 
 
 def test_among_sub_words_only_whole_words_are_found() -> None:
-    words = lookup("<unk>", "car", "car</w>", "pet</w>", "mount", pieces=True)
+    words = lookup("<unk>", "car", "car</w>", "pet</w>", "mount", subwords=True)
     assert [words.find(word) for word in ("car", "Car", "pet", "car</w>", "<unk>")] == [2, 2, 3, 2, 0]
     assert words.find("mount") is None
     with pytest.raises(DataError, match=r"^not in the vocabulary of x as a single sub-word: mount$"):

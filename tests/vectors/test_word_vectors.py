@@ -37,9 +37,9 @@ def test_unit_vectors_are_correct_for_lengths_outside_float32() -> None:
 
 
 def test_select_keeps_the_given_order_and_the_counts() -> None:
-    vectors = WordVectors(("a", "b", "c"), THREE, np.array([5, 3, 1]), pieces=True)
+    vectors = WordVectors(("a", "b", "c"), THREE, np.array([5, 3, 1]), subwords=True)
     selected = vectors.select(["c", "a"])
-    assert selected.pieces
+    assert selected.subwords
     assert selected.words == ("c", "a")
     assert selected.vectors_VD.tolist() == [[-1.0, 0.0], [3.0, 4.0]]
     assert selected.counts is not None

@@ -1,4 +1,6 @@
-"""The losses of a linear classifier as autograd functions, with gradients from the forward or the backward pass.
+"""The losses of a linear classifier as autograd functions.
+
+`SummedLossFunction` computes the gradients in the forward pass, `RowLossesFunction` in the backward pass.
 
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
@@ -17,7 +19,7 @@ from reefknot.kernels.scores import IGNORE, RowTerms, Scores, wide
 
 
 class RowLossesFunction(torch.autograd.Function):
-    """One loss per row. The weights of the rows come with the backward pass, which computes the scores again."""
+    """One loss per row. The weights of the rows are known in the backward pass, which computes the scores again."""
 
     @staticmethod
     def forward(
@@ -41,7 +43,7 @@ class RowLossesFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
-        refuse_second_derivatives()
+        reject_second_derivatives()
         h, w, b, y, lse, lse_tau = ctx.saved_tensors
         inputs = LossInputs(h, w, b, y, *ctx.options)
         input_grads = row_gradients(inputs, lse, lse_tau, ctx.tau, output_grads, ctx.needs_input_grad[:3])
@@ -56,7 +58,16 @@ def row_gradients(
     output_grads: Sequence[Tensor | None],
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of rows, classes and biases, given those of the losses, of `lse` and of `lse_tau`."""
+    """Return the gradients of h, w and b; None for a gradient that is not needed.
+
+    Args:
+        inputs: The inputs of the forward pass.
+        lse: The log-sum-exps that the forward pass returned, (N,).
+        lse_tau: The log-sum-exps at temperature `tau`, (N,), or None.
+        tau: The temperature, or None.
+        output_grads: The gradients of the losses, of `lse` and of `lse_tau`. None stands for zero.
+        needs: Whether the gradients of h, w and b are needed.
+    """
     g_nll, g_lse, g_tau = output_grads
     target = torch.zeros_like(lse) if g_nll is None else g_nll.where(inputs.scored(slice(None)), 0.0)
     plain = target if g_lse is None else target + g_lse
@@ -68,7 +79,7 @@ def row_gradients(
 
 
 class SummedLossFunction(torch.autograd.Function):
-    """The sum of the losses. The same pass over the scores computes the gradients."""
+    """The sum of the losses. The pass over the scores that computes it also computes the gradients."""
 
     @staticmethod
     def forward(
@@ -92,8 +103,8 @@ class SummedLossFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-        refuse_second_derivatives()
-        # The gradients are scaled in place and given away. A second backward pass computes them again.
+        reject_second_derivatives()
+        # The gradients are scaled in place, so they cannot be reused. A second backward pass computes them again.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             _, gradients = Sum(*ctx.saved_tensors, *ctx.options).value_with_gradients(ctx.needs_input_grad)
@@ -105,7 +116,7 @@ class SummedLossFunction(torch.autograd.Function):
 
 
 class Sum:
-    """The sum of the losses of rows, or of a mixture, and the weight of each row in its gradient."""
+    """Computes the sum of the losses of the rows, or of a mixture, and its gradients."""
 
     def __init__(
         self,
@@ -126,6 +137,7 @@ class Sum:
         self.inputs = LossInputs(h, w, b, y_rows, dtype, scores, budget)
 
     def value(self) -> Tensor:
+        """Return the sum."""
         with torch.autocast(self.y.device.type, enabled=False):
             self._weigh(slice(0, self.inputs.h.shape[0]), losses(self.inputs)[0])
         return self._total()
@@ -155,8 +167,8 @@ class Sum:
         return self.sums[0] if len(self.sums) == 1 else torch.stack(self.sums).sum()
 
 
-def refuse_second_derivatives() -> None:
-    """Raise an error in a backward pass that is itself differentiated: autograd would treat gradients as constants."""
+def reject_second_derivatives() -> None:
+    """Raise an error in a backward pass with `create_graph`: autograd would treat the gradients as constants."""
     if torch.is_grad_enabled():
         raise ArgumentError(
             "losses computed in blocks have no second derivatives, which create_graph = True asks for; "
@@ -165,7 +177,7 @@ def refuse_second_derivatives() -> None:
 
 
 def mixed(log_prior_NK: Tensor, nll_NK: Tensor, y_N: Tensor) -> Tensor:
-    """Return the losses of a mixture, given those of its experts."""
+    """Return the losses of a mixture, (N,), from the losses of its experts."""
     nll_N = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1)
-    # The losses of an ignored target are 0, but the prior does not sum to exactly 1.
+    # For an ignored target nll_NK is 0, but the result is not exactly 0, because the prior does not sum to exactly 1.
     return nll_N.where(y_N != IGNORE, 0.0)

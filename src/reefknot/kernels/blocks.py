@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 LEAST_CLASSES = 256
-"""A product with fewer classes is not worth it, whatever the budget."""
+"""The least number of classes in a block, whatever the budget: a product with fewer classes is too slow."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,17 @@ class Blocks:
     classes: int
 
     def over_rows(self, rows: int) -> Iterator[slice]:
+        """Yield slices that cut `rows` rows into blocks."""
         return _slices(rows, self.rows)
 
     def over_classes(self, classes: int) -> Iterator[slice]:
+        """Yield slices that cut `classes` classes into blocks."""
         return _slices(classes, self.classes)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The bytes that blocks take, and the block sizes that are efficient on a device."""
+    """The memory that a block takes, and the block sizes that are efficient on a device."""
 
     score: float
     """Bytes per score of a block."""
@@ -50,8 +52,8 @@ class Costs:
     multiple: int = 8
     """Block sizes are multiples of this number where possible."""
 
-    def of(self, rows: int, classes: int, blocked: bool) -> float:
-        """Return the bytes of blocks with this many rows and classes. `blocked` says whether there are other rows."""
+    def bytes_of(self, rows: int, classes: int, blocked: bool) -> float:
+        """Return the bytes that a block takes. `blocked`: the matrix has more rows than the block."""
         return rows * (self.score * classes + self.row) + classes * self.one_class + blocked * self.accumulator
 
 
@@ -59,24 +61,24 @@ def plan_blocks(rows: int, classes: int, costs: Costs, budget: int, group: int =
     """Return the fastest blocks within a budget of bytes, or the smallest sensible ones if none fit.
 
     Args:
-        rows: The rows of the whole matrix.
-        classes: The classes of the whole matrix.
-        costs: What a block takes.
-        budget: Bytes of working memory.
-        group: How many consecutive rows must stay in one block.
+        rows: Number of rows of the whole matrix, N.
+        classes: Number of classes of the whole matrix, V.
+        costs: The memory that a block takes.
+        budget: Working memory in bytes.
+        group: Number of consecutive rows that must be in the same block, such as the experts of a mixture.
     """
     rows, classes = max(rows, 1), max(classes, 1)
-    if costs.of(rows, classes, blocked=False) <= budget:
+    if costs.bytes_of(rows, classes, blocked=False) <= budget:
         return Blocks(rows, classes)
     fewest = min(rows, max(costs.fewest_rows, group))
-    fit = int((budget - costs.of(0, classes, blocked=True)) // (costs.score * classes + costs.row))
+    fit = int((budget - costs.bytes_of(0, classes, blocked=True)) // (costs.score * classes + costs.row))
     if fit >= fewest:
         return Blocks(_even(rows, fit, group, costs.multiple), classes)
-    # Both in blocks. Fewer rows leave memory for more classes, until the accumulator takes that memory.
+    # Cut both into blocks. Fewer rows leave memory for more classes, until the accumulator takes that memory.
     most: dict[int, int] = {}
     at_once = rows
     while True:
-        free = budget - costs.of(at_once, 0, blocked=at_once < rows)
+        free = budget - costs.bytes_of(at_once, 0, blocked=at_once < rows)
         most[at_once] = int(free // (costs.score * at_once + costs.one_class))
         if most[at_once] >= min(classes, costs.fewest_classes) or at_once <= fewest:
             break
@@ -88,7 +90,7 @@ def plan_blocks(rows: int, classes: int, costs: Costs, budget: int, group: int =
 
 
 def _even(total: int, most: int, group: int, multiple: int) -> int:
-    """Return a size of at most `most` that gives equal blocks, rounded up to a multiple if that fits."""
+    """Return a block size of at most `most` that cuts `total` evenly, rounded up to `multiple` if that fits."""
     most = max(most // group * group, group)
     size = _round_up(-(-total // -(-total // most)), group)
     rounded = _round_up(_round_up(size, multiple), group)

@@ -1,14 +1,14 @@
-"""CUDA graphs: a step that takes a GPU longer to launch than to run is captured once, then replayed.
+"""CUDA graphs: a step that takes longer to launch than to run on a GPU is captured once, then replayed.
 
     side_stream      the stream on which a step runs and is captured
     capture          captures one step as a `Graph`
-    GraphCache       the graphs used last, by key, in one pool of memory
-    RepeatedSteps    runs a step when its key comes up first, captures it the second time, and replays it from then on
+    GraphCache       the most recently used graphs, by key, in one memory pool
+    RepeatedSteps    runs a step at the first call with its key, captures it at the second, and replays it from then on
 
-A graph repeats the same kernels on the same memory. Whatever changes from call to call is therefore a tensor: an input,
-whose values are copied into a buffer of the graph, or a tensor that stays where it is and that the step reads and
-overwrites. Shapes and host-side numbers are part of the graph, so they belong in the key. A step that asks the device
-for a number cannot be captured.
+A graph repeats the same kernels on the same memory. Whatever changes from call to call must therefore be a tensor:
+either an input, whose values are copied into a buffer of the graph, or a tensor with a fixed address that the step
+reads and overwrites. Shapes and numbers on the host are part of the graph, so they belong in the key. A step that reads
+a value from the device cannot be captured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Outputs = TypeVar("Outputs")
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device. A GPU gets it by way of pinned memory, so that the host does not wait for the copy."""
+    """Copy a tensor to a device. The copy to a GPU uses pinned memory, so the host does not wait for it."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -34,13 +34,13 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def side_stream(device: torch.device, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """Run on a side stream, because the default stream cannot be captured. On a CPU this changes nothing.
+    """Use a side stream inside the context, because the default stream cannot be captured. No effect on a CPU.
 
     The streams wait for each other on entry and on exit.
 
     Args:
-        device: Where the steps run.
-        stream: The stream to use. The default is a new one.
+        device: The device on which the steps run.
+        stream: The stream to use. The default is a new stream.
     """
     if device.type != "cuda":
         yield
@@ -56,7 +56,7 @@ def side_stream(device: torch.device, stream: torch.cuda.Stream | None = None) -
 
 @dataclass(frozen=True)
 class Graph(Generic[Outputs]):
-    """A captured step, with the buffers that it reads and the tensors that it leaves its results in."""
+    """A captured step, with the buffers that it reads and the tensors that it writes its results to."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Sequence[Tensor]
@@ -80,14 +80,14 @@ def capture(
 ) -> Graph[Outputs]:
     """Capture a step without running it. Call this inside `side_stream`, after the step has run there once.
 
-    The earlier run warms up what must not be captured: it compiles kernels, lets libraries choose their algorithms and
+    The earlier run does what must not be captured: it compiles kernels, lets libraries choose their algorithms and
     creates tensors that outlive the step.
 
     Args:
         step: Called as `step(*buffers)`, with a buffer on the device for each input.
-        inputs: Tensors on the host, of the shapes and types that every replay has.
+        inputs: Tensors on the host, with the shapes and types of every replay.
         device: The GPU.
-        pool: The memory pool to allocate from, as `torch.cuda.graph_pool_handle` gives it. The default is a new one.
+        pool: The memory pool to allocate from, as `torch.cuda.graph_pool_handle` returns it. The default is a new pool.
     """
     buffers = [send(tensor, device) for tensor in inputs]
     graph, outputs = _record(lambda: step(*buffers), device, pool)
@@ -103,10 +103,14 @@ def _record(step: Callable[[], Outputs], device: torch.device, pool: Any) -> tup
 
 
 class GraphCache(Generic[Outputs]):
-    """Captured steps by key. Beyond `limit` of them, the one that was used least recently is dropped.
+    """Captured steps by key. If there are more than `limit`, the least recently used graph is dropped.
 
-    The graphs share one pool of memory. So no two of them may run at the same time, and what one leaves in its outputs
-    is valid until another is replayed.
+    The graphs share one memory pool. So no two graphs may run at the same time, and the outputs of a graph are valid
+    only until another graph is replayed.
+
+    Args:
+        device: The GPU.
+        limit: The most graphs to store.
     """
 
     def __init__(self, device: torch.device, limit: int) -> None:
@@ -119,14 +123,14 @@ class GraphCache(Generic[Outputs]):
         return len(self._graphs)
 
     def find(self, key: Hashable) -> Graph[Outputs] | None:
-        """Return the graph of this key, if there is one."""
+        """Return the graph with this key, or None."""
         graph = self._graphs.pop(key, None)
         if graph is not None:
             self._graphs[key] = graph  # the dictionary's order is the order of last use
         return graph
 
     def capture(self, key: Hashable, step: Callable[..., Outputs], inputs: Sequence[Tensor] = ()) -> Graph[Outputs]:
-        """Capture a step, as the function `capture` does, and keep it under this key."""
+        """Capture a step, as the function `capture` does, and store its graph under this key."""
         while len(self._graphs) >= self._limit:
             del self._graphs[next(iter(self._graphs))]
         graph = self._graphs[key] = capture(step, inputs, device=self._device, pool=self._pool)
@@ -134,11 +138,15 @@ class GraphCache(Generic[Outputs]):
 
 
 class RepeatedSteps(Generic[Outputs]):
-    """Runs steps, and replays as CUDA graphs those whose key comes up again. Call it inside `side_stream`.
+    """Runs steps, and replays repeated steps as CUDA graphs. Call it inside `side_stream`.
 
-    A key that comes up for the first time runs its step as it is, which also warms it up. The second time the step is
-    captured. Once more than `limit` keys have come up, no further step is captured: keys that hardly ever repeat are
-    not worth a graph.
+    The first call with a key runs the step without a graph, which also warms it up. The second call captures the step.
+    Once there have been more than `limit` keys, no further step is captured, because keys that rarely repeat are not
+    worth a graph.
+
+    Args:
+        device: The device on which the steps run.
+        limit: The most graphs to store.
     """
 
     def __init__(self, device: torch.device, limit: int = 1) -> None:
@@ -151,8 +159,8 @@ class RepeatedSteps(Generic[Outputs]):
         """Run or replay a step.
 
         Args:
-            key: All that the step's kernels depend on, such as the shapes of the inputs.
-            step: Called with the inputs, on the device. Steps of equal keys must do the same.
+            key: Everything that the step's kernels depend on, such as the shapes of the inputs.
+            step: Called with the inputs, on the device. Steps with equal keys must do the same.
             inputs: Tensors on the host.
         """
         graph = self._graphs.find(key)

@@ -1,4 +1,4 @@
-"""Choose the implementation of the losses and how much memory it may use, and whether an LSTM uses our kernel."""
+"""Choose the implementation of the losses and its working memory, and whether an LSTM uses our kernel."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Impl = Literal["auto", "reference", "chunked", "triton"]
 _LOG = logging.getLogger("reefknot.kernels")
 
 DEFAULT_MEMORY = {"cuda": 2048, "cpu": 128}
-"""The default working memory in MiB. A GPU has the memory, and larger blocks are faster there. A CPU has small caches
-and gains nothing from larger blocks."""
+"""The default working memory in MiB. On a GPU, larger blocks are faster. On a CPU they are not, because its caches are
+small."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An implementation, and the MiB of working memory it may use besides inputs and gradients."""
+    """An implementation, and its working memory in MiB, not counting inputs and gradients. None: the default."""
 
     impl: Impl = "auto"
     memory: float | None = None
@@ -63,12 +63,18 @@ _CHOSEN = threading.local()
 def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
     """Compute all losses inside the context with this implementation and working memory.
 
-    An LSTM runs in our kernel or as a loop in plain torch. `reference` and `chunked` select the loop, or torch's own
-    layer if there is no mask on its state.
+        with rk.using("chunked", memory=512):
+            loss = rk.linear_cross_entropy(hidden, weight, targets)
+
+    The choice also applies to LSTMs with dropout on their state: `triton` selects our kernel, and `reference` and
+    `chunked` select a loop in plain torch. Other recurrent layers use torch's own implementation, except that `auto`
+    and `triton` may run a weight-dropped LSTM (`AWDLSTM`) in our kernel.
 
     Args:
-        impl: `auto`, `reference`, `chunked` or `triton`.
-        memory: MiB of working memory. The default depends on the device.
+        impl: `reference` stores all scores at once. `chunked` computes blocks of scores in plain torch. `triton`
+            computes blocks in Triton kernels, on a GPU. `auto` chooses `triton` or `chunked` by device and type.
+        memory: Working memory in MiB, not counting inputs and gradients. The default is 2048 on a GPU and 128 on a
+            CPU.
     """
     before, _CHOSEN.choice = current(), Choice(impl, memory)
     try:
@@ -78,13 +84,13 @@ def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
 
 
 def current() -> Choice:
-    """Return the choice made by `using`, or that of the environment, or the default."""
+    """Return the choice that `using` made, or else the choice of the environment variables, or else the default."""
     chosen: Choice = getattr(_CHOSEN, "choice", _DEFAULT)
     return chosen
 
 
 def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
-    """Return the implementation for a device and the type of its matrix products: never `auto`."""
+    """Return the implementation for a device and a type of matrix products. The result is never `auto`."""
     if choice.impl == "triton":
         _check_triton(device, dtype)
     impl = choice.impl
@@ -92,12 +98,12 @@ def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
         suits = dtype in (torch.bfloat16, torch.float32) and _kernels_run_on(device)
         impl = "triton" if suits else "chunked"
     if not torch.compiler.is_compiling():  # a graph cannot log
-        say_once("cross-entropy", impl, device.type, dtype)
+        log_once("cross-entropy", impl, device.type, dtype)
     return impl
 
 
 def triton_chosen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether our kernel computes a recurrence: because `using` asks for it, or because the device suits it."""
+    """Return whether a Triton kernel is used: because `using` selects it, or because the device supports it."""
     if current().impl == "triton":
         _check_triton(device, dtype)
         return True
@@ -105,7 +111,7 @@ def triton_chosen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def rounds_to_tf32() -> bool:
-    """Return whether a GPU may round float32 operands of matrix products to TF32, by either of torch's switches."""
+    """Return whether torch's settings allow a GPU to round float32 operands of matrix products to TF32."""
     matmul = torch.backends.cuda.matmul
     # Since torch 2.9. Once it has been set, the older switch cannot be read.
     precision: str | None = getattr(matmul, "fp32_precision", None)
@@ -113,7 +119,7 @@ def rounds_to_tf32() -> bool:
 
 
 @cache
-def say_once(what: str, impl: str, device: str, dtype: torch.dtype) -> None:
+def log_once(what: str, impl: str, device: str, dtype: torch.dtype) -> None:
     """Log which implementation runs, the first time only."""
     _LOG.info("%s on %s in %s: %s", what, device, str(dtype).removeprefix("torch."), impl)
 
@@ -125,10 +131,10 @@ def _kernels_run_on(device: torch.device) -> bool:
 
 @cache
 def triton_available() -> bool:
-    """Return whether the triton kernels are part of this installation, and triton 3.4 or newer is installed."""
+    """Return whether our Triton kernels and Triton 3.4 or newer are installed."""
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("reefknot.kernels.triton_scores") is None:
         return False
-    # 3.4 is the first version whose host code can describe matrices to the copy engine.
+    # Triton 3.4 is the first version with tensor descriptors, by which a GPU's copy engine (TMA) loads tiles.
     return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
@@ -142,7 +148,7 @@ def _check_triton(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _interpreted() -> bool:
-    """Return whether triton interprets its kernels. They then run anywhere, slowly; tests use this on a CPU."""
+    """Return whether Triton interprets its kernels. They then run slowly on any device. Tests use this on a CPU."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)

@@ -3,8 +3,8 @@
     nll_n = logsumexp_v(h_n . w_v + b_v) - (h_n . w_y + b_y)
 
 `summed_loss` computes the gradients in the forward pass, because the weights of the rows are known then. This takes
-three matrix products, or four if memory is short. `row_losses` returns one loss per row. The weights of the rows come
-with the backward pass, which computes the scores again: four products.
+three matrix products, or four if memory is short. `row_losses` returns one loss per row. The weights of the rows are
+known only in the backward pass, which computes the scores again. This takes four matrix products.
 
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
@@ -25,7 +25,7 @@ from reefknot.kernels.reference import compute_dtype, reference_losses
 from reefknot.kernels.scores import IGNORE, at_least_float32, inside, is_class, scores_for, wide
 
 Reduction = Literal["mean", "sum", "none"]
-WHO = "linear_cross_entropy"
+NAME = "linear_cross_entropy"
 
 
 def linear_cross_entropy(
@@ -42,29 +42,38 @@ def linear_cross_entropy(
     impl: Impl | None = None,
     memory: float | None = None,
 ) -> Tensor:
-    """Compute the cross-entropy of a linear classifier in blocks of scores, for the head of any model.
+    """Compute the cross-entropy of a linear classifier without storing all scores at once.
 
-    The result is that of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`, except for three things. Only as
-    many scores as fit into `memory` exist at a time. Sums over classes and over blocks of rows are computed at least in
-    float32, whatever the input types. A batch in which all targets are ignored has a loss of zero.
+        loss = rk.linear_cross_entropy(hidden, weight, targets)     # (B, T, D), (V, D), (B, T) -> ()
 
-    The gradients of a sum or a mean are computed with it and kept for the backward pass. There are no second
-    derivatives, except with `impl = "reference"`. Targets are class ids, and all classes have the same weight.
+    This replaces `F.cross_entropy(F.linear(hidden, weight, bias), targets)` and returns the same loss, with three
+    differences. At any time, only as many scores exist as fit into `memory`. Sums over classes and over blocks of rows
+    are computed at least in float32, whatever the input types. If all targets are ignored, the mean is zero and not
+    NaN.
+
+    The gradients of a sum or a mean are computed in the forward pass and stored for the backward pass. Second
+    derivatives are available only with `impl = "reference"`. Targets must be class ids, and all classes have the same
+    weight.
 
     Args:
-        hidden: Hidden states, (..., D).
-        weight: One vector per class, (V, D), in any floating-point type. Its gradient has the same type.
-        targets: Class ids, (...).
-        bias: Bias per class, (V,), or None.
-        reduction: `mean` over the targets that are not ignored, `sum`, or `none` for one loss per target. `none` takes
-            a third more arithmetic to differentiate, as do label smoothing, the z-loss and float16.
-        label_smoothing: The share of every target that is spread over all classes.
-        z_loss: The weight of the squared log-normaliser in the loss.
-        ignore_index: Targets with this value have a loss of zero and send no gradient.
-        check_targets: Raise an error if a target is out of range. On a GPU this waits for the device. Without the
-            check, and in a compiled or captured graph, the loss of such a target is NaN.
-        impl: `reference`, `chunked`, `triton` or `auto`. The default is that of `using`.
-        memory: MiB of working memory, besides inputs and gradients. More is faster on a GPU.
+        hidden: Hidden states, with shape (..., D).
+        weight: One vector per class, with shape (V, D), in any floating-point type. Its gradient has the same type.
+        targets: Class ids, with the shape of `hidden` without its last dimension, (...).
+        bias: One number per class, with shape (V,), or None.
+        reduction: `mean` over the targets that are not ignored, `sum`, or `none` for one loss per target. Training
+            with `none` takes a third more arithmetic, and so does training with label smoothing, the z-loss or float16.
+        label_smoothing: The share of every target that is spread over all classes, from 0 to 1.
+        z_loss: Weight of the z-loss, the squared log-sum-exp of a row's scores.
+        ignore_index: Targets with this value have a loss of zero and no gradient.
+        check_targets: Raise an error if a target is out of range. On a GPU this check synchronises with the device.
+            Without it, and in a compiled or captured graph, the loss of such a target is NaN.
+        impl: The implementation: `reference`, `chunked`, `triton` or `auto` (see `using`). The default is the choice
+            of `using`.
+        memory: Working memory in MiB, not counting inputs and gradients. More memory is faster on a GPU. The default
+            is the choice of `using`.
+
+    Returns:
+        The mean or the sum, with shape (), or one loss per target, with the shape of `targets`; at least in float32.
     """
     _check_types(hidden, weight, targets, bias)
     _check_shapes(hidden, weight, targets, bias)
@@ -96,16 +105,17 @@ def linear_cross_entropy(
 def smoothing_losses(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, target_N: Tensor | None = None
 ) -> Tensor:
-    """Return z_y - mean_v z_v of each row, at least in float32, and zero for ignored targets.
+    """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
 
     If a share s of every target is spread over all classes, its loss is (1 - s) nll + s mean_v(-log p_v). This equals
-    nll + s (z_y - mean_v z_v), so that no log-probability but the target's is needed.
+    nll + s (z_y - mean_v z_v), so the log-probabilities of the other classes are not needed. The term is zero for
+    ignored targets.
 
     Args:
-        h_ND: Contexts.
+        h_ND: Hidden states.
         w_VD: One vector per class.
-        b_V: Bias per class, or None.
-        y_N: Target ids. Rows with `IGNORE` cost nothing.
+        b_V: One bias per class, or None.
+        y_N: Target ids, or `IGNORE`.
         target_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
             gradient is then summed in the type of `w_VD`.
     """
@@ -127,42 +137,42 @@ def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:
             continue
         if not isinstance(argument, Tensor):
             hint = f"; pass its {name}, not the layer" if isinstance(argument, torch.nn.Module) else ""
-            raise ArgumentError(f"{WHO}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
+            raise ArgumentError(f"{NAME}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
         if name != "targets" and not argument.is_floating_point():
-            raise ArgumentError(f"{WHO}: {name} is {argument.dtype}; it must be a floating-point tensor")
+            raise ArgumentError(f"{NAME}: {name} is {argument.dtype}; it must be a floating-point tensor")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise ArgumentError(f"{WHO}: targets are {targets.dtype}; class ids must be integers")
+        raise ArgumentError(f"{NAME}: targets are {targets.dtype}; class ids must be integers")
 
 
 def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignore_index: int) -> None:
     if not isinstance(ignore_index, int):
-        raise ArgumentError(f"{WHO}: ignore_index = {ignore_index!r}: must be an integer")
+        raise ArgumentError(f"{NAME}: ignore_index = {ignore_index!r}: must be an integer")
     if reduction not in get_args(Reduction):
-        raise ArgumentError(f"{WHO}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
+        raise ArgumentError(f"{NAME}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
     if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
-        raise ArgumentError(f"{WHO}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
+        raise ArgumentError(f"{NAME}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
     if not (isinstance(z_loss, int | float) and 0 <= z_loss < math.inf):
-        raise ArgumentError(f"{WHO}: z_loss = {z_loss!r}: must be 0 or more, and finite")
+        raise ArgumentError(f"{NAME}: z_loss = {z_loss!r}: must be 0 or more, and finite")
 
 
 def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
     if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
         raise ArgumentError(
-            f"{WHO}: hidden is {tuple(hidden.shape)} and weight is {tuple(weight.shape)}; they must be (..., dim) and "
+            f"{NAME}: hidden is {tuple(hidden.shape)} and weight is {tuple(weight.shape)}; they must be (..., dim) and "
             "(classes, dim), with the same dim"
         )
     if targets.shape != hidden.shape[:-1]:
         raise ArgumentError(
-            f"{WHO}: targets is {tuple(targets.shape)} but hidden is {tuple(hidden.shape)}; pass one class id per row: "
+            f"{NAME}: targets is {tuple(targets.shape)} but hidden is {tuple(hidden.shape)}; pass one id per row, "
             f"{tuple(hidden.shape[:-1])}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
-            f"{WHO}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
+            f"{NAME}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
         )
     devices = {str(tensor.device) for tensor in (hidden, weight, targets, bias) if tensor is not None}
     if len(devices) > 1:
-        raise ArgumentError(f"{WHO}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
+        raise ArgumentError(f"{NAME}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
 
 
 def _check_targets(y_N: Tensor, targets: Tensor, classes: int, ignore_index: int) -> None:
@@ -170,7 +180,7 @@ def _check_targets(y_N: Tensor, targets: Tensor, classes: int, ignore_index: int
     if bool(outside_N.any()):
         row = int(outside_N.nonzero()[0])
         raise ArgumentError(
-            f"{WHO}: target {int(targets.reshape(-1)[row])} of row {row} is not a class; use 0 to {classes - 1}, "
+            f"{NAME}: target {int(targets.reshape(-1)[row])} of row {row} is not a class; use 0 to {classes - 1}, "
             f"or {ignore_index} (ignore_index) to ignore a row"
         )
 
@@ -183,15 +193,16 @@ def _unknown(targets: Tensor) -> bool:
 
 
 class RowLosses(NamedTuple):
-    """Losses and normalisers, one per row, at least in float32. Callers may weigh rows as they like."""
+    """Losses and normalisers, one per row, (N,), at least in float32."""
 
     nll: Tensor
-    """The negative log-likelihood. Zero if the target is `IGNORE`."""
+    """The negative log-likelihood of the target. It is zero if the target is `IGNORE`."""
     lse: Tensor
     """The log-sum-exp of the scores."""
     lse_tau: Tensor | None
-    """The log-sum-exp, at temperature tau, of the scores without the bias and less their mean over the classes. A
-    divergence between two tempered softmaxes does not depend on that mean. None without tau."""
+    """The log-sum-exp, at temperature tau, of the scores without the bias and less their mean over the classes. None if
+    tau is not given. The mean is subtracted because a divergence between two tempered softmaxes does not depend on it.
+    """
 
 
 def row_losses(
@@ -205,12 +216,12 @@ def row_losses(
     """Return the negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
 
     Args:
-        h_ND: Contexts.
+        h_ND: Hidden states.
         w_VD: One vector per class.
-        b_V: Bias per class, or None.
+        b_V: One bias per class, or None.
         y_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
         tau: If given, the log-sum-exp at this temperature is returned too.
-        choice: Implementation and memory. The default is that of `using`.
+        choice: Implementation and working memory. The default is the choice of `using`.
     """
     choice = choice or current()
     dtype = compute_dtype(h_ND, w_VD)
@@ -233,18 +244,17 @@ def summed_loss(
     log_prior_NK: Tensor | None = None,
     choice: Choice | None = None,
 ) -> Tensor:
-    """Return the sum of the rows' negative log-likelihoods.
+    """Return the sum of the negative log-likelihoods of all targets, under one softmax or a mixture of softmaxes.
 
-    With `log_prior_NK` it is that of a mixture of K softmaxes over the same classes: h has K consecutive rows per
-    target, and the loss of a target is -logsumexp_k(log_prior_k - nll_k).
+    A mixture has K softmaxes over the same classes. Its loss of a target is -logsumexp_k(log_prior_k - nll_k).
 
     Args:
-        h_ND: Contexts.
+        h_ND: Hidden states. For a mixture, K consecutive rows per target.
         w_VD: One vector per class.
-        b_V: Bias per class, or None.
-        y_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
-        log_prior_NK: The logarithms of the experts' weights, or None.
-        choice: Implementation and memory. The default is that of `using`.
+        b_V: One bias per class, or None.
+        y_N: Target ids, from 0 to V - 1. Targets with `IGNORE` have a loss of zero.
+        log_prior_NK: For a mixture, the logarithms of the experts' weights; otherwise None.
+        choice: Implementation and working memory. The default is the choice of `using`.
     """
     choice = choice or current()
     if torch.float16 in (w_VD.dtype, None if b_V is None else b_V.dtype):

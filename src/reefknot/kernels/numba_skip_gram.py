@@ -1,9 +1,9 @@
 """Skip-gram compiled for the CPU by numba, on threads that share the tables without locks (Hogwild).
 
-Two threads that change a row at the same time may lose a part of one update. There are many rows, so this is rare
-(Recht et al. 2011). Most of the time goes into waiting for rows that are in no cache. So the pairs of a centre are
-drawn first and their rows prefetched; then the pairs are trained. Every process compiles the machine code again, in two
-or three seconds, because numba's cache on disk consists of pickles, which this package never reads.
+If two threads change a row at the same time, a part of one update may be lost. There are many rows, so this is rare
+(Recht et al. 2011). Most of the time is spent waiting for rows that are not in a cache. So the pairs of a centre are
+drawn first and their rows are prefetched; then the pairs are trained. Every process compiles the machine code again,
+which takes two or three seconds, because numba's cache on disk consists of pickles, which this package never reads.
 
 Shapes: V words, D dimensions, C kept words of a stretch and its neighbours, P pairs of a centre, T = 1 + negatives
 targets.
@@ -22,12 +22,12 @@ from numba.extending import intrinsic
 from reefknot.kernels.skip_gram import CLIP, Stretch
 from reefknot.kernels.skip_gram_draws import FIRST, SECOND, STEP
 
-PLACES = 10_000
-"""The words of a piece, which a thread takes at a time."""
+POSITIONS = 10_000
+"""Number of positions that a thread trains on at a time."""
 _STEP, _FIRST, _SECOND = np.uint64(STEP), np.uint64(FIRST), np.uint64(SECOND)
 _HALF, _LOWER = np.uint64(32), np.uint64(2**32 - 1)
 _LINE = 16
-"""Numbers per cache line."""
+"""Number of float32 values per cache line."""
 _CELLS = 1024
 # The sigmoid from -CLIP to CLIP, and one cell more. Linear interpolation between two cells has an error below 2e-6.
 _SIGMOID = (1.0 / (1.0 + np.exp(-(np.arange(_CELLS + 2) * (2 * CLIP / _CELLS) - CLIP)))).astype(np.float32)
@@ -38,25 +38,25 @@ _LOOSE = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def train_compiled(stretch: Stretch, workers: int) -> None:
-    """Train on pieces of the stretch in order. The next free thread takes the next piece."""
+    """Train on the stretch in parts of `POSITIONS` words. The next free thread trains on the next part."""
     ids, draws, rates = stretch.ids, stretch.draws, stretch.rates
     tables = (stretch.inputs.numpy(), stretch.outputs.numpy())
-    drawn = (draws.keep.numpy(), draws.accept.numpy(), draws.alias.numpy())
+    draw_tables = (draws.keep.numpy(), draws.accept.numpy(), draws.alias.numpy())
     sizes = (draws.window, draws.negatives, draws.eos)
     fall = (*rates.line, rates.lowest)
 
-    def train_piece(first: int) -> None:
-        last = min(first + PLACES, stretch.stop)
+    def train_part(first: int) -> None:
+        last = min(first + POSITIONS, stretch.stop)
         reach = draws.reach(stretch.key, ids, first, last)
-        _train(*tables, stretch.tied, ids, *reach, first, last, *drawn, *sizes, np.uint64(stretch.key), *fall)
+        _train(*tables, stretch.tied, ids, *reach, first, last, *draw_tables, *sizes, np.uint64(stretch.key), *fall)
 
-    firsts = range(stretch.start, stretch.stop, PLACES)
+    firsts = range(stretch.start, stretch.stop, POSITIONS)
     if workers == 1:
         for first in firsts:
-            train_piece(first)
+            train_part(first)
         return
     with ThreadPoolExecutor(workers) as threads:
-        for _ in threads.map(train_piece, firsts):
+        for _ in threads.map(train_part, firsts):
             pass
 
 
@@ -103,30 +103,30 @@ def _sigmoid(score: Any) -> Any:
 
 
 @njit(nogil=True)
-def _kept(ids: Any, begin: Any, end: Any, keep_V: Any, per_place: Any, eos: Any, key: Any) -> Any:
-    """Return the kept words, their places and lines, and their number."""
+def _kept(ids: Any, begin: Any, end: Any, keep_V: Any, per_position: Any, eos: Any, key: Any) -> Any:
+    """Return the kept words, their positions and lines, and their number."""
     words_C = np.empty(end - begin, np.int64)
-    places_C = np.empty(end - begin, np.int64)
+    positions_C = np.empty(end - begin, np.int64)
     lines_C = np.empty(end - begin, np.int64)
     count = 0
     line = 0
-    for place in range(begin, end):
-        word = ids[place]
+    for position in range(begin, end):
+        word = ids[position]
         if word == eos:
             line += 1
-        elif np.int64(_draw(key, np.uint64(place) * per_place) >> _HALF) < keep_V[word]:
+        elif np.int64(_draw(key, np.uint64(position) * per_position) >> _HALF) < keep_V[word]:
             words_C[count] = word
-            places_C[count] = place
+            positions_C[count] = position
             lines_C[count] = line
             count += 1
-    return words_C, places_C, lines_C, count
+    return words_C, positions_C, lines_C, count
 
 
 @njit(inline="always")
 def _draw_targets(
     targets_PT: Any, pair: Any, centre: Any, output_VD: Any, accept_V: Any, alias_V: Any, key: Any, number: Any
 ) -> None:
-    """Set the targets of a pair and prefetch their rows: the centre, then its negatives (-1 if equal to the centre)."""
+    """Set the targets of a pair, the centre and its negatives (-1 if equal to the centre), and prefetch their rows."""
     dim = output_VD.shape[1]
     columns = np.uint64(len(alias_V))
     targets_PT[pair, 0] = centre
@@ -191,18 +191,18 @@ def _train(
 ) -> None:
     """Train with the centres from `first` to `last`, whose neighbours lie from `begin` to `end`."""
     dim = input_VD.shape[1]
-    per_place = np.uint64(2 + 2 * window * negatives)
-    words_C, places_C, lines_C, count = _kept(ids, begin, end, keep_V, per_place, eos, key)
+    per_position = np.uint64(2 + 2 * window * negatives)
+    words_C, positions_C, lines_C, count = _kept(ids, begin, end, keep_V, per_position, eos, key)
     e_D = np.empty(dim, input_VD.dtype)
     contexts_P = np.empty(2 * window, np.int64)
     targets_PT = np.empty((2 * window, 1 + negatives), np.int64)
     for at in range(count):
-        place = places_C[at]
-        if place < first or place >= last:
+        position = positions_C[at]
+        if position < first or position >= last:
             continue
-        rate = rate_at_0 - fall * place
+        rate = rate_at_0 - fall * position
         rate = np.float32(rate if rate > lowest else lowest)
-        number = np.uint64(place) * per_place
+        number = np.uint64(position) * per_position
         radius = 1 + np.int64((_draw(key, number + np.uint64(1)) >> _HALF) * np.uint64(window) >> _HALF)
         pairs = 0
         for other in range(at - radius if at > radius else 0, at + radius + 1 if at + radius < count else count):
@@ -212,8 +212,8 @@ def _train(
             for d in range(0, dim, _LINE):
                 _prefetch(input_VD, words_C[other], d)
             slot = other - at + window - (1 if other > at else 0)
-            drawn = number + np.uint64(2 + slot * negatives)
-            _draw_targets(targets_PT, pairs, words_C[at], output_VD, accept_V, alias_V, key, drawn)
+            first_negative = number + np.uint64(2 + slot * negatives)
+            _draw_targets(targets_PT, pairs, words_C[at], output_VD, accept_V, alias_V, key, first_negative)
             pairs += 1
         for pair in range(pairs):
             _train_pair(input_VD, output_VD, tied, contexts_P[pair], targets_PT, pair, e_D, rate)

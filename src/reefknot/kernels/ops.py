@@ -1,9 +1,9 @@
 """The kernels as operators of torch, so that `torch.compile` keeps an output end in one graph.
 
-A compiler cannot trace a pass over blocks of scores and does not need to: each operator declares its outputs and its
-gradient. Operators compute the same as the eager functions. They may return neither None nor one of their inputs, so an
-empty tensor stands for a result that is not needed. The schemas are written out because versions of torch differ in
-what they can infer from annotations.
+A compiler cannot trace a pass over blocks of scores. It does not need to, because each operator declares its outputs
+and its gradient. The operators compute the same as the eager functions. An operator may return neither None nor one of
+its inputs, so an empty tensor stands for a result that is not needed. The schemas are written out because versions of
+torch differ in what they can infer from annotations.
 
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture; U queries, C dimensions of the values.
 """
@@ -25,8 +25,8 @@ from reefknot.kernels.scores import Scores, at_least_float32, scores_for, wide
 from reefknot.kernels.soft_target import Attention, SoftTargets
 
 _OPTIONS = "ScalarType dtype, str impl, float? memory"
-"""The type of the matrix products, and a `Choice`. They are read where autocast and `using` are visible, outside the
-operator, and resolved inside."""
+"""The type of the matrix products, and a `Choice`. They are read outside the operator, where autocast and `using` are
+visible, and resolved inside."""
 
 
 def _kernel(dtype: torch.dtype, impl: Impl, memory: float | None, device: torch.device) -> tuple[Scores, int]:
@@ -44,7 +44,7 @@ def _needed(needs: Sequence[bool], results: Sequence[Tensor | None], like: Tenso
 
 
 def _allocated(needs: Sequence[bool], inputs: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
-    """Return what `_needed` returns for the gradients of these inputs, without values."""
+    """Return uninitialised tensors with the shapes that `_needed` returns for the gradients of these inputs."""
     return _needed(needs, [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in inputs], like)
 
 
@@ -65,7 +65,7 @@ def summed_loss(
     dtype: torch.dtype,
     choice: Choice,
 ) -> Tensor:
-    """`linear_cross_entropy.summed_loss` in a graph."""
+    """Compute `linear_cross_entropy.summed_loss` in a compiled graph."""
     inputs = (h_ND, w_VD, b_V, log_prior_NK)
     needs = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in inputs]
     total: Tensor = _summed_loss(*inputs, y_N, dtype, choice.impl, choice.memory, needs)[0]
@@ -131,7 +131,7 @@ def row_losses(
     dtype: torch.dtype,
     choice: Choice,
 ) -> RowLosses:
-    """`linear_cross_entropy.row_losses` in a graph."""
+    """Compute `linear_cross_entropy.row_losses` in a compiled graph."""
     nll_N, lse_N, lse_tau_N = _row_losses(h_ND, w_VD, b_V, y_N, tau, dtype, choice.impl, choice.memory)
     return RowLosses(nll_N, lse_N, None if tau is None else lse_tau_N)
 
@@ -215,7 +215,7 @@ def _(h: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> tuple[Tensor, ..
 def soft_targets(
     queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor | None, tau: float, dtype: torch.dtype, choice: Choice
 ) -> SoftTargets:
-    """`soft_target.soft_targets` in a graph. `values_VC` is None if the keys are also the values."""
+    """Compute `soft_target.soft_targets` in a compiled graph. `values_VC` is None if the keys are also the values."""
     mean_UC, negentropy_U, _ = _soft_targets(queries_UD, keys_VD, values_VC, tau, dtype, choice.impl, choice.memory)
     return SoftTargets(mean_UC, negentropy_U)
 

@@ -1,4 +1,4 @@
-"""Passes over blocks of scores that compute losses and gradients without ever holding all scores.
+"""Passes over blocks of scores that compute losses and gradients without ever storing all scores.
 
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
@@ -28,7 +28,7 @@ from reefknot.kernels.scores import (
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The inputs of a pass: rows and classes."""
+    """The inputs of a pass: hidden states h, class vectors w, biases b and targets y, and how to compute the scores."""
 
     h: Tensor
     w: Tensor
@@ -38,11 +38,11 @@ class LossInputs:
     """The type of the matrix products."""
     scores: Scores
     budget: int
-    """Bytes of working memory."""
+    """Working memory in bytes."""
     centre: Tensor | None = None
-    """Subtracted from every class vector before it is rounded. It lowers all scores of a row by the same amount, which
-    does not change a softmax. But trained class vectors have a large mean; half precision would spend its digits on it,
-    and a tempered softmax has few digits to lose."""
+    """The vector that is subtracted from every class vector before it is rounded. It lowers all scores of a row by the
+    same amount, which does not change a softmax. Trained class vectors have a large mean. Without the subtraction, half
+    precision would spend its digits on the mean, and a tempered softmax needs all digits."""
 
     def mean(self) -> Tensor:
         """Return the mean of the class vectors."""
@@ -52,8 +52,11 @@ class LossInputs:
         return product(self.w.new_ones(8, self.w.shape[0]), self.w)[0] / self.w.shape[0]
 
     def centred(self, mean: Tensor) -> LossInputs:
-        """Return inputs whose class vectors have this mean subtracted. Class vectors that are already in half precision
-        are left alone, because the difference would have to be rounded again."""
+        """Return inputs whose class vectors have this mean subtracted.
+
+        Class vectors that are already in half precision are not changed, because the difference would have to be
+        rounded again.
+        """
         return self if wide(self.w.dtype) != self.w.dtype else replace(self, centre=mean)
 
     def shift(self, mean: Tensor) -> Tensor:
@@ -61,10 +64,11 @@ class LossInputs:
         return at_least_float32(self.h.to(self.dtype)) @ mean.to(wide(self.dtype))
 
     def rows(self, rows: slice) -> Tensor:
+        """Return some of the hidden states in the type of the matrix products."""
         return self.h[rows].to(self.dtype).contiguous()
 
     def classes(self, classes: slice) -> tuple[Tensor, Tensor | None]:
-        """Return vectors and biases of some classes in the types of the computation, copied only if these differ."""
+        """Return vectors and biases of some classes in the types of the computation, copied only if necessary."""
         if self.centre is None:
             w = self.w[classes].to(self.dtype).contiguous()
         else:
@@ -73,15 +77,22 @@ class LossInputs:
         return w, None if self.b is None else self.b[classes].to(wide(self.dtype))
 
     def scored(self, rows: slice) -> Tensor:
-        """Return which of the rows have a target."""
+        """Return a mask of the rows that have a target."""
         return is_class(self.y[rows], self.w.shape[0])
 
     def blocks(self, group: int = 1, gradients: bool = True, matrices: int = 1) -> Blocks:
-        """Return blocks within the budget, for gradients (this many matrices of them at once) or only for losses."""
+        """Return blocks that fit into the budget.
+
+        Args:
+            group: Number of consecutive rows that must be in the same block.
+            gradients: The blocks are for gradients and not only for losses.
+            matrices: Number of matrices of the size of the block that exist at the same time.
+        """
         dim, narrow, broad = self.h.shape[1], self.dtype.itemsize, wide(self.dtype).itemsize
         copied = self.dtype != self.w.dtype or self.centre is not None
         copy = (narrow if copied else 0) + (broad if self.scores.widens(self.h, self.dtype) else 0)
-        # The gradient of the classes itself does not count: it must exist, and only exists once the blocks are freed.
+        # The gradient in the type of the classes does not count: it is needed anyway, and is made after the blocks are
+        # freed.
         accumulator = wide(self.w.dtype).itemsize - self.w.dtype.itemsize
         costs = Costs(
             score=matrices * self.scores.bytes_per_score(self.dtype, gradients),
@@ -95,19 +106,21 @@ class LossInputs:
 
 
 class Gradients:
-    """The sums of a pass: gradients of rows, classes and biases. Those that are not needed are None."""
+    """The gradients of h, w and b, summed over the blocks of a pass. A gradient that is not needed is None."""
 
     def __init__(self, inputs: LossInputs, needs: tuple[bool, bool, bool], blocks: Blocks) -> None:
         h, w, b = inputs.h, inputs.w, inputs.b
         self.h = torch.empty_like(h, memory_format=torch.contiguous_format) if needs[0] else None
-        self.w = room_for(w, h.shape[0], blocks) if needs[1] else None
+        self.w = allocate_gradient(w, h.shape[0], blocks) if needs[1] else None
         biased = needs[2] and b is not None
         self.b = torch.zeros(w.shape[0], dtype=wide(inputs.dtype), device=w.device) if biased else None
         self.inputs = inputs
 
     def add_exponentials(self, rows: slice, h: Tensor, w: Tensor, block: Exponentials, weights: Tensor | None) -> None:
-        """Add the gradients of a block that has all classes, with a weight for each row. The narrow matrices are
-        multiplied by the weights, which saves a pass over the scores."""
+        """Add the gradients of a block that has all classes, with a weight for each row.
+
+        The weights are multiplied into `h` and its gradient instead of the scores, which saves a pass over the scores.
+        """
         scale = (block.scale if weights is None else block.scale * weights)[:, None]
         if self.h is not None:
             dh = h.new_empty(h.shape, dtype=wide(h.dtype))
@@ -120,7 +133,7 @@ class Gradients:
             self.b += product(block.values.T, scale.to(h.dtype).expand(-1, 8).contiguous())[:, 0]
 
     def add_recomputed(self, rows: slice, terms: RowTerms, blocks: Blocks) -> None:
-        """Add the gradients of some rows, one block of classes after the other, from known normalisers."""
+        """Add the gradients of some rows, one block of classes after the other, with known normalisers."""
         inputs = self.inputs
         h = inputs.rows(rows)
         dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if self.h is not None else None
@@ -150,24 +163,32 @@ class Gradients:
         return self.h, w, b
 
 
-def room_for(x: Tensor, rows: int, blocks: Blocks) -> Tensor:
+def allocate_gradient(x: Tensor, rows: int, blocks: Blocks) -> Tensor:
     """Allocate the gradient of `x`, which is summed over blocks of rows.
 
-    The sum of several blocks would lose digits in half precision, so it is wider. A single block is one product. The
-    tensor is only filled with zeros if there are no rows to write it.
+    The sum of several blocks would lose digits in half precision, so it has a wider type. A single block is one product
+    and needs no sum. The tensor is filled with zeros only if there are no rows, because nothing else would write it.
     """
     dtype = x.dtype if blocks.rows >= rows else wide(x.dtype)
     return (torch.empty if rows else torch.zeros)(x.shape, dtype=dtype, device=x.device)
 
 
 Weigh = Callable[[slice, Tensor], Tensor | None]
-"""(rows, losses of the rows) -> the weight of each row in the objective, zero without a target. None: all weigh 1."""
+"""A function of (rows, losses of the rows) that returns the weight of each row in the objective. The weight is zero for
+a row without a target. None stands for weights of 1."""
 
 
 def losses_with_gradients(
     inputs: LossInputs, weigh: Weigh, needs: tuple[bool, bool, bool], group: int = 1
 ) -> Gradients:
-    """Compute losses and gradients in one pass over the rows. The weights of `group` rows follow from their losses."""
+    """Compute losses and gradients in one pass over the rows.
+
+    Args:
+        inputs: The inputs of the pass.
+        weigh: Called with the losses of each block of rows. It returns their weights.
+        needs: Whether the gradients of h, w and b are needed.
+        group: Number of consecutive rows that `weigh` needs at once.
+    """
     blocks = inputs.blocks(group)
     sums = Gradients(inputs, needs, blocks)
     one_pass = blocks.classes >= inputs.w.shape[0]
@@ -187,7 +208,7 @@ def losses_with_gradients(
 
 
 def losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return losses and log-sum-exps of all rows and, at `tau`, log-sum-exps of the scores less their mean."""
+    """Return losses and log-sum-exps of all rows and, if `tau` is given, log-sum-exps at `tau` (see `RowLosses`)."""
     mean = None
     if tau is not None:
         mean = inputs.mean()
@@ -205,7 +226,7 @@ def losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor, Tensor
 def gradients(
     inputs: LossInputs, terms: RowTerms, needs: tuple[bool, bool, bool], tau: float | None = None
 ) -> Gradients:
-    """Compute gradients from the results of `losses` and the weights that come with the backward pass."""
+    """Compute gradients from the results of `losses` and the weights that the backward pass receives."""
     if tau is not None and terms.lse is not None:
         mean = inputs.mean()
         inputs = inputs.centred(mean)
@@ -217,7 +238,7 @@ def gradients(
     blocks = inputs.blocks()
     sums = Gradients(inputs, needs, blocks)
     for rows in blocks.over_rows(inputs.h.shape[0]):
-        sums.add_recomputed(rows, terms.of(rows), blocks)
+        sums.add_recomputed(rows, terms.select(rows), blocks)
     if terms.plain is not None and terms.target is not None and terms.plain is not terms.target:
         sums.add_shift(terms.plain - terms.target)
     return sums
@@ -230,15 +251,15 @@ def _losses(inputs: LossInputs, rows: slice, blocks: Blocks, tau: float | None) 
         inputs.scores.normalisers(h, *inputs.classes(classes), tau)
         for classes in blocks.over_classes(inputs.w.shape[0])
     ]
-    lse, lse_tau = (added(list(parts)) for parts in zip(*normalisers, strict=True))
+    lse, lse_tau = (combine_normalisers(list(parts)) for parts in zip(*normalisers, strict=True))
     assert lse is not None
     y = inputs.y[rows]
     nll = lse - inputs.scores.target_scores(h, inputs.w, inputs.b, y, inputs.centre).to(lse.dtype)
     return mask_ignored(nll, y, inputs.w.shape[0]), lse, lse_tau
 
 
-def added(normalisers: list[Tensor | None]) -> Tensor | None:
-    """Combine the log-sum-exps of blocks of classes. None if they were not computed."""
+def combine_normalisers(normalisers: list[Tensor | None]) -> Tensor | None:
+    """Return the log-sum-exps over all classes, given those of blocks of classes. None if they were not computed."""
     computed = [lse for lse in normalisers if lse is not None]
     if len(computed) < 2:
         return computed[0] if computed else None
@@ -246,7 +267,7 @@ def added(normalisers: list[Tensor | None]) -> Tensor | None:
 
 
 def _joined(inputs: LossInputs, parts: list[Tensor | None]) -> Tensor:
-    """Concatenate the results of blocks of rows. An empty tensor if there are no rows, or no results."""
+    """Concatenate the results of blocks of rows. Return an empty tensor if there are no rows or no results."""
     computed = [part for part in parts if part is not None]
     if not computed:
         return inputs.h.new_zeros(0, dtype=wide(inputs.dtype))

@@ -3,10 +3,10 @@
     i, f, g, o = x_t + (m * h_{t-1}) W^T        c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
                                                 h_t = sigmoid(o) tanh(c_t)
 
-The mask m is the same at every step. cuDNN has no such mask, so on a GPU two kernels of our own process the window, one
-forward and one backward (`triton_recurrence`). Everywhere else, and as the reference, it is a loop in plain torch. If
-each layer reads the masked states of the layer below (Inan et al. 2017), the kernels process all layers at once. A
-layer without a mask can use cuDNN or our kernels (`outruns_cudnn`).
+The mask m is the same at every step. cuDNN does not support such a mask, so on a GPU two kernels of our own process the
+window, one forward and one backward (`triton_recurrence`). On other devices, and as the reference, a loop in plain
+torch computes it. If each layer reads the masked states of the layer below (Inan et al. 2017), the kernels process all
+layers at once. A layer without a mask can use cuDNN or our kernels (`outruns_cudnn`).
 
 Shapes: L layers, T steps, B rows of the batch, H units, P units with padding, G = 4H gates in torch's order i, f, g, o;
 M masks, 1 or one per gate.
@@ -22,21 +22,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.choice import current, rounds_to_tf32, say_once, triton_chosen
+from reefknot.kernels.choice import current, log_once, rounds_to_tf32, triton_chosen
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.scores import at_least_float32, wide, widened
 
 
 def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs of all steps, and the last cells, at least in float32. Autocast applies to the products.
+    """Return the outputs of all steps, h_TBH, and the last cells, c_BH, at least in float32.
+
+    Autocast applies to the matrix products.
 
     Args:
         x_TBG: The contribution of the input to the gates, including biases.
         h_BH: The state before the first step.
         c_BH: The cells before the first step.
         w_GH: Recurrent weights.
-        mask: Factors of the recurrent state, (B, H), or (4, B, H) with a mask for each gate, or None. They are scaled
-            already, and get no gradient.
+        mask: Factors of the recurrent state, (B, H), or (4, B, H) with a mask for each gate, or None. They must be
+            scaled by 1 / (1 - rate). They get no gradient.
     """
     dtype = compute_dtype(x_TBG, w_GH)
     mask = None if mask is None else mask.detach()
@@ -47,10 +49,10 @@ def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Ten
 def outruns_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
     """Return whether `lstm_scan` should train a layer without a mask, which cuDNN could train too.
 
-    On an H200 a weight-dropped LSTM with layers of 1150, 1150 and 400 units takes 0.6 to 0.7 of the time of cuDNN with
-    products in bfloat16 or TF32. With products in float32 a variational LSTM takes 1.0 to 1.4 of it (`reefknot bench
-    encoders`). Narrower and wider layers, and passes without gradients, have not been measured one layer at a time.
-    `using("triton")` selects our kernel for any layer.
+    `reefknot bench encoders` measures this. On an H200 with products in bfloat16 or TF32, a weight-dropped LSTM with
+    layers of 1150, 1150 and 400 units takes 0.6 to 0.7 times as long as with cuDNN. With products in float32, a
+    variational LSTM takes 1.0 to 1.4 times as long. Single layers that are narrower or wider, and passes without
+    gradients, have not been measured. `using("triton")` selects our kernel for any layer.
     """
     dtype, units = compute_dtype(x_BTD, w_GH), w_GH.shape[1]
     if not _has_kernels(x_BTD.transpose(0, 1), w_GH, dtype):
@@ -73,10 +75,10 @@ def lstm_stack_scan(
     biases: Sequence[Tensor],
     masks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a stack of layers, each of which reads the states of the layer below through the mask on those states.
+    """Compute a stack of layers, each of which reads the masked states of the layer below.
 
-    Returns the outputs of the last layer for all steps, not dropped, and the last states and cells of all layers, at
-    least in float32.
+    Return the outputs of the last layer for all steps without its mask, h_TBH, and the last states and cells of all
+    layers, h_LBH and c_LBH, at least in float32.
 
     Args:
         x_TBG: The contribution of the input to the gates of the first layer, including biases.
@@ -86,7 +88,7 @@ def lstm_stack_scan(
         upward: w_GH of every layer but the first, for the state of the layer below.
         biases: b_G of every layer but the first.
         masks: Factors of the states, for the recurrence and for the layer above: (L, B, H), or (L, 4, B, H) with a mask
-            for each gate, or None. They are scaled already, and get no gradient.
+            for each gate, or None. They must be scaled by 1 / (1 - rate). They get no gradient.
     """
     dtype = compute_dtype(x_TBG, recurrent[0])
     masks = None if masks is None else masks.detach()
@@ -132,7 +134,7 @@ def _one_layer(
 def lstm_loop(
     x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Compute `lstm_scan` step by step, with products in `dtype`."""
+    """Compute `lstm_scan` step by step in plain torch, with products in `dtype`."""
     w_GH, h_BH, c_BH = w_GH.to(dtype), h_BH.to(dtype), at_least_float32(c_BH)
     outputs: list[Tensor] = []
     for x_BG in at_least_float32(x_TBG).unbind():
@@ -144,7 +146,7 @@ def lstm_loop(
 
 
 def _to_gates(h_BH: Tensor, w_GH: Tensor, mask: Tensor | None, bias_G: Tensor | None = None) -> Tensor:
-    """Return what a state, or the states of all steps, adds to the gates that read it."""
+    """Return the contribution of a state, or of the states of all steps, to the gates that read it."""
     if mask is None or mask.dim() == 2:
         return F.linear(h_BH if mask is None else (h_BH * mask).to(w_GH.dtype), w_GH, bias_G)
     masked_4BH = (h_BH.unsqueeze(-3) * mask).to(w_GH.dtype)
@@ -155,11 +157,11 @@ def _to_gates(h_BH: Tensor, w_GH: Tensor, mask: Tensor | None, bias_G: Tensor | 
 
 def _log(impl: str, x_TBG: Tensor, dtype: torch.dtype) -> None:
     if not torch.compiler.is_compiling():  # a graph cannot log
-        say_once("the recurrence of an LSTM", impl, x_TBG.device.type, dtype)
+        log_once("the recurrence of an LSTM", impl, x_TBG.device.type, dtype)
 
 
 def _has_kernels(x_TBG: Tensor, w_GH: Tensor, dtype: torch.dtype, layers: int = 1) -> bool:
-    """Return whether the kernels run: not in float64, and only if device and `using` allow it and the layers fit."""
+    """Return whether the kernels are used. They need a type other than float64, and layers that fit on the device."""
     if dtype == torch.float64 or not x_TBG.numel() or not triton_chosen(x_TBG.device, dtype):
         return False
     from reefknot.kernels.triton_recurrence import Plan
@@ -172,16 +174,16 @@ def _scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     apply: Any = _Scan.apply
     if torch.compiler.is_compiling():
-        # A kernel whose programs wait for each other cannot be traced. This is not a decorator, because a decorator
-        # would import the compiler for everyone, which takes longer than importing torch.
+        # A kernel whose programs wait for each other cannot be traced. `disable` is not a decorator here, because
+        # that would always import the compiler, which takes longer than importing torch.
         apply = torch.compiler.disable(apply)  # type: ignore[no-untyped-call]
     return cast(tuple[Tensor, Tensor, Tensor], apply(x_TBG, h_LBH, c_LBH, masks, dtype, *weights))
 
 
 class _Scan(torch.autograd.Function):
-    """Both directions by the kernels. `weights` are recurrent weights, upward weights and biases, in this order.
+    """The forward and backward pass by the kernels. `weights` are recurrent weights, upward weights and biases.
 
-    The gradients of the weights are products over all steps, computed after the backward walk.
+    The gradients of the weights are products over all steps, computed after the backward kernel.
     """
 
     @staticmethod
@@ -197,10 +199,10 @@ class _Scan(torch.autograd.Function):
         from reefknot.kernels.triton_recurrence import walk_forward
 
         matrices = 2 * len(h_LBH) - 1
-        h_TBH, h_LBH, c_LBH, walked = walk_forward(
+        h_TBH, h_LBH, c_LBH, results = walk_forward(
             x_TBG, h_LBH, c_LBH, weights[:matrices], weights[matrices:], masks, dtype
         )
-        ctx.save_for_backward(masks, *walked)
+        ctx.save_for_backward(masks, *results)
         ctx.set_materialize_grads(False)
         ctx.weight_dtype = weights[0].dtype
         return h_TBH, h_LBH, c_LBH
@@ -214,29 +216,29 @@ class _Scan(torch.autograd.Function):
                 "the LSTM kernels have no second derivatives, which create_graph = True asks for; "
                 "use impl = 'reference'"
             )
-        from reefknot.kernels.triton_recurrence import Walked, walk_backward
+        from reefknot.kernels.triton_recurrence import ForwardResults, walk_backward
 
         masks, *saved = ctx.saved_tensors
-        walked = Walked(*saved)
-        layers, steps, rows, gates = walked.gates.shape
+        results = ForwardResults(*saved)
+        layers, steps, rows, gates = results.gates.shape
         if g_TBH is None:
-            g_TBH = walked.gates.new_zeros(steps, rows, gates // 4)
-        d_LTB4P, dc_LBH = walk_backward(g_TBH, g_h_LBH, g_c_LBH, masks, walked)
+            g_TBH = results.gates.new_zeros(steps, rows, gates // 4)
+        d_LTB4P, dc_LBH = walk_backward(g_TBH, g_h_LBH, g_c_LBH, masks, results)
         d_LTBG = d_LTB4P[..., : gates // 4].flatten(-2)
         _, needs_h, _, _, _, *needs = ctx.needs_input_grad
-        dh_LBH = _state_gradients(d_LTBG[:, 0], walked.weights, masks) if needs_h else None
+        dh_LBH = _state_gradients(d_LTBG[:, 0], results.weights, masks) if needs_h else None
         dws: list[Tensor | None] = [None] * len(needs)
         if any(needs[:layers]):
-            dws[:layers] = _weight_gradients(d_LTB4P, walked.states[:, :-1], gates // 4, ctx.weight_dtype)
+            dws[:layers] = _weight_gradients(d_LTB4P, results.states[:, :-1], gates // 4, ctx.weight_dtype)
         if any(needs[layers:]):
             up = slice(layers, 2 * layers - 1)
-            dws[up] = _weight_gradients(d_LTB4P[1:], walked.states[:-1, 1:], gates // 4, ctx.weight_dtype)
+            dws[up] = _weight_gradients(d_LTB4P[1:], results.states[:-1, 1:], gates // 4, ctx.weight_dtype)
             dws[up.stop :] = d_LTBG[1:].sum((1, 2), dtype=ctx.weight_dtype).unbind()
         return d_LTBG[0], dh_LBH, dc_LBH, None, None, *dws
 
 
 def _state_gradients(d_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tensor:
-    """Return the gradients of the states before the first step, given those of that step's gates."""
+    """Return the gradients of the states before the first step, given the gradients of the first step's gates."""
     layers, rows, gates = d_LBG.shape
     d_L4BH = d_LBG.view(layers, rows, 4, -1).transpose(1, 2)
     w_L4HH = w_4HP[:layers, ..., : gates // 4]
@@ -247,7 +249,7 @@ def _state_gradients(d_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tens
 
 
 def _weight_gradients(d_LTB4P: Tensor, states_LTBMP: Tensor, units: int, dtype: torch.dtype) -> Sequence[Tensor]:
-    """Return the gradients of each layer's weights, given those of all gates and the masked states they read."""
+    """Return the gradients of each layer's weights, given those of all gates and the masked states that they read."""
     layers, _, _, masks, padded = states_LTBMP.shape
     d_NGT = d_LTB4P.reshape(layers, -1, masks, 4 * padded // masks).permute(0, 2, 3, 1).flatten(0, 1)
     states_NTP = states_LTBMP.reshape(layers, -1, masks, padded).transpose(1, 2).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The formulas as in a paper, with all scores in memory: what the other implementations are tested against.
+"""Reference implementation of the losses, with all scores in memory. The other implementations are tested against it.
 
 Shapes: N rows (tokens), D dimensions, V classes; U queries, C dimensions of the values.
 """
@@ -15,8 +15,11 @@ from reefknot.kernels.scores import IGNORE, at_least_float32, is_class, mask_ign
 
 
 def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
-    """Return h W^T + b, at least in float32. Under autocast the operands are rounded but the scores are not, because
-    scores must not depend on which function computes them."""
+    """Return the scores h W^T + b, (N, V), at least in float32.
+
+    Under autocast the operands are rounded but the scores are not, because scores must not depend on which function
+    computes them.
+    """
     dtype = compute_dtype(h_ND, w_VD)
     with torch.autocast(h_ND.device.type, enabled=False):
         scores_NV = cast(Tensor, _Scores.apply(h_ND.to(dtype), w_VD.to(dtype)))  # type: ignore[no-untyped-call]
@@ -24,8 +27,10 @@ def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
 
 
 def compute_dtype(h_ND: Tensor, w_VD: Tensor) -> torch.dtype:
-    """Return the type of the matrix products: that of autocast, or the wider of the two. Gradients of scores do not fit
-    the range of float16, so float16 is multiplied in float32."""
+    """Return the type of the matrix products: the type of autocast, or the wider of the two operands' types.
+
+    Gradients of scores do not fit the range of float16, so float16 is multiplied in float32.
+    """
     dtype = torch.promote_types(h_ND.dtype, w_VD.dtype)
     if dtype != torch.float64 and torch.is_autocast_enabled(h_ND.device.type):
         dtype = torch.get_autocast_dtype(h_ND.device.type)
@@ -33,7 +38,7 @@ def compute_dtype(h_ND: Tensor, w_VD: Tensor) -> torch.dtype:
 
 
 class _Scores(torch.autograd.Function):
-    """A product of half-precision matrices that is kept in float32."""
+    """The product h W^T in float32, also of half-precision matrices, and its gradients."""
 
     @staticmethod
     def forward(ctx: Any, h_ND: Tensor, w_VD: Tensor) -> Tensor:
@@ -50,7 +55,11 @@ class _Scores(torch.autograd.Function):
 def reference_losses(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, tau: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return negative log-likelihoods, log-sum-exps and, at `tau`, log-sum-exps of the scores less bias and mean."""
+    """Compute `row_losses` by its formulas.
+
+    Return the negative log-likelihoods, the log-sum-exps and, if `tau` is given, the log-sum-exps at temperature `tau`
+    of the scores without the bias and less their mean. Each result has shape (N,).
+    """
     logits_NV = linear_scores(h_ND, w_VD, None)
     lse_tau_N = None if tau is None else torch.logsumexp((logits_NV - logits_NV.mean(-1, keepdim=True)) / tau, dim=-1)
     if b_V is not None:
@@ -66,7 +75,11 @@ def _nll(logits_NV: Tensor, y_N: Tensor) -> Tensor:
 
 
 def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return the means of the values under softmax(K l_u / tau), less their overall mean, and negative entropies."""
+    """Compute `soft_targets` by its formulas.
+
+    Return the means of the values under softmax(K l_u / tau), less the mean of all values, (U, C), and the negative
+    entropies of the softmaxes, (U,).
+    """
     logq_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
     q_UV = logq_UV.exp()
     with torch.autocast(queries_UD.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""The computations on one block of scores, in plain torch on any device. `triton_scores` does the same faster.
+"""The computations on one block of scores, in plain torch on any device. `triton_scores` has faster ones for GPUs.
 
 Shapes: N rows of the block, D dimensions, V classes of the block.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 IGNORE = -100
-"""A target with this value has a loss of zero and sends no gradient."""
+"""A target with this value has a loss of zero and no gradient."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -33,14 +33,16 @@ class Exponentials(NamedTuple):
     scale: Tensor
 
 
-# MKL chooses its code for exp() at the first call. Two threads that make this call at the same time may get different
-# code, whose results differ in the last digit: one run in twenty was different. So make it here, in one thread.
+# MKL chooses its code for exp() at the first call. If two threads make the first call at the same time, they may get
+# different code, whose results differ in the last digit. This happened in one run of twenty. So call it here, once.
 torch.zeros(1).exp_()
 
 
 @dataclass(frozen=True)
 class RowTerms:
-    """The terms of a block's gradient, one number per row. With scores z, and z' without the bias, the gradient is
+    """The terms of the gradient of a block's scores, one number per row.
+
+    With the scores z, and z' without the bias, the gradient is
 
         plain exp(z - lse) - target [class is the target] + tempered (exp(z' / tau - lse_tau) - uniform)
 
@@ -57,7 +59,7 @@ class RowTerms:
     tau: float = 1.0
     uniform: float = 0.0
 
-    def of(self, rows: slice) -> RowTerms:
+    def select(self, rows: slice) -> RowTerms:
         """Return the terms of some rows."""
         names = ("lse", "plain", "target", "lse_tau", "tempered")
         terms: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
@@ -67,7 +69,7 @@ class RowTerms:
 
 @dataclass(frozen=True)
 class SoftTerms:
-    """What `soft_gradients` needs to know about its rows."""
+    """The terms of `soft_gradients`, one number per row."""
 
     lse_tau: Tensor
     negentropy: Tensor
@@ -77,7 +79,7 @@ class SoftTerms:
     tau: float
     uniform: float
 
-    def of(self, rows: slice) -> SoftTerms:
+    def select(self, rows: slice) -> SoftTerms:
         """Return the terms of some rows."""
         return SoftTerms(self.lse_tau[rows], self.negentropy[rows], self.mean[rows], self.tau, self.uniform)
 
@@ -85,8 +87,8 @@ class SoftTerms:
 class Scores:
     """Blocks of scores h W^T + b, in plain torch.
 
-    `h` and `w` have the type of the matrix products, `b` that of the sums. A target may lie outside the classes of the
-    block; then it is the target of no class here.
+    `h` and `w` have the type of the matrix products, and `b` has the type of the sums. A target may lie outside the
+    block; then no class of the block is the target.
     """
 
     multiple = 8
@@ -97,11 +99,11 @@ class Scores:
         return 64
 
     def widens(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
-        """Return whether class vectors are copied to a wider type to compute scores."""
+        """Return whether `widened` copies class vectors to a wider type to compute scores."""
         return widened(h_ND, dtype)
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
-        """Return the bytes that a score takes: the score, its softmax, and a temporary."""
+        """Return the bytes per score of a block: here for the score, its softmax and a temporary."""
         return 3 * wide(dtype).itemsize
 
     def target_scores(
@@ -117,19 +119,19 @@ class Scores:
         return z_N if b_V is None else z_N + b_V[y_N].to(z_N.dtype)
 
     def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
-        """Return losses and gradients of rows against all classes, in one pass. A row without a target has scale 0."""
+        """Return losses and gradients of rows in one pass over all classes. A row without a target has scale 0."""
         logp_NV = torch.log_softmax(self._scores(h_ND, w_VD, b_V), dim=-1)
         classes = w_VD.shape[0]
-        place_N1 = inside(y_N, classes)[:, None]
-        nll_N = -logp_NV.gather(1, place_N1)[:, 0]
-        p_NV = logp_NV.exp_().scatter_add_(1, place_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
+        index_N1 = inside(y_N, classes)[:, None]
+        nll_N = -logp_NV.gather(1, index_N1)[:, 0]
+        p_NV = logp_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
         scale_N = is_class(y_N, classes).to(nll_N.dtype)
         return Exponentials(p_NV.to(h_ND.dtype), mask_ignored(nll_N, y_N, classes), scale_N)
 
     def normalisers(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the log-sum-exp of the block if `plain`, and that of the scores without the bias at `tau` if given."""
+        """Return log-sum-exps of the block, (N,): with the bias if `plain`, and without it at `tau` if given."""
         z_NV = self._scores(h_ND, w_VD, None)
         lse_tau_N = None if tau is None else torch.logsumexp(z_NV / tau, dim=-1)
         if b_V is not None:
@@ -139,7 +141,7 @@ class Scores:
     def gradient(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: RowTerms, bias_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient of the block's scores and, if `bias_gradient`, that of its biases."""
+        """Return the gradient of the block's scores, (N, V), and, if `bias_gradient`, of its biases, (V,)."""
         z_NV = self._scores(h_ND, w_VD, None)
         tempered_NV = None
         if terms.tempered is not None and terms.lse_tau is not None:
@@ -160,10 +162,10 @@ class Scores:
         return g_NV.to(h_ND.dtype), db_V
 
     def soft_gradients(self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms) -> Tensor:
-        """Return 2N rows for the tempered softmax q of the scores z = h K^T: first q less `uniform`, then dz.
+        """Return two matrices as one, (2N, V): q less `uniform`, and below it dz.
 
-        dz is the gradient of z from the mean of the values V under q, whose gradient is `m`, and from the negative
-        entropy of q.
+        q is the tempered softmax of the scores z = h K^T. dz is the gradient of z. It has two sources: the mean of the
+        values V under q, whose gradient is `m`, and the negative entropy of q.
         """
         logq_NV = self._scores(h_ND, k_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
         dz_NV = product(m_ND, v_VD.T).addcmul_(logq_NV, terms.negentropy[:, None]).sub_(terms.mean[:, None])
@@ -181,8 +183,11 @@ class Scores:
             torch.mul(at_least_float32(part), factor, out=part)
 
     def _scores(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
-        """Return new scores, at least in float32. The bias is added in that type: if it were rounded to half precision
-        with the product, scores would depend on which function computes them."""
+        """Return the scores as a new tensor, at least in float32.
+
+        The bias is added in that type. If it were rounded to half precision with the product, scores would depend on
+        which function computes them.
+        """
         if b_V is not None and b_V.dtype == h_ND.dtype:
             return torch.addmm(b_V, h_ND, w_VD.T)
         z_NV = product(h_ND, w_VD.T)
@@ -190,12 +195,12 @@ class Scores:
 
 
 def is_class(y_N: Tensor, classes: int) -> Tensor:
-    """Return which targets are classes: neither ignored nor out of range."""
+    """Return a mask of the targets that are classes: neither ignored nor out of range."""
     return (y_N >= 0) & (y_N < classes)
 
 
 def inside(y_N: Tensor, classes: int) -> Tensor:
-    """Return targets that can index the classes, with 0 in place of those that cannot."""
+    """Return the targets with 0 in place of those that are not classes, so that they can be used as indices."""
     return y_N.where(is_class(y_N, classes), 0)
 
 
@@ -208,8 +213,10 @@ def mask_ignored(nll_N: Tensor, y_N: Tensor, classes: int) -> Tensor:
 
 
 def widened(x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether matrices of this type on the device of `x` are copied to a wider type to compute scores. On a GPU,
-    newer versions of torch can write the product of two half-precision matrices in float32."""
+    """Return whether matrices of this type on the device of `x` are copied to a wider type to compute scores.
+
+    On a GPU, newer versions of torch can write the product of two half-precision matrices in float32.
+    """
     return wide(dtype) != dtype and not (x.is_cuda and _WIDE_PRODUCTS)
 
 
@@ -217,7 +224,7 @@ _WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype_out")
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b at least in float32: scores rounded to half precision would have errors of whole percents."""
+    """Return the product a b, at least in float32. Scores in half precision would have errors of several percent."""
     if wide(a.dtype) == a.dtype:
         return torch.mm(a, b)
     if widened(a, a.dtype):
@@ -234,8 +241,10 @@ def product_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """Compute out = a b the first time and out += a b afterwards, summed in the type of `out`. If half-precision
-    matrices cannot be multiplied into a wider type, each product is rounded once."""
+    """Compute out = a b if `first`, else out += a b, summed in the type of `out`.
+
+    If half-precision matrices cannot be multiplied into a wider type, each product is rounded once.
+    """
     beta = 0 if first else 1
     if out.dtype == a.dtype:
         torch.addmm(out, a, b, beta=beta, out=out)
@@ -248,7 +257,7 @@ def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
 
 
 def add_to_rows(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, first: bool) -> None:
-    """Compute out (+)= g W, the gradient of the rows."""
+    """Compute out = g W if `first`, else out += g W: the gradient of the rows."""
     whole = _aligned(g_NV)
     add_product(out_ND, g_NV[:, :whole], w_VD[:whole], first)
     if whole < w_VD.shape[0]:
@@ -256,7 +265,7 @@ def add_to_rows(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, first: bool) -> None
 
 
 def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> None:
-    """Compute out (+)= g^T h, the gradient of the classes."""
+    """Compute out = g^T h if `first`, else out += g^T h: the gradient of the classes."""
     whole = _aligned(g_NV)
     add_product(out_VD[:whole], g_NV[:, :whole].T, h_ND, first)
     if whole < out_VD.shape[0]:
@@ -264,8 +273,10 @@ def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> N
 
 
 def _aligned(g_NV: Tensor) -> int:
-    """Return how many classes a GPU's matrix units process at full speed. An odd number would make the whole product
-    slow, so the last few classes get a separate product."""
+    """Return the number of classes that a GPU's matrix units process at full speed.
+
+    An odd number would make the whole product slow, so the last few classes get a separate product.
+    """
     classes, size = g_NV.shape[1], g_NV.element_size()
     multiple = 16 // size
     # With float32 rows that are not aligned the whole product is slow anyway.

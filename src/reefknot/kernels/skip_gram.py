@@ -6,15 +6,15 @@
             g = rate (y - sigmoid(u . v))        e += g u        u += g v
         input[context] += e
 
-The sigmoid is 0 below -6 and 1 above 6. The rate falls linearly with the place in the text. If both tables are one
-(tied), a row may be input and target at the same time: what it gets as a target is then added to e and applied when the
-pair is done.
+A kept word is a word that subsampling does not remove. The sigmoid is 0 below -6 and 1 above 6. The rate falls
+linearly with the position in the text. If both tables are the same (tied), a row may be input and target of the same
+pair. Its update as a target is then added to e and applied at the end of the pair.
 
 `reference` is this loop in float64. `numba` is the same loop compiled, on any number of threads that share the tables
-without locks (Hogwild); with one worker it equals the reference up to float32 rounding. `torch` computes the gradients
+without locks (Hogwild). With one worker it equals the reference up to float32 rounding. `torch` computes the gradients
 of a batch of pairs at the same weights and adds them up, which is nearly the same as long as few pairs of a batch share
-a row. `triton` is Hogwild on a GPU: a thousand or two centres at once, with atomic updates. All implementations draw
-the same random numbers (`skip_gram_draws`), so they train on the same pairs.
+a row. `triton` is Hogwild on a GPU, with one or two thousand centres at once and atomic updates. All implementations
+draw the same random numbers (`skip_gram_draws`), so they train on the same pairs.
 
 Shapes: V words, D dimensions.
 """
@@ -31,46 +31,49 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.choice import say_once, triton_chosen
+from reefknot.kernels.choice import log_once, triton_chosen
 from reefknot.kernels.skip_gram_draws import Draws
 
 CLIP = 6.0
-"""Scores beyond this value have a sigmoid of 0 or 1."""
+"""The sigmoid of a score above this value is 1, and below its negative 0."""
 Impl = Literal["auto", "reference", "torch", "numba", "triton"]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """A learning rate that falls linearly from `first` towards 0 over all places, but not below `lowest`."""
+    """A learning rate that falls linearly from `first` towards 0 over all positions, but not below `lowest`."""
 
     first: float
     lowest: float
-    places: int
-    """The places of all epochs together."""
+    positions: int
+    """Number of positions in all epochs together."""
     before: int = 0
-    """The places of earlier epochs."""
+    """Number of positions in earlier epochs."""
 
-    def at(self, place: int) -> float:
-        return max(self.lowest, self.first * (1.0 - (self.before + place) / self.places))
+    def at(self, position: int) -> float:
+        """Return the learning rate at a position of this epoch."""
+        return max(self.lowest, self.first * (1.0 - (self.before + position) / self.positions))
 
     @property
     def line(self) -> tuple[float, float]:
-        """The rate at place 0 of this epoch and its decrease per place, without regard to `lowest`."""
-        return self.first * (1.0 - self.before / self.places), self.first / self.places
+        """The rate at position 0 of this epoch and its decrease per position, ignoring `lowest`."""
+        return self.first * (1.0 - self.before / self.positions), self.first / self.positions
 
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """The work of an implementation: two tables, and the part of a text whose words are the centres."""
+    """What an implementation trains: two tables, and a stretch of the text whose words are the centres."""
 
     inputs: Tensor
     """input_VD, changed in place."""
     outputs: Tensor
     """output_VD, changed in place."""
     ids: NDArray[np.int32]
-    """The whole text."""
+    """The word ids of the whole text."""
     start: int
+    """The first position of the stretch."""
     stop: int
+    """The position after the last of the stretch."""
     draws: Draws
     key: int
     """The key of the epoch's random numbers."""
@@ -78,7 +81,7 @@ class Stretch:
 
     @property
     def tied(self) -> bool:
-        """Whether both tables are one."""
+        """Whether both tables are the same."""
         return self.inputs.data_ptr() == self.outputs.data_ptr()
 
 
@@ -95,23 +98,23 @@ def train_stretch(
     workers: int = 1,
     impl: Impl = "auto",
 ) -> None:
-    """Train with the words from `start` to `stop` as centres. Their contexts may lie outside.
+    """Train with the words from `start` to `stop` as centres. Their contexts may lie outside this stretch.
 
     Args:
         input_VD: The vectors of the contexts, changed in place.
         output_VD: The vectors of centres and negatives, changed in place. The same tensor if both ends are tied.
-        ids: The whole text.
-        start: The first place of the stretch.
-        stop: The place after the last.
+        ids: Word ids of the whole text.
+        start: The first position of the stretch.
+        stop: The position after the last of the stretch.
         draws: The random draws, on the device of the tables.
-        epoch: The epoch, on which the random numbers depend.
+        epoch: Number of the epoch. The random numbers depend on it.
         rates: The learning rate.
-        workers: Threads, for `numba`. The result of several threads is not reproducible.
+        workers: Number of threads of `numba`. Results of several threads are not reproducible.
         impl: The implementation. `auto` chooses one for the device.
     """
     _check(input_VD, output_VD, ids, start, stop, workers)
     chosen = resolve(input_VD, impl)
-    say_once("skip-gram", chosen, input_VD.device.type, input_VD.dtype)
+    log_once("skip-gram", chosen, input_VD.device.type, input_VD.dtype)
     stretch = Stretch(input_VD.detach(), output_VD.detach(), ids, start, stop, draws, draws.key(epoch), rates)
     if chosen == "numba":
         from reefknot.kernels.numba_skip_gram import train_compiled
@@ -132,7 +135,7 @@ def train_stretch(
 
 
 def resolve(table: Tensor, impl: Impl = "auto") -> Impl:
-    """Return the implementation for a table: never `auto`."""
+    """Return the implementation for a table. The result is never `auto`."""
     if impl not in get_args(Impl):
         raise ArgumentError(f"impl = {impl!r}: must be one of {', '.join(get_args(Impl))}")
     if impl == "numba" and not numba_available():
@@ -148,6 +151,7 @@ def resolve(table: Tensor, impl: Impl = "auto") -> Impl:
 
 @cache
 def numba_available() -> bool:
+    """Return whether numba is installed."""
     return importlib.util.find_spec("numba") is not None
 
 

@@ -2,9 +2,9 @@
 
     q_u = softmax(K l_u / tau),   mean_u = sum_v (q_uv - 1 / V) w_v,   negentropy_u = sum_v q_uv log q_uv
 
-with queries l, keys K and values w: the input vectors of the targets, all input vectors, and all class vectors. The
-mean of all values is subtracted, because a divergence between softmaxes over the values does not depend on it. The
-U x V weights are computed in blocks, and again in the backward pass.
+The queries l are the input vectors of the targets, the keys K are all input vectors, and the values w are all class
+vectors. The mean of all values is subtracted, because a divergence between softmaxes over the values does not depend on
+it. The U x V weights are computed in blocks, and computed again in the backward pass.
 
 Shapes: U queries (distinct targets), V classes, D dimensions of queries and keys, C dimensions of the values.
 """
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reefknot.kernels.autograd import refuse_second_derivatives
+from reefknot.kernels.autograd import reject_second_derivatives
 from reefknot.kernels.blocks import Blocks
 from reefknot.kernels.choice import current, resolve
-from reefknot.kernels.passes import LossInputs, added, room_for
+from reefknot.kernels.passes import LossInputs, allocate_gradient, combine_normalisers
 from reefknot.kernels.reference import compute_dtype, reference_soft_targets
 from reefknot.kernels.scores import (
     RowTerms,
@@ -35,17 +35,24 @@ from reefknot.kernels.scores import (
 
 
 class SoftTargets(NamedTuple):
-    """Means and negative entropies, one per query, at least in float32."""
+    """Means of the values, (U, C), and negative entropies, (U,), at least in float32."""
 
     mean: Tensor
     negentropy: Tensor
 
 
 def soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> SoftTargets:
-    """Return means of the values and negative entropies under each query's softmax over the keys."""
+    """Return the means of the values under each query's softmax over the keys, and the softmaxes' negative entropies.
+
+    Args:
+        queries_UD: One query per distinct target.
+        keys_VD: One key per class.
+        values_VC: One value per class. It may be the same tensor as the keys.
+        tau: Temperature of the softmax.
+    """
     choice = current()
     dtype = compute_dtype(queries_UD, keys_VD)
-    # If one table is both, its gradient is summed in one tensor.
+    # If the same tensor is keys and values, its gradient is summed in one tensor.
     values = None if values_VC is keys_VD else values_VC
     if torch.compiler.is_compiling() and choice.impl != "reference":
         from reefknot.kernels import ops
@@ -78,7 +85,7 @@ class _SoftTargets(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
-        refuse_second_derivatives()
+        reject_second_derivatives()
         queries, keys, values, *results = ctx.saved_tensors
         with torch.autocast(queries.device.type, enabled=False):
             attention = Attention(queries, keys, values, *ctx.options)
@@ -87,7 +94,7 @@ class _SoftTargets(torch.autograd.Function):
 
 
 class Attention:
-    """Queries, keys and values, and the passes over blocks of their scores."""
+    """The passes over blocks of scores of queries and keys. The keys are also the values if `values` is None."""
 
     def __init__(
         self,
@@ -126,7 +133,7 @@ class Attention:
         """Return the results of `forward` for some queries, in two passes over the classes: normalisers, then means."""
         scoring, scores = self.scoring, self.scoring.scores
         h = scoring.rows(rows)
-        lse = added(
+        lse = combine_normalisers(
             [
                 scores.normalisers(h, scoring.classes(classes)[0], None, self.tau, plain=False)[1]
                 for classes in blocks.over_classes(scoring.w.shape[0])
@@ -150,12 +157,12 @@ class Attention:
     def backward(
         self, results: Sequence[Tensor], output_grads: Sequence[Tensor], needs: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of queries, keys and values. If keys are also values, the second gradient is for both.
+        """Return the gradients of queries, keys and values. If the keys are also the values, the second is for both.
 
         Args:
-            results: What `forward` returned.
+            results: The results of `forward`.
             output_grads: The gradients of means and negative entropies.
-            needs: Which of the three gradients are needed.
+            needs: Whether the gradients of queries, keys and values are needed.
         """
         (mean, negentropy, lse), (g_mean, g_negentropy) = results, output_grads
         whole_mean = mean if self.valuing.centre is not None else mean + self.valuing.mean()
@@ -165,14 +172,16 @@ class Attention:
         to_scores = needs[0] or needs[1]
         blocks = scoring.blocks(matrices=2 if to_scores else 1)
         dq = torch.empty_like(scoring.h, memory_format=torch.contiguous_format) if needs[0] else None
-        dk = room_for(scoring.w, scoring.h.shape[0], blocks) if needs[1] else None
-        dv = room_for(self.values, scoring.h.shape[0], blocks) if self.values is not None and needs[2] else None
+        dk = allocate_gradient(scoring.w, scoring.h.shape[0], blocks) if needs[1] else None
+        dv = (
+            allocate_gradient(self.values, scoring.h.shape[0], blocks) if self.values is not None and needs[2] else None
+        )
         for rows in blocks.over_rows(scoring.h.shape[0]):
             h, m = scoring.rows(rows), g_mean[rows].to(scoring.dtype).contiguous()
             dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if dq is not None else None
             for classes in blocks.over_classes(scoring.w.shape[0]):
                 w, _ = scoring.classes(classes)
-                q, dz = self._block(h, m, w, classes, terms.of(rows), to_scores)
+                q, dz = self._block(h, m, w, classes, terms.select(rows), to_scores)
                 first = rows.start == 0
                 if dk is not None and self.values is None:
                     # Softmax and gradient are in one matrix, one below the other, so one product adds both.
@@ -192,8 +201,10 @@ class Attention:
     def _block(
         self, h: Tensor, m: Tensor, w: Tensor, classes: slice, terms: SoftTerms, to_scores: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the softmax of a block. With `to_scores` the gradient of the scores follows below it, and is also
-        returned alone."""
+        """Return the softmax of a block, and the gradient of its scores if `to_scores`.
+
+        If `to_scores`, the first result has both matrices, the gradient below the softmax.
+        """
         if to_scores:
             values = w if self.valuing is self.scoring else self.valuing.classes(classes)[0]
             both = self.scoring.scores.soft_gradients(h, m, w, values, terms)
@@ -207,6 +218,6 @@ class Attention:
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors share the same memory, although they are different tensors to autograd."""
+    """Return whether two tensors are the same memory, although autograd sees two different tensors."""
     alike = one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
     return alike and one.data_ptr() == other.data_ptr()

@@ -1,4 +1,4 @@
-"""The best classes of a linear classifier, or of a mixture of classifiers, without the N x V scores.
+"""The best classes of a linear classifier, or of a mixture of softmaxes, without storing the N x V scores.
 
 Shapes: N rows (tokens), K experts of a mixture (1 without), R = N x K, D dimensions, V classes.
 """
@@ -18,17 +18,17 @@ from reefknot.kernels.scores import IGNORE, wide
 def linear_topk(
     h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, log_prior_NK: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and ids of each row's k best classes under softmax(h W^T + b), best first.
+    """Return the log-probabilities and ids of each token's k best classes, (N, k) each, best first.
 
-    With `log_prior_NK` they are those of a mixture, for which `h` has K consecutive rows per token. The best classes of
-    a mixture need not be among the best of any expert, so a first pass computes all normalisers.
+    The best classes of a mixture need not be among the best classes of any expert, so a first pass computes all
+    normalisers.
 
     Args:
-        h_RD: Contexts.
+        h_RD: Hidden states. For a mixture, K consecutive rows per token.
         w_VD: One vector per class.
-        b_V: Bias per class, or None.
-        k: How many classes to return.
-        log_prior_NK: The logarithms of the experts' weights, or None.
+        b_V: One bias per class, or None.
+        k: Number of classes to return.
+        log_prior_NK: For a mixture, the logarithms of the experts' weights; otherwise None.
     """
     experts = 1 if log_prior_NK is None else log_prior_NK.shape[1]
     offset_R = None
@@ -48,8 +48,10 @@ def linear_topk(
 def _best(
     h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, offset_NK1: Tensor | None, blocks: Blocks
 ) -> tuple[Tensor, Tensor]:
-    """Return the best classes of some rows, searched one block of classes after the other. With offsets, experts are
-    mixed first."""
+    """Return the best classes of some rows, searching one block of classes after the other.
+
+    If `offset_NK1` is given, the experts of a mixture are combined first.
+    """
     best_NK, ids_NK, normalisers = [], [], []
     for classes in blocks.over_classes(w_VD.shape[0]):
         z_NV = linear_scores(h_RD, w_VD[classes], None if b_V is None else b_V[classes])
@@ -60,7 +62,7 @@ def _best(
         values, ids = z_NV.topk(min(k, z_NV.shape[1]))
         best_NK.append(values)
         ids_NK.append(ids + classes.start)
-    values, places = torch.cat(best_NK, dim=-1).topk(k)
+    values, indices = torch.cat(best_NK, dim=-1).topk(k)
     if normalisers:
         values = values - torch.logsumexp(torch.stack(normalisers), dim=0)[:, None]
-    return values, torch.cat(ids_NK, dim=-1).gather(1, places)
+    return values, torch.cat(ids_NK, dim=-1).gather(1, indices)

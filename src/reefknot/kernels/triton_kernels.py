@@ -1,5 +1,6 @@
-"""The triton kernels of `triton_scores`. Each computes a tile of a matrix product, or loads one that torch has stored,
-and consumes it in registers.
+"""The Triton kernels of `triton_scores`.
+
+Each kernel computes a tile of a matrix product, or loads a tile that torch has stored, and processes it in registers.
 
 Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes.
 """
@@ -12,7 +13,7 @@ LEAST = tl.constexpr(-1e38)
 """Replaces the largest score if all scores are minus infinity, which cannot be subtracted from itself."""
 IGNORE = tl.constexpr(-100)
 FAR = tl.constexpr(69.0)
-"""How far a score may lie above that of the target. Sums of such exponentials do not overflow for any vocabulary."""
+"""How far a score may lie above the score of the target. With this limit, sums of exponentials never overflow."""
 
 
 @triton.jit
@@ -23,8 +24,8 @@ def _load(source, row, column, rows, D: tl.constexpr, ROWS: tl.constexpr, COLUMN
     else:
         r = row + tl.arange(0, ROWS)
         c = column + tl.arange(0, COLUMNS)
-        places = source + r[:, None].to(tl.int64) * D + c[None, :]
-        tile = tl.load(places, mask=(r[:, None] < rows) & (c[None, :] < D), other=0.0)
+        pointers = source + r[:, None].to(tl.int64) * D + c[None, :]
+        tile = tl.load(pointers, mask=(r[:, None] < rows) & (c[None, :] < D), other=0.0)
     return tile
 
 
@@ -41,8 +42,8 @@ def _store(
     else:
         r = row + tl.arange(0, ROWS)
         c = column + tl.arange(0, COLUMNS)
-        places = out + r[:, None].to(tl.int64) * stride + c[None, :]
-        tl.store(places, value, mask=(r[:, None] < rows) & (c[None, :] < columns))
+        pointers = out + r[:, None].to(tl.int64) * stride + c[None, :]
+        tl.store(pointers, value, mask=(r[:, None] < rows) & (c[None, :] < columns))
 
 
 @triton.jit
@@ -79,8 +80,8 @@ def _scores(
     if STORED:
         r = row + tl.arange(0, BN)
         c = column + tl.arange(0, BV)
-        places = stored_ptr + r[:, None].to(tl.int64) * stride + c[None, :]
-        z = tl.load(places, mask=(r[:, None] < N) & (c[None, :] < V), other=0.0)
+        pointers = stored_ptr + r[:, None].to(tl.int64) * stride + c[None, :]
+        z = tl.load(pointers, mask=(r[:, None] < N) & (c[None, :] < V), other=0.0)
     else:
         z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
     return z
@@ -125,8 +126,10 @@ def exponentials_kernel(
     STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Compute out = exp(z - top), with zero at the target, and its row sums, tile by tile. `top` is the score of the
-    target, or the largest score of the tile if that is far above it."""
+    """Compute out = exp(z - top), with zero at the target, and its row sums, tile by tile.
+
+    `top` is the score of the target, or the largest score of the tile if that is far above it.
+    """
     # Neighbouring programs share a tile of classes, so each tile is read from memory once.
     tiles_n = tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
@@ -145,9 +148,9 @@ def exponentials_kernel(
         largest = tl.max(z, 1)
         top = tl.where(largest - top > FAR, largest, top)
         e = tl.exp2((z - top[:, None]) * LOG2_E)
-        places = rows.to(tl.int64) * T + tile // tiles_n
-        tl.store(tops_ptr + places, top, mask=rows < N)
-        tl.store(sums_ptr + places, tl.sum(e, 1), mask=rows < N)
+        at_NT = rows.to(tl.int64) * T + tile // tiles_n
+        tl.store(tops_ptr + at_NT, top, mask=rows < N)
+        tl.store(sums_ptr + at_NT, tl.sum(e, 1), mask=rows < N)
         _store(out, e.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
 
 
@@ -183,12 +186,12 @@ def normalisers_kernel(
         z = _scores(h, w, stored_ptr, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
         rows = row + tl.arange(0, BN)
         columns = column + tl.arange(0, BV)
-        places = rows.to(tl.int64) * T + tile // tiles_n
+        at_NT = rows.to(tl.int64) * T + tile // tiles_n
         if TEMPERED:
-            tl.store(lse_tau_ptr + places, _log_sum_exp(z * inverse_tau, columns, V), mask=rows < N)
+            tl.store(lse_tau_ptr + at_NT, _log_sum_exp(z * inverse_tau, columns, V), mask=rows < N)
         if PLAIN:
             z = _add_bias(z, b_ptr, columns, V, BIAS)
-            tl.store(lse_ptr + places, _log_sum_exp(z, columns, V), mask=rows < N)
+            tl.store(lse_ptr + at_NT, _log_sum_exp(z, columns, V), mask=rows < N)
 
 
 @triton.jit
@@ -319,17 +322,17 @@ def target_scores_kernel(
     BIAS: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
-    """Compute h_n . w_y + b_y of each row, with operands in the precision of h as in the tiles, but never in TF32."""
+    """Compute h_n . w_y + b_y of each row. Operands have the precision of h, as in the tiles, but are never TF32."""
     n = tl.program_id(0)
     y = tl.load(y_ptr + n)
     y = tl.where((y >= 0) & (y < V), y, 0).to(tl.int64)
     z = tl.zeros((BD,), dtype=tl.float32)
     for d in range(0, D, BD):
-        places = d + tl.arange(0, BD)
-        h = tl.load(h_ptr + n.to(tl.int64) * D + places, mask=places < D, other=0.0)
-        w = tl.load(w_ptr + y * D + places, mask=places < D, other=0.0)
+        columns = d + tl.arange(0, BD)
+        h = tl.load(h_ptr + n.to(tl.int64) * D + columns, mask=columns < D, other=0.0)
+        w = tl.load(w_ptr + y * D + columns, mask=columns < D, other=0.0)
         if CENTRED:
-            w = w.to(tl.float32) - tl.load(centre_ptr + places, mask=places < D, other=0.0)
+            w = w.to(tl.float32) - tl.load(centre_ptr + columns, mask=columns < D, other=0.0)
         z += h.to(tl.float32) * w.to(h.dtype).to(tl.float32)
     score = tl.sum(z, 0)
     if BIAS:
@@ -353,7 +356,7 @@ def finish_kernel(
     BV: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute from the row sums: losses, the factor that turns `out` into a gradient, and the entry of the target."""
+    """Compute losses, the factor that turns `out` into a gradient, and the target's entry from the row sums."""
     n = tl.program_id(0)
     offset = tl.load(offset_ptr + n)
     least = tl.maximum(offset, LEAST)
@@ -401,6 +404,6 @@ def scale_kernel(x_ptr, factor_ptr, count, BLOCK: tl.constexpr):
     """Compute x *= factor. A factor of one, the gradient of a final loss, costs no pass over x."""
     factor = tl.load(factor_ptr)
     if factor != 1.0:
-        places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + places, mask=places < count, other=0.0)
-        tl.store(x_ptr + places, (x.to(tl.float32) * factor).to(x.dtype), mask=places < count)
+        offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + offsets, mask=offsets < count, other=0.0)
+        tl.store(x_ptr + offsets, (x.to(tl.float32) * factor).to(x.dtype), mask=offsets < count)

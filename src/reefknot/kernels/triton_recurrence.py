@@ -1,8 +1,8 @@
 """The recurrence of LSTM layers on a GPU: one kernel walks forward through the whole window, another walks back.
 
-A step is a small product that waits for the step before, so its cost is latency. This module divides the work of the
-kernels (`triton_recurrence_kernels`) and launches them, so that all their programs run at once and can wait for each
-other.
+A step is a small product that waits for the previous step, so its cost is mostly latency. This module divides the work
+of the kernels (`triton_recurrence_kernels`) among programs and launches them. All programs of a launch run at once, so
+they can wait for each other.
 
 Shapes: L layers, T steps, B rows of the batch, H units, P units with padding, G = 4H gates i, f, g, o; M masks, 1 or 4.
 """
@@ -26,7 +26,7 @@ from reefknot.kernels.triton_recurrence_kernels import backward_kernel, forward_
 
 @dataclass(frozen=True)
 class Plan:
-    """How rows and units are divided: a program computes BM rows x BH units, and reads BK units of all at a time."""
+    """How rows and units are divided: a program computes BM rows x BH units, and reads all units, BK at a time."""
 
     BM: int
     BH: int
@@ -35,17 +35,20 @@ class Plan:
     stages: int
     precision: str
     tiles: int
-    """Tiles of rows per launch. All programs of a launch run at once."""
+    """Number of tiles of rows per launch. All programs of a launch run at once."""
     hold: int
     """The padded number of units, a power of 2, if a program keeps its weights on the chip for all steps; else 0."""
 
     @classmethod
     def choose(cls, rows: int, units: int, dtype: torch.dtype, device: torch.device, layers: int = 1) -> Plan | None:
-        """Choose a plan for a batch of this many rows. None if the device has too few multiprocessors for the layers,
-        or too little shared memory."""
+        """Choose a plan for a batch of this many rows.
+
+        Return None if the device has too few multiprocessors for the layers, or too little shared memory.
+        """
         precision = "tf32" if rounds_to_tf32() else "tf32x3"
         if device.type != "cuda":
-            # The interpreter gets small tiles, so that small shapes have several, and holds the smallest weights.
+            # Small tiles for the interpreter, so that the small shapes of tests have several tiles. Only the smallest
+            # layers hold their weights, so that tests cover both cases.
             return cls(16, 16, 32, 4, 1, "ieee", triton.cdiv(rows, 16), 16 if units <= 16 else 0)
         processors, memory = _limits(device)
         BM, BH = min(max(triton.next_power_of_2(rows), 16), 64), 16
@@ -71,7 +74,7 @@ class Plan:
 
 
 _STAGES = 4
-"""Pipeline stages of a product: blocks that are loaded ahead."""
+"""Number of pipeline stages of a product: the blocks that are loaded ahead."""
 _HELD = 256
 """The most units of a layer whose weights stay on the chip. More units or rows, or float32, take too many registers."""
 
@@ -83,8 +86,8 @@ def _limits(device: torch.device) -> tuple[int, int]:
     return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 49_152)
 
 
-class Walked(NamedTuple):
-    """What the backward walk needs from the forward walk."""
+class ForwardResults(NamedTuple):
+    """The results of the forward kernel that the backward kernel needs."""
 
     states: Tensor
     """The masked states before each step and after the last, (L, T + 1, B, M, P), in the type of the products."""
@@ -104,8 +107,11 @@ def walk_forward(
     biases: Sequence[Tensor],
     masks: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Walked]:
-    """Return the outputs of all steps, the last states and cells, and what the backward walk needs."""
+) -> tuple[Tensor, Tensor, Tensor, ForwardResults]:
+    """Run the forward kernel.
+
+    Return the outputs of all steps, (T, B, H), the last states and cells, (L, B, H), and what `walk_backward` needs.
+    """
     steps, (layers, rows, units) = len(x_TBG), h_LBH.shape
     walk = _Walk(layers, steps, rows, units, masks, dtype, x_TBG.device)
     states = walk.empty(layers, steps + 1, rows, walk.masks)
@@ -123,21 +129,30 @@ def walk_forward(
     bias = torch.stack(list(biases)) if biases else None
     inputs = x_TBG.contiguous(), w_4HP, bias, walk.mask
     walk.launch(forward_kernel, *inputs, states, cells, gates, h_TBH, end_h, end_c)
-    return h_TBH, end_h, end_c, Walked(states, cells, gates, w_4HP)
+    return h_TBH, end_h, end_c, ForwardResults(states, cells, gates, w_4HP)
 
 
 def walk_backward(
-    g_TBH: Tensor, g_h_LBH: Tensor | None, g_c_LBH: Tensor | None, masks: Tensor | None, walked: Walked
+    g_TBH: Tensor, g_h_LBH: Tensor | None, g_c_LBH: Tensor | None, masks: Tensor | None, saved: ForwardResults
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of all gates, (L, T, B, 4, P), and of the cells before the first step, given those of the
-    outputs and of the last states and cells."""
-    layers, _, rows, units = walked.cells.shape
-    walk = _Walk(layers, len(g_TBH), rows, units, masks, walked.gates.dtype, g_TBH.device)
+    """Run the backward kernel.
+
+    Return the gradients of all gates, (L, T, B, 4, P), and of the cells before the first step, (L, B, H).
+
+    Args:
+        g_TBH: Gradients of the outputs.
+        g_h_LBH: Gradients of the last states, or None.
+        g_c_LBH: Gradients of the last cells, or None.
+        masks: The masks of the forward pass, or None.
+        saved: The results of `walk_forward` for the backward pass.
+    """
+    layers, _, rows, units = saved.cells.shape
+    walk = _Walk(layers, len(g_TBH), rows, units, masks, saved.gates.dtype, g_TBH.device)
     d = walk.empty(layers, len(g_TBH), rows, 4)
     dc_LBH = g_TBH.new_empty(layers, rows, units, dtype=torch.float32)
     last = (None if gradient is None else gradient.contiguous() for gradient in (g_h_LBH, g_c_LBH))
-    weights = walk.padded_weights(walked.weights[..., :units].mT)
-    walk.launch(backward_kernel, g_TBH.contiguous(), *last, weights, walk.mask, walked.cells, walked.gates, d, dc_LBH)
+    weights = walk.padded_weights(saved.weights[..., :units].mT)
+    walk.launch(backward_kernel, g_TBH.contiguous(), *last, weights, walk.mask, saved.cells, saved.gates, d, dc_LBH)
     return d, dc_LBH
 
 
@@ -178,14 +193,16 @@ class _Walk:
         return w_4HP
 
     def launch(self, kernel: Any, *tensors: Tensor | None) -> None:
+        """Launch a kernel until all steps, layers and tiles are computed."""
         plan = self.plan
         tiles, slices = triton.cdiv(self.rows, plan.BM), triton.cdiv(self.units, plan.BH)
-        # The interpreter runs one program after the other, so none may wait: there a launch is one step of one layer.
+        # The interpreter runs one program after the other, so no program may wait. There, each launch is one step
+        # of one layer.
         concurrent = self.device.type == "cuda"
         count = torch.zeros(tiles * self.layers * 32, dtype=torch.int32, device=self.device) if concurrent else None
-        for first, last, place, tile, grid in self._launches(tiles, slices, concurrent):
+        for first, last, layer, tile, grid in self._launches(tiles, slices, concurrent):
             kernel[grid](
-                *(*tensors, count, first, last, self.steps, tile, place, self.rows),
+                *(*tensors, count, first, last, self.steps, tile, layer, self.rows),
                 **{"LAYERS": self.layers, "H": self.units, "P": self.padded, "M": self.masks},
                 **{"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "HOLD": plan.hold, "PRECISION": plan.precision},
                 num_warps=plan.warps,
@@ -203,5 +220,5 @@ class _Walk:
             if concurrent:
                 yield 0, self.steps, 0, tile, (slices, together, self.layers)
                 continue
-            for step, place in product(range(self.steps), range(self.layers)):
-                yield step, step + 1, place, tile, (slices, together, 1)
+            for step, layer in product(range(self.steps), range(self.layers)):
+                yield step, step + 1, layer, tile, (slices, together, 1)

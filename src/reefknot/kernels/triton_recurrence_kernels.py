@@ -1,11 +1,12 @@
 """The kernels that walk through a window of an LSTM and back: one launch each, for any number of steps and layers.
 
-Each program owns a few units of one layer, for a tile of rows. It reads the state of all units, which the programs of
-the layer have written to memory, computes the four gates of its units, writes its part of the next state, and meets the
-other programs at a barrier. A layer that reads another layer waits for it step by step, so all layers run at once, each
-one step behind the layer before it. Whatever does not depend on the last step of the layer (the contribution of the
-input, the layer before, the saved gates, what is stored for later) is moved while that step ends. Each number is
-written by one program and summed in one order, so equal calls give equal bits.
+Each program computes a few units of one layer, for a tile of rows. In each step it reads the state of all units, which
+the programs of the layer have written to memory, computes the four gates of its units, writes its part of the next
+state, and waits for the other programs at a barrier. A layer that reads another layer waits for it step by step, so all
+layers run at once, each one step behind the layer that it reads. Whatever does not depend on the previous step of the
+layer (the contribution of the input, the other layer, the saved gates, and what is stored for later) is loaded and
+stored while that step ends. Each number is written by one program and summed in a fixed order, so results are
+reproducible bit by bit.
 
 Shapes: T steps, B rows of the batch, H units, P units with padding, G = 4H gates i, f, g, o; M masks, 1 or 4.
 """
@@ -27,10 +28,10 @@ def _tanh(x):
 
 
 @triton.jit
-def _counter(count_ptr, tile, place, LAYERS: tl.constexpr):
-    """Return the counter of a tile's layer, on a separate cache line to avoid contention; None if none may wait."""
+def _counter(count_ptr, tile, layer, LAYERS: tl.constexpr):
+    """Return the counter of a tile's layer, or None if programs do not wait. Each counter has its own cache line."""
     if count_ptr is not None:
-        count_ptr += (tile * LAYERS + place) * 32
+        count_ptr += (tile * LAYERS + layer) * 32
     return count_ptr
 
 
@@ -44,7 +45,7 @@ def _arrive(count_ptr):
 
 @triton.jit
 def _wait(count_ptr, arrivals):
-    """Wait until this many programs have arrived. Every thread polls, so none has to notify the others."""
+    """Wait until this many programs have arrived. Every thread polls, so that no thread has to notify the others."""
     if count_ptr is not None:
         while (
             tl.inline_asm_elementwise(
@@ -57,7 +58,7 @@ def _wait(count_ptr, arrivals):
 
 @triton.jit
 def _tile_of_program(tile, B, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
-    """Return a program's rows and units, which of them exist, and their offsets in (B, H) and in (B, 4, H)."""
+    """Return a program's rows and units, the mask of those that exist, and their offsets in (B, H) and in (B, 4, H)."""
     rows = tile * BM + tl.arange(0, BM)
     units = tl.program_id(0) * BH + tl.arange(0, BH)
     valid = (rows[:, None] < B) & (units[None, :] < H)
@@ -72,7 +73,7 @@ def _zeros(BM: tl.constexpr, BH: tl.constexpr):
 
 @triton.jit
 def _load_weights(w_ptr, units, k, H: tl.constexpr, P: tl.constexpr):
-    """Load from weights (4, H, P), gate by gate, those from units k of the input to the units of this program."""
+    """Load the weights from input units k to the units of this program, gate by gate, out of (4, H, P)."""
     at = w_ptr + units[None, :] * P + k[:, None]
     valid = (units[None, :] < H) & (k[:, None] < P)
     i = tl.load(at, mask=valid, other=0.0)
@@ -86,7 +87,7 @@ def _load_weights(w_ptr, units, k, H: tl.constexpr, P: tl.constexpr):
 def _add_products(
     a_ptr, w_i, w_f, w_g, w_o, i, f, g, o, rows, k, B, P: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Add a_m w_m for each gate m, in float32, over units k. `a` is (B, M, P): one for all gates, or one per gate."""
+    """Add a_m w_m for each gate m, in float32, over units k. `a` is (B, M, P), with M = 1 for all gates or M = 4."""
     at = a_ptr + rows[:, None] * (M * P) + k[None, :]
     valid = (rows[:, None] < B) & (k[None, :] < P)
     # Bypass the L1 cache, which does not see what other multiprocessors write.
@@ -96,7 +97,7 @@ def _add_products(
         a_f = tl.load(at + P, mask=valid, other=0.0, cache_modifier=".cg")
         a_g = tl.load(at + 2 * P, mask=valid, other=0.0, cache_modifier=".cg")
         a_o = tl.load(at + 3 * P, mask=valid, other=0.0, cache_modifier=".cg")
-    # Four sums, even if one would do, because each product waits for the sum that it adds to.
+    # Four separate sums, because each product waits for the sum that it adds to.
     i = tl.dot(a_i, w_i, i, input_precision=PRECISION)
     f = tl.dot(a_f, w_f, f, input_precision=PRECISION)
     g = tl.dot(a_g, w_g, g, input_precision=PRECISION)
@@ -106,7 +107,7 @@ def _add_products(
 
 @triton.jit
 def _hold_weights(w_ptr, units, H: tl.constexpr, P: tl.constexpr, HOLD: tl.constexpr):
-    """Load all weights of a program, to keep them on the chip, if they have at most HOLD columns."""
+    """Load all weights of a program to keep them on the chip for all steps, unless HOLD is 0."""
     if HOLD:
         i, f, g, o = _load_weights(w_ptr, units, tl.arange(0, HOLD), H, P)
     else:
@@ -150,8 +151,11 @@ def _add_state(
 
 @triton.jit
 def _only(condition, valid):
-    """Return the mask if a scalar condition holds, else an empty mask. This is not `valid & condition`, from which the
-    interpreter of triton 3.9 makes a mask of integers and then rejects it."""
+    """Return the mask if a scalar condition holds, else a mask of False.
+
+    `valid & condition` does not work, because the interpreter of Triton 3.9 makes a mask of integers from it and then
+    rejects that mask.
+    """
     return tl.where(condition, valid, False)
 
 
@@ -175,8 +179,8 @@ def _store_gates(ptr, i, f, g, o, valid, H: tl.constexpr):
 
 @triton.jit
 def _store_masked(ptr, h, i, f, g, o, valid, P: tl.constexpr, M: tl.constexpr):
-    """Store a state as each gate, or all gates, will read it."""
-    state = h.to(tl.float32)  # rounded before it is masked, as the state from the window before is
+    """Store a state with its mask: once for all gates, or once per gate."""
+    state = h.to(tl.float32)  # h is rounded before it is masked, like the state of the previous window
     if M == 4:
         _store_gates(ptr, state * i, state * f, state * g, state * o, valid, P)
     else:
@@ -184,11 +188,13 @@ def _store_masked(ptr, h, i, f, g, o, valid, P: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def _gate_gradients(dh, dc, i, f, g, o, before, bent):
-    """Return the gradients of the gates, given those of state and cell after a step. `before` is the cell before the
-    step, `bent` the tanh of the cell after it."""
-    d_o = dh * bent * o * (1.0 - o)
-    return dc * g * i * (1.0 - i), dc * before * f * (1.0 - f), dc * i * (1.0 - g * g), d_o
+def _gate_gradients(dh, dc, i, f, g, o, c_before, tanh_c):
+    """Return the gradients of the gates, given the gradients of state and cell after a step.
+
+    `c_before` is the cell before the step, `tanh_c` the tanh of the cell after it.
+    """
+    d_o = dh * tanh_c * o * (1.0 - o)
+    return dc * g * i * (1.0 - i), dc * c_before * f * (1.0 - f), dc * i * (1.0 - g * g), d_o
 
 
 @triton.jit
@@ -206,7 +212,7 @@ def _load_mask(ptr, places, valid, stride, M: tl.constexpr):
     return i, f, g, o
 
 
-@triton.jit(do_not_specialize=["first", "last", "T", "tile", "place", "B"])
+@triton.jit(do_not_specialize=["first", "last", "T", "tile", "first_layer", "B"])
 def forward_kernel(
     x_ptr,
     w_ptr,
@@ -223,7 +229,7 @@ def forward_kernel(
     last,
     T,
     tile,
-    place,
+    first_layer,
     B,
     LAYERS: tl.constexpr,
     H: tl.constexpr,
@@ -235,11 +241,14 @@ def forward_kernel(
     HOLD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute steps `first` to `last`: the outputs h (T, B, H) of the last layer, the last states and cells (LAYERS, B,
-    H), and for the backward kernel the masked states (LAYERS, T + 1, B, M, P), the cells (LAYERS, T + 1, B, H) and the
-    gates (LAYERS, T, B, 4, H). States and cells before the first step are already in place. Weights are
-    (2 LAYERS - 1, 4, H, P): the recurrent weights of all layers, then the upward weights."""
-    layer = place + tl.program_id(2)
+    """Compute the forward pass of steps `first` to `last`.
+
+    Results: the outputs of the last layer, h (T, B, H), and the last states and cells (LAYERS, B, H). For the backward
+    kernel also the masked states (LAYERS, T + 1, B, M, P), the cells (LAYERS, T + 1, B, H) and the gates
+    (LAYERS, T, B, 4, H). States and cells before the first step are already stored. Weights are
+    (2 LAYERS - 1, 4, H, P): the recurrent weights of all layers, then the upward weights.
+    """
+    layer = first_layer + tl.program_id(2)
     tile += tl.program_id(1)
     rows, units, valid, at_BH, at_BG = _tile_of_program(tile, B, H, BM, BH)
     at_BMP = rows[:, None] * (M * P) + units[None, :]
@@ -265,7 +274,7 @@ def forward_kernel(
         i, f, g, o = _zeros(BM, BH)
         if LAYERS > 1:
             x_i, x_f, x_g, x_o = x_i + b_i, x_f + b_f, x_g + b_g, x_o + b_o
-            # First, because the layer below is at least one step ahead, while the last step of this layer is ending.
+            # The layer below comes first: it is one step ahead, while the previous step of this layer may still run.
             if layer > 0:
                 _wait(ready_ptr, (t + 1 - first) * tl.num_programs(0))
                 i, f, g, o = _add_state(
@@ -289,7 +298,7 @@ def forward_kernel(
     tl.store(end_c_ptr + layer * batch * H + at_BH, c, mask=valid)
 
 
-@triton.jit(do_not_specialize=["first", "last", "T", "tile", "place", "B"])
+@triton.jit(do_not_specialize=["first", "last", "T", "tile", "first_layer", "B"])
 def backward_kernel(
     g_ptr,
     end_h_ptr,
@@ -305,7 +314,7 @@ def backward_kernel(
     last,
     T,
     tile,
-    place,
+    first_layer,
     B,
     LAYERS: tl.constexpr,
     H: tl.constexpr,
@@ -321,9 +330,10 @@ def backward_kernel(
 
     Results: the gradients of the gates, d (LAYERS, T, B, 4, P), and of the cells before the first step, dc
     (LAYERS, B, H). Inputs: the gradients of the outputs, g (T, B, H), and of the last states and cells (LAYERS, B, H),
-    or None. Weights are those of the forward kernel, each transposed."""
-    behind = place + tl.program_id(2)
-    layer = LAYERS - 1 - behind
+    or None. Weights are the transposed weights of the forward kernel.
+    """
+    from_top = first_layer + tl.program_id(2)
+    layer = LAYERS - 1 - from_top
     tile += tl.program_id(1)
     rows, units, valid, at_BH, at_BG = _tile_of_program(tile, B, H, BM, BH)
     batch = B.to(tl.int64)
@@ -332,10 +342,10 @@ def backward_kernel(
     cells_ptr += layer * (T + 1) * batch * H
     gates_ptr += layer * T * batch * (4 * H)
     at_LBH = layer * batch * H + at_BH
-    # There is no layer above the last one: it gets another layer's pointer and does not use it.
+    # The last layer has no layer above it. It gets a valid pointer that it does not use.
     down_ptr = w_ptr + (LAYERS + tl.minimum(layer, LAYERS - 2)) * (4 * H * P)
     w_ptr += layer * (4 * H * P)
-    ready_ptr, count_ptr = _counter(count_ptr, tile, behind - 1, LAYERS), _counter(count_ptr, tile, behind, LAYERS)
+    ready_ptr, count_ptr = _counter(count_ptr, tile, from_top - 1, LAYERS), _counter(count_ptr, tile, from_top, LAYERS)
     mask_i, mask_f, mask_g, mask_o = _load_mask(mask_ptr, layer * M * batch * H + at_BH, valid, batch * H, M)
     w_i, w_f, w_g, w_o = _hold_weights(w_ptr, units, H, P, HOLD)
     if LAYERS > 1:
@@ -346,13 +356,13 @@ def backward_kernel(
     for step in range(first, last):
         t = T - 1 - step
         i, f, g, o = _load_gates(gates_ptr + t * batch * (4 * H) + at_BG, valid, H)
-        before = tl.load(cells_ptr + t * batch * H + at_BH, mask=valid, other=0.0)
-        bent = _tanh(tl.load(cells_ptr + (t + 1) * batch * H + at_BH, mask=valid, other=0.0))
-        dh = tl.load(g_ptr + t * batch * H + at_BH, mask=_only(behind == 0, valid), other=0.0).to(tl.float32)
+        c_before = tl.load(cells_ptr + t * batch * H + at_BH, mask=valid, other=0.0)
+        tanh_c = _tanh(tl.load(cells_ptr + (t + 1) * batch * H + at_BH, mask=valid, other=0.0))
+        dh = tl.load(g_ptr + t * batch * H + at_BH, mask=_only(from_top == 0, valid), other=0.0).to(tl.float32)
         if end_h_ptr is not None:
             dh += tl.load(end_h_ptr + at_LBH, mask=_only(step == 0, valid), other=0.0).to(tl.float32)
         d_i, d_f, d_g, d_o = _zeros(BM, BH)
-        if LAYERS > 1 and behind > 0:
+        if LAYERS > 1 and from_top > 0:
             _wait(ready_ptr, (step + 1 - first) * tl.num_programs(0))
             d_i, d_f, d_g, d_o = _add_state(
                 *(above_ptr + t * batch * (4 * P), down_ptr, u_i, u_f, u_g, u_o, d_i, d_f, d_g, d_o, rows, units, B),
@@ -364,8 +374,8 @@ def backward_kernel(
             *(tl.where(step > 0, B, 0), H, P, 4, BK, HOLD, PRECISION),  # the state of the last step is not read again
         )
         dh += (d_i * mask_i + d_f * mask_f) + (d_g * mask_g + d_o * mask_o)
-        dc += dh * o * (1.0 - bent * bent)
-        d_i, d_f, d_g, d_o = _gate_gradients(dh, dc, i, f, g, o, before, bent)
+        dc += dh * o * (1.0 - tanh_c * tanh_c)
+        d_i, d_f, d_g, d_o = _gate_gradients(dh, dc, i, f, g, o, c_before, tanh_c)
         _store_gates(d_ptr + (t * batch + rows[:, None]) * (4 * P) + units[None, :], d_i, d_f, d_g, d_o, valid, P)
         _arrive(count_ptr)
         dc *= f

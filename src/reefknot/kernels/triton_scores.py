@@ -1,13 +1,13 @@
 """Blocks of scores on a GPU: each kernel computes a matrix product and consumes it in registers.
 
-A tile of half-precision scores is never stored. `exponentials` stores exp(score - score of the target). The exponent of
-bfloat16 has the range of float32, so no pass for the largest score is needed: the row sums come from the same tiles,
-and the rest of the softmax's gradient is one factor per row. A row would overflow if its target is less probable than
-2^-100, which can happen before anything is learned. A tile that would overflow is stored relative to its largest score,
-and its row is rescaled afterwards. All sums are computed in a fixed order.
+Half-precision scores are never stored. `exponentials` stores exp(score - score of the target) instead. The exponent of
+bfloat16 has the range of float32, so a separate pass for the largest score is not needed. The row sums are computed
+from the same tiles, and one factor per row turns the stored values into the gradient. A row would overflow if its
+target were less probable than 2^-100, which can happen early in training. A tile that would overflow is therefore
+stored relative to its largest score, and its row is rescaled afterwards. All sums are computed in a fixed order.
 
-Matrix products of float32 are left to torch, in TF32 or not as its switches say. The same kernels then make one pass
-over them in place.
+In float32, torch computes the matrix products, with or without TF32 as its settings say. The same kernels then make one
+pass over the products in place.
 
 Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes.
 """
@@ -40,7 +40,7 @@ from reefknot.kernels.triton_kernels import (
 
 @dataclass(frozen=True)
 class _Tiles:
-    """The tiles of a matrix product, and whether the copy engine moves them."""
+    """The tile sizes of a matrix product, and whether the GPU's copy engine (TMA) loads the tiles."""
 
     BN: int
     BV: int
@@ -53,15 +53,18 @@ class _Tiles:
 
     @classmethod
     def choose(cls, *matrices: Tensor) -> _Tiles:
-        """Choose tiles for products of these matrices. The copy engine of Hopper and Blackwell moves rows that begin at
-        multiples of 16 bytes. Other GPUs have less shared memory for tiles."""
+        """Choose tiles for products of these matrices.
+
+        The copy engine of Hopper and Blackwell needs rows that begin at multiples of 16 bytes. Other GPUs have less
+        shared memory for tiles.
+        """
         first = matrices[0]
         size = first.element_size()
         if torch_multiplies(first):
             return cls(32, 128, 16, 4, 2, False, stored=True)
         aligned = all(matrix.shape[1] * size % 16 == 0 and matrix.data_ptr() % 16 == 0 for matrix in matrices)
         if not first.is_cuda:
-            # The interpreter gets small tiles, so that small shapes have several.
+            # Small tiles for the interpreter, so that the small shapes of tests have several tiles.
             return cls(16, 32, 16, 4, 2, aligned)
         device = _device(first.device)
         if aligned and device.major in (9, 10):
@@ -81,7 +84,7 @@ class _Tiles:
     ) -> None:
         """Launch a kernel over all tiles. It reads pairs of row and class matrices, and writes rows x classes."""
         h_ND = rows[0]
-        # As many programs as the device runs at once, however small the batch: another number would compile again.
+        # As many programs as the device runs at once, however small the batch. Another number would be compiled again.
         per_processor = 8 if self.stored else 1 if self.TMA else 2
         programs = 4 if not h_ND.is_cuda else _device(h_ND.device).multi_processor_count * per_processor
         boxes = [[self.BN, self.BD], [self.BV, self.BD]] * len(rows) + [[self.BN, self.BV // 2]] * len(out)
@@ -241,7 +244,7 @@ class TritonScores(Scores):
 
 
 def torch_multiplies(h_ND: Tensor) -> bool:
-    """Return whether torch computes the products of such rows. Tests of the interpreter replace this function."""
+    """Return whether torch computes the products with these rows. Tests of the interpreter replace this function."""
     return h_ND.is_cuda and h_ND.dtype == torch.float32
 
 
@@ -259,7 +262,7 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def _row(x: Tensor | None) -> Tensor | None:
-    """Return one contiguous float32 per row: the gradient of a sum arrives as one number with a stride of zero."""
+    """Return a contiguous float32 copy. The gradient of a sum, for example, is one number with a stride of zero."""
     return None if x is None else x.to(torch.float32).contiguous()
 
 

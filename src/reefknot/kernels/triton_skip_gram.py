@@ -1,9 +1,9 @@
 """Skip-gram on a GPU: many programs share the tables, and updates are added atomically (Hogwild).
 
-Each program takes a range of centres through their contexts, one pair after the other, with all targets of a pair at
-once. A pair may only miss what other programs add at the same time. How many programs there may be depends on the text
-(`Draws.at_once`), not on the device. Atomic additions lose nothing, but their order is not fixed, so two runs differ in
-the last bits and drift apart.
+Each program trains on the pairs of a range of centres, one pair after the other, with all targets of a pair at once. A
+pair misses only what other programs add at the same time. The largest number of programs depends on the text
+(`Draws.at_once`), not on the device. Atomic additions lose no update, but their order is not fixed. So two runs differ
+in the last bits at first, and more over time.
 
 Shapes: V words, D dimensions, C kept words of a stretch and its neighbours, K negatives.
 """

@@ -1,4 +1,4 @@
-"""The skip-gram kernel: a program takes some centres, one after the other, through their contexts.
+"""The skip-gram kernel: a program trains on the pairs of some centres, one pair after the other.
 
 Loads from the tables bypass the L1 cache, which does not see the additions of other multiprocessors.
 
@@ -33,7 +33,7 @@ def skip_gram_kernel(
     input_ptr,
     output_ptr,
     words_ptr,
-    places_ptr,
+    positions_ptr,
     lines_ptr,
     radius_ptr,
     accept_ptr,
@@ -62,14 +62,14 @@ def skip_gram_kernel(
     for at in range(first, tl.minimum(first + centres, count)):
         radius = tl.load(radius_ptr + at).to(tl.int32)
         centre = tl.load(words_ptr + at)
-        place = tl.load(places_ptr + at)
+        position = tl.load(positions_ptr + at)
         line = tl.load(lines_ptr + at)
-        rate = tl.maximum(begin - fall * place.to(tl.float32), lowest)
+        rate = tl.maximum(begin - fall * position.to(tl.float32), lowest)
         for other in range(tl.maximum(at - radius, 0), tl.minimum(at + radius + 1, count)):
             if (other != at) & (tl.load(lines_ptr + other) == line):
                 context = tl.load(words_ptr + other)
                 slot = other - at + WINDOW - tl.where(other > at, 1, 0)
-                number = place * (2 + 2 * WINDOW * K) + 2 + slot * K
+                number = position * (2 + 2 * WINDOW * K) + 2 + slot * K
                 negatives = _negatives(_draw(key, number + t - 1, STEP, FIRST, SECOND), accept_ptr, alias_ptr, V)
                 targets = tl.where(t == 0, centre, negatives)
                 counted = (t == 0) | ((t <= K) & (negatives != centre))

@@ -16,7 +16,7 @@ from reefknot.errors import SettingsError
 
 @dataclass(frozen=True)
 class Bound:
-    """A limit on one side of a number. The subclass says on which side, and whether the limit itself is allowed."""
+    """A lower or upper limit of a number. Subclasses say which, and whether the limit itself is allowed."""
 
     limit: float
 
@@ -47,9 +47,9 @@ class Length:
 
 BOUNDS = (Bound, Length)
 
-# The upper bounds are far above anything that trains. They turn a typing error into a message.
+# The upper bounds are far above all useful values. They turn a typing error into an error message.
 Count = Annotated[int, Ge(1), Le(10**9)]
-"""A number of things."""
+"""A number of items."""
 Dim = Annotated[int, Ge(1), Le(65_536)]
 """The dimension of a vector."""
 Layers = Annotated[int, Ge(1), Le(256)]
@@ -57,22 +57,22 @@ Layers = Annotated[int, Ge(1), Le(256)]
 Probability = Annotated[float, Ge(0.0), Lt(1.0)]
 """A probability less than 1, such as a dropout rate."""
 Share = Annotated[float, Ge(0.0), Le(1.0)]
-"""A share of a whole, from none to all of it."""
+"""A share, from 0 to 1."""
 Positive = Annotated[float, Gt(0.0), Le(1e9)]
 """A number greater than 0."""
 NonNegative = Annotated[float, Ge(0.0), Le(1e9)]
 """A number that is 0 or greater."""
 
 
-def check_rates(who: str, **rates: float) -> None:
-    """Raise an error if a rate is not a probability below 1. `who` is the module that the message names."""
+def check_rates(module: str, **rates: float) -> None:
+    """Raise a `SettingsError` if a rate is not at least 0 and less than 1. The message names `module`."""
     for name, rate in rates.items():
         if not 0.0 <= rate < 1.0:
-            raise SettingsError(f"{who}: {name} = {rate}: must be at least 0 and less than 1")
+            raise SettingsError(f"{module}: {name} = {rate}: must be at least 0 and less than 1")
 
 
-def check_sizes(who: str, **sizes: int) -> None:
-    """Raise an error if a size is less than 1. `who` is the module that the message names."""
+def check_sizes(module: str, **sizes: int) -> None:
+    """Raise a `SettingsError` if a size is less than 1. The message names `module`."""
     for name, size in sizes.items():
         if size < 1:
-            raise SettingsError(f"{who}: {name} = {size}: must be at least 1")
+            raise SettingsError(f"{module}: {name} = {size}: must be at least 1")

@@ -1,9 +1,10 @@
-"""What every part of a model shares: inherited docstrings, and the count of floating-point operations.
+"""Code that all parts of a model share: inherited docstrings, and the count of floating-point operations.
 
-Every part has a method `flops` that counts its forward and backward pass. Only matrix products count. A weight of a
-matrix costs two operations per row, and as many for each of the two gradients: 6 in all. Causal attention counts half
-of the products of all pairs. Recomputed activations, scores that are computed again in the backward pass, and rows that
-only pad a shape do not count. So a faster program has a higher share, and a program that does more work does not.
+Every part has a method `flops` that counts the operations of its forward and backward pass. Only matrix products count.
+A weight of a matrix costs two operations per row, and two more for each of the two gradients: 6 in all. Causal
+attention counts half of the products of all pairs. Recomputed activations, scores that are computed again in the
+backward pass, and rows that only pad a shape do not count. So the measured share of the GPU's peak rises if a program
+becomes faster, but not if it does more work for the same result.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 from torch import Tensor, nn
 
 PER_WEIGHT = 6
-"""A product and its two gradients, each with a multiplication and an addition."""
+"""Operations per weight and row: a product and its two gradients, each with a multiplication and an addition."""
 
 
 class Documented:
-    """A class whose methods without a docstring take over the docstring of the method that they override.
+    """A base class that copies docstrings: a method without a docstring gets that of the method it overrides.
 
-    `help()` finds an inherited docstring by itself; documentation generators and notebooks may read `__doc__` only.
+    `help()` looks up inherited docstrings, but documentation generators and notebooks may read only `__doc__`.
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -32,7 +33,8 @@ class Documented:
 
 
 def matrix_weights(module: nn.Module) -> int:
-    """Return the number of weights in matrices. A word table does not count: its rows are looked up, or are classes."""
+    """Return the number of weights in matrices. Word tables do not count, because their rows are looked up or are
+    counted as classes."""
     from reefknot.nn.tables import WordTable
 
     tables = {id(child.weight) for child in module.modules() if isinstance(child, WordTable | nn.Embedding)}
@@ -41,5 +43,5 @@ def matrix_weights(module: nn.Module) -> int:
 
 
 def count_by_band(ids_N: Tensor, bounds: tuple[int, ...]) -> list[int]:
-    """Return the number of ids in each band."""
+    """Return the number of ids in each band. `bounds` has the first id of every band and the end of the last."""
     return [int(((ids_N >= start) & (ids_N < stop)).sum()) for start, stop in pairwise(bounds)]

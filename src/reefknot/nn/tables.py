@@ -1,4 +1,4 @@
-"""Tables: the parameters that are learned per word. Two ends that hold the same table object are tied.
+"""Tables: the vectors that are learned per word. Two ends that hold the same table object are tied.
 
 Shapes: V words, D dimensions.
 """
@@ -18,7 +18,7 @@ from reefknot.nn.constants import NOTHING_TO_TIE
 
 
 class WordTable(nn.Module):
-    """One vector of the same dimension for every word of the vocabulary.
+    """A table with one vector for every word of the vocabulary.
 
     Give one table to an input end and to a classifier to tie the two ends:
 
@@ -29,8 +29,8 @@ class WordTable(nn.Module):
         vocab_size: Number of words, V.
         dim: Dimension of the word vectors, D.
         unit_norm: Scale every vector to length 1 wherever the table is read (Inan et al. 2017, validation experiment).
-        uniform: Draw the initial weights from [-uniform, uniform], even if the whole model is initialised in another
-            way. With `unit_norm`, longer vectors change direction more slowly.
+        uniform: Draw the initial weights uniformly from [-uniform, uniform], even if a recipe initialises the other
+            parameters differently. With `unit_norm`, longer vectors change direction more slowly.
         frozen: Keep the initial weights: neither updates nor weight decay change them.
     """
 
@@ -69,7 +69,11 @@ class WordTable(nn.Module):
         return not self.weight.requires_grad
 
     def vectors(self, ids: Tensor | None = None) -> Tensor:
-        """Return the vectors of these words, with shape (*ids.shape, D), or of all words, (V, D)."""
+        """Return the vectors of some words, with shape (*ids.shape, D), or of all words, with shape (V, D).
+
+        Args:
+            ids: Word ids, with any shape. By default all words.
+        """
         vectors = self.weight if ids is None else F.embedding(ids, self.weight)
         return F.normalize(vectors, dim=-1) if self.unit_norm else vectors
 
@@ -81,18 +85,19 @@ class WordTable(nn.Module):
 
 
 class BandedTable(nn.Module):
-    """A table in bands of decreasing word frequency, each of a smaller dimension than the band before it.
+    """A table in bands of decreasing word frequency, in which the vectors of rarer words have fewer dimensions.
 
-    The bands are given in one of two ways: `sizes`, as in papers (20,000 and 40,000 words; the last band has the rest),
-    or `cutoffs`, the first ids of the second and later bands (20,000 and 60,000 for the same bands). Ids must be sorted
-    by decreasing frequency, as those of our vocabularies are.
+        table = BandedTable(267_744, 1024, sizes=[20_000, 40_000])      # 1024, 256 and 64 dimensions
+
+    Give the bands either by `sizes`, as papers do, or by `cutoffs`, the first ids of the second and later bands
+    (20,000 and 60,000 for the bands above). Ids must be sorted by decreasing frequency, as in our vocabularies.
 
     Args:
         vocab_size: Number of words, V.
         dim: Dimension of the first band.
-        sizes: Number of words of every band except the last, which has the rest.
+        sizes: Number of words of every band except the last, which has all remaining words.
         cutoffs: Instead of `sizes`: the first ids of the second and later bands.
-        factor: The dimension of each band is that of the band before it divided by this factor, rounded down.
+        factor: Each band has the dimension of the previous band divided by this factor, rounded down.
     """
 
     def __init__(
@@ -125,14 +130,20 @@ class BandedTable(nn.Module):
 
     @property
     def tables(self) -> list[WordTable]:
-        """The bands, each a table of its own words."""
+        """The bands, each as a table of its words."""
         return list(self.bands)  # type: ignore[arg-type]
 
     def by_band(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Return one vector per id: `vectors(band, words)` of the band of the id, whose words are counted from 0.
+        """Return one vector per id, with shape (*ids.shape, D), computed by a function for each band.
 
         On the CPU each band looks up its own words only. On a GPU, selecting them would synchronise with the host, and
-        inside a compiled graph it would break the graph. There each band looks up all ids, and a mask selects.
+        inside a compiled graph it would break the graph. So there each band looks up all ids, and masks select the
+        results.
+
+        Args:
+            ids: Word ids, with any shape.
+            vectors: Called as `vectors(band, words)`, where words are counted from the first id of the band. It returns
+                one vector per word. The vectors of all bands have the same dimension.
         """
         on_host = ids.device.type == "cpu" and not torch.compiler.is_compiling()
         return self._by_rows(ids, vectors) if on_host else self._by_masks(ids, vectors)
@@ -155,19 +166,25 @@ class BandedTable(nn.Module):
         return selected
 
     def vectors(self, ids: Tensor | None = None) -> Tensor:
-        """Return the vectors of these words, or of all words; an error unless all bands have the same dimension."""
+        """Return the vectors of some words, with shape (*ids.shape, D), or of all words, with shape (V, D).
+
+        Raise a `SettingsError` unless all bands have the same dimension.
+
+        Args:
+            ids: Word ids, with any shape. By default all words.
+        """
         self.check_one_dimension()
         if ids is None:
             return torch.cat([table.vectors() for table in self.tables])
         return self.by_band(ids, lambda band, words: self.tables[band].vectors(words))
 
     def check_one_dimension(self) -> None:
-        """Raise an error unless all bands have the same dimension."""
+        """Raise a `SettingsError` unless all bands have the same dimension."""
         if self.factor != 1 and len(self.sizes) > 1:
             dims = ", ".join(str(table.dim) for table in self.tables)
             raise SettingsError(
-                f"the bands have the dimensions {dims}, so their words have no common one: use an adaptive lookup, "
-                "or factor = 1"
+                f"the bands have different dimensions {dims}; use an adaptive lookup, which projects them, or "
+                "factor = 1"
             )
 
     def extra_repr(self) -> str:
@@ -176,7 +193,7 @@ class BandedTable(nn.Module):
 
 
 def rows_by_band(ids_N: Tensor, bounds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """Return for each band the positions of its words in `ids_N`, and these words counted from the band's first id."""
+    """Return for each band the positions of its words in `ids_N`, and the words, counted from the band's first id."""
     rows = []
     for start, stop in pairwise(bounds):
         positions = ((ids_N >= start) & (ids_N < stop)).nonzero().squeeze(-1)
@@ -211,31 +228,32 @@ def _bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int]
 
 
 def projection(input_dim: int, dim: int) -> nn.Linear:
-    """Return a linear layer without bias between the dimensions of a table and of the model, with Xavier weights."""
+    """Return a linear layer without bias and with Xavier weights, which maps vectors to another dimension."""
     layer = nn.Linear(input_dim, dim, bias=False)
     nn.init.xavier_uniform_(layer.weight)
     return layer
 
 
-def check_banded(table: nn.Module, who: str) -> None:
-    """Raise an error unless the table has bands. `who` is the module that the message names."""
+def check_banded(table: nn.Module, module: str) -> None:
+    """Raise a `SettingsError` unless the table is a `BandedTable`. The message names `module`."""
     if isinstance(table, BandedTable):
         return
     if not isinstance(table, WordTable):
         raise SettingsError(NOTHING_TO_TIE)
-    raise SettingsError(f"{who}: needs a table with bands; give it one of kind = 'banded'")
+    raise SettingsError(f"{module}: needs a table with bands; give it one of kind = 'banded'")
 
 
 class BandProjections(nn.Module):
-    """One matrix per band between the dimension of the band and that of the model. Several ends can share it.
+    """One matrix per band that maps between the dimension of the band and the dimension of the model.
 
-    The input end maps the vectors of a band up to the dimension of the model; the adaptive softmax maps the hidden
-    state down with the transpose of the same matrix.
+    An adaptive lookup maps the vectors of a band up to the dimension of the model. An adaptive softmax maps the hidden
+    state down with the transpose of the same matrix. Both ends can share one object.
 
     Args:
-        table: The banded table whose dimensions the matrices have.
+        table: The banded table that gives the dimensions of the bands.
         dim: Dimension of the model.
-        head: Include a matrix for the first band. An input end needs it; an output end may not.
+        head: Include a matrix for the first band. An adaptive lookup needs it. An adaptive softmax needs it only with
+            `head_projection = "shared"`.
     """
 
     def __init__(self, table: BandedTable, dim: Dim, head: bool = True) -> None:
@@ -255,11 +273,21 @@ class BandProjections(nn.Module):
         return matrix
 
     def up(self, band: int, vectors: Tensor) -> Tensor:
-        """Map vectors from the dimension of a band to that of the model."""
+        """Map vectors from the dimension of a band to the dimension of the model.
+
+        Args:
+            band: Number of the band, from 0.
+            vectors: Vectors with shape (..., dimension of the band).
+        """
         return F.linear(vectors, self._matrix(band))
 
     def down(self, band: int, h_ND: Tensor) -> Tensor:
-        """Map hidden states from the dimension of the model to that of a band."""
+        """Map hidden states from the dimension of the model to the dimension of a band.
+
+        Args:
+            band: Number of the band, from 0.
+            h_ND: Hidden states, with shape (N, dim).
+        """
         return F.linear(h_ND, self._matrix(band).T)
 
     def extra_repr(self) -> str:

@@ -1,8 +1,8 @@
-"""The cache folder holds what is derived from texts. It can be deleted at any time.
+"""The cache folder, which stores data that is derived from texts. It can be deleted at any time.
 
 An entry is a folder that appears complete or not at all: it is written under a temporary name, flushed to disk and
-renamed. If several processes write the same entry, one rename wins and the others use its result. What a killed
-process left behind is removed when the same machine next writes an entry.
+renamed. If several processes write the same entry, one rename wins and the others use its result. Temporary folders of
+killed processes are removed when the same machine next writes an entry.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ def cache_folder(cache: Path | None = None) -> Path:
 
 
 def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T | None]) -> T:
-    """Return `read(entry)`. If that is None because the entry is missing or damaged, `fill` writes the entry first."""
+    """Return a cache entry, and write it first if it is missing or damaged.
+
+    Args:
+        entry: The folder of the entry.
+        fill: Writes the entry into an empty folder.
+        read: Reads the entry. It returns None if the entry is missing or damaged.
+    """
     for _ in range(_ATTEMPTS):
         value = read(entry)
         if value is not None:
@@ -65,7 +71,14 @@ def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T |
 def cached_or_rebuilt(
     entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T], say: Callable[[str], None]
 ) -> T:
-    """Do the same as `cached`, for a `read` that raises DataError if the entry is damaged; `say` receives the error."""
+    """Return a cache entry as `cached` does, with a `read` that raises a DataError if the entry is damaged.
+
+    Args:
+        entry: The folder of the entry.
+        fill: Writes the entry into an empty folder.
+        read: Reads the entry. It raises a DataError if the entry is damaged.
+        say: Called with the error before the entry is written again.
+    """
 
     def read_if_intact(folder: Path) -> T | None:
         if not folder.exists():
@@ -115,14 +128,14 @@ def _rename(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> N
         if not entry.exists():
             raise
         if read(entry) is None:  # damaged
-            aside = _temporary(entry)
-            entry.replace(aside / entry.name)
+            old = _temporary(entry)
+            entry.replace(old / entry.name)
             temporary.replace(entry)
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _temporary(entry: Path) -> Path:
-    """Create an empty folder next to `entry`. Its name has machine and process, as machines may share a cache."""
+    """Create an empty folder next to `entry`. Its name has machine and process, because machines may share a cache."""
     return Path(tempfile.mkdtemp(prefix=f".{entry.name}@{platform.node()}-{os.getpid()}-", dir=entry.parent))
 
 

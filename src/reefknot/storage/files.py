@@ -98,7 +98,7 @@ def sync(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the content of `path`. If anything fails, the file is the old one or the new one."""
+    """Replace the content of `path`. If anything fails, the file is either unchanged or complete."""
     prepared = temporary(path)
     try:
         with writing(path):
@@ -110,28 +110,29 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the content of `path` by `text` in UTF-8."""
+    """Replace the content of `path` with `text` in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace the content of `path` by `value` as JSON. NaN and infinities raise a ValueError: JSON has none."""
+    """Replace the content of `path` with `value` as JSON. NaN and infinity raise a ValueError, as JSON has neither."""
     write_bytes(path, encode_json(value))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace the content of `path` by `tensors` in the safetensors format."""
+    """Replace the content of `path` with `tensors` in the safetensors format."""
     write_bytes(path, encode_tensors(tensors))
 
 
 def encode_json(value: Any) -> bytes:
+    """Return the bytes of a JSON file. NaN and infinity raise a ValueError."""
     return (json.dumps(value, allow_nan=False, ensure_ascii=False, indent=2) + "\n").encode()
 
 
 def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return the bytes of a safetensors file. Equal tensors give equal bytes.
 
-    Two tensors may not share memory: the model knows which weights are tied, so they are stored once.
+    Two tensors may not share memory. Tied weights must be stored once, because the model knows which weights are tied.
     """
     from safetensors.torch import save
 
@@ -156,6 +157,7 @@ def _reject_overlap(tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
+    """Return the content of `path`; raise a DataError if it cannot be read."""
     if not path.is_file():
         raise DataError(f"{path} is missing" if not path.exists() else f"{path} is not a file")
     try:
@@ -198,7 +200,7 @@ def decode_tensors(data: bytes, where: Path | str) -> dict[str, Tensor]:
     try:
         return load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        # The format checks offsets and sizes itself; other errors come from number types that torch does not have.
+        # SafetensorError covers wrong offsets and sizes. The other errors come from number types that torch lacks.
         raise DataError(f"{where} is truncated or not a safetensors file: {error}") from error
 
 

@@ -44,7 +44,7 @@ def read_plain(path: Path) -> Iterator[str]:
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether the name of a file says that it is packed by gzip."""
+    """Return whether the name of a file ends in .gz."""
     return path.suffix.lower() == ".gz"
 
 
@@ -55,7 +55,7 @@ def count_lines(path: Path) -> int:
 
 
 def words_in(text: str, where: str) -> list[str]:
-    """Return the words of a string, split as those of a file are; `where` names the string in error messages."""
+    """Return the words of a string, split like the words of a file; `where` names the string in error messages."""
     return [word for line in read_text(text, where) for word in line.words]
 
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 """A callback that receives one line of progress."""
 
-_SECONDS = 3.0  # between two lines of progress
+_SECONDS = 3.0  # time between two lines of progress
 
 
 def silent(_: str) -> None:

@@ -6,12 +6,11 @@
     projector         a folder for TensorBoard
     safetensors       any word, and counts
 
-If a file has several vectors for a word, reading keeps the first. Bytes that are not UTF-8 are read as \\xNN. Both are
-reported.
+The format of a file is recognised from its content. If a file has several vectors for a word, the first is used. Bytes
+that are not UTF-8 are read as \\xNN. Both are reported.
 
-Writing rejects words that would not be read back the same, and names formats that can store them. A file is written
-under a temporary name, read back and compared before it replaces `path`, so it is complete or absent. Its format is
-recognised from its content.
+Words that a format cannot store are rejected with a message that names other formats. A file is written under a
+temporary name, read back and compared before it replaces `path`, so it is complete or absent.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from reefknot.vectors.word_vectors import Block, Matrix, WordVectors, first_non_
 
 @dataclass(frozen=True)
 class Format:
-    """A file format: its reader, its writer, and which words it cannot store."""
+    """A file format: its reader, its writer, and a pattern of the words that it cannot store."""
 
     read: Callable[[Path], Iterator[Block]]
     write: Callable[[WordVectors, Path], Iterator[int]]
     unsupported: re.Pattern[str] | None
-    """Matches text that would not be read back the same. A format that has this pattern cannot store the empty word
-    either. None: the format can store any word."""
+    """Matches words that would not be read back the same. A format with a pattern cannot store the empty word either.
+    None means that the format can store any word."""
 
     def supports(self, word: str) -> bool:
         """Return whether the format can store a word."""
@@ -82,17 +81,21 @@ def read_vectors(
     """Read word vectors from a file or from a projector folder.
 
     Args:
-        path: the file or folder.
-        format: one of `FORMATS`. By default it is detected from the content.
-        only: if given, all other words are left out.
-        say: called with progress and with notes on irregular words.
+        path: The file or folder.
+        format: `word2vec`, `word2vec-binary`, `glove`, `projector` or `safetensors`. By default the format is detected
+            from the content.
+        only: Read the vectors of these words only. By default all words are read.
+        say: Called with lines of progress, and with notes about repeated words and invalid bytes.
+
+    Returns:
+        The words and their vectors, in the order of the file.
     """
     path = Path(path).expanduser()
     return _read(path, _check_format(format) if format is not None else find_format(path), str(path), only, say)
 
 
 def _read(path: Path, format: str, name: str, only: Collection[str] | None = None, say: Say = silent) -> WordVectors:
-    """Read word vectors; `name` stands for the file in messages."""
+    """Read word vectors. Messages call the file `name`."""
     collector = _Collector(name, only)
     blocks = reported(_FORMATS[format].read(path), lambda _: f"{name}: {collector.words_read:,} words read", say)
     try:
@@ -106,14 +109,14 @@ def _read(path: Path, format: str, name: str, only: Collection[str] | None = Non
 def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: Say = silent) -> None:
     """Write word vectors to a file, or to a folder for the format projector.
 
-    What is at `path` is replaced only after the new file has been recognised, read back and found to be the same. Only
-    safetensors stores counts.
+    An existing file is replaced only after the new file has been read back and compared. Only the format safetensors
+    stores counts.
 
     Args:
-        vectors: the words and vectors to write.
-        path: the file or folder to create or replace.
-        format: one of `FORMATS`.
-        say: called with progress.
+        vectors: The words and vectors to write.
+        path: The file or folder to create or replace.
+        format: `word2vec`, `word2vec-binary`, `glove`, `projector` or `safetensors`.
+        say: Called with lines of progress.
     """
     path = Path(path).expanduser()
     file_format = _FORMATS[_check_format(format)]
@@ -166,8 +169,8 @@ def _format_of(stream: BinaryIO, path: Path) -> str:
     if header := HEADER.fullmatch(first_line):
         size, dim = int(header[1]), int(header[2])
         printable, complete = is_printable(content), is_complete(content, size, dim)
-        # Usually just one of them is true: text is printable, and binary content is complete. Damaged text and
-        # truncated binary files are neither, and a small binary file may be both; then the fields decide.
+        # Usually just one of the two is true: text is printable, and binary content is complete. Damaged text and
+        # truncated binary files are neither, and a small binary file may be both. Then the fields decide.
         if not (is_text(content, dim) if printable == complete else printable):
             return "word2vec-binary"
         stream.seek(0)
@@ -189,7 +192,7 @@ def fingerprint(path: Path) -> str:
 
 
 class _Collector:
-    """Joins the blocks of a file into word vectors. A word is kept once, in the order of the file."""
+    """Joins the blocks of a file into word vectors, in the order of the file. Repeated words are skipped."""
 
     def __init__(self, name: str, only: Collection[str] | None) -> None:
         self.name = name
@@ -252,7 +255,7 @@ class _Collector:
 
 
 def _describe(words: list[str]) -> str:
-    """Return the number of words and an example, followed by the verb."""
+    """Return the number of words, an example and the verb: "1 word ('a') is"."""
     if len(words) == 1:
         return f"1 word ({quoted(words[0])}) is"
     return f"{len(words):,} words (the first is {quoted(words[0])}) are"

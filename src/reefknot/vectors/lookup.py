@@ -1,4 +1,4 @@
-"""Look up words as people write them: in either case, whole although the vectors are of sub-words, or misspelled."""
+"""Look up words as people write them: in either case, or as whole words among sub-words. Suggest similar spellings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ _MAX_LENGTH_DIFFERENCE = 2  # characters, between a misspelled word and a sugges
 class Lookup:
     """Looks up a word as it is written, then in lower case.
 
-    If the vectors are those of sub-words, a word has a vector only if a single sub-word is the whole word: "car" is
-    `car</w>`, not the `car` at the start of "carpet". If it is not known whether they are sub-words, the plain word is
-    tried first, then the sub-word.
+    If the vectors belong to sub-words, a word has a vector only if a single sub-word is the whole word: "car" is
+    `car</w>`, not the `car` at the start of "carpet". If it is not known whether they belong to sub-words, the plain
+    word is tried first, then the sub-word.
+
+    Args:
+        vectors: The vectors to look words up in.
     """
 
     vectors: WordVectors
@@ -29,7 +32,7 @@ class Lookup:
     def find(self, word: str) -> int | None:
         """Return the row of a word, or None if it has no vector."""
         for spelling in (word, word.lower()):
-            for token in (as_piece(spelling),) if self.vectors.pieces else (spelling, as_piece(spelling)):
+            for token in (as_subword(spelling),) if self.vectors.subwords else (spelling, as_subword(spelling)):
                 if token in self.vectors:
                     return self.vectors.id_of(token)
         return None
@@ -38,20 +41,20 @@ class Lookup:
         """Return the rows of the words. Words without a vector raise a DataError that suggests similar spellings.
 
         Args:
-            words: the words to look up.
-            where: the name of the vectors in the error message.
+            words: The words to look up.
+            where: The name of the vectors in the error message.
         """
         rows = {word: self.find(word) for word in words}
         unknown = [word for word, row in rows.items() if row is None]
         if not unknown:
             return [row for word in words if (row := rows[word]) is not None]
-        if self.vectors.pieces:
+        if self.vectors.subwords:
             whole_words = [word.removesuffix(END_OF_WORD) for word in self.vectors.words if word.endswith(END_OF_WORD)]
             raise unknown_words_error(unknown, whole_words, f"{where} as a single sub-word")
         raise unknown_words_error(unknown, self.vectors.words, where)
 
 
-def as_piece(word: str) -> str:
+def as_subword(word: str) -> str:
     """Return the sub-word that is a whole word: `car</w>` for `car`. Symbols such as `<eos>` are returned unchanged."""
     return word if word in _SYMBOLS or word.endswith(END_OF_WORD) else f"{word}{END_OF_WORD}"
 
@@ -60,9 +63,9 @@ def unknown_words_error(unknown: Sequence[str], words: Sequence[str], where: str
     """Return the error for words that are missing from a vocabulary, with suggestions.
 
     Args:
-        unknown: the missing words.
-        words: the words of the vocabulary.
-        where: the name of the vocabulary's owner in the message.
+        unknown: The missing words.
+        words: The words of the vocabulary.
+        where: The name of the vocabulary's owner in the message.
     """
     described = []
     for word in dict.fromkeys(unknown):

@@ -60,7 +60,7 @@ def read_projector(folder: Path) -> Iterator[Block]:
 
 
 def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
-    """Return the error for the first line that is not `dim` numbers. numpy does not say which one that is."""
+    """Return the error for the first line that does not have `dim` numbers. numpy does not say which line it is."""
     for line_number, line in enumerate(lines, start=first_line):
         fields = line.split(b"\t")
         if len(fields) != dim or not all(map(is_number, fields)):

@@ -28,7 +28,7 @@ HEADER = re.compile(rb"(\d{1,18}) (\d{1,9})[ \t]*\r?\n?")
 NUMBER = "%.9g"
 """Nine significant digits restore a float32 exactly."""
 _BLANKS = b" \t\r\n"
-_SAMPLE_LINES = 1_000  # lines examined to find the dimension of a file and whether it has a header
+_SAMPLE_LINES = 1_000  # number of lines that are examined to find the dimension and the header of a file
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
@@ -117,8 +117,8 @@ def is_number(field: bytes) -> bool:
 def is_text(data: bytes, dim: int) -> bool:
     """Return whether the data after a header looks like text rather than binary vectors.
 
-    That is so if the first line ends with `dim` numbers. Because that line may be damaged, it is also so if most fields
-    of the first lines are numbers, not counting the first field of each line, which belongs to a word.
+    It is text if the first line ends with `dim` numbers. Because the first line may be damaged, it is also text if most
+    fields of the first lines are numbers. The first field of a line does not count, because it belongs to the word.
     """
     fields = data.partition(b"\n")[0].rstrip(_BLANKS).rsplit(b" ", dim)[1:]
     if len(fields) == dim and all(map(is_number, fields)):
@@ -139,8 +139,8 @@ def is_printable(data: bytes) -> bool:
 def has_header(lines: Iterable[bytes], size: int, dim: int) -> bool:
     """Return whether the first line of a text, `size dim`, is a header.
 
-    It may instead be a word that is a number, followed by a vector of one number. That is possible only if all lines
-    examined have two fields. Even then it is a header if `size` is the number of lines that follow.
+    The line may instead be a word that is a number, followed by a vector of one number. That is possible only if all
+    lines that are examined have two fields. Even then it is a header if `size` is the number of lines that follow.
     """
     following = filter(bytes.strip, islice(lines, 1, None))
     sample = list(islice(following, _SAMPLE_LINES))
@@ -152,7 +152,7 @@ def has_header(lines: Iterable[bytes], size: int, dim: int) -> bool:
 def _infer_dim(lines: Iterable[bytes]) -> int:
     """Return the number of numeric fields that most of the first lines end with, or 0 if no line ends with a number.
 
-    Of two equally frequent numbers, the one that comes first in the file wins.
+    If two numbers are equally frequent, the number that occurs first in the file is returned.
     """
     lengths = Counter(
         length for line in islice(lines, _SAMPLE_LINES) if (length := _numbers_at_end(line.rstrip(_BLANKS)))
@@ -202,7 +202,7 @@ def _wrong_length_error(line: bytes, dim: int, path: Path, line_number: int) -> 
 
 
 def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
-    """Return the error for the first field that is not a number. numpy does not say which one that is."""
+    """Return the error for the first field that is not a number. numpy does not say which field it is."""
     for line_number, raw in enumerate(lines, start=first_line):
         line = raw.rstrip(_BLANKS)
         if not line:

@@ -1,7 +1,7 @@
 """Word vectors in memory: words with a matrix of vectors, and conversion to and from gensim.
 
-The ends of a model, skip-gram tables and files of other programs are all turned into `WordVectors`. Files are read in
-blocks, which `vectors/files.py` puts together.
+The vectors of a model's ends, of skip-gram tables and of files of other programs all become `WordVectors`. Files are
+read in blocks, which `vectors/files.py` joins.
 
 Shapes: V words, B words of a block, D dimensions.
 """
@@ -29,15 +29,26 @@ BLOCK_BYTES = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Distinct words and their vectors. The order is the creator's, and often that of falling frequency."""
+    """Distinct words and their vectors, in any order, often by decreasing frequency.
+
+        vectors = rk.read_vectors("glove.6B.100d.txt")
+        vectors.vector("house")         # numpy array with shape (D,)
+        vectors.vectors_VD              # all vectors, with shape (V, D)
+
+    A `DataError` is raised if words are repeated, if shapes do not match, or if a number is NaN or infinite.
+
+    Args:
+        words: The words, V of them.
+        vectors_VD: One vector per word, with shape (V, D). They are converted to float32.
+        counts: Number of occurrences of each word in the training text, with shape (V,), or None if it is not known.
+        subwords: Whether the words are known to be sub-words, in which the last sub-word of a word ends in `</w>`.
+            Files do not contain this information; runs do.
+    """
 
     words: tuple[str, ...]
     vectors_VD: Matrix = field(repr=False)  # noqa: N815 - named as its shape
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
-    """How often each word occurred in training, if that is known."""
-    pieces: bool = False
-    """Whether the words are known to be sub-words, where the last sub-word of a word ends in `</w>`. A run knows this;
-    a file does not say."""
+    subwords: bool = False
 
     def __post_init__(self) -> None:
         vectors_VD = np.asarray(self.vectors_VD)
@@ -78,24 +89,32 @@ class WordVectors:
 
     @property
     def dim(self) -> int:
-        """The dimension of the vectors."""
+        """Dimension of the vectors, D."""
         return int(self.vectors_VD.shape[1])
 
     def id_of(self, word: str) -> int:
-        """Return the row of a word. A word without a vector raises a DataError."""
+        """Return the row of a word in `vectors_VD`. Raise a `DataError` if the word does not have a vector.
+
+        Args:
+            word: The word, exactly as in `words`.
+        """
         try:
             return self._ids[word]
         except KeyError:
             raise DataError(f"{quoted(word)} is not among these {len(self):,} words") from None
 
     def vector(self, word: str) -> Matrix:
-        """Return the vector of a word. A word without a vector raises a DataError."""
+        """Return the vector of a word, with shape (D,). Raise a `DataError` if the word does not have a vector.
+
+        Args:
+            word: The word, exactly as in `words`.
+        """
         vector_D: Matrix = self.vectors_VD[self.id_of(word)]
         return vector_D
 
     @cached_property
     def unit_VD(self) -> Matrix:  # noqa: N802 - named as its shape
-        """The vectors scaled to length 1, so that dot products are cosines. Zero vectors stay zero."""
+        """The vectors scaled to length 1, (V, D), so that dot products are cosines. Zero vectors stay zero."""
         squares_V = np.einsum("vd,vd->v", self.vectors_VD, self.vectors_VD, dtype=np.float64)
         lengths_V1 = np.sqrt(squares_V)[:, None]
         lengths_V1[lengths_V1 == 0.0] = 1.0
@@ -107,7 +126,11 @@ class WordVectors:
         return unit_VD
 
     def select(self, words: Iterable[str]) -> WordVectors:
-        """Return the vectors of some of the words, in the order given."""
+        """Return the vectors of some of the words. Raise a `DataError` if a word does not have a vector.
+
+        Args:
+            words: The words to select, in the order of the result.
+        """
         words = tuple(words)
         rows = np.array([self.id_of(word) for word in words], dtype=np.int64)
         counts = None if self.counts is None else self.counts[rows]
@@ -135,14 +158,14 @@ def block_slices(size: int, dim: int, bytes_per_number: int) -> Iterator[slice]:
 
 def first_non_finite_row(vectors_VD: Matrix) -> int | None:
     """Return the first row that contains NaN or infinity, or None."""
-    # A sum is not finite if one of its terms is not. This needs no array of flags as large as the matrix.
+    # A sum is not finite if one of its terms is not. Sums need less memory than a flag for every number.
     with np.errstate(invalid="ignore"):
         rows = np.flatnonzero(~np.isfinite(vectors_VD.sum(axis=1, dtype=np.float64)))
     return int(rows[0]) if rows.size else None
 
 
 def quoted(word: str) -> str:
-    """Return a word in quotes for use in a message, with special characters escaped and shortened if long."""
+    """Return a word in quotes for use in a message. Special characters are escaped, and a long word is shortened."""
     return shortened(repr(word), 60)
 
 
@@ -160,7 +183,7 @@ def _check_words(words: tuple[str, ...]) -> None:
 
 
 def to_keyed_vectors(vectors: WordVectors) -> KeyedVectors:
-    """Return a copy as gensim's `KeyedVectors`. Counts, if known, become its attribute `count`."""
+    """Return a copy as gensim's `KeyedVectors`. If counts are known, they become its attribute `count`."""
     try:
         from gensim.models import KeyedVectors
     except ImportError as error:

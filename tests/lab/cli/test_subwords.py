@@ -66,7 +66,7 @@ def test_neighbors_need_a_word_that_is_one_subword(cli: Cli, subword_run: Path) 
 def test_subword_inside_of_words_is_not_accepted_as_a_word(cli: Cli, subword_run: Path) -> None:
     vocabulary = Vocabulary.load(subword_run / "vocabulary.json")
     ((_, table),) = open_vectors(subword_run).items()
-    assert table.pieces
+    assert table.subwords
     whole = [token.removesuffix("</w>") for token in table.words if token.endswith("</w>")]
     assert [table.words[row] for row in Lookup(table).require(whole, "x")] == [f"{word}</w>" for word in whole]
     inside = (token for token in vocabulary.words if not vocabulary.ends_word(token))

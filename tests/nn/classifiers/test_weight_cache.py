@@ -187,7 +187,7 @@ def test_shared_class_vectors_are_float32_under_autocast() -> None:
 
 def test_sharing_without_join_raises_an_error() -> None:
     output = build_seeded(drill)
-    with pytest.raises(RuntimeError, match="join before the last one"), output.sharing():
+    with pytest.raises(RuntimeError, match="before the last micro-batch"), output.sharing():
         backward(output)
     assert_cache_is_empty(output)
 

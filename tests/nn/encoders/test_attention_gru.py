@@ -141,7 +141,7 @@ def test_gradients_match_finite_differences() -> None:
 def test_target_read_in_parts_equals_target_read_at_once(splits: tuple[int, ...]) -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
     whole = encoder(x_BTD, encoder.read(source_BSD, source_mask()))
-    state = encoder.memory(STREAMS) | encoder.read(source_BSD, source_mask())
+    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, source_mask())
     outputs, weights = [], []
     for part_BTD in x_BTD.tensor_split(splits, dim=1):
         weights.append(encoder.attention(part_BTD, state))
@@ -327,7 +327,7 @@ def test_recipe_builds_the_encoder() -> None:
     assert encoder.reads_source
     assert not encoder.carries
     assert not Encoder.reads_source
-    assert encoder.initial_state(STREAMS) == encoder.memory(STREAMS) == {}
+    assert encoder.initial_state(STREAMS) == encoder.decoding_state(STREAMS) == {}
 
 
 @pytest.mark.parametrize(

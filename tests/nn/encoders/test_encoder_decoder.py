@@ -63,7 +63,7 @@ def test_outputs_gradients_and_attention_equal_torch(norm: str) -> None:
 
 def test_cache_slots_are_computed_once_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = build()
-    state = encoder.read(*source()) | encoder.memory(STREAMS, steps=vectors().shape[1])
+    state = encoder.read(*source()) | encoder.decoding_state(STREAMS, steps=vectors().shape[1])
     expected = encoder.attention(vectors(), encoder.read(*source()))
     monkeypatch.setattr(CacheSlots, "after", after := Mock(wraps=CacheSlots.after))
     assert_near(encoder.attention(vectors(), state), expected)
@@ -115,8 +115,8 @@ def test_source_keys_and_values_are_computed_once() -> None:
     """State entries have streams in dimension 1, and keys and values of the source are computed once."""
     encoder = build()
     state = encoder.read(*source())
-    assert list(state) == ["there", "source.0", "source.1"]
-    assert torch.equal(state["there"], source()[1][None])
+    assert list(state) == ["source_mask", "source.0", "source.1"]
+    assert torch.equal(state["source_mask"], source()[1][None])
     assert {state[f"source.{number}"].shape for number in range(LAYERS)} == {(2, STREAMS, HEADS, SOURCE, DIM // HEADS)}
     calls: list[int] = []
     encoder.source_in.register_forward_hook(lambda *_: calls.append(1))
@@ -150,7 +150,7 @@ def test_kv_cache_equals_one_window_for_any_split(norm: str, lengths: list[int])
     encoder = build(norm=norm)
     whole = encoder(vectors(), encoder.read(*source())).output
     attention = encoder.attention(vectors(), encoder.read(*source()))
-    state, read = encoder.memory(STREAMS) | encoder.read(*source()), 0
+    state, read = encoder.decoding_state(STREAMS) | encoder.read(*source()), 0
     for part in torch.split(vectors(), lengths, dim=1):
         steps = slice(read, read + part.shape[1])
         assert_near(encoder.attention(part, state), attention[:, steps])
@@ -167,7 +167,7 @@ def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:
     encoder = build()
     source_BSD, mask_BS = source()
     x_BTD = vectors()
-    state = encoder.memory(STREAMS) | encoder.read(source_BSD, mask_BS)
+    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, mask_BS)
     rows, steps = torch.arange(STREAMS), x_BTD[:, :0]
     for step, survivors in enumerate(([2, 0, 0, 1], [3, 3, 1], [0, 2, 1, 1, 0], [4, 1])):
         new = x_BTD[rows, step, None]
@@ -185,7 +185,7 @@ def test_gradients_flow_through_the_kv_cache() -> None:
     source_BSD, mask_BS = source()
     x_BTD, source_BSD = vectors().requires_grad_(), source_BSD.requires_grad_()
     inputs = [x_BTD, source_BSD, *encoder.parameters()]
-    first = encoder(x_BTD[:, :4], encoder.memory(STREAMS) | encoder.read(source_BSD, mask_BS))
+    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | encoder.read(source_BSD, mask_BS))
     second = encoder(x_BTD[:, 4:], first.state)
     parts = torch.cat([first.output, second.output], dim=1)
     whole = encoder(x_BTD, encoder.read(source_BSD, mask_BS)).output
@@ -211,7 +211,7 @@ def test_every_rate_acts_in_both_stacks_in_training_only(rate: str) -> None:
     encoder, plain = build(**{rate: 0.5}), build()
     read, undropped = encoder.read(*source()), plain.read(*source())
     for name, tensor in undropped.items():
-        assert torch.equal(read[name], tensor) == (name == "there"), name
+        assert torch.equal(read[name], tensor) == (name == "source_mask"), name
     assert_near(plain(vectors(), undropped).output, encoder.eval()(vectors(), encoder.read(*source())).output)
     dropped, expected = encoder.train()(vectors(), undropped).output, plain(vectors(), undropped).output
     assert ((dropped - expected).abs().amax((-1, -2)) > 1e-6).all()
@@ -277,13 +277,13 @@ def test_autocast_keeps_sums_norms_and_outputs_in_float32(norm: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         state = encoder.read(source_BSD.bfloat16(), mask_BS)
         whole = encoder(x_BTD, state)
-        first = encoder(x_BTD[:, :4], encoder.memory(STREAMS) | state)
+        first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | state)
         second = encoder(x_BTD[:, 4:], first.state)
         attention = encoder.attention(x_BTD, state)
     assert whole.output.dtype == attention.dtype == torch.float32
     assert set(sums) == {torch.float32}
     assert {name: tensor.dtype for name, tensor in second.state.items()} == {
-        name: torch.bool if name == "there" else torch.bfloat16 for name in second.state
+        name: torch.bool if name == "source_mask" else torch.bfloat16 for name in second.state
     }
     torch.testing.assert_close(attention.sum(-1), torch.ones(STREAMS, STEPS))
     torch.testing.assert_close(torch.cat([first.output, second.output], 1), whole.output, rtol=0.03, atol=0.03)
@@ -301,7 +301,7 @@ def test_copy_gives_equal_outputs_and_moves_to_meta_device() -> None:
     assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
     assert not list(encoder.buffers())
     copied.to("meta")
-    state: State = copied.memory(STREAMS, torch.device("meta")) | copied.read(
+    state: State = copied.decoding_state(STREAMS, torch.device("meta")) | copied.read(
         *(tensor.to("meta") for tensor in source())
     )
     assert all(tensor.is_meta for tensor in state.values())

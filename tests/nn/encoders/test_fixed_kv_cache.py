@@ -49,7 +49,7 @@ def initial_state(encoder: Encoder, steps: int | None) -> State:
     source_BSD, mask_BS = source()
     source_BSD = source_BSD.to(next(encoder.parameters()).dtype)
     read = encoder.read(source_BSD, mask_BS) if isinstance(encoder, EncoderDecoder) else {}
-    return encoder.memory(STREAMS, steps=steps) | read
+    return encoder.decoding_state(STREAMS, steps=steps) | read
 
 
 def blocks(state: State) -> list[Tensor]:
@@ -144,7 +144,7 @@ def test_steps_beyond_the_capacity_are_rejected(encoder: Encoder) -> None:
     with pytest.raises(ArgumentError, match="7 more steps"):
         encoder(vectors().to("meta"), meta)
     with pytest.raises(SettingsError, match="KV cache: steps = 0: must be at least 1"):
-        encoder.memory(STREAMS, steps=0)
+        encoder.decoding_state(STREAMS, steps=0)
 
 
 def test_compiles_without_graph_breaks() -> None:
@@ -155,7 +155,7 @@ def test_compiles_without_graph_breaks() -> None:
 
 
 def test_cache_entries_have_streams_in_dimension_1() -> None:
-    cache = build().memory(STREAMS, steps=CAPACITY)
+    cache = build().decoding_state(STREAMS, steps=CAPACITY)
     assert list(cache) == ["known", *(f"block.{number}" for number in range(LAYERS))]
     assert cache["known"].shape == (1, STREAMS)
     assert cache["block.0"].shape == (2, STREAMS, HEADS, CAPACITY, DIM // HEADS)

@@ -134,7 +134,7 @@ def test_positions_are_computed_once_per_power_of_two(monkeypatch: pytest.Monkey
     for steps in (5, 7, 8, 6, 9, 16, 8):
         output, shorter = (encoder(vectors(16)[:, :stop], {}).output for stop in (steps, 5))
         torch.testing.assert_close(output[:, :5], shorter)
-    state = encoder.memory(STREAMS)
+    state = encoder.decoding_state(STREAMS)
     for step in range(12):
         state = encoder(vectors(16)[:, step, None], state).state
     assert ranges == [(0, 8), (0, 16), (0, 1), (0, 2), (0, 4)]
@@ -175,7 +175,7 @@ def test_later_token_does_not_change_earlier_outputs(step: int) -> None:
 def test_kv_cache_equals_one_window_for_any_split(lengths: list[int]) -> None:
     encoder = build(final_norm=True)
     whole = encoder(vectors(), {}).output
-    state, read = encoder.memory(STREAMS), 0
+    state, read = encoder.decoding_state(STREAMS), 0
     outputs = []
     for part in vectors().split(lengths, dim=1):
         encoded = encoder(part, state)
@@ -190,7 +190,7 @@ def test_gradients_flow_through_the_kv_cache() -> None:
     encoder = build()
     x_BTD = vectors().requires_grad_()
     inputs = [x_BTD, *encoder.parameters()]
-    first = encoder(x_BTD[:, :4], encoder.memory(STREAMS))
+    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
     second = encoder(x_BTD[:, 4:], first.state)
     parts = torch.cat([first.output, second.output], dim=1)
     torch.testing.assert_close(gradients(parts, inputs), gradients(encoder(x_BTD, {}).output, inputs))
@@ -305,7 +305,7 @@ def test_autocast_keeps_outputs_in_float32() -> None:
     x_BTD = vectors().bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         whole = encoder(x_BTD, {})
-        first = encoder(x_BTD[:, :4], encoder.memory(STREAMS))
+        first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
         second = encoder(x_BTD[:, 4:], first.state)
     assert whole.output.dtype == torch.float32
     assert {tensor.dtype for tensor in second.state.values()} == {torch.bfloat16}
@@ -318,7 +318,7 @@ def test_compiles_without_graph_breaks() -> None:
     encoder = build(layers=1).eval()
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(vectors(), {}).output, encoder(vectors(), {}).output)
-    state: State = encoder(vectors(), encoder.memory(STREAMS)).state
+    state: State = encoder(vectors(), encoder.decoding_state(STREAMS)).state
     torch.testing.assert_close(compiled(vectors(1), state).output, encoder(vectors(1), state).output)
 
 

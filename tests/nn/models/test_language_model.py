@@ -187,13 +187,13 @@ def test_output_end_receives_only_rows_with_targets(
     torch.manual_seed(0)
     source, output = input_and_output(kind)
     model = LanguageModel(source, encoder, output, RegularisationSettings(activation=0.5)).double()
-    places_M = (PADDED.flatten() != IGNORE).nonzero().squeeze(-1)
+    positions_M = (PADDED.flatten() != IGNORE).nonzero().squeeze(-1)
     calls: list[tuple[int, list[int]]] = []
     loss = output.loss
     monkeypatch.setattr(output, "loss", lambda h, y, plan: calls.append((len(h), y.tolist())) or loss(h, y, plan))
     whole = model.loss(TOKENS[:, :-1], PADDED)
-    plan = output.prepare(PADDED.flatten()[places_M])
-    planned, unplanned = (model.loss(TOKENS[:, :-1], PADDED, None, p, places_M) for p in (plan, None))
+    plan = output.prepare(PADDED.flatten()[positions_M])
+    planned, unplanned = (model.loss(TOKENS[:, :-1], PADDED, None, p, positions_M) for p in (plan, None))
     assert [rows for rows, _ in calls] == [10, 7, 7]
     assert calls[1][1] == calls[2][1] == [4, 9, 3, 5, 8, 1, 7]
     parameters = list(model.parameters())
@@ -211,7 +211,7 @@ def test_kv_cache_gives_equal_log_probs_for_a_split_text() -> None:
     encoder = Transformer(DIM, layers=2, heads=2, ffn_dim=8)
     model = LanguageModel(Lookup(table), encoder, Softmax(Plain(table)))
     whole, _ = model.target_log_probs(TOKENS[:, :-1], TOKENS[:, 1:])
-    first, state = model.target_log_probs(TOKENS[:, :2], TOKENS[:, 1:3], model.memory(2))
+    first, state = model.target_log_probs(TOKENS[:, :2], TOKENS[:, 1:3], model.decoding_state(2))
     second, _ = model.target_log_probs(TOKENS[:, 2:-1], TOKENS[:, 3:], state)
     torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
 

@@ -67,8 +67,8 @@ def test_loss_equals_negative_sum_of_target_log_probs(kind: str) -> None:
     model, (x_BU, y_BT) = translator(kind), pairs()
     logp_BT, _ = model.target_log_probs(x_BU, y_BT)
     assert torch.allclose(model.loss(x_BU, y_BT).sum(), -logp_BT.sum(), atol=1e-10)
-    places_M = (y_BT.flatten() != IGNORE).nonzero()[:, 0]
-    losses = model.loss(x_BU, y_BT, places_M=places_M)
+    positions_M = (y_BT.flatten() != IGNORE).nonzero()[:, 0]
+    losses = model.loss(x_BU, y_BT, positions_M=positions_M)
     assert torch.allclose(losses.sum(), -logp_BT.sum(), atol=1e-10)
     assert losses.parts["nll"].count == 10
     losses.mean().backward()

@@ -178,7 +178,7 @@ def test_plan_has_each_target_once_for_any_shape() -> None:
         "padded to few lengths, so that steps can be captured"
     )
     assert plan.rows.tolist() == [0, 1, 3, 4, 6, 7]
-    assert torch.equal(plan.targets[plan.places], TARGETS[SCORED])
+    assert torch.equal(plan.targets[plan.positions], TARGETS[SCORED])
     assert plan.count == 6
 
 
@@ -196,7 +196,7 @@ def test_micro_batches_are_padded_to_the_same_number_of_targets() -> None:
     assert [len(plan.targets) for plan in plans] == [64, 64, 0, 64]
     assert [plan.count for plan in plans] == [3, 33, 0, 1]
     for y_N, plan in zip(micro_batches, plans, strict=True):
-        assert torch.equal(plan.targets[plan.places], y_N[y_N != IGNORE])
+        assert torch.equal(plan.targets[plan.positions], y_N[y_N != IGNORE])
 
 
 @pytest.mark.parametrize("build", [tied, untied])

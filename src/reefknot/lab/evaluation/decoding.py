@@ -187,7 +187,7 @@ class FixedRows(Rows):
         sentence_R = np.minimum(np.arange(_rounded_up(batch)), batch - 1).repeat(width)
         order_R = send(torch.from_numpy(sentence_R), source_BS.device)
         source = {name: tensor.index_select(1, order_R) for name, tensor in step.model.read(source_BS).items()}
-        super().__init__(step, source | step.model.memory(len(sentence_R), steps), sentence_R)
+        super().__init__(step, source | step.model.decoding_state(len(sentence_R), steps), sentence_R)
         self._width = width
         self._at_R: Ints = width * np.arange(batch)
         """Indices of the rows that are in use."""

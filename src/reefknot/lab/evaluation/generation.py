@@ -93,7 +93,7 @@ class _Reader:
         self.device = next(model.parameters()).device
         self._model = model
         self._window = None if model.encoder.carries else window
-        self._state = model.memory(1)
+        self._state = model.decoding_state(1)
         self._cached = 0
         # The last half window, which is read again when the KV cache is dropped. Empty if there is no window.
         self._last: deque[int] = deque(maxlen=max(1, self._window // 2) if self._window else 0)
@@ -104,7 +104,7 @@ class _Reader:
         self._cached += len(ids)
         if self._window and self._cached > self._window:
             ids = list(self._last)
-            self._state, self._cached = self._model.memory(1), len(ids)
+            self._state, self._cached = self._model.decoding_state(1), len(ids)
         encoded: Encoded = self._model(torch.tensor([ids], device=self.device), self._state)
         self._state = encoded.state
         return encoded.output[:, -1]

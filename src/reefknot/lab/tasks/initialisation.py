@@ -187,13 +187,13 @@ def _read_for(vocabulary: Vocabulary, file: Path, say: Say) -> WordVectors:
     without. A single word that happens to end in `</w>` is not enough.
     """
     from reefknot.vectors.files import read_vectors
-    from reefknot.vectors.lookup import as_piece
+    from reefknot.vectors.lookup import as_subword
 
     words = {word for token in vocabulary.words if (word := whole_word(token, vocabulary)) is not None}
     words |= {word.lower() for word in words}
-    pieces = {as_piece(word) for word in words}
-    vectors = read_vectors(file, only={*vocabulary.words, *words, *pieces}, say=say)
-    return replace(vectors, pieces=sum(map(vectors.__contains__, pieces)) > sum(map(vectors.__contains__, words)))
+    subwords = {as_subword(word) for word in words}
+    vectors = read_vectors(file, only={*vocabulary.words, *words, *subwords}, say=say)
+    return replace(vectors, subwords=sum(map(vectors.__contains__, subwords)) > sum(map(vectors.__contains__, words)))
 
 
 def _row(token: str, vocabulary: Vocabulary, vectors: WordVectors) -> int | None:
@@ -203,4 +203,4 @@ def _row(token: str, vocabulary: Vocabulary, vectors: WordVectors) -> int | None
     word = whole_word(token, vocabulary)
     if word is not None:
         return Lookup(vectors).find(word)
-    return vectors.id_of(token) if vectors.pieces and token in vectors else None
+    return vectors.id_of(token) if vectors.subwords and token in vectors else None

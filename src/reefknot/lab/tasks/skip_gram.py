@@ -63,7 +63,7 @@ class SkipGramSettings(Settings):
             unknown: Id of words outside the vocabulary, if there is one.
             seed: Seed of the draws.
         """
-        return Draws.of(
+        return Draws.from_counts(
             counts,
             window=self.window,
             negatives=self.negatives,

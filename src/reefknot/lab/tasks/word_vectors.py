@@ -44,7 +44,7 @@ def named_vectors(tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *
             words[: len(array)],
             array.numpy(),
             np.asarray(counts[: len(array)]),
-            pieces=vocabulary.bpe is not None,
+            subwords=vocabulary.bpe is not None,
         )
         for end, array in arrays.items()
     }

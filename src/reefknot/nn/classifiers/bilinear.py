@@ -17,11 +17,11 @@ from reefknot.nn.tables import WordTable
 
 
 class Bilinear(Classifier):
-    """Scores are dot products of a table's rows with U h.
+    """A classifier whose scores are dot products of a table's rows with U h, where U is a learned matrix.
 
-    The paper writes (E U) h; E (U h) is the same score without a second V x D matrix. A residual connection of the
-    table and one of the hidden state are the same here: U + I. A bias added to E U would add the same number b . h to
-    all scores, which cancels in a softmax, so there is none.
+    The paper writes (E U) h. E (U h) is the same score, without a second V x D matrix. Residual connections of the
+    table and of the hidden state are the same here: U + I. E U has no bias, because a bias would add the same number
+    b . h to all scores, which cancels in a softmax.
 
     Args:
         table: The word table whose rows are the class vectors.
@@ -51,6 +51,10 @@ class Bilinear(Classifier):
         self.dropout = LabelDropout(dropout, variational=True)
 
     def context(self, h_ND: Tensor) -> Tensor:
-        """Return U h, or U h + h with a residual."""
+        """Return U h, or U h + h with a residual, with shape (N, dimension of the table).
+
+        Args:
+            h_ND: Hidden states, with shape (N, context_dim).
+        """
         mapped_ND: Tensor = self.dropout(self.matrix(h_ND))
         return mapped_ND + h_ND if self.residual else mapped_ND

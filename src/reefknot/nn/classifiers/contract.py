@@ -1,7 +1,7 @@
 """The contract of classifiers: score(y | h) = weight()[y] . context(h) + bias[y].
 
-The class vectors that a classifier computes from a table, such as those of a label encoder, are the same for all
-windows of an evaluation and for all micro-batches of an optimiser step. A `WeightCache` computes them once.
+A classifier may compute its class vectors from a table by a network, the label encoder. These vectors are the same for
+all windows of an evaluation and for all micro-batches of an optimiser step. A `WeightCache` computes them only once.
 
 Shapes: N rows (tokens), V classes, D dimensions.
 """
@@ -24,14 +24,14 @@ from reefknot.nn.tables import BandedTable, WordTable
 
 
 class WeightCache:
-    """A source of the vectors of all classes, for a classifier that has one."""
+    """Base class of caches for the vectors of all classes of a classifier."""
 
     def weight(self, compute: Callable[[], Tensor]) -> Tensor:
         """Return w_VD, calling `compute` if it is not cached."""
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a classifier has no cache, because nothing would ever remove it."""
+        """Return None, because nothing would ever remove the cache of a copied classifier."""
 
 
 class EvaluationCache(WeightCache):
@@ -52,9 +52,9 @@ class EvaluationCache(WeightCache):
 class StepCache(WeightCache):
     """Computes the class vectors once for all micro-batches of an optimiser step, with one backward pass through them.
 
-    All micro-batches except the last receive a detached leaf, which accumulates their gradients. The last one receives
-    the weight itself, and the accumulated gradients are added to its gradient. So only the last backward pass continues
-    into what computed the weight.
+    All micro-batches except the last receive a detached leaf, which accumulates their gradients. The last micro-batch
+    receives the weight itself, and the accumulated gradients are added to its gradient. So only the last backward pass
+    continues into the label encoder.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class StepCache(WeightCache):
         if self._leaf is not None and self._leaf.grad is not None:
             raise RuntimeError(
                 "class vectors were shared between micro-batches, but the last one did not receive the gradients of "
-                "the others; join before the last one, and call its backward inside the context"
+                "the others; call join() before the last micro-batch, and its backward() inside the context"
             )
 
 
@@ -133,19 +133,26 @@ class Classifier(nn.Module, Documented):
         self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
 
     def weight(self, ids: Tensor | None = None) -> Tensor:
-        """Return the vectors of these classes, (*ids.shape, D), or of all classes, w_VD.
+        """Return the vectors of some classes, with shape (*ids.shape, D), or of all classes, with shape (V, D).
 
-        While the classifier has a cache, the vectors of all classes come from it.
+        While the classifier has a cache, the vectors of all classes come from the cache.
+
+        Args:
+            ids: Class ids, with any shape. By default all classes.
         """
         return self.encode(ids) if ids is not None or self._cache is None else self._cache.weight(self.encode)
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
-        """Compute what `weight` returns. A classifier that transforms the vectors of the table overrides this."""
+        """Compute the vectors that `weight` returns. A classifier that transforms its table overrides this method.
+
+        Args:
+            ids: Class ids, with any shape. By default all classes.
+        """
         return self.table.vectors(ids)
 
     @contextmanager
     def caching(self, cache: C) -> Iterator[C]:
-        """Take the vectors of all classes from `cache` inside the context."""
+        """Use `cache` for the vectors of all classes inside the context."""
         previous, self._cache = self._cache, cache
         try:
             yield cache
@@ -153,22 +160,25 @@ class Classifier(nn.Module, Documented):
             self._cache = previous
 
     def context(self, h_ND: Tensor) -> Tensor:
-        """Map the hidden states to the space of the class vectors.
+        """Map the hidden states to the space of the class vectors. The result has shape (N, dim).
 
-        A matrix costs N x D x D operations here, and V x D x D if `encode` applies it to the class vectors.
+        A matrix that is applied here costs N x D x D operations. In `encode` it would cost V x D x D.
+
+        Args:
+            h_ND: Hidden states, with shape (N, context_dim).
         """
         return h_ND
 
     def flops(self, rows: int, classes: int | None = None) -> int:
-        """Return the floating-point operations of a training step (see `nn/part.py`).
+        """Return the number of floating-point operations of a training step (see `nn/part.py`).
 
         Args:
             rows: Number of hidden states, N.
-            classes: Number of classes to score; by default all.
+            classes: Number of classes to score. By default all classes.
         """
         classes = self.vocab_size if classes is None else classes
         return PER_WEIGHT * rows * (matrix_weights(self) + self.dim * classes)
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return named penalties on the parameters of the classifier, as sums (see `OutputEnd.penalties`)."""
+        """Return named penalties on the parameters of the classifier, as scalars (see `OutputEnd.penalties`)."""
         return {}

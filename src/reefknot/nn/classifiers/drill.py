@@ -3,8 +3,8 @@
     E^(0) = E,   E^(i) = act(E^(i-1) U^(i) + u^(i)) [+ E^(i-1), from i = 2 on] + E
     score(y | h) = E^(k)[y] . h + bias[y]
 
-The bilinear classifier is one linear layer of it, and the dual classifier has one such layer on each side. They use the
-functions below too.
+The bilinear classifier is DRILL with one linear layer, and the dual classifier has one layer on each side. Both use the
+functions below.
 
 Shapes: V classes, D dimensions of the table and of the hidden state.
 """
@@ -24,7 +24,8 @@ from reefknot.nn.part import PER_WEIGHT, matrix_weights
 from reefknot.nn.tables import WordTable
 
 INIT = 0.1
-"""The authors draw every matrix of a label encoder from [-0.1, 0.1]. Biases keep torch's own range."""
+"""The authors draw the initial weights of every label encoder's matrices from [-0.1, 0.1]. Biases have torch's
+range."""
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "linear": nn.Identity,
@@ -39,7 +40,7 @@ Position = Literal["input", "output"]
 
 
 def make_activation(name: str) -> nn.Module:
-    """Return the activation of this name."""
+    """Return the activation with this name as a module."""
     if name not in _ACTIVATIONS:
         raise SettingsError(f"classifier: activation = {name!r}: must be one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()
@@ -55,7 +56,7 @@ def uniform_linear(input_dim: int, dim: int, bias: bool, init: float = INIT) -> 
 
 
 class LabelDropout(nn.Module):
-    """Dropout of class vectors, with one mask for all classes (variational) or one for each (standard).
+    """Dropout of class vectors, with the same mask for all classes (variational) or a mask per class (standard).
 
     Args:
         rate: Dropout rate.
@@ -69,7 +70,7 @@ class LabelDropout(nn.Module):
         self.variational = variational
 
     def forward(self, e_VD: Tensor) -> Tensor:
-        """Return the class vectors with some of their numbers dropped, in training."""
+        """Return the class vectors, with dropout in training mode."""
         if not self.training or self.rate == 0:
             return e_VD
         if self.variational:
@@ -82,9 +83,9 @@ class LabelDropout(nn.Module):
 
 
 class Drill(Classifier):
-    """DRILL: a deep residual network over the rows of a table computes the class vectors.
+    """A classifier whose class vectors are computed from a table by a deep residual network (DRILL).
 
-    The table is added after the activation of every layer. With depth 0 the class vectors are the table itself.
+    The table is added after the activation of every layer. With depth 0 the class vectors are the rows of the table.
     Residual connections bypass the dropout.
 
     Args:
@@ -129,7 +130,11 @@ class Drill(Classifier):
         self.dropout_position = dropout_position
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
-        """Compute the vectors of these classes, or of all classes, with the label encoder."""
+        """Compute the vectors of some classes, (*ids.shape, D), or of all classes, (V, D), with the label encoder.
+
+        Args:
+            ids: Class ids, with any shape. By default all classes.
+        """
         table_VD = e_VD = self.table.vectors(ids)
         for number, layer in enumerate(self.layers, start=1):
             if self.dropout_position == "input":
@@ -142,6 +147,6 @@ class Drill(Classifier):
         return e_VD
 
     def flops(self, rows: int, classes: int | None = None) -> int:
-        """Return the operations of a training step: the label encoder runs once per class."""
+        # The label encoder runs once per class.
         classes = self.vocab_size if classes is None else classes
         return PER_WEIGHT * (rows * self.dim * classes + classes * matrix_weights(self))

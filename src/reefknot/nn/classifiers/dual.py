@@ -18,10 +18,10 @@ from reefknot.nn.tables import WordTable
 
 
 class Dual(Classifier):
-    """Scores are dot products in a joint space, which a nonlinear layer on each side maps to.
+    """A classifier that maps class vectors and hidden states to a joint space, by a nonlinear layer each.
 
-    As in the authors' code, dropout acts on the table before its layer. Residual connections bypass the dropout, and
-    the hidden state has only the dropout of the encoder.
+    Scores are dot products in the joint space. As in the authors' code, dropout acts on the table before its layer.
+    Residual connections bypass the dropout, and the hidden state has only the dropout of the encoder.
 
     Args:
         table: The word table from which the class vectors are made.
@@ -69,18 +69,26 @@ class Dual(Classifier):
             )
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
-        """Map the vectors of these classes, or of all classes, to the joint space."""
+        """Map the vectors of some or all classes to the joint space. The result has shape (*ids.shape, J) or (V, J).
+
+        Args:
+            ids: Class ids, with any shape. By default all classes.
+        """
         e_VD = self.table.vectors(ids)
         joint_VJ: Tensor = self.activation(self.label_layer(self.dropout(e_VD)))
         return joint_VJ + e_VD if self.residual_to_table else joint_VJ
 
     def context(self, h_ND: Tensor) -> Tensor:
-        """Map the hidden states to the joint space."""
+        """Map the hidden states to the joint space. The result has shape (N, J).
+
+        Args:
+            h_ND: Hidden states, with shape (N, context_dim).
+        """
         joint_NJ: Tensor = self.activation(self.context_layer(h_ND))
         return joint_NJ + h_ND if self.residual_to_context else joint_NJ
 
     def flops(self, rows: int, classes: int | None = None) -> int:
-        """Return the operations of a training step: one layer runs once per row, the other once per class."""
+        # One layer runs once per row, the other once per class.
         classes = self.vocab_size if classes is None else classes
-        of_rows = rows * (matrix_weights(self.context_layer) + self.dim * classes)
-        return PER_WEIGHT * (of_rows + classes * matrix_weights(self.label_layer))
+        row_weights = rows * (matrix_weights(self.context_layer) + self.dim * classes)
+        return PER_WEIGHT * (row_weights + classes * matrix_weights(self.label_layer))

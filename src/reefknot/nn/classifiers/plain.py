@@ -7,9 +7,10 @@ from reefknot.nn.tables import WordTable
 
 
 class Plain(Classifier):
-    """Scores are dot products of a table's rows with the hidden state.
+    """A classifier whose class vectors are the rows of a table.
 
-    This is weight tying if the input end holds the same table (Inan et al. 2017; Press & Wolf 2017).
+    Scores are dot products of the rows with the hidden state. This is weight tying if the input end holds the same
+    table (Inan et al. 2017; Press & Wolf 2017).
 
     Args:
         table: The word table whose rows are the class vectors. The hidden state must have the same dimension.

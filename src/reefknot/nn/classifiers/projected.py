@@ -16,13 +16,13 @@ from reefknot.nn.tables import WordTable
 
 
 class Projected(Classifier):
-    """Scores are dot products of a table's rows with P h + p; P is penalised (projection regularisation).
+    """A classifier that projects the hidden state: scores are dot products of a table's rows with P h + p.
 
-    The penalty is (lambda/2) ||P||_F^2. As in the authors' code, it is added to the *sum* of the losses of a step,
-    which is then divided, and the bias p is not penalised. With 20 streams, 20 steps and lambda = 0.15, ||P||^2 has
-    the weight 3.8e-3 relative to a loss summed over steps and averaged over streams, and 1.9e-4 relative to a loss
-    averaged over tokens. P also connects a table and an encoder of different dimensions; with a penalty of 0 it is a
-    plain projection.
+    P is penalised by (lambda/2) ||P||_F^2 (projection regularisation). As in the authors' code, the penalty is added to
+    the *sum* of the losses of a step, which is then divided, and the bias p is not penalised. With 20 streams, 20 steps
+    and lambda = 0.15, ||P||^2 has the weight 3.8e-3 relative to a loss summed over steps and averaged over streams, and
+    1.9e-4 relative to a loss averaged over tokens. P also connects a table and an encoder of different dimensions. With
+    a penalty of 0 it is a plain projection.
 
     Args:
         table: The word table whose rows are the class vectors.
@@ -47,12 +47,16 @@ class Projected(Classifier):
         self.projection = nn.Linear(context_dim, table.dim, bias=projection_bias)
 
     def context(self, h_ND: Tensor) -> Tensor:
-        """Return P h + p."""
+        """Return P h + p, with shape (N, dimension of the table).
+
+        Args:
+            h_ND: Hidden states, with shape (N, context_dim).
+        """
         projected: Tensor = self.projection(h_ND)
         return projected
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return the penalty on P under the name `projection`, or nothing if its weight is 0."""
+        """Return the penalty on P under the name `projection`, or an empty dictionary if its weight is 0."""
         if self.penalty == 0:
             return {}
         return {"projection": 0.5 * self.penalty * self.projection.weight.square().sum()}

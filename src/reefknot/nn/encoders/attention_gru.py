@@ -10,10 +10,11 @@ to the source in between (a "conditional GRU"; the attention is that of Bahdanau
 
     GRU(x, h):  r, z = sigmoid(W x + U h + b)   n = tanh(W_n x + r (U_n h))   h = (1 - z) n + z h
 
-The reset gate acts on U_n h, as in cuDNN, so torch's own layers read the source. A gate has one bias. That of n is
-added to W_n x, but in the second GRU of a step to U_n h, inside the reset. Two of the three output biases and the bias
-of the attention scores, b_e, are redundant; they are in the tutorial's program, so they are here and are counted. In
-the tutorial the first y is zero; here it is the vector of the token before the first word.
+The reset gate acts on U_n h, as in cuDNN, so torch's own layers can read the source. A gate has one bias. The bias of n
+is added to W_n x, except in the second GRU of a step, where it is added to U_n h before the reset gate acts. Two of the
+three output biases and the bias of the attention scores, b_e, are redundant. They are included, because the tutorial's
+program has them and counts them as parameters. In the tutorial the first y is zero; here it is the vector of the token
+before the first word.
 
 Shapes: B streams, S source tokens, T target steps, D dimensions of the vectors, H units, G = 3H gates r, z, n,
 A = 2H dimensions of an annotation and of its key, R dimensions of the output.
@@ -89,32 +90,37 @@ class AttentionGRU(SourceEncoder):
                 nn.init.orthogonal_(weight_HH)
         nn.init.orthogonal_(self.keys.weight)
 
-    def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
+    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
         """Return the annotations, their attention keys, the padding mask, and the state before the first target step.
 
         Args:
-            source_BSD: Vectors of the source tokens.
-            there_BS: False where the source is padding, which is on the right and may have any finite value. Every
-                source has at least one token.
+            source_BSD: Vectors of the source tokens, with shape (B, S, source_dim).
+            mask_BS: Mask with shape (B, S): True for tokens and False for padding, which must be on the right. The
+                vectors of padding may have any finite value. Every source has at least one token.
         """
         source_BSD = F.dropout(source_BSD, self.dropout, self.training)
-        order_N = reversed_order(there_BS)
+        order_N = reversed_order(mask_BS)
         start = self.rightward.initial_state(len(source_BSD), source_BSD.device)
         # In both directions the padding comes last, so no state that is used depends on it.
         rightward_BSH = self.rightward(source_BSD, start).output
         leftward_BSH = self.leftward(reorder(source_BSD, order_N), start).output
         a_BSA = torch.cat([rightward_BSH, reorder(leftward_BSH, order_N)], dim=-1)
-        mean_BA = (to_state_dtype(a_BSA) * there_BS[..., None]).sum(1) / there_BS.sum(1, keepdim=True)
+        mean_BA = (to_state_dtype(a_BSA) * mask_BS[..., None]).sum(1) / mask_BS.sum(1, keepdim=True)
         h_BH = torch.tanh(self.start(mean_BA.to(a_BSA.dtype)))
         return {
             "h": to_state_dtype(h_BH)[None],
             "annotations": a_BSA[None],
             "keys": self.keys(a_BSA)[None],
-            "there": there_BS[None],
+            "source_mask": mask_BS[None],
         }
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        """Return the hidden states of target steps that follow `state`, and the state after them."""
+        """Return the hidden states of target steps that follow `state`, and the state after the steps.
+
+        Args:
+            x_BTD: Vectors of the target tokens, with shape (B, T, input_dim).
+            state: The state that `read` or an earlier call returned.
+        """
         x_BTD = F.dropout(x_BTD, self.dropout, self.training)
         s_BTH, c_BTA, _ = self._steps(x_BTD, state)
         raw_BTR = torch.tanh(self.read_state(s_BTH) + self.read_word(x_BTD) + self.read_context(c_BTA))
@@ -125,7 +131,6 @@ class AttentionGRU(SourceEncoder):
         return self._steps(x_BTD, state)[2]
 
     def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
-        """Return the operations of a training step on sources and targets of these lengths."""
         reading = sum(matrix_weights(layer) for layer in (self.rightward, self.leftward, self.keys))
         once = matrix_weights(self.start)
         writing = matrix_weights(self) - reading - once
@@ -136,7 +141,7 @@ class AttentionGRU(SourceEncoder):
 
     def _steps(self, x_BTD: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Return for every step its state s_BTH, its context from the source c_BTA, and the attention weights w_BTS."""
-        a_BSA, keys_BSA, padding_BS = state["annotations"][0], state["keys"][0], ~state["there"][0]
+        a_BSA, keys_BSA, padding_BS = state["annotations"][0], state["keys"][0], ~state["source_mask"][0]
         # In the type of the parameters: under autocast the state is accumulated in float32.
         s_BH = state["h"][0].to(self.start.weight.dtype)
         states, contexts, weights = [], [], []
@@ -153,7 +158,13 @@ class AttentionGRU(SourceEncoder):
 
 
 def gru_step(x_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
-    """Return the state after h. The input contributes x_BG to the gates, and the state u_BG, both with their biases."""
+    """Return the state of a GRU after one step.
+
+    Args:
+        x_BG: Contribution of the input to the gates, including its biases.
+        u_BG: Contribution of the state to the gates, including its biases.
+        h_BH: State before the step.
+    """
     sizes = [2 * h_BH.shape[-1], h_BH.shape[-1]]
     # Split instead of sliced: the gradient of each slice would be written into zeros of the full size.
     (x_rz, x_n), (u_rz, u_n) = (gates.split_with_sizes(sizes, dim=-1) for gates in (x_BG, u_BG))
@@ -162,19 +173,19 @@ def gru_step(x_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
     return n_BH + z_BH * (h_BH - n_BH)
 
 
-def reversed_order(there_BS: Tensor) -> Tensor:
-    """Return the order that reverses the words of each row and leaves its padding in place, (B x S,).
+def reversed_order(mask_BS: Tensor) -> Tensor:
+    """Return the order that reverses the words of each row and does not move its padding, with shape (B x S,).
 
-    Positions are counted over all rows. Reordering twice gives back the original rows.
+    Positions are counted over all rows. Reordering twice restores the original order.
     """
-    streams, positions = there_BS.shape
-    at_S = torch.arange(positions, device=there_BS.device)
-    last_B1 = there_BS.sum(1, keepdim=True) - 1
-    order_BS = torch.where(there_BS, last_B1 - at_S, at_S)
-    rows_B1 = torch.arange(streams, device=there_BS.device)[:, None]
+    streams, positions = mask_BS.shape
+    at_S = torch.arange(positions, device=mask_BS.device)
+    last_B1 = mask_BS.sum(1, keepdim=True) - 1
+    order_BS = torch.where(mask_BS, last_B1 - at_S, at_S)
+    rows_B1 = torch.arange(streams, device=mask_BS.device)[:, None]
     return (rows_B1 * positions + order_BS).flatten()
 
 
 def reorder(x_BSD: Tensor, order_N: Tensor) -> Tensor:
-    """Return the positions in another order. Each is taken once, so the gradient involves no sum of varying order."""
+    """Return x with its positions in another order. Each position is taken once, so the gradient is deterministic."""
     return x_BSD.flatten(0, 1).index_select(0, order_N).view_as(x_BSD)

@@ -1,9 +1,9 @@
 """AWD-LSTM, the weight-dropped LSTM of Merity et al. (2017) and the encoder of Pappas & Henderson (2019).
 
-Instead of the recurrent state, weights of each layer's recurrent matrix are dropped, once per window. So cuDNN can
-compute the layer, or our own recurrence where that is faster. The same units are dropped at every step of a window
-before, between and after the layers. The last layer has as many units as the word vectors have dimensions, so that the
-ends can be tied.
+Dropout acts on the weights of each layer's recurrent matrix instead of the recurrent state, and is drawn once per
+window. So cuDNN can compute the layer, or our own recurrence where that is faster. Before, between and after the
+layers, the same units are dropped at every step of a window. The last layer has as many units as the word vectors have
+dimensions, so that the ends can be tied.
 
 Shapes: B streams, T steps, D dimensions.
 """
@@ -58,7 +58,12 @@ class AWDLSTM(Recurrent):
         self.weight_drop = weight_drop
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """Return zeros. The states of the layers are concatenated, because their dimensions differ."""
+        """Return zeros, with shape (1, B, sum of all layers' units): the states of the layers are concatenated.
+
+        Args:
+            streams: Number of streams, B.
+            device: Device of the state.
+        """
         shape = (1, streams, sum(self.widths))
         return {name: torch.zeros(shape, device=device) for name in self.names}
 
@@ -93,7 +98,7 @@ class AWDLSTM(Recurrent):
 
 
 def _contiguous(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return the weights as views of one tensor: cuDNN would copy separate weights into one, with a warning."""
+    """Return the weights as views of one tensor. cuDNN would copy separate weights into one tensor, with a warning."""
     flat = torch.cat([weight.flatten() for weight in weights])
     parts = flat.split_with_sizes([weight.numel() for weight in weights])
     return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]

@@ -1,6 +1,6 @@
 """The Bayesian LSTM of Gal & Ghahramani (2016), as Press & Wolf (2017) train it.
 
-Masks are constant over one example and window. Every layer has masks on its input and on its recurrent state: one for
+Masks are constant over one stream and window. Every layer has masks on its input and on its recurrent state: one for
 all four gates ("tied") or one for each gate ("separate", Gal's untied weights). The output of the last layer has
 another mask. Word dropout, the fourth of Gal's dropout rates, belongs to the input end (`Lookup`).
 

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from reefknot.nn.part import PER_WEIGHT, Documented, matrix_weights
 
 State = dict[str, Tensor]
-"""What an encoder carries from one window to the next. Dimension 1 of every tensor is the stream, as in torch's
-recurrent layers."""
+"""The state that an encoder carries from one window to the next, as named tensors. Dimension 1 of every tensor is the
+stream, as in torch's recurrent layers."""
 
 
 class Encoded(NamedTuple):
     """The hidden states of a window, and the state after it."""
 
     output: Tensor
-    """h_BTD after the encoder's last dropout: what the output end reads."""
+    """Hidden states after the last dropout, with shape (B, T, D). The output end reads them."""
     raw: Tensor
-    """h_BTD before the last dropout. Penalties on activations need both."""
+    """Hidden states before the last dropout, with shape (B, T, D). Penalties on activations need both."""
     state: State
     """The state for the next window."""
 
@@ -31,7 +31,11 @@ class Encoded(NamedTuple):
 class Encoder(nn.Module, Documented):
     """Base class of encoders, which turn vectors into hidden states.
 
-    The state of an encoder is a value that can be carried to the next window, saved, and split by stream.
+        state = encoder.initial_state(streams)
+        encoded = encoder(vectors, state)           # vectors: (B, T, input_dim)
+        encoded.output, encoded.state               # (B, T, dim), and the state for the next window
+
+    A state is a dictionary of tensors. It can be carried to the next window, saved, and split by stream.
     """
 
     input_dim: int
@@ -39,45 +43,60 @@ class Encoder(nn.Module, Documented):
     dim: int
     """Dimension of the hidden states."""
     carries: bool = True
-    """Whether the state after a window affects the next window. If not, every window is computed by itself."""
+    """Whether the state after a window affects the next window. If not, windows are independent."""
     waits: bool = False
     """Whether `forward` reads a value from the GPU or its generator. Such a call cannot be captured in a CUDA graph."""
     reads_source: bool = False
-    """Whether this is a `SourceEncoder`, which reads a source before the first step, as a translator does."""
+    """Whether this is a `SourceEncoder`, which reads a source before the first target step."""
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """Return the state before the first window of a text. Later states have the same names and shapes."""
-        raise NotImplementedError
-
-    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
-        """Return the state before a text that is read step by step, as in generation.
-
-        Every step then depends on the whole text before it. A transformer's state is an empty KV cache.
+        """Return the state before the first window of a text. Later states have the same names and shapes.
 
         Args:
             streams: Number of streams, B.
             device: Device of the state.
-            steps: Capacity of the KV cache. With it, the state keeps its shape, as a CUDA graph needs. Without it, the
-                cache grows with every step.
+        """
+        raise NotImplementedError
+
+    def decoding_state(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
+        """Return the state before a text that is decoded step by step, as in generation.
+
+        Every step then depends on the whole text before it. A transformer returns an empty KV cache, and a recurrent
+        encoder its initial state.
+
+        Args:
+            streams: Number of streams, B.
+            device: Device of the state.
+            steps: Capacity of the KV cache. If it is given, the state keeps its shape, which a CUDA graph needs. By
+                default the cache grows with every step.
         """
         return self.initial_state(streams, device)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        """Return the hidden states of a window that follows `state`, and the state after it."""
+        """Return the hidden states of a window that follows `state`, and the state after the window.
+
+        Args:
+            x_BTD: Input vectors, with shape (B, T, input_dim).
+            state: The state before the window.
+        """
         raise NotImplementedError
 
     def flops(self, lengths_B: Tensor) -> int:
-        """Return the floating-point operations of a training step on windows of these lengths (see `nn/part.py`)."""
+        """Return the number of floating-point operations of a training step (see `nn/part.py`).
+
+        Args:
+            lengths_B: Number of steps of each stream's window, with shape (B,).
+        """
         return PER_WEIGHT * int(lengths_B.sum()) * matrix_weights(self)
 
 
 class SourceEncoder(Encoder):
-    """Base class of the encoders of translators, which read a source and then give the hidden states of a target.
+    """Base class of the encoders of translators, which read a source and then compute the hidden states of a target.
 
-    `read` returns the state before the first target step. A window of target steps that follows it is computed in
-    parallel if the encoder can do that. The state `memory(streams) | read(...)` begins a target that is computed step
-    by step, as in a beam search; each call then returns the state for the next. Everything about the source is in the
-    state, so its streams can be selected, repeated and reordered like those of any other state.
+    `read` returns the state before the first target step. A window of target steps that follows this state is computed
+    in parallel if the encoder can do that. To decode step by step, as in a beam search, start from the state
+    `decoding_state(streams) | read(...)`; each call of `forward` returns the state for the next call. Everything about
+    the source is in the state, so its streams can be selected, repeated and reordered.
     """
 
     reads_source = True
@@ -86,28 +105,37 @@ class SourceEncoder(Encoder):
     """Dimension of the source vectors."""
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """Return an empty state, because a target begins with the state that `read` returns."""
+        """Return an empty state, because a target starts from the state that `read` returns."""
         return {}
 
-    def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
-        """Return everything that target steps need to know about the source.
+    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
+        """Return the state before the first target step. It has everything that target steps need from the source.
 
         Args:
-            source_BSD: Vectors of the source tokens.
-            there_BS: False where the source is padding, which is on the right and may have any finite value. Every
-                source has at least one token.
+            source_BSD: Vectors of the source tokens, with shape (B, S, source_dim).
+            mask_BS: Mask with shape (B, S): True for tokens and False for padding, which must be on the right. The
+                vectors of padding may have any finite value. Every source has at least one token.
         """
         raise NotImplementedError
 
     def attention(self, x_BTD: Tensor, state: State) -> Tensor:
-        """Return the attention weights a_BTS of the last layer over the source, for target steps that follow `state`.
+        """Return the attention weights of the last layer over the source, with shape (B, T, S).
 
-        They are averaged over the heads, sum to 1 over the source, and are 0 on padding.
+        The weights are averaged over the heads. They sum to 1 over the source and are 0 for padding.
+
+        Args:
+            x_BTD: Vectors of the target steps, with shape (B, T, input_dim).
+            state: The state before these steps.
         """
         raise NotImplementedError
 
     def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
-        """Return the operations of a training step on sources and targets of these lengths."""
+        """Return the number of floating-point operations of a training step (see `nn/part.py`).
+
+        Args:
+            sources_B: Number of tokens of each source, with shape (B,).
+            lengths_B: Number of tokens of each target, with shape (B,).
+        """
         return PER_WEIGHT * int(sources_B.sum() + lengths_B.sum()) * matrix_weights(self)
 
 
@@ -129,13 +157,13 @@ def detach(state: State) -> State:
 
 
 def overwrite(into: State, state: State) -> None:
-    """Copy a state to the tensors from which the next replay of a captured step reads it."""
+    """Copy `state` into the tensors of `into`, from which the next replay of a captured step reads it."""
     for name, tensor in state.items():
         into[name].copy_(tensor)
 
 
 def to_state_dtype(tensor: Tensor) -> Tensor:
-    """Convert a part of the state to the type in which it is carried: float32 or wider.
+    """Convert a tensor of the state to the type in which it is carried: float32 or wider.
 
     Rounding to half precision here would make the result of a window depend on where the window begins.
     """

@@ -4,15 +4,16 @@
     post (Vaswani et al.)       x = norm(x + dropout(sublayer(x)))
 
 A source block has two sublayers: attention over the whole source and a feed-forward network. A target block has three:
-attention over the target so far, attention over the output of the source stack, and a feed-forward network. What the
-blocks share with those of a language model is in `transformer.py`. The scale of the embeddings is a setting of the
-input ends.
+attention over the target so far, attention over the output of the source stack, and a feed-forward network.
+`transformer.py` has the code that these blocks share with the blocks of a language model. The scale of the embeddings
+is a setting of the input ends.
 
-The base model has 6 + 6 blocks, 512 dimensions, 8 heads and 2048 feed-forward units; the big one 1024, 16 and 4096.
+The base model has 6 + 6 blocks, 512 dimensions, 8 heads and 2048 feed-forward units. The big model has 1024 dimensions,
+16 heads and 4096 feed-forward units.
 
-The state: `there` marks the source tokens that are not padding, (1, B, S). `source.N` has the keys and values of the
-source for target block N, (2, B, H, S, K). In step-by-step decoding `block.N` is the KV cache of the target,
-(2, B, H, P, K), and, if the cache has a fixed capacity, `known` counts its steps, (1, B).
+In the state, `source_mask` marks the source tokens that are not padding, (1, B, S). `source.N` has the keys and values
+of the source for target block N, (2, B, H, S, K). In step-by-step decoding `block.N` is the KV cache of the target, (2,
+B, H, P, K), and, if the cache has a fixed capacity, `known` counts its steps, (1, B).
 
 Shapes: B streams, S source tokens, T target steps, P cached target steps, D dimensions, H heads, K = D / H dimensions
 of a head; 2 stands for keys and values.
@@ -54,10 +55,11 @@ class EncoderDecoder(SourceEncoder):
         layers: Number of blocks in each of the two stacks.
         heads: Number of attention heads of every block. It must divide `input_dim`.
         ffn_dim: Number of units of the feed-forward network of every block.
-        dropout: Dropout rate of the inputs and of what each sublayer adds.
+        dropout: Dropout rate of the inputs and of the output of every sublayer.
         dropout_attention: Dropout rate of the attention weights.
         dropout_relu: Dropout rate of the feed-forward units.
-        norm: `pre`: a layer norm before each sublayer and after each stack; `post`: after each sum (Vaswani et al.).
+        norm: `pre` puts a layer norm before each sublayer and after each stack. `post` puts it after each residual sum
+            (Vaswani et al.).
         recompute: Save memory by storing only the input of each block and computing the block again in the backward
             pass (activation checkpointing).
     """
@@ -105,33 +107,37 @@ class EncoderDecoder(SourceEncoder):
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """The blocks of both stacks, each of which is sharded by itself."""
+        """The blocks of both stacks. Distributed training shards each block separately."""
         yield from self.source_blocks
         yield from self.target_blocks
 
-    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
-        """Return an empty KV cache of the target. Merge it with what `read` returns to decode step by step.
+    def decoding_state(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
+        """Return an empty KV cache of the target. Merge it with the result of `read` to decode step by step.
 
         Args:
             streams: Number of streams, B.
             device: Device of the cache.
-            steps: Capacity of the cache. With it, the cache keeps its shape, as a CUDA graph needs. Without it, the
-                cache grows with every step.
+            steps: Capacity of the cache. If it is given, the cache keeps its shape, which a CUDA graph needs. By
+                default the cache grows with every step.
         """
         return empty_cache(len(self.target_blocks), streams, self.heads, self.dim, device, steps)
 
-    def read(self, source_BSD: Tensor, there_BS: Tensor) -> State:
+    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
         source_BSD = self._add_positions(source_BSD, {}, None)
         for block in self.source_blocks:
-            source_BSD = block(source_BSD, there_BS)
+            source_BSD = block(source_BSD, mask_BS)
         layers = len(self.target_blocks)
         parts = split_heads(self.source_in(self.source_norm(source_BSD)), 2 * layers, self.heads).chunk(layers)
-        return {"there": there_BS[None]} | {f"source.{number}": part for number, part in enumerate(parts)}
+        return {"source_mask": mask_BS[None]} | {f"source.{number}": part for number, part in enumerate(parts)}
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        """Return the hidden states of all target steps after `read` or, with a KV cache, of the steps that follow it.
+        """Return the hidden states of target steps that follow `state`, and the state after the steps.
 
-        The state after them has the extended cache, if there is one.
+        If the state has a KV cache, the steps follow the cached steps, and the returned state has the extended cache.
+
+        Args:
+            x_BTD: Vectors of the target tokens, with shape (B, T, D).
+            state: The state that `read` returned, merged with a KV cache to decode step by step.
         """
         x_BTD, cache = self._decode(x_BTD, state, CacheSlots.after(state, x_BTD), len(self.target_blocks))
         x_BTD = self.target_norm(x_BTD)
@@ -146,7 +152,6 @@ class EncoderDecoder(SourceEncoder):
         return block.weights(x_BTD, *_block_state(state, last), slots)
 
     def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
-        """Return the operations of a training step on sources and targets of these lengths."""
         reading, writing = matrix_weights(self.source_blocks), matrix_weights(self.target_blocks)
         rows = int(sources_B.sum()) * (reading + matrix_weights(self.source_in)) + int(lengths_B.sum()) * writing
         # Scores and weighted values, two products over D dimensions for each pair of tokens: all pairs of a source, all
@@ -172,20 +177,20 @@ class EncoderDecoder(SourceEncoder):
 
 def _block_state(state: State, number: int) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the KV cache of a target block, if any, its keys and values of the source, and the padding mask."""
-    return state.get(f"block.{number}"), state[f"source.{number}"], state["there"][0]
+    return state.get(f"block.{number}"), state[f"source.{number}"], state["source_mask"][0]
 
 
 class SourceBlock(ResidualBlock):
     """A block of attention over the source and a feed-forward network. Its arguments are those of `ResidualBlock`."""
 
-    def forward(self, x_BSD: Tensor, there_BS: Tensor) -> Tensor:
-        """Return the output of the block. `there_BS` is False where the source is padding."""
-        return self._run(self._compute, x_BSD, there_BS)
+    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+        """Return the output of the block. `mask_BS` is False where the source is padding."""
+        return self._run(self._compute, x_BSD, mask_BS)
 
-    def _compute(self, x_BSD: Tensor, there_BS: Tensor) -> Tensor:
+    def _compute(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         joined_BSE = self.attention_in(self._read(x_BSD, self.attention_norm))
         q_BHSK, k_BHSK, v_BHSK = split_heads(joined_BSE, 3, self.heads).unbind()
-        h_BSD = self._attention(q_BHSK, k_BHSK, v_BHSK, there_BS[:, None, None])
+        h_BSD = self._attention(q_BHSK, k_BHSK, v_BHSK, mask_BS[:, None, None])
         return self._feed_forward(self._add(x_BSD, self.attention_out(h_BSD), self.attention_norm))
 
 
@@ -218,28 +223,28 @@ class TargetBlock(ResidualBlock):
         x_BTD: Tensor,
         past_2BHPK: Tensor | None,
         source_2BHSK: Tensor,
-        there_BS: Tensor,
+        mask_BS: Tensor,
         slots: CacheSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of the block and, if there is a cache, `past`, the cache extended by these steps."""
-        return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, there_BS, slots)
+        return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
 
     def weights(
-        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor, slots: CacheSlots | None
+        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, mask_BS: Tensor, slots: CacheSlots | None
     ) -> Tensor:
         """Return the attention weights of each step over the source, averaged over the heads, (B, T, S)."""
         x_BTD, _ = self._attend(x_BTD, past_2BHPK, slots)
         q_BHTK = self._queries(x_BTD)
         scores_BHTS = to_state_dtype(q_BHTK @ source_2BHSK[0].to(q_BHTK.dtype).mT) / math.sqrt(q_BHTK.shape[-1])
-        return scores_BHTS.masked_fill(~there_BS[:, None, None], -math.inf).softmax(-1).mean(1)
+        return scores_BHTS.masked_fill(~mask_BS[:, None, None], -math.inf).softmax(-1).mean(1)
 
     def _compute(
-        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, there_BS: Tensor, slots: CacheSlots | None
+        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, mask_BS: Tensor, slots: CacheSlots | None
     ) -> tuple[Tensor, Tensor | None]:
         x_BTD, extended = self._attend(x_BTD, past_2BHPK, slots)
         q_BHTK = self._queries(x_BTD)
         k_BHSK, v_BHSK = source_2BHSK.to(q_BHTK.dtype).unbind()
-        h_BTD = self._attention(q_BHTK, k_BHSK, v_BHSK, there_BS[:, None, None])
+        h_BTD = self._attention(q_BHTK, k_BHSK, v_BHSK, mask_BS[:, None, None])
         return self._feed_forward(self._add(x_BTD, self.cross_out(h_BTD), self.cross_norm)), extended
 
     def _queries(self, x_BTD: Tensor) -> Tensor:

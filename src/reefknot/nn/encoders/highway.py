@@ -6,9 +6,9 @@ A step starts from the state s_0 that the previous step left. Each of its L laye
     t_l = sigmoid(W_T x [l = 1] + R_Tl s_(l-1) + b_Tl + transform_bias)
     s_l = h_l t_l + s_(l-1) (1 - t_l)
 
-so the input enters only the first layer, and the part of the state that is not transformed is carried. Dropout masks
-are constant over one example and window (Gal & Ghahramani 2016): on the input, on the state where a matrix reads it,
-and on the output. The carried part is never dropped.
+So only the first layer reads the input, and the part of the state that is not transformed is carried. Dropout masks are
+constant over one stream and window (Gal & Ghahramani 2016). They act on the input, on the state where a matrix reads
+it, and on the output, but never on the carried part.
 
 Shapes: B streams, T steps, D input dimensions, H units, L layers of a step, G = 2H: h and t.
 """
@@ -75,7 +75,12 @@ class RecurrentHighway(Encoder):
             nn.init.uniform_(parameter, -(hidden_dim**-0.5), hidden_dim**-0.5)
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """Return zeros, (1, B, H)."""
+        """Return zeros, with shape (1, B, H).
+
+        Args:
+            streams: Number of streams, B.
+            device: Device of the state.
+        """
         return {"h": torch.zeros((1, streams, self.dim), device=device)}
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
@@ -97,5 +102,4 @@ class RecurrentHighway(Encoder):
         return Encoded(output_BTH, raw_BTH, {"h": to_state_dtype(s_BH[None])})
 
     def flops(self, lengths_B: Tensor) -> int:
-        """Return the operations of a training step on windows of these lengths."""
         return PER_WEIGHT * int(lengths_B.sum()) * (self.input_weight.numel() + self.weight.numel())

@@ -23,14 +23,21 @@ GATES = 4
 
 
 def window_mask(x_BTD: Tensor, width: int, rate: float, training: bool, gates: int = 1) -> Tensor | None:
-    """Draw a mask of `width` numbers for each example of x, mask_B1D, or one for each gate, mask_4B1D.
+    """Draw a dropout mask for each stream, with shape (B, 1, width) or, for several gates, (gates, B, 1, width).
 
     Return None if nothing is dropped.
+
+    Args:
+        x_BTD: Inputs of the window, which give the number of streams, the type and the device.
+        width: Number of units to drop from.
+        rate: Dropout rate.
+        training: Whether the module is in training mode.
+        gates: Number of gates with a separate mask.
     """
     if not training or rate == 0.0:
         return None
     shape = (x_BTD.shape[0], 1, width) if gates == 1 else (gates, x_BTD.shape[0], 1, width)
-    # At least float32: in half precision 1 / (1 - rate) would have a rounding error as large as the values' own.
+    # At least float32, because half precision would round 1 / (1 - rate) and so change all values in one direction.
     dtype = torch.promote_types(x_BTD.dtype, torch.float32)
     return x_BTD.new_empty(shape, dtype=dtype).bernoulli_(1.0 - rate).div_(1.0 - rate)
 

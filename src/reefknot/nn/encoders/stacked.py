@@ -1,8 +1,8 @@
 """Stacked recurrent layers, computed by torch and cuDNN.
 
-`LSTM` is that of Zaremba et al. (2014): dropout before, between and after the layers, never from step to step; `GRU`
-and `RNN` are the same with other layers. `Recurrent` is the base class of these and of the variants with dropout from
-step to step.
+`LSTM` is the LSTM of Zaremba et al. (2014), with dropout before, between and after the layers, never from step to step.
+`GRU` and `RNN` are the same with other layers. `Recurrent` is the base class of these encoders and of the variants with
+dropout from step to step.
 
 Shapes: B streams, T steps, D dimensions of the input, H units.
 """
@@ -50,10 +50,10 @@ class Recurrent(Encoder):
         super().__init__()
         self.input_dim = input_dim
         self.dim = hidden_dim if output_dim is None else output_dim
-        who = type(self).__name__
-        check_sizes(who, input_dim=input_dim, hidden_dim=hidden_dim, layers=layers, output_dim=self.dim)
+        module = type(self).__name__
+        check_sizes(module, input_dim=input_dim, hidden_dim=hidden_dim, layers=layers, output_dim=self.dim)
         if biases not in (1, 2):
-            raise SettingsError(f"{who}: biases = {biases}: must be 1 or 2")
+            raise SettingsError(f"{module}: biases = {biases}: must be 1 or 2")
         self.widths = [hidden_dim] * (layers - 1) + [self.dim]
         # One module per layer, because the dropout between the layers of a stacked nn.LSTM on a GPU draws from a
         # generator inside cuDNN whose state cannot be saved: a resumed run would drop other units.
@@ -65,16 +65,21 @@ class Recurrent(Encoder):
             self.layers.append(layer)
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """Return zeros: one tensor (layers, B, H) for each kind of state."""
+        """Return zeros, with shape (layers, B, H): `h` and, for an LSTM, `c`.
+
+        Args:
+            streams: Number of streams, B.
+            device: Device of the state.
+        """
         shape = (len(self.layers), streams, self.dim)
         return {name: torch.zeros(shape, device=device) for name in self.names}
 
     def split_state(self, state: State, dtype: torch.dtype) -> Iterator[LayerState]:
-        """Return the state of each layer."""
+        """Split a state into one state per layer, in the given type."""
         return zip(*(state[name].to(dtype).unbind() for name in self.names), strict=True)
 
     def join_states(self, states: Sequence[LayerState]) -> State:
-        """Return the states of all layers as one state."""
+        """Join the states of all layers into one state."""
         parts = zip(*states, strict=True)
         return {name: to_state_dtype(torch.stack(part)) for name, part in zip(self.names, parts, strict=True)}
 
@@ -154,10 +159,18 @@ def weights_of(layer: Any) -> list[Tensor]:
 def run_layer(
     layer: Any, x_BTD: Tensor, state: LayerState, weights: list[Tensor] | None = None
 ) -> tuple[Tensor, LayerState]:
-    """Run one layer over a window, with its own weights or others. Return the outputs h_BTH and the state after it."""
+    """Run one layer over a window. Return the outputs h_BTH and the state after the window.
+
+    Args:
+        layer: A recurrent layer of torch.
+        x_BTD: Inputs of the window.
+        state: The state of the layer before the window.
+        weights: Weights to use instead of the layer's own, in the order of `weights_of`.
+    """
     states = tuple(part[None].contiguous() for part in state)
-    # The layer's own `forward` cannot be used: the weights may be others, and gradients may be needed in evaluation
-    # mode, which cuDNN computes in its training mode only. That mode changes no value, because nothing is dropped.
+    # The layer's own `forward` cannot be used, for two reasons. The weights may be others. And gradients may be needed
+    # in evaluation mode, but cuDNN computes them in training mode only. Training mode does not change the values here,
+    # because the dropout rate is 0.
     options = {"dropout": 0.0, "train": torch.is_grad_enabled(), "bidirectional": False, "batch_first": True}
     with _supported_kernels(x_BTD):
         output_BTH, *ends = _FUNCTIONS[layer.mode](
@@ -173,9 +186,10 @@ def run_layer(
 
 @contextmanager
 def _supported_kernels(x_BTD: Tensor) -> Iterator[None]:
-    """Keep torch from choosing a oneDNN kernel that this CPU does not have.
+    """Disable oneDNN inside the context if it does not support bfloat16 on this CPU.
 
-    Without AVX-512, oneDNN has no recurrent layer in bfloat16, and torch raises an error instead of using its own.
+    Without AVX-512, oneDNN does not support recurrent layers in bfloat16, and torch raises an error instead of using
+    its own implementation.
     """
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_BTD.dtype
     if x_BTD.device.type != "cpu" or dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported():

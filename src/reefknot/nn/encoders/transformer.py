@@ -3,11 +3,11 @@
     x = x + dropout(attention(norm(x)))
     x = x + dropout(W2 dropout_relu(relu(W1 norm(x))))
 
-after positions are added to the input: sines in the first half of the dimensions and cosines in the second, for any
-number of positions. Nothing is carried between windows, and positions start again in each window. If a text is read
-step by step, a KV cache has the keys and values of the steps so far, and positions continue. The cache grows with every
-step, or it has a fixed capacity from the start; then `known` counts the steps of each stream, (1, B), and all steps
-have the same shapes, as a CUDA graph needs.
+Position encodings are added to the input first: sines in the first half of the dimensions and cosines in the second,
+for any number of positions. Nothing is carried between windows, and positions start again in each window. In
+step-by-step decoding, a KV cache has the keys and values of the steps so far, and positions continue. The cache grows
+with every step, or it has a fixed capacity from the start. With a fixed capacity, `known` counts the steps of each
+stream, (1, B), and all steps have the same shapes, which a CUDA graph needs.
 
 `encoder_decoder.py` uses `ResidualBlock`, `CacheSlots` and `Positions` too. Its blocks may be post-norm.
 
@@ -32,7 +32,7 @@ from reefknot.nn.encoders.contract import Encoded, Encoder, State
 from reefknot.nn.part import PER_WEIGHT, matrix_weights
 
 FIRST_POSITION = 2
-"""The authors' program counts positions from the id after its padding symbol."""
+"""The number of the first position. The authors' program counts positions from the id after its padding symbol."""
 SLOWEST = 10_000.0
 """The number of positions over which the slowest sine advances by one radian."""
 
@@ -49,7 +49,7 @@ class Transformer(Encoder):
         layers: Number of blocks.
         heads: Number of attention heads of every block. It must divide `input_dim`.
         ffn_dim: Number of units of the feed-forward network of every block, F.
-        dropout: Dropout rate of the input and of what attention and feed-forward network add.
+        dropout: Dropout rate of the input and of the outputs of attention and feed-forward network.
         dropout_attention: Dropout rate of the attention weights.
         dropout_relu: Dropout rate of the feed-forward units.
         final_norm: Add a layer norm after the last block. The published models do not have it.
@@ -78,7 +78,7 @@ class Transformer(Encoder):
         self.input_dim = self.dim = input_dim
         self.heads = heads
         self.dropout = dropout
-        # To draw the masks of a block again, the state of the generator is read from the GPU.
+        # Recomputing a block draws its dropout masks again, for which the generator's state is read from the GPU.
         self.waits = recompute
         self.blocks = nn.ModuleList(
             Block(input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute) for _ in range(layers)
@@ -90,21 +90,26 @@ class Transformer(Encoder):
         """Return an empty state, because nothing is carried between windows."""
         return {}
 
-    def memory(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
+    def decoding_state(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
         """Return an empty KV cache.
 
         Args:
             streams: Number of streams, B.
             device: Device of the cache.
-            steps: Capacity of the cache. With it, the cache keeps its shape, as a CUDA graph needs. Without it, the
-                cache grows with every step.
+            steps: Capacity of the cache. If it is given, the cache keeps its shape, which a CUDA graph needs. By
+                default the cache grows with every step.
         """
         return empty_cache(len(self.blocks), streams, self.heads, self.dim, device, steps)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        """Return the hidden states of a window by itself or, if the state is a KV cache, of the steps that follow it.
+        """Return the hidden states of a window, and the state after it.
 
-        The state after the window is the extended cache, if there is one.
+        If the state is a KV cache, the window follows the cached steps, and the returned state is the extended cache.
+        If the state is empty, the window is computed independently of other windows.
+
+        Args:
+            x_BTD: Input vectors, with shape (B, T, D).
+            state: An empty state or a KV cache.
         """
         slots = CacheSlots.after(state, x_BTD)
         # In the type of the parameters: under autocast, the residual stream and the norms stay in float32.
@@ -121,7 +126,6 @@ class Transformer(Encoder):
         return Encoded(x_BTD, x_BTD, cache)
 
     def flops(self, lengths_B: Tensor) -> int:
-        """Return the operations of a training step on windows of these lengths."""
         # Scores and weighted values: two products of T x T by D in each block, half of each masked.
         attention = len(self.blocks) * self.dim * int(lengths_B.square().sum())
         return PER_WEIGHT * (int(lengths_B.sum()) * matrix_weights(self) + attention)
@@ -133,20 +137,20 @@ class CacheSlots(NamedTuple):
     known: Tensor
     """The number of steps in the cache after the window, (1, B)."""
     step: Tensor
-    """The number of each step in its stream, (B, T)."""
+    """The position of each step in its stream, (B, T)."""
     here: Tensor
-    """Whether a slot is that of the step, (B, T, U)."""
+    """Whether the step is stored in the slot, (B, T, U)."""
     seen: Tensor
-    """Whether the step attends to a slot: its own and all earlier ones, (B, T, U)."""
+    """Whether the step attends to the slot, which is true for its own slot and all earlier slots, (B, T, U)."""
 
     @classmethod
     def after(cls, state: State, x_BTD: Tensor) -> CacheSlots | None:
-        """Return the slots of the window x; None if the state has no cache, or one that grows."""
+        """Return the slots of the window x, or None if the state does not have a cache of fixed capacity."""
         known_1B = state.get("known")
         if known_1B is None:
             return None
         new, capacity, device = x_BTD.shape[1], state["block.0"].shape[-2], x_BTD.device
-        # On a GPU this check would wait for the device. There the caller counts the steps.
+        # On a GPU this check would wait for the device, so the caller must count the steps there.
         checked = device.type == "cpu" and not torch.compiler.is_compiling()
         known = max(known_1B[0].tolist(), default=0) if checked else 0
         if known + new > capacity:
@@ -171,11 +175,11 @@ class ResidualBlock(nn.Module):
         dim: Dimension of the residual stream, D.
         heads: Number of attention heads.
         ffn_dim: Number of units of the feed-forward network.
-        dropout: Dropout rate of what attention and feed-forward network add.
+        dropout: Dropout rate of the outputs of attention and feed-forward network.
         dropout_attention: Dropout rate of the attention weights.
         dropout_relu: Dropout rate of the feed-forward units.
         recompute: Store only the input of the block and compute the block again in the backward pass.
-        norm: `pre`: a layer norm before attention and feed-forward network; `post`: after each sum.
+        norm: `pre` puts a layer norm before attention and feed-forward network. `post` puts it after each residual sum.
     """
 
     def __init__(
@@ -209,7 +213,8 @@ class ResidualBlock(nn.Module):
     def _run(self, compute: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Compute the block now or, with `recompute`, now and again in the backward pass."""
         if self.recompute and torch.is_grad_enabled():
-            # Inside the block instead of around it, so that sharded parameters are gathered once for both.
+            # The checkpoint is inside the block instead of around it, so that sharded parameters are gathered once for
+            # the backward pass.
             return cast(Result, checkpoint(compute, *arguments, use_reentrant=False))
         return compute(*arguments)
 
@@ -230,7 +235,7 @@ class ResidualBlock(nn.Module):
     def _attend(
         self, x_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Add attention over the steps so far. If there is a cache, `past`, also return it extended by these steps."""
+        """Add attention over the steps so far. Also return the cache `past`, if given, extended by these steps."""
         parts_3BHTK = split_heads(self.attention_in(self._read(x_BTD, self.attention_norm)), 3, self.heads)
         # Unbound together: the gradient of each part alone would be written into zeros of the full size.
         q_BHTK, k_BHUK, v_BHUK = parts_3BHTK.unbind()
@@ -242,7 +247,7 @@ class ResidualBlock(nn.Module):
             )
             k_BHUK, v_BHUK = extended.unbind()
         new, known = q_BHTK.shape[2], k_BHUK.shape[2]
-        # `is_causal` counts from the first key. Steps that follow a cache see all of it, and a single step sees all.
+        # `is_causal` counts from the first key, so steps that follow a cache need a mask. A single step sees all keys.
         mask = None
         if slots is not None:
             mask = slots.seen[:, None]
@@ -254,7 +259,7 @@ class ResidualBlock(nn.Module):
     def _attention(
         self, q_BHTK: Tensor, k_BHUK: Tensor, v_BHUK: Tensor, mask: Tensor | None, is_causal: bool = False
     ) -> Tensor:
-        """Return the attended values, those of all heads concatenated, (B, T, D)."""
+        """Return the attended values with all heads concatenated, (B, T, D)."""
         rate = self.dropout_attention if self.training else 0.0
         h_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHUK, v_BHUK, mask, dropout_p=rate, is_causal=is_causal)
         return h_BHTK.transpose(1, 2).flatten(2)
@@ -283,8 +288,10 @@ def init_linear(layer: nn.Linear) -> None:
 
 
 def init_attention(layer: nn.Linear, parts: int) -> None:
-    """Initialise concatenated projections to queries, keys or values, each as a matrix of its own with smaller weights
-    than `init_linear` gives."""
+    """Initialise concatenated projections to queries, keys or values.
+
+    Each projection is initialised as a separate matrix, with smaller weights than `init_linear` gives.
+    """
     for weight in layer.weight.detach().chunk(parts):
         nn.init.xavier_uniform_(weight, gain=2**-0.5)
     nn.init.zeros_(layer.bias)
@@ -307,11 +314,11 @@ def empty_cache(
     return {"known": torch.zeros(1, streams, dtype=torch.int64, device=device)} | cache
 
 
-def check_heads(who: str, heads: int, dim: int) -> None:
+def check_heads(module: str, heads: int, dim: int) -> None:
     """Raise an error unless the number of heads divides the dimension."""
     if dim % heads:
         raise SettingsError(
-            f"{who}: heads = {heads} does not divide the dimension of the input vectors, {dim}; "
+            f"{module}: heads = {heads} does not divide the dimension of the input vectors, {dim}; "
             "use a number that does, or vectors of another dimension"
         )
 
@@ -319,9 +326,9 @@ def check_heads(who: str, heads: int, dim: int) -> None:
 class Positions:
     """Sinusoidal positions, computed once and cached for lengths that are powers of two.
 
-    They are not buffers: they follow from the dimension, and must not move or change type with the parameters. The
-    cache is never emptied, because a CUDA graph reads the tensor with which it was captured. A compiled call computes
-    its own positions. So does a captured call without cached ones, because its results do not exist yet.
+    They are not buffers, because they follow from the dimension and must not move or change type with the parameters.
+    The cache is never emptied, because a CUDA graph reads the tensor with which it was captured. A compiled call does
+    not use the cache. While a CUDA graph is captured, new positions are not cached, because they have no values yet.
 
     Args:
         dim: Dimension of the positions.

@@ -1,8 +1,8 @@
 """The variational LSTM of Inan et al. (2017): one dropout mask per layer, used in time and between layers.
 
-The hidden state of a layer has the same mask where it recurs and where the next layer or the output end reads it. These
-masks are shared more than in Gal & Ghahramani (2016), whose LSTM is in `bayesian_lstm.py`. A mask is constant over one
-example and window. The state that is carried to the next window is not dropped.
+The hidden state of a layer has the same mask in the recurrence and where the next layer or the output end reads it. In
+Gal & Ghahramani (2016) these masks differ; their LSTM is in `bayesian_lstm.py`. A mask is constant over one stream and
+window. The state that is carried to the next window is not masked.
 
 Shapes: L layers, B streams, T steps, D dimensions.
 """
@@ -46,13 +46,13 @@ class VariationalLSTM(Recurrent):
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         dropped_BTD = locked_dropout(x_BTD, self.dropout_input, self.training)
-        masks = [window_mask(x_BTD, self.dim, self.dropout, self.training) for _ in self.layers]
-        drawn = [mask_B1D for mask_B1D in masks if mask_B1D is not None]
-        if drawn:
+        drawn = [window_mask(x_BTD, self.dim, self.dropout, self.training) for _ in self.layers]
+        masks = [mask_B1D for mask_B1D in drawn if mask_B1D is not None]  # empty if nothing is dropped
+        if masks:
             start = state["h"], state["c"]
-            raw_BTD, (h_LBD, c_LBD) = run_stack_masked(self.layers, dropped_BTD, start, torch.stack(drawn))
+            raw_BTD, (h_LBD, c_LBD) = run_stack_masked(self.layers, dropped_BTD, start, torch.stack(masks))
             end = {"h": to_state_dtype(h_LBD), "c": to_state_dtype(c_LBD)}
-            return Encoded(masked(raw_BTD, drawn[-1]), raw_BTD, end)
+            return Encoded(masked(raw_BTD, masks[-1]), raw_BTD, end)
         states: list[LayerState] = []
         for layer, layer_start in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
             dropped_BTD, layer_end = run_layer(layer, dropped_BTD, layer_start)

@@ -18,16 +18,16 @@ from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_ba
 
 
 class AdaptiveLookup(InputEnd):
-    """Looks up the rows of a banded table and maps each band to the dimension of the model by a matrix of its own.
+    """An input end that looks up the rows of a banded table and projects each band to the dimension of the model.
 
-    As in the paper, the first band has a matrix even if its dimension is that of the model. The order of operations is:
+    As in the paper, the first band is projected even if it has the dimension of the model. The order of operations is:
     row, projection, scale, dropout.
 
     Args:
         table: The banded table to look words up in.
         projections: The matrices of the bands, including the first. An adaptive softmax may share them.
         scale: Factor of every vector, often the square root of the model's dimension.
-        dropout: Dropout rate of the numbers of the resulting vectors.
+        dropout: Dropout rate of the elements of the resulting vectors.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class AdaptiveLookup(InputEnd):
         self.dropout = dropout
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return one vector per token, x_BTD."""
         x_BTD = self.scale * self.table.by_band(ids_BT, self._project)
         return F.dropout(x_BTD, self.dropout, self.training)
 
@@ -72,12 +71,14 @@ class AdaptiveLookup(InputEnd):
         return self.table.tables
 
     def flops(self, ids_N: Tensor) -> int:
-        """Return the operations on these tokens: each is multiplied by the matrix of its band."""
+        # Each vector is multiplied by the matrix of its band.
         rows = count_by_band(ids_N, self.table.bounds)
         weights = [dim * self.dim for dim in self.projections.widths]
         return PER_WEIGHT * sum(count * weight for count, weight in zip(rows, weights, strict=True))
 
     def _project(self, band: int, words: Tensor | None = None) -> Tensor:
-        """Return the projected vectors of these words of a band, or of all. With no words the result still has a
-        gradient function, so that every parameter takes part in the backward pass."""
+        """Return the projected vectors of some or all words of a band.
+
+        Without words the result still has a gradient function, so that every parameter takes part in the backward pass.
+        """
         return self.projections.up(band, self.table.tables[band].vectors(words))

@@ -26,7 +26,7 @@ Filters = Annotated[Sequence[Filter], Length(1)]
 HighwayLayers = Annotated[int, Ge(0), Le(256)]
 PAPER_FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
 WORDS_AT_ONCE = 1024
-"""How many words `vectors` processes at a time. The windows of a whole vocabulary would not fit in memory."""
+"""Number of words that `vectors` processes at a time, because a whole vocabulary would not fit in memory."""
 
 
 class Highway(nn.Module):
@@ -51,25 +51,25 @@ class Highway(nn.Module):
 
 
 class CharCNN(InputEnd):
-    """Computes vectors from the bytes of a word by convolutions and highway layers, without a table.
+    """An input end that computes word vectors from the bytes of a word, by convolutions and highway layers.
 
-    Windows start at each byte of the word and see zeros after its end, so a word's vector depends on the word only. The
-    symbols of `spelling.py` have vectors of their own. There may be more spellings than classes, so that words that the
-    output end does not know keep their spellings. The vectors of bytes and symbols and the projection have the initial
-    values of the authors' code (Xavier).
+    It does not have a table. Convolution windows start at each byte of the word and see zeros after its end, so a
+    word's vector depends on the word only. Symbols such as `<eos>` (see `spelling.py`) have learned vectors. There may
+    be more spellings than classes, so that words that the output end does not know keep their spellings. The vectors of
+    bytes and symbols and the projection are initialised as in the authors' code (Xavier).
 
     Args:
-        spellings: Spellings of all words, s_VL, as `spell` returns them.
+        spellings: Spellings of all words, with shape (V, L), as `spell` returns them.
         dim: Dimension of the word vectors, D.
         filters: For each convolution, its width in bytes and its number of features.
         byte_dim: Dimension of the byte vectors, C.
         highway: Number of highway layers. The paper uses 1 on WikiText-103 and 2 on Billion Word.
         scale: Factor of every vector, often the square root of the model's dimension.
-        dropout: Dropout rate of the numbers of the resulting vectors.
+        dropout: Dropout rate of the elements of the resulting vectors.
     """
 
     spellings: Tensor
-    # Each distinct word of a window is computed once, and their number is known on the device only.
+    # Each distinct word of a window is computed once. The number of distinct words is known only on the device.
     waits = True
 
     def __init__(
@@ -107,7 +107,11 @@ class CharCNN(InputEnd):
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return one vector per token, x_BTD. Each distinct word is computed once."""
+        """Return one vector per token, with shape (B, T, D). Each distinct word is computed once.
+
+        Args:
+            ids_BT: Token ids, with shape (B, T).
+        """
         distinct_U, which_BT = torch.unique(ids_BT, return_inverse=True)
         words_UD = self._words(F.embedding(distinct_U, self.spellings))
         return F.dropout(self.scale * F.embedding(which_BT, words_UD), self.dropout, self.training)
@@ -117,7 +121,11 @@ class CharCNN(InputEnd):
         return self.scale * torch.cat([self._words(some_UL) for some_UL in torch.split(self.spellings, WORDS_AT_ONCE)])
 
     def spelling(self, words: Sequence[str]) -> CharCNN:
-        """Return this end, with the same weights, for more words. Their ids follow those of the present words."""
+        """Return a copy of this end for more words. The copy shares the weights.
+
+        Args:
+            words: The additional words. Their ids follow the ids of the present words.
+        """
         shared = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
         extended = deepcopy(self, shared)
         _, max_bytes = self.spellings.shape
@@ -126,7 +134,7 @@ class CharCNN(InputEnd):
         return extended
 
     def flops(self, ids_N: Tensor) -> int:
-        """Return the operations on these tokens: every distinct word is computed once."""
+        # Every distinct word is computed once.
         spelled_UL = self.spellings[torch.unique(ids_N).to(self.spellings.device)] > 0
         windows = int(spelled_UL.sum(dim=1).clamp(min=1).sum())
         per_word = matrix_weights(self.highway) + matrix_weights(self.projection)

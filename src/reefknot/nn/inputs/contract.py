@@ -22,17 +22,25 @@ class InputEnd(nn.Module, Documented):
     """Whether `forward` reads a value from the GPU. Such a call cannot be captured in a CUDA graph."""
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return one vector per token, x_BTD."""
+        """Return one vector per token, with shape (B, T, D).
+
+        Args:
+            ids_BT: Token ids, with shape (B, T).
+        """
         raise NotImplementedError
 
     def vectors(self) -> Tensor:
-        """Return one vector per word, (V, D), as `forward` computes it in evaluation."""
+        """Return one vector per word, with shape (V, D), as `forward` computes it in evaluation mode."""
         raise NotImplementedError
 
     def tables(self) -> list[WordTable]:
-        """Return the tables that this end reads, band by band. An output end that holds one of them is tied to it."""
+        """Return the tables that this end reads, band by band. An output end that holds one of these tables is tied."""
         return []
 
     def flops(self, ids_N: Tensor) -> int:
-        """Return the floating-point operations of a training step on these tokens (see `nn/part.py`)."""
+        """Return the number of floating-point operations of a training step on these tokens (see `nn/part.py`).
+
+        Args:
+            ids_N: Token ids, with shape (N,).
+        """
         return PER_WEIGHT * len(ids_N) * matrix_weights(self)

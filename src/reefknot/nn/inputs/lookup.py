@@ -1,7 +1,7 @@
 """Lookup of words in a table.
 
-Word dropout is that of Gal & Ghahramani (2016), as Pappas & Henderson (2019) and AWD-LSTM use it: in each step, a word
-*type* is dropped everywhere or nowhere.
+Word dropout is that of Gal & Ghahramani (2016), which Pappas & Henderson (2019) and AWD-LSTM use too: in each training
+step, a word type is dropped at all its positions or at none.
 
 Shapes: B streams, T steps, V words, D dimensions.
 """
@@ -17,15 +17,15 @@ from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.tables import BandedTable, WordTable, projection
 
 
-def check_scale_and_dropout(who: str, scale: float, dropout: float) -> None:
-    """Raise an error if the scale is not positive or the dropout rate is not a probability below 1."""
+def check_scale_and_dropout(module: str, scale: float, dropout: float) -> None:
+    """Raise a `SettingsError` if the scale is not positive or the dropout rate is not at least 0 and less than 1."""
     if not scale > 0.0:
-        raise SettingsError(f"{who}: scale = {scale}: must be greater than 0")
-    check_rates(who, dropout=dropout)
+        raise SettingsError(f"{module}: scale = {scale}: must be greater than 0")
+    check_rates(module, dropout=dropout)
 
 
 class Lookup(InputEnd):
-    """Looks up the rows of a word table, or of a banded table whose bands have the same dimension.
+    """An input end that looks up the rows of a table. The bands of a banded table must have the same dimension.
 
     The order of operations is: row, word dropout, scale, projection, dropout. Word dropout acts on the rows that are
     looked up and not on the table, so an output end with the same table is not affected. Vectors of unit length are an
@@ -34,8 +34,8 @@ class Lookup(InputEnd):
     Args:
         table: The table to look words up in.
         scale: Factor of every vector, often the square root of the model's dimension.
-        dropout: Dropout rate of the numbers of the resulting vectors.
-        word_dropout: Share of the word types that are dropped as a whole, drawn for every step.
+        dropout: Dropout rate of the elements of the resulting vectors.
+        word_dropout: Share of the word types whose vectors are dropped, drawn again for every training step.
         project_to: Map the vectors to this dimension, by a matrix without bias. By default they are not mapped.
     """
 
@@ -67,7 +67,6 @@ class Lookup(InputEnd):
             self.projection = projection(table.dim, project_to)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return one vector per token, x_BTD."""
         rows_BTD = self.table.vectors(ids_BT)
         if self.training and self.word_dropout > 0.0:
             keep = 1.0 - self.word_dropout

@@ -1,4 +1,4 @@
-"""Spellings of words as rows of UTF-8 bytes, for an input end that reads them (Baevski & Auli 2019).
+"""Spellings of words as rows of UTF-8 bytes, which the character CNN reads (Baevski & Auli 2019).
 
 Shapes: V words, L bytes.
 """
@@ -21,12 +21,14 @@ FIRST_SYMBOL = 257
 
 
 def spell(words: Sequence[str], max_bytes: int = 50, symbols: Sequence[str] = SYMBOLS) -> Tensor:
-    """Return the spellings of words as int16, s_VL: each byte plus 1, and zeros after the end of the word.
+    """Return the spellings of words, for `CharCNN`, as an int16 tensor with shape (V, L).
+
+    A row has the UTF-8 bytes of the word, each plus 1, and zeros after the end of the word.
 
     Args:
         words: The words to spell.
         max_bytes: Number of columns, L. Longer words are truncated.
-        symbols: Words that are not spelled: the n-th symbol is the single number `FIRST_SYMBOL` + n, from n = 0.
+        symbols: Words that are not spelled. Symbol n, counted from 0, is represented by the number 257 + n.
     """
     if max_bytes < 1:
         raise SettingsError(f"max_bytes = {max_bytes}: spellings need at least 1 byte")

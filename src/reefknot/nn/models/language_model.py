@@ -1,6 +1,6 @@
 """A language model: an input end, an encoder and an output end.
 
-Shapes: B streams, T steps, D dimensions, V classes, N = B x T positions, M of them with a target.
+Shapes: B streams, T steps, D dimensions, V classes, N = B x T positions, M positions that the output end reads.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Losses:
     parts: dict[str, LossPart]
     """Named parts of the loss: sums over the targets of the window."""
     penalties: dict[str, Tensor]
-    """Penalties on parameters, as sums. They belong to an optimiser step, so a sum over windows adds them once."""
+    """Penalties on parameters, by name. They are added once per optimiser step, not once per window."""
     state: State
     """The state for the next window, detached from the graph."""
 
     def sum(self) -> Tensor:
-        """Return the weighted sum of the parts, without the penalties."""
+        """Return the weighted sum of the parts without the penalties, a scalar."""
         return torch.stack([part.weight * part.sum for part in self.parts.values()]).sum()
 
     def mean(self) -> Tensor:
-        """Return the loss for a training loop that makes one optimiser step per window.
+        """Return the mean loss per token, a scalar, for a training loop that makes one optimiser step per window.
 
-        It is the weighted sum of the parts, each divided by its count, and of the penalties divided by the number of
-        tokens. In a recipe this is `divisor = "tokens"`.
+        Each part of the loss is divided by its count and multiplied by its weight. The penalties are divided by the
+        number of tokens. A recipe selects the same with `divisor = "tokens"`.
         """
         means = [part.weight * part.sum / max(part.count, 1) for part in self.parts.values()]
         tokens = max(self.parts["nll"].count, 1)
@@ -50,7 +50,7 @@ class Losses:
 def evaluating(model: LanguageModel) -> Iterator[None]:
     """Put the model into evaluation mode inside the context, and back into its previous mode afterwards.
 
-    No parameter may change inside the context: class vectors that a label encoder computes are computed once.
+    No parameter may change inside the context, because class vectors are computed only once.
     """
     was_training = model.training
     model.eval()
@@ -62,10 +62,13 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 
 
 class LanguageModel(nn.Module):
-    """A language model: words to vectors, to hidden states, to a distribution over the next word.
+    """A language model: an input end, an encoder, and an output end that predicts the next word.
 
+        words = WordTable(10_000, 200)
         model = LanguageModel(Lookup(words), LSTM(200, 200), Softmax(Plain(words)))
-        model.loss(tokens).mean().backward()
+        losses = model.loss(tokens)             # tokens: ids with shape (B, T + 1)
+        losses.mean().backward()
+        model.loss(more_tokens, state=losses.state)   # the next window of the same streams
 
     Args:
         input: The input end, which turns ids into vectors.
@@ -110,26 +113,36 @@ class LanguageModel(nn.Module):
         self.regularisation = regularisation or RegularisationSettings()
 
     def initial_state(self, streams: int) -> State:
-        """Return the state before the first window of a text."""
-        return self.encoder.initial_state(streams, next(self.parameters()).device)
-
-    def memory(self, streams: int, steps: int | None = None) -> State:
-        """Return the state before a text that is read step by step, as in generation.
+        """Return the state before the first window of a text.
 
         Args:
             streams: Number of streams, B.
-            steps: Capacity of the KV cache. With it, the state keeps its shape, as a CUDA graph needs. Without it, the
-                cache of a transformer grows with every step.
         """
-        return self.encoder.memory(streams, next(self.parameters()).device, steps)
+        return self.encoder.initial_state(streams, next(self.parameters()).device)
+
+    def decoding_state(self, streams: int, steps: int | None = None) -> State:
+        """Return the state before a text that is decoded step by step, as in generation.
+
+        Args:
+            streams: Number of streams, B.
+            steps: Capacity of the KV cache. If it is given, the state keeps its shape, which a CUDA graph needs. By
+                default the cache of a transformer grows with every step.
+        """
+        return self.encoder.decoding_state(streams, next(self.parameters()).device, steps)
 
     @property
     def waits(self) -> bool:
-        """Whether reading tokens and scoring targets reads a value from the GPU, which a CUDA graph cannot capture."""
+        """Whether the model reads a value from the GPU in a forward pass or to score targets, which a CUDA graph cannot
+        capture."""
         return self.input.waits or self.encoder.waits or self.output.waits
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
-        """Return the hidden states of a window that follows `state`, or that starts the text if there is none."""
+        """Return the hidden states of a window, and the state after it.
+
+        Args:
+            tokens_BT: Token ids, with shape (B, T).
+            state: The state before the window. By default the window starts a text.
+        """
         if state is None:
             state = self.initial_state(tokens_BT.shape[0])
         encoded: Encoded = self.encoder(self.input(tokens_BT), state)
@@ -141,37 +154,45 @@ class LanguageModel(nn.Module):
         targets_BT: Tensor | None = None,
         state: State | None = None,
         plan: Plan | None = None,
-        places_M: Tensor | None = None,
+        positions_M: Tensor | None = None,
     ) -> Losses:
         """Return the loss of a window.
 
         Args:
-            tokens_BT: Token ids.
-            targets_BT: Target ids. Without them, each token is the target of the token before it.
-            state: The state that the window follows. Without it, the window starts the text.
-            plan: What `output.prepare` returned for the targets. Without it, they are prepared here.
-            places_M: For a window with padding, the positions that the output end reads, counted over streams and
-                steps: all that have a target, and possibly others. The plan is for these positions.
+            tokens_BT: Token ids, with shape (B, T).
+            targets_BT: Target ids, with shape (B, T). Targets of -100 are ignored. By default each token is the target
+                of the token before it, so T + 1 tokens give T targets.
+            state: The state before the window. By default the window starts a text.
+            plan: The result of `output.prepare` for the targets. By default it is computed here.
+            positions_M: For a window with padding, the positions that the output end reads, with shape (M,), counted
+                over streams and steps. They must include all positions that have a target. The plan is for these
+                positions.
         """
         if targets_BT is None:
             tokens_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
-        return self._losses(self(tokens_BT, state), targets_BT, plan, places_M)
+        return self._losses(self(tokens_BT, state), targets_BT, plan, positions_M)
 
-    def _losses(self, encoded: Encoded, targets_BT: Tensor, plan: Plan | None, places_M: Tensor | None) -> Losses:
+    def _losses(self, encoded: Encoded, targets_BT: Tensor, plan: Plan | None, positions_M: Tensor | None) -> Losses:
         h_ND, targets_N = encoded.output.flatten(0, 1), targets_BT.reshape(-1)
-        if places_M is not None:
+        if positions_M is not None:
             # Positions are distinct, so the gradient of this selection involves no sum whose order could vary.
-            h_ND, targets_N = h_ND.index_select(0, places_M), targets_N.index_select(0, places_M)
+            h_ND, targets_N = h_ND.index_select(0, positions_M), targets_N.index_select(0, positions_M)
         plan = plan or self.output.prepare(targets_N)
         parts = self.output.loss(h_ND, targets_N, plan)
-        there_BT = None if places_M is None else targets_BT != IGNORE
-        parts |= activation_losses(encoded, self.regularisation, there_BT, plan.count)
+        mask_BT = None if positions_M is None else targets_BT != IGNORE
+        parts |= activation_losses(encoded, self.regularisation, mask_BT, plan.count)
         return Losses(parts, self.output.penalties(), detach(encoded.state))
 
     def target_log_probs(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None
     ) -> tuple[Tensor, State]:
-        """Return the log-probability of every target, logp_BT, and the state after the window."""
+        """Return the log-probability of every target, with shape (B, T), and the state after the window.
+
+        Args:
+            tokens_BT: Token ids, with shape (B, T).
+            targets_BT: Target ids, with shape (B, T). The result is 0 where the target is -100.
+            state: The state before the window. By default the window starts a text.
+        """
         encoded = self(tokens_BT, state)
         logp_N = self.output.target_log_probs(encoded.output.flatten(0, 1), targets_BT.reshape(-1))
         return logp_N.view_as(targets_BT), encoded.state
@@ -180,22 +201,25 @@ class LanguageModel(nn.Module):
         """Return the floating-point operations of a training step on a window (see `nn/part.py`).
 
         Args:
-            x_BT: Inputs of the window, on the host.
-            y_BT: Targets of the window, on the host. Tokens without a target (`IGNORE`) count as padding on the right.
+            x_BT: Token ids of the window, with shape (B, T), on the host.
+            y_BT: Target ids, with shape (B, T), on the host. Targets of -100 count as padding on the right.
         """
         scored_BT = y_BT != IGNORE
         body = self.encoder.flops(scored_BT.sum(dim=1))
         return body + self.input.flops(x_BT[scored_BT]) + self.output.flops(y_BT[scored_BT])
 
     def parameter_counts(self) -> dict[str, int]:
-        """Return the number of parameters of each end and the encoder. A shared tensor counts once, at the first."""
+        """Return the number of parameters of both ends and the encoder. A shared tensor counts once."""
         counts = {name: 0 for name, _ in self.named_children()}
         for name, parameter in self.named_parameters():
             counts[name.partition(".")[0]] += parameter.numel()
         return counts
 
     def parameter_parts(self) -> dict[str, int]:
-        """Return the number of parameters of each module, such as `output.classifier.layers`. A stack counts as one."""
+        """Return the number of parameters of each module by name, such as `output.classifier.layers`.
+
+        A list of layers counts as one module.
+        """
         counts: dict[str, int] = {}
         for name, parameter in self.named_parameters():
             *path, last = name.split(".")

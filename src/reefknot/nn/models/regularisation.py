@@ -36,34 +36,34 @@ class RegularisationSettings:
 
 
 def activation_losses(
-    encoded: Encoded, settings: RegularisationSettings, there_BT: Tensor | None = None, count: int = 0
+    encoded: Encoded, settings: RegularisationSettings, mask_BT: Tensor | None = None, count: int = 0
 ) -> dict[str, LossPart]:
-    """Return AR and TAR as named parts of the loss, if they have a weight: mean squares times the window's tokens.
+    """Return the penalties AR and TAR as named parts of the loss. A penalty with weight 0 is left out.
 
-    A window has one difference fewer than tokens. Tokens are counted for both, so that all parts of a loss have the
-    same divisor.
+    Each sum is the mean square times the number of tokens of the window. A window has one difference less than tokens,
+    but both penalties use the number of tokens, so that all parts of a loss have the same divisor.
 
     Args:
         encoded: Hidden states of the window.
         settings: Weights of the penalties.
-        there_BT: If the window has padding, False on the padding, which then adds nothing to the sums.
-        count: If the window has padding, the number of tokens without it.
+        mask_BT: For a window with padding, a mask with shape (B, T): True for tokens and False for padding.
+        count: For a window with padding, the number of tokens without the padding.
     """
     parts = {}
     if settings.activation:
-        parts["activation"] = _part(encoded.output, encoded, there_BT, count, settings.activation)
+        parts["activation"] = _part(encoded.output, encoded, mask_BT, count, settings.activation)
     if settings.temporal_activation:
         differences = encoded.raw.diff(dim=1)
-        parts["temporal_activation"] = _part(differences, encoded, there_BT, count, settings.temporal_activation)
+        parts["temporal_activation"] = _part(differences, encoded, mask_BT, count, settings.temporal_activation)
     return parts
 
 
-def _part(values_BTD: Tensor, encoded: Encoded, there_BT: Tensor | None, count: int, weight: float) -> LossPart:
+def _part(values_BTD: Tensor, encoded: Encoded, mask_BT: Tensor | None, count: int, weight: float) -> LossPart:
     streams, steps = encoded.output.shape[:2]
     tokens = streams * steps
-    if there_BT is not None:
+    if mask_BT is not None:
         # Padding is on the right, so a difference that ends at a token starts at a token.
-        values_BTD = values_BTD * there_BT[:, steps - values_BTD.shape[1] :, None]
+        values_BTD = values_BTD * mask_BT[:, steps - values_BTD.shape[1] :, None]
     at_least = torch.promote_types(values_BTD.dtype, torch.float32)
     mean = values_BTD.square().sum(dtype=at_least) / max(values_BTD.numel(), 1)
-    return LossPart(tokens * mean, tokens if there_BT is None else count, weight)
+    return LossPart(tokens * mean, tokens if mask_BT is None else count, weight)

@@ -42,8 +42,13 @@ class SkipGram(nn.Module):
     def create(cls, vocab_size: int, dim: int, tied: bool = False) -> SkipGram:
         """Return a model with the initial weights of word2vec.
 
-        Input vectors are uniform in [-0.5 / dim, 0.5 / dim] and output vectors are zero. A tied table starts like the
-        input vectors, because zeros would have no gradient.
+        Input vectors are uniform in [-0.5 / dim, 0.5 / dim] and output vectors are zero. A tied table is initialised
+        like the input vectors, because the gradient of zeros would be zero.
+
+        Args:
+            vocab_size: Number of words, V.
+            dim: Dimension of the vectors, D.
+            tied: Use one table for both ends.
         """
         table = WordTable(vocab_size, dim)
         nn.init.uniform_(table.weight, -0.5 / dim, 0.5 / dim)
@@ -63,11 +68,17 @@ class SkipGram(nn.Module):
         return {"input": self.input.weight.numel(), "output": 0 if self.tied else self.output.weight.numel()}
 
     def parameter_parts(self) -> dict[str, int]:
-        """Return the number of parameters of each end that has parameters of its own."""
+        """Return the number of parameters of each end, without the output if it shares the input's table."""
         return {end: count for end, count in self.parameter_counts().items() if count}
 
     def loss(self, centres_N: Tensor, contexts_N: Tensor, negatives_NK: Tensor) -> Tensor:
-        """Return the sum of the losses of the pairs. A negative that equals the pair's centre word is left out."""
+        """Return the sum of the losses of the pairs, a scalar.
+
+        Args:
+            centres_N: Ids of the centre words, with shape (N,).
+            contexts_N: Ids of the context words, with shape (N,).
+            negatives_NK: Ids of the negatives, with shape (N, K). A negative that equals the pair's centre is ignored.
+        """
         v_ND = self.input.vectors(contexts_N)
         positive_N = (self.output.vectors(centres_N) * v_ND).sum(-1)
         negative_NK = torch.einsum("nkd,nd->nk", self.output.vectors(negatives_NK), v_ND)

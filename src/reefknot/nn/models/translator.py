@@ -1,11 +1,11 @@
-"""A translator: a language model of the target that has read a source (Press & Wolf 2017; Pappas & Henderson 2019).
+"""A translator: a language model of the target that reads a source first (Press & Wolf 2017; Pappas & Henderson 2019).
 
-It has one end more than a language model: an input end for the source. In three-way tying, the input ends of source and
+It has one more end than a language model: an input end for the source. In three-way tying, the input ends of source and
 target and the classes share one table.
 
 A window of pairs holds both sides in one tensor, x_BU: the source in the first S columns and the inputs of the target
-in the last T, where T is the number of columns of the targets. So the code that trains a language model can train a
-translator.
+in the last T, where T is the number of columns of the targets. So a translator is trained by the same code as a
+language model.
 
 Shapes: B pairs, S source tokens, T target tokens, U = S + T, D dimensions, M positions with a target.
 """
@@ -25,11 +25,15 @@ from reefknot.nn.models.regularisation import RegularisationSettings
 from reefknot.nn.outputs.contract import OutputEnd, Plan
 
 PAD = IGNORE
-"""Pads a source on the right if it is shorter than others in its window."""
+"""The id that pads short sources on the right."""
 
 
 class Translator(LanguageModel):
-    """A translator: a source and the words of a target so far to a distribution over the next word of the target.
+    """A translator: predicts the next word of a target from a source and the target's words so far.
+
+        losses = model.loss(torch.cat([source_BS, target_BT[:, :-1]], dim=1), target_BT[:, 1:])
+        state = model.begin(source_BS)                          # to decode step by step
+        encoded = model(first_B1, state)                        # then use encoded.state
 
     Args:
         source: The input end of the source.
@@ -67,23 +71,41 @@ class Translator(LanguageModel):
         return self.tied and any(table is other for table in self.output.tables() for other in tables)
 
     def read(self, source_BS: Tensor) -> State:
-        """Return everything that target steps need to know about the source."""
-        there_BS = source_BS != PAD
+        """Return the state before the first target step, which has everything that target steps need from the source.
+
+        Args:
+            source_BS: Ids of the source tokens, with shape (B, S), padded on the right with -100.
+        """
+        mask_BS = source_BS != PAD
         encoder = cast(SourceEncoder, self.encoder)
-        return encoder.read(self.source(source_BS.where(there_BS, 0)), there_BS)
+        return encoder.read(self.source(source_BS.where(mask_BS, 0)), mask_BS)
 
     def begin(self, source_BS: Tensor) -> State:
-        """Return the state before a target that is computed step by step, as in a beam search."""
-        return self.memory(len(source_BS)) | self.read(source_BS)
+        """Return the state before a target that is decoded step by step, as in a beam search.
+
+        Args:
+            source_BS: Ids of the source tokens, with shape (B, S), padded on the right with -100.
+        """
+        return self.decoding_state(len(source_BS)) | self.read(source_BS)
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
-        """Return the hidden states of target tokens that follow a state."""
+        """Return the hidden states of target tokens, and the state after them.
+
+        Args:
+            tokens_BT: Ids of the target tokens, with shape (B, T).
+            state: The state that `read`, `begin` or an earlier call returned.
+        """
         if not state:
             raise ArgumentError("a translator reads its source first: give the state that read or begin returned")
         return super().forward(tokens_BT, state)
 
     def attention(self, tokens_BT: Tensor, state: State) -> Tensor:
-        """Return the attention weights of each target token over the source, a_BTS. Each row sums to 1."""
+        """Return the attention weights of each target token over the source, with shape (B, T, S). Each row sums to 1.
+
+        Args:
+            tokens_BT: Ids of the target tokens, with shape (B, T).
+            state: The state that `read`, `begin` or an earlier call returned.
+        """
         return cast(SourceEncoder, self.encoder).attention(self.input(tokens_BT), state)
 
     def loss(
@@ -92,42 +114,52 @@ class Translator(LanguageModel):
         targets_BT: Tensor | None = None,
         state: State | None = None,
         plan: Plan | None = None,
-        places_M: Tensor | None = None,
+        positions_M: Tensor | None = None,
     ) -> Losses:
-        """Return the loss of a window of pairs. Each pair is computed by itself.
+        """Return the loss of a window of pairs. Pairs are independent.
 
         Args:
-            tokens_BT: Sources and target inputs in one tensor, x_BU.
-            targets_BT: Target ids. They are required, because their number of columns tells where the source ends.
+            tokens_BT: Sources and target inputs in one tensor, with shape (B, S + T). Sources are padded with -100.
+            targets_BT: Target ids, with shape (B, T), padded with -100. They are required, because their number of
+                columns shows where the source ends.
             state: Not used.
-            plan: What `output.prepare` returned for the targets. Without it, they are prepared here.
-            places_M: For a window with padding, the positions that the output end reads, counted over pairs and steps:
-                all that have a target, and possibly others. The plan is for these positions.
+            plan: The result of `output.prepare` for the targets. By default it is computed here.
+            positions_M: For a window with padding, the positions that the output end reads, with shape (M,), counted
+                over pairs and steps. They must include all positions that have a target. The plan is for these
+                positions.
         """
         if targets_BT is None:
-            raise ArgumentError("a translator needs targets: their width tells where the source ends in x_BU")
+            raise ArgumentError("a translator needs targets: their number of columns shows where the source ends")
         source_BS, x_BT = sides(tokens_BT, targets_BT)
         encoded = self(x_BT, self.read(source_BS))
         # No window follows, so the keys and values of the source can be freed.
-        return self._losses(encoded._replace(state={}), targets_BT, plan, places_M)
+        return self._losses(encoded._replace(state={}), targets_BT, plan, positions_M)
 
     def target_log_probs(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None
     ) -> tuple[Tensor, State]:
-        """Return the log-probability of every target of a window of pairs, logp_BT, and the state after it.
+        """Return the log-probability of every target of a window of pairs, with shape (B, T), and the state after it.
 
-        It is zero where the target is padding.
+        Args:
+            tokens_BT: Sources and target inputs in one tensor, with shape (B, S + T).
+            targets_BT: Target ids, with shape (B, T). The result is 0 where the target is -100.
+            state: Not used.
         """
         source_BS, x_BT = sides(tokens_BT, targets_BT)
         return super().target_log_probs(x_BT, targets_BT, self.read(source_BS))
 
     def flops(self, x_BT: Tensor, y_BT: Tensor) -> int:
-        """Return the operations of a training step on a window of pairs, with sources and targets in x_BU."""
+        """Return the number of floating-point operations of a training step on a window of pairs (see `nn/part.py`).
+
+        Args:
+            x_BT: Sources and target inputs in one tensor, with shape (B, S + T), on the host.
+            y_BT: Target ids, with shape (B, T), on the host.
+        """
         source_BS, x_BT = sides(x_BT, y_BT)
-        scored_BT, there_BS = y_BT != IGNORE, source_BS != PAD
-        body = cast(SourceEncoder, self.encoder).translation_flops(there_BS.sum(dim=1), scored_BT.sum(dim=1))
+        scored_BT, mask_BS = y_BT != IGNORE, source_BS != PAD
+        body = cast(SourceEncoder, self.encoder).translation_flops(mask_BS.sum(dim=1), scored_BT.sum(dim=1))
         ends = self.input.flops(x_BT[scored_BT]) + self.output.flops(y_BT[scored_BT])
-        return body + ends + self.source.flops(source_BS[there_BS])
+        return body + ends + self.source.flops(source_BS[mask_BS])
 
 
 def sides(x_BU: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,8 @@
     p(y | h) = p(band i | head) p(y | band i)            for a word of a later band
 
 The head classifies the words of the first band and one cluster per later band. A tail classifies the words of its band,
-from the hidden state projected to the dimension of the band. So it costs as much as a small classifier, on the rows
-whose target lies in the band only.
+from the hidden state projected to the dimension of the band. So a tail costs as much as a small classifier, and only
+for the rows whose target lies in its band.
 
 Shapes: N rows (tokens), D dimensions, V classes, H classes of the head, S classes of a tail, R rows of a tail.
 """
@@ -35,42 +35,43 @@ from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_ba
 HeadProjection = Literal["none", "own", "shared"]
 
 FILL = 32
-"""The rows of a tail are padded to a multiple of this or, from 512 rows on, of an eighth of the largest power of two up
-to their number. A training step is captured once for each of its shapes, so there should be few: for 4,096 tokens of
-text there are about 24. The micro-batches of an update are padded to the same length."""
+"""The rows of a tail are padded to a multiple of this number. From 512 rows on, they are padded to a multiple of an
+eighth of the largest power of two up to their number. A training step is captured once for each shape, so there should
+be few shapes: for 4,096 tokens of text there are about 24. All micro-batches of a step have the same length."""
 
 
 @dataclass(frozen=True)
 class BandPlan(Plan):
-    """The rows of every tail, found on the host so that no later step has to ask the device."""
+    """The rows of every tail. They are computed on the host, so that the loss does not read them from the device."""
 
     head: Tensor
     """The targets of the head, y_N: a word of the first band, or the cluster of a later band."""
     tails: tuple[tuple[Tensor, Tensor], ...]
-    """For each tail, its rows and their words counted from the first id of the band. Other rows follow as padding, with
-    the word `IGNORE`. All rows of a tail are distinct."""
+    """For each tail, its rows and their words, counted from the first id of the band. Rows of other bands may follow as
+    padding, with the word `IGNORE`. All rows of a tail are distinct."""
 
     def padded(self, lengths: Sequence[int]) -> BandPlan:
-        """Return the plan with the tails padded to these lengths, or to all rows if there are fewer."""
+        """Return the plan with the tails padded to these lengths, but to at most the number of rows."""
         pairs = zip(self.tails, lengths, strict=True)
         return replace(self, tails=tuple(_padded(*tail, min(length, len(self.head))) for tail, length in pairs))
 
 
 class SearchResult(NamedTuple):
-    """The best classes of every row, and how much of the tails was computed to find them."""
+    """The best classes of every row, and the share of the tails that was computed to find them."""
 
     log_probs: Tensor
-    """logp_NK, best first."""
+    """Log-probabilities of the k best classes, with shape (N, k), best first."""
     ids: Tensor
-    """ids_NK."""
+    """Ids of the k best classes, with shape (N, k)."""
     opened: float
-    """The share of the tails, over all rows, that were computed."""
+    """The share of all (row, tail) pairs that were computed, from 0 to 1."""
 
 
 class AdaptiveSoftmax(OutputEnd):
-    """A softmax over frequent words and clusters, and a smaller softmax for each band of rarer words.
+    """A softmax over frequent words, and a smaller softmax for each band of rarer words (Grave et al. 2017).
 
-    To tie it to an adaptive input, give both the same banded table and the same projections:
+    Training is faster than with a full softmax, because the rare words are scored only where the target is rare. To tie
+    it to an adaptive input, give both the same banded table and the same projections:
 
         table = BandedTable(267_744, 1024, sizes=[20_000, 40_000])
         projections = BandProjections(table, 1024)
@@ -89,7 +90,7 @@ class AdaptiveSoftmax(OutputEnd):
         project_to: First map the hidden state to this dimension, by a matrix without bias. By default it is not mapped.
     """
 
-    waits = True  # which rows open a tail
+    waits = True  # the number of rows that need a tail is known on the device only
 
     def __init__(
         self,
@@ -133,11 +134,19 @@ class AdaptiveSoftmax(OutputEnd):
         self.cluster_bias = nn.Parameter(torch.zeros(len(clusters))) if biased else None
 
     def prepare(self, y_cpu: Tensor) -> BandPlan:
-        """Assign the targets to the head and the tails, on the host. An unknown class is an error."""
+        """Assign the targets to the head and the tails. An unknown class raises an `ArgumentError`.
+
+        Args:
+            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+        """
         return self.prepare_micro_batches([y_cpu])[0]
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> list[BandPlan]:
-        """Return the plans for the targets of all micro-batches, each tail padded to the same length in all of them."""
+        """Return one plan for each micro-batch of an optimiser step. A tail has the same length in all plans.
+
+        Args:
+            micro_batches: The target classes of each micro-batch, on the host.
+        """
         plans = [self._bands(y_cpu.reshape(-1)) for y_cpu in micro_batches]
         by_tail = zip(*(plan.tails for plan in plans), strict=True)
         lengths = [_padded_length(max(len(rows_R) for rows_R, _ in tails)) for tails in by_tail]
@@ -149,9 +158,9 @@ class AdaptiveSoftmax(OutputEnd):
         The head is computed for all rows, a tail only for the rows whose target lies in it.
 
         Args:
-            h_ND: Hidden states.
-            y_N: Target classes. Rows whose target is -100 are ignored.
-            plan: What `prepare` returned for these targets.
+            h_ND: Hidden states, with shape (N, D).
+            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            plan: The result of `prepare` for these targets.
         """
         plan = (plan if isinstance(plan, BandPlan) else self.prepare(y_N)).to(h_ND.device)
         h_ND = self._front(h_ND)
@@ -190,10 +199,14 @@ class AdaptiveSoftmax(OutputEnd):
         return result.log_probs, result.ids
 
     def search(self, h_ND: Tensor, k: int) -> SearchResult:
-        """Find the exact k best classes of each row.
+        """Find the k best classes of each row without computing every tail. The result is exact.
 
-        No word of a tail is more probable than its cluster, so a tail is not computed for rows in which the cluster is
+        No word of a tail is more probable than its cluster. So a tail is not computed for a row in which the cluster is
         less probable than the k-th best class so far.
+
+        Args:
+            h_ND: Hidden states, with shape (N, D).
+            k: Number of classes to return, from 1 to V.
         """
         self.check_k(k)
         h_ND = self._front(h_ND)
@@ -211,15 +224,20 @@ class AdaptiveSoftmax(OutputEnd):
             opened += len(rows_R)
             tail_RS = cluster_N[rows_R, None] + self._tail_log_probs(band, h_ND[rows_R])
             best_of_tail, words = tail_RS.topk(min(k, tail_RS.shape[1]))
-            best_RK, places_RK = torch.cat([best_NK[rows_R], best_of_tail], dim=-1).topk(k)
+            best_RK, indices_RK = torch.cat([best_NK[rows_R], best_of_tail], dim=-1).topk(k)
             best_NK = best_NK.index_copy(0, rows_R, best_RK)
             candidates = torch.cat([ids_NK[rows_R], words + self.bounds[band]], dim=-1)
-            ids_NK = ids_NK.index_copy(0, rows_R, candidates.gather(1, places_RK))
+            ids_NK = ids_NK.index_copy(0, rows_R, candidates.gather(1, indices_RK))
         tails = len(h_ND) * (len(self.classifiers) - 1)
         return SearchResult(best_NK, ids_NK, opened / tails if tails else 0.0)
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class per row, ids_N: first from the head, then from a tail if the head gave its cluster."""
+        """Draw one class per row: from the head and, if that gives a cluster, from its tail. The result has shape (N,).
+
+        Args:
+            h_ND: Hidden states, with shape (N, D).
+            generator: Random number generator on the device of `h_ND`. The default is torch's own.
+        """
         h_ND = self._front(h_ND)
         ids_N = _draw(self._head_log_probs(h_ND), generator)
         for band in range(1, len(self.classifiers)):
@@ -227,14 +245,14 @@ class AdaptiveSoftmax(OutputEnd):
             if not len(rows_R):
                 continue
             words_R = _draw(self._tail_log_probs(band, h_ND[rows_R]), generator)
-            # Ids beyond the vocabulary, so that no word drawn here is mistaken for the cluster of a later band.
+            # Shifted out of the vocabulary, so that no word of this tail is mistaken for the cluster of a later band.
             ids_N = ids_N.index_copy(0, rows_R, words_R + self.bounds[band] + self.vocab_size)
         return torch.where(ids_N < self.vocab_size, ids_N, ids_N - self.vocab_size)
 
     def vectors(self) -> Tensor:
-        """Return one vector per class in the dimension of the projections, for analysis such as nearest neighbours.
+        """Return one vector per class in the dimension of the projections, (V, dim), for example to find neighbours.
 
-        For a classifier whose class vectors have another dimension than its band, these are the vectors of the table.
+        If the class vectors of a classifier have another dimension than its band, the vectors of its table are used.
         """
         bands = []
         for band in range(len(self.classifiers)):
@@ -254,7 +272,7 @@ class AdaptiveSoftmax(OutputEnd):
         return [self._classifier(band).table for band in range(len(self.classifiers))]
 
     def flops(self, y_N: Tensor) -> int:
-        """Return the operations of a training step on these targets: the head for all, a tail for its own targets."""
+        # The head is computed for all targets, a tail for the targets of its band.
         rows = count_by_band(y_N, self.bounds)
         dim = self.projections.dim
         for_every_row = 0 if self.front is None else matrix_weights(self.front)

@@ -3,8 +3,8 @@
 A second loss is added to the negative log-likelihood J: J_aug = KL(soft target || soft prediction), both at the
 temperature tau:
 
-    soft target      q = softmax(L l_y / tau)      l_y is the input vector of the target, L all input vectors
-    soft prediction  p = softmax(W c / tau)        W the class vectors, c the context; as in the paper without bias
+    soft target      q = softmax(L l_y / tau)      l_y is the input vector of the target, L has all input vectors
+    soft prediction  p = softmax(W c / tau)        W has the class vectors, c is the context; no bias, as in the paper
 
 The soft target depends only on the target's type, so its work over V classes is done once per distinct target u of a
 batch: with m_u = sum_v (q_uv - 1 / V) w_v,
@@ -37,8 +37,8 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
 FILL = 32
-"""The number of distinct targets is padded to a multiple of this. A training step is captured once for each of its
-shapes, so there should be few."""
+"""The number of distinct targets is padded to a multiple of this number. A training step is captured once for each
+shape, so there should be few shapes."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class DistinctTargets(Plan):
     """The M scored rows."""
     targets: Tensor
     """The U distinct targets, padded with copies of the first to a multiple of `FILL` that all micro-batches share."""
-    places: Tensor
-    """For each of the M rows, the position of its target among the U."""
+    positions: Tensor
+    """For each of the M rows, the position of its target among the U distinct targets."""
 
     def padded(self, length: int) -> DistinctTargets:
         """Return the plan with the targets padded to this length. A plan without targets stays empty."""
@@ -59,7 +59,7 @@ class DistinctTargets(Plan):
 
 
 class Augmented(Softmax):
-    """A softmax with the augmented loss of Inan et al., whose soft targets are the target's neighbours in a table.
+    """A softmax with the augmented loss, which also predicts the target's neighbours in a table (Inan et al. 2017).
 
     The augmented loss is a loss part of its own, so log-probabilities and perplexity are those of the plain softmax.
     Give its weight in one of three ways: `alpha`; `gamma`, for alpha = gamma tau (the paper's experiments); or `beta`,
@@ -104,11 +104,19 @@ class Augmented(Softmax):
         self.nll_weight, self.augmented_weight = _weights(alpha, gamma, beta, tau, classifier.vocab_size)
 
     def prepare(self, y_cpu: Tensor) -> DistinctTargets:
-        """Find the distinct targets on the host. An unknown class is an error."""
+        """Find the distinct targets of a batch. An unknown class raises an `ArgumentError`.
+
+        Args:
+            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+        """
         return self.prepare_micro_batches([y_cpu])[0]
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> list[DistinctTargets]:
-        """Return the plans for the targets of all micro-batches of an update, padded to the same number of targets."""
+        """Return one plan for each micro-batch of an optimiser step, all padded to the same number of distinct targets.
+
+        Args:
+            micro_batches: The target classes of each micro-batch, on the host.
+        """
         plans = [self._distinct(y_cpu.reshape(-1)) for y_cpu in micro_batches]
         length = -(-max(len(plan.targets) for plan in plans) // FILL) * FILL
         return [plan.padded(length) for plan in plans]
@@ -117,9 +125,9 @@ class Augmented(Softmax):
         """Return the loss of the targets as the parts `nll` and `augmented`, the KL divergence of the soft targets.
 
         Args:
-            h_ND: Hidden states.
-            y_N: Target classes. Rows whose target is -100 are ignored.
-            plan: What `prepare` returned for these targets.
+            h_ND: Hidden states, with shape (N, D).
+            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            plan: The result of `prepare` for these targets.
         """
         plan = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)
         plan = plan.to(h_ND.device)
@@ -131,7 +139,7 @@ class Augmented(Softmax):
             queries_UD, keys_VD = queries_UD.detach(), keys_VD.detach()
         m_UD, negentropy_U = soft_targets(queries_UD, keys_VD, w_VD, self.tau)
         # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any order.
-        m_MD, negentropy_M1 = (F.embedding(plan.places, values) for values in (m_UD, negentropy_U[:, None]))
+        m_MD, negentropy_M1 = (F.embedding(plan.positions, values) for values in (m_UD, negentropy_U[:, None]))
         c_MD, lse_M = (values.index_select(0, plan.rows) for values in (c_ND, rows.lse_tau))
         kl_M = negentropy_M1[:, 0] - (c_MD * m_MD).sum(-1) / self.tau + lse_M
         return {
@@ -147,7 +155,6 @@ class Augmented(Softmax):
         return [(self.table.weight, message)]
 
     def flops(self, y_N: Tensor) -> int:
-        """Return the operations of a training step on these targets."""
         # Soft targets, once per distinct target: scores, means of vectors and, unless detached, the gradients of both.
         distinct = len(torch.unique(y_N))
         soft = (6 if self.detach_target else 10) * distinct * self.classifier.dim * self.vocab_size
@@ -156,8 +163,8 @@ class Augmented(Softmax):
     def _distinct(self, y_N: Tensor) -> DistinctTargets:
         """Return the plan without padding."""
         rows_M = (y_N != IGNORE).nonzero().squeeze(-1)
-        targets_U, places_M = torch.unique(y_N[rows_M], return_inverse=True)
-        return DistinctTargets(super().prepare(y_N).count, rows_M, targets_U, places_M)
+        targets_U, positions_M = torch.unique(y_N[rows_M], return_inverse=True)
+        return DistinctTargets(super().prepare(y_N).count, rows_M, targets_U, positions_M)
 
     def extra_repr(self) -> str:
         """Return the temperature and the weights that `print(model)` shows."""
@@ -168,11 +175,11 @@ def _weights(
     alpha: float | None, gamma: float | None, beta: float | None, tau: float, vocab_size: int
 ) -> tuple[float, float]:
     """Return the weights of the nll and of the augmented loss."""
-    given = {name: value for name, value in (("alpha", alpha), ("gamma", gamma), ("beta", beta)) if value is not None}
-    if len(given) != 1:
-        error = f"{' and '.join(given)} are given" if given else "none is given"
+    weights = {name: value for name, value in (("alpha", alpha), ("gamma", gamma), ("beta", beta)) if value is not None}
+    if len(weights) != 1:
+        error = f"{' and '.join(weights)} are given" if weights else "none is given"
         raise SettingsError(f"augmented: give one of alpha, gamma (alpha = gamma tau) and beta; {error}")
-    ((name, value),) = given.items()
+    ((name, value),) = weights.items()
     if not value >= 0 or (name == "beta" and value > 1):
         bounds = "from 0 to 1" if name == "beta" else "0 or greater"
         raise SettingsError(f"augmented: {name} = {value}: must be {bounds}")

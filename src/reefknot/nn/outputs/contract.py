@@ -23,10 +23,13 @@ from reefknot.nn.tables import WordTable
 
 @dataclass(frozen=True)
 class LossPart:
-    """One named part of a loss: a sum and the number of targets in it. A caller that adds batches divides once."""
+    """One named part of a loss: a sum over targets, and their number.
+
+    To average over several batches, add the sums, add the counts and divide once.
+    """
 
     sum: Tensor
-    """The sum over all targets, without the weight, so that metrics show the quantity of the paper."""
+    """The sum over all targets, a scalar. It does not include the weight, so that metrics show the paper's quantity."""
     count: int
     """The number of targets in the sum."""
     weight: float = 1.0
@@ -35,13 +38,16 @@ class LossPart:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an output end computes from the targets of a batch on the host, before they are copied to the device."""
+    """The result of `OutputEnd.prepare`: what an output end computes from the targets of a batch on the host.
+
+    It is computed before the targets are copied to the device, so that the loss does not have to wait for the device.
+    """
 
     count: int
-    """The number of targets that are scored, so that no later step has to ask the device for it."""
+    """The number of targets that are not ignored."""
 
     def to(self, device: torch.device) -> Self:
-        """Return the plan with all tensors on a device, or the plan itself if they are there already."""
+        """Return the plan with all tensors on a device, or the plan itself if they are already on it."""
         return self.map(lambda tensor: send(tensor, device))
 
     def tensors(self) -> list[Tensor]:
@@ -82,15 +88,19 @@ class OutputEnd(nn.Module, Documented):
     context_dim: int
     """Dimension of the hidden states, D."""
     bands: int = 1
-    """Number of bands of classes: a head and the tails of an adaptive softmax, otherwise one."""
+    """Number of bands of classes: more than 1 only for an adaptive softmax."""
     rows_per_token: int = 1
-    """How many rows of scores a token needs, for estimates of a window's memory."""
+    """Number of rows of scores per token: more than 1 only for a mixture. Used to estimate the memory of a window."""
     waits: bool = False
     """Whether `topk` or `target_log_probs` reads a value from the GPU. Such a call cannot be captured in a CUDA graph.
-    `loss` never does: its plan has these values."""
+    `loss` does not read values from the GPU, because its plan has them."""
 
     def prepare(self, y_cpu: Tensor) -> Plan:
-        """Compute from the targets, on the host, what `loss` needs of them. An unknown class is an error."""
+        """Return the plan for a batch of targets, which `loss` needs. An unknown class raises an `ArgumentError`.
+
+        Args:
+            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+        """
         scored = y_cpu != IGNORE
         outside = scored & ((y_cpu < 0) | (y_cpu >= self.vocab_size))
         if bool(outside.any()):
@@ -101,67 +111,93 @@ class OutputEnd(nn.Module, Documented):
         return Plan(count=int(scored.sum()))
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> Sequence[Plan]:
-        """Return the plans for the targets of all micro-batches of an update.
+        """Return one plan for each micro-batch of an optimiser step.
 
-        A CUDA graph is captured for each combination of their shapes, so the shapes should vary together.
+        Their shapes should be the same, because a CUDA graph is captured for each combination of shapes.
+
+        Args:
+            micro_batches: The target classes of each micro-batch, on the host.
         """
         return [self.prepare(y_cpu) for y_cpu in micro_batches]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets in named parts.
 
-        The part `nll`, the negative log-likelihood, is always present; perplexity is computed from it alone.
+        The part `nll`, the negative log-likelihood, is always present. Perplexity is computed from it alone.
 
         Args:
-            h_ND: Hidden states.
-            y_N: Target classes. Rows whose target is -100 are ignored.
-            plan: What `prepare` returned for these targets.
+            h_ND: Hidden states, with shape (N, D).
+            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            plan: The result of `prepare` for these targets.
         """
         raise NotImplementedError
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return named penalties on the parameters. Each is added once per optimiser step to the sum of the losses."""
+        """Return named penalties on the parameters, as scalars. Each is added to the loss sums once per step."""
         return {}
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
-        """Return the log-probabilities of all classes, logp_NV, in float32 or a wider type."""
+        """Return the log-probabilities of all classes, with shape (N, V), in float32 or a wider type.
+
+        Args:
+            h_ND: Hidden states, with shape (N, D).
+        """
         raise NotImplementedError
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        """Return the log-probability of the target of each row, logp_N; zero where the target is -100."""
+        """Return the log-probability of the target of each row, with shape (N,). It is zero if the target is -100.
+
+        Args:
+            h_ND: Hidden states, with shape (N, D).
+            y_N: Target classes, with shape (N,).
+        """
         raise NotImplementedError
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best classes of each row, best first: their log-probabilities logp_NK and their ids ids_NK."""
+        """Return the log-probabilities and ids of the k best classes of each row, both with shape (N, k), best first.
+
+        Args:
+            h_ND: Hidden states, with shape (N, D).
+            k: Number of classes to return, from 1 to V.
+        """
         self.check_k(k)
         values, ids = self.log_probs(h_ND).topk(k, dim=-1)
         return values, ids
 
     def check_k(self, k: int) -> None:
-        """Raise an error unless k lies between 1 and the number of classes."""
+        """Raise a `SettingsError` unless k is from 1 to the number of classes."""
         if not 1 <= k <= self.vocab_size:
             raise SettingsError(f"k = {k}: the best of {self.vocab_size} classes need a k from 1 to {self.vocab_size}")
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class per row from the distribution, ids_N."""
+        """Draw one class per row from the distribution. The result has shape (N,).
+
+        Args:
+            h_ND: Hidden states, with shape (N, D).
+            generator: Random number generator on the device of `h_ND`. The default is torch's own.
+        """
         return torch.multinomial(self.log_probs(h_ND).exp(), 1, generator=generator).squeeze(-1)
 
     def vectors(self) -> Tensor:
-        """Return one vector per class, for analysis such as nearest neighbours."""
+        """Return one vector per class, in a matrix with V rows, for example to find nearest neighbours."""
         raise NotImplementedError
 
     def tables(self) -> list[WordTable]:
-        """Return the tables that the class vectors are made from. An input end that holds one of them is tied."""
+        """Return the tables from which the class vectors are made. An input end with one of these tables is tied."""
         raise NotImplementedError
 
     def flops(self, y_N: Tensor) -> int:
-        """Return the floating-point operations of a training step on these targets (see `nn/part.py`)."""
+        """Return the number of floating-point operations of a training step on these targets (see `nn/part.py`).
+
+        Args:
+            y_N: Target classes, with shape (N,), without ignored targets.
+        """
         return PER_WEIGHT * len(y_N) * (matrix_weights(self) + self.context_dim * self.vocab_size)
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
-        """Return parameters of shared objects that this end holds without training them.
+        """Return parameters of shared objects that this end holds but does not train, with error messages.
 
-        Each has the message of the error that a model raises if its input end does not train them either.
+        A model raises an error with the message if its input end does not train the parameter either.
         """
         return []
 
@@ -169,9 +205,9 @@ class OutputEnd(nn.Module, Documented):
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Compute the class vectors once for all calls without gradients inside the context.
+        """Compute the class vectors once for all calls without gradients inside the context, as for an evaluation.
 
-        No parameter may change inside the context, as in an evaluation.
+        No parameter may change inside the context.
         """
         with self._caching(EvaluationCache):
             yield
@@ -180,8 +216,8 @@ class OutputEnd(nn.Module, Documented):
     def sharing(self) -> Iterator[Callable[[], None]]:
         """Compute the class vectors once for all micro-batches of an optimiser step inside the context.
 
-        The context yields a function to call before the last micro-batch, whose backward pass continues into the label
-        encoder for all micro-batches. The label encoder uses one dropout mask for the whole step.
+        The context yields a function. Call it before the last micro-batch, whose backward pass then continues into the
+        label encoder for all micro-batches. The label encoder uses one dropout mask for the whole step.
         """
         with self._caching(StepCache) as caches:
 

@@ -28,16 +28,17 @@ from reefknot.nn.part import PER_WEIGHT, matrix_weights
 
 
 class MixtureOfSoftmaxes(Softmax):
-    """Several softmaxes over one classifier, each with its own map of the hidden state, mixed by a learned prior.
+    """A weighted mixture of several softmaxes over one classifier (Yang et al. 2018).
 
-    Dropout masks of the latents are drawn for every token; the authors' code uses one mask for a whole window.
+    Each softmax, called an expert, has its own map of the hidden state to a latent vector. A learned prior gives the
+    weights. Dropout masks of the latent vectors are drawn for every token; the authors' code uses one mask per window.
 
     Args:
         classifier: The classifier that all experts share. It reads a latent vector instead of the hidden state.
         context_dim: Dimension of the hidden state, D.
         experts: Number of softmaxes in the mixture, K.
-        latent_dim: Dimension of the latents, L. The default is the dimension that the classifier reads.
-        dropout: Dropout rate of the latents.
+        latent_dim: Dimension of the latent vectors, L. The default is the dimension that the classifier reads.
+        dropout: Dropout rate of the latent vectors.
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class MixtureOfSoftmaxes(Softmax):
         """Return the negative log-likelihood of the targets under the mixture, as the part `nll`.
 
         Args:
-            h_ND: Hidden states.
-            y_N: Target classes. Rows whose target is -100 are ignored.
-            plan: What `prepare` returned for these targets.
+            h_ND: Hidden states, with shape (N, D).
+            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            plan: The result of `prepare` for these targets.
         """
         classifier = self.classifier
         context_RD = classifier.context(self._latents(h_ND).flatten(0, 1))
@@ -92,9 +93,13 @@ class MixtureOfSoftmaxes(Softmax):
         return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._log_prior(h_ND))
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class per row, ids_N: an expert from the prior, then a class from its softmax.
+        """Draw one class per row: an expert from the prior, then a class from its softmax. The result has shape (N,).
 
         This needs N x V numbers instead of N x K x V.
+
+        Args:
+            h_ND: Hidden states, with shape (N, D).
+            generator: Random number generator on the device of `h_ND`. The default is torch's own.
         """
         k_N = torch.multinomial(self._log_prior(h_ND).exp(), 1, generator=generator).squeeze(-1)
         latent_NL = self._latents(h_ND)[torch.arange(len(h_ND), device=h_ND.device), k_N]
@@ -102,7 +107,7 @@ class MixtureOfSoftmaxes(Softmax):
         return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)
 
     def flops(self, y_N: Tensor) -> int:
-        """Return the operations of a training step on these targets: every expert scores all classes."""
+        # Every expert scores all classes.
         latents = PER_WEIGHT * len(y_N) * (matrix_weights(self.latent) + matrix_weights(self.prior))
         return latents + self.classifier.flops(self.experts * len(y_N))
 

@@ -1,11 +1,11 @@
 """Sampled softmax (Jean et al. 2015), which Pappas & Henderson (2019, section 3.4) suggest for large vocabularies.
 
 In training each batch is scored against its targets and a sample of the classes, so only their class vectors are
-computed. Evaluation is exact. One sample serves the whole batch. It is drawn with replacement, and duplicates are
+computed. Evaluation is exact. The whole batch uses one sample. It is drawn with replacement, and duplicates are
 removed: with S draws, a class v of probability p_v is in the sample with probability Q_v = 1 - (1 - p_v)^S. The
-softmax of a row is over its target and the sampled classes, each with the score score_v - log Q_v, because a rare
-class in the sample also stands for rare classes that are not in it. With this correction the true model is a
-stationary point of the loss, and if every Q is 1 the loss is exact.
+softmax of a row is over its target and the sampled classes. log Q_v is subtracted from the score of class v, because a
+rare class in the sample also stands for rare classes that are not in the sample. With this correction the true model
+is a stationary point of the loss, and if every Q is 1 the loss is exact.
 
 Shapes: N rows (tokens), S draws, R distinct classes that are drawn or targeted, D dimensions, V classes.
 """
@@ -35,26 +35,26 @@ Distribution = Literal["log_uniform", "uniform"]
 class Candidates(Plan):
     """The classes that a batch is scored against."""
 
-    drawn: int
+    drawn_count: int
     """The number of distinct classes that were drawn. They are the first of `ids`."""
     ids: Tensor
-    """The R classes: first those that were drawn, then the targets that were not. The latter are scored only in rows
-    of which they are the target."""
+    """The R classes: first the classes that were drawn, then the targets that were not drawn. A target that was not
+    drawn is scored only in its own rows."""
     log_q: Tensor
-    """The log-probability of each of the R classes to be in the sample."""
-    places: Tensor
+    """For each of the R classes, the logarithm of the probability that it is in the sample."""
+    drawn_targets: Tensor
     """For each of the N rows, the position of its target among the drawn classes, or `IGNORE`."""
-    rows: Tensor
+    other_rows: Tensor
     """The rows whose target was not drawn."""
-    own: Tensor
-    """For each of these rows, the position of its target among the R classes."""
+    other_targets: Tensor
+    """For each of `other_rows`, the position of its target among the R classes."""
 
 
 class SampledSoftmax(Softmax):
     """A softmax that is trained on a sample of the classes and exact in evaluation.
 
-    In training the part `nll` is the loss over the sample, which is usually below the negative log-likelihood. The mode
-    of the module when `prepare` is called decides which of the two `loss` computes.
+    In training mode, the part `nll` of the loss is computed over the sample and is usually below the true negative
+    log-likelihood. In evaluation mode it is exact. The mode at the time of `prepare` decides.
 
     Args:
         classifier: The classifier whose scores are normalised, such as `Plain(table)`.
@@ -77,28 +77,32 @@ class SampledSoftmax(Softmax):
         self.distribution = distribution
 
     def prepare(self, y_cpu: Tensor) -> Plan:
-        """Draw the sample for these targets in training, from torch's CPU generator; in evaluation only count them."""
+        """Draw a sample for these targets, from torch's CPU generator. In evaluation mode, only count the targets.
+
+        Args:
+            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+        """
         plan = super().prepare(y_cpu)
         if not self.training:
             return plan
         y_N = y_cpu.reshape(-1).cpu()
-        drawn = torch.unique(self._draw())
-        places_N = torch.searchsorted(drawn, y_N).clamp(max=len(drawn) - 1)
-        is_drawn_N = drawn[places_N] == y_N
-        rows = (~is_drawn_N & (y_N != IGNORE)).nonzero().squeeze(-1)
-        others, own = torch.unique(y_N[rows], return_inverse=True)
+        drawn = torch.unique(self._draw())  # sorted
+        positions_N = torch.searchsorted(drawn, y_N).clamp(max=len(drawn) - 1)
+        is_drawn_N = drawn[positions_N] == y_N
+        other_rows = (~is_drawn_N & (y_N != IGNORE)).nonzero().squeeze(-1)
+        others, other_targets = torch.unique(y_N[other_rows], return_inverse=True)
         ids_R = torch.cat([drawn, others])
         log_q_R = torch.log(-torch.expm1(self.samples * torch.log1p(-self._probabilities(ids_R))))
-        places_N = places_N.where(is_drawn_N, IGNORE)
-        return Candidates(plan.count, len(drawn), ids_R, log_q_R, places_N, rows, own + len(drawn))
+        drawn_targets = positions_N.where(is_drawn_N, IGNORE)
+        return Candidates(plan.count, len(drawn), ids_R, log_q_R, drawn_targets, other_rows, other_targets + len(drawn))
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the part `nll`: over the sample in training, exact in evaluation.
 
         Args:
-            h_ND: Hidden states.
-            y_N: Target classes. Rows whose target is -100 are ignored.
-            plan: What `prepare` returned for these targets.
+            h_ND: Hidden states, with shape (N, D).
+            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            plan: The result of `prepare` for these targets.
         """
         if not isinstance(plan, Candidates):
             return super().loss(h_ND, y_N, plan)
@@ -108,15 +112,16 @@ class SampledSoftmax(Softmax):
         bias_R = -plan.log_q.to(torch.promote_types(w_RD.dtype, torch.float32))
         if classifier.bias is not None:
             bias_R = bias_R + classifier.bias[plan.ids]
-        sampled = row_losses(c_ND, w_RD[: plan.drawn], bias_R[: plan.drawn], plan.places)
-        # Rows share targets: the gradient of an embedding is summed in a fixed order.
-        own_D, own_bias = F.embedding(plan.own, w_RD), F.embedding(plan.own, bias_R[:, None])[:, 0]
-        own = (c_ND.index_select(0, plan.rows) * own_D).sum(-1, dtype=bias_R.dtype) + own_bias
-        not_drawn = F.softplus(sampled.lse.index_select(0, plan.rows) - own)
-        return {"nll": LossPart(sampled.nll.sum() + not_drawn.sum(), plan.count)}
+        sampled = row_losses(c_ND, w_RD[: plan.drawn_count], bias_R[: plan.drawn_count], plan.drawn_targets)
+        # Rows may share a target. The gradient of an embedding is summed in a fixed order, unlike that of indexing.
+        target_w, target_bias = (F.embedding(plan.other_targets, values) for values in (w_RD, bias_R[:, None]))
+        context = c_ND.index_select(0, plan.other_rows)
+        target_scores = (context * target_w).sum(-1, dtype=bias_R.dtype) + target_bias[:, 0]
+        other_nll = F.softplus(sampled.lse.index_select(0, plan.other_rows) - target_scores)
+        return {"nll": LossPart(sampled.nll.sum() + other_nll.sum(), plan.count)}
 
     def flops(self, y_N: Tensor) -> int:
-        """Return the operations of a training step on these targets, against a sample of the classes."""
+        # Targets are scored against a sample of the classes.
         return self.classifier.flops(len(y_N), min(self.samples, self.vocab_size))
 
     def extra_repr(self) -> str:

@@ -24,8 +24,8 @@ from reefknot.nn.tables import WordTable
 class Softmax(OutputEnd):
     """A softmax over the scores of a classifier.
 
-    The loss is computed in blocks; the N x V scores are never stored. Label smoothing is a loss part of its own, so
-    log-probabilities and perplexity are those of the targets without smoothing.
+    The loss is computed in blocks. The N x V scores are never stored. Label smoothing is a separate part of the loss,
+    so log-probabilities and perplexity are those of the targets without smoothing.
 
     Args:
         classifier: The classifier whose scores are normalised, such as `Plain(table)`.
@@ -48,9 +48,9 @@ class Softmax(OutputEnd):
         """Return the loss of the targets as the part `nll` and, with label smoothing, the part `smoothing`.
 
         Args:
-            h_ND: Hidden states.
-            y_N: Target classes. Rows whose target is -100 are ignored.
-            plan: What `prepare` returned for these targets.
+            h_ND: Hidden states, with shape (N, D).
+            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            plan: The result of `prepare` for these targets.
         """
         classifier = self.classifier
         c_ND, w_VD = classifier.context(h_ND), classifier.weight()
@@ -61,7 +61,7 @@ class Softmax(OutputEnd):
         return parts
 
     def penalties(self) -> dict[str, Tensor]:
-        """Return the penalties of the classifier. Each is added once per optimiser step to the sum of the losses."""
+        """Return the penalties of the classifier. They are added once per optimiser step to the loss sums."""
         return self.classifier.penalties()
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Softmax(OutputEnd):
         return linear_topk(classifier.context(h_ND), classifier.weight(), classifier.bias, k)
 
     def vectors(self) -> Tensor:
-        """Return the class vectors of the classifier, for analysis such as nearest neighbours."""
+        """Return the class vectors of the classifier, one row per class, for example to find neighbours."""
         return self.classifier.weight()
 
     def tables(self) -> list[WordTable]:
@@ -86,5 +86,4 @@ class Softmax(OutputEnd):
         return [self.classifier.table]
 
     def flops(self, y_N: Tensor) -> int:
-        """Return the operations of a training step on these targets: those of the classifier."""
         return self.classifier.flops(len(y_N))

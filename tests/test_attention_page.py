@@ -76,7 +76,7 @@ def test_formula_of_the_learning_rate_equals_the_code(tmp_path: Path) -> None:
 def test_window_examples_equal_the_code(tmp_path: Path, settings: str, expected: str) -> None:
     (experiment,) = experiments(tmp_path, FIRST, f"[base.evaluation]\nwindows = {settings}").values()
     assert experiment.windows is not None
-    spans = experiment.windows.cut(TEXT, 0)
+    spans = experiment.windows.spans(TEXT, 0)
     windows = [
         f"{start + 1}-{stop} ({scored + 1}-{stop})" for start, scored, stop in zip(*map(list, spans), strict=True)
     ]

@@ -78,9 +78,9 @@ def test_only_carrying_encoders_depend_on_the_last_window(encoder: Encoder) -> N
     x_BTD = vectors(encoder)
     first = encoder(x_BTD, encoder.initial_state(STREAMS))
     after = encoder(x_BTD, first.state)
-    assert torch.equal(after.output, first.output) is not encoder.carries
+    assert torch.equal(after.output, first.output) is not encoder.carries_state
     torch.testing.assert_close(encoder(x_BTD, encoder.decoding_state(STREAMS)).output, first.output)
-    assert bool(encoder.initial_state(STREAMS)) is encoder.carries
+    assert bool(encoder.initial_state(STREAMS)) is encoder.carries_state
 
 
 def test_streams_do_not_see_each_other(encoder: Encoder) -> None:

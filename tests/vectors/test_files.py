@@ -265,7 +265,7 @@ def test_first_vector_of_a_repeated_word_is_kept_with_a_note(tmp_path: Path) -> 
     path = tmp_path / "v.txt"
     path.write_bytes(_word2vec("a 1 2 3", "b 4 5 6", "a 7 8 9", header="3 3"))
     notes: list[str] = []
-    loaded = read_vectors(path, say=notes.append)
+    loaded = read_vectors(path, notify=notes.append)
     assert loaded.words == ("a", "b")
     assert loaded.vector("a").tolist() == [1, 2, 3]
     assert notes == [f"{path}: 1 word ('a') is repeated; only the first vector of a word is kept"]
@@ -277,7 +277,7 @@ def test_invalid_utf8_is_read_as_escapes_with_a_note(binary: bool, tmp_path: Pat
     numbers = np.ones(2, "<f4").tobytes()
     path.write_bytes(b"2 2\ncaf\xe9 " + numbers + b"\nb " + numbers + b"\n" if binary else b"2 2\ncaf\xe9 1 1\nb 1 1\n")
     notes: list[str] = []
-    loaded = read_vectors(path, say=notes.append)
+    loaded = read_vectors(path, notify=notes.append)
     assert loaded.words == ("caf\\xe9", "b")
     assert notes == [f"{path}: 1 word ('caf\\\\xe9') is not valid UTF-8; the invalid bytes are read as \\xNN"]
     # The escapes are ordinary text, which every format can store.

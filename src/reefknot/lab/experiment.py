@@ -25,7 +25,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything
 from reefknot.lab.training.signals import stopping_at_once
 from reefknot.lab.training.state import Progress, load_weights
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.similarity import Benchmark
@@ -62,32 +62,34 @@ def train(
     experiment = recipe.experiments[row.name]
     name = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
     out = out or default_folder(recipe, row, experiment.seed)
-    started_from = _find_start(recipe, row, experiment.seed, start, out, data)
-    dataset = task_of(experiment).open_data(data, say=display.print)
-    begun = RunFolder.open(out) if (out / "config.json").is_file() else None
-    config = run_config(recipe, row, experiment, dataset, started_from, begun)
-    if begun:
-        _reject_changed_files(begun, config)
+    starting_run = _find_start(recipe, row, experiment.seed, start, out, data)
+    dataset = task_of(experiment).open_data(data, notify=display.print)
+    existing_run = RunFolder.open(out) if (out / "config.json").is_file() else None
+    config = run_config(recipe, row, experiment, dataset, starting_run, existing_run)
+    if existing_run:
+        _reject_changed_files(existing_run, config)
         # A resumed run has its tables in its checkpoint and does not read the vector files again.
-        if "vectors" in config and (begun.result is not None or begun.checkpoints.latest(silent) is not None):
+        if "vectors" in config and (
+            existing_run.result is not None or existing_run.checkpoints.latest(silent) is not None
+        ):
             experiment = experiment.without_files()
     task = task_of(experiment)
-    model, notes = _build(task, recipe, row, dataset, started_from, world, display.print)
+    model, notes = _build(task, recipe, row, dataset, starting_run, world, display.print)
     with _enter(out, config, world) as run, _logging_errors(run, world):
         if run.result is not None:
             display.print(f"{name}  done already: {out}")
             return run.result
-        if world.first:
+        if world.is_first:
             display = Logged(display, run.log)
             run.log(dataset.describe())
             task.save_words(run, dataset)
             _note_environment(run, display)
         display.print(f"{name}  {out}  {dataset.summary}")
-        if started_from and started_from.run:
-            display.print(f"{name}  starts from the best weights of {started_from.run.path}")
+        if starting_run and starting_run.run:
+            display.print(f"{name}  starts from the best weights of {starting_run.run.path}")
         for note in notes:
             display.print(f"{name}  {note}")
-        session = Session(run, world, display, name, _trackers(run) if track and world.first else [])
+        session = Session(run, world, display, name, _trackers(run) if track and world.is_first else [])
         benchmarks = _benchmarks(experiment, data, display)
         fitted = task.fit(model, dataset, session)
         if fitted is None:
@@ -113,7 +115,7 @@ def _build(
     dataset: Data,
     start: Start | None,
     world: World,
-    say: Say,
+    notify: Notify,
 ) -> tuple[Any, list[str]]:
     """Return the model that training starts from, and notes for the display."""
     task.check(dataset, world)
@@ -124,7 +126,7 @@ def _build(
     total = sum(model.parameter_counts().values())
     if row.parameters not in (None, total):
         raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, expected {row.parameters:,}')
-    notes = task.prepare(model, dataset, from_files=start is None, say=say)
+    notes = task.prepare(model, dataset, from_files=start is None, notify=notify)
     if start and start.run:
         _load_start(model, start, task, dataset)
     # All ranks build the same weights, but each draws its own dropout masks.
@@ -164,7 +166,7 @@ def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
     try:
         yield
     except ReefknotError as error:
-        if world.first:
+        if world.is_first:
             run.log(str(error))
         raise
 
@@ -175,7 +177,7 @@ def run_config(
     experiment: Experiment,
     dataset: Data,
     start: Start | None = None,
-    begun: RunFolder | None = None,
+    existing_run: RunFolder | None = None,
 ) -> dict[str, Any]:
     """Return the content of config.json.
 
@@ -200,13 +202,13 @@ def run_config(
     }
     if start:
         return config | {"start": start.record}
-    files = experiment.file_hashes(begun.config.get("vectors") if begun else None)
+    files = experiment.file_hashes(existing_run.config.get("vectors") if existing_run else None)
     return config | ({"vectors": files} if files else {})
 
 
-def _reject_changed_files(begun: RunFolder, config: dict[str, Any]) -> None:
+def _reject_changed_files(existing_run: RunFolder, config: dict[str, Any]) -> None:
     """Raise an error that names the vector file that has changed. The general message would only show its hashes."""
-    old, new = begun.config, config
+    old, new = existing_run.config, config
     for name, digest in new.get("vectors", {}).items():
         if old.get("settings") == new["settings"] and old.get("vectors", {}).get(name) != digest:
             file = new["settings"]["tables"][name]["vectors"]
@@ -221,9 +223,9 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
     if not (out / "result.json").exists():
         return False
     experiment = recipe.experiments[row.name].with_seed(seed)
-    started_from = _find_start(recipe, row, seed, start, out)
+    starting_run = _find_start(recipe, row, seed, start, out)
     run = RunFolder.open(out)
-    return run.config == run_config(recipe, row, experiment, dataset, started_from, run)
+    return run.config == run_config(recipe, row, experiment, dataset, starting_run, run)
 
 
 def _note_environment(run: RunFolder, display: Display) -> None:
@@ -238,7 +240,7 @@ def _note_environment(run: RunFolder, display: Display) -> None:
 
 
 def _enter(out: Path, config: dict[str, Any], world: World) -> RunFolder:
-    run = RunFolder.open_for_training(out, config) if world.first else None
+    run = RunFolder.open_for_training(out, config) if world.is_first else None
     world.wait()
     return run or RunFolder.open(out)
 

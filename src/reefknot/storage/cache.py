@@ -69,7 +69,7 @@ def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T |
 
 
 def cached_or_rebuilt(
-    entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T], say: Callable[[str], None]
+    entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T], notify: Callable[[str], None]
 ) -> T:
     """Return a cache entry as `cached` does, with a `read` that raises a DataError if the entry is damaged.
 
@@ -86,7 +86,7 @@ def cached_or_rebuilt(
         try:
             return read(folder)
         except DataError as damage:
-            say(f"the cached text is damaged and is encoded again: {damage}")
+            notify(f"the cached text is damaged and is encoded again: {damage}")
             return None
 
     return cached(entry, fill, read_if_intact)

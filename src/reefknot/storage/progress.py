@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 """A callback that receives one line of progress."""
 
 _SECONDS = 3.0  # time between two lines of progress
@@ -18,11 +18,11 @@ def silent(_: str) -> None:
     """Ignore the progress."""
 
 
-def reported(items: Iterable[T], message: Callable[[int], str], say: Say) -> Iterator[T]:
-    """Yield the items, and every few seconds call `say` with the message for the number of items so far."""
+def reported(items: Iterable[T], message: Callable[[int], str], notify: Notify) -> Iterator[T]:
+    """Yield the items, and every few seconds call `notify` with the message for the number of items so far."""
     last = time.monotonic()
     for number, item in enumerate(items, start=1):
         yield item
         if time.monotonic() - last > _SECONDS:
-            say(message(number))
+            notify(message(number))
             last = time.monotonic()

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from reefknot.errors import DataError, SettingsError
 from reefknot.storage import files as durable
 from reefknot.storage.cache import cache_folder, file_hash
-from reefknot.storage.progress import Say, reported, silent
+from reefknot.storage.progress import Notify, reported, silent
 from reefknot.vectors.binary_files import is_complete, read_binary, write_binary
 from reefknot.vectors.projector import FILES, METADATA, VECTORS, read_projector, write_projector
 from reefknot.vectors.safetensors_files import read_safetensors, write_safetensors
@@ -76,7 +76,7 @@ _COMPRESSED = re.compile(rb"\x1f\x8b|PK\x03\x04|BZh[1-9]1AY&SY|\xfd7zXZ")
 
 
 def read_vectors(
-    path: str | Path, format: str | None = None, *, only: Collection[str] | None = None, say: Say = silent
+    path: str | Path, format: str | None = None, *, only: Collection[str] | None = None, notify: Notify = silent
 ) -> WordVectors:
     """Read word vectors from a file or from a projector folder.
 
@@ -91,22 +91,24 @@ def read_vectors(
         The words and their vectors, in the order of the file.
     """
     path = Path(path).expanduser()
-    return _read(path, _check_format(format) if format is not None else find_format(path), str(path), only, say)
+    return _read(path, _check_format(format) if format is not None else find_format(path), str(path), only, notify)
 
 
-def _read(path: Path, format: str, name: str, only: Collection[str] | None = None, say: Say = silent) -> WordVectors:
+def _read(
+    path: Path, format: str, name: str, only: Collection[str] | None = None, notify: Notify = silent
+) -> WordVectors:
     """Read word vectors. Messages call the file `name`."""
     collector = _Collector(name, only)
-    blocks = reported(_FORMATS[format].read(path), lambda _: f"{name}: {collector.words_read:,} words read", say)
+    blocks = reported(_FORMATS[format].read(path), lambda _: f"{name}: {collector.words_read:,} words read", notify)
     try:
         for block in blocks:
             collector.add(block)
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror or error}") from error
-    return collector.finish(say)
+    return collector.finish(notify)
 
 
-def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: Say = silent) -> None:
+def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify: Notify = silent) -> None:
     """Write word vectors to a file, or to a folder for the format projector.
 
     An existing file is replaced only after the new file has been read back and compared. Only the format safetensors
@@ -126,7 +128,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: S
     durable.remove(prepared)
     written = 0
     progress = reported(
-        file_format.write(vectors, prepared), lambda _: f"{path}: {written:,} of {len(vectors):,} words written", say
+        file_format.write(vectors, prepared), lambda _: f"{path}: {written:,} of {len(vectors):,} words written", notify
     )
     try:
         with durable.writing(path):
@@ -135,7 +137,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, say: S
             for part in [*prepared.iterdir(), prepared] if prepared.is_dir() else [prepared]:
                 durable.sync(part)
         _check_recognised(prepared, vectors, path, format)
-        _check_same(vectors, _read(prepared, format, f"{path} (verification)", say=say), path)
+        _check_same(vectors, _read(prepared, format, f"{path} (verification)", notify=notify), path)
         with durable.writing(path):
             _commit(prepared, path)
     except BaseException:
@@ -242,14 +244,14 @@ class _Collector:
             self._undecodable.append(word.decode(errors="backslashreplace"))
             return self._undecodable[-1]
 
-    def finish(self, say: Say) -> WordVectors:
+    def finish(self, notify: Notify) -> WordVectors:
         """Return the vectors of all blocks, and report irregular words."""
         if not self.words_read:
             raise DataError(f"{self.name} contains no word vectors")
         if self._undecodable:
-            say(f"{self.name}: {_describe(self._undecodable)} not valid UTF-8; the invalid bytes are read as \\xNN")
+            notify(f"{self.name}: {_describe(self._undecodable)} not valid UTF-8; the invalid bytes are read as \\xNN")
         if self._duplicates:
-            say(f"{self.name}: {_describe(self._duplicates)} repeated; only the first vector of a word is kept")
+            notify(f"{self.name}: {_describe(self._duplicates)} repeated; only the first vector of a word is kept")
         self._vectors.resize((len(self._words), self._vectors.shape[1]), refcheck=False)
         return WordVectors(tuple(self._words), self._vectors, np.concatenate(self._counts) if self._counts else None)
 

@@ -52,7 +52,7 @@ def _attention() -> LanguageModel:
 
 def _job(name: str = "tied", build: Callable[[], LanguageModel] = _model, **changes: object) -> Job:
     settings = TrainingSettings.model_validate(TRAINING | changes)
-    return Job(name, settings, build, TEXT, carries=build is not _attention)
+    return Job(name, settings, build, TEXT, carries_state=build is not _attention)
 
 
 def _run(*jobs: Job) -> list[Row]:

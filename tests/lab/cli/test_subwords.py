@@ -54,7 +54,7 @@ def test_prompt_is_split_and_generated_text_is_joined(cli: Cli, subword_run: Pat
 
 
 def test_neighbors_need_a_word_that_is_one_subword(cli: Cli, subword_run: Path) -> None:
-    subwords = {word: Vocabulary.load(subword_run / "vocabulary.json").cut(word) for word in WORDS}
+    subwords = {word: Vocabulary.load(subword_run / "vocabulary.json").split_word(word) for word in WORDS}
     whole = next(word for word, parts in subwords.items() if len(parts) == 1)
     assert list(cli("vectors", "neighbors", subword_run, whole, "--json").json()["tied"]) == [f"{whole}</w>"]
     outcome = cli("vectors", "neighbors", subword_run, "mountain")

@@ -100,7 +100,7 @@ def simple_search(
     width: int,
     penalty: float,
     early_stop: bool,
-    never: int | None = None,
+    banned: int | None = None,
 ) -> list[Hypothesis]:
     """Return all results of a search that reads everything again for every word."""
     model.eval()
@@ -113,7 +113,7 @@ def simple_search(
             (logp + word_logp, [*ids, word])
             for (logp, ids), words in zip(unfinished, model.output.log_probs(h_WD).tolist(), strict=True)
             for word, word_logp in enumerate(words)
-            if word != never
+            if word != banned
         ]
         ranked.sort(key=lambda candidate: -candidate[0])
         ended = [(logp, ids) for logp, ids in ranked[:width] if ids[-1] == EOS]
@@ -253,9 +253,9 @@ def test_never_words_are_not_produced() -> None:
     for row, hypotheses in zip(
         source_BS, beam_search(model, source_BS, EOS, search_settings(6, beam=3), [excluded], 3), strict=True
     ):
-        assert_same(hypotheses, simple_search(model, row[row != PAD], 6, 3, 1.0, True, never=excluded)[:3])
+        assert_same(hypotheses, simple_search(model, row[row != PAD], 6, 3, 1.0, True, banned=excluded)[:3])
     # Three words and <eos> are left: fewer than the beam holds.
-    hypotheses = beam_search(model, source_BS, EOS, search_settings(2, beam=5), never=range(4, 9), n_best=5)[0]
+    hypotheses = beam_search(model, source_BS, EOS, search_settings(2, beam=5), banned=range(4, 9), n_best=5)[0]
     assert {word for hypothesis in hypotheses for word in hypothesis.ids} <= {0, 2, 3}
     assert len(hypotheses) == 5
 
@@ -316,13 +316,13 @@ def test_finished_sources_leave_the_batch_without_extra_copies(encoder: str, mon
         return forward(self, tokens_BT, state)
 
     monkeypatch.setattr(Translator, "forward", counted)
-    waits: list[int] = []
+    synchronizes: list[int] = []
     wait = beam._on_host
-    monkeypatch.setattr(beam, "_on_host", lambda *arguments: waits.append(1) or wait(*arguments))
+    monkeypatch.setattr(beam, "_on_host", lambda *arguments: synchronizes.append(1) or wait(*arguments))
     search = SearchSettings(beam=3, longest=1.0, beyond=4)
     beam_search(model, source_BS, EOS, search)
     assert rows == [5, 15, 15, 15, 15, 15, 12, 9, 6, 3]
-    assert len(waits) == len(rows)
+    assert len(synchronizes) == len(rows)
     for before, after in itertools.pairwise(sources_read[1:]):
         assert (before is after) == (before.shape == after.shape)
 
@@ -333,7 +333,7 @@ def test_output_end_is_searched_for_beam_plus_excluded_words(monkeypatch: pytest
     requested: list[int] = []
     search = model.output.search
     monkeypatch.setattr(model.output, "search", lambda h_ND, k: requested.append(k) or search(h_ND, k))
-    beam_search(model, sources(3, 4), EOS, search_settings(5, beam=3), never=(0,))
+    beam_search(model, sources(3, 4), EOS, search_settings(5, beam=3), banned=(0,))
     assert set(requested) == {5}
 
 
@@ -374,7 +374,7 @@ def test_invalid_search_arguments_are_rejected() -> None:
     with pytest.raises(SettingsError, match="n_best = 0"):
         beam_search(model, source_BS, EOS, n_best=0)
     with pytest.raises(SettingsError, match="<eos> is among the ids"):
-        beam_search(model, source_BS, EOS, never=(EOS,))
+        beam_search(model, source_BS, EOS, banned=(EOS,))
     with pytest.raises(SettingsError, match="eos = 9 is not a class of the model, which has 9"):
         greedy(model, source_BS, 9)
     with pytest.raises(SettingsError, match="top_k = 0"):
@@ -432,7 +432,7 @@ def test_samples_follow_the_distribution(temperature: float, top_k: int | None) 
     first = search_settings(1)
     seen = torch.zeros(9)
     for seed in range(draws):
-        (hypothesis,) = sample(model, source_S[None], EOS, first, temperature, top_k, seed=seed, never=(excluded,))
+        (hypothesis,) = sample(model, source_S[None], EOS, first, temperature, top_k, seed=seed, banned=(excluded,))
         seen[hypothesis.ids[0] if hypothesis.ids else EOS] += 1
         assert hypothesis.finished == (not hypothesis.ids)
     # The chi-square test needs several draws in every class, so the rarest are merged.

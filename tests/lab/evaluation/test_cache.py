@@ -259,7 +259,7 @@ def test_one_cache_spans_all_windows(opened: Open, transformer_for: Build) -> No
     model, windows = transformer_for(len(vocabulary)).eval(), Sliding(5, 7)
     reading = read(model, split, vocabulary, windows=windows)
     x_1T, y_1T = one_stream(split, vocabulary)
-    spans = windows.cut(y_1T[0], None)
+    spans = windows.spans(y_1T[0], None)
     with torch.no_grad():
         states = [
             model(x_1T[:, start:stop]).raw[0, scored - start :] for start, scored, stop in zip(*spans, strict=True)

@@ -76,7 +76,7 @@ def test_fixed_size_rows_give_the_same_samples(encoder: str) -> None:
         assert_same(greedy(fixed, source_BS, EOS, SEARCH), greedy(grown, source_BS, EOS, SEARCH))
         for options in ({}, {"top_k": 3, "temperature": 0.7}):
             from_fixed, from_grown = (
-                sample(decoder, source_BS, EOS, SEARCH, seed=3, never=(4,), **options) for decoder in (fixed, grown)
+                sample(decoder, source_BS, EOS, SEARCH, seed=3, banned=(4,), **options) for decoder in (fixed, grown)
             )
             assert_same(from_fixed, from_grown)
 
@@ -135,7 +135,7 @@ def test_batch_sizes_are_rounded_up_to_few_values() -> None:
 
 
 def test_only_the_adaptive_softmax_waits_for_the_device() -> None:
-    assert [translator(output=kind).output.waits for kind in OUTPUTS] == [False, True, False, False]
+    assert [translator(output=kind).output.synchronizes for kind in OUTPUTS] == [False, True, False, False]
 
 
 def test_closed_decoder_is_rejected() -> None:

@@ -192,13 +192,13 @@ def test_weights_are_restored_after_an_exception(opened: Open, model_for: Build,
     assert model.training
 
 
-def carries(encoder: str) -> bool:
-    return bool(ENCODERS.load(encoder).carries)
+def carries_state(encoder: str) -> bool:
+    return bool(ENCODERS.load(encoder).carries_state)
 
 
 def all_parts() -> list[Case]:
     """Return one case per encoder, output and input that can be evaluated dynamically."""
-    encoders = [Case("lookup", encoder, "softmax", "plain", True) for encoder in ENCODERS if carries(encoder)]
+    encoders = [Case("lookup", encoder, "softmax", "plain", True) for encoder in ENCODERS if carries_state(encoder)]
     outputs = [Case("lookup", "lstm", output, "drill", True) for output in OUTPUTS if output != "adaptive"]
     inputs = [Case(source, "lstm", "softmax", "plain", False) for source in INPUTS]
     bands = [
@@ -264,7 +264,7 @@ def test_replayed_segments_score_like_launched_segments(
     replay = torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: replays.append(replay(graph)))
     adapted = dynamic_score(model, ids_split(63, seed=1), WORDS, statistics, settings, precision=precision)
-    assert len(replays) == (0 if model.waits else 14), "15 full segments, of which the first is launched"
+    assert len(replays) == (0 if model.synchronizes else 14), "15 full segments, of which the first is launched"
     assert weights_equal(model, before)
     monkeypatch.setattr(dynamic.RepeatedSteps, "__call__", lambda self, key, step: step())
     launched = dynamic_score(model, ids_split(63, seed=1), WORDS, statistics, settings, precision=precision)

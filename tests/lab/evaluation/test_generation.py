@@ -115,7 +115,7 @@ def test_top_p_applies_after_top_k(model_for: Build) -> None:
 def test_never_words_are_not_generated(model_for: Build, options: dict[str, float]) -> None:
     model = model_for(WORDS)
     best = int(next_probabilities(model, [2, 5]).argmax())
-    words = list(generate(model, [2, 5], 60, never=(best, 0), **options))  # type: ignore[arg-type]
+    words = list(generate(model, [2, 5], 60, banned=(best, 0), **options))  # type: ignore[arg-type]
     assert not {best, 0} & set(words)
 
 
@@ -164,7 +164,7 @@ def test_adaptive_softmax_samples_without_a_full_search(monkeypatch: pytest.Monk
     assert chisquare(seen, p_V * draws).pvalue > 1e-4
     allowed_V = p_V.clone()
     allowed_V[[1, 7]] = 0.0
-    seen = torch.bincount(first_words(model, draws, never=(1, 7)), minlength=WORDS)
+    seen = torch.bincount(first_words(model, draws, banned=(1, 7)), minlength=WORDS)
     possible = allowed_V > 0
     assert searched
     assert not seen[~possible].any()

@@ -141,7 +141,7 @@ def test_every_window_has_its_own_masks(opened: Open, transformer_for: Build) ->
     torch.manual_seed(5)
     model.train()
     with torch.no_grad():
-        spans = windows.cut(y_1T[0], vocabulary.eos)
+        spans = windows.spans(y_1T[0], vocabulary.eos)
         passes = [window_log_probs(model, x_1T[0], y_1T[0], spans).numpy() for _ in range(3)]
     assert not np.allclose(passes[0], passes[1])
     np.testing.assert_allclose(score_mc.nll, math.log(3) - logsumexp(np.stack(passes), axis=0), rtol=1e-5)

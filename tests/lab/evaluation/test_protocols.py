@@ -114,7 +114,7 @@ def test_too_short_text_is_rejected(counting: Counting, tokens: int) -> None:
 
 
 def cut_losses(model: LanguageModel, split: Split, counting: Counting) -> np.ndarray:
-    return losses(model, *counting.cut(split))
+    return losses(model, *counting.inputs_and_targets(split))
 
 
 def test_losses_are_independent_of_the_memory_bound(

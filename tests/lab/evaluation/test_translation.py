@@ -146,7 +146,7 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
     model = model_for(dataset)
     messages: list[str] = []
     decode = beam_decoder(dataset.words, SEARCH)
-    translator = LineTranslator(model, dataset.words, decode, longest=8, say=messages.append)
+    translator = LineTranslator(model, dataset.words, decode, longest=8, notify=messages.append)
     text = "a dog ☃\r\nthe cat ran\n\nthe dog saw a cat and ran\n☃☃ cat"
     translations = translator.translate(list(read_text(text, "here")))
     assert len(translations) == 5
@@ -160,7 +160,9 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
     for index, line in enumerate(("a dog ☃", "the cat ran")):
         assert translations[index][0].text == translate(model, [line], dataset.words, SEARCH)[0][0].text
     plain = opened()
-    translator = LineTranslator(model_for(plain), plain.words, beam_decoder(plain.words, SEARCH), say=messages.append)
+    translator = LineTranslator(
+        model_for(plain), plain.words, beam_decoder(plain.words, SEARCH), notify=messages.append
+    )
     translator.translate(list(read_text("a zebra ran\n", "here")))
     translator.report_unknown()
     assert messages[2:] == ["1 word of the source not in the vocabulary, read as <unk>"]
@@ -189,7 +191,7 @@ def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Pa
         "test",
         SEARCH,
         settings,
-        say=messages.append,
+        notify=messages.append,
         progress=lambda what, done: progress_calls.append((what, done)),
     )
     references = dataset.splits["test"].text("target")
@@ -323,7 +325,7 @@ def test_only_the_unseen_character_of_a_long_word_is_unknown(opened: Callable[..
         return [[Hypothesis((), 0.0, 0.0, True)] for _ in source_BS]
 
     messages: list[str] = []
-    translator = LineTranslator(model_for(dataset), dataset.words, decode, say=messages.append)
+    translator = LineTranslator(model_for(dataset), dataset.words, decode, notify=messages.append)
     translator.translate(list(read_text("日本語の詩は空白なしで書く\n", "here")))
     translator.report_unknown()
     source, _ = dataset.words.vocabularies

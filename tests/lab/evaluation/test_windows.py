@@ -54,7 +54,7 @@ def make_model(words: int, encoder: Encoder | None = None) -> LanguageModel:
 
 
 def spans_of(windows: Windows, y: list[int], eos: int | None = 0) -> list[tuple[int, int, int]]:
-    spans = windows.cut(torch.tensor(y), eos)
+    spans = windows.spans(torch.tensor(y), eos)
     return list(zip(*(column.tolist() for column in spans), strict=True))
 
 
@@ -126,7 +126,7 @@ def test_every_token_is_scored_once(seed: int) -> None:
     x_T = torch.arange(1, tokens + 1)  # inputs are positions, starting at 1; 0 is padding
     context, stride, length, budget = (int(number) for number in random.integers(1, 60, 4))
     for windows in (Sliding(context - 1, stride), Complete(length), Lines()):
-        spans = windows.cut(y_T, 0)
+        spans = windows.spans(y_T, 0)
         seen = []
         for batch in batches(x_T, spans, budget):
             assert len(batch.x) == 1 or batch.x.numel() <= budget
@@ -171,7 +171,7 @@ def test_context_reaches_exactly_as_far_as_stated(opened: Open) -> None:
     dataset = opened()
     model = make_model(len(dataset.vocabulary))
     x_1T, y_1T = one_stream(dataset.splits["test"], dataset.vocabulary)
-    spans = Sliding(6, 3).cut(y_1T[0], None)  # the third window scores 6 to 8 and begins at 0, the fourth begins at 3
+    spans = Sliding(6, 3).spans(y_1T[0], None)  # the third window scores 6 to 8 and begins at 0, the fourth begins at 3
     before = scoring.window_losses(model, x_1T[0], y_1T[0], spans)
     x_1T[0, 2] = (x_1T[0, 2] + 1) % len(dataset.vocabulary)
     changed = np.flatnonzero(scoring.window_losses(model, x_1T[0], y_1T[0], spans) != before)

@@ -18,23 +18,23 @@ from reefknot.lab.reports.results import collect
 from reefknot.lab.reports.rows import join
 from reefknot.lab.reports.table import from_recipe
 from reefknot.lab.runs.scores import BLEU, CHRF
-from reefknot.lab.text.vocabulary import Sides
+from reefknot.lab.text.vocabulary import VocabularyPair
 
 PAPER_SCORES = Path(__file__).parent / "translation.csv"
 PAPERS = ["press2017/table8", "pappas2019/table5"]
 OURS = ["press2017/multi30k", "press2017/tatoeba", "pappas2019/multi30k", "pappas2019/tatoeba"]
 ATTENTION_GRU = {
-    "EN-FR: Baseline": (Sides(87_000, 92_000), 167_860_501),
-    "EN-FR: Decoder WT": (Sides(87_000, 92_000), 121_860_501),
-    "EN-FR: TWWT": (Sides(94_000, 94_000), 79_362_501),
-    "EN-DE: Baseline": (Sides(83_000, 91_000), 164_859_501),
-    "EN-DE: Decoder WT": (Sides(83_000, 91_000), 119_359_501),
-    "EN-DE: TWWT": (Sides(94_000, 94_000), 79_362_501),
+    "EN-FR: Baseline": (VocabularyPair(87_000, 92_000), 167_860_501),
+    "EN-FR: Decoder WT": (VocabularyPair(87_000, 92_000), 121_860_501),
+    "EN-FR: TWWT": (VocabularyPair(94_000, 94_000), 79_362_501),
+    "EN-DE: Baseline": (VocabularyPair(83_000, 91_000), 164_859_501),
+    "EN-DE: Decoder WT": (VocabularyPair(83_000, 91_000), 119_359_501),
+    "EN-DE: TWWT": (VocabularyPair(94_000, 94_000), 79_362_501),
 }
 """Vocabulary sizes as printed in the paper (in thousands), and the resulting parameter counts."""
 
 
-def size(recipe: Recipe, row: Row | str, words: int | Sides) -> int:
+def size(recipe: Recipe, row: Row | str, words: int | VocabularyPair) -> int:
     with torch.device("meta"):
         model = recipe.build(recipe.row(row) if isinstance(row, str) else row, words)
     return sum(model.parameter_counts().values())

@@ -152,15 +152,15 @@ def test_sub_words_are_shown_in_readable_form(tmp_path: Path) -> None:
     near = {"input": {"cat</w>": [["cat", 0.9]]}, "output": {"cat</w>": [["cats</w>", 0.7]]}, "tied": False}
     sub_words = ["cat</w>", "cat", *WORDS[2:]]
     changes = {"neighbors": near, "embedding": embedding_record(input=make_picture()) | {"words": sub_words}}
-    for merges, (whole, begun, others) in ((None, ("cat</w>", "cat", "cats</w>")), (9, ("cat", "cat…", "cats"))):
+    for merges, (whole, existing_run, others) in ((None, ("cat</w>", "cat", "cats</w>")), (9, ("cat", "cat…", "cats"))):
         folder = write_run(tmp_path / str(merges), "Small", 0, result("Small", 0, **changes))
         config = json.loads((folder / "config.json").read_text())
         config["settings"]["vocabulary"] = {"bpe": {"merges": merges}}
         (folder / "config.json").write_text(json.dumps(config))
         (learned,) = embedding.learned(join([], collect([folder])))
         ((word, ends),) = learned.near
-        assert [word, *(neighbor.word for end in ends for neighbor in end)] == [whole, begun, others]
-        assert drawn_texts(learned.pictures[0])[:2] == [whole, begun]
+        assert [word, *(neighbor.word for end in ends for neighbor in end)] == [whole, existing_run, others]
+        assert drawn_texts(learned.pictures[0])[:2] == [whole, existing_run]
 
 
 @pytest.mark.parametrize(

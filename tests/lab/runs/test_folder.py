@@ -177,7 +177,7 @@ def test_metrics_are_empty_before_the_first_line(metrics: Metrics) -> None:
     assert metrics.read() == []
     assert metrics.lines == 0
     metrics.sync()
-    metrics.cut(0)
+    metrics.truncate(0)
     assert not metrics.path.exists()
 
 
@@ -190,14 +190,14 @@ def test_metrics_lines_are_read_back_and_can_be_cut(metrics: Metrics) -> None:
     metrics.sync()
     assert metrics.read() == lines
     assert metrics.lines == 5
-    metrics.cut(5)
-    metrics.cut(3)
+    metrics.truncate(5)
+    metrics.truncate(3)
     assert metrics.read() == lines[:3]
     with pytest.raises(DataError, match="has 3 lines, but the checkpoint was saved after 4"):
-        metrics.cut(4)
+        metrics.truncate(4)
     with pytest.raises(ValueError, match="JSON"):
         metrics.append({"nll": float("inf")})
-    metrics.cut(0)
+    metrics.truncate(0)
     assert metrics.path.read_bytes() == b""
 
 
@@ -207,7 +207,7 @@ def test_truncated_metrics_line_is_dropped_only_at_the_end(metrics: Metrics) -> 
         file.write('{"step": 2')
     assert metrics.read() == [{"step": 1}]
     assert metrics.lines == 1
-    metrics.cut(1)
+    metrics.truncate(1)
     assert metrics.path.read_text() == '{"step": 1}\n'
     with metrics.path.open("a") as file:
         file.write('{"st\n{"step": 3}\n')

@@ -15,7 +15,7 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.parts import TABLES
 from reefknot.lab.config.settings import check
 from reefknot.lab.tasks.initialisation import InitialisationSettings, file_hashes, initialise, start_table, start_tables
-from reefknot.lab.text.vocabulary import BPESettings, Sides, Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import BPESettings, Vocabulary, VocabularyPair, VocabularySettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
@@ -216,7 +216,7 @@ def test_only_tables_with_a_vectors_setting_are_started(tied: bool, file: Path) 
     model = LanguageModel(Lookup(table), LSTM(3, 3), Softmax(Plain(classes)))
     settings = table_settings({"words": {"dim": 3, "vectors": str(file)}, "classes": {"dim": 3}})
     tables = {"words": table, "classes": classes}
-    assert len(start_tables(tables, settings, (), Sides(vocabulary_of(WORDS), vocabulary_of(WORDS)))) == 1
+    assert len(start_tables(tables, settings, (), VocabularyPair(vocabulary_of(WORDS), vocabulary_of(WORDS)))) == 1
     assert table.weight[0].tolist() == [9, 10, 11]
     assert torch.equal(classes.weight, drawn) != tied
     model.loss(torch.tensor([[0, 1, 2, 3]])).mean().backward()

@@ -42,10 +42,10 @@ def cache(tmp_path: Path) -> Path:
 def opened(cache: Path) -> Callable[..., Dataset]:
     """Return a function that opens a folder; keywords are corpus or vocabulary settings."""
 
-    def open_folder(folder: Path, say: Callable[[str], None] = lambda _: None, **settings: object) -> Dataset:
+    def open_folder(folder: Path, notify: Callable[[str], None] = lambda _: None, **settings: object) -> Dataset:
         cut = {key: settings.pop(key) for key in ("part", "tokens") if key in settings}
         corpus_settings = CorpusSettings.model_validate({"name": str(folder), **cut})
-        return open_dataset(corpus_settings, VocabularySettings.model_validate(settings), cache=cache, say=say)
+        return open_dataset(corpus_settings, VocabularySettings.model_validate(settings), cache=cache, notify=notify)
 
     return open_folder
 

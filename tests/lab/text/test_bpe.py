@@ -27,15 +27,15 @@ def test_most_frequent_pair_is_merged_first() -> None:
     # "e s" and "s t</w>" occur 9 times. After merging "e s", "es t</w>" occurs 9 times, then "l o" 7 times.
     bpe = BPE.train(COUNTS, 3)
     assert merges_of(bpe) == [["e", "s"], ["es", "t</w>"], ["l", "o"]]
-    assert bpe.cut("newest") == ("n", "e", "w", "est</w>")
-    assert bpe.cut("lowest") == ("lo", "w", "est</w>")
+    assert bpe.split_word("newest") == ("n", "e", "w", "est</w>")
+    assert bpe.split_word("lowest") == ("lo", "w", "est</w>")
 
 
 def test_merges_stop_when_every_word_is_one_sub_word() -> None:
     assert len(merges_of(BPE.train(COUNTS, 7))) == 7
     all_of_them = BPE.train(COUNTS, 10_000)
     assert 7 < len(merges_of(all_of_them)) < 40
-    assert [all_of_them.cut(word) for word in COUNTS] == [
+    assert [all_of_them.split_word(word) for word in COUNTS] == [
         ("low</w>",), ("lower</w>",), ("newest</w>",), ("widest</w>",), ("<eos>",), ("<unk>",),
     ]  # fmt: skip
 
@@ -48,13 +48,13 @@ def test_two_merges_may_give_the_same_sub_word() -> None:
 def test_characters_are_sub_words_inside_and_at_word_ends() -> None:
     bpe = BPE.train({"ab": 1}, 1)
     assert bpe.subwords == {"a", "b", "a</w>", "b</w>", "ab</w>"}
-    assert bpe.cut("ba") == ("b", "a</w>")
+    assert bpe.split_word("ba") == ("b", "a</w>")
 
 
 def test_symbols_and_words_with_unknown_characters_stay_whole() -> None:
     bpe = BPE.train(COUNTS, 4)
     for word in ("<unk>", "<eos>", "löw", "X"):
-        assert bpe.cut(word) == (word,)
+        assert bpe.split_word(word) == (word,)
         assert word not in bpe.subwords
         assert bpe.ends_word(word)
     assert not {"<", ">", "u", "k"} & bpe.subwords  # <unk> is not a word to learn from
@@ -63,16 +63,16 @@ def test_symbols_and_words_with_unknown_characters_stay_whole() -> None:
 @pytest.mark.parametrize("word", ["a</w>b", "<unk>s", "x<eos>", "<s>", "<pad>"])
 def test_no_sub_word_equals_a_symbol_or_the_word_end_mark(word: str) -> None:
     bpe = BPE.train({word: 50, "abs": 3}, 100)
-    assert bpe.cut(word) == (*word[:-1], word[-1] + "</w>")
+    assert bpe.split_word(word) == (*word[:-1], word[-1] + "</w>")
     assert {piece for piece in bpe.subwords if len(piece.removesuffix("</w>")) > 1} <= {"ab", "bs</w>", "abs</w>"}
-    assert bpe.join(bpe.cut(word)) == [word]
+    assert bpe.join(bpe.split_word(word)) == [word]
 
 
 @given(st.lists(st.text(st.sampled_from("ab<>/ws\u00a0é"), min_size=1, max_size=6), max_size=8), st.integers(1, 30))
 @settings(max_examples=40, deadline=None)
 def test_join_restores_the_words(words: list[str], number: int) -> None:
     bpe = BPE.train(dict.fromkeys(words, 2), number)
-    tokens = [token for word in words for token in bpe.cut(word)]
+    tokens = [token for word in words for token in bpe.split_word(word)]
     assert bpe.join(tokens) == words
     assert sum(map(bpe.ends_word, tokens)) == len(words)
 
@@ -95,9 +95,9 @@ def test_of_text_splits_sub_words_the_text_does_not_have() -> None:
     assert merges_of(bpe)[1:] == [["es", "t</w>"], ["l", "o"], ["e", "w"], ["n", "ew"]]
     part = bpe.of_text(["low", "wen", "tests", "<eos>"])
     assert part.subwords == {"lo", "es", *"lowents", *(f"{character}</w>" for character in "lowents")}
-    assert part.cut("newest") == ("n", "e", "w", "es", "t</w>")  # instead of new and est</w>
-    assert part.cut("lowest") == ("lo", "w", "es", "t</w>")
-    assert part.cut("wide") == ("wide",)
+    assert part.split_word("newest") == ("n", "e", "w", "es", "t</w>")  # instead of new and est</w>
+    assert part.split_word("lowest") == ("lo", "w", "es", "t</w>")
+    assert part.split_word("wide") == ("wide",)
     assert part.known_parts("wide") == ["w", "<unk>", "e"]  # the text has no i and no d
     assert part.file == bpe.file
     assert bpe.restricted(part.subwords) == part
@@ -113,18 +113,18 @@ def test_of_text_splits_sub_words_the_text_does_not_have() -> None:
 def test_join_restores_words_after_of_text(text_words: list[str], other_words: list[str], number: int) -> None:
     bpe = BPE.train(dict.fromkeys([*text_words, *other_words], 2), number)
     part = bpe.of_text(text_words)
-    assert [part.cut(word) for word in text_words] == [bpe.cut(word) for word in text_words]
+    assert [part.split_word(word) for word in text_words] == [bpe.split_word(word) for word in text_words]
     for word in other_words:
         known = set(word) <= set("".join(text_words))
-        assert part.subwords.issuperset(part.cut(word)) == known
-        assert part.join(part.cut(word)) == [word]
+        assert part.subwords.issuperset(part.split_word(word)) == known
+        assert part.join(part.split_word(word)) == [word]
 
 
 def test_of_text_splits_a_very_long_sub_word() -> None:
     word = "".join(map(chr, range(0x4E00, 0x4E00 + 3_000)))
     bpe = BPE.train({word: 2}, 10_000)
-    assert bpe.cut(word) == (f"{word}</w>",)
-    assert len(bpe.of_text(word).cut(word)) == len(word)
+    assert bpe.split_word(word) == (f"{word}</w>",)
+    assert len(bpe.of_text(word).split_word(word)) == len(word)
 
 
 def test_join_keeps_unfinished_words() -> None:
@@ -140,7 +140,7 @@ def test_count_counts_sub_words() -> None:
     assert (counts["<eos>"], counts["<unk>"]) == (9, 4)
     assert counts["es"] == 0  # only a step to est</w>, but other words may need it
     assert set(counts) == bpe.subwords | {"<eos>", "<unk>"}
-    assert sum(counts.values()) == sum(count * len(bpe.cut(word)) for word, count in COUNTS.items())
+    assert sum(counts.values()) == sum(count * len(bpe.split_word(word)) for word, count in COUNTS.items())
 
 
 TRAIN = """
@@ -168,7 +168,7 @@ def test_file_is_read_by_hugging_face_tokenizers(tmp_path: Path) -> None:
     reader = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     text = "low lowest\tnewer <unk>\nno\u00a0break widest <eos>"
     words = ["low", "lowest", "newer", "<unk>", "no\u00a0break", "widest", "<eos>"]
-    assert reader.encode(text).tokens == [token for word in words for token in bpe.cut(word)]
+    assert reader.encode(text).tokens == [token for word in words for token in bpe.split_word(word)]
     assert reader.encode("l\u00f6w").tokens == ["l", "<unk>", "w</w>"]
     assert reader.decode(reader.encode("low newest widest").ids) == "low newest widest"
 
@@ -195,6 +195,6 @@ def test_very_long_word_is_learned_in_chunks() -> None:
     line = "".join(chr(0x4E00 + min(draw.randrange(300), draw.randrange(300))) for _ in range(20_000))
     bpe = BPE.train({line: 1}, 200)
     assert bpe == BPE.train({line[first : first + 4_096]: 1 for first in range(0, len(line), 4_096)}, 200)
-    pieces = bpe.cut(line * 10)
+    pieces = bpe.split_word(line * 10)
     assert "".join(pieces) == f"{line * 10}</w>"
     assert len(pieces) < 196_000

@@ -154,11 +154,11 @@ def test_damaged_cache_entry_is_encoded_again(
     else:
         (entry / file).write_bytes(intact[:-1] if damage == "short" else intact + b"x")
     messages: list[str] = []
-    after = opened(folder, say=messages.append)
+    after = opened(folder, notify=messages.append)
     assert "damaged and is encoded again" in messages[0]
     assert (entry / file).read_bytes() == intact
     assert decoded_text(after) == decoded_text(before)
-    assert opened(folder, say=messages.append).fingerprint == before.fingerprint
+    assert opened(folder, notify=messages.append).fingerprint == before.fingerprint
     assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]
 
 
@@ -178,7 +178,7 @@ def test_describe_states_size_part_and_vocabulary(corpus: Corpus, opened: Open) 
 def test_progress_is_reported_on_long_texts(corpus: Corpus, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.lab.text.encoding._SECONDS", -1.0)
     messages: list[str] = []
-    opened(corpus(), say=messages.append)
+    opened(corpus(), notify=messages.append)
     assert messages[3] == "train: 15 tokens counted"
     assert "valid: 7 tokens encoded" in messages
 
@@ -195,7 +195,7 @@ def test_bpe_encodes_words_as_sub_words(corpus: Corpus, opened: Open, cache: Pat
     [entry] = (cache / "datasets").iterdir()
     (entry / "tokenizer.json").write_bytes(b"{}")
     messages: list[str] = []
-    assert opened(corpus(), say=messages.append, bpe={"merges": 3}).fingerprint == dataset.fingerprint
+    assert opened(corpus(), notify=messages.append, bpe={"merges": 3}).fingerprint == dataset.fingerprint
     assert "tokenizer.json is damaged" in messages[0]
 
 

@@ -46,13 +46,13 @@ def opened(cache: Path) -> Open:
     def open_folder(
         folder: Path,
         pairs: dict[str, object] | None = None,
-        say: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
         **words: object,
     ) -> PairDataset:
         part = (pairs or {}).pop("part", None)
         corpus = {"name": str(folder), "part": part, "pairs": {"source": "en", "target": "de"} | (pairs or {})}
         settings = VocabularySettings.model_validate(words)
-        return open_pairs(CorpusSettings.model_validate(corpus), settings, cache=cache, say=say)
+        return open_pairs(CorpusSettings.model_validate(corpus), settings, cache=cache, notify=notify)
 
     return open_folder
 
@@ -71,14 +71,14 @@ def test_text_without_spaces_and_without_bpe_gives_a_warning(write: Write, opene
     warning = "train: hardly any line of the target has spaces, so every line is one word; set vocabulary.bpe"
     for words, expected in (({}, [warning]), ({"bpe": {"merges": 5}}, [])):
         messages: list[str] = []
-        opened(folder, say=messages.append, **words)
-        opened(folder, say=messages.append, **words)
+        opened(folder, notify=messages.append, **words)
+        opened(folder, notify=messages.append, **words)
         assert messages == expected * 2
 
 
 def test_small_parallel_corpus_is_encoded_as_expected(write: Write, opened: Open) -> None:
     messages: list[str] = []
-    dataset = opened(write(), say=messages.append)
+    dataset = opened(write(), notify=messages.append)
     assert decoded_pairs(dataset) == [
         ("the cat sat <eos>", "die Katze saß <eos>"),
         ("the dog <eos>", "der Hund <eos>"),
@@ -150,7 +150,7 @@ def test_bpe_is_learned_jointly_or_per_side(write: Write, opened: Open) -> None:
     joint, separate = (opened(write(), bpe={"merges": 6}, sides=sides) for sides in ("joint", "separate"))
     assert joint.vocabulary.bpe == BPE.train(counts[0] + counts[1], 6)
     assert [words.bpe for words in separate.words.vocabularies] == [BPE.train(count, 6) for count in counts]
-    assert joint.vocabulary.cut("Katze") != separate.words.vocabularies[0].cut("Katze") == ("Katze",)
+    assert joint.vocabulary.split_word("Katze") != separate.words.vocabularies[0].split_word("Katze") == ("Katze",)
     assert decoded_pairs(joint) == decoded_pairs(separate)
 
 
@@ -275,7 +275,7 @@ def test_damaged_cache_entry_is_encoded_again(file: str, damage: str, write: Wri
     else:
         (entry / file).write_bytes(intact[:-1] if damage == "short" else intact + b"x")
     messages: list[str] = []
-    after = opened(folder, say=messages.append, sides="separate")
+    after = opened(folder, notify=messages.append, sides="separate")
     assert "damaged and is encoded again" in messages[0]
     assert (entry / file).read_bytes() == intact
     assert decoded_pairs(after) == decoded_pairs(before)

@@ -115,7 +115,7 @@ def test_progress_is_reported(data: Path, cache: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(progress, "_SECONDS", -1.0)
     write_source(data)
     messages: list[str] = []
-    find_corpus(CorpusSettings(name="made"), data=data, cache=cache, say=messages.append)
+    find_corpus(CorpusSettings(name="made"), data=data, cache=cache, notify=messages.append)
     assert messages == [f"made: {number} lines prepared" for number in (1, 2, 3)]
 
 

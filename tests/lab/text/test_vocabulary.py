@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reefknot.errors import DataError
-from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings, fairseq_size
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings, fairseq_size
 
 COUNTS = {"the": 5, "<eos>": 4, "cat": 2, "bird": 2, "fish": 1, "ant": 1}
 
@@ -281,25 +281,25 @@ def test_spelled_words_have_input_ids_after_the_classes(tmp_path: Path) -> None:
 
 def test_spelling_appends_each_new_word_once() -> None:
     made = Vocabulary(("the", "<unk>"), (5, 2), spelled=("wolf",))
-    more = made.spelling(["ant", "the", "wolf", "ant", "bee"])
+    more = made.with_spelled_words(["ant", "the", "wolf", "ant", "bee"])
     assert more.spelled == ("wolf", "ant", "bee")
     assert more.encode_inputs(["wolf", "bee", "cow"]) == [2, 4, 1]
     assert more.encode(["bee"]) == [1]
     assert (more.id_of("the"), more.id_of("bee"), more.id_of("cow")) == (0, 4, 1)
-    assert [vocabulary.reads("bee") for vocabulary in (made, more)] == [False, True]
-    assert more.reads("the")
+    assert [vocabulary.can_read("bee") for vocabulary in (made, more)] == [False, True]
+    assert more.can_read("the")
     assert more.fingerprint != made.fingerprint
 
 
 def test_reads_is_false_for_unknown_characters() -> None:
     made = vocabulary({"low": 5}, bpe={"merges": 5})
-    assert made.reads("low")
-    assert not made.reads("l\u00f6w")
+    assert made.can_read("low")
+    assert not made.can_read("l\u00f6w")
 
 
 def test_sides_are_joint_if_vocabularies_or_sizes_are_equal() -> None:
     counts = {"a": 2, "<eos>": 1}, {"a": 1, "b": 1, "<eos>": 1}
-    joint = Sides.from_counts(*counts, VocabularySettings())
+    joint = VocabularyPair.from_counts(*counts, VocabularySettings())
     assert joint.joint
     assert joint.vocabularies == (joint.source, joint.target)
     assert dict(zip(joint.vocabularies[0].words, joint.vocabularies[0].counts, strict=True)) == {
@@ -308,28 +308,28 @@ def test_sides_are_joint_if_vocabularies_or_sizes_are_equal() -> None:
         "b": 1,
         "<unk>": 0,
     }
-    separate = Sides.from_counts(*counts, VocabularySettings(sides="separate"))
+    separate = VocabularyPair.from_counts(*counts, VocabularySettings(sides="separate"))
     assert not separate.joint
     assert [len(words) for words in separate.vocabularies] == [3, 4]
-    assert Sides(5, 5).joint
-    assert not Sides(5, 6).joint
+    assert VocabularyPair(5, 5).joint
+    assert not VocabularyPair(5, 6).joint
     with pytest.raises(TypeError, match="only the sizes"):
-        _ = Sides(5, 5).vocabularies
+        _ = VocabularyPair(5, 5).vocabularies
 
 
 def test_joint_bpe_shares_merges_but_not_sub_words(tmp_path: Path) -> None:
     """Press & Wolf (2017): a side has the sub-words that occur on it, and its characters."""
     counts = {"low": 5, "lower": 2, "<eos>": 3}, {"low": 1, "slow": 4, "ower": 1, "wer": 9, "<eos>": 3}
     settings = VocabularySettings.model_validate({"bpe": {"merges": 6}, "sides": "joint_bpe"})
-    sides = Sides.from_counts(*counts, settings)
+    sides = VocabularyPair.from_counts(*counts, settings)
     assert not sides.joint
     together = vocabulary(dict(Counter(counts[0]) + Counter(counts[1])), bpe={"merges": 6})
     assert together.bpe is not None
     for made, side_counts in zip(sides.vocabularies, counts, strict=True):
         assert made.bpe is not None
         assert made.bpe.file == together.bpe.file
-        assert [made.cut(word) for word in side_counts] == [together.cut(word) for word in side_counts]
-        seen = {token for word in side_counts for token in together.cut(word)}
+        assert [made.split_word(word) for word in side_counts] == [together.split_word(word) for word in side_counts]
+        seen = {token for word in side_counts for token in together.split_word(word)}
         characters = {character for word in side_counts if word != "<eos>" for character in word}
         assert set(made.words) == seen | characters | {f"{c}</w>" for c in characters} | {"<unk>", "<eos>"}
         assert {word for word, count in zip(made.words, made.counts, strict=True) if count} == seen
@@ -337,8 +337,8 @@ def test_joint_bpe_shares_merges_but_not_sub_words(tmp_path: Path) -> None:
         assert Vocabulary.load(tmp_path / "vocabulary.json") == made
     source, target = sides.vocabularies
     # Only the target has the character s and the sub-word wer</w>; both have low</w>; neither has lo.
-    assert target.cut("slow") != ("slow",)
-    assert source.cut("slow") == ("slow",)
+    assert target.split_word("slow") != ("slow",)
+    assert source.split_word("slow") == ("slow",)
     assert source.decode(source.encode(source.known_parts(["slow"]))) == ["<unk>", "low"]
     assert "wer</w>" in target.words
     assert "wer</w>" not in source.words

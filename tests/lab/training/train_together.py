@@ -37,7 +37,7 @@ def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
     model = build_model(experiment, dataset.vocabulary).double()
     if experiment.training.precision == "float16" and world.rank == world.size - 1:
         overflow(model)
-    run = RunFolder.open_for_training(out, run_config(recipe, row, experiment, dataset)) if world.first else None
+    run = RunFolder.open_for_training(out, run_config(recipe, row, experiment, dataset)) if world.is_first else None
     world.wait()
     with run or RunFolder.open(out) as opened:
         Trainer(
@@ -69,9 +69,9 @@ if __name__ == "__main__":
     folders = {folder: {run.name for run in folder.iterdir()} for folder in sorted(Path(root).iterdir())}
     with join_world("cpu") as world:
         world.wait()  # until all processes have listed the folders
-        for folder, begun in folders.items():
+        for folder, existing_run in folders.items():
             shard = str(folder.name.startswith("shards")).lower()
             recipe = load_recipe(name, [*overrides, f"training.shard={shard}"])
             for row in recipe.rows:
-                if not begun or row.slug in begun:
+                if not existing_run or row.slug in existing_run:
                     train(recipe, row, folder / row.slug, world)

@@ -290,7 +290,7 @@ def test_forward_reads_no_tensor_values() -> None:
     source_BSD, x_BTD = torch.empty(2, 7, SOURCE_DIM, device="meta"), torch.empty(2, 3, TARGET_DIM, device="meta")
     encoded = encoder(x_BTD, encoder.read(source_BSD, torch.ones(2, 7, dtype=torch.bool, device="meta")))
     assert encoded.output.shape == (2, 3, TARGET_DIM)
-    assert not encoder.waits
+    assert not encoder.synchronizes
 
 
 @pytest.mark.gpu
@@ -325,7 +325,7 @@ def test_recipe_builds_the_encoder() -> None:
     assert isinstance(encoder, AttentionGRU)
     assert (encoder.source_dim, encoder.input_dim, encoder.dim) == (SOURCE_DIM, TARGET_DIM, TARGET_DIM)
     assert encoder.reads_source
-    assert not encoder.carries
+    assert not encoder.carries_state
     assert not Encoder.reads_source
     assert encoder.initial_state(STREAMS) == encoder.decoding_state(STREAMS) == {}
 

@@ -246,7 +246,7 @@ def test_recomputing_gives_bitwise_equal_results(norm: str, training: bool) -> N
     results, call_counts = [], []
     for recompute in (False, True):
         encoder = build(**rates, norm=norm, recompute=recompute).train(training)
-        assert encoder.waits is recompute
+        assert encoder.synchronizes is recompute
         calls: list[int] = []
         for block in encoder.blocks:
             block.get_submodule("ffn_in").register_forward_hook(lambda *_, calls=calls: calls.append(1))

@@ -198,7 +198,7 @@ def test_gradients_flow_through_the_kv_cache() -> None:
 
 def test_state_is_not_carried_between_windows() -> None:
     encoder = build()
-    assert not encoder.carries
+    assert not encoder.carries_state
     assert encoder.initial_state(STREAMS) == encoder(vectors(), {}).state == {}
 
 
@@ -219,7 +219,7 @@ def test_recomputing_gives_bitwise_equal_results(training: bool, monkeypatch: py
         monkeypatch.undo()
     assert all(torch.equal(value, recomputed) for value, recomputed in zip(*results, strict=True))
     assert call_counts == [3, 6]
-    assert (plain.waits, recomputing.waits) == (False, True)
+    assert (plain.synchronizes, recomputing.synchronizes) == (False, True)
     with torch.no_grad():
         torch.testing.assert_close(recomputing.eval()(vectors(), {}).output, plain.eval()(vectors(), {}).output)
 

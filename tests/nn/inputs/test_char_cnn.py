@@ -159,14 +159,14 @@ def test_spellings_move_with_the_module_but_are_not_saved() -> None:
 
 def test_added_words_have_the_same_vectors_as_initial_words() -> None:
     few, whole = small_cnn(words=WORDS[:4], scale=3.0), small_cnn(scale=3.0)
-    more = few.spelling(WORDS[4:])
+    more = few.with_spelled_words(WORDS[4:])
     assert torch.equal(more.spellings, whole.spellings)
     assert torch.equal(more.vectors(), whole.vectors())
     assert more.vocab_size == len(WORDS)
     assert all(shared is parameter for shared, parameter in zip(few.parameters(), more.parameters(), strict=True))
     assert more.state_dict().keys() == few.state_dict().keys()
     assert few.vocab_size == len(few.spellings) == 4
-    assert torch.equal(few.spelling([]).vectors(), few.vectors())
+    assert torch.equal(few.with_spelled_words([]).vectors(), few.vectors())
 
 
 def test_autocast_and_compile_give_close_vectors() -> None:

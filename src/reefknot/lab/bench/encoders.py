@@ -196,22 +196,22 @@ def make_step(name: str, shape: Shape, dtype: torch.dtype, device: str, *, exact
     return Step(loss, list(leaves.values()), gradients, partial(using, "reference" if looped else "auto"))
 
 
-def measure_all(bench: Bench, shapes: Sequence[Shape], say: Callable[[str], None]) -> Iterator[list[Row]]:
+def measure_all(bench: Bench, shapes: Sequence[Shape], notify: Callable[[str], None]) -> Iterator[list[Row]]:
     """Yield the rows of every shape and type. Competitors run one after the other on a GPU, and in turns on a CPU."""
     for shape in shapes:
         for dtype in bench.dtypes:
-            say(f"{shape}, {dtype}")
+            notify(f"{shape}, {dtype}")
             with _matrix_products(tf32=dtype == "tf32"):
-                rows = _over_yardstick(_measure(bench, shape, dtype, say))
+                rows = _over_yardstick(_measure(bench, shape, dtype, notify))
             yield rows
 
 
-def _measure(bench: Bench, shape: Shape, dtype: str, say: Callable[[str], None]) -> list[Row]:
+def _measure(bench: Bench, shape: Shape, dtype: str, notify: Callable[[str], None]) -> list[Row]:
     steps = {name: partial(make_step, name, shape, KINDS[dtype], bench.device) for name in competitors(shape)}
     field = [Competitor(Row(shape, dtype, competitor=name), step, bench.graph) for name, step in steps.items()]
     groups = [[competitor] for competitor in field] if bench.device == "cuda" else [field]
     examine = partial(_examine, device=bench.device)
-    return [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, say)]
+    return [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, notify)]
 
 
 def _examine(row: Row, step: Step, device: str) -> Row:

@@ -113,7 +113,7 @@ def cases(device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary:
 
 
 def measure_all(
-    bench: Bench, rate: float, chosen: Sequence[tuple[str, Shape]], say: Callable[[str], None]
+    bench: Bench, rate: float, chosen: Sequence[tuple[str, Shape]], notify: Callable[[str], None]
 ) -> Iterator[list[Row]]:
     """Yield the rows of every case. Competitors run one after the other on a GPU, and in turns on a CPU.
 
@@ -124,9 +124,9 @@ def measure_all(
         say: Called with a line of progress.
     """
     for end, shape in chosen:
-        say(f"{end}, {shape}")
+        notify(f"{end}, {shape}")
         if not {"reefknot", *(peer.family for peer in peers(end))} & set(bench.families):
-            say("  none of the chosen competitors has this end")
+            notify("  none of the chosen competitors has this end")
             continue
         try:
             problem = make_problem(end, shape, bench.device, bench.dtype)
@@ -141,7 +141,7 @@ def measure_all(
         field = competitors(bench, problem, 1e3 * problem.floor / rate)
         groups = [[competitor] for competitor in field] if bench.device == "cuda" else [field]
         examine = partial(_examine, device=bench.device, exact=exact)
-        yield [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, say)]
+        yield [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, notify)]
 
 
 def competitors(bench: Bench, problem: Problem, floor_ms: float) -> list[Competitor[Row]]:

@@ -96,13 +96,13 @@ def measure_group(
     examine: Callable[[Row, Step], Row],
     device: str,
     seconds: float,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> list[Row]:
     """Examine each competitor of a group, then time them in turns. An exception becomes the note of its row."""
     rows: list[Row] = []
     steps: dict[int, Step] = {}
     for number, competitor in enumerate(group):
-        say(f"  {competitor.row.competitor}")
+        notify(f"  {competitor.row.competitor}")
         try:
             if device == "cuda":
                 free_gpu_memory()

@@ -176,7 +176,7 @@ def use_plain_ends(model: LanguageModel) -> None:
 class MaskedLookup(InputEnd):
     """An adaptive input that finds the tokens of a band by a mask and writes their vectors through the mask."""
 
-    waits = True
+    synchronizes = True
 
     def __init__(self, end: AdaptiveLookup) -> None:
         super().__init__()

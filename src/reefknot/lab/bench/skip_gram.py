@@ -144,7 +144,7 @@ def facts() -> dict[str, Any]:
     return {"torch": str(torch.__version__), **{package: version(package) for package in packages}}
 
 
-def measure_all(job: Job, workers: Sequence[int], device: str, say: Callable[[str], None]) -> Iterator[list[Row]]:
+def measure_all(job: Job, workers: Sequence[int], device: str, notify: Callable[[str], None]) -> Iterator[list[Row]]:
     """Yield the rows of each number of workers: ours, then gensim. They are trained in turn, once with every seed."""
     for number in workers:
         impls: list[Impl] = ["auto"] if device == "cuda" else ["torch"]
@@ -156,7 +156,7 @@ def measure_all(job: Job, workers: Sequence[int], device: str, say: Callable[[st
         rows = [Row(name, number, job.words * job.training.epochs) for name in runs]
         for seed in range(job.training.seed, job.training.seed + job.seeds):
             seeded = replace(job, training=job.training.model_copy(update={"seed": seed}))
-            rows = [_measured(seeded, row, runs[row.competitor], say) for row in rows]
+            rows = [_measured(seeded, row, runs[row.competitor], notify) for row in rows]
         gensim = rows[-1].words_per_second
         yield [replace(row, over_gensim=ratio(row.words_per_second, gensim)) for row in rows]
 
@@ -169,12 +169,12 @@ Run = Callable[[Job, int], tuple[float, NDArray[np.float32]]]
 """Returns the seconds of training and the input vectors, by id."""
 
 
-def _measured(job: Job, row: Row, run: Run, say: Callable[[str], None]) -> Row:
+def _measured(job: Job, row: Row, run: Run, notify: Callable[[str], None]) -> Row:
     """Return the row with one more trial, or with no trials if one of them fails."""
     if row.note:
         return row
     seed = job.training.seed
-    say(f"  {row.competitor}, workers: {row.workers}" + (f", seed {seed}" if job.seeds > 1 else ""))
+    notify(f"  {row.competitor}, workers: {row.workers}" + (f", seed {seed}" if job.seeds > 1 else ""))
     try:
         seconds, vectors_VD = run(job, row.workers)
         judgements = job.judge(vectors_VD)

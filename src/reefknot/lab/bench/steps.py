@@ -41,7 +41,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.update import MicroBatch, Update, carries
+from reefknot.lab.training.update import MicroBatch, Update, carries_state
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -92,12 +92,12 @@ class Job:
     settings: TrainingSettings
     build: Callable[[], LanguageModel]
     text: Text
-    carries: bool = True
+    carries_state: bool = True
     """Whether its encoder carries a state from window to window, as recurrent encoders do."""
 
     def modes(self, device: str) -> list[str]:
         """Return the modes to run it in. The first is the baseline of the others."""
-        baseline = LOOP if self.carries else STORED
+        baseline = LOOP if self.carries_state else STORED
         return [baseline, EAGER, *([CAPTURED] if device == "cuda" else [])]
 
 
@@ -150,7 +150,7 @@ class Looped(Encoder):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
-        self.input_dim, self.dim, self.carries = encoder.input_dim, encoder.dim, encoder.carries
+        self.input_dim, self.dim, self.carries_state = encoder.input_dim, encoder.dim, encoder.carries_state
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
         return self.encoder.initial_state(streams, device)
@@ -165,7 +165,7 @@ def prepare_update(model: LanguageModel, settings: TrainingSettings, world: Worl
     """Return an `Update` at the start of training."""
     parallel = world.parallel(model)
     optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
-    hidden = model.initial_state(streams) if carries(model, settings) else {}
+    hidden = model.initial_state(streams) if carries_state(model, settings) else {}
     averages = Averages.at_start(parallel.parameters, settings.averaging)
     scaler = parallel.scaler(settings.precision == "float16")
     state = TrainState(parallel, optimiser, hidden, Progress(), averages, scaler)
@@ -242,7 +242,7 @@ class Workload:
 
 
 def measure_all(
-    jobs: Sequence[Job], device: str, rates: Mapping[str, float], seconds: float, say: Callable[[str], None]
+    jobs: Sequence[Job], device: str, rates: Mapping[str, float], seconds: float, notify: Callable[[str], None]
 ) -> Iterator[list[Row]]:
     """Yield the rows of every job, one for each mode.
 
@@ -255,9 +255,9 @@ def measure_all(
     """
     first: dict[tuple[str, str], float | None] = {}
     for job in jobs:
-        say(job.name)
+        notify(job.name)
         rate = rates.get(job.settings.precision)
-        rows = [_measure(job, mode, device, rate, seconds, say) for mode in job.modes(device)]
+        rows = [_measure(job, mode, device, rate, seconds, notify) for mode in job.modes(device)]
         for row in rows:
             first.setdefault((job.text.corpus, row.mode), row.epoch_seconds)
         yield [
@@ -270,8 +270,10 @@ def measure_all(
         ]
 
 
-def _measure(job: Job, mode: str, device: str, rate: float | None, seconds: float, say: Callable[[str], None]) -> Row:
-    say(f"  {mode}")
+def _measure(
+    job: Job, mode: str, device: str, rate: float | None, seconds: float, notify: Callable[[str], None]
+) -> Row:
+    notify(f"  {mode}")
     settings = job.settings
     row = Row(
         job.name,

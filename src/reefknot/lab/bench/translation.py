@@ -41,7 +41,7 @@ from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.tasks.translation import TranslationExperiment
 from reefknot.lab.text.pair_batches import PairBatches
 from reefknot.lab.text.pair_dataset import Lines, open_pairs
-from reefknot.lab.text.vocabulary import Sides
+from reefknot.lab.text.vocabulary import VocabularyPair
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
@@ -120,7 +120,7 @@ def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
         if experiment.vocabulary.bpe is None:
             raise
         number = experiment.vocabulary.bpe.merges
-        words, eos, lines = Sides(number, number), 0, random_pairs(number)
+        words, eos, lines = VocabularyPair(number, number), 0, random_pairs(number)
         description = f"{experiment.corpus.name} not found: random pairs of {number:,} types"
     else:
         assert dataset.vocabulary.eos is not None  # every line of a pair ends with it
@@ -149,15 +149,15 @@ def random_pairs(words: int) -> tuple[Lines, Lines]:
     return side(), side()
 
 
-def measure_all(jobs: Sequence[Job], device: str, seconds: float, say: Callable[[str], None]) -> Iterator[list[Row]]:
+def measure_all(jobs: Sequence[Job], device: str, seconds: float, notify: Callable[[str], None]) -> Iterator[list[Row]]:
     """Yield the rows of every job: first those of training, then those of decoding."""
     for job in jobs:
-        say(job.name)
+        notify(job.name)
         captured = [CAPTURED] if device == "cuda" else []
         modes = [PLAIN, EAGER, *captured]
-        yield _compared([_measure(job, TRAINING, mode, _train, device, seconds, say)[0] for mode in modes])
+        yield _compared([_measure(job, TRAINING, mode, _train, device, seconds, notify)[0] for mode in modes])
         modes = [UNCACHED, CACHED, *captured]
-        searches = [_measure(job, DECODING, mode, _search, device, seconds, say) for mode in modes]
+        searches = [_measure(job, DECODING, mode, _search, device, seconds, notify) for mode in modes]
         baseline = searches[0][1]
         yield _compared([replace(row, same=_share_equal(best, baseline)) for row, best in searches])
 
@@ -192,9 +192,9 @@ def _measure(
     prepare: Callable[[Job, str, torch.device], AbstractContextManager[_Work]],
     device: str,
     seconds: float,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> tuple[Row, Sequence[Hypothesis]]:
-    say(f"  {what}, {mode}")
+    notify(f"  {what}, {mode}")
     row = Row(job.name, what, mode)
     try:
         if device == "cuda":

@@ -117,10 +117,10 @@ class _Request:
         """Return the text, split into the words or sub-words of a vocabulary."""
         from reefknot.lab.text.dataset import open_dataset
 
-        def say(text: str) -> None:
+        def notify(text: str) -> None:
             typer.echo(text, err=True)
 
-        return open_dataset(plain_corpus(self.corpus), vocabulary, data=self.data, say=say)
+        return open_dataset(plain_corpus(self.corpus), vocabulary, data=self.data, notify=notify)
 
     def measure(self, end: str, types: int, bands: tuple[int, ...], in_this_process: bool) -> Row:
         """Count the parameters of an end, and measure it in this process or in a new one."""

@@ -78,7 +78,7 @@ def compare(
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
     request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
-    answer = compare_systems(systems, request, say=partial(typer.echo, err=True))
+    answer = compare_systems(systems, request, notify=partial(typer.echo, err=True))
     record, text = answer.record(), answer.text()
     if figure is not None:
         _draw(figure, record)

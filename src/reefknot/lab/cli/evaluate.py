@@ -292,6 +292,6 @@ def evaluate(
     )
     folder = RunFolder.open(run)
     with live_progress() as progress:
-        answer = evaluate_run(folder, request, say=partial(typer.echo, err=True), progress=progress)
+        answer = evaluate_run(folder, request, notify=partial(typer.echo, err=True), progress=progress)
     note_unfinished(folder)
     emit(answer.record(), answer.text(), as_json)

@@ -64,15 +64,15 @@ def generate(
     vocabulary = trained.vocabulary
     _check_unknown(unknown, vocabulary, run)
     ids = prompt_ids(words, vocabulary)
-    never = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
+    banned = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
     model, window = trained.model, trained.experiment.training.steps
     generator = generate_ids(
-        model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, never=never, seed=seed, window=window
+        model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, banned=banned, seed=seed, window=window
     )
     generated = list(generator)
     note_unknown_words(words, vocabulary)
     # The last token is generated but not read by the model.
-    if not model.encoder.carries and len(ids) + length - 1 > window:
+    if not model.encoder.carries_state and len(ids) + length - 1 > window:
         typer.echo(
             f"the text is longer than the {window} tokens of a training window: whenever the window was full, "
             f"generation continued from the last {max(1, window // 2)} tokens",

@@ -41,4 +41,4 @@ def import_(
     if corpus is not None:
         check_data(data, [corpus], "this command")
     text = None if corpus is None else plain_corpus(corpus)
-    import_checkpoint(checkpoint, dictionary, out, corpus=text, data=data, say=typer.echo)
+    import_checkpoint(checkpoint, dictionary, out, corpus=text, data=data, notify=typer.echo)

@@ -79,7 +79,7 @@ def open_tables(source: Path) -> dict[str, WordVectors]:
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks.word_vectors import open_vectors
 
-    tables = open_vectors(source, say=partial(typer.echo, err=True))
+    tables = open_vectors(source, notify=partial(typer.echo, err=True))
     if is_run(source):
         note_unfinished(RunFolder.open(source))
     return tables
@@ -118,7 +118,7 @@ def plain_corpus(name: str) -> CorpusSettings:
 
 def note_unknown_words(words: Iterable[str], vocabulary: Vocabulary) -> None:
     """Print the words of a prompt that are not in the vocabulary, if there are any."""
-    unknown = dict.fromkeys(word for word in words if not vocabulary.reads(word))
+    unknown = dict.fromkeys(word for word in words if not vocabulary.can_read(word))
     if unknown:
         typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(unknown)}", err=True)
 

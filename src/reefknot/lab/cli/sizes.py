@@ -14,7 +14,7 @@ from reefknot.lab.tasks import build_model, task_of
 from reefknot.lab.tasks.contract import Data, Experiment
 from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -90,15 +90,15 @@ def describe_missing(heading: str, missing: Mapping[str, str]) -> list[str]:
 class Texts:
     """The texts of a recipe's rows. A text that several rows read is opened once."""
 
-    def __init__(self, data: Path | None, say: Say = silent) -> None:
-        self._data, self._say = data, say
+    def __init__(self, data: Path | None, notify: Notify = silent) -> None:
+        self._data, self._notify = data, notify
         self._opened: dict[tuple[str, str, str], Data] = {}
 
     def open(self, experiment: Experiment) -> Data:
         """Return the text of an experiment."""
         key = (experiment.task, experiment.corpus.model_dump_json(), experiment.vocabulary.model_dump_json())
         if key not in self._opened:
-            self._opened[key] = task_of(experiment).open_data(self._data, say=self._say)
+            self._opened[key] = task_of(experiment).open_data(self._data, notify=self._notify)
         return self._opened[key]
 
     def open_checked(self, row: Row, experiment: Experiment) -> Data:

@@ -66,8 +66,8 @@ def tokens(
     with_merges = check(VocabularySettings, {"bpe": {"merges": merges}}, "--merges") if merges is not None else None
     counts = {}
     for name, (corpus, vocabulary) in settings.items():
-        say = partial(typer.echo, err=True)
-        counts[name] = _count(open_pairs(corpus, with_merges or vocabulary, data=data, say=say))
+        notify = partial(typer.echo, err=True)
+        counts[name] = _count(open_pairs(corpus, with_merges or vocabulary, data=data, notify=notify))
     width = max(map(len, counts))
     lines = [" " * width + "".join(f"  {column.replace('_', ' '):>13}" for column in COUNTS)]
     lines += [

@@ -83,7 +83,7 @@ def train(
         _train_seeds(loaded, job, seeds, out, start)
         return
     with join_world(choose_device(device)) as world:
-        display = open_display() if world.first else Silent()
+        display = open_display() if world.is_first else Silent()
         try:
             train_row(
                 loaded,

@@ -226,12 +226,12 @@ def _without_search(trained: TrainedTranslator, search: SearchSettings, sampling
     from reefknot.lab.evaluation.translation import end_of_line, excluded_ids
 
     words = trained.vocabulary
-    eos, never = end_of_line(words), excluded_ids(words)
+    eos, banned = end_of_line(words), excluded_ids(words)
     if sampling is None:
-        return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, never)]
+        return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, banned)]
     options = {name.replace("-", "_"): value for name, value in sampling.items() if value is not None}
     return lambda decoder, source_BS: [
-        [sampled] for sampled in sample(decoder, source_BS, eos, search, never=never, **options)
+        [sampled] for sampled in sample(decoder, source_BS, eos, search, banned=banned, **options)
     ]
 
 
@@ -246,7 +246,7 @@ def _translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | 
         experiment.training.precision,
         batch_tokens or BATCH_TOKENS,
         experiment.pairs.longest,
-        say=partial(typer.echo, err=True),
+        notify=partial(typer.echo, err=True),
     )
 
 

@@ -112,7 +112,7 @@ def beam_search(
     source_BS: Tensor,
     eos: int,
     settings: SearchSettings | None = None,
-    never: Collection[int] = (),
+    banned: Collection[int] = (),
     n_best: int = 1,
 ) -> list[list[Hypothesis]]:
     """Return the `n_best` translations of each source sentence, best first.
@@ -133,8 +133,8 @@ def beam_search(
         raise SettingsError(f"n_best = {n_best}: must be 1 to {settings.beam}, the beam; use a wider beam for more")
     search = _Search(_limits(source_BS, settings), eos, settings, n_best)
     with decoding(model) as decoder:
-        _check_words(decoder.model, eos, never)
-        rows = decoder.begin(source_BS, settings.limit, settings.beam, settings.beam + 1, never)
+        _check_words(decoder.model, eos, banned)
+        rows = decoder.begin(source_BS, settings.limit, settings.beam, settings.beam + 1, banned)
         parents_R: Ints = np.arange(len(source_BS))
         while len(search.sentence_A):
             best = rows.read(parents_R, search.ids_AWT[..., -1].ravel())
@@ -147,11 +147,11 @@ def greedy(
     source_BS: Tensor,
     eos: int,
     settings: SearchSettings | None = None,
-    never: Collection[int] = (),
+    banned: Collection[int] = (),
 ) -> list[Hypothesis]:
     """Translate greedily, with the most probable word in each step. This is a beam search of width 1."""
     settings = (settings or SearchSettings()).model_copy(update={"beam": 1, "early_stop": True})
-    return [best for (best,) in beam_search(model, source_BS, eos, settings, never)]
+    return [best for (best,) in beam_search(model, source_BS, eos, settings, banned)]
 
 
 def sample(
@@ -163,7 +163,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    never: Collection[int] = (),
+    banned: Collection[int] = (),
 ) -> list[Hypothesis]:
     """Sample one translation of each source sentence, word by word as in `generate`.
 
@@ -184,8 +184,8 @@ def sample(
     logp_B = np.zeros(len(limits))
     sentence_A = active_rows = np.arange(len(limits))
     with decoding(model) as decoder:
-        _check_words(decoder.model, eos, never)
-        rows = decoder.begin(source_BS, settings.limit, 1, wanted, never)
+        _check_words(decoder.model, eos, banned)
+        rows = decoder.begin(source_BS, settings.limit, 1, wanted, banned)
         while len(sentence_A):
             logp_AK, ids_AK = rows.read(active_rows, np.array([texts[sentence][-1] for sentence in sentence_A]))
             u_A = torch.tensor([generators[sentence].random() for sentence in sentence_A], dtype=torch.float64)
@@ -325,9 +325,9 @@ def _limits(source_BS: Tensor, settings: SearchSettings) -> list[int]:
     return [settings.limit(tokens) for tokens in (source_BS != PAD).sum(dim=1).tolist()]
 
 
-def _check_words(model: Translator, eos: int, never: Collection[int]) -> None:
+def _check_words(model: Translator, eos: int, banned: Collection[int]) -> None:
     size = model.output.vocab_size
     if not 0 <= eos < size:
         raise SettingsError(f"eos = {eos} is not a class of the model, which has {size}: must be from 0 to {size - 1}")
-    if eos in never:
+    if eos in banned:
         raise SettingsError("never: <eos> is among the ids that are never generated, so no translation could end")

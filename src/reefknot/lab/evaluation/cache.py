@@ -92,7 +92,7 @@ def read(
     """Run the model over a text, in one stream or in evaluation windows."""
     device = next(model.parameters()).device
     x_1T, y_1T = one_stream(split, vocabulary)
-    spans = windows.cut(y_1T[0], vocabulary.eos) if windows else None
+    spans = windows.spans(y_1T[0], vocabulary.eos) if windows else None
     y_T = y_1T[0].to(device)
     chunks: list[tuple[Tensor, Tensor, Tensor]] = []
     done = 0

@@ -66,7 +66,7 @@ def inputs_and_targets(split: Split) -> tuple[Tensor, Tensor]:
 
 def check_carries(model: LanguageModel) -> None:
     """Raise an error if the encoder carries no state, because a stream would forget its past after every chunk."""
-    if not model.encoder.carries:
+    if not model.encoder.carries_state:
         raise SettingsError(
             f"{type(model.encoder).__name__} carries no state, so it cannot read a text as one stream: pass the "
             "windows to score it in, such as Sliding(context=0, stride=512)"

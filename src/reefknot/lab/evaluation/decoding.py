@@ -9,8 +9,8 @@ once for each shape, and replayed. There are few shapes, because
     every sentence has a row for each hypothesis of the beam, and keeps its rows, unused, when it is finished.
 
 Capturing a step for fewer rows would take as long as several steps, so the shape stays the same to the end of a batch.
-On a CPU, and if a part of the model `waits` for a value from the device, steps run without a graph. There the KV cache
-grows with the steps, and the rows of finished sentences are removed.
+On a CPU, and if a part of the model `synchronizes` (reads a value from the device), steps run without a graph. There
+the KV cache grows with the steps, and the rows of finished sentences are removed.
 
 Shapes: B sentences, W rows per sentence, R rows, K words per row, S source tokens.
 """
@@ -78,7 +78,7 @@ class Decoder:
     def __init__(self, model: Translator, fixed: bool | None) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        replays = self.device.type == "cuda" and not model.waits
+        replays = self.device.type == "cuda" and not model.synchronizes
         self.fixed = replays if fixed is None else fixed
         self.graphs: Graphs | None = GraphCache(self.device, GRAPHS) if self.fixed and replays else None
         """Captured steps; None if steps run without graphs."""
@@ -91,7 +91,7 @@ class Decoder:
         self._closed = True
 
     def begin(
-        self, source_BS: Tensor, limit: Callable[[int], int], width: int, k: int | None, never: Collection[int]
+        self, source_BS: Tensor, limit: Callable[[int], int], width: int, k: int | None, banned: Collection[int]
     ) -> Rows:
         """Read the sources of a batch and return its rows before the first step, one row per sentence.
 
@@ -106,7 +106,7 @@ class Decoder:
             raise ArgumentError("this decoder is closed; use it only inside `with decoding(model)`")
         if self._under_autocast() != self._autocast:
             raise ArgumentError("autocast was turned on or off inside `decoding`; enter autocast before `decoding`")
-        step = Step(self.model, k, frozenset(never))
+        step = Step(self.model, k, frozenset(banned))
         batch, tokens = source_BS.shape
         source_BS = F.pad(source_BS.to(self.device), (0, self.width(tokens) - tokens), value=PAD)
         steps = limit(self.width(tokens))
@@ -128,7 +128,7 @@ class Step:
 
     model: Translator
     k: int | None
-    never: frozenset[int]
+    banned: frozenset[int]
 
     def __call__(
         self, state: State, parents_R: Tensor, tokens_R: Tensor, same: set[str]
@@ -144,7 +144,7 @@ class Step:
         state = {name: tensor if name in same else tensor.index_select(1, parents_R) for name, tensor in state.items()}
         encoded: Encoded = self.model(tokens_R[:, None], state)
         untouched = {name for name, tensor in encoded.state.items() if tensor is state.get(name)}
-        return candidates(self.model, encoded.output[:, -1], self.k, self.never), encoded.state, untouched
+        return candidates(self.model, encoded.output[:, -1], self.k, self.banned), encoded.state, untouched
 
 
 class Rows:

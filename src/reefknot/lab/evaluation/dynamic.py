@@ -240,7 +240,7 @@ def adapting(model: LanguageModel) -> Iterator[tuple[list[Tensor], list[Tensor]]
     In this context, the model is in evaluation mode, without dropout. Encoders compute gradients in this mode, too,
     with and without cuDNN. Class vectors are not cached, because they change with the parameters.
     """
-    if not model.encoder.carries:
+    if not model.encoder.carries_state:
         raise SettingsError(
             "dynamic evaluation reads short segments, so the encoder must carry its state from one to the next, but "
             f"{type(model.encoder).__name__} carries none; use more context instead (--context, --stride)"
@@ -273,7 +273,7 @@ def _adapt(
     """
     first = next(model.parameters())
     device, dtype = first.device, first.dtype
-    capture = device.type == "cuda" and not model.waits
+    capture = device.type == "cuda" and not model.synchronizes
     x_1T, y_1T = (ids_1T.to(device) for ids_1T in stream)
     tokens, full_segments = x_1T.shape[1], x_1T.shape[1] // settings.segment
     # Later states are copied into these tensors, so they need the same dtype, which is float64 for a float64 model.

@@ -42,7 +42,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    never: tuple[int, ...] = (),
+    banned: tuple[int, ...] = (),
     seed: int = 0,
     window: int | None = None,
 ) -> Iterator[int]:
@@ -75,9 +75,9 @@ def generate(
             with nullcontext() if in_evaluation else evaluating(model):
                 h_1D = reader.read(unread)
                 token = int(model.output.sample(h_1D, generator)) if plain else None
-                if token is None or token in never:
+                if token is None or token in banned:
                     # Sampling again from the allowed words after a rejection gives exactly their distribution.
-                    logp_1K, ids_1K = candidates(model, h_1D, wanted, never)
+                    logp_1K, ids_1K = candidates(model, h_1D, wanted, banned)
                     p_1K = sampling_weights(logp_1K, temperature, top_p)
                     token = int(ids_1K[0, torch.multinomial(p_1K[0], 1, generator=generator)])
             yield token
@@ -92,7 +92,7 @@ class _Reader:
             raise SettingsError(f"window = {window}: must be at least 1 token, or left out")
         self.device = next(model.parameters()).device
         self._model = model
-        self._window = None if model.encoder.carries else window
+        self._window = None if model.encoder.carries_state else window
         self._state = model.decoding_state(1)
         self._cached = 0
         # The last half window, which is read again when the KV cache is dropped. Empty if there is no window.
@@ -120,21 +120,21 @@ def check_choice(temperature: float, top_k: int | None, top_p: float | None) -> 
         raise SettingsError(f"top_p = {top_p}: must be above 0 and at most 1, or left out")
 
 
-def candidates(model: LanguageModel, h_ND: Tensor, k: int | None, never: Collection[int]) -> tuple[Tensor, Tensor]:
-    """Return the k most probable ids of each row that are not in `never`, (logp_NK, ids_NK), best first.
+def candidates(model: LanguageModel, h_ND: Tensor, k: int | None, banned: Collection[int]) -> tuple[Tensor, Tensor]:
+    """Return the k most probable ids of each row that are not in `banned`, (logp_NK, ids_NK), best first.
 
     k = None returns all ids. An adaptive output end may find the best ids without scoring all of them.
     """
     size = model.output.vocab_size
-    never = {token for token in never if 0 <= token < size}
-    allowed = size - len(never)
+    banned = {token for token in banned if 0 <= token < size}
+    allowed = size - len(banned)
     if not allowed:
         raise SettingsError(f"all {size} words are excluded from generation; allow at least one")
     k = allowed if k is None else min(k, allowed)
-    logp_NK, ids_NK = model.output.topk(h_ND, k + len(never))
-    if never:
+    logp_NK, ids_NK = model.output.topk(h_ND, k + len(banned))
+    if banned:
         # One comparison per id, because the host would wait while it copies a list of ids to the device.
-        banned_NK = torch.stack([ids_NK == token for token in never]).any(0)
+        banned_NK = torch.stack([ids_NK == token for token in banned]).any(0)
         allowed_NK = banned_NK.sort(dim=-1, stable=True).indices[:, :k]
         logp_NK, ids_NK = logp_NK.gather(1, allowed_NK), ids_NK.gather(1, allowed_NK)
     return logp_NK, ids_NK

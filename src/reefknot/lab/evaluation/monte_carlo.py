@@ -89,7 +89,7 @@ def monte_carlo_score(
     plain = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
     device = next(model.parameters()).device
     x_1T, y_1T = one_stream(split, vocabulary)
-    cut = window if isinstance(window, int) else window.cut(y_1T[0], vocabulary.eos)
+    cut = window if isinstance(window, int) else window.spans(y_1T[0], vocabulary.eos)
     perplexities: list[float] = []
     summed_T = torch.full(plain.nll.shape, -math.inf, dtype=torch.float64, device=device)
     with _dropping(model, seed), autocast(device, precision):

@@ -121,7 +121,7 @@ def score(
             raise SettingsError(
                 f"streams = {streams}: evaluation windows are independent, so streams have no effect; use streams = 1"
             )
-        nll = window_losses(model, x_1T[0], y_1T[0], windows.cut(y_1T[0], vocabulary.eos), precision=precision)
+        nll = window_losses(model, x_1T[0], y_1T[0], windows.spans(y_1T[0], vocabulary.eos), precision=precision)
     else:
         y_BT = _fold(y_1T[0], streams, IGNORE)
         nll_BT = losses(model, _fold(x_1T[0], streams, 0), y_BT, window=window, precision=precision)

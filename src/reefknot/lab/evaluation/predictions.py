@@ -97,7 +97,7 @@ def tendency(
     ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
     rows = max(1, SCORES_AT_ONCE // (model.output.rows_per_token * classes))
     x_T, y_T = inputs_and_targets(split)
-    spans = windows.cut(y_T, vocabulary.eos) if windows else None
+    spans = windows.spans(y_T, vocabulary.eos) if windows else None
     y_T = y_T.to(device)
     target = torch.zeros((), dtype=torch.float64, device=device)
     near, total_W = torch.zeros_like(target), torch.zeros(len(ids_W), dtype=torch.float64, device=device)

@@ -52,7 +52,7 @@ class Counting:
             )
         return available - available % self.window
 
-    def cut(self, split: Split) -> tuple[Tensor, Tensor]:
+    def inputs_and_targets(self, split: Split) -> tuple[Tensor, Tensor]:
         """Return the inputs x_BT and the scored targets y_BT."""
         counted, length = self.targets(split), split.tokens // self.streams
         inputs_BL, ids_BL = (
@@ -107,7 +107,7 @@ def score_by_protocol(
     precision: str = "float32",
 ) -> Protocol:
     """Score each text as the program of a paper does, and describe how."""
-    if not model.encoder.carries:
+    if not model.encoder.carries_state:
         raise SettingsError(
             f"the protocol {name} needs an encoder that carries its state, but {type(model.encoder).__name__} carries "
             'none; use the protocol "definition"'
@@ -115,7 +115,7 @@ def score_by_protocol(
     figures: dict[str, Counted] = {}
     for split_name, counting in countings.items():
         split = splits[split_name]
-        x_BT, y_BT = counting.cut(split)
+        x_BT, y_BT = counting.inputs_and_targets(split)
         nll_BT = losses(model, x_BT, y_BT, precision=precision)
         mean = counting.mean(nll_BT)
         figures[split_name] = Counted(perplexity=perplexity(mean), nll=mean, tokens=nll_BT.size)

@@ -132,7 +132,7 @@ def spectrum(
     exact = deepcopy(model.output).double().eval()
     factor = TriangularFactor(classes)
     x_T, y_T = (ids_T[:count] for ids_T in inputs_and_targets(split))
-    spans = windows.cut(y_T, eos) if windows else None
+    spans = windows.spans(y_T, eos) if windows else None
     with evaluating(model), exact.holding():
         for chunk in contexts(model, x_T, spans):
             for h_ND in torch.split(chunk.output.double(), _rows_at_once(exact)):

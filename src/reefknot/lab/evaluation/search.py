@@ -37,7 +37,7 @@ def tails_opened(
     x_T, y_T = (ids_T[:tokens] for ids_T in inputs_and_targets(split))
     if not len(x_T):
         return None
-    spans = None if windows is None else windows.cut(y_T, vocabulary.eos)
+    spans = None if windows is None else windows.spans(y_T, vocabulary.eos)
     with evaluating(model):
         hidden_ND = torch.cat([chunk.output for chunk in contexts(model, x_T, spans)])
         best = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))

@@ -68,7 +68,7 @@ def score_sentences(
 
 def _tokens(words: list[str], vocabulary: Vocabulary) -> _Tokens:
     ids, inputs = vocabulary.encode(words), vocabulary.encode_inputs(words)
-    shown = [token for word in words for token in vocabulary.cut(word)]
+    shown = [token for word in words for token in vocabulary.split_word(word)]
     if vocabulary.eos is not None:
         return _Tokens([*shown, vocabulary.words[vocabulary.eos]], [vocabulary.eos, *inputs], [*ids, vocabulary.eos])
     if len(ids) < 2:

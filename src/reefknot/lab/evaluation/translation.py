@@ -27,7 +27,7 @@ from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.result import Example, Translated
 from reefknot.lab.text.pair_dataset import SIDES, Lines, PairDataset
-from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.nn.models.translator import PAD, Translator
 from reefknot.storage.lines import Line, read_file, read_text
 
@@ -59,22 +59,22 @@ Decode = Callable[[Decoder, Tensor], list[list[Hypothesis]]]
 """A function that decodes a batch source_BS and returns the hypotheses of each row, best first."""
 
 
-def beam_decoder(words: Sides, search: SearchSettings, n_best: int = 1) -> Decode:
+def beam_decoder(words: VocabularyPair, search: SearchSettings, n_best: int = 1) -> Decode:
     """Return a function that decodes by beam search and never generates <unk>."""
     _, target = words.vocabularies
-    eos, never = end_of_line(target), excluded_ids(target)
-    return lambda decoder, source_BS: beam_search(decoder, source_BS, eos, search, never, n_best)
+    eos, banned = end_of_line(target), excluded_ids(target)
+    return lambda decoder, source_BS: beam_search(decoder, source_BS, eos, search, banned, n_best)
 
 
 def translate(
     model: Translator,
     lines: Sequence[str],
-    words: Sides,
+    words: VocabularyPair,
     search: SearchSettings,
     *,
     precision: str = "float32",
     n_best: int = 1,
-    say: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     progress: Progress = ignore_progress,
 ) -> list[list[Translation]]:
     """Return the translations of each line, best first. The only translation of an empty line is empty.
@@ -92,7 +92,7 @@ def translate(
     read = list(read_text("".join(f"{line}\n" for line in lines), "the lines to translate"))
     if len(read) != len(lines):
         raise ArgumentError("a line to translate holds a line end; pass each line separately")
-    translator = LineTranslator(model, words, beam_decoder(words, search, n_best), precision, say=say)
+    translator = LineTranslator(model, words, beam_decoder(words, search, n_best), precision, notify=notify)
     translations = translator.translate(read, progress)
     translator.report_unknown()
     return translations
@@ -103,13 +103,13 @@ class LineTranslator:
     """Translates lines in one or several calls, and counts the unknown words."""
 
     model: Translator
-    words: Sides
+    words: VocabularyPair
     decode: Decode
     precision: str = "float32"
     batch_tokens: int = BATCH_TOKENS
     longest: int | None = None
     """Number of tokens of the longest training sentence. Longer lines cause a warning."""
-    say: Callable[[str], None] | None = None
+    notify: Callable[[str], None] | None = None
     """Function that is called with warnings."""
     unknown: int = field(default=0, init=False)
     """Number of words that were read as <unk>."""
@@ -134,11 +134,11 @@ class LineTranslator:
 
     def report_unknown(self) -> None:
         """Report the number of unknown words, if there are any."""
-        if self.unknown and self.say:
+        if self.unknown and self.notify:
             words = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
             source, _ = self.words.vocabularies
             reason = "not in the vocabulary," if source.bpe is None else "with unknown characters, which are"
-            self.say(f"{words} of the source {reason} read as <unk>")
+            self.notify(f"{words} of the source {reason} read as <unk>")
 
     def _ids(self, line: Line) -> list[int]:
         """Return the ids of a line, with <eos>, or no ids for an empty line, which is not decoded."""
@@ -147,8 +147,8 @@ class LineTranslator:
             return []
         ids = source.encode(source.known_parts(line.words))
         self.unknown += sum(word not in source for word in line.words)
-        if self.longest is not None and len(ids) > self.longest and self.say:
-            self.say(
+        if self.longest is not None and len(ids) > self.longest and self.notify:
+            self.notify(
                 f"line {line.number}: {len(ids):,} tokens, but the longest training sentence had {self.longest:,}; "
                 "the translation may be poor"
             )
@@ -208,7 +208,7 @@ def evaluate_translations(
     bleu: BleuSettings,
     *,
     precision: str = "float32",
-    say: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     progress: Progress = ignore_progress,
 ) -> Evaluated:
     """Translate a text and score the translations against the references."""
@@ -219,7 +219,7 @@ def evaluate_translations(
     def report(_: str, done: float) -> None:
         progress(f"translating the {pairs.name} text", done)
 
-    options: dict[str, Any] = {"precision": precision, "say": say, "progress": report}
+    options: dict[str, Any] = {"precision": precision, "say": notify, "progress": report}
     translations = [best for best, *_ in translate(model, sources, dataset.words, search, **options)]
     lines = [translation.text for translation in translations]
     scores = metrics.score(lines, references).replace(

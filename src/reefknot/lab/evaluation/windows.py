@@ -64,7 +64,7 @@ class Windows:
         """Name of the windows in a saved evaluation and in a recipe."""
         raise NotImplementedError
 
-    def cut(self, y_T: Tensor, eos: int | None) -> Spans:
+    def spans(self, y_T: Tensor, eos: int | None) -> Spans:
         """Return the windows of a text with the targets y_T. Every target is scored in exactly one window."""
         raise NotImplementedError
 
@@ -92,7 +92,7 @@ class Sliding(Windows):
     def name(self) -> str:
         return f"context-{self.context}-stride-{self.stride}"
 
-    def cut(self, y_T: Tensor, eos: int | None) -> Spans:
+    def spans(self, y_T: Tensor, eos: int | None) -> Spans:
         scored_W = np.arange(0, len(y_T), self.stride)
         return Spans(np.maximum(scored_W - self.context, 0), scored_W, np.minimum(scored_W + self.stride, len(y_T)))
 
@@ -113,7 +113,7 @@ class Complete(Windows):
     def name(self) -> str:
         return f"complete-{self.length}"
 
-    def cut(self, y_T: Tensor, eos: int | None) -> Spans:
+    def spans(self, y_T: Tensor, eos: int | None) -> Spans:
         edges, line_start = [0], 0
         for line_end in _line_ends(y_T, eos).tolist():
             if line_end - edges[-1] > self.length and line_start > edges[-1]:
@@ -131,7 +131,7 @@ class Lines(Windows):
     def name(self) -> str:
         return "lines"
 
-    def cut(self, y_T: Tensor, eos: int | None) -> Spans:
+    def spans(self, y_T: Tensor, eos: int | None) -> Spans:
         return _between([0, *_line_ends(y_T, eos).tolist()])
 
 

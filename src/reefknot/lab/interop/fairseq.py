@@ -29,7 +29,7 @@ from reefknot.nn.encoders.transformer import Block, Transformer
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 
 Assignment = tuple[str, Sequence[Tensor]]
 """The name of a tensor in the checkpoint, and the parameters of the model that its rows are copied to in order."""
@@ -52,7 +52,7 @@ def import_checkpoint(
     *,
     corpus: CorpusSettings | None = None,
     data: Path | None = None,
-    say: Say = silent,
+    notify: Notify = silent,
 ) -> RunFolder:
     """Create a run folder from a checkpoint of fairseq. Repeating an import changes nothing, or completes it.
 
@@ -78,7 +78,9 @@ def import_checkpoint(
     copy_weights(source, model)
     fingerprint = None
     if corpus is not None:
-        fingerprint = open_dataset(corpus, experiment.vocabulary, data=data, say=say, words=vocabulary).fingerprint
+        fingerprint = open_dataset(
+            corpus, experiment.vocabulary, data=data, notify=notify, words=vocabulary
+        ).fingerprint
     config = {
         "recipe": "imported",
         "row": checkpoint.stem,
@@ -92,7 +94,7 @@ def import_checkpoint(
         run.checkpoints.save(0, weights(model), {}, {}, fingerprint=config_hash(config))
         run.checkpoints.mark_best(0)
     total = sum(model.parameter_counts().values())
-    say(f"{out}: {total:,} parameters, {len(vocabulary):,} words, from {checkpoint}")
+    notify(f"{out}: {total:,} parameters, {len(vocabulary):,} words, from {checkpoint}")
     return run
 
 

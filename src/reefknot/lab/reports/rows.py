@@ -363,8 +363,8 @@ def rivals(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
 
 def contenders(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     """Return the families without rows that only provide the starting weights of another row."""
-    begun = {(row.recipe, row.begins_with) for row in rows}
-    return [[row for row in family if (row.recipe, row.own_name) not in begun] for family in families(rows)]
+    existing_run = {(row.recipe, row.begins_with) for row in rows}
+    return [[row for row in family if (row.recipe, row.own_name) not in existing_run] for family in families(rows)]
 
 
 def competing(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:

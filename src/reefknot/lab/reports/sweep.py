@@ -28,8 +28,8 @@ class Trial:
 
     def row(self) -> TableRow:
         """Return the trial as a row with the runs that have begun, including test scores."""
-        begun = tuple(load(run) for run in self.runs if (run / "config.json").is_file())
-        return TableRow(self.name, results=begun)
+        existing_run = tuple(load(run) for run in self.runs if (run / "config.json").is_file())
+        return TableRow(self.name, results=existing_run)
 
 
 def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:

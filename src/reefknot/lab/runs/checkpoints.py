@@ -171,10 +171,10 @@ class Checkpoints:
         self._verified[path] = stamp
         return checkpoint
 
-    def latest(self, say: Callable[[str], None]) -> Checkpoint | None:
+    def latest(self, notify: Callable[[str], None]) -> Checkpoint | None:
         """Load the newest intact checkpoint, or return None if none was ever committed.
 
-        `say` receives a message about every damaged checkpoint that was skipped.
+        `notify` receives a message about every damaged checkpoint that was skipped.
         """
         errors: list[str] = []
         for path in self._newest_first():
@@ -184,7 +184,7 @@ class Checkpoints:
                 errors.append(str(error))
                 continue
             for message in errors:
-                say(f"{message}; using {path.name}")
+                notify(f"{message}; using {path.name}")
             return checkpoint
         if errors:
             raise DataError(f"no checkpoint of {self.run} can be used: {errors[0]}; train to another --out")

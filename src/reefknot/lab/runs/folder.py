@@ -248,7 +248,7 @@ class Metrics:
         lines = enumerate(self._whole_lines(), start=1)
         return [durable.decode_object(line, f"{self.path}, line {number},") for number, line in lines]
 
-    def cut(self, lines: int) -> None:
+    def truncate(self, lines: int) -> None:
         """Keep only the first `lines` lines: those written before the checkpoint that training resumes from."""
         whole = self._whole_lines()
         if len(whole) < lines:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.tasks.contract import Data, Experiment, Task, TrainedRun
     from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
-    from reefknot.storage.progress import Say
+    from reefknot.storage.progress import Notify
 
 TASKS = {
     "language_model": "reefknot.lab.tasks.language_model:LanguageModelTask",
@@ -61,7 +61,7 @@ def build_model(experiment: Experiment, words: Any) -> Any:
 
     Args:
         experiment: The settings of the model.
-        words: A vocabulary, the `Sides` of parallel text, or just the number of words.
+        words: A vocabulary, the `VocabularyPair` of parallel text, or just the number of words.
     """
     return task_of(experiment).build_model(words)
 
@@ -103,7 +103,7 @@ def open_data(run: RunFolder, data: Path | None, *, task: str | None = None) -> 
     return opened
 
 
-def evaluate_run(run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress) -> Answer:
+def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress) -> Answer:
     """Evaluate a run as its task does; raise an error if the request has an option without effect.
 
     Args:
@@ -115,10 +115,10 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, say: Say, progre
     task = _scoring_task(run)
     request.reject_unused(task.evaluation_options, f"{run.path}, which is {task.noun}")
     check_data_option(request.data, [task])
-    return task.evaluate(run, request, say=say, progress=progress)
+    return task.evaluate(run, request, notify=notify, progress=progress)
 
 
-def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> Answer:
+def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> Answer:
     """Compare systems with the first one as their task does; raise an error if they are of different tasks.
 
     Args:
@@ -136,7 +136,7 @@ def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, sa
             )
     request.reject_unused(first_task.comparison_options, f"{first.path}, which is {first_task.noun}")
     check_data_option(request.data, tasks)
-    return first_task.compare(systems, request, say=say)
+    return first_task.compare(systems, request, notify=notify)
 
 
 def check_data_option(data: Path | None, tasks: Iterable[Task[Any, Any, Any]]) -> None:

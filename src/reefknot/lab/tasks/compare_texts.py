@@ -30,7 +30,7 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.tasks.requests import ComparisonRequest, System
 from reefknot.lab.text.dataset import Dataset
-from reefknot.storage.progress import Say
+from reefknot.storage.progress import Notify
 
 Losses = NDArray[Any]
 
@@ -150,12 +150,12 @@ class _Texts:
             )
 
 
-def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> TextComparisons:
+def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> TextComparisons:
     """Compare language models with the first one, by the losses that their runs have saved."""
     by = request.by or "blocks"
     _check(request, by)
     split, texts = request.split, _Texts(request.data)
-    unit, (losses_a, *losses_b) = _paired_losses(systems, split, texts, say)
+    unit, (losses_a, *losses_b) = _paired_losses(systems, split, texts, notify)
     if unit == "word" and (request.bands or by == "documents"):
         remedy = "leave out --bands" if request.bands else "use --by blocks"
         raise SettingsError(f"these runs do not have the same tokens; {remedy}")
@@ -190,13 +190,15 @@ def _check(request: ComparisonRequest, by: str) -> None:
         raise SettingsError("--figure has no effect without --bands; add --bands or leave --figure out")
 
 
-def _paired_losses(systems: Sequence[System], split: str, texts: _Texts, say: Say) -> tuple[str, list[list[Losses]]]:
+def _paired_losses(
+    systems: Sequence[System], split: str, texts: _Texts, notify: Notify
+) -> tuple[str, list[list[Losses]]]:
     """Return the unit that is compared, token or word, and for each system its losses, one array per run.
 
     Runs with different tokens are compared by words. For this, the same words must be in all vocabularies.
     """
     losses = [_losses(system, split) for system in systems]
-    if _same_tokens([run for system in systems for run in system.runs], split, texts, say):
+    if _same_tokens([run for system in systems for run in system.runs], split, texts, notify):
         return "token", losses
 
     def by_word(nll: Losses, run: RunFolder) -> Losses:
@@ -220,7 +222,7 @@ def _losses(system: System, split: str) -> list[Losses]:
     return losses
 
 
-def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, say: Say) -> bool:
+def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, notify: Notify) -> bool:
     """Return whether all runs have the same tokens; raise an error if their losses cannot be paired.
 
     Different windows do not prevent a comparison, because they may be what is compared. They are noted once.
@@ -236,7 +238,7 @@ def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, say: Say)
                 raise SettingsError(f"{both}: no fair comparison: {reason}")
             notes.append(f"note: {both}: {reason}")
     if notes:
-        say(notes[0])
+        notify(notes[0])
     return same_tokens
 
 

@@ -14,7 +14,7 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import task_of_run
 from reefknot.lab.tasks.requests import ComparisonRequest, System
 from reefknot.lab.tasks.translation import open_parallel_texts
-from reefknot.storage.progress import Say
+from reefknot.storage.progress import Notify
 
 
 class _Assignment(NamedTuple):
@@ -107,13 +107,15 @@ class TranslationComparisons:
         return "\n".join([*heading, *(line for comparison in self.comparisons for line in comparison.lines())])
 
 
-def compare_translators(systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> TranslationComparisons:
+def compare_translators(
+    systems: Sequence[System], request: ComparisonRequest, *, notify: Notify
+) -> TranslationComparisons:
     """Compare translators with the first one, by the translations that their runs have saved."""
     split = request.split
     if split not in ("valid", "test"):
         raise SettingsError(f"--split {split}: a run stores translations of valid and test only")
     assignment = _shared_assignment(systems, split, request.data)
-    _note_different_searches(systems, split, say)
+    _note_different_searches(systems, split, notify)
     bleu = open_metrics(assignment.bleu).bleu
     first, *others = systems
     lines_a, *lines_b = [[run.read_translations(split) for run in system.runs] for system in systems]
@@ -153,7 +155,7 @@ def _assignment(run: RunFolder, split: str, data: Path | None) -> _Assignment:
     return _Assignment(languages, text.text("source"), text.text("target"), experiment.bleu)
 
 
-def _note_different_searches(systems: Sequence[System], split: str, say: Say) -> None:
+def _note_different_searches(systems: Sequence[System], split: str, notify: Notify) -> None:
     """Print which settings of the search differ. They may differ, because a comparison may be about the beam."""
     first, *others = [run for system in systems for run in system.runs]
     expected = _search(first, split)
@@ -163,7 +165,7 @@ def _note_different_searches(systems: Sequence[System], split: str, say: Say) ->
             f"{name} {search.get(name)}, not {value}" for name, value in expected.items() if search.get(name) != value
         ]
         if changed:
-            say(f"note: {run.path} and {first.path} searched with different settings: {'; '.join(changed)}")
+            notify(f"note: {run.path} and {first.path} searched with different settings: {'; '.join(changed)}")
             return
 
 

@@ -22,11 +22,11 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.corpora import CORPORA, known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings
 from reefknot.lab.training.display import Display
 from reefknot.lab.training.distributed import World, choose_device
 from reefknot.lab.training.state import Progress, load_weights
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Data(Protocol):
         """The words that are predicted."""
 
     @property
-    def words(self) -> Sides:
+    def words(self) -> VocabularyPair:
         """The vocabularies of the source and of the target. Both are the same if there is only one vocabulary."""
 
     @property
@@ -167,7 +167,7 @@ class TrainedRun(Generic[E, D, M]):
 
     run: RunFolder
     experiment: E
-    words: Sides
+    words: VocabularyPair
     model: M
 
     @property
@@ -220,7 +220,7 @@ class Task(ABC, Generic[E, D, M]):
         *,
         corpus: CorpusSettings | None = None,
         words: Vocabulary | None = None,
-        say: Say = silent,
+        notify: Notify = silent,
     ) -> D:
         """Open the texts to train on and score with.
 
@@ -233,11 +233,11 @@ class Task(ABC, Generic[E, D, M]):
             say: Called with messages about progress.
         """
         experiment = self.experiment
-        opened = open_dataset(corpus or experiment.corpus, experiment.vocabulary, data=data, words=words, say=say)
+        opened = open_dataset(corpus or experiment.corpus, experiment.vocabulary, data=data, words=words, notify=notify)
         return cast(D, opened)
 
     @abstractmethod
-    def build_model(self, words: Vocabulary | Sides | int) -> M:
+    def build_model(self, words: Vocabulary | VocabularyPair | int) -> M:
         """Build the model, with weights drawn from torch's current generator state.
 
         A number of words is enough to count parameters.
@@ -246,7 +246,7 @@ class Task(ABC, Generic[E, D, M]):
     def check(self, data: D, world: World) -> None:
         """Raise an error if a model cannot be trained on the data, or cannot score them. Called before training."""
 
-    def prepare(self, model: M, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
+    def prepare(self, model: M, data: D, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
         """Prepare a new model for training. Returns messages for the display.
 
         Args:
@@ -278,11 +278,11 @@ class Task(ABC, Generic[E, D, M]):
     # -- finished runs of tasks that score texts. Evaluation and comparison are imported on request, so that training
     #    does not load them.
 
-    def evaluate(self, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Reporter) -> Answer:
+    def evaluate(self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Reporter) -> Answer:
         """Score texts with the best weights of a run. `tasks.evaluate_run` has checked the options."""
         raise NotImplementedError
 
-    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> Answer:
+    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> Answer:
         """Compare systems of this task with the first one. `tasks.compare_systems` has checked the options."""
         raise NotImplementedError
 
@@ -292,10 +292,10 @@ class Task(ABC, Generic[E, D, M]):
         """Write the vocabulary to the run folder."""
         data.vocabulary.save(run.vocabulary_path)
 
-    def saved_words(self, run: RunFolder) -> Sides:
+    def saved_words(self, run: RunFolder) -> VocabularyPair:
         """Read the vocabulary from the run folder."""
         vocabulary = Vocabulary.load(run.vocabulary_path)
-        return Sides(vocabulary, vocabulary)
+        return VocabularyPair(vocabulary, vocabulary)
 
     def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[E, D, M]:
         """Open a run folder with its best weights."""
@@ -306,7 +306,7 @@ class Task(ABC, Generic[E, D, M]):
         load_weights(model, run.checkpoints.load(checkpoint).model)
         return self._trained(run, words, model.to(choose_device(device)).eval())
 
-    def _trained(self, run: RunFolder, words: Sides, model: M) -> TrainedRun[E, D, M]:
+    def _trained(self, run: RunFolder, words: VocabularyPair, model: M) -> TrainedRun[E, D, M]:
         return TrainedRun(run, self.experiment, words, model)
 
     def open_run_data(self, run: RunFolder, data: Path | None) -> D:

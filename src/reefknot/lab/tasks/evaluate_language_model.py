@@ -20,7 +20,7 @@ from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks.evaluation_modes import MODES, ModeChooser, check_modes, check_windows, requested_modes
 from reefknot.lab.tasks.requests import EvaluationRequest, option
 from reefknot.lab.training.generators import set_determinism
-from reefknot.storage.progress import Say
+from reefknot.storage.progress import Notify
 
 if TYPE_CHECKING:
     from reefknot.lab.tasks.language_model import LanguageModelTask, TrainedLanguageModel
@@ -104,7 +104,7 @@ class TextEvaluations:
 
 
 def evaluate_language_model(
-    task: LanguageModelTask, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress
+    task: LanguageModelTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
 ) -> TextEvaluations:
     """Score texts with the best weights of a run."""
     _check(request)
@@ -134,7 +134,7 @@ def evaluate_language_model(
         for name, text in texts.items()
     ]
     if request.save:
-        say(save(run, mode.kind, mode.settings, mode.grid, scores))
+        notify(save(run, mode.kind, mode.settings, mode.grid, scores))
     return TextEvaluations(str(run.path), evaluations, mode.grid)
 
 

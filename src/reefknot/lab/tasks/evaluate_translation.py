@@ -17,7 +17,7 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import LengthBand, Translated
 from reefknot.lab.tasks.requests import EvaluationRequest
 from reefknot.lab.training.generators import set_determinism
-from reefknot.storage.progress import Say
+from reefknot.storage.progress import Notify
 
 if TYPE_CHECKING:
     from reefknot.lab.tasks.translation import TranslationTask
@@ -78,7 +78,7 @@ class PairsEvaluations:
 
 
 def evaluate_translator(
-    task: TranslationTask, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress
+    task: TranslationTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
 ) -> PairsEvaluations:
     """Translate and score texts with the best weights of a run."""
     if request.save and request.beam is None and request.length_penalty is None:
@@ -97,14 +97,14 @@ def evaluate_translator(
     for name in request.splits:
         texts = beginning(dataset, name, request.limit)
         translated = evaluate_translations(
-            model, texts, name, search, experiment.bleu, precision=precision, say=say, progress=progress
+            model, texts, name, search, experiment.bleu, precision=precision, notify=notify, progress=progress
         ).scores
         score = score_pairs(model, texts.splits[name], texts.vocabulary, precision=precision)
         evaluations.append(PairsEvaluation(name, translated, score, dataset.splits[name].pairs))
     if request.save:
         scores = {evaluation.split: evaluation.score for evaluation in evaluations}
         translations = {evaluation.split: evaluation.translated for evaluation in evaluations}
-        say(save(run, _kind(search), search.model_dump(), None, scores, translations))
+        notify(save(run, _kind(search), search.model_dump(), None, scores, translations))
     return PairsEvaluations(str(run.path), evaluations)
 
 

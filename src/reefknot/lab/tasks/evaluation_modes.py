@@ -132,7 +132,7 @@ class ModeChooser:
         if request.streams is None:
             return run_windows
         encoder = self.trained.model.encoder
-        if not encoder.carries:
+        if not encoder.carries_state:
             raise SettingsError(
                 f"--streams: a {type(encoder).__name__} carries no state from window to window; use --context and "
                 "--stride"

@@ -16,10 +16,10 @@ from torch import nn
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Positive, Settings
-from reefknot.lab.text.vocabulary import Sides, Vocabulary, whole_word
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, whole_word
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.tables import BandProjections, WordTable
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 
@@ -132,8 +132,8 @@ def start_tables(
     tables: Mapping[str, nn.Module],
     settings: Mapping[str, Settings],
     source_tables: Collection[str],
-    words: Sides,
-    say: Say = silent,
+    words: VocabularyPair,
+    notify: Notify = silent,
 ) -> list[str]:
     """Fill the tables that start from vector files, and return one message per table.
 
@@ -151,11 +151,11 @@ def start_tables(
     for name, file in table_files(settings).items():
         table = tables[name]
         assert isinstance(table, WordTable)  # only the settings of word tables name a file
-        messages.append(start_table(table, file, source if name in source_tables else target, say))
+        messages.append(start_table(table, file, source if name in source_tables else target, notify))
     return messages
 
 
-def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, say: Say = silent) -> str:
+def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, notify: Notify = silent) -> str:
     """Fill a table with the vectors of a file, and return a message with the number of words in the file.
 
     Words are looked up with `Lookup`. Words that are not in the file keep their initial vectors. A sub-word that does
@@ -165,7 +165,7 @@ def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, say: Say =
     tokens = vocabulary.words
     if len(tokens) != table.vocab_size:
         raise SettingsError(f"{len(tokens):,} words for a table of {table.vocab_size:,}; pass the table's vocabulary")
-    vectors = _read_for(vocabulary, file, say)
+    vectors = _read_for(vocabulary, file, notify)
     if vectors.dim != table.dim:
         raise SettingsError(
             f"{file} has vectors of dimension {vectors.dim:,} but the table has dim = {table.dim}; make them equal"
@@ -180,7 +180,7 @@ def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, say: Say =
     return f"{file} has vectors of {len(rows):,} of the {len(tokens):,} words; the other vectors are random"
 
 
-def _read_for(vocabulary: Vocabulary, file: Path, say: Say) -> WordVectors:
+def _read_for(vocabulary: Vocabulary, file: Path, notify: Notify) -> WordVectors:
     """Read the vectors of a vocabulary's words, and decide whether the file has sub-words.
 
     A file has sub-words, as exports of sub-word models do, if more words occur in it with the ending `</w>` than
@@ -192,7 +192,7 @@ def _read_for(vocabulary: Vocabulary, file: Path, say: Say) -> WordVectors:
     words = {word for token in vocabulary.words if (word := whole_word(token, vocabulary)) is not None}
     words |= {word.lower() for word in words}
     subwords = {as_subword(word) for word in words}
-    vectors = read_vectors(file, only={*vocabulary.words, *words, *subwords}, say=say)
+    vectors = read_vectors(file, only={*vocabulary.words, *words, *subwords}, notify=notify)
     return replace(vectors, subwords=sum(map(vectors.__contains__, subwords)) > sum(map(vectors.__contains__, words)))
 
 

@@ -17,7 +17,7 @@ from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.tasks.sequence_model import SequenceExperiment, SequenceTask
 from reefknot.lab.text.batches import Batches, batches_of
 from reefknot.lab.text.dataset import Dataset
-from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.compare_texts import TextComparisons
     from reefknot.lab.tasks.evaluate_language_model import TextEvaluations
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
-    from reefknot.storage.progress import Say
+    from reefknot.storage.progress import Notify
 
 SAMPLE_TOKENS = 50
 SAMPLE_TEMPERATURES = (1.0, 0.8, 0.5)
@@ -50,7 +50,7 @@ class LanguageModelExperiment(SequenceExperiment):
         if self.evaluation.windows is not None:
             windows: Windows = WINDOWS.build(self.evaluation.windows, {})
             return windows
-        if self.carries:
+        if self.carries_state:
             return None
         from reefknot.lab.evaluation.windows import Lines, Sliding
 
@@ -70,10 +70,10 @@ class TrainedLanguageModel(TrainedRun[LanguageModelExperiment, Dataset, Language
         from reefknot.nn.inputs.char_cnn import CharCNN
 
         assert isinstance(input_end, CharCNN)  # checked when the settings were read
-        vocabulary = self.vocabulary.spelling(words)
-        input_end = input_end.spelling(vocabulary.spelled[len(self.vocabulary.spelled) :])
+        vocabulary = self.vocabulary.with_spelled_words(words)
+        input_end = input_end.with_spelled_words(vocabulary.spelled[len(self.vocabulary.spelled) :])
         model = LanguageModel(input_end, self.model.encoder, self.model.output, self.model.regularisation)
-        return replace(self, words=Sides(vocabulary, vocabulary), model=model.eval())
+        return replace(self, words=VocabularyPair(vocabulary, vocabulary), model=model.eval())
 
 
 class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageModel]):
@@ -90,7 +90,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     )
     comparison_options: ClassVar[frozenset[str]] = frozenset({"by", "block", "bands", "figure"})
 
-    def _join(self, shared: dict[str, Any], sides: Sides) -> LanguageModel:
+    def _join(self, shared: dict[str, Any], sides: VocabularyPair) -> LanguageModel:
         input_end = self._input_end(shared, sides.target)
         encoder = self._encoder(shared, {"input_dim": input_end.dim})
         return LanguageModel(input_end, encoder, self._output_end(shared, encoder.dim), self.regularisation)
@@ -146,27 +146,29 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
             fields["tails_opened"] = tails_opened(model, text, data.vocabulary, experiment.windows)
         return fields
 
-    def evaluate(self, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress) -> TextEvaluations:
+    def evaluate(
+        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+    ) -> TextEvaluations:
         from reefknot.lab.tasks.evaluate_language_model import evaluate_language_model
 
-        return evaluate_language_model(self, run, request, say=say, progress=progress)
+        return evaluate_language_model(self, run, request, notify=notify, progress=progress)
 
-    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> TextComparisons:
+    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> TextComparisons:
         from reefknot.lab.tasks.compare_texts import compare_texts
 
-        return compare_texts(systems, request, say=say)
+        return compare_texts(systems, request, notify=notify)
 
-    def _trained(self, run: RunFolder, words: Sides, model: LanguageModel) -> TrainedLanguageModel:
+    def _trained(self, run: RunFolder, words: VocabularyPair, model: LanguageModel) -> TrainedLanguageModel:
         return TrainedLanguageModel(run, self.experiment, words, model)
 
 
 def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
     """Return short texts that the model generates at several temperatures."""
     start = prompt_ids([], vocabulary)
-    never = () if vocabulary.unk is None else (vocabulary.unk,)
+    banned = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []
     for seed, temperature in enumerate(SAMPLE_TEMPERATURES):
-        ids = generate(model, start, SAMPLE_TOKENS, temperature=temperature, never=never, seed=seed, window=window)
+        ids = generate(model, start, SAMPLE_TOKENS, temperature=temperature, banned=banned, seed=seed, window=window)
         text = vocabulary.text(ids).strip()
         samples.append(Sample(prompt="", text=text, temperature=temperature, seed=seed))
     return tuple(samples)

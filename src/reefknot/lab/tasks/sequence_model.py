@@ -30,7 +30,7 @@ from reefknot.lab.tasks.initialisation import (
 )
 from reefknot.lab.tasks.word_vectors import end_vectors, evaluate_vectors, named_vectors, subspace
 from reefknot.lab.text.batches import Batches
-from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import set_determinism
 from reefknot.lab.training.loop import Trainer
@@ -38,7 +38,7 @@ from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import Progress, load_weights
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.models.regularisation import RegularisationSettings
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class SequenceExperiment(Experiment):
             from reefknot.lab.evaluation.windows import NO_LINES
 
             raise ValueError(f"evaluation.windows: {NO_LINES}")
-        if not self.carries:
+        if not self.carries_state:
             reason = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
             if evaluation.streams > 1:
                 raise ValueError(f"evaluation.streams: {reason}, so streams have no meaning; leave it out")
@@ -218,10 +218,10 @@ class SequenceExperiment(Experiment):
         return self.model_copy(update={"tables": {**self.tables, **bare}}) if bare else self
 
     @property
-    def carries(self) -> bool:
+    def carries_state(self) -> bool:
         """Whether the encoder carries its state from one window to the next."""
-        carries: bool = ENCODERS.load(self.encoder.kind).carries  # type: ignore[attr-defined]
-        return carries
+        carries_state: bool = ENCODERS.load(self.encoder.kind).carries_state  # type: ignore[attr-defined]
+        return carries_state
 
     @property
     def _reads_source(self) -> bool:
@@ -240,14 +240,14 @@ class SequenceTask(Task[S, D, L]):
     tables: Mapping[str, nn.Module]
     """Tables of the model that was built last, by name."""
 
-    def build_model(self, words: Vocabulary | Sides | int) -> L:
+    def build_model(self, words: Vocabulary | VocabularyPair | int) -> L:
         """Build the model from its parts, and draw its parameters.
 
         A number of words is enough to count parameters; an input end that reads spellings then gets empty spellings. If
         a translator gets a single vocabulary, it uses it for both sides.
         """
         experiment = self.experiment
-        sides = words if isinstance(words, Sides) else Sides(words, words)
+        sides = words if isinstance(words, VocabularyPair) else VocabularyPair(words, words)
         shared: dict[str, Any] = {"tables": {}, "projections": {}}
         for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
             source_names = experiment.source_references(registry.family)
@@ -266,7 +266,7 @@ class SequenceTask(Task[S, D, L]):
         return RegularisationSettings(**self.experiment.regularisation.model_dump())
 
     @abstractmethod
-    def _join(self, shared: dict[str, Any], sides: Sides) -> L:
+    def _join(self, shared: dict[str, Any], sides: VocabularyPair) -> L:
         """Build the ends and the encoder, and join them into a model.
 
         Args:
@@ -285,14 +285,14 @@ class SequenceTask(Task[S, D, L]):
     def check(self, data: D, world: World) -> None:
         self.batches(data).slice(world.rank, world.size)
 
-    def prepare(self, model: L, data: D, *, from_files: bool = True, say: Say = silent) -> list[str]:
+    def prepare(self, model: L, data: D, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
         set_determinism(self.experiment.training.determinism)
         if self.experiment.evaluation.subspace:
             subspace(model, data.vocabulary)  # so that an error is raised now, not after training
         if not from_files:
             return []
         return start_tables(
-            self.tables, self.experiment.tables, self.experiment.source_references("tables"), data.words, say
+            self.tables, self.experiment.tables, self.experiment.source_references("tables"), data.words, notify
         )
 
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
@@ -314,7 +314,7 @@ class SequenceTask(Task[S, D, L]):
             trackers=session.trackers,
         )
         progress = trainer.train()
-        if not world.first:
+        if not world.is_first:
             return None
         self._average_checkpoints(session)
         # With sharding, every process has a part of the model. So the first process builds a whole model to score.

@@ -21,7 +21,7 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.contract import Experiment, Fitted, Session, Task, TrainedRun
 from reefknot.lab.tasks.word_vectors import evaluate_vectors, named_vectors
 from reefknot.lab.text.dataset import Dataset
-from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.skip_gram import SkipGramTrainer, SkipGramTraining
 from reefknot.lab.training.state import Progress
@@ -123,8 +123,8 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
     scores_text: ClassVar[bool] = False
     verbs: ClassVar[str] = "`reefknot vectors` or `reefknot report`"
 
-    def build_model(self, words: Vocabulary | Sides | int) -> SkipGram:
-        target = words.target if isinstance(words, Sides) else words
+    def build_model(self, words: Vocabulary | VocabularyPair | int) -> SkipGram:
+        target = words.target if isinstance(words, VocabularyPair) else words
         return self.experiment.skip_gram.build(target if isinstance(target, int) else len(target))
 
     def check(self, data: Dataset, world: World) -> None:
@@ -169,5 +169,5 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
         tables = named_vectors(tensors, vocabulary, tied=model.tied)
         return {end: table.select(compress(table.words, learned_V)) for end, table in tables.items()}
 
-    def _trained(self, run: RunFolder, words: Sides, model: SkipGram) -> TrainedVectors:
+    def _trained(self, run: RunFolder, words: VocabularyPair, model: SkipGram) -> TrainedVectors:
         return TrainedVectors(run, self.experiment, words, model)

@@ -31,10 +31,10 @@ from reefknot.lab.text.batches import Batches
 from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
 from reefknot.lab.text.pair_batches import PairBatches
 from reefknot.lab.text.pair_dataset import PairDataset, open_pairs
-from reefknot.lab.text.vocabulary import Sides, Vocabulary
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.translator import Translator
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Progress
@@ -128,11 +128,11 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         *,
         corpus: CorpusSettings | None = None,
         words: Vocabulary | None = None,
-        say: Say = silent,
+        notify: Notify = silent,
     ) -> PairDataset:
-        return open_pairs(corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, say=say)
+        return open_pairs(corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, notify=notify)
 
-    def _join(self, shared: dict[str, Any], sides: Sides) -> Translator:
+    def _join(self, shared: dict[str, Any], sides: VocabularyPair) -> Translator:
         source_settings = self.experiment.source
         assert source_settings is not None  # checked when the settings were read
         with naming_section("source"):
@@ -175,22 +175,26 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
             data.words.vocabularies[0].save(run.source_vocabulary_path)
         super().save_words(run, data)
 
-    def saved_words(self, run: RunFolder) -> Sides:
+    def saved_words(self, run: RunFolder) -> VocabularyPair:
         target = Vocabulary.load(run.vocabulary_path)
         joint = self.experiment.vocabulary.sides == "joint"
-        return Sides(target if joint else Vocabulary.load(run.source_vocabulary_path), target)
+        return VocabularyPair(target if joint else Vocabulary.load(run.source_vocabulary_path), target)
 
-    def evaluate(self, run: RunFolder, request: EvaluationRequest, *, say: Say, progress: Progress) -> PairsEvaluations:
+    def evaluate(
+        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+    ) -> PairsEvaluations:
         from reefknot.lab.tasks.evaluate_translation import evaluate_translator
 
-        return evaluate_translator(self, run, request, say=say, progress=progress)
+        return evaluate_translator(self, run, request, notify=notify, progress=progress)
 
-    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, say: Say) -> TranslationComparisons:
+    def compare(
+        self, systems: Sequence[System], request: ComparisonRequest, *, notify: Notify
+    ) -> TranslationComparisons:
         from reefknot.lab.tasks.compare_translations import compare_translators
 
-        return compare_translators(systems, request, say=say)
+        return compare_translators(systems, request, notify=notify)
 
-    def _trained(self, run: RunFolder, words: Sides, model: Translator) -> TrainedTranslator:
+    def _trained(self, run: RunFolder, words: VocabularyPair, model: Translator) -> TrainedTranslator:
         return TrainedTranslator(run, self.experiment, words, model)
 
 

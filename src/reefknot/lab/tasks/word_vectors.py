@@ -13,7 +13,7 @@ from reefknot.lab.evaluation.neighbors import examples, nearest_words
 from reefknot.lab.runs.result import Neighbors, RunResult, Subspace
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def subspace(model: LanguageModel, vocabulary: Vocabulary) -> Subspace:
     return between_ends(input_VD, output_VD)
 
 
-def open_vectors(path: str | Path, *, device: str = "cpu", say: Say = silent) -> dict[str, WordVectors]:
+def open_vectors(path: str | Path, *, device: str = "cpu", notify: Notify = silent) -> dict[str, WordVectors]:
     """Open the word vectors of a run folder of any task, or of a file in any format.
 
     A run gives `input` and `output`, or `tied` if both ends have the same vectors. The words are those of its
@@ -131,4 +131,4 @@ def open_vectors(path: str | Path, *, device: str = "cpu", say: Say = silent) ->
     path = Path(path)
     if path.is_dir() and not (path / VECTORS).exists():
         return open_run(path, device).vectors()
-    return {"vectors": read_vectors(path, say=say)}
+    return {"vectors": read_vectors(path, notify=notify)}

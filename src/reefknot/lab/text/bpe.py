@@ -82,7 +82,7 @@ class BPE:
         divisible = {word for word in words if word not in WHOLE}
         characters = {character for word in divisible for character in word}
         ends = {character + END_OF_WORD for character in characters}
-        return self.restricted({subword for word in divisible for subword in self.cut(word)} | characters | ends)
+        return self.restricted({subword for word in divisible for subword in self.split_word(word)} | characters | ends)
 
     def restricted(self, tokens: Iterable[str]) -> BPE:
         """Return the encoding restricted to the sub-words that are among `tokens`."""
@@ -96,7 +96,7 @@ class BPE:
             return self.allowed
         return frozenset(json.loads(self.file)["model"]["vocab"]) - {UNKNOWN}
 
-    def cut(self, word: str) -> tuple[str, ...]:
+    def split_word(self, word: str) -> tuple[str, ...]:
         """Split a word into sub-words. A word with an unknown character is returned whole."""
         subwords = self._cuts.get(word)
         if subwords is None:
@@ -137,7 +137,7 @@ class BPE:
         """Return the count of each sub-word. Sub-words that occur only inside longer sub-words have the count 0."""
         subwords = Counter(dict.fromkeys(self.subwords, 0))
         for word, count in counts.items():
-            for subword in self.cut(word):
+            for subword in self.split_word(word):
                 subwords[subword] += count
         return subwords
 

@@ -17,7 +17,7 @@ from reefknot.lab.text.corpora import CORPORA, known_corpora, known_corpus, para
 from reefknot.lab.text.published import SPLITS, Corpus, PublishedCorpus
 from reefknot.storage.cache import file_hash
 from reefknot.storage.lines import Line, count_lines, read_file
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
     from reefknot.lab.text.pairs import Aligned, Pair
@@ -169,7 +169,7 @@ class PairFiles:
         return files.pairs(*self.settings.range_of(total, files.source) if split == "train" else ())
 
 
-def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say: Say = silent) -> TextFiles:
+def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, notify: Notify = silent) -> TextFiles:
     """Find the files of a text and check their hashes.
 
     Args:
@@ -181,7 +181,7 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say
     if settings.pairs is not None:
         raise SettingsError(f"the corpus {settings.name} is parallel text; leave corpus.pairs out to read one text")
     corpus = known_corpus(settings.name) or _open_folder(settings.name)
-    files = corpus.open(data, cache, say)
+    files = corpus.open(data, cache, notify)
     hashes = {split: file_hash(path, cache) for split, path in files.items()}
     published = _recognise(corpus, hashes)
     if published is None:
@@ -191,13 +191,13 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, say
     return TextFiles(published, f"{published.description}, recognised by SHA-256", files, hashes, settings)
 
 
-def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, say: Say = silent) -> PairFiles:
+def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, notify: Notify = silent) -> PairFiles:
     """Find the files of a parallel text and check their hashes, as `find_corpus` does for a text."""
     if settings.pairs is None:
         raise SettingsError(f"the corpus {settings.name} is one text; set corpus.pairs.source and corpus.pairs.target")
     languages = (settings.pairs.source, settings.pairs.target)
     corpus = known_corpus(settings.name) or _open_folder(settings.name, languages)
-    texts = corpus.open(data, cache, say)
+    texts = corpus.open(data, cache, notify)
     from reefknot.lab.text.pairs import Aligned
 
     files = {split: Aligned(*(texts[f"{split}.{language}"] for language in languages)) for split in SPLITS}

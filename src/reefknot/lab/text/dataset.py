@@ -11,9 +11,9 @@ from typing import Any
 
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 from reefknot.lab.text.encoding import FORMAT, Split, read_encoded, write_encoded
-from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings
 from reefknot.storage.cache import cache_folder, cached_or_rebuilt
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 
 __all__ = ["Dataset", "Split", "open_dataset"]
 
@@ -34,9 +34,9 @@ class Dataset:
     vocabulary_settings: VocabularySettings
 
     @property
-    def words(self) -> Sides:
+    def words(self) -> VocabularyPair:
         """The vocabularies of the inputs and of the targets of a model, which are the same for one text."""
-        return Sides(self.vocabulary, self.vocabulary)
+        return VocabularyPair(self.vocabulary, self.vocabulary)
 
     @property
     def summary(self) -> str:
@@ -77,7 +77,7 @@ def open_dataset(
     *,
     data: Path | None = None,
     cache: Path | None = None,
-    say: Say = silent,
+    notify: Notify = silent,
     words: Vocabulary | None = None,
 ) -> Dataset:
     """Find a corpus and open it as ids. It is encoded first, unless it is in the cache.
@@ -91,7 +91,7 @@ def open_dataset(
         words: A vocabulary to use instead of building one, such as that of another program's model.
     """
     folder = cache_folder(cache)
-    files = find_corpus(corpus, data=data, cache=folder, say=say)
+    files = find_corpus(corpus, data=data, cache=folder, notify=notify)
     identity = {
         "text": files.hashes,
         "cut": corpus.cut,
@@ -99,10 +99,10 @@ def open_dataset(
     }
 
     def fill(entry: Path) -> None:
-        write_encoded(entry, files, vocabulary, say, words)
+        write_encoded(entry, files, vocabulary, notify, words)
 
     entry = folder / "datasets" / digest(identity, FORMAT)[:32]
-    encoded_with, splits = cached_or_rebuilt(entry, fill, read_encoded, say)
+    encoded_with, splits = cached_or_rebuilt(entry, fill, read_encoded, notify)
     splits = {name: replace(split, sha256=files.hashes[name]) for name, split in splits.items()}
     fingerprint = digest(identity, encoded_with.fingerprint)
     return Dataset(files.name, files.origin, encoded_with, splits, files.hashes, fingerprint, corpus, vocabulary)

@@ -24,7 +24,7 @@ from reefknot.lab.config.settings import Settings
 from reefknot.lab.text.corpus import SPLITS, TextFiles
 from reefknot.lab.text.vocabulary import END_OF_LINE, UnknownPolicy, Vocabulary, VocabularySettings
 from reefknot.storage.lines import Line
-from reefknot.storage.progress import Say
+from reefknot.storage.progress import Notify
 
 FORMAT: Literal[1] = 1
 ID = np.dtype("<i4")
@@ -87,22 +87,22 @@ class _Part(NamedTuple):
 
 
 def write_encoded(
-    folder: Path, corpus: TextFiles, settings: VocabularySettings, say: Say, words: Vocabulary | None = None
+    folder: Path, corpus: TextFiles, settings: VocabularySettings, notify: Notify, words: Vocabulary | None = None
 ) -> None:
     """Encode every split into `folder`, with the vocabulary `words` or a vocabulary of the training text."""
     counts: Counter[str] = Counter()
     if words is None:
-        for part in _read(corpus, "train", settings, "counted", say):
+        for part in _read(corpus, "train", settings, "counted", notify):
             counts.update(part.tokens)
         words = Vocabulary.from_counts(counts, settings)
     vocabulary = words
     if settings.keep_spellings:
-        vocabulary = replace(vocabulary, spelled=_outside(vocabulary, corpus, settings, counts, say))
+        vocabulary = replace(vocabulary, spelled=_outside(vocabulary, corpus, settings, counts, notify))
     vocabulary.save(folder / "vocabulary.json")
-    splits = {split: _write_split(folder, corpus, split, settings, vocabulary, say) for split in SPLITS}
+    splits = {split: _write_split(folder, corpus, split, settings, vocabulary, notify) for split in SPLITS}
     if vocabulary.spelled:
         for split in SPLITS:
-            _write_inputs(folder, corpus, split, settings, vocabulary, say)
+            _write_inputs(folder, corpus, split, settings, vocabulary, notify)
     _check_published(corpus, splits, counts)
     record = _Record(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=splits)
     (folder / "counts.json").write_text(record.model_dump_json(indent=2), encoding="utf-8")
@@ -145,23 +145,23 @@ def read_array(path: Path, kind: np.dtype[Any], number: int) -> NDArray[Any]:
 
 
 def _outside(
-    vocabulary: Vocabulary, corpus: TextFiles, settings: VocabularySettings, counts: Counter[str], say: Say
+    vocabulary: Vocabulary, corpus: TextFiles, settings: VocabularySettings, counts: Counter[str], notify: Notify
 ) -> tuple[str, ...]:
     """Return the words outside the vocabulary, in the order of their first occurrence."""
     words = dict.fromkeys(word for word in counts if word not in vocabulary)
     for split in SPLITS[1:]:
-        for part in _read(corpus, split, settings, "searched", say):
+        for part in _read(corpus, split, settings, "searched", notify):
             words.update(dict.fromkeys(word for word in part.tokens if word not in vocabulary))
     return tuple(words)
 
 
 def _write_split(
-    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
+    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, notify: Notify
 ) -> _Counts:
     tokens = words = lines = size = unknown = 0
     unk = -1 if vocabulary.unk is None else vocabulary.unk
     with _ids_file(folder, split).open("wb", BUFFER) as stream:
-        for part in _read(corpus, split, settings, "encoded", say):
+        for part in _read(corpus, split, settings, "encoded", notify):
             ids = encode_line(part.tokens, vocabulary, settings.unknown, corpus.files[split], part.number)
             stream.write(np.array(ids, dtype=ID).tobytes())
             tokens += len(ids)
@@ -175,10 +175,10 @@ def _write_split(
 
 
 def _write_inputs(
-    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, say: Say
+    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, notify: Notify
 ) -> None:
     with _inputs_file(folder, split).open("wb", BUFFER) as stream:
-        for part in _read(corpus, split, settings, "spelled", say):
+        for part in _read(corpus, split, settings, "spelled", notify):
             stream.write(np.array(vocabulary.encode_inputs(part.tokens), dtype=ID).tobytes())
 
 
@@ -192,7 +192,7 @@ def encode_line(
         raise DataError(f"{path}, line {number}: {error}") from None
 
 
-def _read(corpus: TextFiles, split: str, settings: VocabularySettings, verb: str, say: Say) -> Iterator[_Part]:
+def _read(corpus: TextFiles, split: str, settings: VocabularySettings, verb: str, notify: Notify) -> Iterator[_Part]:
     """Yield the lines of a split, with a line of progress every few seconds."""
     limit = corpus.settings.tokens if split == "train" else None
     tokens, reported = 0, time.monotonic()
@@ -201,7 +201,7 @@ def _read(corpus: TextFiles, split: str, settings: VocabularySettings, verb: str
         tokens += len(part.tokens)
         now = time.monotonic()
         if now - reported > _SECONDS:
-            say(f"{split}: {tokens:,} tokens {verb}")
+            notify(f"{split}: {tokens:,} tokens {verb}")
             reported = now
 
 

@@ -11,7 +11,7 @@ from reefknot.errors import DataError
 from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.published import SPLITS, Corpus
 from reefknot.storage.lines import is_gzip
-from reefknot.storage.progress import Say
+from reefknot.storage.progress import Notify
 
 _SPLIT_NAMES = {"train": "train", "valid": "valid|validation|dev|val", "test": "test"}
 _MOST_LISTED = 12  # file names in an error message
@@ -25,7 +25,7 @@ class TextFolder(Corpus):
     folder: Path
     description: str = "a folder of text"
 
-    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+    def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         names = list_folder(self.folder)
         files = {}
         for split, stems in _SPLIT_NAMES.items():
@@ -47,7 +47,7 @@ class PairFolder(Corpus):
     folder: Path
     description: str = "a folder of parallel text"
 
-    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+    def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         names = list_folder(self.folder)
         files = {split: self._files(split, names) for split in SPLITS}
         paths = [path for sides in files.values() for path in sides]
@@ -55,7 +55,7 @@ class PairFolder(Corpus):
             from reefknot.lab.text.pairs import read_aligned
             from reefknot.lab.text.prepared import prepare
 
-            return prepare("pairs", paths, read_aligned(self.languages), cache, say, languages=self.languages)
+            return prepare("pairs", paths, read_aligned(self.languages), cache, notify, languages=self.languages)
         return {
             f"{split}.{language}": path
             for split, sides in files.items()

@@ -22,9 +22,9 @@ from reefknot.lab.text.pair_encoding import (
     read_pairs,
     write_pairs,
 )
-from reefknot.lab.text.vocabulary import Sides, Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings
 from reefknot.storage.cache import cache_folder, cached_or_rebuilt
-from reefknot.storage.progress import Say, silent
+from reefknot.storage.progress import Notify, silent
 
 __all__ = ["SIDES", "Lines", "PairDataset", "PairSplit", "Side", "open_pairs"]
 
@@ -35,7 +35,7 @@ class PairDataset:
 
     name: str
     origin: str
-    words: Sides
+    words: VocabularyPair
     splits: dict[str, PairSplit]
     hashes: dict[str, str]
     """SHA-256 over both files of each split, before the texts are cut."""
@@ -96,7 +96,7 @@ def open_pairs(
     *,
     data: Path | None = None,
     cache: Path | None = None,
-    say: Say = silent,
+    notify: Notify = silent,
 ) -> PairDataset:
     """Find a parallel text and open it as ids, as `open_dataset` does for a text."""
     if not vocabulary.end_of_line:
@@ -104,22 +104,22 @@ def open_pairs(
     if vocabulary.keep_spellings:
         raise SettingsError("vocabulary.keep_spellings is for language models; remove it, or use vocabulary.bpe")
     folder = cache_folder(cache)
-    files = find_pairs(corpus, data=data, cache=folder, say=say)
+    files = find_pairs(corpus, data=data, cache=folder, notify=notify)
     identity = {"text": files.hashes, "cut": corpus.cut, "vocabulary": vocabulary.identity}
     words, splits = cached_or_rebuilt(
         folder / "datasets" / digest(identity, "pairs", FORMAT)[:32],
-        lambda entry: write_pairs(entry, files, vocabulary, say),
+        lambda entry: write_pairs(entry, files, vocabulary, notify),
         lambda entry: read_pairs(entry, files),
-        say,
+        notify,
     )
     if vocabulary.bpe is None:
-        _warn_of_missing_spaces(splits["train"], say)
+        _warn_of_missing_spaces(splits["train"], notify)
     fingerprint = digest(identity, *(words.fingerprint for words in words.vocabularies))
     return PairDataset(files.name, files.origin, words, splits, files.hashes, fingerprint, corpus, vocabulary)
 
 
-def _warn_of_missing_spaces(train: PairSplit, say: Say) -> None:
+def _warn_of_missing_spaces(train: PairSplit, notify: Notify) -> None:
     """Warn if lines have no spaces, because every line is then one word, which hardly occurs in any other line."""
     for side, lines in zip(SIDES, (train.source, train.target), strict=True):
         if len(lines.ids) < 2.5 * train.pairs:  # one and a half words, and <eos>
-            say(f"train: hardly any line of the {side} has spaces, so every line is one word; set vocabulary.bpe")
+            notify(f"train: hardly any line of the {side} has spaces, so every line is one word; set vocabulary.bpe")

@@ -28,10 +28,10 @@ from reefknot.lab.config.settings import Settings
 from reefknot.lab.text.corpus import SPLITS, PairFiles
 from reefknot.lab.text.encoding import BUFFER, ID, encode_line, read_array
 from reefknot.lab.text.pairs import Aligned
-from reefknot.lab.text.vocabulary import END_OF_LINE, Sides, UnknownPolicy, Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import END_OF_LINE, UnknownPolicy, Vocabulary, VocabularyPair, VocabularySettings
 from reefknot.storage.cache import cache_folder, file_hash
 from reefknot.storage.lines import read_plain
-from reefknot.storage.progress import Say, reported
+from reefknot.storage.progress import Notify, reported
 
 FORMAT: Literal[1] = 1
 Side = Literal["source", "target"]
@@ -135,21 +135,21 @@ class PairSplit:
         return [lines[number - 1] for number in self.numbers]
 
 
-def write_pairs(folder: Path, corpus: PairFiles, settings: VocabularySettings, say: Say) -> None:
+def write_pairs(folder: Path, corpus: PairFiles, settings: VocabularySettings, notify: Notify) -> None:
     """Encode every split into `folder`, with vocabularies built from the training text."""
-    words = Sides.from_counts(*_count(corpus, say), settings)
+    words = VocabularyPair.from_counts(*_count(corpus, notify), settings)
     source, target = words.vocabularies
     target.save(folder / "vocabulary.json")
     if not words.joint:
         (folder / "source").mkdir()
         source.save(folder / "source" / "vocabulary.json")
-    splits = {split: _write_split(folder, corpus, split, settings, words, say) for split in SPLITS}
+    splits = {split: _write_split(folder, corpus, split, settings, words, notify) for split in SPLITS}
     fingerprints = (source.fingerprint, target.fingerprint)
     record = _Record(format=FORMAT, joint=words.joint, vocabularies=fingerprints, splits=splits)
     (folder / "counts.json").write_text(record.model_dump_json(indent=2), encoding="utf-8")
 
 
-def read_pairs(folder: Path, corpus: PairFiles) -> tuple[Sides, dict[str, PairSplit]]:
+def read_pairs(folder: Path, corpus: PairFiles) -> tuple[VocabularyPair, dict[str, PairSplit]]:
     """Open a folder that `write_pairs` wrote. Raise a DataError if it is damaged. Ids are memory-mapped."""
     path = folder / "counts.json"
     try:
@@ -162,10 +162,10 @@ def read_pairs(folder: Path, corpus: PairFiles) -> tuple[Sides, dict[str, PairSp
     return words, {name: _read_split(folder, corpus, name, record.splits[name]) for name in SPLITS}
 
 
-def _count(corpus: PairFiles, say: Say) -> tuple[Counter[str], Counter[str]]:
+def _count(corpus: PairFiles, notify: Notify) -> tuple[Counter[str], Counter[str]]:
     """Count the words of both sides of the training text, including pairs that are left out later."""
     source, target = Counter[str](), Counter[str]()
-    for pair in reported(corpus.pairs("train"), lambda number: f"train: {number:,} pairs counted", say):
+    for pair in reported(corpus.pairs("train"), lambda number: f"train: {number:,} pairs counted", notify):
         source.update(pair.source)
         target.update(pair.target)
         source[END_OF_LINE] += 1
@@ -202,7 +202,7 @@ class _Writer:
 
 
 def _write_split(
-    folder: Path, corpus: PairFiles, split: str, settings: VocabularySettings, words: Sides, say: Say
+    folder: Path, corpus: PairFiles, split: str, settings: VocabularySettings, words: VocabularyPair, notify: Notify
 ) -> _Counts:
     files, numbers, size = corpus.files[split], array("q"), 0
     dropped: Counter[str] = Counter()
@@ -216,7 +216,7 @@ def _write_split(
             )
             for vocabulary, file, side in zip(words.vocabularies, files, SIDES, strict=True)
         )
-        for pair in reported(corpus.pairs(split), lambda number: f"{split}: {number:,} pairs encoded", say):
+        for pair in reported(corpus.pairs(split), lambda number: f"{split}: {number:,} pairs encoded", notify):
             ids, translated = source.encode(pair.source, pair.number), target.encode(pair.target, pair.number)
             if split == "train" and (reason := corpus.filters.leaves_out(len(ids) - 1, len(translated) - 1)):
                 dropped[reason] += 1
@@ -229,7 +229,7 @@ def _write_split(
         reason = f"every pair is left out ({describe_dropped(dropped)})" if dropped else "one side has no words"
         raise DataError(f"{files.source} and {files.target}: {reason}, so there is no {split} text")
     if dropped:
-        say(f"{split}: {len(numbers):,} pairs; left out: {describe_dropped(dropped)}")
+        notify(f"{split}: {len(numbers):,} pairs; left out: {describe_dropped(dropped)}")
     _path(folder, split, "source", "bounds").write_bytes(_little_endian(source.bounds))
     _path(folder, split, "target", "bounds").write_bytes(_little_endian(target.bounds))
     _numbers(folder, split).write_bytes(_little_endian(numbers))
@@ -241,12 +241,12 @@ def describe_dropped(dropped: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
 
 
-def _read_words(folder: Path, record: _Record) -> Sides:
+def _read_words(folder: Path, record: _Record) -> VocabularyPair:
     target = Vocabulary.load(folder / "vocabulary.json")
     source = target if record.joint else Vocabulary.load(folder / "source" / "vocabulary.json")
     if (source.fingerprint, target.fingerprint) != record.vocabularies:
         raise DataError(f"{folder}: a vocabulary is not what was written")
-    return Sides(source, target)
+    return VocabularyPair(source, target)
 
 
 def _read_split(folder: Path, corpus: PairFiles, name: str, counts: _Counts) -> PairSplit:

@@ -26,7 +26,7 @@ from pathlib import Path
 from reefknot.errors import DataError
 from reefknot.lab.text.published import SPLITS, DownloadedCorpus
 from reefknot.storage.cache import cached
-from reefknot.storage.progress import Say, reported
+from reefknot.storage.progress import Notify, reported
 
 Lines = Iterator[tuple[str, str]]
 """Pairs of the name of a text and a line to write to it. The name is `split`, or `split.language` for parallel text."""
@@ -63,9 +63,9 @@ class PreparedCorpus(DownloadedCorpus):
     def expected_files(self) -> str:
         return self.expected
 
-    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+    def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         files = self.find(data, cache)
-        return prepare(self.name, files, self.lines, cache, say, languages=self.languages, version=self.version)
+        return prepare(self.name, files, self.lines, cache, notify, languages=self.languages, version=self.version)
 
 
 def prepare(
@@ -73,7 +73,7 @@ def prepare(
     files: list[Path],
     lines: Callable[[list[Path]], Lines],
     cache: Path,
-    say: Say,
+    notify: Notify,
     *,
     languages: tuple[str, ...] = (),
     version: int = 1,
@@ -83,7 +83,7 @@ def prepare(
     listing = json.dumps([version, *languages, *(_facts(path) for path in files)])
 
     def reported_lines() -> Lines:
-        return reported(_readable(lines(files), files), lambda number: f"{name}: {number:,} lines prepared", say)
+        return reported(_readable(lines(files), files), lambda number: f"{name}: {number:,} lines prepared", notify)
 
     texts = [f"{split}.{language}" for split in SPLITS for language in languages]
     digest = hashlib.sha256(listing.encode()).hexdigest()

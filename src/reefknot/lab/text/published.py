@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from reefknot.errors import CorpusNotFound, DataError
 from reefknot.storage.cache import file_hash
-from reefknot.storage.progress import Say
+from reefknot.storage.progress import Notify
 
 SPLITS = ("train", "valid", "test")
 
@@ -44,10 +44,10 @@ class Corpus(ABC):
     """Whether this is a user's folder, whose files may be recognised as those of a known corpus."""
 
     @abstractmethod
-    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+    def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         """Return the files of the splits: `train`, `valid` and `test`, or `train.en`, `train.de` and so on.
 
-        Files that have to be converted are written to `cache`, and `say` is called with lines of progress.
+        Files that have to be converted are written to `cache`, and `notify` is called with lines of progress.
         """
 
     @property
@@ -131,7 +131,7 @@ class PublishedCorpus(DownloadedCorpus):
         *names, last = self.files.values()
         return f"{', '.join(names)} and {last}"
 
-    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+    def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         return dict(zip(self.files, self.find(data, cache), strict=True))
 
     def matches(self, hashes: Mapping[str, str]) -> bool:

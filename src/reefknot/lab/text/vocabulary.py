@@ -22,7 +22,15 @@ from reefknot.storage import files as durable
 if TYPE_CHECKING:
     from reefknot.lab.text.bpe import BPE
 
-__all__ = ["END_OF_LINE", "UNKNOWN", "BPESettings", "Sides", "Vocabulary", "VocabularySettings", "fairseq_size"]
+__all__ = [
+    "END_OF_LINE",
+    "UNKNOWN",
+    "BPESettings",
+    "Vocabulary",
+    "VocabularyPair",
+    "VocabularySettings",
+    "fairseq_size",
+]
 
 UnknownPolicy = Literal["replace", "refuse"]
 
@@ -164,15 +172,15 @@ class Vocabulary:
         return len(self.words)
 
     def __contains__(self, word: str) -> bool:
-        return all(token in self._ids for token in self.cut(word))
+        return all(token in self._ids for token in self.split_word(word))
 
-    def reads(self, word: str) -> bool:
+    def can_read(self, word: str) -> bool:
         """Return whether an input end can distinguish the word from `<unk>`, by its tokens or by its spelling."""
-        return all(token in self._input_ids for token in self.cut(word))
+        return all(token in self._input_ids for token in self.split_word(word))
 
-    def spelling(self, words: Iterable[str]) -> Vocabulary:
+    def with_spelled_words(self, words: Iterable[str]) -> Vocabulary:
         """Return a vocabulary in which words that cannot be read are added to `spelled`."""
-        new = dict.fromkeys(word for word in words if not self.reads(word))
+        new = dict.fromkeys(word for word in words if not self.can_read(word))
         return replace(self, spelled=(*self.spelled, *new))
 
     @cached_property
@@ -193,13 +201,13 @@ class Vocabulary:
         """Return the id of a token or of a spelled word, or the id of `<unk>` if it is neither."""
         return self._look_up([token], self._input_ids)[0]
 
-    def cut(self, word: str) -> tuple[str, ...]:
+    def split_word(self, word: str) -> tuple[str, ...]:
         """Split a word into tokens."""
-        return self.bpe.cut(word) if self.bpe else (word,)
+        return self.bpe.split_word(word) if self.bpe else (word,)
 
     def encode(self, words: Iterable[str], unknown: UnknownPolicy = "replace") -> list[int]:
         """Return the ids of words. A vocabulary without `<unk>` rejects unknown words whatever the policy."""
-        tokens = words if self.bpe is None else (token for word in words for token in self.bpe.cut(word))
+        tokens = words if self.bpe is None else (token for word in words for token in self.bpe.split_word(word))
         return self._look_up(tokens, self._ids, unknown)
 
     def known_parts(self, words: Sequence[str]) -> Sequence[str]:
@@ -290,14 +298,16 @@ class Vocabulary:
         return vocabulary
 
 
-class Sides(NamedTuple):
+class VocabularyPair(NamedTuple):
     """The vocabularies of both sides of parallel text, or only their sizes if no text is read."""
 
     source: Vocabulary | int
     target: Vocabulary | int
 
     @classmethod
-    def from_counts(cls, source: Mapping[str, int], target: Mapping[str, int], settings: VocabularySettings) -> Sides:
+    def from_counts(
+        cls, source: Mapping[str, int], target: Mapping[str, int], settings: VocabularySettings
+    ) -> VocabularyPair:
         """Build the vocabularies from the counts of words and `<eos>` in two texts; one object if they are joint.
 
         With `joint_bpe` (Press & Wolf 2017), the merges are learned on both texts, but each side has only the sub-words

@@ -97,7 +97,7 @@ class Parallel:
 
     def score(self, validate: Callable[[], float]) -> float:
         """Call `validate`, which uses the model, and return its result in every process."""
-        return self.world.broadcast(validate() if self.world.first else math.nan)
+        return self.world.broadcast(validate() if self.world.is_first else math.nan)
 
     def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:
         """Return the full tensor to save for the parameter `name`. All processes must call this together.
@@ -126,7 +126,7 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this process writes the files and reports to the user."""
         return self.rank == 0
 

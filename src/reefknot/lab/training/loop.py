@@ -27,8 +27,8 @@ from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.signals import StopRequest
 from reefknot.lab.training.state import Progress, TrainState
 from reefknot.lab.training.throughput import Throughput
-from reefknot.lab.training.timetable import Due, SessionClock, Timetable
-from reefknot.lab.training.update import AUTOCAST_DTYPES, MAX_OVERFLOWS, Update, carries, check_precision
+from reefknot.lab.training.timetable import DueActions, SessionClock, Timetable
+from reefknot.lab.training.update import AUTOCAST_DTYPES, MAX_OVERFLOWS, Update, carries_state, check_precision
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.files import write_json
@@ -78,7 +78,7 @@ class Trainer:
         self.checkpoints = Checkpoints(run.path, settings.keep)
         self.display = display or Silent()
         self.name = name
-        self._per = " per sub-word" if subwords else ""
+        self._unit_suffix = " per sub-word" if subwords else ""
         self.trackers = trackers
         self.batches = batches
         self.timetable = Timetable(settings, batches)
@@ -102,7 +102,7 @@ class Trainer:
 
     def _initial_state(self) -> State:
         """Return the hidden state before the first window of an epoch; empty if the state is not carried over."""
-        return self.model.initial_state(self.batches.batch) if carries(self.model, self.settings) else {}
+        return self.model.initial_state(self.batches.batch) if carries_state(self.model, self.settings) else {}
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Trainer:
         self._resume()
         self.update = Update(self.model, self.state, self.world, self.settings)
         dtype = AUTOCAST_DTYPES[self.settings.precision]
-        if self.world.first:
+        if self.world.is_first:
             self.run.log(f"kernels of the output end: {resolve(current(), self.world.device, dtype)}")
         self.throughput = Throughput(self.model, self.world, dtype)
         progress = self.state.progress
@@ -138,7 +138,11 @@ class Trainer:
         self.state.restore(checkpoint.model, checkpoint.state, checkpoint.values, self.world, self.settings.seed)
         progress = self.state.progress
         self._cut_metrics()
-        if self.world.first and progress.best_nll is not None and self.checkpoints.path_of(progress.best_step).exists():
+        if (
+            self.world.is_first
+            and progress.best_nll is not None
+            and self.checkpoints.path_of(progress.best_step).exists()
+        ):
             # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(progress.best_step)
         position = "the end of training" if self.timetable.finished(progress) else f"epoch {progress.epoch}"
@@ -146,8 +150,8 @@ class Trainer:
 
     def _cut_metrics(self) -> None:
         """Remove lines of metrics that were written after the checkpoint."""
-        if self.world.first:
-            self.run.metrics.cut(self.state.progress.metrics_lines)
+        if self.world.is_first:
+            self.run.metrics.truncate(self.state.progress.metrics_lines)
 
     def _advance(self, stop: StopRequest) -> None:
         """Make one update. Then log, validate, save or stop, if it is time to."""
@@ -162,7 +166,7 @@ class Trainer:
             self.batches.begin(progress.epoch)
         if due.checkpoint or stop_requested:
             self._save(pause=not due.checkpoint)
-        if best and self.world.first:
+        if best and self.world.is_first:
             self.checkpoints.mark_best(progress.step)
         # A signal may have arrived during the validation.
         if stop_requested or (due.validation and self._stop_requested(stop)):
@@ -174,9 +178,9 @@ class Trainer:
         They count as the best so far, so that the run never ends with worse weights.
         """
         nll, _ = self._score(epoch=0)
-        self.display.print(f"{self.name}  starts at valid perplexity {shown(perplexity(nll))}{self._per}")
+        self.display.print(f"{self.name}  starts at valid perplexity {shown(perplexity(nll))}{self._unit_suffix}")
         self._save()
-        if self.world.first:
+        if self.world.is_first:
             self.checkpoints.mark_best(self.state.progress.step)
 
     def _score(self, epoch: float) -> tuple[float, bool]:
@@ -193,23 +197,23 @@ class Trainer:
             progress.best_nll, progress.best_step, progress.best_epoch = nll, progress.step, epoch
         return nll, best
 
-    def _validate(self, due: Due) -> bool:
+    def _validate(self, due: DueActions) -> bool:
         """Validate, then apply the averaging and stopping rules. Return whether the loss is the best so far."""
         progress = self.state.progress
         nll, best = self._score(self.timetable.epochs_done(progress))
         self.display.print(
             f"{self.name}  {self.timetable.position_of_total(progress)}  "
-            f"valid perplexity {shown(perplexity(nll))}{self._per}{'  (best)' if best else ''}"
+            f"valid perplexity {shown(perplexity(nll))}{self._unit_suffix}{'  (best)' if best else ''}"
         )
         if nll > math.log(classes := self.model.output.vocab_size):
             self.display.print(
                 f"{self.name}  warning: worse than {classes:,}, the perplexity of a uniform distribution over "
-                f"all {'sub-words' if self._per else 'words'}; a smaller learning rate may help"
+                f"all {'sub-words' if self._unit_suffix else 'words'}; a smaller learning rate may help"
             )
         self._average_or_stop(nll, due)
         return best
 
-    def _average_or_stop(self, nll: float, due: Due) -> None:
+    def _average_or_stop(self, nll: float, due: DueActions) -> None:
         """Start averaging, or stop training, if the rules say so after this validation loss."""
         progress, averaging, stop = self.state.progress, self.settings.averaging, self.settings.stop
         earlier, progress.validated = progress.validated, [*progress.validated, nll]
@@ -233,7 +237,7 @@ class Trainer:
 
     # -- one update ------------------------------------------------------------------------------------------------
 
-    def _step(self, stop: StopRequest) -> tuple[bool, Due]:
+    def _step(self, stop: StopRequest) -> tuple[bool, DueActions]:
         """Make one update. Return whether any process has received a signal, and what is due after the update."""
         started = time.monotonic()
         progress = self.state.progress
@@ -284,7 +288,7 @@ class Trainer:
     def _stop_nonfinite(self, problem: str, details: dict[str, Any]) -> NoReturn:
         """Write the details that reproduce the problem to a file, and raise an error. The last checkpoint is finite."""
         record = {"epoch": self.state.progress.epoch, "seed": self.settings.seed}
-        if self.world.first:
+        if self.world.is_first:
             write_json(self.run.path / "nonfinite.json", details | record)
         raise NonFiniteError(
             f"{problem}. The last checkpoint is kept, and {self.run.path / 'nonfinite.json'} names the batch. "
@@ -305,7 +309,7 @@ class Trainer:
             # A finite gradient can still lead to an infinite weight, for example through weight decay.
             step = progress.step
             self._stop_nonfinite(f"a weight is not finite after step {step:,}; it was not saved", {"step": step})
-        if self.world.first:
+        if self.world.is_first:
             self.run.metrics.sync()
             fingerprint = self.run.config_hash
             self.checkpoints.save(progress.step, model, tensors, values, fingerprint=fingerprint, pause=pause)
@@ -335,13 +339,13 @@ class Trainer:
         done = self.timetable.done(progress)
         facts = [
             self.timetable.position_of_total(progress),
-            f"perplexity {perplexity(nll):,.1f}{self._per}",
+            f"perplexity {perplexity(nll):,.1f}{self._unit_suffix}",
             *speed.describe(),
         ]
         self.display.update(progress_line(self.name, facts, done, self._clock.seconds_left(done)))
 
     def _write_metric(self, line: Metric) -> None:
-        if not self.world.first:
+        if not self.world.is_first:
             return
         self.run.metrics.append(line)
         for track in self.trackers:

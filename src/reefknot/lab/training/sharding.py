@@ -88,7 +88,7 @@ class Sharded(Parallel):
         shape = self._shapes[name]
         padded = tensor.new_zeros(self._rows(shape), *shape[1:])
         padded[: len(tensor)] = tensor.detach()
-        shards = [torch.empty_like(padded) for _ in range(self.world.size)] if self.world.first else None
+        shards = [torch.empty_like(padded) for _ in range(self.world.size)] if self.world.is_first else None
         dist.gather(padded, shards)
         return None if shards is None else torch.cat([shard.cpu() for shard in shards])[: shape[0]]
 

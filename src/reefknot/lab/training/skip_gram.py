@@ -140,7 +140,7 @@ class SkipGramTrainer:
                 # The last session may have been killed between saving this checkpoint and marking it as the best.
                 self.checkpoints.mark_best(self.progress.step)
             self.display.print(f"{self.name}  resumed at epoch {self.progress.epoch}, word {self.progress.window:,}")
-        self.run.metrics.cut(self.progress.metrics_lines)
+        self.run.metrics.truncate(self.progress.metrics_lines)
 
     def _advance(self, stop: StopRequest) -> None:
         """Train on one stretch of the text. Then log, and save or stop, if it is time to."""

@@ -58,7 +58,7 @@ class Throughput:
     def __init__(self, model: LanguageModel, world: World, dtype: torch.dtype) -> None:
         """Measure the matrix rate, if this is the first process, which reports the speed, and the device is a GPU."""
         self.model, self.world = model, world
-        measured = world.first and world.device.type == "cuda"
+        measured = world.is_first and world.device.type == "cuda"
         self.rate = world.size * matrix_rate(world.device, dtype) if measured else None
         """Operations per second that the devices of all processes reach in large matrix products."""
 

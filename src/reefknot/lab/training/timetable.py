@@ -12,7 +12,7 @@ from reefknot.lab.training.state import Progress
 
 
 @dataclass(frozen=True)
-class Due:
+class DueActions:
     """What is due after an update."""
 
     epoch_ends: bool
@@ -59,13 +59,13 @@ class Timetable:
         """Return whether training is complete or has been stopped early."""
         return bool(progress.stopped) or progress.step >= self._updates or progress.epoch > self._epochs
 
-    def due(self, progress: Progress) -> Due:
+    def due(self, progress: Progress) -> DueActions:
         """Return what is due after the latest update."""
         step, settings = progress.step, self.settings
         epoch_ends = progress.window == self.batches.windows
         end = step >= self._updates or (epoch_ends and progress.epoch >= self._epochs)
         validation = end or (epoch_ends if settings.validate_every is None else step % settings.validate_every == 0)
-        return Due(
+        return DueActions(
             epoch_ends=epoch_ends,
             end=end,
             log=epoch_ends or validation or step % settings.log_every == 0,

@@ -51,9 +51,9 @@ AUTOCAST_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float1
 """Data type of matrix products for each `training.precision`. Weights and their gradients are always float32."""
 
 
-def carries(model: LanguageModel, settings: TrainingSettings) -> bool:
+def carries_state(model: LanguageModel, settings: TrainingSettings) -> bool:
     """Return whether each training window continues from the hidden state of the previous window."""
-    return settings.batching == "streams" and model.encoder.carries
+    return settings.batching == "streams" and model.encoder.carries_state
 
 
 def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
@@ -227,7 +227,7 @@ class Update:
     ) -> None:
         self.model, self.state, self.world, self.settings = model, state, world, settings
         self.parallel = state.parallel
-        self.carries = carries(model, settings)
+        self.carries_state = carries_state(model, settings)
         self.tally = Tally(
             world,
             state.progress.step,
@@ -236,8 +236,8 @@ class Update:
         )
         self.synchronous = world.device.type != "cuda"
         """Whether the results of an update are known when the call returns, so that reading them is cheap."""
-        waits = model.input.waits or model.encoder.waits
-        self.captured = settings.capture and not self.synchronous and world.size == 1 and not waits
+        synchronizes = model.input.synchronizes or model.encoder.synchronizes
+        self.captured = settings.capture and not self.synchronous and world.size == 1 and not synchronizes
         self.reset_capture()
         if not self.synchronous:
             state.optimiser.found_inf = self.tally.found_inf  # type: ignore[attr-defined]
@@ -309,7 +309,7 @@ class Update:
                 # Replicas of a model exchange gradients only once per update, after the last micro-batch.
                 with nullcontext() if last else self.parallel.no_sync():
                     with autocast(self.world.device, self.settings.precision):
-                        before = select_streams(hidden, streams) if self.carries else None
+                        before = select_streams(hidden, streams) if self.carries_state else None
                         loss_sum, parts, state, penalties = self.parallel.window(
                             batch.x, batch.y, before, batch.plan, batch.positions
                         )
@@ -321,7 +321,7 @@ class Update:
                     self.state.scaler.scale(objective).backward()
                 sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
                 states.append(state)
-        return sums, penalties, join_streams(states) if self.carries else {}
+        return sums, penalties, join_streams(states) if self.carries_state else {}
 
 
 class CapturedUpdates:

@@ -42,9 +42,9 @@ class Encoder(nn.Module, Documented):
     """Dimension of the input vectors."""
     dim: int
     """Dimension of the hidden states."""
-    carries: bool = True
+    carries_state: bool = True
     """Whether the state after a window affects the next window. If not, windows are independent."""
-    waits: bool = False
+    synchronizes: bool = False
     """Whether `forward` reads a value from the GPU or its generator. Such a call cannot be captured in a CUDA graph."""
     reads_source: bool = False
     """Whether this is a `SourceEncoder`, which reads a source before the first target step."""
@@ -100,7 +100,7 @@ class SourceEncoder(Encoder):
     """
 
     reads_source = True
-    carries = False
+    carries_state = False
     source_dim: int
     """Dimension of the source vectors."""
 

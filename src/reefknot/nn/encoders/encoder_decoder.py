@@ -92,7 +92,7 @@ class EncoderDecoder(SourceEncoder):
         self.source_dim = self.input_dim = self.dim = input_dim
         self.heads = heads
         self.dropout = dropout
-        self.waits = recompute  # as in Transformer
+        self.synchronizes = recompute  # as in Transformer
         shape = input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute, norm
         self.source_blocks = nn.ModuleList(SourceBlock(*shape) for _ in range(layers))
         self.target_blocks = nn.ModuleList(TargetBlock(*shape) for _ in range(layers))

@@ -57,7 +57,7 @@ class Transformer(Encoder):
             pass (activation checkpointing).
     """
 
-    carries = False
+    carries_state = False
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Transformer(Encoder):
         self.heads = heads
         self.dropout = dropout
         # Recomputing a block draws its dropout masks again, for which the generator's state is read from the GPU.
-        self.waits = recompute
+        self.synchronizes = recompute
         self.blocks = nn.ModuleList(
             Block(input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute) for _ in range(layers)
         )

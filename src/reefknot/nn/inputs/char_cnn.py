@@ -70,7 +70,7 @@ class CharCNN(InputEnd):
 
     spellings: Tensor
     # Each distinct word of a window is computed once. The number of distinct words is known only on the device.
-    waits = True
+    synchronizes = True
 
     def __init__(
         self,
@@ -112,15 +112,17 @@ class CharCNN(InputEnd):
         Args:
             ids_BT: Token ids, with shape (B, T).
         """
-        distinct_U, which_BT = torch.unique(ids_BT, return_inverse=True)
+        distinct_U, index_BT = torch.unique(ids_BT, return_inverse=True)
         words_UD = self._words(F.embedding(distinct_U, self.spellings))
-        return F.dropout(self.scale * F.embedding(which_BT, words_UD), self.dropout, self.training)
+        return F.dropout(self.scale * F.embedding(index_BT, words_UD), self.dropout, self.training)
 
     def vectors(self) -> Tensor:
         """Return one vector per word, (V, D)."""
-        return self.scale * torch.cat([self._words(some_UL) for some_UL in torch.split(self.spellings, WORDS_AT_ONCE)])
+        return self.scale * torch.cat(
+            [self._words(unique_UL) for unique_UL in torch.split(self.spellings, WORDS_AT_ONCE)]
+        )
 
-    def spelling(self, words: Sequence[str]) -> CharCNN:
+    def with_spelled_words(self, words: Sequence[str]) -> CharCNN:
         """Return a copy of this end for more words. The copy shares the weights.
 
         Args:

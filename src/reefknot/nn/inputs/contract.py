@@ -18,7 +18,7 @@ class InputEnd(nn.Module, Documented):
     """Number of words, V."""
     dim: int
     """Dimension of the vectors, D."""
-    waits: bool = False
+    synchronizes: bool = False
     """Whether `forward` reads a value from the GPU. Such a call cannot be captured in a CUDA graph."""
 
     def forward(self, ids_BT: Tensor) -> Tensor:

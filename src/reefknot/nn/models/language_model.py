@@ -131,10 +131,10 @@ class LanguageModel(nn.Module):
         return self.encoder.decoding_state(streams, next(self.parameters()).device, steps)
 
     @property
-    def waits(self) -> bool:
+    def synchronizes(self) -> bool:
         """Whether the model reads a value from the GPU in a forward pass or to score targets, which a CUDA graph cannot
         capture."""
-        return self.input.waits or self.encoder.waits or self.output.waits
+        return self.input.synchronizes or self.encoder.synchronizes or self.output.synchronizes
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
         """Return the hidden states of a window, and the state after it.

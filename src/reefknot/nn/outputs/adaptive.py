@@ -90,7 +90,7 @@ class AdaptiveSoftmax(OutputEnd):
         project_to: First map the hidden state to this dimension, by a matrix without bias. By default it is not mapped.
     """
 
-    waits = True  # the number of rows that need a tail is known on the device only
+    synchronizes = True  # the number of rows that need a tail is known on the device only
 
     def __init__(
         self,

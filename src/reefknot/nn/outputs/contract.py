@@ -91,7 +91,7 @@ class OutputEnd(nn.Module, Documented):
     """Number of bands of classes: more than 1 only for an adaptive softmax."""
     rows_per_token: int = 1
     """Number of rows of scores per token: more than 1 only for a mixture. Used to estimate the memory of a window."""
-    waits: bool = False
+    synchronizes: bool = False
     """Whether `topk` or `target_log_probs` reads a value from the GPU. Such a call cannot be captured in a CUDA graph.
     `loss` does not read values from the GPU, because its plan has them."""
 

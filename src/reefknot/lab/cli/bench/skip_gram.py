@@ -47,7 +47,7 @@ def skip_gram(
     record = open_record("skip-gram", device, json)
     thread_counts = _thread_counts(workers)
     dataset = open_dataset(
-        plain_corpus(corpus or CORPUS), VocabularySettings(min_count=LEAST), data=data, say=record.progress
+        plain_corpus(corpus or CORPUS), VocabularySettings(min_count=LEAST), data=data, notify=record.progress
     )
     job = Job(dataset, SkipGramSettings(), SkipGramTraining(epochs=epochs), _benchmarks(data), seeds)
     _print_setup(record, job)

@@ -106,7 +106,7 @@ def _job(loaded: LoadedRecipe, row: RecipeRow, data: Path | None) -> Job:
     advice = "use reefknot bench translation for translators and bench skip-gram for skip-gram"
     experiment = cast(LanguageModelExperiment, loaded.experiment(row, "language_model", advice))
     text, words = _text(experiment, data)
-    return Job(row.name, experiment.training, partial(build_model, experiment, words), text, experiment.carries)
+    return Job(row.name, experiment.training, partial(build_model, experiment, words), text, experiment.carries_state)
 
 
 def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[Text, Vocabulary | int]:

@@ -51,14 +51,14 @@ def export(
     from reefknot.lab.tasks.word_vectors import open_vectors
     from reefknot.vectors.files import write_vectors
 
-    say = partial(typer.echo, err=True)
-    tables = open_vectors(source, say=say)
+    notify = partial(typer.echo, err=True)
+    tables = open_vectors(source, notify=notify)
     if table is None and len(tables) > 1:
         raise SettingsError(f"{source} has several tables; choose one with --table: {' or '.join(tables)}")
     table = table or next(iter(tables))
     if table not in tables:
         raise SettingsError(f"--table {table}: {source} does not have this table; it has: {', '.join(tables)}")
     vectors = tables[table]
-    write_vectors(vectors, output, format, say=say)
+    write_vectors(vectors, output, format, notify=notify)
     record = {"output": str(output), "format": format, "table": table, "words": len(vectors), "dim": vectors.dim}
     emit(record, f"{output}: {len(vectors):,} words, dimension {vectors.dim} ({table}), read back", as_json)

@@ -104,7 +104,7 @@ def _from_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
     words = words_in(" ".join(words), "the words")
     trained = open_trained(run).with_spellings(words)
     vocabulary = trained.vocabulary
-    unknown = [word for word in words if not vocabulary.reads(word)]
+    unknown = [word for word in words if not vocabulary.can_read(word)]
     if unknown:
         raise unknown_words_error(unknown, vocabulary.words, str(run))
     spelled = [word for word in words if word not in vocabulary]
@@ -112,7 +112,7 @@ def _from_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
         typer.echo(
             f"not in the vocabulary, so these words have neighbours at the input only: {', '.join(spelled)}", err=True
         )
-    tokens_of = {word: vocabulary.cut(word) for word in words}
+    tokens_of = {word: vocabulary.split_word(word) for word in words}
     for word, tokens in tokens_of.items():
         if len(tokens) > 1:
             raise DataError(

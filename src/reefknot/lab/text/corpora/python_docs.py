@@ -24,7 +24,7 @@ from pathlib import Path
 from reefknot.errors import DataError
 from reefknot.lab.text.prepared import Lines, write_texts
 from reefknot.lab.text.published import Corpus
-from reefknot.storage.progress import Say
+from reefknot.storage.progress import Notify
 
 _VERSION = 1  # increase with every change to the text that the same sources give
 _HELD_OUT = 0.06  # fraction of the tokens for each of valid and test
@@ -39,7 +39,7 @@ _EXCLUDED = frozenset(
 class PythonDocs(Corpus):
     """The documentation of the running Python."""
 
-    def open(self, data: Path | None, cache: Path, say: Say) -> dict[str, Path]:
+    def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         sources = _sources(Path(sysconfig.get_path("stdlib")))
         listing = json.dumps([(module, path.stat().st_size) for module, path in sources.items()])
         digest = hashlib.sha256(listing.encode()).hexdigest()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.passes import LossInputs, gradients, losses, losses_with_gradients
-from reefknot.kernels.scores import IGNORE, RowTerms, Scores, wide
+from reefknot.kernels.scores import IGNORE, RowTerms, Scores, accumulation_dtype
 
 
 class RowLossesFunction(torch.autograd.Function):
@@ -163,7 +163,7 @@ class Sum:
 
     def _total(self) -> Tensor:
         if not self.sums:
-            return self.inputs.h.new_zeros((), dtype=wide(self.inputs.dtype))
+            return self.inputs.h.new_zeros((), dtype=accumulation_dtype(self.inputs.dtype))
         return self.sums[0] if len(self.sums) == 1 else torch.stack(self.sums).sum()
 
 

@@ -22,7 +22,7 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.autograd import RowLossesFunction, SummedLossFunction, mixed
 from reefknot.kernels.choice import Choice, Impl, current, resolve
 from reefknot.kernels.reference import compute_dtype, reference_losses
-from reefknot.kernels.scores import IGNORE, at_least_float32, inside, is_class, scores_for, wide
+from reefknot.kernels.scores import IGNORE, accumulation_dtype, at_least_float32, classes_in_range, is_class, scores_for
 
 Reduction = Literal["mean", "sum", "none"]
 NAME = "linear_cross_entropy"
@@ -81,7 +81,7 @@ def linear_cross_entropy(
     y_N = targets.reshape(-1).long()
     if ignore_index != IGNORE:
         y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, weight.shape[0], y_N))
-    if check_targets and not _unknown(targets):
+    if check_targets and not _has_no_values(targets):
         _check_targets(y_N, targets, weight.shape[0], ignore_index)
     h_ND = hidden.reshape(-1, hidden.shape[-1])
     choice = current()
@@ -122,12 +122,12 @@ def smoothing_losses(
     with torch.autocast(h_ND.device.type, enabled=False):
         wide_ND = at_least_float32(h_ND)
         if target_N is None:
-            classes_N = inside(y_N, w_VD.shape[0])
+            classes_N = classes_in_range(y_N, w_VD.shape[0])
             # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any.
             target_N = (wide_ND * F.embedding(classes_N, w_VD)).sum(-1)
             target_N = target_N if b_V is None else target_N + F.embedding(classes_N, b_V[:, None])[:, 0]
-        mean_N = wide_ND @ w_VD.mean(0, dtype=wide(w_VD.dtype)).to(wide_ND.dtype)
-        mean_N = mean_N if b_V is None else mean_N + b_V.mean(dtype=wide(b_V.dtype))
+        mean_N = wide_ND @ w_VD.mean(0, dtype=accumulation_dtype(w_VD.dtype)).to(wide_ND.dtype)
+        mean_N = mean_N if b_V is None else mean_N + b_V.mean(dtype=accumulation_dtype(b_V.dtype))
     return (target_N - mean_N).where(y_N != IGNORE, 0.0)
 
 
@@ -185,7 +185,7 @@ def _check_targets(y_N: Tensor, targets: Tensor, classes: int, ignore_index: int
         )
 
 
-def _unknown(targets: Tensor) -> bool:
+def _has_no_values(targets: Tensor) -> bool:
     """Return whether the targets have no values yet, because a graph is being compiled or captured."""
     if torch.compiler.is_compiling() or targets.is_meta:
         return True

@@ -21,7 +21,7 @@ from reefknot.kernels.autograd import Sum, row_gradients
 from reefknot.kernels.choice import Choice, Impl, resolve
 from reefknot.kernels.linear_cross_entropy import RowLosses
 from reefknot.kernels.passes import LossInputs, losses
-from reefknot.kernels.scores import Scores, at_least_float32, scores_for, wide
+from reefknot.kernels.scores import Scores, accumulation_dtype, at_least_float32, scores_for
 from reefknot.kernels.soft_target import Attention, SoftTargets
 
 _OPTIONS = "ScalarType dtype, str impl, float? memory"
@@ -101,7 +101,11 @@ def _summed_loss(
 def _(
     h: Tensor, w: Tensor, b: Tensor | None, log_prior: Tensor | None, y: Tensor, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
-    total = wide(dtype) if log_prior is None else torch.promote_types(wide(dtype), log_prior.dtype)
+    total = (
+        accumulation_dtype(dtype)
+        if log_prior is None
+        else torch.promote_types(accumulation_dtype(dtype), log_prior.dtype)
+    )
     return h.new_empty((), dtype=total), *_allocated(options[-1], (h, w, b, log_prior), h)
 
 
@@ -160,7 +164,7 @@ def _row_losses(
 def _(
     h: Tensor, w: Tensor, b: Tensor | None, y: Tensor, tau: float | None, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
-    lse = h.new_empty(h.shape[0], dtype=wide(dtype))
+    lse = h.new_empty(h.shape[0], dtype=accumulation_dtype(dtype))
     return _allocated((True, True, tau is not None), (lse, lse, lse), lse)
 
 
@@ -245,7 +249,7 @@ def _(
     queries: Tensor, keys: Tensor, values: Tensor | None, tau: float, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
     rows, dim = queries.shape[0], (keys if values is None else values).shape[1]
-    return tuple(queries.new_empty(shape, dtype=wide(dtype)) for shape in ((rows, dim), (rows,), (rows,)))
+    return tuple(queries.new_empty(shape, dtype=accumulation_dtype(dtype)) for shape in ((rows, dim), (rows,), (rows,)))
 
 
 def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

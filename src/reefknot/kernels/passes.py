@@ -22,7 +22,6 @@ from reefknot.kernels.scores import (
     is_class,
     mask_ignored,
     product,
-    wide,
 )
 
 
@@ -46,7 +45,7 @@ class LossInputs:
 
     def mean(self) -> Tensor:
         """Return the mean of the class vectors."""
-        if wide(self.w.dtype) == self.w.dtype:
+        if accumulation_dtype(self.w.dtype) == self.w.dtype:
             return self.w.mean(0)
         # Matrix units sum half-precision numbers faster than a reduction does.
         return product(self.w.new_ones(8, self.w.shape[0]), self.w)[0] / self.w.shape[0]
@@ -57,11 +56,11 @@ class LossInputs:
         Class vectors that are already in half precision are not changed, because the difference would have to be
         rounded again.
         """
-        return self if wide(self.w.dtype) != self.w.dtype else replace(self, centre=mean)
+        return self if accumulation_dtype(self.w.dtype) != self.w.dtype else replace(self, centre=mean)
 
     def shift(self, mean: Tensor) -> Tensor:
         """Return the mean score of each row, without the bias."""
-        return at_least_float32(self.h.to(self.dtype)) @ mean.to(wide(self.dtype))
+        return at_least_float32(self.h.to(self.dtype)) @ mean.to(accumulation_dtype(self.dtype))
 
     def rows(self, rows: slice) -> Tensor:
         """Return some of the hidden states in the type of the matrix products."""
@@ -74,7 +73,7 @@ class LossInputs:
         else:
             w = self.w.new_empty(self.w[classes].shape, dtype=self.dtype)
             torch.sub(self.w[classes], self.centre, out=w)
-        return w, None if self.b is None else self.b[classes].to(wide(self.dtype))
+        return w, None if self.b is None else self.b[classes].to(accumulation_dtype(self.dtype))
 
     def scored(self, rows: slice) -> Tensor:
         """Return a mask of the rows that have a target."""
@@ -88,12 +87,12 @@ class LossInputs:
             gradients: The blocks are for gradients and not only for losses.
             matrices: Number of matrices of the size of the block that exist at the same time.
         """
-        dim, narrow, broad = self.h.shape[1], self.dtype.itemsize, wide(self.dtype).itemsize
+        dim, narrow, broad = self.h.shape[1], self.dtype.itemsize, accumulation_dtype(self.dtype).itemsize
         copied = self.dtype != self.w.dtype or self.centre is not None
         copy = (narrow if copied else 0) + (broad if self.scores.widens(self.h, self.dtype) else 0)
         # The gradient in the type of the classes does not count: it is needed anyway, and is made after the blocks are
         # freed.
-        accumulator = wide(self.w.dtype).itemsize - self.w.dtype.itemsize
+        accumulator = accumulation_dtype(self.w.dtype).itemsize - self.w.dtype.itemsize
         costs = Costs(
             score=matrices * self.scores.bytes_per_score(self.dtype, gradients),
             row=dim * (broad + 2 * narrow),
@@ -113,7 +112,7 @@ class Gradients:
         self.h = torch.empty_like(h, memory_format=torch.contiguous_format) if needs[0] else None
         self.w = allocate_gradient(w, h.shape[0], blocks) if needs[1] else None
         biased = needs[2] and b is not None
-        self.b = torch.zeros(w.shape[0], dtype=wide(inputs.dtype), device=w.device) if biased else None
+        self.b = torch.zeros(w.shape[0], dtype=accumulation_dtype(inputs.dtype), device=w.device) if biased else None
         self.inputs = inputs
 
     def add_exponentials(self, rows: slice, h: Tensor, w: Tensor, block: Exponentials, weights: Tensor | None) -> None:
@@ -123,7 +122,7 @@ class Gradients:
         """
         scale = (block.scale if weights is None else block.scale * weights)[:, None]
         if self.h is not None:
-            dh = h.new_empty(h.shape, dtype=wide(h.dtype))
+            dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype))
             add_to_rows(dh, block.values, w, first=True)
             torch.mul(dh, scale, out=self.h[rows])
         if self.w is not None:
@@ -136,7 +135,7 @@ class Gradients:
         """Add the gradients of some rows, one block of classes after the other, with known normalisers."""
         inputs = self.inputs
         h = inputs.rows(rows)
-        dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if self.h is not None else None
+        dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype)) if self.h is not None else None
         for classes in blocks.over_classes(inputs.w.shape[0]):
             w, b = inputs.classes(classes)
             y = inputs.y[rows] - classes.start
@@ -169,7 +168,7 @@ def allocate_gradient(x: Tensor, rows: int, blocks: Blocks) -> Tensor:
     The sum of several blocks would lose digits in half precision, so it has a wider type. A single block is one product
     and needs no sum. The tensor is filled with zeros only if there are no rows, because nothing else would write it.
     """
-    dtype = x.dtype if blocks.rows >= rows else wide(x.dtype)
+    dtype = x.dtype if blocks.rows >= rows else accumulation_dtype(x.dtype)
     return (torch.empty if rows else torch.zeros)(x.shape, dtype=dtype, device=x.device)
 
 
@@ -270,5 +269,5 @@ def _joined(inputs: LossInputs, parts: list[Tensor | None]) -> Tensor:
     """Concatenate the results of blocks of rows. Return an empty tensor if there are no rows or no results."""
     computed = [part for part in parts if part is not None]
     if not computed:
-        return inputs.h.new_zeros(0, dtype=wide(inputs.dtype))
+        return inputs.h.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
     return computed[0] if len(computed) == 1 else torch.cat(computed)

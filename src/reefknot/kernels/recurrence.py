@@ -24,7 +24,7 @@ from torch import Tensor
 from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import current, log_once, rounds_to_tf32, triton_chosen
 from reefknot.kernels.reference import compute_dtype
-from reefknot.kernels.scores import at_least_float32, wide, widened
+from reefknot.kernels.scores import accumulation_dtype, at_least_float32, widened
 
 
 def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -259,7 +259,7 @@ def _weight_gradients(d_LTB4P: Tensor, states_LTBMP: Tensor, units: int, dtype: 
 
 def _products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the products of several pairs of matrices, rounded once: to `dtype`, or to float32 or wider."""
-    if a.dtype in (dtype, wide(a.dtype)):
+    if a.dtype in (dtype, accumulation_dtype(a.dtype)):
         return torch.bmm(a, b)
     if widened(a, a.dtype):
         return torch.bmm(at_least_float32(a), at_least_float32(b))

@@ -17,10 +17,10 @@ IGNORE = -100
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Convert half precision to float32, because probabilities over many classes need more digits."""
-    return x.to(wide(x.dtype))
+    return x.to(accumulation_dtype(x.dtype))
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which sums over many classes or rows are computed."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -104,7 +104,7 @@ class Scores:
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
         """Return the bytes per score of a block: here for the score, its softmax and a temporary."""
-        return 3 * wide(dtype).itemsize
+        return 3 * accumulation_dtype(dtype).itemsize
 
     def target_scores(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
@@ -113,7 +113,7 @@ class Scores:
 
         `w` may have any type. If `centre` is given, it is subtracted from every class vector.
         """
-        y_N = inside(y_N, w_VD.shape[0])
+        y_N = classes_in_range(y_N, w_VD.shape[0])
         target_ND = w_VD[y_N] if centre_D is None else w_VD[y_N] - centre_D
         z_N = (at_least_float32(h_ND) * target_ND.to(h_ND.dtype)).sum(-1)
         return z_N if b_V is None else z_N + b_V[y_N].to(z_N.dtype)
@@ -122,7 +122,7 @@ class Scores:
         """Return losses and gradients of rows in one pass over all classes. A row without a target has scale 0."""
         logp_NV = torch.log_softmax(self._scores(h_ND, w_VD, b_V), dim=-1)
         classes = w_VD.shape[0]
-        index_N1 = inside(y_N, classes)[:, None]
+        index_N1 = classes_in_range(y_N, classes)[:, None]
         nll_N = -logp_NV.gather(1, index_N1)[:, 0]
         p_NV = logp_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
         scale_N = is_class(y_N, classes).to(nll_N.dtype)
@@ -155,7 +155,7 @@ class Scores:
         g_NV = z_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain[:, None])
         classes = w_VD.shape[0]
         target_N = terms.target.where(is_class(y_N, classes), 0.0).to(g_NV.dtype)
-        g_NV.scatter_add_(1, inside(y_N, classes)[:, None], -target_N[:, None])
+        g_NV.scatter_add_(1, classes_in_range(y_N, classes)[:, None], -target_N[:, None])
         db_V = g_NV.sum(0) if bias_gradient else None
         if tempered_NV is not None:
             g_NV += tempered_NV
@@ -199,7 +199,7 @@ def is_class(y_N: Tensor, classes: int) -> Tensor:
     return (y_N >= 0) & (y_N < classes)
 
 
-def inside(y_N: Tensor, classes: int) -> Tensor:
+def classes_in_range(y_N: Tensor, classes: int) -> Tensor:
     """Return the targets with 0 in place of those that are not classes, so that they can be used as indices."""
     return y_N.where(is_class(y_N, classes), 0)
 
@@ -217,7 +217,7 @@ def widened(x: Tensor, dtype: torch.dtype) -> bool:
 
     On a GPU, newer versions of torch can write the product of two half-precision matrices in float32.
     """
-    return wide(dtype) != dtype and not (x.is_cuda and _WIDE_PRODUCTS)
+    return accumulation_dtype(dtype) != dtype and not (x.is_cuda and _WIDE_PRODUCTS)
 
 
 _WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype_out")
@@ -225,7 +225,7 @@ _WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype_out")
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Return the product a b, at least in float32. Scores in half precision would have errors of several percent."""
-    if wide(a.dtype) == a.dtype:
+    if accumulation_dtype(a.dtype) == a.dtype:
         return torch.mm(a, b)
     if widened(a, a.dtype):
         return torch.mm(at_least_float32(a), at_least_float32(b))
@@ -248,7 +248,7 @@ def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     beta = 0 if first else 1
     if out.dtype == a.dtype:
         torch.addmm(out, a, b, beta=beta, out=out)
-    elif out.dtype == wide(a.dtype) != a.dtype and not widened(a, a.dtype):
+    elif out.dtype == accumulation_dtype(a.dtype) != a.dtype and not widened(a, a.dtype):
         torch.addmm(out, a, b, beta=beta, out_dtype=torch.float32, out=out)
     elif first:
         out.copy_(torch.mm(a, b))

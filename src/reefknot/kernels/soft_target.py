@@ -30,7 +30,6 @@ from reefknot.kernels.scores import (
     add_to_classes,
     add_to_rows,
     scores_for,
-    wide,
 )
 
 
@@ -124,7 +123,7 @@ class Attention:
         blocks = scoring.blocks()
         blockwise = [self._soft_targets(rows, blocks) for rows in blocks.over_rows(scoring.h.shape[0])]
         if not blockwise:
-            empty = scoring.h.new_zeros(0, dtype=wide(scoring.dtype))
+            empty = scoring.h.new_zeros(0, dtype=accumulation_dtype(scoring.dtype))
             return empty.new_zeros(0, self.valuing.w.shape[1]), empty, empty.clone()
         mean, negentropy, lse = (torch.cat(parts) for parts in zip(*blockwise, strict=True))
         return mean, negentropy, lse
@@ -140,7 +139,7 @@ class Attention:
             ]
         )
         assert lse is not None
-        keys_m = h.new_empty(h.shape, dtype=wide(h.dtype))
+        keys_m = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype))
         separate = self.valuing is not self.scoring
         values_m = keys_m.new_empty(h.shape[0], self.valuing.w.shape[1]) if separate else keys_m
         for classes in blocks.over_classes(scoring.w.shape[0]):
@@ -178,7 +177,7 @@ class Attention:
         )
         for rows in blocks.over_rows(scoring.h.shape[0]):
             h, m = scoring.rows(rows), g_mean[rows].to(scoring.dtype).contiguous()
-            dh = h.new_empty(h.shape, dtype=wide(h.dtype)) if dq is not None else None
+            dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype)) if dq is not None else None
             for classes in blocks.over_classes(scoring.w.shape[0]):
                 w, _ = scoring.classes(classes)
                 q, dz = self._block(h, m, w, classes, terms.select(rows), to_scores)

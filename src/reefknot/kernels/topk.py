@@ -12,7 +12,7 @@ from reefknot.kernels.blocks import Blocks, Costs, plan_blocks
 from reefknot.kernels.choice import current
 from reefknot.kernels.linear_cross_entropy import row_losses
 from reefknot.kernels.reference import linear_scores
-from reefknot.kernels.scores import IGNORE, wide
+from reefknot.kernels.scores import IGNORE, accumulation_dtype
 
 
 def linear_topk(
@@ -41,7 +41,9 @@ def linear_topk(
         for rows in blocks.over_rows(h_RD.shape[0])
     ]
     if not parts:
-        return h_RD.new_zeros(0, k, dtype=wide(h_RD.dtype)), torch.zeros(0, k, dtype=torch.long, device=h_RD.device)
+        return h_RD.new_zeros(0, k, dtype=accumulation_dtype(h_RD.dtype)), torch.zeros(
+            0, k, dtype=torch.long, device=h_RD.device
+        )
     return torch.cat([best for best, _ in parts]), torch.cat([ids for _, ids in parts])
 
 

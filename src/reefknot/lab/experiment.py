@@ -97,7 +97,7 @@ def train(
         display.update(f"{name}  scoring the trained model")
         scores = task.score(fitted.model, dataset, session, fitted.progress, benchmarks)
         result = RunResult(
-            **_heading(run, row, dataset, experiment),
+            **_provenance(run, row, dataset, experiment),
             changed=tuple(recipe.changed[row.name]),
             parameters=_parameters(fitted.model, row),
             training=_training(experiment, session, fitted.progress),
@@ -267,7 +267,7 @@ def _trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
 # -- result.json -------------------------------------------------------------------------------------------------------
 
 
-def _heading(run: RunFolder, row: Row, dataset: Data, experiment: Experiment) -> dict[str, Any]:
+def _provenance(run: RunFolder, row: Row, dataset: Data, experiment: Experiment) -> dict[str, Any]:
     """Return the fields of a result that describe its origin, for every task."""
     environment = run.environment or {}
     return {

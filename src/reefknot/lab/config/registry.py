@@ -96,24 +96,24 @@ class Registry:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def home(self, kind: str) -> str:
+    def location(self, kind: str) -> str:
         """Return the location of a part's class, as `module:Class`."""
         if kind not in self._parts:
-            raise SettingsError(self._unknown(kind))
+            raise SettingsError(self._unknown_kind(kind))
         return self._parts[kind]
 
-    def _unknown(self, kind: str) -> str:
+    def _unknown_kind(self, kind: str) -> str:
         near = get_close_matches(kind[:60], self._parts, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(self._parts)}"
         return f"no {self.family.removesuffix('s')} is called {kind[:60]!r}; {hint}"
 
     def load(self, kind: str) -> Any:
         """Import a part and return its class."""
-        return _load(self.home(kind))
+        return _load(self.location(kind))
 
     def summary(self, kind: str) -> str:
         """Return the first line of a part's docstring, read from its source so that the part is not imported."""
-        module, _, name = self.home(kind).partition(":")
+        module, _, name = self.location(kind).partition(":")
         path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -145,7 +145,7 @@ class Registry:
         elif not isinstance(kind, str):
             error = f"must be a name; {known}"
         elif kind not in self._parts:
-            error = self._unknown(kind)
+            error = self._unknown_kind(kind)
         else:
             return raw
         raise PydanticCustomError(WRONG_KIND, "{error}", {"error": error})
@@ -197,8 +197,8 @@ def derive_settings(documented: type) -> type[Settings]:
     return create_model(documented.__name__, __base__=Settings, **fields)
 
 
-def _load(home: str) -> Any:
-    module, _, name = home.partition(":")
+def _load(location: str) -> Any:
+    module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
@@ -237,11 +237,11 @@ def _with_role(argument: Argument, nested: Mapping[str, Registry], shared: Mappi
     if argument.name in DERIVED:
         return replace(argument, role="derived")
     classes = set(_class_names(argument.annotation))
-    for home, family in nested.items():
-        if home in classes:
+    for location, family in nested.items():
+        if location in classes:
             return replace(argument, role="part", family=family)
-    for home, group in shared.items():
-        if home in classes:
+    for location, group in shared.items():
+        if location in classes:
             return replace(argument, role="shared", group=group)
     return argument
 

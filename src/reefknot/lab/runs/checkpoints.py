@@ -37,7 +37,7 @@ STATE: Final = "state.safetensors"
 VALUES: Final = "state.json"
 MANIFEST: Final = "MANIFEST.json"
 # The names are fixed, so that a manifest cannot make us read any other file.
-Name = Literal["model.safetensors", "state.safetensors", "state.json"]
+FileName = Literal["model.safetensors", "state.safetensors", "state.json"]
 _Stamp = tuple[tuple[int, int, int], ...]  # inode, size and modification time of each file
 RESTORE = "restore it, or train the row again with another --out"
 """Advice for messages about a damaged or missing file of a run."""
@@ -66,7 +66,7 @@ class _Manifest(Settings):
     format: Literal[2] = 2
     step: int
     fingerprint: str
-    files: dict[Name, _File]
+    files: dict[FileName, _File]
     sha256: str = ""
 
     def encode(self) -> bytes:
@@ -135,7 +135,7 @@ class Checkpoints:
             with durable.writing(path):
                 self._prepare_folder(needed)
                 prepared.mkdir()
-                files: dict[Name, _File] = {
+                files: dict[FileName, _File] = {
                     MODEL: _put(prepared / MODEL, durable.encode_tensors(checkpoint.model)),
                     STATE: _put(prepared / STATE, durable.encode_tensors(checkpoint.state)),
                     VALUES: _put(prepared / VALUES, encoded),
@@ -272,7 +272,7 @@ class Checkpoints:
             return True
         try:
             manifest = _read_manifest(path)
-            for name in get_args(Name):
+            for name in get_args(FileName):
                 _read(path, name, manifest)
         except DataError:
             return False
@@ -297,15 +297,15 @@ def _read_manifest(folder: Path) -> _Manifest:
         raise DataError(f"{path} is truncated or has another format ({field}: {first['msg']})") from error
     if manifest.encode() != data:
         raise DataError(f"{path} does not match its own SHA-256")
-    if len(manifest.files) < len(get_args(Name)):
-        raise DataError(f"{path} does not list all of {', '.join(get_args(Name))}")
+    if len(manifest.files) < len(get_args(FileName)):
+        raise DataError(f"{path} does not list all of {', '.join(get_args(FileName))}")
     match = _FOLDER.fullmatch(folder.resolve().name)
     if match and int(match[2]) != manifest.step:
         raise DataError(f"{path} is for step {manifest.step}, which is not the step in the name of its folder")
     return manifest
 
 
-def _read(folder: Path, name: Name, manifest: _Manifest) -> bytes:
+def _read(folder: Path, name: FileName, manifest: _Manifest) -> bytes:
     """Return the bytes of one file after checking them against the manifest."""
     path = folder / name
     entry = manifest.files[name]
@@ -354,7 +354,7 @@ def _is_step(path: Path) -> bool:
 def _stamp(folder: Path) -> _Stamp | None:
     """Return what a write to any file of a checkpoint would change, or None if a file is missing."""
     try:
-        stats = [(folder / name).stat() for name in (MANIFEST, *get_args(Name))]
+        stats = [(folder / name).stat() for name in (MANIFEST, *get_args(FileName))]
     except OSError:
         return None
     return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in stats)

@@ -25,7 +25,7 @@ class Constant:
     """A constant learning rate."""
 
     def factor(self, epoch: int, step: int) -> float:
-        """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
+        """Return the factor for this epoch, counted from 1, after `step` updates."""
         return 1.0
 
 
@@ -39,11 +39,11 @@ class Decay:
 
     def __init__(self, hold: Epochs, factor: Positive) -> None:
         self.hold = hold
-        self.rate = factor
+        self.decay = factor
 
     def factor(self, epoch: int, step: int) -> float:
-        """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
-        return float(self.rate ** max(epoch - self.hold, 0))
+        """Return the factor for this epoch, counted from 1, after `step` updates."""
+        return float(self.decay ** max(epoch - self.hold, 0))
 
 
 class Cosine:
@@ -79,7 +79,7 @@ class Cosine:
         self.warmup, self.warmup_from = warmup, warmup_from
 
     def factor(self, epoch: int, step: int) -> float:
-        """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
+        """Return the factor for this epoch, counted from 1, after `step` updates."""
         if step < self.warmup:
             return self.warmup_from + (1.0 - self.warmup_from) * step / self.warmup
         cycle, share = self._position(step - self.warmup)
@@ -110,7 +110,7 @@ class InverseSqrt:
         self.warmup = warmup
 
     def factor(self, epoch: int, step: int) -> float:
-        """Return the factor of the first rate in this epoch, counted from 1, after `step` updates."""
+        """Return the factor for this epoch, counted from 1, after `step` updates."""
         return step / self.warmup if step < self.warmup else math.sqrt(self.warmup / step)
 
 

@@ -16,6 +16,7 @@ from reefknot.kernels.scores import (
     Exponentials,
     RowTerms,
     Scores,
+    accumulation_dtype,
     add_to_classes,
     add_to_rows,
     at_least_float32,

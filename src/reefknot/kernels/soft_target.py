@@ -27,6 +27,7 @@ from reefknot.kernels.scores import (
     RowTerms,
     Scores,
     SoftTerms,
+    accumulation_dtype,
     add_to_classes,
     add_to_rows,
     scores_for,

@@ -162,7 +162,7 @@ def test_step_columns_are_shown_only_if_measured() -> None:
     text = to_markdown(rows)
     assert "| row | test | s/epoch alone | x plain torch |" in text
     assert "| tied | not run | 8.72 | 4.7 |\n| untied | not run |  |  |" in text
-    assert "s/epoch alone: our fastest training step with nothing else on the device" in text
+    assert "s/epoch alone: the time of our fastest training step with nothing else on the device" in text
     assert "x plain torch: the time of a training step in plain PyTorch" in text
     assert "x plain torch" not in to_markdown(rows[1:])
 

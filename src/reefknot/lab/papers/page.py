@@ -24,7 +24,14 @@ from reefknot.lab.papers.measured_figures import PICTURES, Shown, check_code, ta
 from reefknot.lab.papers.measured_figures import to_markdown as figures_to_markdown
 from reefknot.lab.papers.measured_steps import measured_steps, with_steps
 from reefknot.lab.recipes.file import RecipeFile
-from reefknot.lab.reports.cells import mean_rho, number, papers_mean_rho, papers_points, points, spread
+from reefknot.lab.reports.cells import (
+    format_mean_rho,
+    format_paper_mean_rho,
+    format_paper_points,
+    format_perplexity,
+    format_points,
+    format_spread,
+)
 from reefknot.lab.reports.results import Result, collect
 from reefknot.lab.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
 from reefknot.lab.reports.table import from_recipe, to_markdown
@@ -294,15 +301,15 @@ def _link(figure: Shown | None) -> str:
 
 def _scores(row: TableRow) -> tuple[str, str]:
     """Return our score and the paper's: BLEU for translators, rho for word vectors, otherwise perplexity."""
-    bleu = row.figure(BLEU, "test")
+    bleu = row.mean_score(BLEU, "test")
     if bleu or "bleu_test" in row.paper:
-        papers = f"BLEU {papers_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
-        return f"BLEU {points(bleu)}" if bleu else row.state, papers
+        papers = f"BLEU {format_paper_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
+        return f"BLEU {format_points(bleu)}" if bleu else row.state, papers
     if row.paper_similarity or judged_by_similarity([row]):
-        ours, theirs = mean_rho(row), papers_mean_rho(row)
+        ours, theirs = format_mean_rho(row), format_paper_mean_rho(row)
         return f"rho {ours}" if ours else row.state, f"rho {theirs}" * bool(theirs)
-    ours = (spread(row.figure(PERPLEXITY, "test")) or row.state) + (" per word" if row.per_word else "")
-    return ours, number(row.paper["test"]) if "test" in row.paper else ""
+    ours = (format_spread(row.mean_score(PERPLEXITY, "test")) or row.state) + (" per word" if row.per_word else "")
+    return ours, format_perplexity(row.paper["test"]) if "test" in row.paper else ""
 
 
 def _results(tables: Sequence[RecipeTable], level: int) -> str:

@@ -121,7 +121,7 @@ def test_long_streams_get_only_a_note(tmp_path: Path) -> None:
     write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(110.0, streams=20)))
     rows = join([], collect([tmp_path]))
     assert build(rows).best == {1}
-    assert mark(rows)[1] == ("† scored in 20 contiguous streams here, in one stream in Small",)
+    assert mark(rows)[1] == ("† context differs: here 20 contiguous streams; in Small one stream",)
 
 
 def test_every_corpus_has_its_best_row(tmp_path: Path) -> None:
@@ -196,5 +196,6 @@ def test_different_windows_are_compared_with_a_note(tmp_path: Path) -> None:
     assert [row.name for row in rows] == ["Small", "Small + windows of 2,560 + 512 tokens"]
     assert build(rows).best == {1}
     assert mark(rows)[1] == (
-        "† context differs: here windows of 3,072 tokens, of which the last 512 are scored; in Small blocks of 512 tokens",
+        "† context differs: here windows of 3,072 tokens, of which the last 512 are scored; in Small blocks of 512 "
+        "tokens",
     )

@@ -280,8 +280,8 @@ def test_ideas_list_shows_bleu(rows: list[TableRow]) -> None:
 def test_origin_names_the_bleu_signature(rows: list[TableRow]) -> None:
     records = [record for row in rows for record in row.records]
     origin = papers._origin(papers.RecipeTable("pappas2019/multi30k", "Ours", rows), records)
-    assert f"; BLEU by sacrebleu, `{SIGNATURE}`.\n" in origin
-    assert "Ours: at the epoch with the best validation perplexity" in origin
+    assert f" BLEU is computed by sacrebleu, `{SIGNATURE}`.\n" in origin
+    assert "Our scores are from the epoch with the best validation perplexity" in origin
 
 
 def test_reports_state_the_number_of_averaged_checkpoints(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_reports_state_the_number_of_averaged_checkpoints(tmp_path: Path) -> Non
         write_translator(tmp_path, "TWWT", 39.0, seed, averaged=averaged)
     (row,) = join([], collect([tmp_path]))
     origin = papers._origin(papers.RecipeTable("a", "b", [row]), row.records)
-    assert "Ours: the last checkpoint or the mean of the last 10 checkpoints; ±" in origin
+    assert "Our scores are from the last checkpoint or the mean of the last 10 checkpoints. ±" in origin
     page = render([row], "Translators")
     assert re.findall(r"<td>mean of (\d+)</td>", page) == ["10", "1", "10"]
 

@@ -34,7 +34,7 @@ def test_every_figure_has_a_description_and_existing_recipes(name: str) -> None:
 def test_unknown_figure_is_rejected_with_suggestions() -> None:
     with pytest.raises(SettingsError, match="unknown figure 'inan2017/22'; did you mean inan2017/2"):
         open_figure("inan2017/22")
-    with pytest.raises(SettingsError, match="no figure 'zebra'; there are: inan2017/1, "):
+    with pytest.raises(SettingsError, match="unknown figure 'zebra'; choose one of inan2017/1, "):
         open_figure("zebra")
 
 

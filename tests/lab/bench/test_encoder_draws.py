@@ -30,7 +30,7 @@ def test_replay_in_float64_gives_the_recorded_values(draw: Callable[[Tensor], Te
         first_draw, second_draw = draw(x), draw(x)
     assert not torch.equal(first_draw, second_draw)
     wide = x.double().requires_grad_()
-    with ReplayDraws(record.drawn):
+    with ReplayDraws(record.tensors):
         replayed = draw(wide), draw(wide)
     assert replayed[0].dtype == torch.float64
     torch.testing.assert_close(replayed[0].float(), first_draw)
@@ -43,7 +43,7 @@ def test_replaying_more_draws_than_recorded_is_rejected() -> None:
     with RecordDraws() as record:
         torch.rand(3)
     with (
-        ReplayDraws(record.drawn),
+        ReplayDraws(record.tensors),
         pytest.raises(RuntimeError, match="more random tensors are drawn"),
     ):
         torch.rand(3), torch.rand(3)
@@ -53,4 +53,4 @@ def test_recurrent_layers_record_no_draws() -> None:
     layer, x = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3)
     with RecordDraws() as record:
         layer(x)
-    assert record.drawn == []
+    assert record.tensors == []

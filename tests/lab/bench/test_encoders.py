@@ -112,7 +112,7 @@ def test_shapes_are_parsed_and_checked() -> None:
     assert Shape.read("20,70,400-1150-1150-400") in SHAPES["cuda"]
     assert str(Shape(20, 35, (200, 200))) == "B = 20, T = 35, 200-200"
     for text in ("20,35", "20,35,a-b", "20,35,200,200", ""):
-        with pytest.raises(SettingsError, match="must be streams,steps,widths"):
+        with pytest.raises(SettingsError, match="must be streams,steps,dimensions"):
             Shape.read(text)
     for text in ("0,35,8-8", "20,35,200", "20,35,8-0"):
         with pytest.raises(SettingsError, match="needs at least"):

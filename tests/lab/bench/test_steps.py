@@ -172,7 +172,7 @@ def test_windows_have_random_lengths_if_the_row_has() -> None:
 
 def test_parts_are_measured_on_one_micro_batch() -> None:
     workload = Workload(_job(accumulate=2), EAGER, "cpu")
-    assert workload.piece.x.shape == (2, 6)
+    assert workload.micro_batch.x.shape == (2, 6)
     source, encoder, end = workload.parts()
     assert source.leaves == list(workload.model.input.parameters())
     assert encoder.leaves[0].shape == (2, 6, 8)
@@ -190,9 +190,13 @@ def test_tokens_of_samples_exclude_padding(batching: str) -> None:
     targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in workload.windows]
     assert workload.tokens == workload.update.tally.report().tokens == sum(targets)
     *_, end = workload.parts()
-    reached = workload.piece.y.numel() if workload.piece.positions is None else len(workload.piece.positions)
+    reached = (
+        workload.micro_batch.y.numel()
+        if workload.micro_batch.positions is None
+        else len(workload.micro_batch.positions)
+    )
     assert end.leaves[0].shape == (reached, 8)
-    assert 0 < workload.piece.plan.count <= reached < targets[0]
+    assert 0 < workload.micro_batch.plan.count <= reached < targets[0]
     (row,) = _run(_job(batching=batching, steps=90))[1:]
     assert (row.note, row.ends_share is None) == ("", False)
 

@@ -233,7 +233,7 @@ def test_translation_measures_training_and_decoding(cli: Cli, tmp_path: Path) ->
         ("translation demo", "a language model; use reefknot bench steps"),
         ("translation --graph", "No such option: --graph"),
         ("encoders --end plain", "No such option: --end"),
-        ("encoders --shape 20,35", "--shape 20,35: must be streams,steps,widths"),
+        ("encoders --shape 20,35", "--shape 20,35: must be streams,steps,dimensions"),
         ("encoders --weights float8", "--weights float8: must be float32 or bfloat16 or tf32"),
         ("encoders --weights bfloat16 --device cpu", "--weights bfloat16 needs a GPU"),
         ("heads demo", "(demo)"),

@@ -127,7 +127,7 @@ def test_records_without_weights_are_rejected_with_a_message(cli: Cli, runs: Run
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["zebra"], "no figure 'zebra'; there are: "),
+        (["zebra"], "unknown figure 'zebra'; choose one of "),
         (["inan2017/2", "-o", "figure.jpg"], "-o figure.jpg: must end with .svg, .png, .html"),
         (["inan2017/2", "--json", "no/such/folder/f.json"], "--json no/such/folder/f.json: the folder "),
         (["inan2017/2", "-o", "."], "-o .: must end with"),

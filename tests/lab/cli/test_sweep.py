@@ -44,7 +44,7 @@ def test_combinations_are_trained_ranked_and_resumed(
     assert "tied: 2 combinations of settings" in outcome.out
     assert f"2 runs in {root}, 0 of them done" in outcome.out
     assert outcome.out.index("learning_rate=2 ") < outcome.out.index("learning_rate=0.001 ")
-    assert "Every row: not the recipe's settings (training.epochs: 2 -> 1)" in outcome.out
+    assert "Every row: settings differ from the recipe (training.epochs: 2 -> 1)" in outcome.out
     assert "1 of 2" in outcome.out
     assert "test" not in outcome.out.replace(str(tmp_path), "")
 

@@ -252,7 +252,7 @@ def model_with(**tensors: torch.Tensor | None) -> FairseqModel:
             {"decoder.embed_tokens.embeddings.0.0.weight": None},
             "unsupported architecture: only language models with adaptive input",
         ),
-        ({"decoder.adaptive_softmax.version": None}, "written by a fairseq of 2018"),
+        ({"decoder.adaptive_softmax.version": None}, "fairseq from 2018"),
         (
             {"decoder.embed_positions.weight": torch.zeros(9, DIM)},
             r"no parameters for decoder\.embed_positions",
@@ -260,7 +260,7 @@ def model_with(**tensors: torch.Tensor | None) -> FairseqModel:
         ({"decoder.layers.1.fc2.bias": None}, r"tensor decoder\.layers\.1\.fc2\.bias is missing"),
         ({"decoder.layers.0.fc2.bias": torch.zeros(3)}, r"fc2\.bias is \(3,\), not \(16,\)"),
         ({"decoder.layers.0.fc1.weight": torch.zeros(3)}, r"fc1\.weight is not a matrix"),
-        ({"decoder.adaptive_softmax.tail.1.2.weight": torch.zeros(13, 1)}, "the ends share .* its values differ"),
+        ({"decoder.adaptive_softmax.tail.1.2.weight": torch.zeros(13, 1)}, "the ends share .* different values"),
         ({"decoder.embed_tokens.embeddings.1.0.weight": torch.zeros(8, 7)}, r"dimensions of the bands, \(16, 7, 1\)"),
     ],
 )

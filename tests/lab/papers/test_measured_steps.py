@@ -162,7 +162,7 @@ def test_step_columns_are_shown_only_if_measured() -> None:
     text = to_markdown(rows)
     assert "| row | test | s/epoch alone | x plain torch |" in text
     assert "| tied | not run | 8.72 | 4.7 |\n| untied | not run |  |  |" in text
-    assert "s/epoch alone: our fastest training step with nothing else on the device" in text
+    assert "s/epoch alone: the time of our fastest training step with nothing else on the device" in text
     assert "x plain torch: the time of a training step in plain PyTorch" in text
     assert "x plain torch" not in to_markdown(rows[1:])
 
@@ -175,7 +175,7 @@ def test_table_of_seconds_uses_steps_for_untrained_rows() -> None:
     text = to_markdown([*rows, TableRow("AWD + mixture", {"seconds": 139.0})])
     assert "| AWD | 8.00 | 47 | 1.00 | 1.00 | 4.7 |\n| AWD + DRILL | 10.0 | 47 | 1.25 | 1.00 | 5.0 |" in text
     assert "| AWD + mixture | not run | 139 |  | 2.96 |  |" in text
-    assert "s/epoch: for a row that was not trained, our fastest training step" in text
+    assert "s/epoch: for a row that was not trained, the time of our fastest training step" in text
 
 
 def test_seconds_of_runs_and_of_steps_are_not_compared(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_perplexity_per_word_is_marked(root: Path) -> None:
     written = (root / "PAPERS.md").read_text()
     assert idea_scores(written, "`press2017/table6`, Small + WT") == {("100.0 per word", "112.4")}
     assert row_of(written, "Small + WT †")["test"] == "100.0"
-    assert "\n† per word: " in written
+    assert "\n† perplexity per word: " in written
 
 
 def test_run_in_two_sessions_names_both_commits(root: Path) -> None:
@@ -246,7 +246,7 @@ def test_unfinished_record_is_rejected(root: Path) -> None:
 def test_page_without_markers_is_rejected(root: Path) -> None:
     for text in ("nothing", f"{END} {BEGIN}", BEGIN):
         (root / "docs" / "ends.md").write_text(text)
-        with pytest.raises(DataError, match=r"ends\.md: the markers of the results are missing"):
+        with pytest.raises(DataError, match=r"ends\.md: the lines .* are missing"):
             update(root, PRESS | recipe([Row(name="a")], TOUR))
 
 
@@ -332,6 +332,6 @@ def test_output_file_of_a_command_keeps_only_its_name(option: str, folder: str) 
 def test_two_runs_for_one_record_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(papers, "_check_code", lambda root, result: None)
     runs = [write_run(tmp_path / name, "Small", 0, result("Small", 0)) for name in ("a", "b")]
-    with pytest.raises(DataError, match="another run of the same row and seed"):
+    with pytest.raises(DataError, match="another given run has the same row and seed"):
         record(tmp_path, runs)
     assert not (tmp_path / "results").exists()

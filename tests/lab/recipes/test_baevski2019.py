@@ -233,7 +233,7 @@ def test_row_can_be_trained_and_scored_with_context(tmp_path: Path) -> None:
     ):
         assert CliRunner().invoke(app, command).exit_code == 0
     rows = join(from_recipe(recipe("enwiki").rows, "baevski2019/enwiki"), collect([runs]))
-    scores = {row.name: row.figure(PERPLEXITY, "test") for row in rows if row.ran}
+    scores = {row.name: row.mean_score(PERPLEXITY, "test") for row in rows if row.ran}
     assert set(scores) == {"ADP-T", "ADP-T, context 480"}
     # One window holds the whole text, so it has more context than blocks of twelve tokens.
     assert scores["ADP-T"] != scores["ADP-T, context 480"]

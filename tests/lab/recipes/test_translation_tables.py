@@ -167,8 +167,8 @@ def test_row_can_be_trained_and_has_bleu(tmp_path: Path) -> None:
     rows = join(from_recipe(recipe.rows, recipe.name), collect([run]))
     (row,) = [row for row in rows if row.ran]
     assert row.name == "TWWT + DRILL"
-    assert row.figure(BLEU, "test") is not None
-    assert row.figure(CHRF, "valid") is not None
+    assert row.mean_score(BLEU, "test") is not None
+    assert row.mean_score(CHRF, "valid") is not None
     assert row.translated("test")[0].bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:none")
     assert row.records[0].translation is not None
     assert len(row.records[0].translation.examples) == 3

@@ -168,7 +168,7 @@ def test_sub_words_are_shown_in_readable_form(tmp_path: Path) -> None:
     [
         ("three-way", True, "one table for source, input and output"),
         ("decoder", True, "one table for input and output, one for the source"),
-        ("none", False, "two tables for input and output, and the source's"),
+        ("none", False, "separate tables for source, input and output"),
     ],
 )
 def test_note_names_the_shared_tables_of_a_translator(tmp_path: Path, ties: str, tied: bool, note: str) -> None:

@@ -138,13 +138,13 @@ def test_validation_is_drawn_per_word_and_training_per_token(tmp_path: Path) -> 
     assert validation.caption == "Validation perplexity per word by epoch."
     assert {"Small + WT", "Small + WT + PR"} <= set(drawn_text(validation))
     assert {"Small + WT (per sub-word)", "Small + WT + PR (sampled loss)"} <= set(drawn_text(training))
-    assert "A sampled loss, or a loss per sub-word, is not comparable with the others." in training.caption
+    assert "A sampled loss and a loss per sub-word are not comparable" in training.caption
 
 
 def test_incomparable_rows_are_left_out_and_named(tmp_path: Path) -> None:
     rows = mixed_rows(tmp_path, unknown=0)
     for plot in (*plots.sizes(rows), plots.curves(rows)[0]):
-        assert plot.caption.endswith("Left out, as they were scored in another way or on another text: Small + WT.")
+        assert plot.caption.endswith("Left out, because they were scored differently or on another text: Small + WT.")
         assert "Small + WT" not in drawn_text(plot)
 
 
@@ -154,12 +154,12 @@ def test_unfinished_sub_word_row_is_left_out_of_validation(tmp_path: Path) -> No
     assert "Small (per sub-word)" in drawn_text(training)
     rows += join([], [load(write_run(tmp_path, "Small + WT"))])
     caption = plots.curves(rows)[0].caption
-    assert caption.endswith("Left out, as their words are counted when they are finished: Small.")
+    assert caption.endswith("until a run is finished: Small.")
 
 
 def test_loss_by_frequency_needs_the_same_tokens(tmp_path: Path) -> None:
     target, _ = plots.frequency(mixed_rows(tmp_path, unknown=77))
-    assert target.caption.endswith("Left out, as they were scored in another way or on other tokens: Small + WT.")
+    assert target.caption.endswith("Left out, because they were scored differently or on other tokens: Small + WT.")
     assert "Small + WT" not in drawn_text(target)
     assert [text for text in drawn_text(target) if text.endswith(" %")] == ["4 %", "14 %", "24 %", "26 %", "32 %"]
 
@@ -167,7 +167,7 @@ def test_loss_by_frequency_needs_the_same_tokens(tmp_path: Path) -> None:
 def test_first_row_with_other_tokens_does_not_exclude_the_others(tmp_path: Path) -> None:
     rows = sorted(mixed_rows(tmp_path, unknown=0), key=lambda row: row.name != "Small + WT")
     target, _ = plots.frequency(rows)
-    assert target.caption.endswith("Left out, as they were scored in another way or on other tokens: Small + WT.")
+    assert target.caption.endswith("Left out, because they were scored differently or on other tokens: Small + WT.")
     assert "Small" in drawn_text(target)
     assert "Small + WT" not in drawn_text(target)
 
@@ -202,7 +202,7 @@ def test_steep_first_epochs_are_cut_off(tmp_path: Path) -> None:
 def test_left_out_rows_are_named_by_their_footnote_sign(tmp_path: Path) -> None:
     marked = mark(mixed_rows(tmp_path, unknown=0))[0]
     (sizes,) = plots.sizes(marked)
-    assert sizes.caption.endswith("Left out, as they were scored in another way or on another text: rows with †.")
+    assert sizes.caption.endswith("Left out, because they were scored differently or on another text: rows with †.")
 
 
 def test_previous_words_show_only_the_difference(rows: list[TableRow]) -> None:
@@ -210,7 +210,7 @@ def test_previous_words_show_only_the_difference(rows: list[TableRow]) -> None:
     assert "nats per token" in drawn_text(target)
     assert "nats per token" not in drawn_text(previous)
     assert "difference, nats per token" in drawn_text(previous)
-    assert previous.caption.endswith("of the previous token, as a difference to Small; lower is better.")
+    assert previous.caption.endswith("of the previous token, as difference from Small; lower is better.")
     assert "nats per token" in drawn_text(plots.frequency(rows[:1])[1])
 
 
@@ -237,7 +237,7 @@ def test_runs_measured_in_updates_are_drawn_by_update(tmp_path: Path) -> None:
     validation, training = plots.curves(join([], [load(folder)]))
     assert validation.caption == "Validation perplexity per word by update."
     assert training.caption.startswith(
-        "Training perplexity per token by update. A mean over the updates since the last point"
+        "Training perplexity per token by update. A point is a mean over the updates since the last point"
     )
     train_metrics = [metric for metric in load(folder).metrics if metric.kind == "train"]
     assert [x for x, _ in plots._curve(load(folder), "train", "update")] == [metric.step for metric in train_metrics]

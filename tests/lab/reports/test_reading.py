@@ -33,7 +33,7 @@ def test_best_worst_savings_and_paper_are_stated(runs: Path) -> None:
     assert states(text, "Small has the highest, 117.2 ± 0.7")
     assert states(text, "saves 2,000,000 parameters (43 %)", "4,651,600 in Small", "2,651,600 in Small + WT")
     assert states(text, "+2.4 %", "Small: 117.2 against 114.5")
-    assert states(text, "over seeds: 1, all in the paper's order")
+    assert states(text, "1 of 1 pairs", "the same order as in the paper")
     assert states(text, "one seed", "noise")
 
 
@@ -83,7 +83,7 @@ def test_only_comparable_rows_are_ranked(tmp_path: Path) -> None:
 def test_one_seed_per_row_is_called_possible_noise(tmp_path: Path) -> None:
     for row in ROWS:
         write_run(tmp_path, row, 0, result(row, 0))
-    assert states(sentences_on(tmp_path), "One seed for each row", "noise")
+    assert states(sentences_on(tmp_path), "one seed", "noise")
 
 
 def test_another_order_than_the_papers_is_stated_if_seeds_show_it(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_another_order_than_the_papers_is_stated_if_seeds_show_it(tmp_path: Path
         write_run(tmp_path, "Small", seed, result("Small", seed, test=scored(117 + noise), paper={"test": 90.0}))
         write_run(tmp_path, "Small + WT", seed, result("Small + WT", seed, test=scored(112 + noise)))
         write_run(tmp_path, "Small + WT + PR", seed, result("Small + WT + PR", seed, test=scored(112.01 + noise)))
-    assert states(sentences_on(tmp_path), "over seeds: 2, none in the paper's order")
+    assert states(sentences_on(tmp_path), "0 of 2 pairs", "the same order as in the paper")
 
 
 def test_rows_with_changed_settings_are_not_compared_with_the_paper(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_table_of_seconds_compares_seconds_per_epoch(tmp_path: Path) -> None:
         write_run(tmp_path, row, 0, record | {"training": record["training"] | {"seconds": seconds}})
     rows = [TableRow("Small", {"seconds": 20.0}), TableRow("Small + WT", {"seconds": 22.0})]
     text = sentences(join(rows, collect([tmp_path])))
-    assert states(text[:1], "Against Small", "2.00 times as long in Small + WT", "paper 1.10")
+    assert states(text[:1], "Relative to Small", "2.00 times as long in Small + WT", "paper 1.10")
 
 
 def test_single_row_is_not_compared(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_single_row_is_not_compared(tmp_path: Path) -> None:
 def test_wrong_parameter_count_is_stated(tmp_path: Path) -> None:
     record = result("Small", 0, parameters={"total": 5, "expected": 6})
     write_run(tmp_path, "Small", 0, record)
-    assert states(sentences_on(tmp_path), "Small has 5 parameters", "6 were expected")
+    assert states(sentences_on(tmp_path), "Small has 5 parameters", "expects 6")
 
 
 def test_unfinished_and_missing_rows_are_named(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_folder_without_runs_is_rejected(tmp_path: Path) -> None:
         collect([tmp_path])
     with pytest.raises(DataError, match="is not a run folder"):
         load(tmp_path)
-    with pytest.raises(DataError, match="no result folders"):
+    with pytest.raises(DataError, match="no folders were given"):
         collect([])
 
 

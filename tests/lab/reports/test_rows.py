@@ -59,7 +59,9 @@ def test_sub_word_rows_are_marked_and_compared_per_word(tmp_path: Path) -> None:
     assert comparable(rows) == rows
     marked, notes = mark(rows)
     assert [row.name for row in marked] == ["Small", "Small + WT †", "Small + WT + PR"]
-    assert notes == ("† per word: a word's probability is the product over its sub-words, 2.0 on average",)
+    assert notes == (
+        "† perplexity per word: the probability of a word is the product over its sub-words (2.0 on average)",
+    )
     assert build(rows).best == {1}  # 10 per sub-word, 100 per word
 
 
@@ -71,7 +73,7 @@ def test_rows_with_other_unknown_words_are_not_comparable(tmp_path: Path) -> Non
     (note,) = table.notes
     assert note.endswith("not comparable: no unknown words scored as <unk> here, 77 in Small")
     assert "| Small + WT † |" in to_markdown(rows)
-    assert "\n† per word" in to_markdown(rows)
+    assert "\n† perplexity per word" in to_markdown(rows)
 
 
 def test_first_row_with_a_score_is_the_reference(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_long_streams_get_only_a_note(tmp_path: Path) -> None:
     write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(110.0, streams=20)))
     rows = join([], collect([tmp_path]))
     assert build(rows).best == {1}
-    assert mark(rows)[1] == ("† scored in 20 contiguous streams here, in one stream in Small",)
+    assert mark(rows)[1] == ("† context differs: here 20 contiguous streams; in Small one stream",)
 
 
 def test_every_corpus_has_its_best_row(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_row_can_be_another_rows_model_in_another_mode(tmp_path: Path) -> None:
     rows = join(listed, results)
     static, adapting, remembering = rows
     assert join(rows, results) == rows
-    assert adapting.figure(PERPLEXITY, "test") == Spread(91.0, pytest.approx(2**0.5), 2)
+    assert adapting.mean_score(PERPLEXITY, "test") == Spread(91.0, pytest.approx(2**0.5), 2)
     assert adapting.difference("test") == 91.0 / 80.0 - 1
     assert (adapting.size, adapting.results, adapting.state) == (static.size, (), "")
     assert (remembering.state, remembering.models) == ("not run", ())
@@ -194,5 +196,6 @@ def test_different_windows_are_compared_with_a_note(tmp_path: Path) -> None:
     assert [row.name for row in rows] == ["Small", "Small + windows of 2,560 + 512 tokens"]
     assert build(rows).best == {1}
     assert mark(rows)[1] == (
-        "† scored in windows of 3,072 tokens, of which the last 512 are scored here, in blocks of 512 tokens in Small",
+        "† context differs: here windows of 3,072 tokens, of which the last 512 are scored; in Small blocks of 512 "
+        "tokens",
     )

@@ -46,7 +46,7 @@ def test_sweep_shows_no_test_scores(tmp_path: Path) -> None:
     assert "test perplexity" not in page
     table = build(rows)
     assert (table.decides, table.best) == ("valid", {0})
-    assert not [note for note in table.notes if "diff" in note]  # there is no diff column
+    assert not [note for note in table.notes if "diff " in note]  # there is no diff column
     assert "test" not in {column.title for column in table.columns}
     assert read(rows)[0].startswith("b has the lowest validation perplexity, 110.0 with 4,651,600 parameters; a has")
 
@@ -54,7 +54,7 @@ def test_sweep_shows_no_test_scores(tmp_path: Path) -> None:
 def test_notes_list_only_changes_of_all_trials(tmp_path: Path) -> None:
     rows = [row for _, row in rank([make_trial(tmp_path, "a", [120]), make_trial(tmp_path, "b", [110])])]
     notes = [note for note in build(rows).notes if "settings" in note]
-    assert notes == ["Every row: not the recipe's settings (training.epochs: 20 -> 13)"]
+    assert notes == ["Every row: settings differ from the recipe (training.epochs: 20 -> 13)"]
 
 
 def test_incomparable_trials_come_last(tmp_path: Path) -> None:

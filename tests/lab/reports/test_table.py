@@ -12,7 +12,7 @@ from rich.console import Console
 
 from made_results import ROWS, change, result, scored, write_evaluation, write_run
 from reefknot.lab.recipes.file import Row
-from reefknot.lab.reports.cells import number
+from reefknot.lab.reports.cells import format_perplexity
 from reefknot.lab.reports.results import collect, load
 from reefknot.lab.reports.rows import TableRow, join
 from reefknot.lab.reports.table import Table, build, from_recipe, print_table, to_markdown
@@ -109,12 +109,12 @@ def test_protocol_scores_are_compared_with_the_paper(tmp_path: Path) -> None:
     table = build(join(recipe_rows(), collect([tmp_path])))
     row = cells(table, "Small")
     assert row["test test"] == "117.2 ± 0.7"
-    assert row["test as paper counts"] == "114.5 ± 0.7"
+    assert row["test paper protocol"] == "114.5 ± 0.7"
     assert row["test diff"] == "+0.0 %"
-    assert row["validation as paper counts"] == "120.0 ± 0.0"
+    assert row["validation paper protocol"] == "120.0 ± 0.0"
     (note,) = table.notes
-    assert note.startswith("as paper counts: ")
-    assert note.endswith("(zaremba); diff compares this with the paper")
+    assert note.startswith("paper protocol: ")
+    assert note.endswith("(zaremba); diff compares this score with the paper's")
     (unpublished,) = build([replace(row, paper={}) for row in join(recipe_rows(), collect([tmp_path]))]).notes
     assert unpublished.endswith("(zaremba)")
 
@@ -141,7 +141,7 @@ def test_epochs_are_shown_next_to_the_recipes(tmp_path: Path) -> None:
     stopped = cells(table, "Small + WT †")
     assert (stopped["time epochs"], stopped["time s/epoch"]) == ("9–13 of 13", "11.6"), "the faster seed counts"
     assert table.notes[0] == "† stopped early"
-    assert table.notes[1].startswith("Small: not the recipe's settings (training.epochs: 1000 -> 13;")
+    assert table.notes[1].startswith("Small: settings differ from the recipe (training.epochs: 1000 -> 13;")
 
 
 def test_runs_measured_in_updates_show_nothing_per_epoch(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_changes_shared_by_all_rows_are_noted_once(tmp_path: Path) -> None:
     for row in ("Small", "Small + WT"):
         write_run(tmp_path, row, 0, result(row, 0, changed=[change("training.epochs", 20, 13)]))
     notes = build(join(recipe_rows(), collect([tmp_path]))).notes
-    assert notes == ("Every row: not the recipe's settings (training.epochs: 20 -> 13)",)
+    assert notes == ("Every row: settings differ from the recipe (training.epochs: 20 -> 13)",)
 
 
 def test_unstarted_averaging_and_grid_edges_are_noted(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_changed_settings_are_not_compared_with_the_paper(tmp_path: Path) -> Non
     assert row["test paper"] == "114.5"
     assert "test diff" not in row
     (note,) = table.notes
-    assert note.startswith("Small: not the recipe's settings (corpus.tokens: not set -> 20000; encoder.setting0")
+    assert note.startswith("Small: settings differ from the recipe (corpus.tokens: not set -> 20000; encoder.setting0")
     assert note.endswith("; and 7 more)")
 
 
@@ -324,4 +324,4 @@ def test_markdown_table_is_regular_and_escaped(runs: Path) -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(3.456, "3.46"), (114.52, "114.5"), (12_345.6, "12,345.6")])
 def test_numbers_are_rounded_by_their_size(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_perplexity(value) == text

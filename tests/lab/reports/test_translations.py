@@ -184,7 +184,7 @@ def test_reading_states_what_sharing_tables_saves(rows: list[TableRow]) -> None:
     assert "differs from Baseline in nothing else: +0.90 BLEU, 95 % interval over seeds" in twwt
     wt = next(sentence for sentence in sentences if "in Decoder WT" in sentence)
     assert wt.endswith("(19 %) in Decoder WT, which differs from Baseline in nothing else: −0.10 BLEU.")
-    assert any("largest difference to the paper's test BLEU is +1.00" in sentence for sentence in sentences)
+    assert any("largest difference from the paper's test BLEU is +1.00" in sentence for sentence in sentences)
     assert "Not run: TWWT + DRILL." in sentences
 
 
@@ -261,7 +261,7 @@ def test_page_has_a_translations_section(rows: list[TableRow]) -> None:
     page = render(rows, "Translators")
     section = page[page.index('<section id="translations">') :].partition("</section>")[0]
     assert '<a href="#translations">Translations</a>' in page
-    for text in ("The same sentences in every row", "Where translations looked", SIGNATURE, "39.20", "0.987"):
+    for text in ("The same sentences in every row", "<h3>Attention</h3>", SIGNATURE, "39.20", "0.987"):
         assert text in section
     assert "<b>dog" not in page
     assert "<td>3</td>" in section
@@ -280,8 +280,8 @@ def test_ideas_list_shows_bleu(rows: list[TableRow]) -> None:
 def test_origin_names_the_bleu_signature(rows: list[TableRow]) -> None:
     records = [record for row in rows for record in row.records]
     origin = papers._origin(papers.RecipeTable("pappas2019/multi30k", "Ours", rows), records)
-    assert f"; BLEU by sacrebleu, `{SIGNATURE}`.\n" in origin
-    assert "Ours: at the epoch with the best validation perplexity" in origin
+    assert f" BLEU is computed by sacrebleu, `{SIGNATURE}`.\n" in origin
+    assert "Our scores are from the epoch with the best validation perplexity" in origin
 
 
 def test_reports_state_the_number_of_averaged_checkpoints(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_reports_state_the_number_of_averaged_checkpoints(tmp_path: Path) -> Non
         write_translator(tmp_path, "TWWT", 39.0, seed, averaged=averaged)
     (row,) = join([], collect([tmp_path]))
     origin = papers._origin(papers.RecipeTable("a", "b", [row]), row.records)
-    assert "Ours: the last checkpoint or the mean of the last 10 checkpoints; ±" in origin
+    assert "Our scores are from the last checkpoint or the mean of the last 10 checkpoints. ±" in origin
     page = render([row], "Translators")
     assert re.findall(r"<td>mean of (\d+)</td>", page) == ["10", "1", "10"]
 
@@ -300,7 +300,7 @@ def test_sweep_is_ranked_by_validation_bleu(tmp_path: Path) -> None:
     folders = [write_translator(tmp_path, row, bleu) for row, bleu in (("Baseline", 38.0), ("TWWT", 39.0))]
     ranked = rank([Trial(folder.parent.name, {}, (folder,)) for folder in folders])
     assert [trial.name for trial, _ in ranked] == ["twwt", "baseline"]
-    assert [row.figure(BLEU, "test") for _, row in ranked] == [None, None]
+    assert [row.mean_score(BLEU, "test") for _, row in ranked] == [None, None]
     assert build([row for _, row in ranked]).decides == "valid BLEU"
     assert summary(ranked, tmp_path)[0]["bleu_valid"]["mean"] == 39.5
     assert translations.side_by_side([row for _, row in ranked]) == []

@@ -29,7 +29,7 @@ DYNAMIC = {"kind": "dynamic", "scale": "mean", "eta": 1.0, "lambda": 1.0, "epsil
     ("changes", "aspect", "message"),
     [
         ({"bytes": 1000}, Aspect.TEXT, "the text has 1,000 bytes here, 449,945 in A"),
-        ({"_sha256": "b"}, Aspect.TEXT, "the text differs from that of A"),
+        ({"_sha256": "b"}, Aspect.TEXT, "the text differs from the text of A"),
         ({"_line_ends": False, "words": 78_669}, Aspect.LINE_ENDS, "line ends are scored in A, not here"),
         ({"words": 78_669}, Aspect.WORDS, "78,669 words and line ends scored here, 82,430 in A"),
         ({"_unknown": 0}, Aspect.UNKNOWN_WORDS, "no unknown words scored as <unk> here, 77 in A"),
@@ -40,7 +40,7 @@ DYNAMIC = {"kind": "dynamic", "scale": "mean", "eta": 1.0, "lambda": 1.0, "epsil
             "77 unknown words scored as <unk> here, but other words than in A",
         ),
         ({"mode": DYNAMIC}, Aspect.MODE, "evaluation mode dynamic here, plain in A"),
-        ({"streams": 2000}, Aspect.STREAMS, "scored in 2,000 contiguous streams here, in one stream in A"),
+        ({"streams": 2000}, Aspect.STREAMS, "context differs: here 2,000 contiguous streams; in A one stream"),
     ],
 )
 def test_difference_that_prevents_a_comparison_is_named(changes: dict[str, Any], aspect: Aspect, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reefknot.lab.evaluation.windows import Complete, Lines, Sliding
-from reefknot.lab.runs.modes import LONGEST, in_words, known
+from reefknot.lab.runs.modes import LONGEST, check_mode, in_words
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from reefknot.lab.runs.modes import LONGEST, in_words, known
     ],
 )
 def test_every_mode_has_a_name_and_a_description(name: str, description: str) -> None:
-    assert known(name) == name
+    assert check_mode(name) == name
     assert in_words(name) == description
 
 
@@ -34,7 +34,7 @@ def test_every_mode_has_a_name_and_a_description(name: str, description: str) ->
 )
 def test_unknown_mode_name_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="must be dynamic, cache, mc, context-C-stride-S, complete-L or lines"):
-        known(name)
+        check_mode(name)
 
 
 def test_mode_name_of_a_newer_version_is_shown_as_it_is() -> None:

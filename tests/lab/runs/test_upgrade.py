@@ -57,7 +57,7 @@ REWORDED = {
     "the first token, which has nothing before it, is not scored": "the first token is not scored, because it has no "
     "context",
     ", each computed afresh: a target's tokens after its whole source and those before them": ", each computed "
-    "independently, target tokens from the source and the target tokens before them",
+    "independently, target tokens given the source and the target tokens before them",
     "each computed afresh, the first ones with less before them": "each computed independently; the first windows "
     "have less context",
     "each computed afresh": "each computed independently",

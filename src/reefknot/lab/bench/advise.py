@@ -1,12 +1,12 @@
-"""The eight ends of Baevski & Auli (2019), Table 3, on your text and machine: `reefknot advise CORPUS`.
+"""Compare the eight ends of Baevski & Auli (2019), Table 3, on your text and machine: `reefknot advise CORPUS`.
 
-Parameters are counted. Peak memory and speed are measured over a few training steps of a Transformer whose body is the
-same for all ends. Dimensions keep the paper's proportions to those of the model (1,024 there): plain word vectors have
-a half of them, the narrow inputs of ASM a sixteenth, and the three bands all, a quarter and a sixteenth of them. The
-char-CNN has proportionally fewer features.
+Parameters are counted. Peak memory and speed are measured over a few training steps, with the same Transformer between
+all ends. Dimensions are in the paper's proportions to the dimension of the model, which is 1,024 in the paper: plain
+word vectors have half of it, the narrow inputs of ASM a sixteenth, and the three bands all, a quarter and a sixteenth
+of it. The char-CNN has proportionally fewer features.
 
-An update reads as many tokens with every end. Sub-words are shorter than words, so ends are compared in words, counting
-line ends as word perplexity does.
+An update reads the same number of tokens with every end. Sub-words are shorter than words, so speeds are compared in
+words per second. Line ends count as words, as they do in the perplexity per word.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ ENDS = {
     "ADP-T": "adaptive input into an adaptive softmax, tied",
 }
 BEST = "ADP-T"
-"""The end that did best in the paper."""
+"""The end with the best perplexity in the paper."""
 PAPER_WIDTH, PAPER_BANDS, PAPER_STEPS, PAPER_MERGES = 1024, (20_000, 40_000), 512, 32_000
 LEAST = 80_000
-"""The smallest vocabulary in which the paper's bands leave as many words to the last band as the first has."""
+"""The smallest vocabulary for the paper's bands. The last band then has as many words as the first."""
 COVERED = (0.9, 0.975)
-"""In a smaller vocabulary, the shares of the text that the first band covers, and the first two."""
+"""Shares of the text that the first band, and the first two bands, cover in a smaller vocabulary."""
 AS_FAST = 0.9
-"""The share of the highest speed that counts as equally fast."""
+"""A speed of at least this share of the highest speed counts as equally fast."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """The Transformer between the ends, and how much it reads per update."""
+    """The Transformer between the ends, and the number of tokens that it reads per update."""
 
     dim: int
     layers: int
@@ -68,7 +68,7 @@ class Body:
         return min(PAPER_STEPS, self.tokens)
 
     def within(self, tokens: int) -> Body:
-        """Return the body with updates of whole blocks that a text of this many tokens can fill."""
+        """Return the same body with updates of whole blocks, at most as large as a text with this many tokens."""
         cut = replace(self, tokens=min(self.tokens, tokens))
         return replace(cut, tokens=cut.tokens - cut.tokens % cut.steps)
 
@@ -85,7 +85,7 @@ BODIES = {"cuda": Body(512, 6, 8, 2048, 4096), "cpu": Body(128, 2, 4, 512, 512)}
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one end, or why there are none."""
+    """The measurements of one end, or the reason why there are none."""
 
     end: str
     ends_parameters: int | None = None
@@ -95,7 +95,7 @@ class Row:
     words_per_second: float | None = None
     """Words and line ends per second."""
     note: str = ""
-    """Why something was not measured."""
+    """The reason why something was not measured."""
 
     def record(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
@@ -103,7 +103,7 @@ class Row:
 
 
 def vocabulary_of(end: str, types: int) -> VocabularySettings:
-    """Return the vocabulary of an end: words, or sub-words, of which there are fewer than the `types` of words."""
+    """Return the vocabulary of an end: words or sub-words. There are fewer sub-words than `types`, the words' types."""
     merges = max(min(PAPER_MERGES, types // 2), 1)
     return VocabularySettings.model_validate({"bpe": {"merges": merges}} if end.startswith("BPE") else {})
 
@@ -130,7 +130,7 @@ def choose_bands(words: Vocabulary) -> tuple[tuple[int, ...], str]:
 def experiment(
     end: str, corpus: str, body: Body, vocabulary: VocabularySettings, sizes: Sequence[int], device: str
 ) -> LanguageModelExperiment:
-    """Return an end on a body, as the settings of a recipe."""
+    """Return the settings of a language model with the given end and body."""
     settings = _ends(end, body.dim, sizes) | {
         "corpus": {"name": corpus},
         "vocabulary": vocabulary.model_dump(),
@@ -187,7 +187,10 @@ def _ends(end: str, dim: int, sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _char_cnn(dim: int) -> dict[str, Any]:
-    """Return a char-CNN with the paper's features in proportion to the model. Byte vectors keep their dimensions."""
+    """Return the settings of a char-CNN with features in the paper's proportion to `dim`.
+
+    The dimension of the byte vectors does not change.
+    """
     filters = [[width, max(features * dim // PAPER_WIDTH, 1)] for width, features in PAPER_FILTERS]
     return {"kind": "char_cnn", "dim": dim, "filters": filters}
 
@@ -203,7 +206,7 @@ def count(row: Row, settings: LanguageModelExperiment, tokens: int) -> Row:
 def measure(row: Row, settings: LanguageModelExperiment, dataset: Dataset, device: str, seconds: float) -> Row:
     """Return the row with its speed over some training steps, and the peak memory of this process so far."""
     train = dataset.splits["train"]
-    # The remainder would make a smaller update than the others.
+    # The remainder of the text would make an update that is smaller than the others.
     end = train.tokens - train.tokens % (settings.training.batch * settings.training.steps)
     ids, inputs = train.ids[:end], train.inputs[:end]
     text = Text(ids, train.tokens, dataset.summary, dataset.name, inputs, dataset.vocabulary.eos)
@@ -213,7 +216,7 @@ def measure(row: Row, settings: LanguageModelExperiment, dataset: Dataset, devic
         (milliseconds,) = work_times(device, [(workload.run, lambda: None)], seconds)
     except Exception as error:  # the other ends are still measured
         return replace(row, note=reason(error))
-    # Other processes may use a CPU too and slow some of the steps down.
+    # On a CPU, other processes may slow some of the steps down, so the fastest step counts.
     speed = 1e3 * workload.tokens / (median(milliseconds) if device == "cuda" else min(milliseconds))
     return replace(
         row,
@@ -232,10 +235,10 @@ def advice(rows: Iterable[Row]) -> str:
         return f"Only {measured[0].end} was measured: there is nothing to compare it with."
     speeds = {row.end: row.words_per_second or 0.0 for row in measured}
     fastest = max(speeds, key=speeds.__getitem__)
-    leanest = min(measured, key=lambda row: row.memory_bytes or 0).end
+    least_memory = min(measured, key=lambda row: row.memory_bytes or 0).end
     smallest = min(measured, key=lambda row: row.parameters or 0).end
     facts = (
-        f"{fastest} reads the most words per second, {leanest} needs the least memory, "
+        f"{fastest} reads the most words per second, {least_memory} needs the least memory, "
         f"{smallest} has the fewest parameters."
     )
     if BEST not in speeds:

@@ -1,8 +1,8 @@
-"""The output ends that `bench heads` compares: ours, plain torch, torch's fused parts, and other packages' losses.
+"""The output ends that `bench heads` compares: ours, plain torch, torch's fused losses, and losses of other packages.
 
-A package with a fused cross-entropy of a linear classifier is composed into the ends that can be built from it. It is
-called once per band, on the rows of every expert, or on DRILL's class vectors. A competitor that cannot take part says
-so in a few words; it never stops a run.
+Some packages have a fused cross-entropy of a linear classifier. Other ends are composed of it: it is called once per
+band, on the rows of every expert, or on DRILL's class vectors. A competitor that cannot be measured gets a note with
+the reason. It never stops the benchmark.
 
 Shapes: N rows (tokens), D dimensions, V classes, K experts, R rows of a tail.
 """
@@ -36,13 +36,13 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 
 PACKAGES = {"liger": "liger_kernel", "cce": "cut_cross_entropy"}
-"""Families of competitors that need a package of their own."""
+"""Families of competitors that need another package, and the name of the package."""
 Fused = Callable[..., Tensor]
-"""(h_ND, w_VD, y_N, reduction="sum" or "none") -> loss."""
+"""A fused loss: (h_ND, w_VD, y_N, reduction="sum" or "none") -> loss."""
 
 
 def autocast(problem: Problem, dtype: torch.dtype) -> torch.autocast:
-    """Return autocast as training uses it: enabled if the weights are wider than the hidden states."""
+    """Return autocast as training uses it: enabled if the weights have another type than the hidden states."""
     hidden = problem.hidden
     return torch.autocast(hidden.device.type, dtype=torch.bfloat16, enabled=dtype != hidden.dtype)
 
@@ -95,7 +95,7 @@ def _build(problem: Problem) -> OutputEnd:
 
 
 def _parameters(problem: Problem, end: OutputEnd) -> dict[str, list[Tensor]]:
-    """Return which parameters of the end hold each of the problem's weights, one below the other."""
+    """Return the parameters of our end by the name of the problem's weight. Several parameters are concatenated."""
     named: dict[str, Tensor] = dict(end.named_parameters())
     if problem.end == "adaptive":
         parameters_of = {"head": [named["classifiers.0.table.weight"], named["clusters"]]}
@@ -114,7 +114,7 @@ def _parameters(problem: Problem, end: OutputEnd) -> dict[str, list[Tensor]]:
 
 
 def _transposed(name: str, matrix: Tensor) -> Tensor:
-    """Convert between the matrices of a problem and those of our end, which stores projections down as maps up."""
+    """Convert between a matrix of a problem and the parameter of our end, which stores projections transposed."""
     return matrix.T if name.startswith("down") else matrix
 
 
@@ -123,14 +123,18 @@ def _transposed(name: str, matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Peer:
-    """A competitor: the family that a user can ask for, its name in a table, and how to make its loss."""
+    """A competitor: the family that a user can choose, its name in a table, and a function that makes its loss."""
 
     family: str
     label: str
     make: Callable[[Problem], Loss]
 
     def make_step(self, problem: Problem, dtype: torch.dtype) -> Step:
-        """Return a training step. Raises `Absent`, or whatever the competitor raises."""
+        """Return a training step.
+
+        Raises:
+            Absent: The competitor is not available. Its code may raise other errors too.
+        """
         hidden_ND = problem.hidden.clone().requires_grad_()
         weights = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in problem.weights.items()}
         y_N = problem.targets.to(hidden_ND.device)
@@ -147,7 +151,7 @@ class Peer:
 
 
 def peers(end: str) -> list[Peer]:
-    """Return the competitors that can be an end of this kind, whether or not they are installed."""
+    """Return the competitors that implement an end of this kind, whether or not they are installed."""
     suited = [Peer("eager", "eager torch", lambda problem: LOSSES[problem.end])]
     if end in ("plain", "mixture"):
         suited.append(Peer("compile", "torch.compile", _compiled))
@@ -175,7 +179,7 @@ def _compiled(problem: Problem) -> Loss:
 def _torch_fused() -> Fused:
     if not hasattr(F, "linear_cross_entropy"):
         raise Absent("not in this torch")
-    # Without options it is the eager composition; with default options, torch chooses the chunks.
+    # Without options, torch composes it of eager operations. With default options, torch computes it in chunks.
     return partial(F.linear_cross_entropy, options=torch.nn.LinearCrossEntropyOptions())
 
 
@@ -217,15 +221,15 @@ def _liger_fused() -> Fused:
 
 def _cce_fused(filter_eps: str | None = "high") -> Fused:
     loss = _package("cce", "").linear_cross_entropy
-    # Newer releases can add gradients up in float32; unfiltered, that is the exact variant.
-    wide = [
+    # Newer releases can sum gradients in float32. The unfiltered variant uses it, because it is meant to be exact.
+    options = [
         name for name in ("accum_e_fp32", "accum_c_fp32") if filter_eps is None and name in signature(loss).parameters
     ]
-    return partial(loss, filter_eps=filter_eps, **dict.fromkeys(wide, True))
+    return partial(loss, filter_eps=filter_eps, **dict.fromkeys(options, True))
 
 
 def _liger_augmented(problem: Problem) -> Loss:
-    """Combine its cross-entropy with its fused divergence. The soft target is a teacher that is not trained."""
+    """Combine Liger's cross-entropy with its fused divergence. The soft target is a teacher that is not trained."""
     fused = _liger_fused()
     divergence = _package("liger", ".transformers").LigerFusedLinearJSD(jsd_beta=0.0, temperature=TAU)
 
@@ -263,7 +267,7 @@ def _mixture_of(fused: Fused, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Te
 
 
 def _composed_adaptive(fused: Fused, problem: Problem) -> Loss:
-    """Call the loss once per band. The rows of the bands are found beforehand on the host, as ours are."""
+    """Call the loss once per band. Like in our end, the rows of the bands are determined beforehand on the host."""
     device = problem.hidden.device
     head_N = problem.targets.clone()
     tails = []

@@ -1,15 +1,15 @@
-"""Recurrent encoders measured next to each other in one run: `reefknot bench encoders`.
+"""Measure recurrent encoders in one run: `reefknot bench encoders`.
 
-A step is one forward and backward pass of the encoder alone, with all gradients, including those of its inputs. The
-yardstick is torch's `nn.LSTM` without any mask, which is cuDNN on a GPU. Our encoders draw their masks inside the
-measured time. The plain loop is our variational LSTM as everyone writes it, one step in Python at a time.
+A step is one forward and backward pass of the encoder alone, with all gradients, including the gradients of its inputs.
+The yardstick is torch's `nn.LSTM` without any mask, which is cuDNN on a GPU. The time of our encoders includes drawing
+their masks. The plain loop is our variational LSTM as a loop over the steps in Python.
 
-All competitors of a row multiply matrices in the type of the row: in float32, in float32 rounded to TF32 (the default
-of cuDNN, and of training with `determinism = "fast"`), or in bfloat16.
+All competitors multiply matrices in the same type: in float32, in float32 rounded to TF32 (the default of cuDNN, and of
+training with `determinism = "fast"`), or in bfloat16.
 
-Gradients are compared with those of a float64 loop that has the same masks. Equal seeds would not give it the same
-masks, because a generator draws other numbers for other types. `RecordDraws` therefore keeps all random numbers of a
-run, and `ReplayDraws` copies them into a later run.
+Gradients are compared with the gradients of a float64 loop that has the same masks. Equal seeds are not enough for
+equal masks, because a generator draws different numbers for different types. So `RecordDraws` keeps all random numbers
+of a run, and `ReplayDraws` copies them into a later run.
 
 Shapes: B streams, T steps, D dimensions.
 """
@@ -50,74 +50,75 @@ RATE, SEED = 0.25, 11
 
 
 class Shape(NamedTuple):
-    """The numbers of streams and steps, and the widths from the input to the last layer."""
+    """The numbers of streams and steps, and the dimensions of the input and of each layer."""
 
     batch: int
     steps: int
-    widths: tuple[int, ...]
+    dims: tuple[int, ...]
 
     @classmethod
     def read(cls, text: str) -> Shape:
         """Parse "B,T,D-H-H"."""
         try:
-            batch, steps, widths = text.split(",")
-            shape = cls(int(batch), int(steps), tuple(int(width) for width in widths.split("-")))
+            batch, steps, dims = text.split(",")
+            shape = cls(int(batch), int(steps), tuple(int(dim) for dim in dims.split("-")))
         except ValueError:
             raise SettingsError(
-                f"--shape {text}: must be streams,steps,widths, the input's and each layer's, such as 20,35,200-200-200"
+                f"--shape {text}: must be streams,steps,dimensions of the input and of each layer, such as "
+                "20,35,200-200-200"
             ) from None
-        if min(shape.batch, shape.steps, *shape.widths) < 1 or len(shape.widths) < 2:
+        if min(shape.batch, shape.steps, *shape.dims) < 1 or len(shape.dims) < 2:
             raise SettingsError(f"--shape {text}: needs at least 1 stream, 1 step and 1 layer: B,T,D-H")
         return shape
 
     @property
     def layers(self) -> int:
-        return len(self.widths) - 1
+        return len(self.dims) - 1
 
     def __str__(self) -> str:
-        return f"B = {self.batch:,}, T = {self.steps:,}, {'-'.join(map(str, self.widths))}"
+        return f"B = {self.batch:,}, T = {self.steps:,}, {'-'.join(map(str, self.dims))}"
 
 
 _AWD = (400, 1150, 1150, 400)
 SHAPES = {
-    "cuda": (*(Shape(20, 35, (width,) * 3) for width in (200, 650, 1500)), Shape(20, 70, _AWD), Shape(80, 70, _AWD)),
+    "cuda": (*(Shape(20, 35, (dim,) * 3) for dim in (200, 650, 1500)), Shape(20, 70, _AWD), Shape(80, 70, _AWD)),
     "cpu": (Shape(20, 35, (200,) * 3), Shape(20, 35, (100, 280, 280, 100))),
 }
-"""The default shapes: on a GPU those of the papers' encoders."""
+"""The default shapes. On a GPU they are the shapes of the papers' encoders."""
 KINDS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
-"""The types of the tensors. TF32 is only a type of products."""
+"""The types of the tensors. TF32 is not a type of tensors, only of matrix products."""
 DTYPES = {"cuda": tuple(KINDS), "cpu": ("float32",)}
 
 
 @dataclass(frozen=True)
 class Row(Measured):
-    """A competitor at one shape, all of it in one type."""
+    """The measurements of a competitor at one shape and in one type."""
 
     shape: Shape
     dtype: str
     over_lstm: float | None = None
-    """Time over that of `nn.LSTM`. Both are those of captured graphs if graphs are timed."""
+    """Time divided by the time of `nn.LSTM`. If graphs are timed, both times are of captured graphs."""
 
     def record(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
-        shape = {"shape": [self.shape.batch, self.shape.steps, list(self.shape.widths)]}
+        shape = {"shape": [self.shape.batch, self.shape.steps, list(self.shape.dims)]}
         return asdict(self) | shape | {"worst_error": self.worst_error}
 
 
 @dataclass(frozen=True)
 class Bench:
-    """How to measure."""
+    """The settings of the benchmark."""
 
     device: str
     dtypes: Sequence[str]
     seconds: float = 2.0
-    """Timing per competitor."""
+    """Duration of the timing, per competitor."""
     graph: bool = False
     """Whether to time a captured CUDA graph as well."""
 
 
 class Tower(nn.Module):
-    """A stack of layers of any widths, each of which starts from an empty state."""
+    """A stack of layers of any dimensions. Every layer starts from an empty state."""
 
     def __init__(self, parts: Sequence[Encoder | nn.LSTM]) -> None:
         super().__init__()
@@ -130,16 +131,16 @@ class Tower(nn.Module):
         return x_BTD
 
 
-def _plain(input_dim: int, width: int, layers: int) -> nn.LSTM:
-    return nn.LSTM(input_dim, width, layers, batch_first=True)
+def _plain(input_dim: int, dim: int, layers: int) -> nn.LSTM:
+    return nn.LSTM(input_dim, dim, layers, batch_first=True)
 
 
-def _variational(input_dim: int, width: int, layers: int) -> Encoder:
-    return VariationalLSTM(input_dim, width, layers, dropout=RATE)
+def _variational(input_dim: int, dim: int, layers: int) -> Encoder:
+    return VariationalLSTM(input_dim, dim, layers, dropout=RATE)
 
 
-def _bayesian(input_dim: int, width: int, layers: int) -> Encoder:
-    return BayesianLSTM(input_dim, width, layers, dropout_input=RATE, dropout_hidden=RATE, gates="separate")
+def _bayesian(input_dim: int, dim: int, layers: int) -> Encoder:
+    return BayesianLSTM(input_dim, dim, layers, dropout_input=RATE, dropout_hidden=RATE, gates="separate")
 
 
 YARDSTICK, LOOP, AWD = "nn.LSTM, no masks", "plain loop, variational", "reefknot, AWD"
@@ -149,38 +150,46 @@ LAYERS: dict[str, Callable[[int, int, int], Encoder | nn.LSTM]] = {
     "reefknot, Bayesian": _bayesian,
     LOOP: _variational,
 }
-"""Competitors, and how to build their layers of one width."""
+"""The competitors, with functions that build layers of one dimension."""
 
 
 def competitors(shape: Shape) -> list[str]:
-    """Return the competitors at a shape, the yardstick first. AWD-LSTM has three layers, the first two of one width."""
-    fits = shape.layers == 3 and shape.widths[1] == shape.widths[2]
+    """Return the competitors at a shape, the yardstick first.
+
+    AWD-LSTM takes part if the shape fits: three layers, of which the first two have the same dimension.
+    """
+    fits = shape.layers == 3 and shape.dims[1] == shape.dims[2]
     return [*LAYERS, *([AWD] if fits else [])]
 
 
 def build(name: str, shape: Shape) -> Tower:
     """Build a competitor. Equal calls give equal weights."""
     torch.manual_seed(SEED)
-    first, *widths = shape.widths
+    first, *dims = shape.dims
     if name == AWD:
         drops = {"dropout_input": RATE, "dropout_hidden": RATE, "dropout_output": RATE, "weight_drop": RATE}
-        return Tower([AWDLSTM(first, widths[0], shape.layers, widths[-1], **drops)])  # type: ignore[arg-type]
+        return Tower([AWDLSTM(first, dims[0], shape.layers, dims[-1], **drops)])  # type: ignore[arg-type]
     make = LAYERS[name]
-    if len(set(widths)) == 1:
-        return Tower([make(first, widths[0], shape.layers)])
-    return Tower([make(input_dim, width, 1) for input_dim, width in pairwise(shape.widths)])
+    if len(set(dims)) == 1:
+        return Tower([make(first, dims[0], shape.layers)])
+    return Tower([make(input_dim, dim, 1) for input_dim, dim in pairwise(shape.dims)])
 
 
 def make_step(name: str, shape: Shape, dtype: torch.dtype, device: str, *, exact: bool = False) -> Step:
-    """Return a competitor's pass, over inputs and output gradients that are the same for all.
+    """Return a forward and backward pass of a competitor. Inputs and output gradients are the same for all.
 
-    With `exact` it is the reference: a float64 loop over the same numbers.
+    Args:
+        name: The competitor.
+        shape: Streams, steps and dimensions.
+        dtype: The type of the tensors.
+        device: `cuda` or `cpu`.
+        exact: Return the reference instead: a float64 loop over the same numbers.
     """
     encoder = build(name, shape).to(device, dtype)
     generator = torch.Generator().manual_seed(SEED)
     x_BTD, grad_BTD = (
-        torch.randn(shape.batch, shape.steps, width, generator=generator).to(device, dtype)
-        for width in (shape.widths[0], shape.widths[-1])
+        torch.randn(shape.batch, shape.steps, dim, generator=generator).to(device, dtype)
+        for dim in (shape.dims[0], shape.dims[-1])
     )
     if exact:
         encoder, x_BTD, grad_BTD = encoder.double(), x_BTD.double(), grad_BTD.double()
@@ -215,12 +224,12 @@ def _measure(bench: Bench, shape: Shape, dtype: str, notify: Callable[[str], Non
 
 
 def _examine(row: Row, step: Step, device: str) -> Row:
-    """Measure all but the time: gradients against a float64 loop with the same masks, and two runs from one seed."""
+    """Measure everything except time: gradient errors against a float64 loop with the same masks, and determinism."""
     torch.manual_seed(SEED)
     with RecordDraws() as masks:
         step.run()
     exact = make_step(row.competitor, row.shape, KINDS[row.dtype], device, exact=True)
-    with ReplayDraws(masks.drawn), torch.backends.cudnn.flags(enabled=False):
+    with ReplayDraws(masks.tensors), torch.backends.cudnn.flags(enabled=False):
         exact.run()
     expected = {name: gradient for name, gradient in exact.gradients().items() if gradient is not None}
     errors = relative_errors(step.gradients(), expected)
@@ -247,7 +256,7 @@ def _over_yardstick(rows: Sequence[Row]) -> list[Row]:
 
 @contextmanager
 def _matrix_products(tf32: bool) -> Iterator[None]:
-    """Multiply float32 matrices in TF32, or exactly."""
+    """Multiply float32 matrices in TF32 or in full precision."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32 = matmul.allow_tf32 = tf32
@@ -258,7 +267,7 @@ def _matrix_products(tf32: bool) -> Iterator[None]:
 
 
 def facts() -> dict[str, Any]:
-    """Return what the figures depend on besides the machine."""
+    """Return the versions that the measurements depend on."""
     cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {"torch": str(torch.__version__), "triton": version("triton"), "cudnn": cudnn}
 
@@ -269,40 +278,44 @@ _DROPOUT = torch.ops.aten.native_dropout.default
 
 
 class RecordDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, all random tensors are kept in `drawn`, whichever function of torch draws them."""
+    """A mode that records all random tensors in `tensors`, whichever function of torch draws them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if _draws(func):
-            self.drawn.append((result[1] if func is _DROPOUT else result).clone())
+            self.tensors.append((result[1] if func is _DROPOUT else result).clone())
         return result
 
 
 class ReplayDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, random tensors get these values, in this order, in the type of the computation."""
+    """A mode in which random tensors get recorded values, in the order in which they were recorded."""
 
-    def __init__(self, drawn: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._drawn: Iterator[Tensor] = iter(drawn)
+        self._tensors: Iterator[Tensor] = iter(tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not _draws(func):
             return result
-        drawn = next(self._drawn, None)
-        if drawn is None:
+        recorded = next(self._tensors, None)
+        if recorded is None:
             raise RuntimeError("more random tensors are drawn than were recorded")
         if func is _DROPOUT:
             vectors, rate = args[:2]
-            return vectors * drawn / (1.0 - rate), drawn
-        return result.copy_(drawn)
+            return vectors * recorded / (1.0 - rate), recorded
+        return result.copy_(recorded)
 
 
 def _draws(func: Any) -> bool:
-    """Whether an operator draws. Recurrent layers are tagged as random too, for a dropout that is not used here."""
+    """Return whether an operator draws random numbers.
+
+    Recurrent layers are tagged as random too, because they can have dropout. Dropout inside layers is not used here, so
+    they are excluded.
+    """
     random = torch.Tag.nondeterministic_seeded in func.tags
     return random and (func is _DROPOUT or len(func._schema.returns) == 1)

@@ -1,8 +1,8 @@
-"""Output ends measured next to each other in one run: `reefknot bench heads`.
+"""Measure output ends in one run: `reefknot bench heads`.
 
-For every end and shape: the time over the floor of its matrix products at the rate that this machine reaches, the
-memory beyond what must exist, the worst gradient error against float64 on the same inputs, and whether two runs are
-equal bit for bit.
+For every end and shape, four things are measured: the time relative to the floor (the time of the necessary matrix
+products at the rate that this machine reaches), the working memory, the worst gradient error against float64 on the
+same inputs, and whether two runs are bit-identical.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from reefknot.lab.bench.problems import Problem, Shape, make_problem
 
 FAMILIES = ("reefknot", "eager", "compile", "torch", *PACKAGES)
 LEAN = {"cuda": 256.0, "cpu": 32.0}
-"""MiB of working memory of our lean row, if the user names no budgets."""
+"""Default memory budget of our low-memory row, in MiB."""
 VOCABULARIES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 SWEPT = ("plain", "adaptive", "drill")
 """Ends that are measured over a range of vocabulary sizes."""
@@ -55,7 +55,7 @@ _ON_GPU = {
 
 @dataclass(frozen=True)
 class Row(Measured):
-    """A competitor at one end and shape."""
+    """The measurements of a competitor for one end and shape."""
 
     end: str
     shape: Shape
@@ -79,16 +79,16 @@ class Row(Measured):
 
 @dataclass(frozen=True)
 class Bench:
-    """What to measure, and how."""
+    """The settings of the benchmark."""
 
     device: str
     families: Sequence[str] = FAMILIES
     weights: str | None = None
-    """The type of all weights. By default bfloat16 on a GPU, with one row of ours in float32."""
+    """The type of all weights. The default on a GPU is bfloat16, plus one row of ours with float32 weights."""
     memory: Sequence[float] = ()
-    """Budgets of working memory in MiB: each makes a row of ours."""
+    """Budgets of working memory in MiB. There is a row of ours for every budget."""
     seconds: float = 2.0
-    """Timing per competitor."""
+    """Duration of the timing, per competitor."""
     graph: bool = False
     """Whether to time a captured CUDA graph as well."""
 
@@ -103,7 +103,14 @@ class Bench:
 
 
 def cases(device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary: bool) -> list[tuple[str, Shape]]:
-    """Return the ends and shapes to measure, with defaults for what the user left open."""
+    """Return the ends and shapes to measure. Ends and shapes that the user does not choose have defaults.
+
+    Args:
+        device: `cuda` or `cpu`.
+        ends: The chosen ends, or all if it is empty.
+        shapes: The chosen shapes, or the default shapes of each end if it is empty.
+        vocabulary: Whether to measure over a range of vocabulary sizes instead of `shapes`.
+    """
     if vocabulary:
         rows, dim = (4096, 512) if device == "cuda" else (256, 64)
         shapes = [Shape(rows, dim, words) for words in VOCABULARIES]
@@ -118,10 +125,10 @@ def measure_all(
     """Yield the rows of every case. Competitors run one after the other on a GPU, and in turns on a CPU.
 
     Args:
-        bench: How to measure.
-        rate: Operations per second that the device reaches in large matrix products.
+        bench: The settings of the benchmark.
+        rate: Floating-point operations per second that the device reaches in large matrix products.
         chosen: Ends and shapes.
-        say: Called with a line of progress.
+        say: Called with lines about progress.
     """
     for end, shape in chosen:
         notify(f"{end}, {shape}")
@@ -145,7 +152,7 @@ def measure_all(
 
 
 def competitors(bench: Bench, problem: Problem, floor_ms: float) -> list[Competitor[Row]]:
-    """Return our rows, then those of the other chosen families."""
+    """Return our rows, then the rows of the other chosen families."""
     weights = str(bench.weight_dtype).removeprefix("torch.")
     blank = Row(problem.end, problem.shape, "reefknot", weights, floor_ms, competitor="reefknot")
     field: list[tuple[Row, Callable[[], Step]]] = []
@@ -166,13 +173,16 @@ def competitors(bench: Bench, problem: Problem, floor_ms: float) -> list[Competi
 
 
 def _can_be_captured(row: Row) -> bool:
-    """A competitor that makes the host wait cannot be captured, and the failed attempt would leave the device's random
-    generator unusable for the competitors after it."""
+    """Return whether a competitor can be captured as a CUDA graph.
+
+    A competitor that makes the host wait cannot be captured. The failed attempt would leave the random generator of the
+    device unusable for the next competitors.
+    """
     return row.family == "reefknot" or (row.competitor.startswith("eager") and row.end != "adaptive")
 
 
 def _examine(row: Row, step: Step, device: str, exact: dict[str, Tensor]) -> Row:
-    """Measure all but the time. The first run compiles and tunes; memory is measured after it."""
+    """Measure everything except time. Memory is measured after the first run, which compiles and tunes kernels."""
     step.run()
     errors = relative_errors(step.gradients(), exact)
     finite = all(map(math.isfinite, errors.values()))
@@ -183,7 +193,7 @@ def _examine(row: Row, step: Step, device: str, exact: dict[str, Tensor]) -> Row
 
 
 def facts(bench: Bench, rate: float) -> dict[str, Any]:
-    """Return what the figures depend on besides the machine."""
+    """Return the versions, the type and the matrix rate that the measurements depend on."""
     return {
         "torch": str(torch.__version__),
         "triton": version("triton"),

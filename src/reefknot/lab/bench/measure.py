@@ -1,4 +1,4 @@
-"""How a training step is measured: time, memory beyond what must exist, gradient errors, equality of two runs.
+"""Measure a training step: time, working memory, gradient errors, and whether two runs are equal.
 
 A step is one forward and backward pass. Its gradients are discarded between repeats, outside the measured time.
 """
@@ -25,11 +25,11 @@ from reefknot.kernels.capture import capture, side_stream
 
 REPEATS, FEWEST, WARM_UP = 30, 3, 3
 SUSTAINED = 0.5
-"""Seconds until the clock of a busy GPU falls to what its power limit allows. Shorter work is repeated that long."""
+"""Seconds until the power limit lowers the clock rate of a busy GPU. Short work is repeated for this long."""
 MIB = 2**20
 OUT_OF_MEMORY = "out of memory"
 Work = tuple[Callable[[], object], Callable[[], None]]
-"""A function to time, and one to call after it, outside the measured time."""
+"""A function to time, and a function to call after it, outside the measured time."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Step:
 
 
 class Absent(Exception):
-    """A competitor does not take part; the message says why in a few words."""
+    """A competitor cannot be measured. The message gives the reason in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The figures of one competitor, or why there are none."""
+    """The measurements of a competitor, or the reason why there are none."""
 
     competitor: str
     ms: float | None = None
@@ -72,7 +72,7 @@ class Measured:
     """The relative error of each gradient. None if a gradient is not finite."""
     deterministic: bool | None = None
     note: str = ""
-    """Why something was not measured."""
+    """The reason why something was not measured."""
 
     @property
     def worst_error(self) -> float | None:
@@ -84,7 +84,7 @@ Row = TypeVar("Row", bound=Measured)
 
 @dataclass(frozen=True)
 class Competitor(Generic[Row]):
-    """A row to fill in, how to make its step, and whether to time a captured graph of it too."""
+    """A row to fill in, a function that makes its step, and whether to time a captured graph of the step as well."""
 
     row: Row
     make: Callable[[], Step]
@@ -98,7 +98,15 @@ def measure_group(
     seconds: float,
     notify: Callable[[str], None],
 ) -> list[Row]:
-    """Examine each competitor of a group, then time them in turns. An exception becomes the note of its row."""
+    """Examine each competitor of a group, then time them in turns. An exception becomes the note of a row.
+
+    Args:
+        group: The competitors.
+        examine: Fills in all measurements of a row except times.
+        device: `cuda` or `cpu`.
+        seconds: Duration of the timing, per competitor.
+        say: Called with lines about progress.
+    """
     rows: list[Row] = []
     steps: dict[int, Step] = {}
     for number, competitor in enumerate(group):
@@ -147,7 +155,7 @@ def version(package: str) -> str | None:
 
 
 def ratio(number: float | None, other: float | None) -> float | None:
-    """Divide two figures. None if either was not measured."""
+    """Divide two measurements. The result is None if either was not measured."""
     return None if number is None or other is None else number / other
 
 
@@ -155,12 +163,15 @@ def ratio(number: float | None, other: float | None) -> float | None:
 
 
 def times(steps: Sequence[Step], device: str, seconds: float) -> list[list[float]]:
-    """Return the milliseconds of every repeat of every step: about `seconds` of repeats each, and at least three."""
+    """Return the milliseconds of every repeat of every step.
+
+    A step is repeated for about `seconds`, and at least three times.
+    """
     return work_times(device, [(step.run, step.clear) for step in steps], seconds)
 
 
 def graph_times(step: Step, seconds: float) -> list[float]:
-    """Return the same for a captured CUDA graph of one step, in which the host takes no part."""
+    """Return the milliseconds of every repeat of a step that is captured as a CUDA graph."""
     device = torch.device("cuda")
     with side_stream(device):
         for _ in range(WARM_UP):
@@ -185,7 +196,10 @@ def work_times(device: str, works: Sequence[Work], seconds: float) -> list[list[
 
 
 def _times_on_gpu(work: Callable[[], object], tidy: Callable[[], None], seconds: float) -> list[float]:
-    """Time by events in the GPU's stream. Short work runs in bursts, because in training the host runs ahead."""
+    """Time work by events in the stream of the GPU.
+
+    Short work runs in bursts, so that the host runs ahead of the GPU as it does in training.
+    """
     milliseconds: list[float] = []
     started = time.perf_counter()
     while len(milliseconds) < FEWEST or (passed := time.perf_counter() - started) < seconds:
@@ -205,7 +219,7 @@ def _times_on_gpu(work: Callable[[], object], tidy: Callable[[], None], seconds:
 
 
 def _times_on_host(works: Sequence[Work], seconds: float) -> list[list[float]]:
-    """Time by the clock, in turns, so that a machine that becomes slower affects all works alike."""
+    """Time work by the clock. Works take turns, so that a machine that becomes slower affects all of them alike."""
     milliseconds: list[list[float]] = [[] for _ in works]
     began = time.perf_counter()
     for repeat in range(REPEATS):
@@ -230,7 +244,7 @@ def free_gpu_memory() -> None:
 
 
 def memory_over(step: Step, device: str) -> int:
-    """Return the peak bytes of a step, without what existed before it and without the gradients that it leaves."""
+    """Return the working memory of a step in bytes: its peak without earlier tensors and without the gradients."""
     step.clear()
     if device == "cuda":
         free_gpu_memory()
@@ -247,9 +261,9 @@ def memory_over(step: Step, device: str) -> int:
 
 
 def _peak_on_host(step: Step) -> int:
-    """Return the peak of what torch's allocator handed out, from the profiler's record of every allocation.
+    """Return the peak of the memory that torch allocated, from the profiler's record of every allocation.
 
-    The resident memory of the process would include pages that the system keeps but the step does not hold.
+    The resident memory of the process is not used, because it includes pages that the step has already freed.
     """
     from torch.profiler import ProfilerActivity, profile
 

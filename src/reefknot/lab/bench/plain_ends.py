@@ -1,18 +1,18 @@
-"""The ends of a model as a good user of PyTorch writes them, with all scores stored: the competitor of our own ends.
+"""The ends of a model in plain PyTorch, with all scores stored. They are a competitor of our ends.
 
     plain           one matrix of scores, and torch's cross-entropy of it
     adaptive        the rows of each tail found by a mask on the device; the scores of head and tails stored
     augmented       two distributions over V for every row
     mixture         one distribution over V for every row and expert
-    drill           the class vectors of the label network, then as plain
+    drill           the class vectors of the label encoder, then the same as plain
     adaptive input  boolean masks over the ids, band by band
 
-`LOSSES` has the output ends as functions of a problem's weights. They are a competitor of `bench heads`, and run in
-float64 they give the gradients that all competitors are compared with: they share no code with our kernels.
+`LOSSES` has the output ends as functions of a problem's weights. They are a competitor in `bench heads`. In float64,
+they also compute the gradients that all competitors are compared with, because they share no code with our kernels.
 
-`use_plain_ends` replaces the ends of a model, for `bench steps`. Each replacement holds the end whose work it does and
-uses the tables and matrices of that end, so ties stay as they are and every parameter gets the same gradient. Ends that
-have no simpler form (a lookup, a char-CNN, a mixture) stay.
+`use_plain_ends` replaces the ends of a model, for `bench steps`. A replacement keeps the original end and uses its
+tables and matrices, so ties are preserved and every parameter gets the same gradient. Ends that have no simpler form (a
+lookup, a char-CNN, a mixture) are not replaced.
 
 Shapes: N rows (tokens), D dimensions, V classes, K experts, R rows of a tail, S classes of a tail; B rows of a window,
 T steps.
@@ -42,7 +42,7 @@ Loss = Callable[[Tensor, Tensor, Weights], Tensor]
 Scores = Callable[[Tensor], Tensor]
 """h_RD -> scores_RS."""
 _SCORES_AT_ONCE = {"cuda": 2**27, "cpu": 2**24}
-"""Scores in memory at a time for the exact gradients, in float64: 1 GiB on a GPU, 128 MiB on a CPU."""
+"""The largest number of float64 scores in memory for the exact gradients: 1 GiB on a GPU, 128 MiB on a CPU."""
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def adaptive_cross_entropy(
         y_N: Targets.
         bounds: The first id of every tail, and the number of words.
         head: Scores the words before the first tail, then a cluster for each tail.
-        tails: Each scores the words of a tail, for the rows whose target is in it.
+        tails: Functions that score the words of a tail, for the rows whose target is in the tail.
     """
     head_N, losses = y_N.clone(), []
     for tail, (start, stop) in enumerate(pairwise(bounds)):
@@ -115,7 +115,7 @@ def mixture(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
 
 
 def experts(h_ND: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
-    """Return what the experts of a mixture read, latent_NKD, and the logarithms of their weights, log_prior_NK."""
+    """Return the hidden states of the experts of a mixture, latent_NKD, and their log-weights, log_prior_NK."""
     latent_NKD = torch.tanh(F.linear(h_ND, weights["latent"], weights["latent_bias"])).view(len(h_ND), EXPERTS, -1)
     return latent_NKD, torch.log_softmax(_at_least_float32(F.linear(h_ND, weights["prior"])), dim=-1)
 
@@ -147,7 +147,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def exact_gradients(problem: Problem) -> dict[str, Tensor]:
-    """Return all gradients of the mean loss, computed in float64 on a few rows at a time to bound the memory."""
+    """Return all gradients of the mean loss, computed in float64, on a few rows at a time to limit the memory."""
     weights = {name: weight.double().requires_grad_() for name, weight in problem.weights.items()}
     hidden_ND = problem.hidden.double().requires_grad_()
     y_N = problem.targets.to(hidden_ND.device)
@@ -196,7 +196,7 @@ class MaskedLookup(InputEnd):
 
 
 class Stored(OutputEnd):
-    """An output end that computes the loss of the end that it holds with stored scores. It can only be trained."""
+    """An output end that computes the loss of another end with stored scores. It can only be trained."""
 
     end: OutputEnd
 

@@ -1,10 +1,10 @@
-"""A translator as people write it in plain torch: the competitor of ours.
+"""A translator in plain torch: the competitor of our translators.
 
     PlainTranslator         nn.Transformer between embeddings; the loss stores the scores of all classes
     PlainTraining           its training loop
     search_without_cache    a beam search in which every step computes all target steps so far
 
-Shapes: B pairs, W hypotheses of each, N = B x W, S source tokens, T target tokens, V classes, D dimensions.
+Shapes: B pairs, W hypotheses per pair, N = B x W, S source tokens, T target tokens, V classes, D dimensions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reefknot.nn.tables import WordTable
 
 
 class PlainTranslator(nn.Module):
-    """nn.Transformer with the sizes, dropout and ties of one of our models, and its own weights."""
+    """An nn.Transformer with the sizes, dropout rates and ties of one of our models. Its weights are new."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class PlainTranslator(nn.Module):
 
 
 class PlainTraining:
-    """The training loop: gradients, clipping, optimiser. The learning rate is too small to change the weights."""
+    """A training step: gradients, clipping, optimiser. The learning rate is too small to change the weights."""
 
     def __init__(self, model: PlainTranslator, settings: TrainingSettings, device: torch.device) -> None:
         self.model = model.to(device).train()
@@ -97,8 +97,8 @@ class PlainTraining:
 
     def __call__(self, x_BU: Tensor, y_BT: Tensor, count: int) -> None:
         self.optimiser.zero_grad(set_to_none=True)
-        pieces = self.settings.accumulate
-        for x, y in zip(x_BU.chunk(pieces), y_BT.chunk(pieces), strict=True):
+        parts = self.settings.accumulate
+        for x, y in zip(x_BU.chunk(parts), y_BT.chunk(parts), strict=True):
             with autocast(self.device, self.settings.precision):
                 loss = self.model.loss(x.to(self.device), y.to(self.device)) / count
             torch.autograd.backward(loss)
@@ -111,7 +111,7 @@ class PlainTraining:
 def search_without_cache(model: Translator, source_BS: Tensor, eos: int, settings: SearchSettings) -> list[Hypothesis]:
     """Return the best translation of each source, by the rules of `beam_search`, without a KV cache.
 
-    In every step the decoder reads the whole prefix. Finished sentences stay in the batch.
+    In every step, the decoder reads the whole prefix. Finished sentences stay in the batch.
     """
     batch, width = len(source_BS), settings.beam
     limits = [settings.limit(tokens) for tokens in (source_BS != PAD).sum(dim=1).tolist()]
@@ -160,7 +160,7 @@ def _embedding(end: InputEnd, embeddings: dict[nn.Module, nn.Embedding]) -> tupl
 
 
 def _stacks(encoder: EncoderDecoder) -> nn.Transformer:
-    """Build encoder and decoder. nn.Transformer has one dropout rate, so the others are set afterwards."""
+    """Build encoder and decoder. nn.Transformer takes a single dropout rate, so the other rates are set afterwards."""
     block = encoder.source_blocks[0]
     assert isinstance(block, ResidualBlock)
     layers, pre = len(encoder.source_blocks), block.norm == "pre"

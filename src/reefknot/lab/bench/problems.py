@@ -1,18 +1,18 @@
-"""The data that output ends are measured on, and the fewest operations that it takes.
+"""The data that output ends are measured on, and the smallest number of operations that they need.
 
-Hidden states, targets and weights are shaped like those of a trained model. Targets follow Zipf's law: p(word v) is
-proportional to 1 / (v + 1). The logits of a row are the sum of the log-unigram, noise and a boost of its target, and
-they are an exact product of D dimensions. In the first few dimensions every hidden state is 1 and each class holds an
-equal share of its log-probability. In the others a class is noise of length 1, and a hidden state is noise plus `BOOST`
-times the vector of its target. A softmax over such logits has what decides speed and error in practice: a few likely
-words, a long tail, and a target that stands out. The seeds are fixed.
+Hidden states, targets and weights imitate a trained model. Targets follow Zipf's law: p(word v) is proportional to
+1 / (v + 1). The logits of a row are the sum of the log-unigram, noise and a boost of its target, and they are an exact
+product of D dimensions. In the first few dimensions, every hidden state is 1, and the log-probability of a class is
+divided equally among them. In the other dimensions, a class vector is noise of length 1, and a hidden state is noise
+plus `BOOST` times the vector of its target. A softmax over such logits has the properties that decide speed and error
+in practice: a few likely words, a long tail, and a target that stands out. The seeds are fixed.
 
 All numbers are rounded to the type of the computation before anything is measured, so that all competitors and the
 float64 gradients start from the same inputs.
 
 The floor counts the multiply-adds that no exact method avoids, forward and backward. A product of N x D by D x V takes
-2NDV floating-point operations, and each of its two gradients takes as many. Whatever a method does besides these
-products, and every product that it computes twice, comes on top of the floor.
+2NDV floating-point operations, and each of its two gradients takes the same number. All other work of a method, and
+every product that it computes twice, comes on top of the floor.
 
 Shapes: N rows (tokens), D dimensions, V classes, K experts, S classes of a band.
 """
@@ -66,11 +66,11 @@ class Problem:
     end: str
     shape: Shape
     hidden: Tensor
-    """h_ND."""
+    """Hidden states h_ND."""
     targets: Tensor
-    """y_N, on the host, where a batch of text is."""
+    """Targets y_N, on the host, like a batch of text."""
     weights: Weights
-    """By the names under which gradients are compared."""
+    """Weights by name. Their gradients are compared under the same names."""
 
     @property
     def cutoffs(self) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class Problem:
         return plain + (6.0 * V * D * D * DEPTH if self.end == "drill" else 0.0)
 
     def _adaptive_floor(self) -> float:
-        """The head and its clusters on all rows; each tail and its projection on the rows whose target is in it."""
+        """Count the head with its clusters on all rows, and each tail on the rows whose target is in it."""
         N, D, V = self.shape
         bounds = (*self.cutoffs, V)
         operations = 6.0 * N * D * (bounds[0] + len(bounds) - 1)
@@ -116,7 +116,7 @@ def cutoffs(words: int) -> tuple[int, ...]:
 
 
 def band_dims(dim: int) -> tuple[int, ...]:
-    """Return the dimensions of three bands, each a fourth of those of the band before; a half if `dim` is small."""
+    """Return the dimensions of three bands. Each is a quarter of the one before, or a half if `dim` is small."""
     factor = 4 if dim >= 64 else 2
     return (dim, dim // factor, dim // factor**2)
 
@@ -159,7 +159,7 @@ class _Maker:
     unigram: Tensor
     targets: Tensor
     shared: int
-    """Dimensions that hold the log-unigram."""
+    """The number of dimensions that hold the log-unigram."""
 
     def noise(self, *sizes: int) -> Tensor:
         return torch.randn(*sizes, generator=self.generator, device=self.generator.device)
@@ -194,7 +194,7 @@ class _Maker:
         return target_ND, weights
 
     def experts(self) -> dict[str, Tensor]:
-        """Return the weights of experts that read the hidden state almost unchanged, each a little differently."""
+        """Return the weights of experts. Every expert changes the hidden state only a little, by its own noise."""
         D = self.shape.dim
         identity = torch.eye(D, device=self.generator.device).repeat(EXPERTS, 1)
         return {
@@ -204,7 +204,7 @@ class _Maker:
         }
 
     def layers(self) -> dict[str, Tensor]:
-        """Return the weights of DRILL's label network."""
+        """Return the weights of DRILL's label encoder."""
         D, weights = self.shape.dim, {}
         for layer in range(1, DEPTH + 1):
             weights[f"layer{layer}"] = self.noise(D, D) * D**-0.5

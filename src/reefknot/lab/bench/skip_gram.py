@@ -1,15 +1,15 @@
-"""Skip-gram next to gensim's Word2Vec, on the same text with the same settings in one run: `reefknot bench skip-gram`.
+"""Compare skip-gram with gensim's Word2Vec on the same text with the same settings: `reefknot bench skip-gram`.
 
-Both read known words from memory; counting the words is not timed. The time is that of the passes over the text, and
-the words are those of the text that are in the vocabulary, whether subsampling keeps them or not. The vectors of both
-are then compared with human similarity judgements, if the benchmarks are found. gensim is used for nothing else.
+Both read known words from memory. The measured time is the time of the passes over the text; counting the words is not
+timed. Words per second count all words of the text that are in the vocabulary, whether subsampling keeps them or not.
+The vectors of both are then compared with human similarity judgements, if the benchmarks are available.
 
 gensim gets our settings: skip-gram (sg = 1) with negative sampling only (hs = 0), dimensions, window (shrunk at
-random), negatives and their power, `sample`, first and lowest learning rate (its rate reaches the lowest at the end,
-ours stays there), epochs, and the words of our vocabulary with their counts, most frequent first. min_count is 1,
-because our vocabulary has applied its own already. It reads the same lines without unknown words. It silently drops the
-rest of a line that is too long for it, so such a line is cut into pieces. With several seeds all competitors are
-trained again with each seed, in turn, on the same text.
+random), number and power of the negatives, `sample`, first and lowest learning rate, epochs, and the words of our
+vocabulary with their counts, most frequent first. Its learning rate reaches the lowest rate at the end; ours reaches it
+earlier and stays there. Its min_count is 1, because our vocabulary has already left out rare words. It reads the same
+lines, without unknown words. It silently drops the end of a line that is too long for it, so such a line is split. With
+several seeds, all competitors are trained again with each seed, in turns, on the same text.
 
 Shapes: V words, D dimensions.
 """
@@ -39,12 +39,12 @@ from reefknot.lab.training.skip_gram import SkipGramTraining
 from reefknot.vectors.word_vectors import WordVectors
 
 CORPUS, LEAST = "enwiki-sample", 5
-"""The default corpus, and how often a word must occur in it."""
+"""The default corpus, and the smallest count of a word in the vocabulary."""
 GENSIM = "gensim"
 WARM_UP = 1_000
 """Words that are trained before the clock starts, so that compiling is not timed."""
 LONGEST = 10_000
-"""The most words of a line that gensim reads."""
+"""gensim reads at most this many words of a line."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Row:
-    """A competitor with a number of workers, or why it was not measured."""
+    """The measurements of a competitor with a number of workers, or the reason why there are none."""
 
     competitor: str
     workers: int
     words: int
-    """The words of all epochs."""
+    """The number of words of all epochs."""
     trials: tuple[Trial, ...] = ()
-    """One for each seed."""
+    """One trial for each seed."""
     over_gensim: float | None = None
-    """Words per second over those of gensim with as many workers."""
+    """Words per second, divided by the words per second of gensim with the same number of workers."""
     note: str = ""
 
     @property
     def seconds(self) -> float | None:
-        """The median over the seeds."""
+        """Median training time over the seeds."""
         return median(trial.seconds for trial in self.trials) if self.trials else None
 
     @property
@@ -102,14 +102,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Job:
-    """A text, and how to train and judge vectors of it."""
+    """A text, the settings of the training, and the benchmarks for the vectors."""
 
     dataset: Dataset
     settings: SkipGramSettings
     training: SkipGramTraining
     benchmarks: Mapping[str, Benchmark]
     seeds: int = 1
-    """How many seeds to train with, starting from that of `training`."""
+    """The number of seeds to train with. The first is the seed of `training`."""
 
     @property
     def ids(self) -> NDArray[np.int32]:
@@ -117,7 +117,7 @@ class Job:
 
     @property
     def words(self) -> int:
-        """The words of one epoch, without line ends and unknown words."""
+        """The number of words of one epoch, without line ends and unknown words."""
         return sum(compress(self.dataset.vocabulary.counts, self.learned))
 
     @cached_property
@@ -127,29 +127,29 @@ class Job:
         return learned(words.counts, eos=words.eos, unknown=words.unk)
 
     def judge(self, vectors_VD: NDArray[np.float32]) -> dict[str, Judgement]:
-        """Return the judgement of the vectors by each benchmark."""
+        """Return the score of the vectors on each benchmark."""
         words = tuple(compress(self.dataset.vocabulary.words, self.learned))
         vectors = WordVectors(words, vectors_VD[self.learned])
         return {name: judge(vectors, benchmark, resamples=1) for name, benchmark in self.benchmarks.items()}
 
     def coverage(self) -> dict[str, tuple[int, int]]:
-        """Return for each benchmark how many of its pairs have two trained words, and how many pairs it has."""
+        """Return for each benchmark the number of pairs whose words are both trained, and the number of all pairs."""
         judgements = self.judge(np.zeros((len(self.learned), 1), np.float32))
         return {name: (judgement.pairs, judgement.of) for name, judgement in judgements.items()}
 
 
 def facts() -> dict[str, Any]:
-    """Return what the figures depend on besides the machine."""
+    """Return the versions that the measurements depend on."""
     packages = ("triton", "numba", "gensim")
     return {"torch": str(torch.__version__), **{package: version(package) for package in packages}}
 
 
 def measure_all(job: Job, workers: Sequence[int], device: str, notify: Callable[[str], None]) -> Iterator[list[Row]]:
-    """Yield the rows of each number of workers: ours, then gensim. They are trained in turn, once with every seed."""
+    """Yield the rows for each number of workers: ours, then gensim's. They are trained in turns, once per seed."""
     for number in workers:
         impls: list[Impl] = ["auto"] if device == "cuda" else ["torch"]
         if number != workers[0]:
-            impls = []  # workers make no difference to either
+            impls = []  # neither of them uses workers, so one measurement is enough
         if device == "cpu" and numba_available():
             impls = ["numba", *impls]
         runs = {_name(impl, device): _ours(impl, device) for impl in impls} | {GENSIM: _gensim}
@@ -166,7 +166,7 @@ def _name(impl: Impl, device: str) -> str:
 
 
 Run = Callable[[Job, int], tuple[float, NDArray[np.float32]]]
-"""Returns the seconds of training and the input vectors, by id."""
+"""A function that trains and returns the seconds of training and the input vectors by id."""
 
 
 def _measured(job: Job, row: Row, run: Run, notify: Callable[[str], None]) -> Row:

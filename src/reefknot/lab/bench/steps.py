@@ -1,17 +1,18 @@
-"""Whole training steps of a recipe's rows: `reefknot bench steps RECIPE`.
+"""Measure whole training steps of a recipe's rows: `reefknot bench steps RECIPE`.
 
-A step is what training does with a window: input end, encoder, output end, gradients, clipping, optimiser. Every row is
-measured as people write it in plain torch, then as it is, then captured as a CUDA graph, all in one run. In plain torch
-a recurrent encoder is a loop over the steps, without cuDNN and our recurrences (`plain loop`), and the ends of a
-self-attention model find bands by masks on the device and store all scores (`stored logits`). The learning rate is 0:
-the same work, and weights that do not change. A row that averages its weights from the first step on does so here too.
+A step is the work of training on one window: input end, encoder, output end, gradients, clipping, optimiser. Every row
+is measured in several modes, all in one run: in plain torch, as our code runs it (`eager`), and captured as a CUDA
+graph (`captured`). In plain torch, a recurrent encoder is a loop over the steps, without cuDNN and our kernels (`plain
+loop`). The ends of a self-attention model find bands by masks on the device and store all scores (`stored logits`). The
+learning rate is 0, so that the work is the same but the weights do not change. A row that averages its weights from the
+first step on does so here too.
 
-Both ends and the encoder are also measured alone, forward and backward, on the rows that pass through the model at
-once; they are captured where the step is. Their times are given as shares of the step. The rest is penalties, clipping,
-the optimiser and the host.
+Both ends and the encoder are also measured alone, forward and backward, on one micro-batch. They are captured if the
+step is. Their times are given as shares of the step. The remaining time is spent on penalties, clipping, the optimiser
+and the host.
 
-Operations are those that the step needs at least (`nn/part.py`), however many a mode performs. Memory is
-the most that is allocated on the GPU while steps run, including weights and optimiser. It is not measured on a CPU.
+Operations are the operations that a step needs at least (`nn/part.py`), even if a mode performs more. Memory is the
+peak of the memory allocated on the GPU while steps run, including weights and optimiser. It is not measured on a CPU.
 
 Shapes: B rows of a window, T steps, D dimensions, N = B x T rows, M rows that have a target.
 """
@@ -47,11 +48,11 @@ from reefknot.nn.models.language_model import LanguageModel
 
 LOOP, STORED, EAGER, CAPTURED = "plain loop", "stored logits", "eager", "captured"
 WINDOWS = {"cuda": 16, "cpu": 2}
-"""How many windows are trained on over and over. There are several because their lengths may be random."""
+"""The largest number of windows that are trained on repeatedly. Several are used because lengths may be random."""
 ENOUGH = 2**17
-"""No further windows are taken once they have this many tokens."""
+"""Windows are taken until they have this many tokens together."""
 LONGEST = 2_000_000
-"""The most words of a random text; no bench reads further."""
+"""A random text has at most this many words. No benchmark reads more."""
 NOT_CAPTURED = "a part of the model reads a number back from the device, so a step cannot be captured"
 
 
@@ -61,9 +62,9 @@ class Text:
 
     ids: NDArray[np.int32]
     tokens: int
-    """The tokens of the corpus, which make an epoch."""
+    """The number of tokens of the corpus, which is the length of an epoch."""
     description: str
-    """One line for people."""
+    """A description of the text in one line, for people."""
     corpus: str
     """The name of the corpus. Epochs of different corpora are not compared."""
     inputs: NDArray[np.int32] | None = None
@@ -86,24 +87,24 @@ class Text:
 
 @dataclass(frozen=True)
 class Job:
-    """A row of a recipe: its name, how to train and build its model, and the text."""
+    """A row of a recipe: its name, its training settings, a function that builds its model, and the text."""
 
     name: str
     settings: TrainingSettings
     build: Callable[[], LanguageModel]
     text: Text
     carries_state: bool = True
-    """Whether its encoder carries a state from window to window, as recurrent encoders do."""
+    """Whether the encoder carries a state from window to window, as recurrent encoders do."""
 
     def modes(self, device: str) -> list[str]:
-        """Return the modes to run it in. The first is the baseline of the others."""
+        """Return the modes in which the row is measured. The first mode is the baseline of the others."""
         baseline = LOOP if self.carries_state else STORED
         return [baseline, EAGER, *([CAPTURED] if device == "cuda" else [])]
 
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one row in one mode, or why there are none."""
+    """The measurements of a row in one mode, or the reason why there are none."""
 
     row: str
     mode: str
@@ -113,7 +114,7 @@ class Row:
     accumulate: int
     text: str
     ms: float | None = None
-    """Per step: the median over passes."""
+    """Milliseconds per step: the median over passes."""
     repeats: int = 0
     tokens_per_second: float | None = None
     epoch_seconds: float | None = None
@@ -126,11 +127,11 @@ class Row:
     encoder_share: float | None = None
     output_share: float | None = None
     over_baseline: float | None = None
-    """Seconds per epoch over those of the same row in plain torch."""
+    """Seconds per epoch, divided by the seconds per epoch of the same row in plain torch."""
     over_first: float | None = None
-    """Seconds per epoch over those of the first row with the same corpus and mode."""
+    """Seconds per epoch, divided by the seconds per epoch of the first row with the same corpus and mode."""
     note: str = ""
-    """Why something was not measured."""
+    """The reason why something was not measured."""
 
     @property
     def ends_share(self) -> float | None:
@@ -145,7 +146,7 @@ class Row:
 
 
 class Looped(Encoder):
-    """An encoder without cuDNN and our kernels: a loop over the steps, as everyone writes it."""
+    """An encoder without cuDNN and our kernels: a plain loop over the steps."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -173,7 +174,7 @@ def prepare_update(model: LanguageModel, settings: TrainingSettings, world: Worl
 
 
 class Workload:
-    """A model, and the windows of a text that it is trained on as training does it."""
+    """A model, the windows of a text that it is trained on, and the update that training uses."""
 
     def __init__(self, job: Job, mode: str, device: str) -> None:
         self.settings = job.settings.model_copy(update={"capture": mode == CAPTURED})
@@ -198,8 +199,8 @@ class Workload:
         return sum(count for *_, count in self.windows)
 
     @cached_property
-    def piece(self) -> MicroBatch:
-        """The rows of the first window that pass through the model at once: its first micro-batch."""
+    def micro_batch(self) -> MicroBatch:
+        """The first micro-batch of the first window."""
         x_BT, y_BT, _ = self.windows[0]
         return MicroBatch.split(x_BT, y_BT, self.settings.accumulate, self.model.output)[0]
 
@@ -209,21 +210,21 @@ class Workload:
             self.update(x_BT, y_BT, 0.0, count)
 
     def parts(self) -> tuple[Step, Step, Step]:
-        """Return the steps of input end, encoder and output end alone, on the first piece."""
-        model, piece = self.model, self.piece.to(self.world.device)
-        state, plan = model.initial_state(len(piece.x)), piece.plan
+        """Return the steps of the input end, the encoder and the output end alone, on the first micro-batch."""
+        model, batch = self.model, self.micro_batch.to(self.world.device)
+        state, plan = model.initial_state(len(batch.x)), batch.plan
         precision = partial(autocast, self.world.device, self.settings.precision)
         with torch.no_grad(), precision():
-            x_BTD = model.input(piece.x)
+            x_BTD = model.input(batch.x)
             h_BTD = model.encoder(x_BTD, state).output
-        positions_M = slice(None) if piece.positions is None else piece.positions
-        y_M, h_MD = piece.y.reshape(-1)[positions_M], h_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
+        positions_M = slice(None) if batch.positions is None else batch.positions
+        y_M, h_MD = batch.y.reshape(-1)[positions_M], h_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
         x_BTD = x_BTD.clone().requires_grad_()
         grad_x_BTD, grad_h_BTD = torch.randn_like(x_BTD), torch.randn_like(h_BTD)
 
         def look_up() -> Tensor:
             with precision():
-                return torch.sum(model.input(piece.x) * grad_x_BTD)
+                return torch.sum(model.input(batch.x) * grad_x_BTD)
 
         def encode() -> Tensor:
             with precision():
@@ -249,9 +250,9 @@ def measure_all(
     Args:
         jobs: What to measure.
         device: `cuda` or `cpu`.
-        rates: By precision, the operations per second that the device reaches in large products, where known.
-        seconds: Timing per mode.
-        say: Called with a line of progress.
+        rates: Operations per second that the device reaches in large matrix products, by precision, if known.
+        seconds: Duration of the timing, per mode.
+        say: Called with lines about progress.
     """
     first: dict[tuple[str, str], float | None] = {}
     for job in jobs:
@@ -306,8 +307,8 @@ def _measure(
             flops=flops,
             matrix_share=ratio(flops, rate),
         )
-        piece_ms = 1e3 * workload.piece.plan.count / speed
-        source, encoder, output = (_part_ms(part, mode, device, seconds) / piece_ms for part in workload.parts())
+        batch_ms = 1e3 * workload.micro_batch.plan.count / speed
+        source, encoder, output = (_part_ms(part, mode, device, seconds) / batch_ms for part in workload.parts())
         return replace(row, input_share=source, encoder_share=encoder, output_share=output)
     except Exception as error:  # the other rows are still measured
         return replace(row, note=reason(error))

@@ -1,16 +1,16 @@
-"""Translators of a recipe's rows, trained and searched: `reefknot bench translation [RECIPE]`.
+"""Measure training and decoding of a recipe's translators: `reefknot bench translation [RECIPE]`.
 
-Training: updates on the same pairs, as people write them around nn.Transformer with all scores stored, then ours, then
-ours captured as a CUDA graph, all in one run. Sizes, dropout, ties, precision, clipping and optimiser are those of the
-row. The learning rate is 0, or nearly 0. A row that nn.Transformer cannot express is measured without it.
+Training: updates on the same pairs in three modes, all in one run: nn.Transformer with all scores stored, our model,
+and our model captured as a CUDA graph. All use the row's sizes, dropout, ties, precision, clipping and optimiser. The
+learning rate is 0, or nearly 0. A row that nn.Transformer cannot express is measured without it.
 
-Decoding: the beam search that people write, which computes the whole prefix of every hypothesis in every step, then
-ours, which caches what earlier steps computed, then ours with its steps replayed as a CUDA graph. All three use the
-row's model and find the same translations. The model is not trained, so where it would end a sentence is meaningless:
-the bias of <eos> prevents it from ending one, and a translation has as many tokens as its source. The same batch is
-decoded over and over, so the graph is already captured, as it is when batches of one shape follow each other.
+Decoding: three modes of beam search, which use the row's model and find the same translations. The first computes the
+whole prefix of every hypothesis in every step. The second is our search, which has a KV cache. The third is our search
+with its steps replayed as a CUDA graph. The model is not trained, so it would end sentences at random. Therefore the
+bias of <eos> prevents it from ending a sentence, and a translation has as many tokens as its source. The same batch is
+decoded repeatedly, so the graph is already captured, as it is when batches of the same shape follow each other.
 
-Memory is the most that is allocated on the GPU, including weights and optimiser. It is not measured on a CPU.
+Memory is the peak of the memory allocated on the GPU, including weights and optimiser. It is not measured on a CPU.
 
 Shapes: B pairs, S source tokens, T target tokens, U = S + T.
 """
@@ -53,13 +53,13 @@ RECIPE, ROW = "pappas2019/multi30k", "TWWT"
 TRAINING, DECODING = "training", "decoding"
 PLAIN, UNCACHED, CACHED = "nn.Transformer", "whole prefix", "cached"
 WINDOWS = {"cuda": 16, "cpu": 1}
-"""How many batches of pairs are trained on over and over."""
+"""The number of batches of pairs that are trained on repeatedly."""
 SENTENCES = {"cuda": 128, "cpu": 8}
-"""How many sources are translated together."""
+"""The number of sources that are translated together."""
 NEVER = -1e4
 """A bias that keeps a class from being chosen."""
 RANDOM_PAIRS, SHORTEST, LONGEST = 20_000, 8, 48
-"""Random text, if the corpus was not found: the number of pairs, and the least and most tokens of a side."""
+"""The number of random pairs if the corpus was not found, and the limits of the tokens on a side."""
 
 Window = tuple[Tensor, Tensor, int]
 """x_BU, y_BT, and the number of targets."""
@@ -67,7 +67,7 @@ Window = tuple[Tensor, Tensor, int]
 
 @dataclass(frozen=True)
 class Job:
-    """A row of a recipe: how to build, train and search its model, and the pairs."""
+    """A row of a recipe: its settings of training and search, a function that builds its model, and the pairs."""
 
     name: str
     settings: TrainingSettings
@@ -76,7 +76,7 @@ class Job:
     eos: int
     search: SearchSettings
     description: str
-    """The pairs, in one line for people."""
+    """A description of the pairs in one line, for people."""
 
     def windows(self, device: str) -> list[Window]:
         first = range(min(WINDOWS[device], self.batches.windows))
@@ -85,23 +85,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one row in one mode, or why there are none."""
+    """The measurements of a row in one mode, or the reason why there are none."""
 
     row: str
     what: str
+    """What is measured: `training` or `decoding`."""
     mode: str
     ms: float | None = None
-    """The median time of an update, or of the search for the translations of a batch."""
+    """Median time of an update, or of decoding a batch, in milliseconds."""
     repeats: int = 0
     tokens_per_second: float | None = None
     """Target tokens per second."""
     memory_bytes: int | None = None
     over_baseline: float | None = None
-    """Its time over that of the first mode."""
+    """Time divided by the time of the first mode."""
     same: float | None = None
-    """The share of translations that are equal to those of the first mode."""
+    """Share of translations that are equal to the translations of the first mode."""
     note: str = ""
-    """Why something was not measured."""
+    """The reason why something was not measured."""
 
     def record(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
@@ -109,7 +110,10 @@ class Row:
 
 
 def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
-    """Return a row with its pairs, or with random pairs of as many sub-words if the corpus was not found."""
+    """Return a row with its pairs.
+
+    If the corpus was not found, the pairs are random, with a vocabulary of the same number of sub-words.
+    """
     experiment = cast(
         TranslationExperiment, loaded.experiment(row, "translation", "use reefknot bench steps for language models")
     )
@@ -143,14 +147,14 @@ def random_pairs(words: int) -> tuple[Lines, Lines]:
     lengths = random.integers(SHORTEST, LONGEST, RANDOM_PAIRS)
 
     def side() -> Lines:
-        drawn = (np.searchsorted(unigram_V, unigram_V[-1] * random.random(length)) for length in lengths)
-        return Lines.of([*(1 + ids).tolist(), 0] for ids in drawn)
+        lines = (np.searchsorted(unigram_V, unigram_V[-1] * random.random(length)) for length in lengths)
+        return Lines.of([*(1 + ids).tolist(), 0] for ids in lines)
 
     return side(), side()
 
 
 def measure_all(jobs: Sequence[Job], device: str, seconds: float, notify: Callable[[str], None]) -> Iterator[list[Row]]:
-    """Yield the rows of every job: first those of training, then those of decoding."""
+    """Yield the rows of every job: first the rows of training, then the rows of decoding."""
     for job in jobs:
         notify(job.name)
         captured = [CAPTURED] if device == "cuda" else []
@@ -178,11 +182,11 @@ class _Work:
 
     run: Callable[[], object]
     tokens: Callable[[], int]
-    """How many target tokens a run has."""
+    """Returns the number of target tokens of a run."""
     parts: int = 1
-    """How many updates a run makes."""
+    """The number of updates of a run."""
     translations: Callable[[], Sequence[Hypothesis]] = tuple
-    """The translations of the last run."""
+    """Returns the translations of the last run."""
 
 
 def _measure(

@@ -159,9 +159,9 @@ def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
     """Print and write the table of the runs that exist, even if training was stopped or failed."""
     from rich.console import Console
 
-    from reefknot.lab.reports.cells import spread
+    from reefknot.lab.reports.cells import format_spread
     from reefknot.lab.reports.page import write_report
-    from reefknot.lab.reports.sweep import figures, rank, summary
+    from reefknot.lab.reports.sweep import rank, spread_record, summary
     from reefknot.lab.reports.table import print_table
     from reefknot.lab.runs.scores import PERPLEXITY
     from reefknot.storage.files import write_json
@@ -174,9 +174,9 @@ def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
     print_table(rows, Console(), leave_out=("tokens/s", "memory", *(["parameters"] if same_size else [])))
     record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summary(ranked, root)}
     best = ranked[0][0].row()
-    if test and (perplexities := best.figure(PERPLEXITY, "test")):
-        typer.echo(f"test perplexity of the best ({best.name}): {spread(perplexities)}")
-        record["test_of_the_best"] = figures(perplexities)
+    if test and (perplexities := best.mean_score(PERPLEXITY, "test")):
+        typer.echo(f"test perplexity of the best ({best.name}): {format_spread(perplexities)}")
+        record["test_of_the_best"] = spread_record(perplexities)
     write_json(root / "sweep.json", record)
     results = [result for row in rows for result in row.results]
     page = write_report(results, root / "report.html", rows=rows, title=title)

@@ -1,1 +1,1 @@
-"""Import models that other programs have trained as run folders."""
+"""Convert models that other programs have trained to run folders."""

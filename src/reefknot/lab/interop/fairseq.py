@@ -1,9 +1,9 @@
-"""Import adaptive-input language models that fairseq has trained (Baevski & Auli 2019) as run folders.
+"""Convert adaptive-input language models of fairseq (Baevski & Auli 2019) to run folders.
 
     reefknot import model.pt --dictionary dict.txt --out RUN
 
-The published models are adaptive_lm_wiki103.v2 and adaptive_lm_gbw_huge. A word keeps its id in fairseq's dictionary,
-because the bands are ranges of ids.
+The published models are adaptive_lm_wiki103.v2 and adaptive_lm_gbw_huge. Words keep their ids in fairseq's dictionary,
+because bands are ranges of ids.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.storage.progress import Notify, silent
 
 Assignment = tuple[str, Sequence[Tensor]]
-"""The name of a tensor in the checkpoint, and the parameters of the model that its rows are copied to in order."""
+"""The name of a tensor in the checkpoint, and the parameters that its rows are copied to, in this order."""
 
 _UNUSED = {
     VERSION,
@@ -42,7 +42,7 @@ _UNUSED = {
     "decoder.embed_tokens._float_tensor",
     f"{HEAD}._float_tensor",
 }
-"""Version marks, and sinusoidal positions, which are computed here."""
+"""Tensors that are not copied: version numbers, and sinusoidal positions, which our model computes."""
 
 
 def import_checkpoint(
@@ -54,15 +54,17 @@ def import_checkpoint(
     data: Path | None = None,
     notify: Notify = silent,
 ) -> RunFolder:
-    """Create a run folder from a checkpoint of fairseq. Repeating an import changes nothing, or completes it.
+    """Create a run folder from a checkpoint of fairseq.
+
+    Repeating an import completes it if it was interrupted, and changes nothing otherwise.
 
     Args:
-        checkpoint: the file model.pt.
-        dictionary: the file dict.txt that the model was trained with.
-        out: the run folder to create.
-        corpus: a text that the run can be evaluated on. Without it, the run has no text.
-        data: the folder of the corpora.
-        say: called with progress and a summary.
+        checkpoint: The file model.pt.
+        dictionary: The file dict.txt that the model was trained with.
+        out: The run folder to create.
+        corpus: A text that the run can be evaluated on. Without it, the run has no text.
+        data: The folder of the corpora.
+        say: Called with lines about progress and a summary.
     """
     source, vocabulary = read_checkpoint(checkpoint), read_dictionary(dictionary)
     layout, options = Layout.from_checkpoint(source), Options.from_checkpoint(source)
@@ -117,19 +119,19 @@ def copy_weights(checkpoint: FairseqCheckpoint, model: LanguageModel) -> None:
         for parameter, part in zip(parameters, parts, strict=True):
             address = parameter.data_ptr()
             if address in copied and not torch.equal(parameter, part.to(parameter.dtype)):
-                raise DataError(f"{checkpoint.path}: the ends share {name}, but its values differ between them")
+                raise DataError(f"{checkpoint.path}: the ends share {name}, but the file has different values for them")
             parameter.copy_(part)
             copied.add(address)
         remaining.discard(name)
     if remaining:
         names, more = ", ".join(sorted(remaining)[:3]), f" and {len(remaining) - 3} more" if len(remaining) > 3 else ""
         raise DataError(
-            f"{checkpoint.path}: unsupported architecture: the model here has no parameters for {names}{more}"
+            f"{checkpoint.path}: unsupported architecture: Reefknot's model has no parameters for {names}{more}"
         )
 
 
 def _assignments(model: LanguageModel, checkpoint: FairseqCheckpoint) -> Iterator[Assignment]:
-    """Yield which tensor goes to which parameters. A parameter that the ends share has two names and comes twice."""
+    """Yield the assignments of tensors to parameters. A parameter that the ends share is yielded under both names."""
     source, output = cast(AdaptiveLookup, model.input), cast(AdaptiveSoftmax, model.output)
     encoder = cast(Transformer, model.encoder)
     for band, table in enumerate(source.tables()):
@@ -148,8 +150,8 @@ def _assignments(model: LanguageModel, checkpoint: FairseqCheckpoint) -> Iterato
         yield f"{HEAD}.weight", [head.weight, clusters]
     shared = output.projections is source.projections
     for number, table in enumerate(tails):
-        # A separate projection maps from the hidden state to the band in fairseq, but from the band to the hidden state
-        # here, as a projection of the input does.
+        # A separate projection of the output maps from the hidden state to the band in fairseq. Ours maps from the band
+        # to the hidden state, like a projection of the input.
         matrix = source.projections.bands[number + 1] if shared else output.projections.bands[number].T
         yield f"{TAIL}.{number}.0.weight", [matrix]
         yield f"{TAIL}.{number}.2.weight", [table.weight]

@@ -1,7 +1,7 @@
 """Read the files of a fairseq model: the checkpoint (model.pt) and its dictionary (dict.txt).
 
-A checkpoint is a pickle, and unpickling can run arbitrary code. So it is read with `torch.load(weights_only=True)`,
-which only creates tensors, plain values and the classes that this module allows.
+A checkpoint is a pickle, and unpickling can run arbitrary code. So this module reads it with
+`torch.load(weights_only=True)`, which only creates tensors, plain values and the classes that the module allows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reefknot.storage import files as durable
 SPECIAL = (START, PADDING, END_OF_LINE, UNKNOWN)
 """The symbols with the first ids of every dictionary. They are not in its file. fairseq spells <eos> as </s>."""
 
-# Checkpoints of some years contain meters of the training as objects. These empty classes stand in for theirs.
+# Checkpoints of some versions contain objects that measured the training. These empty classes replace their classes.
 _METERS = [
     type(name, (), {"__module__": module})
     for module in ("fairseq.meters", "fairseq.logging.meters")
@@ -44,7 +44,7 @@ class FairseqCheckpoint:
     """Parameters and buffers, by fairseq's names."""
 
     def get(self, name: str) -> Tensor:
-        """Return a tensor. A missing one raises a DataError."""
+        """Return the tensor with this name, or raise a DataError if it is missing."""
         if name not in self.tensors:
             raise DataError(f"{self.path}: the tensor {name} is missing")
         return self.tensors[name]
@@ -73,7 +73,7 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
 def _load(path: Path) -> Any:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([Namespace, *_METERS]):
-            warnings.simplefilter("ignore")  # about how old files store numbers; users can do nothing about it
+            warnings.simplefilter("ignore")  # torch warns about the storage of old files; users cannot change it
             return torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
@@ -88,7 +88,7 @@ def _load(path: Path) -> Any:
 
 
 def _options(stored: Any) -> dict[str, Any]:
-    """Return options by name. Versions of fairseq store them as a namespace or as a mapping."""
+    """Return options by name. Depending on its version, fairseq stores a namespace or a mapping."""
     options = vars(stored) if isinstance(stored, Namespace) else stored
     return dict(options) if isinstance(options, Mapping) else {}
 
@@ -96,7 +96,7 @@ def _options(stored: Any) -> dict[str, Any]:
 def read_dictionary(path: Path) -> Vocabulary:
     """Read a dict.txt as a vocabulary with fairseq's ids, in which the special symbols come first.
 
-    The file has no counts for the special symbols, so theirs are 0.
+    The file does not contain the special symbols, so their counts are 0.
     """
     try:
         text = durable.read_bytes(path).decode()

@@ -1,4 +1,4 @@
-"""Derive the settings of an experiment from a fairseq checkpoint, so that both describe the same language model.
+"""Derive the settings of an experiment from a fairseq checkpoint. Both describe the same language model.
 
 Names and shapes of the tensors give most settings: bands and their dimensions, blocks, tying, the final norm. The
 number of heads, dropout rates and the scale of the input vectors come from the options.
@@ -32,7 +32,7 @@ _RATE = Field(default=0.0, ge=0.0, lt=1.0)
 
 
 class Options(BaseModel):
-    """Options of a checkpoint that its tensors do not show. The defaults are fairseq's."""
+    """Options of a checkpoint that do not follow from its tensors. The defaults are fairseq's defaults."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -45,7 +45,7 @@ class Options(BaseModel):
     adaptive_softmax_dropout: float = _RATE
     activation_fn: str = "relu"
     decoder_normalize_before: bool = True
-    """False: norms come after the residual connections. The tensors do not show this."""
+    """Whether norms come before the layers (True) or after the residual connections (False)."""
     no_scale_embedding: bool = False
     no_token_positional_embeddings: bool = False
     add_bos_token: bool = False
@@ -54,7 +54,7 @@ class Options(BaseModel):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: FairseqCheckpoint) -> Options:
-        """Return the options of a checkpoint. Unsupported architectures raise a DataError."""
+        """Return the options of a checkpoint, or raise a DataError if the architecture is not supported."""
         try:
             options = cls.model_validate(checkpoint.arguments)
         except ValidationError as error:
@@ -89,7 +89,7 @@ class Bands:
         return cls(*zip(*shapes, strict=True))
 
     def settings(self, path: Path) -> dict[str, Any]:
-        """Return the settings of a banded table. They need one integer factor from each dimension to the next."""
+        """Return the settings of a banded table, or raise a DataError if dimensions do not fall by one factor."""
         dim, second = (*self.dims, self.dims[0])[:2]
         factor = dim // max(second, 1)
         if self.dims != tuple(dim // max(factor, 1) ** band for band in range(len(self.dims))):
@@ -102,7 +102,7 @@ class Bands:
 
 @dataclass(frozen=True)
 class Layout:
-    """The architecture of a model as its tensors show it."""
+    """The part of a model's architecture that follows from its tensors."""
 
     dim: int
     layers: int
@@ -115,7 +115,10 @@ class Layout:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: FairseqCheckpoint) -> Layout:
-        """Read the layout from the names and shapes of the tensors. The file stores a shared matrix twice."""
+        """Derive the layout from the names and shapes of the tensors.
+
+        The file stores a shared projection twice, so the values show whether projections are shared.
+        """
         tensors, path = checkpoint.tensors, checkpoint.path
         if f"{WORDS}.0.0.weight" not in tensors or f"{TAIL}.0.0.weight" not in tensors:
             raise DataError(
@@ -124,8 +127,8 @@ class Layout:
             )
         if VERSION not in tensors:
             raise DataError(
-                f"{path}: written by a fairseq of 2018, in which clusters replaced words of the head; use a checkpoint "
-                "of a later version"
+                f"{path}: written by a version of fairseq from 2018, in which clusters replaced words of the head; use "
+                "a checkpoint of a later version"
             )
         words = _shapes(checkpoint, f"{WORDS}.{{}}.0.weight")
         tails = _shapes(checkpoint, f"{TAIL}.{{}}.2.weight")
@@ -147,9 +150,14 @@ class Layout:
         )
 
     def settings(self, options: Options, corpus: CorpusSettings, path: Path) -> dict[str, Any]:
-        """Return the settings of the experiment; `path` stands for the checkpoint in messages.
+        """Return the settings of the experiment.
 
         The settings of training are placeholders, except for the window length `steps`, which evaluation uses.
+
+        Args:
+            options: The options of the checkpoint.
+            corpus: The text of the run.
+            path: The path of the checkpoint, for messages.
         """
         tables = {"words": self.words.settings(path)}
         projections: dict[str, Any] = {"bands": {"kind": "bands", "table": "words", "dim": self.dim}}
@@ -208,7 +216,7 @@ def _shape(checkpoint: FairseqCheckpoint, name: str) -> tuple[int, int]:
 
 
 def _shapes(checkpoint: FairseqCheckpoint, name: str) -> list[tuple[int, int]]:
-    """Return the shapes of the matrices whose name has the numbers from 0 on in place of {}."""
+    """Return the shapes of numbered matrices. `name` has {} in place of the number, which starts from 0."""
     end = next(number for number in count() if name.format(number) not in checkpoint.tensors)
     return [_shape(checkpoint, name.format(number)) for number in range(end)]
 

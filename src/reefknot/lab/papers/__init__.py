@@ -1,1 +1,1 @@
-"""The papers' figures, and what generates PAPERS.md."""
+"""The figures of the papers, and the code that generates PAPERS.md."""

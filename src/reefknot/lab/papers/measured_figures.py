@@ -1,7 +1,7 @@
 """Records of the papers' figures, and their sections in PAPERS.md: a heading, the picture, the table and the origin.
 
-`reefknot figure NAME RUN ... --json FILE` writes a record. `script/papers --record FILE` copies it to results/figures/
-after verifying that the code which measured it is the code of its commit.
+`reefknot figure NAME RUN ... --json FILE` writes a record. `script/papers --record FILE` verifies that the code that
+measured it is the code of its commit, and copies it to results/figures/.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PICTURES = Path("docs/figures")
 
 @dataclass(frozen=True)
 class Shown:
-    """A record with the title, the table and the picture that its figure produces from it."""
+    """The record of a figure, with the title, the table and the picture that the figure makes from it."""
 
     title: str
     shows: str
@@ -40,12 +40,12 @@ class Shown:
 
     @property
     def anchor(self) -> str:
-        """The link to its section in PAPERS.md."""
+        """The link to the section of the figure in PAPERS.md."""
         return "#" + re.sub(r"[^\w -]", "", self.title.lower()).replace(" ", "-")
 
 
 def slug(record: Mapping[str, Any]) -> str:
-    """Return the file name, without suffix, of a record's figure."""
+    """Return the file name of a record's figure, without its suffix."""
     return str(record["figure"]).replace("/", "-")
 
 
@@ -80,9 +80,9 @@ def check_origin(path: Path, origin: Mapping[str, Any], name: str = "it") -> Non
     """Raise a DataError if a record does not name the commit and the command that made it.
 
     Args:
-        path: the file of the record, for the message.
-        origin: what the record says about its origin.
-        name: what the origin belongs to, for the message.
+        path: The file of the record, for the message.
+        origin: The commit, the command and whether there were uncommitted changes, as stored in the record.
+        name: Whose origin it is, for the message.
     """
     missing = [key for key in ("commit", "command") if not origin.get(key)]
     if missing:
@@ -92,7 +92,7 @@ def check_origin(path: Path, origin: Mapping[str, Any], name: str = "it") -> Non
 
 
 def without_paths(text: str) -> str:
-    """Return JSON in which commands contain no paths of one machine.
+    """Remove paths of the local machine from the commands in a JSON text.
 
     RUN and DIR replace folders, and output files are reduced to their names.
     """
@@ -110,8 +110,14 @@ def check_code(root: Path, where: Path, commit: str | None, code: str | None) ->
     """Raise a DataError if the code that ran is not the code of the commit.
 
     A machine without the git history cannot check this, so it is checked when a record is added.
+
+    Args:
+        root: The root of the project.
+        where: The record, for the message.
+        commit: The commit that the record names.
+        code: Hash of the code that ran (`source_sha256`).
     """
-    from reefknot.lab.runs.environment import source_sha256  # imports torch, which reports do without
+    from reefknot.lab.runs.environment import source_sha256  # imports torch, which reports do not need
 
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder) / "commit.tar"
@@ -134,7 +140,7 @@ def to_markdown(figure: Shown) -> str:
 
 
 def _origin(record: Mapping[str, Any]) -> str:
-    """Return the runs, machines and code that are needed to reproduce a figure."""
+    """Describe the runs, the machines and the code that produced a figure."""
     runs, environment = record["runs"], record["environment"]
     facts = {
         "Runs of": [f"`{run['recipe']}`" for run in runs],

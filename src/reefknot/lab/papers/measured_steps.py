@@ -28,11 +28,12 @@ _LENGTH = ("training.epochs", "training.updates")
 
 
 def with_steps(recipe: str, rows: Iterable[TableRow], measured: Measured) -> list[TableRow]:
-    """Return a recipe's rows, each with the steps measured on the device and with the settings of its runs.
+    """Return the rows of a recipe with the measured time of their training steps.
 
-    A row whose runs have several devices or settings gets no steps. A row without runs uses the device and settings of
-    most runs of the recipe. If the recipe has no runs, it uses the most frequent device among the records with the
-    recipe's own settings, so that the rows of a table can be compared.
+    A row gets the steps that were measured on the device and with the settings of its runs. If its runs have different
+    devices or settings, it gets no steps. A row without runs gets the steps for the most frequent device and settings
+    of the recipe's runs. If the recipe has no runs, the rows get the steps for the most frequent device among records
+    with unchanged settings, so that the rows of a table can be compared.
     """
     rows = list(rows)
     trained = Counter(_circumstances(record) for row in rows for record in row.records)
@@ -58,9 +59,9 @@ def _relevant(changed: Iterable[Change]) -> frozenset[Change]:
 def measured_steps(folder: Path) -> dict[tuple[str, str, Circumstances], Steps]:
     """Read the records in a folder, and return the steps by recipe, row and circumstances.
 
-    An entry has the time of our fastest step, and the time of a plain PyTorch step divided by it, both from the same
-    record. If several records measure a row, the one with the smallest speed-up is used. Records with overrides that do
-    not list the changed settings are left out.
+    Our fastest step and the step in plain PyTorch are always from the same record. If several records measure a row,
+    the record with the smallest speed-up is used. Records with overrides that do not list the changed settings are
+    left out.
     """
     by_row: dict[tuple[str, str, Circumstances], Steps] = {}
     for path in sorted(folder.glob("*.json")):

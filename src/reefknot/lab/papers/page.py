@@ -1,4 +1,4 @@
-"""PAPERS.md, and the results in docs/ends.md, generated from the records under `results/`.
+"""Generate PAPERS.md, and the results in docs/ends.md, from the records under `results/`.
 
     script/papers                     write the files that are out of date
     script/papers --check             only list the files that are out of date
@@ -24,7 +24,14 @@ from reefknot.lab.papers.measured_figures import PICTURES, Shown, check_code, ta
 from reefknot.lab.papers.measured_figures import to_markdown as figures_to_markdown
 from reefknot.lab.papers.measured_steps import measured_steps, with_steps
 from reefknot.lab.recipes.file import RecipeFile
-from reefknot.lab.reports.cells import mean_rho, number, papers_mean_rho, papers_points, points, spread
+from reefknot.lab.reports.cells import (
+    format_mean_rho,
+    format_paper_mean_rho,
+    format_paper_points,
+    format_perplexity,
+    format_points,
+    format_spread,
+)
 from reefknot.lab.reports.results import Result, collect
 from reefknot.lab.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
 from reefknot.lab.reports.table import from_recipe, to_markdown
@@ -38,12 +45,13 @@ from reefknot.storage.files import write_text
 
 @dataclass(frozen=True)
 class Idea:
-    """An idea of a paper, the file that implements it, and the recipe's row or the figure that demonstrates it."""
+    """An idea of a paper, the file that implements it, and the row of a recipe or the figure that demonstrates it."""
 
     name: str
     paper: str
     code: str
     shown_by: str
+    """The name of the recipe or of the figure."""
     row: str | None = None
     """The row of the recipe; None for a figure."""
 
@@ -73,7 +81,7 @@ IDEAS = (
     Idea("variational LSTM", _INAN, f"{_ENCODERS}/variational_lstm.py", _VARIATIONAL, "VD-LSTM small"),
     Idea("augmented loss (AL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+AL small"),
     Idea("reused embeddings (RE)", _INAN, "src/reefknot/nn/tables.py", _VARIATIONAL, "VD-LSTM+RE small"),
-    Idea("both (REAL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+REAL small"),
+    Idea("AL and RE together (REAL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+REAL small"),
     Idea("word dropout", _PAPPAS, "src/reefknot/nn/inputs/lookup.py", TOUR, "tied, word dropout"),
     Idea("fixed narrow input", _BAEVSKI, "src/reefknot/nn/inputs/lookup.py", TOUR, "narrow input"),
     Idea("adaptive input", _BAEVSKI, "src/reefknot/nn/inputs/adaptive.py", TOUR, "adaptive ends, tied"),
@@ -94,11 +102,11 @@ IDEAS = (
     Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _AWD, "AWD-LSTM-MoS"),
     Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", TOUR, "sampled"),
     Idea("dynamic evaluation", _PAPPAS, f"{_SCORED}/dynamic.py", _AWD, "AWD-LSTM-DRILL + dynamic evaluation"),
-    Idea("attention model of translation", _PRESS, f"{_ENCODERS}/attention_gru.py", _SMALL_GRU, "Baseline"),
+    Idea("attention-based translation model", _PRESS, f"{_ENCODERS}/attention_gru.py", _SMALL_GRU, "Baseline"),
     Idea("three-way tying (TWWT)", _PRESS, "src/reefknot/nn/models/translator.py", _SMALL_GRU, "TWWT"),
     Idea("BPE learned on both sides", _PRESS, "src/reefknot/lab/text/vocabulary.py", _TRANSLATED, "EN-DE: TWWT"),
     Idea("Adadelta", _PRESS, "src/reefknot/lab/training/optimisers.py", _TRANSLATED, "EN-FR: Baseline"),
-    Idea("Transformer of translation", _PAPPAS, f"{_ENCODERS}/encoder_decoder.py", _SMALL_TRANSLATOR, "TWWT"),
+    Idea("translation Transformer", _PAPPAS, f"{_ENCODERS}/encoder_decoder.py", _SMALL_TRANSLATOR, "TWWT"),
     Idea("DRILL in translation", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _TRANSLATOR, "Transformer-DRILL (base)"),
     Idea("dual mapping in translation", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _SMALL_TRANSLATOR, "TWWT + dual"),
     Idea("label smoothing", _PAPPAS, f"{_OUTPUTS}/softmax.py", _SMALL_TRANSLATOR, "Baseline"),
@@ -111,7 +119,7 @@ IDEAS = (
     Idea("which rows an update changes", _PRESS, f"{_SCORED}/updates.py", "press2017/section3"),
     Idea("subspace distance", _INAN, f"{_SCORED}/subspace.py", "inan2017/1"),
     Idea("loss by frequency", _BAEVSKI, f"{_SCORED}/frequency.py", "baevski2019/2"),
-    Idea("loss relative to another model's", _PAPPAS, f"{_FIGURES}/relative_loss.py", "pappas2019/3"),
+    Idea("loss relative to another model", _PAPPAS, f"{_FIGURES}/relative_loss.py", "pappas2019/3"),
 )
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -132,7 +140,14 @@ def update(
 ) -> list[Path]:
     """Write PAPERS.md, the results in docs/ends.md and the pictures of figures.
 
-    Returns the files that were out of date. With `check`, nothing is written.
+    Args:
+        root: The root of the project.
+        recipes: The recipes with a table in PAPERS.md, by name.
+        figures: The figures with a section in PAPERS.md.
+        check: Only compare; write nothing.
+
+    Returns:
+        The files that were out of date.
     """
     tables = _tables(root / "results", recipes)
     wanted = {root / "PAPERS.md": "\n".join([_papers(tables, figures), *map(figures_to_markdown, figures)])}
@@ -154,13 +169,13 @@ def update(
 RECORDED = ("config.json", "environment.json", "metrics.jsonl", "result.json")
 """The files of a run that a record contains: no weights and no text of a corpus."""
 EVALUATED = "evaluations"
-"""The folder with the results of `reefknot evaluate --save`, which a record contains as well."""
+"""The folder with the results of `reefknot evaluate --save`, which is also part of a record."""
 
 
 def record(root: Path, runs: Sequence[Path]) -> list[Path]:
-    """Copy finished runs, and records of figures, into results/.
+    """Copy finished runs, and records of figures, into results/, and return the new paths.
 
-    Runs are stored by recipe, row and seed, after verifying that the code which ran is the code of its commit.
+    Runs are stored by recipe, row and seed. A run is rejected if the code that ran is not the code of its commit.
     """
     added = []
     results = collect(folders) if (folders := [path for path in runs if not path.is_file()]) else []
@@ -169,7 +184,7 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         _check_code(root, result)
         folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
         if folder in added:
-            raise DataError(f"{result.folder}: another run of the same row and seed was given too; name one of them")
+            raise DataError(f"{result.folder}: another given run has the same row and seed; name only one of them")
         added.append(folder)
     for result, folder in zip(results, added, strict=True):
         if result.record and not result.record.embedding.words and (result.folder / "best").exists():
@@ -186,7 +201,7 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
 
 
 def _by_epoch(path: Path) -> str:
-    """Reduce metrics to what curves are drawn from: every validation, and the mean training loss of each epoch."""
+    """Reduce metrics to the points of curves: every validation, and the mean training loss of each epoch."""
     epochs: dict[int, list[dict[str, Any]]] = {}
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         epochs.setdefault(line["epoch"], []).append(line)
@@ -204,7 +219,7 @@ def _by_epoch(path: Path) -> str:
 
 
 def _check_code(root: Path, result: Result) -> None:
-    """Raise a DataError unless all sessions of a run used the same code, and it is the code of the commit."""
+    """Raise a DataError unless all sessions of a run used the code of its commit."""
     code = result.environment.get("source_sha256")
     if any(environment.get("source_sha256") != code for environment in _earlier(result)):
         raise DataError(f"{result.folder}: its sessions used different code; train it again")
@@ -214,7 +229,7 @@ def _check_code(root: Path, result: Result) -> None:
 
 
 def _earlier(result: Result) -> list[dict[str, object]]:
-    """Return the environments of a run's earlier sessions, where they differ from the last session."""
+    """Return the environments of a run's earlier sessions that differ from the environment of the last session."""
     return list(result.environment.get("earlier", []))
 
 
@@ -236,7 +251,7 @@ def _tables(folder: Path, recipes: Mapping[str, RecipeFile]) -> list[RecipeTable
 def _check_origin(result: Result) -> None:
     """Raise a DataError if a run is not finished, or if it or one of its evaluations cannot be traced to its code."""
     if result.record is None:
-        raise DataError(f"{result.folder}: has no result.json; only finished runs are recorded")
+        raise DataError(f"{result.folder} has no result.json; only finished runs can be recorded")
     _check_made_by(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
     for kind, evaluation in result.evaluations.items():
         _check_made_by(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
@@ -262,10 +277,10 @@ def _papers(tables: Sequence[RecipeTable], figures: Sequence[Shown]) -> str:
         "",
         "# From the papers to the code",
         "",
-        "This table lists every idea with the file that implements it, the row or the figure that demonstrates it, "
-        "and our test perplexity, BLEU or rho next to the paper's. rho is the mean rank correlation over Press and "
-        "Wolf's five word similarity benchmarks, for the input / output vectors, or for the table that both ends "
-        "share.",
+        "This table lists the ideas of the papers. For each idea it names the file that implements it, and the row of "
+        "a recipe or the figure that demonstrates it. Our score is next to the paper's score: test perplexity, BLEU "
+        "or rho. rho is the mean rank correlation over the five word similarity benchmarks of Press and Wolf, for the "
+        "input / output vectors, or one value for the table that both ends share.",
         "",
         "| idea | paper | code | recipe, row | ours | paper's |",
         "|---|---|---|---|---:|---:|",
@@ -288,25 +303,25 @@ def _row(idea: Idea, rows: Mapping[tuple[str, str], TableRow]) -> TableRow:
 
 
 def _link(figure: Shown | None) -> str:
-    """Return a link to the figure in PAPERS.md."""
+    """Return a link to the section of a figure in PAPERS.md."""
     return f"[measured]({figure.anchor})" if figure else "not measured"
 
 
 def _scores(row: TableRow) -> tuple[str, str]:
     """Return our score and the paper's: BLEU for translators, rho for word vectors, otherwise perplexity."""
-    bleu = row.figure(BLEU, "test")
+    bleu = row.mean_score(BLEU, "test")
     if bleu or "bleu_test" in row.paper:
-        papers = f"BLEU {papers_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
-        return f"BLEU {points(bleu)}" if bleu else row.state, papers
+        papers = f"BLEU {format_paper_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
+        return f"BLEU {format_points(bleu)}" if bleu else row.state, papers
     if row.paper_similarity or judged_by_similarity([row]):
-        ours, theirs = mean_rho(row), papers_mean_rho(row)
+        ours, theirs = format_mean_rho(row), format_paper_mean_rho(row)
         return f"rho {ours}" if ours else row.state, f"rho {theirs}" * bool(theirs)
-    ours = (spread(row.figure(PERPLEXITY, "test")) or row.state) + (" per word" if row.per_word else "")
-    return ours, number(row.paper["test"]) if "test" in row.paper else ""
+    ours = (format_spread(row.mean_score(PERPLEXITY, "test")) or row.state) + (" per word" if row.per_word else "")
+    return ours, format_perplexity(row.paper["test"]) if "test" in row.paper else ""
 
 
 def _results(tables: Sequence[RecipeTable], level: int) -> str:
-    """Return a heading, a table and its origin for each recipe."""
+    """Return a heading, a table and the origin of its scores for each recipe."""
     parts = []
     for table in tables:
         records = _records(table)
@@ -325,7 +340,7 @@ def _records(table: RecipeTable) -> list[RunResult]:
 
 
 def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
-    """Return the machines, code and commands that are needed to reproduce the scores."""
+    """Describe the machines, the code and the commands that produced the scores, and how the scores are defined."""
     results = [result for row in table.rows for result in row.results]
     environments = [result.environment for result in results]
     # A run that was resumed with other code names both commits.
@@ -350,26 +365,47 @@ def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     definition = next(filter(None, map(context, scored)), "")
     modes = dict.fromkeys((row.by, saved.command) for row in table.rows if row.by for saved in row.evaluations)
     evaluated = "".join(
-        f", and `{upgrade_command(scoring)}` evaluates them with {in_words(by)}" for by, scoring in modes if scoring
+        f" `{upgrade_command(scoring)}` evaluates them with {in_words(mode)}." for mode, scoring in modes if scoring
     )
     signatures = dict.fromkeys(
         scores.bleu_signature for row in table.rows for scores in row.translated("test") if scores.bleu_signature
     )
     quoted = ", ".join(f"`{signature}`" for signature in signatures)
-    definition += f"; BLEU by sacrebleu, {quoted}" * bool(signatures)
-    by_updates = any(result.by_updates for result in results)
-    moment, pace = ("update", "tokens/s") if by_updates else ("epoch", "s/epoch (the median epoch of the fastest run)")
-    best = f"at the {moment} with the best validation perplexity" if scored else "after the last epoch"
-    weights = [_mean_of(number) if number else best for number in sorted({len(record.averaged) for record in records})]
+    sentences = [
+        "; ".join(parts),
+        f"Our scores are from {' or '.join(_scored_weights(results, records))}",
+        "± is the standard deviation over seeds",
+        _pace_definition(results),
+        definition[:1].upper() + definition[1:],
+        f"BLEU is computed by sacrebleu, {quoted}" * bool(signatures),
+    ]
     return (
-        f"{'; '.join(parts)}. Ours: {' or '.join(weights)}; ± is the standard deviation over seeds; {pace} counts "
-        f"training only and depends on what else ran on the device{f'; {definition}' * bool(definition)}.\n\n"
-        f"`{command}` trains the rows{evaluated}; every record names its command and settings.\n"
+        f"{'. '.join(filter(None, sentences))}.\n\n"
+        f"`{command}` trains the rows.{evaluated} Every record names its command and settings.\n"
     )
 
 
+def _pace_definition(results: Sequence[Result]) -> str:
+    """Explain the speed column of a table."""
+    if any(result.by_updates for result in results):
+        return "tokens/s counts training only and depends on what else ran on the device"
+    return (
+        "s/epoch is the median epoch of the fastest run; it counts training only and depends on what else ran on the "
+        "device"
+    )
+
+
+def _scored_weights(results: Sequence[Result], records: Sequence[RunResult]) -> list[str]:
+    """Return which weights of the runs were scored, once for each kind."""
+    moment = "update" if any(result.by_updates for result in results) else "epoch"
+    best = f"the {moment} with the best validation perplexity"
+    single = best if any(record.test for record in records) else "the last epoch"
+    numbers = sorted({len(record.averaged) for record in records})
+    return [_mean_of(number) if number else single for number in numbers]
+
+
 def _mean_of(number: int) -> str:
-    """Describe averaged checkpoints, which may be fewer than the setting says."""
+    """Describe averaged checkpoints. A short run may have fewer of them than its setting asks for."""
     return f"the mean of the last {number} checkpoints" if number > 1 else "the last checkpoint"
 
 
@@ -378,7 +414,5 @@ def _between_marks(page: Path, block: str) -> str:
     head, begin, after = text.partition(BEGIN)
     _, end, tail = after.partition(END)
     if not begin or not end:
-        raise DataError(
-            f"{page}: the markers of the results are missing; add the lines {BEGIN} and {END} where the results belong"
-        )
+        raise DataError(f"{page}: the lines {BEGIN} and {END} are missing; add them where the results belong")
     return f"{head}{BEGIN}\n{_NOTE}\n\n{block}\n{END}{tail}"

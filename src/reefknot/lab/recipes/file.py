@@ -56,9 +56,9 @@ Correlation = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 def _known_mode(name: str) -> str:
     """Check the name of an evaluation mode. The modes are imported here, because most recipes do not name any."""
-    from reefknot.lab.runs.modes import known
+    from reefknot.lab.runs.modes import check_mode
 
-    return known(name)
+    return check_mode(name)
 
 
 class Row(Settings):

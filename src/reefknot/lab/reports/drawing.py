@@ -1,7 +1,7 @@
-"""What all plots of the report share: colours, markers and line styles of rows, legends, captions, and inline SVG.
+"""Shared code of the report's plots: colours, markers and line styles of rows, legends, captions, and inline SVG.
 
-The same drawing gives the same bytes. Every id starts with the name of the plot, so that ids are unique in a page. Text
-stays text, in the font and colour of the page. Rows differ by colour, marker and line style together.
+Equal drawings produce equal bytes. Every id starts with the name of the plot, so that ids are unique in a page. Text
+stays text, in the font and colour of the page. Rows differ in colour, marker and line style at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reefknot.lab.reports.rows import SIGNS, TableRow
 COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 POINT = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}
-"""The style of a row drawn as one point: hollow, so that points do not hide each other, and large in the legend."""
+"""The style of a row that is plotted as one point. Markers are hollow, so that points do not hide each other."""
 _LINES = ("-", "--", "-.", ":")
 _FONTS = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 
@@ -71,12 +71,12 @@ class Plot:
 
 
 def left_out(rows: Sequence[TableRow], reason: str) -> str:
-    """Return a sentence on rows that are not drawn, which names rows with footnotes by their signs."""
-    ends = [row.name.rpartition(" ")[2] for row in rows]
-    signs = dict.fromkeys(end for end in ends if not end.strip(SIGNS))
-    named = [row.name for row, end in zip(rows, ends, strict=True) if end not in signs]
-    labels = [f"rows with {' or '.join(signs)}"] * bool(signs) + named
-    return f" Left out, as {reason}: {', '.join(labels)}." if rows else ""
+    """Return a sentence that lists rows that are not plotted. Rows with a footnote are listed by its sign."""
+    last_words = [row.name.rpartition(" ")[2] for row in rows]
+    signs = dict.fromkeys(word for word in last_words if not word.strip(SIGNS))
+    names = [row.name for row, word in zip(rows, last_words, strict=True) if word not in signs]
+    labels = [f"rows with {' or '.join(signs)}"] * bool(signs) + names
+    return f" Left out, because {reason}: {', '.join(labels)}." if rows else ""
 
 
 def style_of(n: int) -> dict[str, Any]:
@@ -85,26 +85,26 @@ def style_of(n: int) -> dict[str, Any]:
     return {"color": colour, "marker": _MARKERS[n % len(_MARKERS)], "linestyle": _LINES[n % len(_LINES)]}
 
 
-def legend(figure: Figure, rows: Sequence[TableRow], drawn: Sequence[TableRow], *, points: bool = False) -> None:
-    """Add a legend of the drawn rows below the plot; the position of a row in `rows` gives its style."""
-    handles = [Line2D([], [], **style_of(rows.index(row)) | (POINT if points else {})) for row in drawn]
+def legend(figure: Figure, rows: Sequence[TableRow], plotted: Sequence[TableRow], *, points: bool = False) -> None:
+    """Add a legend of the plotted rows below the plot. The style of a row follows from its position in `rows`."""
+    handles = [Line2D([], [], **style_of(rows.index(row)) | (POINT if points else {})) for row in plotted]
     # matplotlib leaves out names that begin with an underscore.
-    names = [row.name if not row.name.startswith("_") else f" {row.name}" for row in drawn]
-    figure.legend(handles, names, loc="outside lower center", ncols=legend_columns(drawn), handlelength=2.6)
+    names = [row.name if not row.name.startswith("_") else f" {row.name}" for row in plotted]
+    figure.legend(handles, names, loc="outside lower center", ncols=legend_columns(plotted), handlelength=2.6)
 
 
-def legend_columns(drawn: Sequence[TableRow]) -> int:
+def legend_columns(plotted: Sequence[TableRow]) -> int:
     """Return the number of columns of a legend."""
-    return _columns_for([row.name for row in drawn])
+    return _columns_for([row.name for row in plotted])
 
 
 def _columns_for(names: Sequence[str]) -> int:
     return 2 if max(map(len, names), default=0) <= 28 else 1
 
 
-def svg(name: str, height: float, drawn: Sequence[TableRow], draw: Callable[[Figure], None], caption: str) -> str:
+def svg(name: str, height: float, plotted: Sequence[TableRow], draw: Callable[[Figure], None], caption: str) -> str:
     """Draw a plot of the page as inline SVG."""
-    return Drawing(name, height, [row.name for row in drawn], draw, caption).svg
+    return Drawing(name, height, [row.name for row in plotted], draw, caption).svg
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class Drawing:
     """A plot that can be drawn as inline SVG, as an SVG file, or as PNG."""
 
     name: str
-    """The prefix of its ids."""
+    """Prefix of all ids in the SVG."""
     height: float
-    """In inches, without the legend."""
+    """Height in inches, without the legend."""
     series: Sequence[str]
-    """The names in the legend, for which space is left below."""
+    """Names in the legend. The picture is made higher to leave space for them."""
     draw: Callable[[Figure], None]
     caption: str
     width: float = 4.9
@@ -150,7 +150,7 @@ class Drawing:
     def _saved(self, format: str, **options: Any) -> bytes:
         below = 0.2 * math.ceil(len(self.series) / _columns_for(self.series))
         with mpl.rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")  # the reader's fonts draw the text, not ours
+            warnings.filterwarnings("ignore", message="Glyph")  # the browser draws the text with its own fonts
             figure = Figure(figsize=(self.width, self.height + below), layout="constrained")
             self.draw(figure)
             out = io.BytesIO()

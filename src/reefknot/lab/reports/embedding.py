@@ -1,6 +1,7 @@
 """The report's section on word vectors: a plot of some words at each end, word similarity, and nearest neighbours.
 
-Shapes: W words, K candidate positions of a label, B obstacles; a box is left, bottom, right, top, in points.
+Shapes: W words, K candidate positions of a label, B obstacles. A box has the coordinates left, bottom, right and top,
+in points.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from reefknot.lab.text.bpe import readable
 Floats = NDArray[np.float64]
 
 LONGEST = 18
-"""The number of letters of a word that fit into a plot."""
+"""Longer words are shortened to this many letters in a plot."""
 _WIDTH, _LOWEST, _HIGHEST = 4.9 * 72, 2.6 * 72, 4.4 * 72  # size of a plot, in points
 _MARGIN = 18.0  # from the edge to the outermost words; twice as much on the left and right
 _SIZE = 8.0  # font size
@@ -36,13 +37,13 @@ _ENDS = {"input": "input vectors", "output": "output vectors", "tied": "shared t
 _TRANSLATOR = {
     "three-way": "one table for source, input and output",
     "decoder": "one table for input and output, one for the source",
-    "none": "two tables for input and output, and the source's",
+    "none": "separate tables for source, input and output",
 }
 
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A neighbour at one end; `only` if it is not a neighbour at the other end."""
+    """A neighbour of a word at one end. `only` is true if it is not a neighbour at the other end."""
 
     word: str
     cosine: float
@@ -51,18 +52,21 @@ class Neighbor:
 
 @dataclass(frozen=True)
 class Judged:
-    """A word similarity benchmark with the correlation of each end; `best` is the highest if there are several."""
+    """A word similarity benchmark with the correlation of each end."""
 
     name: str
     pairs: int
-    of: int
+    """Number of pairs with a vector for both words."""
+    total: int
+    """Number of pairs in the benchmark."""
     ends: tuple[Judgement | None, ...]
     best: Judgement | None
+    """The highest correlation; None if there is only one end."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What the section shows of a row, from its first finished run that has any of it."""
+    """The content of the section for one row, from the first finished run that has any of it."""
 
     row: str
     seed: int
@@ -77,12 +81,12 @@ class Learned:
 
 def learned(rows: Sequence[TableRow]) -> list[Learned]:
     """Return an entry for each row that has anything to show."""
-    found = []
+    entries = []
     for n, row in enumerate(rows):
         if (shown := shown_of(row)) and shown.record:
             show = readable if shown.cuts_words else str
-            found.append(_learned(f"ends-{n}", row.name, shown.record, show))
-    return found
+            entries.append(_learned(f"ends-{n}", row.name, shown.record, show))
+    return entries
 
 
 def shown_of(row: TableRow) -> Result | None:
@@ -96,7 +100,10 @@ def _has_any(record: RunResult) -> bool:
 
 
 def with_picture(row: TableRow) -> TableRow:
-    """Return a row whose run has a picture of its word vectors; compute and store it if the run has weights."""
+    """Return a row whose run has a picture of its word vectors.
+
+    If the run has weights but no picture, the picture is computed and stored in its folder.
+    """
     shown = shown_of(row)
     if shown is None or shown.record is None or shown.record.embedding.words or not (shown.folder / "best").exists():
         return row
@@ -106,12 +113,17 @@ def with_picture(row: TableRow) -> TableRow:
         record = store_picture(shown.folder)
     except ReefknotError:
         return row  # leave the picture out if the weights are damaged or incomplete
-    drawn = replace(shown, record=record)
-    return replace(row, results=tuple(drawn if result is shown else result for result in row.results))
+    pictured = replace(shown, record=record)
+    return replace(row, results=tuple(pictured if result is shown else result for result in row.results))
 
 
 def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Stored]]) -> TableRow:
-    """Return a row with the neighbours and the picture of other words, which `look` computes for a run."""
+    """Return a row with the neighbours and the picture of other words.
+
+    Args:
+        row: The row.
+        look: Computes the fields of a run's record that are replaced.
+    """
     shown = shown_of(row)
     if shown is None or shown.record is None:
         return row
@@ -120,7 +132,7 @@ def with_words(row: TableRow, look: Callable[[Result], Mapping[str, Stored]]) ->
 
 
 def _learned(name: str, row: str, record: RunResult, show: Callable[[str], str]) -> Learned:
-    """Collect what is shown of a row; `show` makes a token readable."""
+    """Collect the content of the section for a row. `show` makes a token readable."""
     near = _ends(record.neighbors)
     words = tuple(map(show, record.embedding.words))
     judged = record.similarity
@@ -138,7 +150,7 @@ def _learned(name: str, row: str, record: RunResult, show: Callable[[str], str])
 
 
 def _ends(near: Neighbors) -> dict[str, NearestWords]:
-    """Return the neighbours by end, or one entry if both ends give the same."""
+    """Return the neighbours by end, or a single entry if both ends share a table and have the same neighbours."""
     if near.tied and near.input == near.output:
         return {_ENDS["tied"]: near.input}
     ends = {_ENDS["input"]: near.input, _ENDS["output"]: near.output}
@@ -148,7 +160,7 @@ def _ends(near: Neighbors) -> dict[str, NearestWords]:
 def _side_by_side(
     ends: dict[str, NearestWords], show: Callable[[str], str]
 ) -> list[tuple[str, tuple[tuple[Neighbor, ...], ...]]]:
-    """Return the neighbours of every word by end, and mark those that not all ends have."""
+    """Return the neighbours of every word by end, and mark neighbours that are missing at another end."""
     rows = []
     for word in dict.fromkeys(word for end in ends.values() for word in end):
         lists = [end.get(word, ()) for end in ends.values()]
@@ -172,7 +184,7 @@ def _judged(ends: dict[str, tuple[Judgement, ...]]) -> list[Judged]:
 
 
 def _pictures(name: str, shown: Embedding) -> list[Plot]:
-    """Draw one plot per end, all of one size, if the record has coordinates for every word."""
+    """Draw one plot per end, all of the same size. Ends without coordinates for every word are left out."""
     ends = {"input": shown.input, "output": shown.output, "tied": shown.tied}
     count = len(shown.words)
     complete = {end: plane for end, plane in ends.items() if plane and len(plane.xy) == len(shown.groups) == count > 1}
@@ -187,7 +199,7 @@ def _pictures(name: str, shown: Embedding) -> list[Plot]:
 def _picture(
     name: str, end: str, shown: Embedding, points_W2: Floats, height: float, explained: tuple[float, float]
 ) -> Plot:
-    """Draw the words of an end: a group has one colour and marker, and lines from its first word to its neighbours."""
+    """Draw the words of an end. A group has one colour and marker, and lines from its first word to the others."""
     words = [_short(word) for word in shown.words]
     labels = _place(points_W2, words, height)
     leaders = [_leader(*entry) for entry in zip(points_W2, labels, words, strict=True) if entry[1][2]]
@@ -199,8 +211,8 @@ def _picture(
         for group in sorted(set(shown.groups)):
             middle, *others = (n for n, number in enumerate(shown.groups) if number == group)
             style = style_of(group) | {"linestyle": "none", "markersize": 5, "markeredgewidth": 1.1}
-            there_and_back = [n for other in others for n in (middle, other)]
-            axes.plot(*points_W2[there_and_back].T, color=style["color"], linewidth=0.7, alpha=0.35)
+            star = [n for other in others for n in (middle, other)]  # one line that returns to the middle every time
+            axes.plot(*points_W2[star].T, color=style["color"], linewidth=0.7, alpha=0.35)
             axes.plot(*points_W2[others].T, **style, fillstyle="none")
             axes.plot(*points_W2[middle], **style)
         axes.add_collection(LineCollection(leaders, colors="#888888", linewidths=0.5))
@@ -233,10 +245,10 @@ def _fit(xy_W2: Floats, height: float) -> Floats:
 
 
 def _place(points_W2: Floats, words: Sequence[str], height: float) -> list[tuple[float, float, bool]]:
-    """Return the left end and the base line of every label, and whether it is so far away that it needs a line.
+    """Return the left end and the baseline of every label, and whether the label needs a line to its word.
 
-    In three passes over all words, each label moves to the position next to its word that overlaps least with other
-    labels and with markers, and that is nearest.
+    In three passes over all words, each label moves to the candidate position with the lowest cost. The cost is the
+    overlap with other labels and with markers, plus the distance from the word.
     """
     markers_W4 = np.hstack([points_W2 - 3, points_W2 + 3])
     choices = [_choices(point, word) for point, word in zip(points_W2, words, strict=True)]
@@ -250,14 +262,15 @@ def _place(points_W2: Floats, words: Sequence[str], height: float) -> list[tuple
             outside_K = (boxes_K4[:, :2] < 0).any(axis=1) | (boxes_K4[:, 2:] > (_WIDTH, height)).any(axis=1)
             chosen[n] = int(np.argmin(covered_K + far_K + 1e6 * outside_K))
             taken_W4[n] = boxes_K4[chosen[n]]
-    ends = [boxes_K4[k] for boxes_K4, k in zip(choices, chosen, strict=True)]
+    boxes = [boxes_K4[k] for boxes_K4, k in zip(choices, chosen, strict=True)]
+    # Labels on the nearest ring need no line.
     return [
-        (float(box[0]), float(box[1] + 0.22 * _SIZE), k >= len(_ANGLES)) for box, k in zip(ends, chosen, strict=True)
+        (float(box[0]), float(box[1] + 0.22 * _SIZE), k >= len(_ANGLES)) for box, k in zip(boxes, chosen, strict=True)
     ]
 
 
 def _choices(point: Floats, word: str) -> Floats:
-    """Return candidate boxes [K, 4] around a point, nearest first; each touches a ring around it from outside."""
+    """Return candidate boxes [K, 4] around a point, nearest first. A box touches one of the rings from outside."""
     half = np.array([_width(word), 1.1 * _SIZE]) / 2
     directions = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
     middles = [point + directions * (ring + half) for ring in _RINGS]
@@ -265,10 +278,10 @@ def _choices(point: Floats, word: str) -> Floats:
     return np.hstack([middles_K2 - half, middles_K2 + half])
 
 
-def _overlap(one_K4: Floats, other_B4: Floats) -> Floats:
-    """Return the areas [K, B] in which boxes overlap."""
-    low = np.maximum(one_K4[:, None, :2], other_B4[None, :, :2])
-    high = np.minimum(one_K4[:, None, 2:], other_B4[None, :, 2:])
+def _overlap(boxes_K4: Floats, obstacles_B4: Floats) -> Floats:
+    """Return the area [K, B] of the overlap of every box with every obstacle."""
+    low = np.maximum(boxes_K4[:, None, :2], obstacles_B4[None, :, :2])
+    high = np.minimum(boxes_K4[:, None, 2:], obstacles_B4[None, :, 2:])
     return np.asarray(np.clip(high - low, 0, None).prod(axis=2))
 
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports import embedding, plots, translations
-from reefknot.lab.reports.cells import number
+from reefknot.lab.reports.cells import format_perplexity
 from reefknot.lab.reports.reading import read
 from reefknot.lab.reports.results import Result, differing, flatten
 from reefknot.lab.reports.rows import TableRow, join, judged_by_time, mark
@@ -33,7 +33,7 @@ _HEADINGS = {
     "test": "test perplexity",
     **{name: name for name in PRESS},
 }
-"""Headings of the groups of columns that contain our score and perhaps the paper's."""
+"""Headings of the groups of columns with a score of ours, which may also contain the paper's score."""
 _ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")
 
 
@@ -57,8 +57,8 @@ class Section:
     def __post_init__(self) -> None:
         if self.anchor in _ANCHORS or not re.fullmatch("[a-z][a-z0-9-]*", self.anchor):
             raise SettingsError(
-                f"a section's anchor must consist of small letters, digits and hyphens and not be one of the page's own"
-                f" ({', '.join(_ANCHORS)}), not '{self.anchor}'"
+                f"invalid section anchor '{self.anchor}': use lower-case letters, digits and hyphens, and none of the "
+                f"anchors that the page has already ({', '.join(_ANCHORS)})"
             )
 
 
@@ -72,8 +72,13 @@ def write_report(
 ) -> Path:
     """Write the report of the results atomically and return its path.
 
-    `rows` are all rows of a recipe in its order, run or not; without them, the rows of the results are shown.
-    `sections` follow the results.
+    Args:
+        results: The runs to show.
+        path: The file to write.
+        rows: All rows of the recipe, in its order, whether they were run or not. Without it, the report shows the rows
+            of the results.
+        title: The heading of the page.
+        sections: Additional sections, which follow the results.
     """
     path = Path(path)
     if path.is_dir():
@@ -85,7 +90,7 @@ def write_report(
 
 
 def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = ()) -> str:
-    """Return the page as text; the same rows and sections give the same text."""
+    """Return the page as HTML. Equal rows and sections give equal text."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -93,9 +98,9 @@ def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = number
+    environment.filters["perplexity"] = format_perplexity
     ran = [row for row in rows if row.results]
-    drawn = [row for row in mark(rows)[0] if row.results]
+    plotted = [row for row in mark(rows)[0] if row.results]
     table = build(rows)
     runs = [result for row in ran for result in row.results]
     text = environment.get_template("page.html").render(
@@ -107,12 +112,12 @@ def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (
         table=table,
         cost=table.only([bool(row.results) for row in rows]),
         reading=read(rows),
-        sizes=[] if judged_by_time(rows) else plots.sizes(drawn),
-        curves=plots.curves(drawn),
-        frequency=plots.frequency(drawn),
+        sizes=[] if judged_by_time(rows) else plots.sizes(plotted),
+        curves=plots.curves(plotted),
+        frequency=plots.frequency(plotted),
         learned=embedding.learned(ran),
         samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
-        translations=_translations(drawn),
+        translations=_translations(plotted),
         scores=_scores(rows),
         definitions=_definitions(rows),
         changed=_changed(ran),
@@ -125,17 +130,17 @@ def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _translations(drawn: Sequence[TableRow]) -> dict[str, Any]:
-    """Return the content of the section on translations; empty if nothing was translated."""
-    figures = translations.figures(drawn)
-    if not figures:
+def _translations(plotted: Sequence[TableRow]) -> dict[str, Any]:
+    """Return the content of the section on translations, or an empty mapping if nothing was translated."""
+    scores = translations.run_scores(plotted)
+    if not scores:
         return {}
     return {
-        "figures": figures,
-        "signatures": translations.signatures(drawn),
-        "by_length": translations.by_length(drawn),
-        "pairs": translations.side_by_side(drawn),
-        "attention": translations.attention(drawn),
+        "scores": scores,
+        "signatures": translations.signatures(plotted),
+        "by_length": translations.by_length(plotted),
+        "pairs": translations.side_by_side(plotted),
+        "attention": translations.attention(plotted),
     }
 
 
@@ -152,14 +157,14 @@ def _facts(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, 
             "device",
             ", ".join(_unique(record.training.device for record in records if record.training.device)),
         ),
-        ("code", ", ".join(_unique(_code(record) for record in records if record.commit))),
+        ("commit", ", ".join(_unique(_code(record) for record in records if record.commit))),
     ]
     return [(name, value) for name, value in facts if value]
 
 
 def _corpus(record: RunResult) -> str:
-    mark = record.corpus.fingerprint[:12]
-    return f"{record.corpus.name} ({mark})" if mark else record.corpus.name
+    fingerprint = record.corpus.fingerprint[:12]
+    return f"{record.corpus.name} ({fingerprint})" if fingerprint else record.corpus.name
 
 
 def _code(record: RunResult) -> str:
@@ -167,9 +172,9 @@ def _code(record: RunResult) -> str:
 
 
 def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
-    """Return row, seed and score of each finished run and evaluation.
+    """Return the row, the seed and the score of each finished run and evaluation.
 
-    Scores are on the test text, or on the validation text if test scores are withheld.
+    The score is on the test text, or on the validation text if test scores are withheld.
     """
     scores = []
     for row in rows:
@@ -180,7 +185,7 @@ def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
 
 
 def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """Return each distinct definition of perplexity, with the names of its rows unless it applies to all."""
+    """Return each distinct definition of perplexity with the names of its rows, or no names if all rows share it."""
     ours: dict[str, list[str]] = {}
     papers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -202,7 +207,7 @@ def _changed(ran: Sequence[TableRow]) -> list[_Setting]:
 
 
 def _environment(result: Result) -> str:
-    """Return the environment of a run without its command, which has a column of its own."""
+    """Return the environment of a run as JSON, without the command, which has its own column."""
     shown = {key: value for key, value in result.environment.items() if key != "command"}
     return _json(shown) if shown else ""
 

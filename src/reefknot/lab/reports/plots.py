@@ -1,6 +1,6 @@
 """Plots of the report as inline SVG: training curves, loss by word frequency, size against perplexity or BLEU.
 
-`drawing.py` has the style that they share.
+Their common style is in `drawing.py`.
 """
 
 from __future__ import annotations
@@ -23,53 +23,59 @@ from reefknot.lab.runs.scores import BLEU
 
 
 def curves(rows: Sequence[TableRow]) -> list[Plot]:
-    """Plot validation perplexity, training perplexity and skip-gram's loss per pair, as far as they were logged."""
+    """Plot validation perplexity, training perplexity and the loss per pair of skip-gram, if they were logged."""
     results = [result for row in rows for result in row.results]
-    by = "update" if results and all(result.by_updates for result in results) else "epoch"
-    return [*_validation(rows, by), *_training(rows, by), *_pairs(rows)]
+    x_axis = "update" if results and all(result.by_updates for result in results) else "epoch"
+    return [*_validation(rows, x_axis), *_training(rows, x_axis), *_pairs(rows)]
 
 
-def _validation(rows: Sequence[TableRow], by: str) -> list[Plot]:
+def _validation(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
     logged = [row for row in rows if any(result.last("valid") for result in row.results)]
-    whole = [row for row in logged if any(_curve(result, "valid", by) for result in row.results)]
+    per_word = [row for row in logged if any(_curve(result, "valid", x_axis) for result in row.results)]
     fair = comparable(rows)
-    drawn = [row for row in whole if not row.score or row in fair]
-    caption = f"Validation perplexity per word by {by}."
+    plotted = [row for row in per_word if not row.score or row in fair]
+    caption = f"Validation perplexity per word by {x_axis}."
     caption += left_out(
-        [row for row in whole if row not in drawn], "they were scored in another way or on another text"
+        [row for row in per_word if row not in plotted], "they were scored differently or on another text"
     )
-    caption += left_out([row for row in logged if row not in whole], "their words are counted when they are finished")
-    return _drawn("valid", by, rows, drawn, caption)
+    caption += left_out(
+        [row for row in logged if row not in per_word], "perplexity per word is not known until a run is finished"
+    )
+    return _plot_curves("valid", x_axis, rows, plotted, caption)
 
 
-def _training(rows: Sequence[TableRow], by: str) -> list[Plot]:
+def _training(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
     named = [_named_by_loss(row) for row in rows]
-    drawn = [row for row in named if any(_curve(result, "train", by) for result in row.results)]
-    mean = "each epoch" if by == "epoch" else "the updates since the last point"
-    caption = f"Training perplexity per token by {by}. A mean over {mean} while the weights change, so not comparable"
-    caption += " with validation."
+    plotted = [row for row in named if any(_curve(result, "train", x_axis) for result in row.results)]
+    interval = "an epoch" if x_axis == "epoch" else "the updates since the last point"
+    caption = (
+        f"Training perplexity per token by {x_axis}. A point is a mean over {interval}, while the weights change, so "
+        "it is not comparable with validation perplexity."
+    )
     if named != list(rows):
-        caption += " A sampled loss, or a loss per sub-word, is not comparable with the others."
-    return _drawn("train", by, named, drawn, caption)
+        caption += " A sampled loss and a loss per sub-word are not comparable with other losses."
+    return _plot_curves("train", x_axis, named, plotted, caption)
 
 
 def _pairs(rows: Sequence[TableRow]) -> list[Plot]:
-    drawn = [row for row in rows if any(result.last("pairs") for result in row.results)]
-    caption = "Skip-gram: mean loss of a pair of words and its negatives, over the same few pairs every time."
-    return _drawn("pairs", "words read", rows, drawn, caption)
+    plotted = [row for row in rows if any(result.last("pairs") for result in row.results)]
+    caption = "Skip-gram: mean loss of a pair of words and its negative samples, always over the same few pairs."
+    return _plot_curves("pairs", "words read", rows, plotted, caption)
 
 
-def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRow], caption: str) -> list[Plot]:
-    if not drawn:
+def _plot_curves(
+    kind: str, x_axis: str, rows: Sequence[TableRow], plotted: Sequence[TableRow], caption: str
+) -> list[Plot]:
+    if not plotted:
         return []
-    # In a long curve, the first points would leave no room for the differences between curves.
-    long = max(len(_curve(result, kind, by)) for row in drawn for result in row.results) > 16
+    # The steep beginning of a long curve would make the differences between curves invisible.
+    long = max(len(_curve(result, kind, x_axis)) for row in plotted for result in row.results) > 16
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         means = []
-        for row in drawn:
-            seeds = [points for result in row.results if (points := _curve(result, kind, by))]
+        for row in plotted:
+            seeds = [points for result in row.results if (points := _curve(result, kind, x_axis))]
             mean = _mean(seeds)
             means.append(mean)
             style = style_of(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
@@ -84,23 +90,23 @@ def _drawn(kind: str, by: str, rows: Sequence[TableRow], drawn: Sequence[TableRo
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         else:
             _log_scale(axes)
-        axes.set(xlabel=by, ylabel="nats per pair" if kind == "pairs" else "perplexity, log scale")
-        legend(figure, rows, drawn)
+        axes.set(xlabel=x_axis, ylabel="nats per pair" if kind == "pairs" else "perplexity, log scale")
+        legend(figure, rows, plotted)
 
     if long:
         caption += " The steep beginning is cut off."
-    if any(len(row.results) > 1 for row in drawn):
+    if any(len(row.results) > 1 for row in plotted):
         caption += " Thin lines are seeds, thick lines their mean."
-    return [Plot(svg(f"curve-{kind}", 2.8, drawn, draw, caption), caption)]
+    return [Plot(svg(f"curve-{kind}", 2.8, plotted, draw, caption), caption)]
 
 
 def frequency(rows: Sequence[TableRow]) -> list[Plot]:
-    """Plot the loss by the training frequency of the target, and by that of the previous word.
+    """Plot the loss by the training frequency of the target, and by the training frequency of the previous token.
 
-    Only rows with the same tokens are shown, because losses on different tokens cannot be compared.
+    Only rows with the same tokens are plotted, because losses on different tokens cannot be compared.
     """
     plots = []
-    for end, of in (("target", "the token to predict"), ("previous", "the previous token")):
+    for end, token in (("target", "the token to predict"), ("previous", "the previous token")):
         scored = [row for row in rows if row.score and _bands(row, end)]
         fair = comparable(scored)
         alike = [row for row in fair if _tokens(row) == _tokens(fair[0])]
@@ -113,62 +119,63 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
         def draw(figure: Figure, losses: dict[int, dict[Band, float]] = losses, panels: Sequence[str] = panels) -> None:
             _draw_frequency(figure, rows, losses, panels)
 
-        caption = f"Mean test loss by the training frequency of {of}"
+        caption = f"Mean test loss by the training frequency of {token}"
         if "difference" in panels:
-            below = ". Below: the same" if "loss" in panels else ","
-            caption += f"{below} as a difference to {rows[min(losses)].name}; lower is better"
+            below = ". Below: the" if "loss" in panels else ", as"
+            caption += f"{below} difference from {rows[min(losses)].name}; lower is better"
         caption += "."
         caption += left_out(
-            [row for row in scored if row not in alike], "they were scored in another way or on other tokens"
+            [row for row in scored if row not in alike], "they were scored differently or on other tokens"
         )
-        drawn = [rows[n] for n in losses]
+        plotted = [rows[n] for n in losses]
         height = 4.2 if len(panels) > 1 else 2.8
-        plots.append(Plot(svg(f"frequency-{end}", height, drawn, draw, caption), caption))
+        plots.append(Plot(svg(f"frequency-{end}", height, plotted, draw, caption), caption))
     return plots
 
 
 def sizes(rows: Sequence[TableRow]) -> list[Plot]:
-    """Plot parameters against test perplexity, or BLEU if that ranks the rows, if at least two rows are comparable."""
+    """Plot parameters against the test score that ranks the rows, if at least two rows can be compared."""
     metric = judged_by(rows)
     what = f"test {metric.name}"
-    scored = [row for row in rows if row.figure(metric, "test") and row.size]
+    scored = [row for row in rows if row.mean_score(metric, "test") and row.size]
     if metric == BLEU:
-        drawn = max(rivals(scored, "test"), key=len, default=[])
-        other = "their text or the definition of their score differs"
+        plotted = max(rivals(scored, "test"), key=len, default=[])
+        reason = "their text or the definition of their score differs"
     else:
-        drawn = comparable(scored)
-        other = "they were scored in another way or on another text"
-    if len(drawn) < 2:
+        plotted = comparable(scored)
+        reason = "they were scored differently or on another text"
+    if len(plotted) < 2:
         return []
-    unit, units = (1e6, "millions") if max(row.size or 0 for row in drawn) >= 2e6 else (1e3, "thousands")
+    unit, units = (1e6, "millions") if max(row.size or 0 for row in plotted) >= 2e6 else (1e3, "thousands")
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for row in drawn:
-            score = row.figure(metric, "test")
+        for row in plotted:
+            score = row.mean_score(metric, "test")
             assert score is not None
             style = style_of(rows.index(row)) | POINT
             axes.errorbar((row.size or 0) / unit, score.mean, yerr=score.sd, **style)
         axes.margins(0.18)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set(xlabel=f"parameters, {units}", ylabel=what)
-        legend(figure, rows, drawn, points=True)
+        legend(figure, rows, plotted, points=True)
 
     caption = f"Parameters against {what}; {metric.better} and further left is better."
-    caption += left_out([row for row in scored if row not in drawn], other)
-    return [Plot(svg("sizes", 2.8, drawn, draw, caption), caption)]
+    caption += left_out([row for row in scored if row not in plotted], reason)
+    return [Plot(svg("sizes", 2.8, plotted, draw, caption), caption)]
 
 
 def _draw_frequency(
     figure: Figure, rows: Sequence[TableRow], losses: dict[int, dict[Band, float]], panels: Sequence[str]
 ) -> None:
-    bands = sorted({(band.low, band.high or math.inf): band for one in losses.values() for band in one}.items())
+    by_ends = {(band.low, band.high or math.inf): band for row_losses in losses.values() for band in row_losses}
+    bands = sorted(by_ends.items())
     ends = [key for key, _ in bands]
     grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[3, 2][: len(panels)])
     axes = dict(zip(panels, (row[0] for row in grid), strict=True))
     first = _by_ends(losses[min(losses)])
-    for n, one in losses.items():
-        loss = _by_ends(one)
+    for n, row_losses in losses.items():
+        loss = _by_ends(row_losses)
         xs = [ends.index(key) for key in ends if key in loss]
         style = style_of(n) | {"linewidth": 1.1}
         if "loss" in axes:
@@ -194,22 +201,22 @@ def _log_scale(axes: Any) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     # Use even ticks for a narrow range, where powers of ten would leave the axis without labels.
-    few = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
-    axes.yaxis.set_major_locator(few if high < 4 * low else LogLocator(subs=(1, 2, 3, 5), numticks=20))
+    even = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+    axes.yaxis.set_major_locator(even if high < 4 * low else LogLocator(subs=(1, 2, 3, 5), numticks=20))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
+def _curve(result: Result, kind: str, x_axis: str) -> list[tuple[float, float]]:
     """Return the points of a curve.
 
-    These are the validation perplexity per word, or the training perplexity per token, by epoch or by update. For
-    skip-gram's pairs, it is the loss itself by the number of words read.
+    A point has the validation perplexity per word, or the training perplexity per token, by epoch or by update. For
+    the pairs of skip-gram, it has the loss by the number of words read.
     """
     metrics = [metric for metric in result.metrics if metric.kind == kind]
     if kind == "pairs":
         return [(metric.tokens, metric.nll) for metric in metrics]
-    if kind == "train" and by == "update":
+    if kind == "train" and x_axis == "update":
         return [(metric.step, perplexity(metric.nll)) for metric in metrics]
     if kind == "train":
         epochs: dict[float, list[MetricsLine]] = {}
@@ -219,16 +226,16 @@ def _curve(result: Result, kind: str, by: str) -> list[tuple[float, float]]:
         return [(epoch, perplexity(mean)) for epoch, mean in means.items()]
     # A step in epoch n is at most n epochs long, so the largest ratio is the length of an epoch (exact at its end).
     length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
-    pieces = result.pieces_in_validation
-    if not length or pieces is None:
+    tokens_per_word = result.tokens_per_word_in_validation
+    if not length or tokens_per_word is None:
         return []
-    unit = 1.0 if by == "update" else length
-    return [(metric.step / unit, perplexity(metric.nll * pieces)) for metric in metrics]
+    unit = 1.0 if x_axis == "update" else length
+    return [(metric.step / unit, perplexity(metric.nll * tokens_per_word)) for metric in metrics]
 
 
 def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Return the mean curve of several seeds, up to the end of the shortest one."""
-    return [(at[0][0], fmean(y for _, y in at)) for at in zip(*curves, strict=False)]
+    """Return the mean curve of several seeds, up to the end of the shortest curve."""
+    return [(points[0][0], fmean(y for _, y in points)) for points in zip(*curves, strict=False)]
 
 
 def _named_by_loss(row: TableRow) -> TableRow:
@@ -259,7 +266,7 @@ def _by_ends(losses: dict[Band, float]) -> dict[tuple[int, float], float]:
 
 
 def _short(band: Band) -> str:
-    """Return a short label with the band's lower end; the next band begins at its upper end."""
+    """Return a short label with the lower end of a band. The upper end follows from the next band."""
     for unit, name in ((10**6, "M"), (10**3, "k")):
         if band.low >= unit:
             return f"{band.low / unit:g}{name}+"

@@ -1,7 +1,7 @@
-"""Reading of result folders: finished and unfinished runs, and means over several seeds of a row.
+"""Read run folders, finished or not, and compute means over the seeds of a row.
 
-Only `config.json`, `environment.json`, `metrics.jsonl`, `result.json` and `evaluations/*.json` are read, so the small
-records under `results/`, which have no weights, work as well as complete runs. This module does not import torch.
+Only `config.json`, `environment.json`, `metrics.jsonl`, `result.json` and `evaluations/*.json` are read. So the
+records under `results/`, which have no weights, can be read like complete runs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ ADDED: dict[str, Any] = {
     "vocabulary.dictionary": "own",
     "vocabulary.sides": "joint",
 }
-"""Settings that were added later and are on by default, with the values that older runs had in effect."""
+"""Settings that were added later and are not off by default, with the values that apply to older runs."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run, read from its folder. `record` is None until the run is finished."""
+    """A run, read from its folder. `record` is None until the run is finished."""
 
     folder: Path
     recipe: str
@@ -66,7 +66,7 @@ class Result:
         return flatten(self.settings).get("vocabulary.bpe.merges") is not None
 
     @property
-    def pieces_in_validation(self) -> float | None:
+    def tokens_per_word_in_validation(self) -> float | None:
         """Tokens per word of the validation text; None for sub-words until the run is finished."""
         if self.record and self.record.valid:
             return self.record.valid.tokens_per_word
@@ -74,7 +74,7 @@ class Result:
 
     @property
     def epochs(self) -> float:
-        """The number of epochs that were run, which early stopping can make smaller than planned."""
+        """The number of epochs that were run. Early stopping makes it smaller than the number in the settings."""
         last = self.last("valid")
         return last.epoch if last else (self.record and self.record.training.epochs) or 0.0
 
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def awaits_averaging(self) -> bool:
-        """Whether averaging was to start when the validation loss stopped improving, but training ended before."""
+        """Whether training ended before averaging began, which waits until the validation loss stops improving."""
         automatic = flatten(self.settings).get("training.averaging.start") == "nonmonotone"
         return automatic and self.record is not None and self.record.training.averaged_from_epoch is None
 
@@ -96,15 +96,15 @@ class Result:
 
     @property
     def best_before_averaging(self) -> bool:
-        """Whether averaging began, but no average was better than the weights before it."""
+        """Whether averaging began, but the best weights are from an epoch before that."""
         return 0 < (self.best_epoch or 0) < ((self.record and self.record.training.averaged_from_epoch) or 0)
 
     @property
     def seconds_per_epoch(self) -> float | None:
         """Seconds of training per epoch, without validation.
 
-        This is the median epoch, which a pause or a slow start does not change, or the mean epoch if the metrics do not
-        have a time for every epoch.
+        This is the median over epochs, because a pause or a slow start does not change it. If the metrics do not have
+        a time for every epoch, it is the mean.
         """
         if not self.record or not self.epochs or self.by_updates:
             return None
@@ -117,15 +117,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds, with the sample standard deviation when there are several."""
+    """A mean over seeds with the sample standard deviation."""
 
     mean: float
     sd: float | None
+    """The standard deviation; None for a single seed."""
     n: int
+    """The number of seeds."""
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the spread of the values that are not None, or None if there are none."""
+        """Return the mean and the standard deviation of the values that are not None, or None without any values."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -134,7 +136,7 @@ class Spread:
 
 
 def load(folder: Path | str) -> Result:
-    """Read one run folder, finished or not."""
+    """Read a run folder, finished or not."""
     folder = Path(folder)
     if not _is_run(folder):
         raise DataError(f"{folder} is not a run folder: it has neither config.json nor result.json")
@@ -143,7 +145,7 @@ def load(folder: Path | str) -> Result:
     config = _mapping(folder / "config.json")
     settings = config.get("settings", {})
     if not isinstance(settings, dict):
-        raise DataError(f"{folder / 'config.json'}: 'settings' is not a table of settings; is this a run of Reefknot?")
+        raise DataError(f"{folder / 'config.json'}: 'settings' is not a JSON object; is this a run of Reefknot?")
     return Result(
         folder=folder,
         recipe=record.recipe if record else str(config.get("recipe") or ""),
@@ -158,7 +160,7 @@ def load(folder: Path | str) -> Result:
 
 
 def collect(paths: Iterable[Path | str]) -> list[Result]:
-    """Return the runs at the paths, each of which is a run folder or contains runs at any depth."""
+    """Return the runs at some paths. A path is a run folder, or a folder that contains run folders at any depth."""
     runs: dict[Path, Result] = {}
     for path in map(Path, paths):
         if not path.is_dir():
@@ -170,7 +172,7 @@ def collect(paths: Iterable[Path | str]) -> list[Result]:
         for result in results:
             runs.setdefault(result.folder.resolve(), result)
     if not runs:
-        raise DataError("no result folders were given; name a run folder, or a folder that contains runs")
+        raise DataError("no folders were given; name a run folder, or a folder that contains runs")
     return list(runs.values())
 
 
@@ -186,17 +188,18 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the dotted keys whose values are not all equal, in the order they first appear."""
+    """Return the dotted keys whose values are not all equal, in the order in which they first appear."""
     flattened = [flatten(nested) for nested in settings]
     keys = dict.fromkeys(key for flat in flattened for key in flat)
     return [key for key in keys if any(key not in flat or flat[key] != flattened[0].get(key) for flat in flattened)]
 
 
 def distinguishing(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that distinguish runs, by dotted key; runs with equal ones are repetitions of each other.
+    """Return the settings that distinguish a run from others, by dotted key.
 
-    The seed is left out. So are settings that are off (null, false, zero, empty), because a run that is older than a
-    setting does not have it, and nearly all new settings are off by default. The others are listed in `ADDED`.
+    Runs for which these settings are equal are repetitions of each other. The seed is left out. Settings that are off
+    (null, false, zero, empty) are left out too, because a run that is older than a setting does not have it, and nearly
+    all new settings are off by default. The exceptions are in `ADDED`.
     """
     known = ADDED | flatten(settings)
     return {key: value for key, value in known.items() if value and key.rpartition(".")[2] != "seed"}
@@ -222,7 +225,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _metrics(path: Path) -> tuple[MetricsLine, ...]:
-    """Return all complete lines. The last line may be incomplete if the run is still writing or was killed."""
+    """Return all complete lines. The last line is incomplete if the run is still writing it or was killed."""
     if not path.is_file():
         return ()
     lines = path.read_bytes().split(b"\n")[:-1]

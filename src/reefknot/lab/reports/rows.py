@@ -26,17 +26,18 @@ class Steps(NamedTuple):
     """The time of a row's training steps, measured by `reefknot bench steps` (see `measured_steps.py`)."""
 
     epoch_seconds: float
-    """Seconds of our fastest step times the number of steps in an epoch."""
+    """Seconds of our fastest step, times the number of steps in an epoch."""
     times_plain: float
-    """How many times as long a step takes in plain PyTorch."""
+    """Time of a step in plain PyTorch, divided by the time of our fastest step."""
 
 
 @dataclass(frozen=True)
 class TableRow:
     """A row of a recipe with its runs.
 
-    A `quoted` row only cites another system and is never run. A row that is `of` another row has no runs either: its
-    scores are those of the other row's `models`, evaluated in the mode that `by` names.
+    A `quoted` row cites another system and is never run. An evaluation row has no runs either: it shows the scores of
+    another row's runs in another evaluation mode. As in recipes, `of` is the name of the other row and `by` is the
+    name of the mode. `models` are the runs of the other row.
     """
 
     name: str
@@ -51,13 +52,13 @@ class TableRow:
     start: str | None = None
     """The row whose weights training starts from, according to the recipe."""
     corpus: str | None = None
-    """The corpus, if the recipe sets it for this row; None means the corpus of the recipe's base."""
+    """Name of the corpus if the recipe sets it for this row; None if the row uses the corpus of the recipe's base."""
     paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The paper's rank correlations, by end and benchmark."""
     steps: Steps | None = None
-    """The time of its training steps, if it was measured."""
+    """The measured time of its training steps; None if it was not measured."""
     variant: str = ""
-    """The suffix that distinguishes it from rows of the same name with other settings."""
+    """The suffix of the name that distinguishes the row from rows with the same name and other settings."""
 
     @property
     def records(self) -> list[RunResult]:
@@ -66,20 +67,20 @@ class TableRow:
 
     @property
     def evaluations(self) -> list[SavedEvaluation]:
-        """The saved evaluations of another row's models that this row shows."""
+        """The saved evaluations that an evaluation row shows."""
         return [result.evaluations[self.by] for result in self.models if self.by]
 
     @property
-    def manner(self) -> str | None:
-        """The evaluation mode, if its perplexities must not be compared with those of plain evaluation.
+    def special_mode(self) -> str | None:
+        """The evaluation mode, if its perplexities must not be compared with perplexities of plain evaluation.
 
-        Perplexities with different windows are compared, because that shows how much context helps.
+        It is None for windows, because comparing perplexities in different windows shows how much context helps.
         """
         return self.by if self.by in MODES else None
 
     @property
     def ran(self) -> bool:
-        """Whether the row has scores of ours."""
+        """Whether we have scores for the row."""
         return bool(self.records or self.models)
 
     @property
@@ -97,7 +98,7 @@ class TableRow:
 
     @property
     def changed(self) -> tuple[Change, ...]:
-        """The settings that differ from the recipe in any of the runs that its scores come from."""
+        """Settings that differ from the recipe in any of the runs behind the row's scores."""
         records = [result.record for result in (*self.results, *self.models) if result.record]
         return tuple(dict.fromkeys(change for record in records for change in record.changed))
 
@@ -108,7 +109,7 @@ class TableRow:
 
     @property
     def score(self) -> TextScore | None:
-        """The score of one run, on the test text if there is one: all runs were counted over the same tokens."""
+        """The score of one run, on the test text if there is a test score. All runs of a row score the same tokens."""
         return next(iter(self.scores("test") or self.scores("valid")), None)
 
     @property
@@ -121,25 +122,25 @@ class TableRow:
         scores = (scored.score(split) for scored in (*self.records, *self.evaluations))
         return [score for score in scores if score]
 
-    def figure(self, metric: Metric, split: str) -> Spread | None:
+    def mean_score(self, metric: Metric, split: str) -> Spread | None:
         """Return the mean of a metric over the finished runs, or over the evaluations."""
         scores = (score for scored in (*self.records, *self.evaluations) for score in scored.scores(split))
         return Spread.of(score.value for score in scores if score.metric == metric)
 
     def by_protocol(self, split: str) -> Spread | None:
-        """Return the mean perplexity by the paper's protocol, over the runs that were also scored that way."""
+        """Return the mean perplexity by the paper's protocol, over the runs that were also scored by it."""
         protocols = (record.protocol for record in self.records)
         scores = (getattr(protocol, split, None) for protocol in protocols)
         return Spread.of(score.perplexity for score in scores if score)
 
     def compared(self, split: str) -> Spread | None:
-        """Return the perplexity to compare with the paper's: by the paper's protocol if available."""
-        return self.by_protocol(split) or self.figure(PERPLEXITY, split)
+        """Return the perplexity to compare with the paper's perplexity, by the paper's protocol if it is available."""
+        return self.by_protocol(split) or self.mean_score(PERPLEXITY, split)
 
     def difference(self, split: str) -> float | None:
-        """Return our perplexity relative to the paper's, as a signed fraction.
+        """Return the relative difference of our perplexity from the paper's, as a signed fraction.
 
-        None if our settings differ from the recipe.
+        It is None if our settings differ from the recipe.
         """
         ours, paper = self.compared(split), self.paper.get(split)
         return ours.mean / paper - 1 if ours and paper and not self.changed else None
@@ -151,7 +152,7 @@ class TableRow:
 
     def bleu_difference(self, split: str) -> float | None:
         """Return our BLEU minus the paper's, in points; None if our settings differ from the recipe."""
-        ours, paper = self.figure(BLEU, split), self.paper.get(f"bleu_{split}")
+        ours, paper = self.mean_score(BLEU, split), self.paper.get(f"bleu_{split}")
         return ours.mean - paper if ours and paper and not self.changed else None
 
     def rho(self, end: str, benchmark: str) -> Spread | None:
@@ -160,12 +161,12 @@ class TableRow:
         return Spread.of(score.value for score in scores if score)
 
     def mean_rho(self, end: str) -> Spread | None:
-        """Return the mean correlation over Press & Wolf's benchmarks, of the runs that have all of them."""
+        """Return the mean correlation over Press & Wolf's benchmarks, for the runs that have all five benchmarks."""
         runs = [record.similarity_scores(end) for record in self.records]
         return Spread.of(fmean(run[name].value for name in PRESS) for run in runs if run.keys() >= set(PRESS))
 
     def judgements(self, end: str, benchmark: str) -> list[Judgement]:
-        """Return the judgements on a benchmark of every finished run that has one."""
+        """Return the scores of an end on a benchmark, one for each finished run that has the benchmark."""
         judgements = (judgement for record in self.records for judgement in record.similarity.get(end, ()))
         return [judgement for judgement in judgements if judgement.name == benchmark]
 
@@ -188,29 +189,32 @@ class TableRow:
 
     @property
     def seconds_per_epoch(self) -> float | None:
-        """Seconds of training per epoch in the fastest run: other processes on the device can only slow a run down."""
+        """Seconds of training per epoch in the fastest run, because other processes can only slow a run down."""
         return min((seconds for result in self.results if (seconds := result.seconds_per_epoch)), default=None)
 
     @property
     def pace(self) -> float | None:
-        """Seconds per epoch, from the runs or else from the measured steps."""
+        """Seconds per epoch, from the runs, or from the measured steps if there are no runs."""
         return self.seconds_per_epoch or (self.steps and self.steps.epoch_seconds)
 
     @property
     def size(self) -> int | None:
-        """The number of parameters: counted in a run, or as the recipe expects."""
+        """The number of parameters, counted in a run, or expected by the recipe if there is no run."""
         return next((record.parameters.total for record in self.records), self.parameters)
 
     @property
     def state(self) -> str:
-        """`unfinished` or `not run` for a row without scores of ours, otherwise empty."""
+        """`unfinished` or `not run` for a row without scores of ours; empty for other rows."""
         if self.ran or self.quoted:
             return ""
         return "unfinished" if self.results else "not run"
 
 
 def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
-    """Return a recipe's rows with their runs, followed by the runs of unlisted rows. Rows that have runs keep them."""
+    """Return the rows of a recipe with their runs, followed by rows for the runs that belong to none of them.
+
+    Rows that already have runs keep them.
+    """
     rows = list(rows)
     taken = {result.folder for row in rows for result in row.results}
     groups = _groups(result for result in results if result.folder not in taken)
@@ -228,7 +232,7 @@ def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
 
 
 def name_recipes(rows: Iterable[TableRow]) -> list[TableRow]:
-    """Put the recipe before the name of each row if there are several recipes, which may share names."""
+    """Prefix the name of each row with its recipe if there are several recipes, because names may be equal."""
     rows = list(rows)
     if len({row.recipe for row in rows}) < 2:
         return rows
@@ -239,7 +243,7 @@ def name_recipes(rows: Iterable[TableRow]) -> list[TableRow]:
 
 
 def _with_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Give rows that evaluate another row's models those models, and add a row for each unlisted evaluation."""
+    """Add their models to the evaluation rows, and add a row for each saved evaluation that no row shows."""
     listed = {(row.recipe, row.of, row.by) for row in rows if row.by}
     complete: list[TableRow] = []
     for row in rows:
@@ -255,7 +259,7 @@ def _with_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
 
 
 def _scoring(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
-    """Return the row once for each set of settings that the models it evaluates were trained with.
+    """Return an evaluation row with its models, or several rows if the models were trained with different settings.
 
     A row without models is returned unchanged.
     """
@@ -281,8 +285,8 @@ def _scoring(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
 def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
     """Group runs that differ only in the seed, by the name of their row.
 
-    The name includes the recipe if there are several recipes. It includes the settings that differ if runs of one row
-    have different settings, so that only true repetitions are averaged.
+    If there are several recipes, the name includes the recipe. If runs of one row have different settings, the name
+    includes the settings that differ, so that only repetitions are averaged.
     """
     return {runs.name: runs.results for runs in _groups(results)}
 
@@ -292,7 +296,7 @@ class _Group(NamedTuple):
 
     row: str
     variant: str
-    """The settings that distinguish them from other runs of their row, in parentheses."""
+    """The settings that distinguish the runs from other runs of their row, in parentheses."""
     results: tuple[Result, ...]
 
     @property
@@ -320,26 +324,26 @@ def _groups(results: Iterable[Result]) -> list[_Group]:
 
 
 def families(rows: Sequence[TableRow]) -> list[list[TableRow]]:
-    """Return groups of rows whose perplexities can be compared, one for each corpus and evaluation mode.
+    """Return groups of rows whose perplexities can be compared, one group for each corpus and evaluation mode.
 
-    If the rows of a corpus and mode cannot all be compared, the largest comparable group is returned, and the first of
-    several groups of that size.
+    If the rows of a corpus and mode cannot all be compared, their group is the largest set of rows that can be compared
+    with one of them. If several sets are equally large, it is the first.
     """
     by_text: dict[tuple[str, str | None], list[TableRow]] = {}
     for row in rows:
         if row.score:
-            by_text.setdefault((row.text, row.manner), []).append(row)
+            by_text.setdefault((row.text, row.special_mode), []).append(row)
     alike = ([[row for row in family if not _obstacle(row, first)] for first in family] for family in by_text.values())
     return [max(groups, key=len) for groups in alike]
 
 
 def comparable(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Return the largest of the families: the rows that one plot can show."""
+    """Return the largest of the families. Its rows can be shown in one plot."""
     return max(families(rows), key=len, default=[])
 
 
 def judged_by(rows: Sequence[TableRow]) -> Metric:
-    """Return the metric that ranks rows: BLEU if the paper or the runs report it, else perplexity."""
+    """Return the metric that ranks rows: BLEU if the paper or the runs have BLEU scores, otherwise perplexity."""
     by_paper = any({"bleu_valid", "bleu_test"} & row.paper.keys() for row in rows)
     return BLEU if by_paper or any(record.translation for row in rows for record in row.records) else PERPLEXITY
 
@@ -368,7 +372,7 @@ def contenders(rows: Sequence[TableRow]) -> list[list[TableRow]]:
 
 
 def competing(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
-    """Return groups of rows in which one can be called the best, by the metric that ranks these rows."""
+    """Return groups of rows that can be ranked, by the metric that ranks these rows."""
     return rivals(rows, split) if judged_by(rows) == BLEU else contenders(rows)
 
 
@@ -378,14 +382,17 @@ def judged_by_time(rows: Sequence[TableRow]) -> bool:
 
 
 def times_first(rows: Sequence[TableRow], row: TableRow) -> tuple[float | None, float | None]:
-    """Return the time of an epoch relative to the first row on the same corpus: ours, and the paper's."""
+    """Return our time and the paper's time of an epoch, both relative to the first row on the same corpus."""
     first = next((candidate for candidate in rows if candidate.corpus == row.corpus and not candidate.quoted), row)
-    theirs, papers = row.paper.get("seconds"), first.paper.get("seconds")
-    return _times(row, first), theirs / papers if theirs and papers else None
+    seconds, reference = row.paper.get("seconds"), first.paper.get("seconds")
+    return _times(row, first), seconds / reference if seconds and reference else None
 
 
 def _times(row: TableRow, first: TableRow) -> float | None:
-    """Compare runs with runs, or steps with steps: runs may have shared their device, steps did not."""
+    """Divide the time of a row by the time of the first row.
+
+    Runs are compared with runs and steps with steps, because runs may have shared their device.
+    """
     seconds, reference = row.seconds_per_epoch, first.seconds_per_epoch
     if seconds and reference:
         return seconds / reference
@@ -393,12 +400,12 @@ def _times(row: TableRow, first: TableRow) -> float | None:
 
 
 def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
-    """Add a footnote sign to the name of each row that needs a remark; return the rows and the footnotes."""
+    """Add a footnote sign to the name of each row that needs a remark, and return the rows and the footnotes."""
     signs: dict[str, str] = {}
     marked = []
-    usual = {(family[0].text, family[0].manner): family[0] for family in families(rows)}
+    usual = {(family[0].text, family[0].special_mode): family[0] for family in families(rows)}
     for row in rows:
-        text = _remark(row, usual.get((row.text, row.manner)))
+        text = _remark(row, usual.get((row.text, row.special_mode)))
         sign = signs.setdefault(text, SIGNS[len(signs) % 4] * (1 + len(signs) // 4)) if text else ""
         marked.append(replace(row, name=f"{row.name} {sign}") if sign else row)
     return marked, tuple(f"{sign} {text}" for text, sign in signs.items())
@@ -408,7 +415,7 @@ def _remark(row: TableRow, usual: TableRow | None) -> str:
     remarks = _training_remarks(row)
     if row.score and row.per_word:
         mean = f"{row.score.tokens_per_word:.1f} on average"
-        remarks.append(f"per word: a word's probability is the product over its sub-words, {mean}")
+        remarks.append(f"perplexity per word: the probability of a word is the product over its sub-words ({mean})")
     if usual and (gap := _between(row, usual)):
         what = "perplexity not comparable" if row.translated("test") else "not comparable"
         remarks.append(f"{what}: " * gap.prevents + in_table(gap, usual.name))

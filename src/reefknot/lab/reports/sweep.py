@@ -1,6 +1,7 @@
-"""A sweep: one row of a recipe with several settings, judged on the validation text alone.
+"""A sweep: one row of a recipe, trained with several settings and ranked by validation scores alone.
 
-Settings that are chosen by test scores leave no unbiased test. So the rows of a sweep have no test scores.
+If settings were chosen by test scores, the test score of the best would be biased. So the rows of a sweep have no test
+scores.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class Trial:
 
     name: str
     settings: Mapping[str, Any]
-    """The settings that the sweep varies, by dotted key."""
+    """Values of the settings that the sweep varies, by dotted key."""
     runs: tuple[Path, ...]
 
     def row(self) -> TableRow:
-        """Return the trial as a row with the runs that have begun, including test scores."""
+        """Return the trial as a row of a table, with the runs that have begun and their test scores."""
         existing_run = tuple(load(run) for run in self.runs if (run / "config.json").is_file())
         return TableRow(self.name, results=existing_run)
 
@@ -35,8 +36,9 @@ class Trial:
 def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
     """Return the trials that have begun, without test scores, best first.
 
-    Trials are ranked by the lowest validation perplexity, or the highest BLEU for translators. Trials that cannot be
-    compared with the others, for example because of their vocabulary, follow; trials without a score come last.
+    The best trial has the lowest validation perplexity, or the highest BLEU for translators. Trials that cannot be
+    compared with the others, for example because of their vocabulary, come after them. Trials without a score come
+    last.
     """
     rows = [(trial, row) for trial in trials if (row := trial.row()).results]
     common = _shared([record for _, row in rows for record in row.records])
@@ -47,11 +49,11 @@ def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
     fair = comparable([row for _, row in withheld])
 
     def order(pair: tuple[Trial, TableRow]) -> tuple[bool, bool, float]:
-        figure = pair[1].figure(metric, "valid")
+        score = pair[1].mean_score(metric, "valid")
         return (
-            figure is None,
+            score is None,
             metric == PERPLEXITY and pair[1] not in fair,
-            metric.sign * figure.mean if figure else 0.0,
+            metric.sign * score.mean if score else 0.0,
         )
 
     return sorted(withheld, key=order)
@@ -63,29 +65,29 @@ def summary(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> list[dict[s
         {
             "settings": dict(trial.settings),
             "runs": [run.relative_to(root).as_posix() for run in trial.runs],
-            "valid": figures(row.figure(PERPLEXITY, "valid")),
-            **({"bleu_valid": figures(bleu)} if (bleu := row.figure(BLEU, "valid")) else {}),
+            "valid": spread_record(row.mean_score(PERPLEXITY, "valid")),
+            **({"bleu_valid": spread_record(bleu)} if (bleu := row.mean_score(BLEU, "valid")) else {}),
             "epochs": row.epochs,
-            "seconds": figures(Spread.of(record.training.seconds for record in row.records)),
-            "seconds_per_epoch": figures(Spread.of(result.seconds_per_epoch for result in row.results)),
+            "seconds": spread_record(Spread.of(record.training.seconds for record in row.records)),
+            "seconds_per_epoch": spread_record(Spread.of(result.seconds_per_epoch for result in row.results)),
         }
         for trial, row in ranked
     ]
 
 
-def figures(value: Spread | None) -> dict[str, Any] | None:
+def spread_record(value: Spread | None) -> dict[str, Any] | None:
     """Return a mean over seeds in the format of sweep.json."""
     return asdict(value) if value else None
 
 
 def _shared(records: Sequence[RunResult]) -> tuple[Change, ...]:
-    """Return the changes of the recipe that all trials share, which are not part of their names."""
+    """Return the changes of the recipe that all trials share. The names of the trials do not show them."""
     first = records[0].changed if records else ()
     return tuple(change for change in first if all(change in record.changed for record in records))
 
 
 def _withhold(result: Result, changed: tuple[Change, ...]) -> Result:
-    """Return the run without test scores, and without the parts that describe a final model."""
+    """Return the run without test scores and without samples, neighbours and other parts that describe its model."""
     result = replace(result, evaluations={})
     if result.record is None:
         return result

@@ -29,12 +29,12 @@ from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 PERPLEXITY_GROUPS = ("training", "validation", "test")
 """Groups of perplexity columns, one for each split."""
 _GROUPS = ("size", "pace", "ratio", *BLEU_TITLES.values(), *PERPLEXITY_GROUPS, *PRESS, "time", "cost")
-_LISTED = 4  # changed settings that a note lists before it counts the others
+_LISTED = 4  # a note lists at most this many changed settings, and counts the others
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column with a string per row; `group` names the columns that belong together."""
+    """A column with one cell per row. Columns that belong together have the same `group`."""
 
     group: str
     title: str
@@ -43,10 +43,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text: row names, columns, and the indices of the best rows.
+    """A table of text: row names, columns, notes and the indices of the best rows.
 
-    A name ends with the sign of its footnote, if it has one. Each of the `best` rows has the best score in the column
-    `decides`, among rows that can be compared.
+    If a row has a footnote, its name ends with the sign of the footnote. A row is in `best` if it has the best score in
+    the column with the title `decides`, among the rows that can be compared with it.
     """
 
     names: tuple[str, ...]
@@ -73,12 +73,12 @@ class Table:
         return replace(self, names=tuple(self.names[n] for n in indices), columns=tuple(columns), best=best)
 
     def is_best(self, column: Column, row: int) -> bool:
-        """Return whether a cell is printed in bold."""
+        """Return whether a cell is a best score, which is printed in bold."""
         return row in self.best and column.title == self.decides
 
 
 def from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
-    """Return a recipe's rows, not yet joined with any run."""
+    """Return the rows of a recipe as rows of a table, without runs."""
     rows = list(rows)
     trained = {row.name: row for row in rows}
     return [
@@ -115,26 +115,29 @@ def build(rows: Sequence[TableRow]) -> Table:
 
 
 def _best(rows: Sequence[TableRow], split: str) -> frozenset[int]:
-    """Return the best row of each corpus and evaluation mode that has at least two scored rows."""
+    """Return the indices of the best rows, one for each corpus and evaluation mode with at least two scores."""
     metric, best = judged_by(rows), set()
     for family in competing(rows, split) if not judged_by_time(rows) else []:
-        scores = {rows.index(row): metric.sign * score.mean for row in family if (score := row.figure(metric, split))}
+        scores = {
+            rows.index(row): metric.sign * score.mean for row in family if (score := row.mean_score(metric, split))
+        }
         if len(scores) > 1:
             best.add(min(scores, key=scores.__getitem__))
     return frozenset(best)
 
 
 def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
-    """Return the columns to show. A table of seconds has no perplexity columns if the paper reports only seconds.
+    """Return the columns to show.
 
-    A row without scores has its state in the column that ranks the rows.
+    If the paper reports only seconds, there are no perplexity columns. A row without scores shows its state in the
+    column that ranks the rows.
     """
     timed = any("seconds" in row.paper for row in rows)
     hidden = set() if timed else {"pace", "ratio"}
     if judged_by_time(rows) or judged_by_similarity(rows):
         hidden |= set(PERPLEXITY_GROUPS)
-    if not any(row.figure(PERPLEXITY, "train") for row in rows):
-        hidden.add("training")  # the paper's number alone is not useful
+    if not any(row.mean_score(PERPLEXITY, "train") for row in rows):
+        hidden.add("training")  # without a score of ours, the paper's score is not useful
     by_bleu = judged_by(rows) == BLEU
     decides = BLEU_TITLES["test"] if by_bleu else PRESS[0] if judged_by_similarity(rows) else "test"
     with_state = {("pace", "s/epoch"), (decides, decides)}
@@ -156,7 +159,7 @@ def _columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
         for column in columns
         if any(column.cells) or ((column.group, column.title) in titles and column.group in filled)
     ]
-    # A table of seconds already has a column for them, and a run that is limited by updates has no epochs.
+    # A table of seconds already has a column of seconds per epoch, and a run that is limited by updates has no epochs.
     redundant = {"s/epoch", ALONE} if timed else {ALONE} if any(row.updates for row in rows) else set()
     unique = [column for column in shown if column.group != "time" or column.title not in redundant]
     return tuple(sorted(unique, key=lambda column: _GROUPS.index(column.group)))
@@ -171,25 +174,25 @@ def _ratios(rows: Sequence[TableRow]) -> list[Column]:
 
 
 def deciding(rows: Sequence[TableRow]) -> str:
-    """Return the split that ranks the rows: validation if test scores are withheld, as in a sweep."""
-    valid, test = (any(row.figure(PERPLEXITY, split) for row in rows) for split in ("valid", "test"))
+    """Return the split whose scores rank the rows: `valid` if test scores are withheld, as in a sweep."""
+    valid, test = (any(row.mean_score(PERPLEXITY, split) for row in rows) for split in ("valid", "test"))
     return "valid" if valid and not test else "test"
 
 
 def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collection[str] = ()) -> None:
-    """Print the table; groups of columns that do not fit side by side are printed below each other."""
+    """Print the table. Groups of columns that do not fit side by side are printed below each other."""
     table = build(rows).without(leave_out)
     name_width = min(max([len("row"), *map(len, table.names)]), max(12, console.width // 3))
     gap = 2
     parts: list[list[Column]] = []
-    room = -1
+    free_width = -1
     for _, columns in table.groups:
         width = sum(max(len(text) for text in (column.title, *column.cells)) + gap for column in columns)
-        if room < width:
+        if free_width < width:
             parts.append([])
-            room = console.width - name_width - gap
+            free_width = console.width - name_width - gap
         parts[-1] += columns
-        room -= width
+        free_width -= width
     for n, part in enumerate(parts):
         if n:
             console.print()
@@ -199,7 +202,7 @@ def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collec
 
 
 def to_markdown(rows: Sequence[TableRow]) -> str:
-    """Return a Markdown table with the lowest test perplexity, or the highest BLEU, in bold.
+    """Return the table and its notes as Markdown, with the best scores in bold.
 
     The cost columns are epochs and seconds per epoch, or updates and tokens per second.
     """
@@ -220,31 +223,32 @@ def _explained(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]
     notes = []
     if AS_PAPER in titles:
         names = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
-        compared = "; diff compares this with the paper" if "diff" in titles else ""
-        notes.append(f"{AS_PAPER}: scored as the paper's program does ({', '.join(names)}){compared}")
+        compared = "; diff compares this score with the paper's" if "diff" in titles else ""
+        notes.append(f"{AS_PAPER}: our score, computed as the paper's program does ({', '.join(names)}){compared}")
     if any(column.title == "diff" and column.group in BLEU_TITLES.values() for column in columns):
-        notes.append("BLEU, higher is better: diff is ours minus the paper's, in points")
+        notes.append("BLEU: higher is better; diff is our score minus the paper's, in points")
     if titles & set(PRESS):
         notes += _coverage(rows)
     if "times first" in titles:
         notes.append(
-            "times first: s/epoch divided by that of the first row on the same text, for ours and for the paper's"
+            "times first: s/epoch divided by the s/epoch of the first row on the same corpus, for our times and the "
+            "paper's"
         )
     if any(column.group == "pace" for column in columns) and any(row.steps and not row.ran for row in rows):
         notes.append(
-            "s/epoch: for a row that was not trained, our fastest training step by reefknot bench steps, times the "
-            "number of steps in an epoch"
+            "s/epoch: for a row that was not trained, the time of our fastest training step, measured by reefknot "
+            "bench steps, times the number of steps in an epoch"
         )
     if ALONE in titles:
         notes.append(
-            f"{ALONE}: our fastest training step with nothing else on the device, by reefknot bench steps, times the "
-            "number of steps in an epoch"
+            f"{ALONE}: the time of our fastest training step with nothing else on the device, measured by reefknot "
+            "bench steps, times the number of steps in an epoch"
         )
     if TIMES_PLAIN in titles:
         notes.append(
             f"{TIMES_PLAIN}: the time of a training step in plain PyTorch (a recurrent encoder as a loop, attention "
-            "with stored logits) divided by that of our fastest step, both in one run of reefknot bench steps with the "
-            "settings of the row's runs (docs/performance.md)"
+            "with stored logits) divided by the time of our fastest step, both measured in one run of reefknot bench "
+            "steps with the settings of the row's runs (docs/performance.md)"
         )
     return notes
 
@@ -259,20 +263,20 @@ def _coverage(rows: Sequence[TableRow]) -> list[str]:
             coverage.append(f"{name} {low:,}{f'–{high:,}' * (low < high)} of {judgements[0].of:,}")
     covered = f"; pairs whose words are known: {', '.join(coverage)}" if coverage else ""
     return [
-        "word similarity: Spearman's rho between cosines and human judgements, for the input / output vectors, or for "
-        f"the table that both ends share{covered}"
+        "word similarity: Spearman's rho between cosines and human judgements, for the input / output vectors, or one "
+        f"value for the table that both ends share{covered}"
     ]
 
 
 def changed_settings(rows: Sequence[TableRow]) -> list[str]:
-    """Return notes on settings that differ from the recipe, with the names of the rows unless all rows have them."""
+    """Return notes on settings that differ from the recipe, each with the names of its rows or `Every row`."""
     holders: dict[tuple[Change, ...], list[str]] = {}
     ran = [row for row in rows if row.records]
     for row in ran:
         if row.changed:
             holders.setdefault(row.changed, []).append(row.name)
     return [
-        f"{_names_or_every_row(names, ran)}: not the recipe's settings ({_listed(changed)})"
+        f"{_names_or_every_row(names, ran)}: settings differ from the recipe ({_listed(changed)})"
         for changed, names in holders.items()
     ]
 

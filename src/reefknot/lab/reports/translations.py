@@ -25,7 +25,7 @@ PICTURES = 2
 FAINT = 0.02
 """Smaller attention weights are not drawn, because they would be invisible."""
 LONGEST = 40
-"""A plot has at most this many tokens on a side."""
+"""Pairs with more tokens than this on a side get no plot."""
 _CELL, _LETTER = 0.19, 0.08  # size in inches of a token in a plot, and of a letter of its label
 _WEIGHT_COLOURS = LinearSegmentedColormap.from_list("attention", [f"{COLOURS[0]}00", COLOURS[0]])
 """From transparent (weight 0), which fits any background, to the colour of the first row (weight 1)."""
@@ -44,15 +44,15 @@ class Pair:
 def by_length(rows: Sequence[TableRow]) -> list[Plot]:
     """Plot test BLEU by the length of the source, for the largest group of comparable rows."""
     scored = [row for row in rows if _bands(row)]
-    drawn = max(rivals(scored, "test"), key=len, default=[])
-    bands = sorted({(band.low, band.high) for row in drawn for band in _bands(row)}, key=lambda ends: ends[0])
+    plotted = max(rivals(scored, "test"), key=len, default=[])
+    bands = sorted({(band.low, band.high) for row in plotted for band in _bands(row)}, key=lambda ends: ends[0])
     if len(bands) < 2:
         return []
-    pairs = {(band.low, band.high): band.pairs for band in _bands(drawn[0])}
+    pairs = {(band.low, band.high): band.pairs for band in _bands(plotted[0])}
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for row in drawn:
+        for row in plotted:
             points = {(band.low, band.high): band.bleu for band in _bands(row)}
             positions = [n for n, ends in enumerate(bands) if ends in points]
             axes.plot(
@@ -60,17 +60,17 @@ def by_length(rows: Sequence[TableRow]) -> list[Plot]:
             )
         axes.set_xticks(range(len(bands)), [f"{_ends(*ends)}\n{pairs.get(ends, 0):,}" for ends in bands])
         axes.set(xlabel="tokens of the source (pairs)", ylabel="BLEU")
-        legend(figure, rows, drawn)
+        legend(figure, rows, plotted)
 
     caption = "Test BLEU by the length of the source; higher is better."
-    if any(len(row.translated("test")) > 1 for row in drawn):
+    if any(len(row.translated("test")) > 1 for row in plotted):
         caption += " Means over seeds."
-    caption += left_out([row for row in scored if row not in drawn], "their text or their BLEU settings differ")
-    return [Plot(svg("by-length", 2.8, drawn, draw, caption), caption)]
+    caption += left_out([row for row in scored if row not in plotted], "their text or their BLEU settings differ")
+    return [Plot(svg("by-length", 2.8, plotted, draw, caption), caption)]
 
 
 def side_by_side(rows: Sequence[TableRow]) -> list[Pair]:
-    """Return the example pairs, each with the translation by the first run of every row that has it."""
+    """Return the example pairs with the translations by the first run of every row that has examples."""
     by_pair: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         for example in _examples(row):
@@ -90,8 +90,11 @@ def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
     return plots
 
 
-def figures(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
-    """Return row, seed and scores of each translation run, on the validation text if test scores are withheld."""
+def run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
+    """Return the row, the seed and the scores of each run of a translator.
+
+    The scores are on the test text, or on the validation text if test scores are withheld.
+    """
     records = [(row.name, record) for row in rows for record in row.records if record.translation]
     runs = [(name, record.seed, record.translation) for name, record in records]
     return [(name, seed, split) for name, seed, scores in runs if scores and (split := scores.test or scores.valid)]
@@ -99,7 +102,7 @@ def figures(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
 
 def signatures(rows: Sequence[TableRow]) -> list[str]:
     """Return the distinct signatures of BLEU and chrF."""
-    scores = [score for _, _, score in figures(rows)]
+    scores = [score for _, _, score in run_scores(rows)]
     named = [("BLEU", score.bleu_signature) for score in scores] + [("chrF", score.chrf_signature) for score in scores]
     return list(dict.fromkeys(f"{name}: {signature}" for name, signature in named if signature))
 
@@ -120,15 +123,15 @@ def _picture(name: str, example: Example, show: Callable[[str], str]) -> Plot:
         axes.tick_params(length=0)
         axes.grid(visible=False)
 
-    caption = f"{example.translation} — attention of its tokens (down) to the tokens of the source (across)."
+    caption = f"{example.translation} — attention of the translation (rows) to the source (columns)."
     return Plot(svg(name, height, (), draw, caption), caption)
 
 
 def _fits(example: Example) -> bool:
     """Return whether every pair of tokens has a weight and all tokens fit into a plot."""
     across, down = len(example.source_tokens), len(example.target_tokens)
-    whole = len(example.attention) == down and all(len(row) == across for row in example.attention)
-    return whole and 0 < across <= LONGEST and 0 < down <= LONGEST
+    complete = len(example.attention) == down and all(len(row) == across for row in example.attention)
+    return complete and 0 < across <= LONGEST and 0 < down <= LONGEST
 
 
 def _examples(row: TableRow) -> tuple[Example, ...]:

@@ -13,10 +13,10 @@ _LONGEST = 60  # a message shows at most this many characters of a value
 
 
 class Change(Stored):
-    """One changed setting. `old` or `new` is left out if the setting did not exist there."""
+    """One changed setting. `old` or `new` is not set if the setting does not exist on that side."""
 
     key: str
-    """The name with dots, such as `training.epochs`."""
+    """The dotted name, such as `training.epochs`."""
     old: Any = None
     new: Any = None
 

@@ -1,12 +1,12 @@
 """Checkpoints that survive a kill at any time: written to a temporary folder, checksummed, then renamed.
 
     RUN/checkpoints/step_00000500/model.safetensors    the parameters
-                                  state.safetensors    everything else that is a tensor
-                                  state.json           everything that is not
-                                  MANIFEST.json        sizes and SHA-256 of the three, written last
-                    pause_00000512/                    the same, where training was interrupted
-                    mean_00000500/                     the same, with weights averaged over the last few steps
-    RUN/best                                           a link to one of them
+                                  state.safetensors    all other tensors of the training state
+                                  state.json           values of the training state that are not tensors
+                                  MANIFEST.json        sizes and SHA-256 of the three files, written last
+                    pause_00000512/                    the same files, saved when training was interrupted
+                    mean_00000500/                     the same files, with weights averaged over the last few steps
+    RUN/best                                           a link to one of these folders
 
 A checkpoint exists when its folder has its final name and its manifest verifies. Nothing is pickled, so a
 checkpoint from an untrusted source can be damaged or wrong, but it cannot run code.
@@ -42,7 +42,7 @@ _Stamp = tuple[tuple[int, int, int], ...]  # inode, size and modification time o
 RESTORE = "restore it, or train the row again with another --out"
 """Advice for messages about a damaged or missing file of a run."""
 _FOLDER = re.compile(r"(step|pause|mean)_(\d{8,})")
-_HEADER_BYTES = 256  # a generous estimate of what one tensor adds to a file's header
+_HEADER_BYTES = 256  # a generous estimate of the size of a tensor's entry in the header of a file
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Checkpoints:
         self.run = Path(run_folder)
         self.folder = self.run / "checkpoints"
         self.keep = keep
-        self._verified: dict[Path, _Stamp | None] = {}  # file stamps from the last time every byte was verified
+        self._verified: dict[Path, _Stamp | None] = {}  # file stamps when every byte was last verified
 
     def save(
         self,
@@ -96,10 +96,19 @@ class Checkpoints:
         fingerprint: str,
         pause: bool = False,
     ) -> Path:
-        """Commit one step, then prune. If anything goes wrong, the earlier checkpoints are untouched.
+        """Commit a checkpoint, then delete old checkpoints. If the commit fails, earlier checkpoints are untouched.
 
-        A `pause` checkpoint is saved only because training was interrupted: the next checkpoint replaces it, and it is
-        never part of an average.
+        Args:
+            step: The step of the training.
+            model: The parameters.
+            state: All other tensors of the training state.
+            values: Values of the training state that are not tensors, as plain JSON.
+            fingerprint: Hash of the settings of the run.
+            pause: Whether the checkpoint is saved only because training was interrupted. The next checkpoint replaces
+                it, and it is never part of an average.
+
+        Returns:
+            The folder of the checkpoint.
         """
         path = self.folder / f"pause_{step:08d}" if pause else self.path_of(step)
         if not self._is_intact(path):
@@ -108,10 +117,16 @@ class Checkpoints:
         return path
 
     def average(self, last: int) -> Path:
-        """Commit the mean of the weights of the `last` steps (or of all, if there are fewer) and mark it as the best.
+        """Commit the mean of the weights of the last steps, and mark it as the best checkpoint.
 
-        Sums are float64; tensors that are not floating point are those of the newest step. Training never resumes from
-        a mean, and a mean is never pruned.
+        Sums are computed in float64. Tensors that are not floating point are copied from the newest step. Training
+        never resumes from a mean, and a mean is never deleted.
+
+        Args:
+            last: The number of steps to average. If there are fewer, all are averaged.
+
+        Returns:
+            The folder of the mean.
         """
         if last < 1:
             raise ValueError("last must be at least 1")
@@ -153,7 +168,7 @@ class Checkpoints:
             raise
 
     def load(self, path: Path) -> Checkpoint:
-        """Read and verify one checkpoint; the bytes that are decoded are the bytes that were verified.
+        """Read and verify a checkpoint. Only bytes that were verified are decoded.
 
         Raises:
             DataError: A file is missing or damaged. The message names it.
@@ -172,9 +187,10 @@ class Checkpoints:
         return checkpoint
 
     def latest(self, notify: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest intact checkpoint, or return None if none was ever committed.
+        """Load the newest intact checkpoint, or return None if no checkpoint was ever committed.
 
-        `notify` receives a message about every damaged checkpoint that was skipped.
+        Args:
+            notify: Called with a message about every damaged checkpoint that was skipped.
         """
         errors: list[str] = []
         for path in self._newest_first():
@@ -246,13 +262,14 @@ class Checkpoints:
             )
 
     def _prune(self, newest: Path) -> None:
-        """Delete all checkpoints except `newest`, further intact steps up to `keep`, and the best."""
+        """Delete all checkpoints except `newest`, the newest intact steps up to `keep` in total, and the best."""
         link = self.run / "best"
         best = link.readlink().name if link.is_symlink() else None
         intact = int(_is_step(newest))
         # Reading all checkpoints after every save would cost more than saving, so a verified checkpoint counts as
-        # intact while its files look unmodified. Bit rot does not show in a file's stamp. So before an older step is
-        # deleted, the oldest step to keep is read in full: it and the newest one, just written, are certainly intact.
+        # intact while the stamps of its files are unchanged. Bit rot does not change a stamp. So before an older step
+        # is deleted, the oldest step to keep is read in full. Then at least two steps are certainly intact: this step
+        # and the newest step, which was just written.
         for path in self._newest_first():
             if path == newest:
                 continue
@@ -265,7 +282,9 @@ class Checkpoints:
     def _is_intact(self, path: Path, *, reread: bool = True) -> bool:
         """Return whether every byte matches the manifest.
 
-        Files are read if `reread`, or if one has changed since they were last verified.
+        Args:
+            path: The folder of the checkpoint.
+            reread: Whether to read the files even if their stamps are unchanged since they were last verified.
         """
         stamp = _stamp(path)
         if not reread and stamp is not None and stamp == self._verified.get(path):
@@ -301,7 +320,7 @@ def _read_manifest(folder: Path) -> _Manifest:
         raise DataError(f"{path} does not list all of {', '.join(get_args(FileName))}")
     match = _FOLDER.fullmatch(folder.resolve().name)
     if match and int(match[2]) != manifest.step:
-        raise DataError(f"{path} is for step {manifest.step}, which is not the step in the name of its folder")
+        raise DataError(f"{path} is for step {manifest.step}, but the name of its folder has another step")
     return manifest
 
 
@@ -309,7 +328,7 @@ def _read(folder: Path, name: FileName, manifest: _Manifest) -> bytes:
     """Return the bytes of one file after checking them against the manifest."""
     path = folder / name
     entry = manifest.files[name]
-    if path.is_file() and path.stat().st_size != entry.size:  # checked before reading, since the file may have any size
+    if path.is_file() and path.stat().st_size != entry.size:  # checked first, because a wrong file may be very large
         raise DataError(f"{path} has {path.stat().st_size} bytes, but its manifest says {entry.size}; {RESTORE}")
     data = durable.read_bytes(path)
     if hashlib.sha256(data).hexdigest() != entry.sha256:
@@ -325,7 +344,7 @@ def _mean(path: Path, steps: list[Path]) -> Checkpoint:
     for step in others:
         step_manifest, weights = _read_weights(step)
         if step_manifest.fingerprint != manifest.fingerprint or _shapes(weights) != _shapes(model):
-            raise DataError(f"{step} belongs to another run than {newest}, so they cannot be averaged; remove it")
+            raise DataError(f"{step} and {newest} belong to different runs and cannot be averaged; remove {step.name}")
         for name, total in sums.items():
             total += weights[name]
     mean = {name: (total / len(steps)).to(model[name].dtype) for name, total in sums.items()}
@@ -339,7 +358,8 @@ def _read_weights(step: Path) -> tuple[_Manifest, dict[str, Tensor]]:
         return manifest, durable.decode_tensors(_read(step, MODEL, manifest), step / MODEL)
     except DataError as error:
         raise DataError(
-            f"{error}, so it cannot be averaged; remove {step.name} and all later ones, and run the same command again"
+            f"{error}; {step.name} cannot be averaged: remove it and all later checkpoints, and run the same command "
+            "again"
         ) from error
 
 
@@ -352,7 +372,7 @@ def _is_step(path: Path) -> bool:
 
 
 def _stamp(folder: Path) -> _Stamp | None:
-    """Return what a write to any file of a checkpoint would change, or None if a file is missing."""
+    """Return the inode, size and modification time of every file of a checkpoint, or None if a file is missing."""
     try:
         stats = [(folder / name).stat() for name in (MANIFEST, *get_args(FileName))]
     except OSError:

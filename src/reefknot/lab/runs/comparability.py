@@ -1,9 +1,9 @@
-"""Whether two perplexities may be compared.
+"""Decide whether two perplexities may be compared.
 
 The probability of a word under a sub-word model is the product over its sub-words, so perplexities per word can be
-compared whatever the tokens are. They must be of the same text, both score the line ends or neither does, the same
-words must be scored as <unk>, and the amount of context must be similar. `difference` decides this from the fields of
-two scores. A fact that is not known, as in old results, is assumed to be equal.
+compared even if the tokens differ. Four conditions must hold: the text is the same, both scores include line ends or
+neither does, the same words are scored as <unk>, and the amount of context is similar. `difference` checks them on the
+fields of two scores. A fact that is not known, as in old results, is assumed to be equal.
 
 Losses of single tokens can be paired only if the tokens are also the same (`same_tokens`).
 """
@@ -44,11 +44,13 @@ class Difference:
 
 
 def difference(here: TextScore, there: TextScore, *, paired: bool = False) -> Difference | None:
-    """Return the most serious known difference between two scores, or None if there is none.
+    """Return the most serious known difference between two scores, or None if there is no known difference.
 
     Args:
-        paired: whether losses are compared token by token. Then a different number of streams prevents the
-            comparison, because more streams mean less context. In a table it prevents it only if streams are short.
+        here: The first score.
+        there: The score that it is compared with.
+        paired: Whether losses are compared token by token. If so, a different number of streams prevents the
+            comparison, because more streams mean less context. In a table, it does so only if streams are short.
     """
     ours, theirs = _facts(here), _facts(there)
     for aspect in Aspect:
@@ -59,19 +61,19 @@ def difference(here: TextScore, there: TextScore, *, paired: bool = False) -> Di
 
 def same_tokens(here: TextScore, there: TextScore) -> bool:
     """Return whether two scores are known to be of the same tokens."""
-    one, other = here.text, there.text
-    if one is None or other is None or not one.complete:
+    ours, theirs = here.text, there.text
+    if ours is None or theirs is None or not ours.complete:
         return False
-    return (one.sha256, one.vocabulary_sha256) == (other.sha256, other.vocabulary_sha256)
+    return (ours.sha256, ours.vocabulary_sha256) == (theirs.sha256, theirs.vocabulary_sha256)
 
 
 def in_table(difference: Difference, name: str) -> str:
-    """Explain a difference to readers of a table: this row against the row `name`."""
+    """Explain a difference between a row of a table and the row `name`, for readers of the table."""
     aspect, here, there = difference.aspect, difference.here, difference.there
     if aspect is Aspect.TEXT:
         if here.bytes is not None and there.bytes is not None and here.bytes != there.bytes:
             return f"the text has {here.bytes:,} bytes here, {there.bytes:,} in {name}"
-        return f"the text differs from that of {name}"
+        return f"the text differs from the text of {name}"
     if aspect is Aspect.LINE_ENDS:
         scored = here.text is not None and here.text.line_ends
         return f"line ends are scored here, not in {name}" if scored else f"line ends are scored in {name}, not here"
@@ -84,11 +86,11 @@ def in_table(difference: Difference, name: str) -> str:
         return f"{_number(ours, 'no')} unknown words scored as <unk> here, {_number(theirs, 'none')} in {name}"
     if aspect is Aspect.MODE:
         return f"evaluation mode {_mode(here)} here, {_mode(there)} in {name}"
-    return f"scored in {cut(here)} here, in {cut(there)} in {name}"
+    return f"context differs: here {cut(here)}; in {name} {cut(there)}"
 
 
 def in_comparison(difference: Difference, split: str) -> str:
-    """Explain a difference to someone who compares two runs, and say what to do about it."""
+    """Explain a difference between two runs that are compared, and suggest what to do about it."""
     aspect, here, there = difference.aspect, difference.here, difference.there
     if aspect in (Aspect.TEXT, Aspect.WORDS):
         return f"their {split} texts differ; compare runs of the same corpus"
@@ -109,7 +111,7 @@ def in_comparison(difference: Difference, split: str) -> str:
 
 
 def _facts(score: TextScore) -> dict[Aspect, tuple[object | None, ...]]:
-    """Return the facts that are compared, by aspect; None where they are not known."""
+    """Return the facts that are compared, by aspect. A fact that is not known is None."""
     text = score.text or ScoredText(split="")
     return {
         Aspect.TEXT: (score.bytes, text.sha256),

@@ -1,6 +1,6 @@
-"""A perplexity as people read it: the number, and its definition in words, made from the fields of its score.
+"""Format a perplexity, and describe in words how it was measured, from the fields of its score.
 
-No code parses the definition. Facts that an old result does not have are left out. Reports use this module, so it does
+No code parses the description. Facts that an old result does not have are left out. Reports use this module, so it does
 not import torch.
 """
 
@@ -22,19 +22,19 @@ def perplexity(nll: float) -> float:
 
 
 def shown(perplexity: float) -> str:
-    """Format a perplexity for people; a very large one only by its order of magnitude."""
+    """Format a perplexity for people. A very large perplexity is rounded to two digits."""
     if perplexity >= math.exp(_MAX_LOSS):
         return ">1e304"
     return f"{perplexity:,.2f}" if perplexity < 1e7 else f"{perplexity:.1e}"
 
 
 def seen(low: int, high: int | None) -> str:
-    """Format a band of training counts for tables and plots."""
+    """Format a band of training counts for tables and plots, such as "10-99" or "10,000+"."""
     return f"{low:,}" if low == high else f"{low:,}+" if high is None else f"{low:,}-{high:,}"
 
 
 def define(score: TextScore) -> str:
-    """Return what a perplexity was measured over and how it was computed."""
+    """Describe the tokens that a perplexity was measured over, and how it was computed."""
     lines = [
         "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
         _tokens(score),
@@ -47,12 +47,12 @@ def define(score: TextScore) -> str:
 
 
 def context(score: TextScore) -> str:
-    """Return the context that tokens are scored in; empty if it is not known."""
+    """Describe the context in which tokens are scored. The text is empty if the context is not known."""
     parts = cut(score)
     if not parts:
         return ""
     if score.pairs is not None:
-        parts += ", each computed independently, target tokens from the source and the target tokens before them"
+        parts += ", each computed independently, target tokens given the source and the target tokens before them"
     elif score.windows is not None:
         from reefknot.lab.runs.modes import windows_in_full
 
@@ -63,7 +63,7 @@ def context(score: TextScore) -> str:
 
 
 def cut(score: TextScore) -> str:
-    """Return what a text was divided into; empty if it is not known."""
+    """Describe the parts that a text was divided into. The description is empty if they are not known."""
     if score.pairs is not None:
         return f"{score.pairs:,} pairs"
     if score.windows is not None:
@@ -117,7 +117,7 @@ def _units(score: TextScore) -> str:
 
 
 def _computation(score: TextScore) -> str:
-    """Return the precision, and the mode of evaluation or, for plain scores, what they do not depend on."""
+    """Describe the precision and the mode of evaluation. For plain scores, state what they do not depend on."""
     precision = [f"computed in {score.precision}"] if score.precision else []
     mode = score.mode
     if mode is None:
@@ -139,7 +139,7 @@ def _invariance(score: TextScore) -> str:
 
 
 def _without(score: TextScore) -> str:
-    """Return the perplexity without the mode, and whether it is better."""
+    """Describe the perplexity without the mode, and whether it is better."""
     mode = score.mode
     if mode is None or mode.plain is None:
         return ""

@@ -77,8 +77,8 @@ def _cpu_model() -> str:
 def _revision() -> tuple[str | None, bool | None]:
     """Return the commit of the checkout this package runs from, and whether files differ from it.
 
-    REEFKNOT_COMMIT gives the commit on a machine that has the files without their history, or with an older history;
-    `script/papers` verifies it.
+    The variable REEFKNOT_COMMIT gives the commit on a machine that has the files without their history, or with an
+    older history. `script/papers` verifies this commit.
     """
     named = os.environ.get("REEFKNOT_COMMIT") or None
     # An installed copy may lie inside another project's checkout (in its virtual environment), so the checkout
@@ -105,7 +105,7 @@ def _git(*arguments: str) -> str | None:
 def source_sha256(package: Path = _PACKAGE) -> str:
     """Return a hash of the path and content of every .py and .toml file of the package.
 
-    It identifies the code even where git is not available.
+    The hash identifies the code even if git is not available.
     """
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".toml")]
     digest = hashlib.sha256()

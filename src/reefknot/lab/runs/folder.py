@@ -1,6 +1,6 @@
 """A run folder: the layout of its files, the lock that protects it, and the settings it was trained with.
 
-    RUN/config.json          the complete settings; a run can be resumed only with the same ones
+    RUN/config.json          the complete settings; a run can be resumed only with the same settings
         environment.json     the machine, the versions and the code revision
         vocabulary.json      the vocabulary
         tokenizer.json       the sub-word tokenizer, if the run uses one
@@ -40,9 +40,9 @@ from reefknot.storage.lines import read_plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LISTED = 8  # differences a message lists before it counts the others
+_LISTED = 8  # a message lists at most this many differences, and counts the others
 _FREE = "settings.training.accumulate"
-"""A setting that may change until a run is finished, because how much fits into memory depends on the GPUs."""
+"""A setting that may change until a run is finished, because the memory of the GPUs decides how large it must be."""
 
 
 class RunFolder:
@@ -56,7 +56,7 @@ class RunFolder:
 
     @classmethod
     def open_for_training(cls, path: Path, config: dict[str, Any]) -> RunFolder:
-        """Start a run at `path`, or resume the existing one if it has the same settings."""
+        """Start a run at `path`, or resume the existing run if it has the same settings."""
         path = Path(path)
         _reject_foreign_folder(path)
         try:
@@ -183,7 +183,7 @@ class RunFolder:
         durable.write_json(self.path / "result.json", result.record())
 
     def evaluation(self, kind: str) -> SavedEvaluation | None:
-        """Return the saved evaluation of this kind, or None if there is none."""
+        """Return the saved evaluation of this kind, or None if there is no such evaluation."""
         path = self._evaluation_path(kind)
         return read_evaluation(path, self.result) if path.exists() else None
 
@@ -249,7 +249,7 @@ class Metrics:
         return [durable.decode_object(line, f"{self.path}, line {number},") for number, line in lines]
 
     def truncate(self, lines: int) -> None:
-        """Keep only the first `lines` lines: those written before the checkpoint that training resumes from."""
+        """Keep only the first `lines` lines, which were written before the checkpoint that training resumes from."""
         whole = self._whole_lines()
         if len(whole) < lines:
             raise DataError(f"{self.path} has {len(whole)} lines, but the checkpoint was saved after {lines}")
@@ -258,7 +258,7 @@ class Metrics:
             durable.write_bytes(self.path, content)
 
     def sync(self) -> None:
-        """Flush every line to disk, so that a checkpoint which counts them can be committed."""
+        """Flush every line to disk, before a checkpoint with the number of lines is committed."""
         if self.path.exists():
             with durable.writing(self.path):
                 durable.sync(self.path)

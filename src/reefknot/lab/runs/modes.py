@@ -1,4 +1,4 @@
-"""Modes of evaluation and windows over a text, by the names that saved evaluations and rows of recipes give them.
+"""Modes of evaluation and windows over a text, and their names in saved evaluations and recipes.
 
     dynamic, cache, mc      the model learns, remembers or drops units while it reads
     context-C-stride-S      each window scores S tokens after up to C tokens of context
@@ -17,7 +17,7 @@ MODES = {"dynamic": "dynamic evaluation", "cache": "continuous cache", "mc": "Mo
 """Modes in which a model learns, remembers or drops units while it reads."""
 
 LONGEST = 10**9
-"""Largest context, stride or block in tokens: as many as `training.steps` may be."""
+"""Largest context, stride or block in tokens. `training.steps` has the same limit."""
 
 _LENGTH = "[1-9][0-9]{0,8}|10{9}"  # from 1 to LONGEST
 _WINDOWS = re.compile(f"context-(0|{_LENGTH})-stride-({_LENGTH})|complete-({_LENGTH})|lines")
@@ -37,8 +37,12 @@ def window_sizes(name: str) -> WindowSizes | None:
     return WindowSizes(*(int(group or 0) for group in match.groups())) if match else None
 
 
-def known(name: str) -> str:
-    """Return the name of a mode or of windows unchanged. Raise an error if `reefknot evaluate` saves no such name."""
+def check_mode(name: str) -> str:
+    """Return the name of a mode or of windows unchanged.
+
+    Raises:
+        ValueError: `reefknot evaluate` does not save evaluations of this name.
+    """
     if name not in MODES and window_sizes(name) is None:
         raise ValueError(f"must be {', '.join(MODES)}, context-C-stride-S, complete-L or lines")
     return name
@@ -55,7 +59,7 @@ def in_words(name: str) -> str:
 
 
 def window_description(name: str) -> str:
-    """Return which tokens a window has and which of them are scored. An unknown name is returned unchanged."""
+    """Describe which tokens a window has and which tokens it scores. An unknown name is returned unchanged."""
     sizes = window_sizes(name)
     if sizes is None:
         return name
@@ -65,7 +69,7 @@ def window_description(name: str) -> str:
 
 
 def windows_in_full(name: str) -> str:
-    """Return `window_description`, that windows are computed independently, and which windows are exceptions."""
+    """Describe windows in full: their tokens, that they are computed independently, and exceptions."""
     sizes = window_sizes(name)
     exception = ""
     if sizes and sizes.stride and sizes.context:

@@ -1,11 +1,12 @@
-"""The typed definition of `result.json` and of saved evaluations, which all code uses to write and read them.
+"""The typed definition of `result.json` and of saved evaluations. All code writes and reads them through it.
 
     RunResult          RUN/result.json: the scores of a finished run
-    SavedEvaluation    RUN/evaluations/<name>.json: its best weights scored in another mode, in other windows, or with
-                       another search
+    SavedEvaluation    RUN/evaluations/<name>.json: scores of its best weights in another mode, in other windows, or
+                       with another search
     MetricsLine        a line of RUN/metrics.jsonl, as reports read it
 
-Files of format 1 keep their bytes and are upgraded when they are read (`upgrade.py`). Reading needs no torch.
+Files of format 1 are upgraded when they are read, and never rewritten (`upgrade.py`). This module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Corpus(Stored):
 
 
 class Parameters(Stored):
-    """How many parameters a model has, by part, and how many its recipe expects."""
+    """The number of parameters of a model, in total and by part, and the number that its recipe expects."""
 
     total: int
     parts: dict[str, int] = Field({})
@@ -53,15 +54,15 @@ class Counted(Stored):
 
 
 ProtocolName = Literal["definition", "zaremba", "awd"]
-"""Ways to count a perplexity: ours, or as the program of a paper does (`lab/evaluation/protocols.py`)."""
+"""Protocols for computing a perplexity: our definition, or the program of a paper (`lab/evaluation/protocols.py`)."""
 
 
 class Protocol(Stored):
-    """The same weights scored as a paper's program scores them."""
+    """The scores of the same weights by the protocol of a paper's program."""
 
     name: str
     definition: str = ""
-    """What was counted, for people."""
+    """A description of the protocol, for people."""
     valid: Counted | None = None
     test: Counted | None = None
 
@@ -81,14 +82,14 @@ class Start(Stored):
 
 
 class Training(Stored):
-    """How long a model was trained, and how fast."""
+    """The length of the training, its speed and its memory."""
 
     steps: int = 0
     averaged_from_epoch: int | None = None
     stopped: str | None = None
     """The rule that ended training early."""
     epochs: float | None = 0
-    """Epochs that the settings ask for; None if they ask for a number of updates."""
+    """The number of epochs in the settings; None if the settings limit updates instead."""
     tokens: int = 0
     seconds: float = 0.0
     tokens_per_second: float | None = None
@@ -96,11 +97,11 @@ class Training(Stored):
     device: str = ""
     processes: int = 1
     workers: int | None = None
-    """Threads that train skip-gram."""
+    """The number of threads that train skip-gram."""
 
 
 class Band(Stored):
-    """Words seen `low` to `high` times in training (None: no upper end), and their mean loss in nats."""
+    """Tokens that were seen `low` to `high` times in training (None: no upper end), and their mean loss in nats."""
 
     low: int
     high: int | None
@@ -117,14 +118,14 @@ class Band(Stored):
 
 
 class Frequency(Stored):
-    """Loss by how often a token was seen in training: the target, or the token before it."""
+    """Mean loss by the training frequency of the target, and by the training frequency of the token before it."""
 
     target: tuple[Band, ...] = ()
     previous: tuple[Band, ...] = ()
 
 
 NearestWords = dict[str, tuple[tuple[str, float], ...]]
-"""For each word its nearest words and their cosines."""
+"""The nearest words of each word, with their cosines."""
 
 
 class Neighbors(Stored):
@@ -138,8 +139,8 @@ class Neighbors(Stored):
 class Judgement(Stored):
     """The score of word vectors on a word-similarity benchmark: Spearman's rho with its 95 % interval.
 
-    All three are None where rho is undefined: fewer than 3 pairs, or all scores or all cosines are equal. The interval
-    alone is None for fewer than 10 pairs, and where rho is 1 or -1.
+    `rho`, `low` and `high` are None if rho is undefined: there are fewer than 3 pairs, or all human scores or all
+    cosines are equal. Only `low` and `high` are None if there are fewer than 10 pairs, or if rho is 1 or -1.
     """
 
     name: str
@@ -160,9 +161,9 @@ class Picture(Stored):
 
 
 class Embedding(Stored):
-    """Words near some examples, and their positions by input, output or tied vectors.
+    """Example words and their neighbours, and their positions by input, output or tied vectors.
 
-    `groups` has the number of the example that each word belongs to.
+    `groups` has the number of the example word that each word belongs to.
     """
 
     words: tuple[str, ...] = ()
@@ -258,7 +259,7 @@ class _SplitScores(Stored):
         return translated
 
     def scores(self, split: str) -> tuple[Scores, ...]:
-        """Return the scores of a split. Systems are compared by the first."""
+        """Return the scores of a split. The first score is used to compare systems."""
         scores: list[Scores] = []
         if translated := self.translated(split):
             lines = ItemValues(file=f"translations/{split}.txt", item="sentence")
@@ -276,7 +277,7 @@ Task = Literal["language_model", "translation", "skip_gram"]
 
 
 class RunResult(_SplitScores):
-    """`result.json` of a finished run."""
+    """The content of `result.json` of a finished run."""
 
     format: Literal[2]
     task: Task
@@ -313,7 +314,7 @@ class RunResult(_SplitScores):
     neighbors: Neighbors = Neighbors()
     embedding: Embedding = Embedding()
     similarity: dict[str, tuple[Judgement, ...]] = Field({})
-    """By end: input and output, or tied."""
+    """Word similarity scores by end: `input` and `output`, or `tied`."""
     subspace: Annotated[Subspace | None, OMIT_NONE] = None
 
     def similarity_scores(self, end: str) -> dict[str, Scores]:
@@ -324,10 +325,10 @@ class RunResult(_SplitScores):
 
 
 class Search(Stored):
-    """Settings that were tried on the validation text, with the mean loss of each (None: not a number)."""
+    """A search for settings on the validation text. A point has its settings and its mean loss (None: not a number)."""
 
     text: str
-    """What they were tried on, as text."""
+    """A description of the text that was searched on."""
     best: dict[str, int | float]
     edges: tuple[str, ...] = ()
     """Settings whose best value is at the edge of the search grid."""
@@ -336,11 +337,11 @@ class Search(Stored):
 
 
 class SavedEvaluation(_SplitScores):
-    """`evaluations/<name>.json`. The plain scores are in result.json."""
+    """The content of `evaluations/<name>.json`. Plain scores are in result.json."""
 
     format: Literal[2]
     kind: str
-    """The file's name: a mode, the name of windows, or a search for translations."""
+    """The name of the file: a mode, the name of windows, or a search for translations."""
     settings: dict[str, Any] = Field({})
     search: Search | None = None
     valid: Annotated[TextScore | None, OMIT_NONE] = None
@@ -368,7 +369,7 @@ class MetricsLine(Stored):
     nll: float
     perplexity: float | None = None
     tokens: float = 1.0
-    """The number of tokens that a training loss is the mean of; for skip-gram, the words read so far."""
+    """The number of tokens behind a training loss, which is a mean; for skip-gram, the number of words read so far."""
     wall: Wall = Wall()
 
 
@@ -380,7 +381,7 @@ def read_result(path: Path) -> RunResult:
 
 
 def read_metrics_line(line: bytes, where: str) -> MetricsLine:
-    """Read a line of metrics.jsonl. Error messages call its source `where`."""
+    """Read a line of metrics.jsonl. `where` names the line in error messages."""
     from reefknot.lab.runs.upgrade import upgrade_metrics_line
 
     return parse(MetricsLine, upgrade_metrics_line(decode_object(line, where)), where)

@@ -1,10 +1,10 @@
-"""Scores: a value with its metric, and what a perplexity was measured over.
+"""Scores: a value with its metric, and the facts that a perplexity depends on.
 
     Scores       one score: metric, value and the file that has the value of every item
     TextScore    the perplexity of one split, with every fact that it depends on apart from the model
     ScoredText   which text was scored, and how its words became tokens
 
-A fact that is None is not known: results of format 1 do not have all of them. This module does not import torch.
+A fact is None if it is not known, because results of format 1 do not have all facts. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ RHO = Metric(name="rho", unit="Spearman's rank correlation", better="higher")
 
 
 class ItemValues(Stored):
-    """The file with the values of single items, for tests that pair two systems item by item."""
+    """The file with the values of single items, for tests that compare two systems item by item."""
 
     file: str
-    """Relative to the run folder."""
+    """Path of the file, relative to the run folder."""
     key: str | None = None
-    """The tensor in a file of tensors; None for a file with one line per item."""
+    """Name of the tensor in a file of tensors; None for a file with one line per item."""
     item: Literal["token", "sentence"]
 
 
@@ -60,21 +60,21 @@ class ScoredText(Stored):
 
     split: str
     tokens: int | None = None
-    """Tokens of the text, whether they are scored or not."""
+    """The number of tokens of the text, whether they are scored or not."""
     sha256: str | None = None
     line_ends: bool | None = None
     """Whether the end of a line is a token, and so is scored."""
     unknown: int | None = None
     """The number of <unk> tokens."""
     unknown_sha256: str | None = None
-    """Hash of the positions of words with an <unk>."""
+    """Hash of the positions of words that contain an <unk> token."""
     tokenisation: Literal["words", "pieces"] | None = None
     vocabulary_sha256: str | None = None
-    """Hash of the tokens in the order of their ids, and of the way words are split into tokens."""
+    """Hash of the tokens in the order of their ids, and of the rules that split words into tokens."""
 
     @property
     def complete(self) -> bool:
-        """Whether all hashes are known that decide if token losses can be paired with another run's."""
+        """Whether all facts are known that decide if token losses can be paired with another run's."""
         return None not in (self.sha256, self.line_ends, self.unknown_sha256, self.vocabulary_sha256)
 
 
@@ -88,9 +88,9 @@ class Dynamic(Stored):
     epsilon: float
     segment: int
     gradients: int | None = None
-    """The number of gradients of the training text in the statistics."""
+    """The number of gradients of the training text that the statistics were computed from."""
     plain: float | None = None
-    """Perplexity of the same model without it."""
+    """Perplexity of the same model without dynamic evaluation."""
 
 
 class Cache(Stored):
@@ -102,7 +102,7 @@ class Cache(Stored):
     window: int
     fill: str
     plain: float | None = None
-    """Perplexity of the same model without it."""
+    """Perplexity of the same model without the cache."""
 
 
 class MonteCarlo(Stored):
@@ -154,12 +154,12 @@ class TextScore(Stored):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def definition(self) -> str:
-        """What the perplexity means, for people. It is made from the fields above, and no code parses it."""
+        """A description of the perplexity for people. It is made from the fields above, and no code parses it."""
         return definition.define(self)
 
     @property
     def per_word(self) -> float:
-        """The perplexity to compare by. It differs from `perplexity` only if tokens are sub-words."""
+        """Perplexity per word, by which models are compared. It differs from `perplexity` if tokens are sub-words."""
         return self.perplexity if self.word_perplexity is None else self.word_perplexity
 
     @property

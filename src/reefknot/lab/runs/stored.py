@@ -1,7 +1,7 @@
-"""The base class of everything in a result file, and the check of what was read from a file.
+"""The base class of all parts of a result file, and a function that checks the content of a file.
 
-Code can only set the fields that a class declares. Reading a file ignores unknown keys, so that results of a newer
-version can still be read.
+Code can only set the fields that a class declares. Unknown keys in a file are ignored, so that results of a newer
+version can be read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Stored(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def replace(self, **fields: Any) -> Self:
-        """Return a checked copy with other values in some fields."""
+        """Return a validated copy with new values for some fields."""
         return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | fields)
 
 
@@ -36,7 +36,16 @@ S = TypeVar("S", bound=Stored)
 
 
 def parse(kind: type[S], raw: Mapping[str, Any], where: Path | str) -> S:
-    """Return what was read from a file as an object of `kind`. Unknown keys are ignored."""
+    """Return the content of a file as an object of the class `kind`. Unknown keys are ignored.
+
+    Args:
+        kind: The class.
+        raw: The content of the file, as JSON values.
+        where: The name of the file, for error messages.
+
+    Raises:
+        DataError: A value is missing or invalid.
+    """
     try:
         return kind.model_validate(raw, extra="ignore")
     except ValidationError as error:

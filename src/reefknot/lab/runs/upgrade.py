@@ -1,7 +1,7 @@
-"""Old results, upgraded when they are read. Their files keep their bytes.
+"""Upgrade old results when they are read. Their files are not changed.
 
-Format 1 described the facts of a score, and changed settings, only in sentences. This is the only module that recovers
-facts from sentences or from the presence of keys. A fact that a sentence does not state stays unknown.
+Format 1 described the facts of a score, and changed settings, only in sentences. This is the only module that parses
+sentences, or infers facts from the presence of keys. A fact that no sentence states stays unknown.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _is_old(raw: Mapping[str, Any], where: Path | str) -> bool:
 
 
 def _task(raw: Mapping[str, Any]) -> str:
-    """Return the task: only translators have translations, and skip-gram scores no text."""
+    """Return the task. Only translators have translations, and only skip-gram has no scores of a text."""
     if "translation" in raw:
         return "translation"
     return "language_model" if any(split in raw for split in _SPLITS) else "skip_gram"
@@ -147,7 +147,7 @@ def _evaluated(
 ) -> Raw:
     """Return the score of a saved evaluation.
 
-    The numbers of words and bytes come from the run's plain score, if that is over the same tokens.
+    The numbers of words and bytes are copied from the plain score of the run, if it is over the same tokens.
     """
     score = _score(raw, split)
     windows = settings.get("windows", kind)
@@ -201,5 +201,5 @@ def _integer(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    """Parse a printed perplexity, with commas and possibly with > before the largest number that is printed."""
+    """Parse a printed perplexity. It may contain commas, and it begins with > if it was too large to print."""
     return float(text.replace(",", "").removeprefix(">"))

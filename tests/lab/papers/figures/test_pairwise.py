@@ -40,13 +40,13 @@ def test_tied_table_is_closer_to_the_output_table(write: Write) -> None:
     measured = PairwiseSimilarity().measure(runs)
     (model,) = measured["models"]
     assert (model["model"], model["corpus"], model["seeds"]) == ("NNLM, 200 units", "ptb", [0, 1, 2])
-    assert model["counted"] == "1,770 pairs of words, all there are"
+    assert model["counted"] == "all 1,770 pairs of words"
     assert list(model["pairs"]) == ["input, output", "input, tied", "output, tied"]
     assert abs(model["pairs"]["input, tied"]["mean"]) < 0.2
     assert model["pairs"]["output, tied"]["mean"] > 0.8
     assert model["closer"]["low"] > 0.5
     lines = PairwiseSimilarity().lines(measured)
-    assert lines[0].startswith("NNLM, 200 units, ptb: 1,770 pairs of words, all there are")
+    assert lines[0].startswith("NNLM, 200 units, ptb: all 1,770 pairs of words")
     assert lines[3].startswith("  output, tied     0.9")
     assert lines[3].endswith("paper 0.65")
     assert "closer to the output table than to the input table: confirmed" in lines[4]

@@ -32,9 +32,9 @@ def test_every_figure_has_a_description_and_existing_recipes(name: str) -> None:
 
 
 def test_unknown_figure_is_rejected_with_suggestions() -> None:
-    with pytest.raises(SettingsError, match="no figure 'inan2017/22'; did you mean inan2017/2"):
+    with pytest.raises(SettingsError, match="unknown figure 'inan2017/22'; did you mean inan2017/2"):
         open_figure("inan2017/22")
-    with pytest.raises(SettingsError, match="no figure 'zebra'; there are: inan2017/1, "):
+    with pytest.raises(SettingsError, match="unknown figure 'zebra'; choose one of inan2017/1, "):
         open_figure("zebra")
 
 
@@ -61,14 +61,17 @@ def test_changed_settings_are_noted(write: Write, tmp_path: Path) -> None:
     runs = [write(LARGE, "VD-LSTM large", seed, changed=[fewer]) for seed in (0, 1)]
     (_, note) = choose(figure, [run.folder for run in runs]).notes
     changes = "training.epochs: 100 -> 1"
-    assert note == f"VD-LSTM large: not the recipe's settings ({changes})"
+    assert note == f"VD-LSTM large: settings differ from the recipe ({changes})"
     real = write(LARGE, "VD-LSTM+REAL large", changed=[fewer, change("corpus.tokens", None, 9)])
     notes = choose(figure, [tmp_path / "runs"]).notes
-    assert notes == [note, f"VD-LSTM+REAL large: not the recipe's settings ({changes}; corpus.tokens: not set -> 9)"]
+    assert notes == [
+        note,
+        f"VD-LSTM+REAL large: settings differ from the recipe ({changes}; corpus.tokens: not set -> 9)",
+    ]
     record = json.loads((real.folder / "result.json").read_text())
     (real.folder / "result.json").write_text(json.dumps(record | {"changed": [fewer]}))
     notes = choose(figure, [tmp_path / "runs"]).notes
-    assert notes == [f"Every row: not the recipe's settings ({changes})"]
+    assert notes == [f"Every row: settings differ from the recipe ({changes})"]
 
 
 def test_record_without_weights_is_rejected_if_weights_are_needed(write: Write, tmp_path: Path) -> None:

@@ -152,8 +152,10 @@ def test_paper_claims_are_decided_by_intervals(tmp_path: Path) -> None:
     assert chance.startswith(
         "At beta = 0 the distance is near its chance level (within 0.03 of 0.950): confirmed, 0.95"
     )
-    assert about.startswith("At beta = 1 the distance is about 0.06 (within 0.03 of it): confirmed, 0.060 [")
-    assert low.startswith("At tau = 2 the distance is already low (below 0.5 of chance, 0.475): confirmed, 0.200 [")
+    assert about.startswith("At beta = 1 the distance is about 0.06 (within 0.03): confirmed, 0.060 [")
+    assert low.startswith(
+        "At tau = 2 the distance is already low (below 0.475, which is 0.5 times chance): confirmed, 0.200 ["
+    )
 
 
 def test_opposite_results_and_too_few_seeds_are_stated(tmp_path: Path) -> None:

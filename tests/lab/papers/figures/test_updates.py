@@ -146,7 +146,7 @@ def test_frozen_table_is_named_and_not_drawn() -> None:
     assert "frozen: input table" not in drawing.svg
     assert all(title in drawing.svg for title in ("frozen: output table", "untied: input table"))
     lines = UpdateRule().lines(measured)
-    assert lines[1] == "  input table: it is frozen, so no step changes it; it is left out of the picture"
+    assert lines[1] == "  input table: frozen, so no step changes it; it is not in the picture"
     assert lines[2].startswith("  output table: a step changes 100.0 % of the rows")
 
 

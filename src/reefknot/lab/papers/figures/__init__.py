@@ -32,8 +32,8 @@ def open_figure(name: str) -> Figure:
     """Return the figure with this name."""
     if name not in FIGURES:
         near = get_close_matches(name, FIGURES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(FIGURES)}"
-        raise SettingsError(f"no figure {name[:100]!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(FIGURES)}"
+        raise SettingsError(f"unknown figure {name[:100]!r}; {hint}")
     module, _, kind = FIGURES[name].partition(":")
     figure: Figure = getattr(importlib.import_module(module), kind)()
     return figure

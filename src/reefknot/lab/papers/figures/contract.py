@@ -1,7 +1,7 @@
 """The interface of a paper's figure: what it measures in runs, how it is drawn, and how it is written as text.
 
 A figure is one class in one file and one line in `FIGURES` (see `__init__.py`). `measure` returns plain JSON. The
-picture and the table are made from it alone, so that a record can be shown later without the runs.
+picture and the table are made from this JSON alone, so that a record can be shown later without the runs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Figure(ABC):
     shows: ClassVar[str]
     """What the paper's figure shows, in a sentence or two."""
     needs: ClassVar[str] = ""
-    """What it reads from a run besides results and metrics, such as "weights"; records under results/ lack these."""
+    """What `measure` reads from a run besides results and metrics, such as "weights". Records do not contain it."""
     options: ClassVar[tuple[str, ...]] = ()
-    """Which arguments of `measure` have an effect: data if it reads a text, device if it computes with a model."""
+    """The arguments of `measure` that have an effect: `data` if it reads a text, `device` if it runs a model."""
 
     @property
     def recipes(self) -> tuple[str, ...]:

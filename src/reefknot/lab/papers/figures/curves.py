@@ -26,9 +26,9 @@ CLAIMS = {
     ("Small", SMALL): (*_LOWERS, ("VD+AL", "VD+RE", "AL lowers it more than RE")),
     ("Large", LARGE): (*_LOWERS, ("VD+RE", "VD+AL", "RE lowers it more than AL")),
 }
-"""By network and its units: the better method according to the paper, the other method, and the claim."""
+"""The paper's claims by network and number of units: the better method, the other method, and the claim as text."""
 
-UNIT = "of validation perplexity"
+UNIT = "in validation perplexity"
 
 
 class Progress(Figure):
@@ -40,7 +40,7 @@ class Progress(Figure):
     shows = (
         "The validation perplexity after every epoch of variational LSTMs, plain (VD), with the augmented loss (AL), "
         "with reused embeddings (RE) and with both (REAL), for a small and a large network on the Penn Treebank. RE "
-        "and AL lower it, AL more in the small network and RE more in the large one."
+        "and AL lower the perplexity. AL lowers it more in the small network, and RE in the large network."
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
@@ -142,7 +142,7 @@ def _unused(curves: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _corpus(curve: Mapping[str, Any]) -> str | None:
-    """Return the corpus of a curve. Older records do not name it; it is the paper's."""
+    """Return the corpus of a curve. Older records do not name the corpus; they are all on the paper's corpus."""
     corpus: str | None = curve.get("corpus", CORPUS)
     return corpus
 
@@ -154,7 +154,7 @@ def _lowest(curve: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _points(result: Result) -> dict[float, float]:
-    """Return the validation perplexity by epoch; a value before the first epoch belongs to the starting weights."""
+    """Return the validation perplexity by epoch, without the value of the starting weights."""
     return {
         metric.epoch: metric.perplexity
         for metric in result.metrics

@@ -64,7 +64,7 @@ class _LossByFrequency(Figure):
         return [band for band in getattr(record.frequency, self.side) if band.tokens]
 
     def draw(self, measured: Measured) -> Drawing:
-        """Draw the losses, and the differences from the first row, which would be too small to see otherwise."""
+        """Draw the losses, and below them the differences from the first row, which are too small to see above."""
         labels = [f"{seen(band['low'], band['high'])}\n{band['share']:.0%}" for band in measured["bands"]]
         losses = {row["row"]: row["nll"] for row in measured["rows"]}
         panels = [Panel(measured["corpus"], labels, losses, measured="loss, nats")]
@@ -104,8 +104,8 @@ class ByTarget(_LossByFrequency):
     stand_in: ClassVar[str | None] = "baevski2019/enwiki"
     title = "Baevski & Auli 2019, Figure 2: loss by frequency of the word to predict, WikiText-103"
     shows = (
-        "The test loss of each pair of ends in bins of the training frequency of the word to predict, on WikiText-103: "
-        "on which words one pair is better than another."
+        "The test loss of each pair of ends in bins of the training frequency of the word to predict, on WikiText-103. "
+        "It shows on which words one pair of ends is better than another."
     )
     side, word = "target", "the word to predict"
 
@@ -119,7 +119,7 @@ class ByPrevious(_LossByFrequency):
     title = "Baevski & Auli 2019, Figure 3: loss by frequency of the word before, WikiText-103"
     shows = (
         "The test loss of each pair of ends in bins of the training frequency of the word before the one to predict, "
-        "on WikiText-103: what a rare word at the input costs each pair."
+        "on WikiText-103. It shows how much a rare word at the input costs each pair of ends."
     )
     side, word = "previous", "the word before"
 
@@ -133,7 +133,7 @@ class ByTargetBillionWord(ByTarget):
     title = "Baevski & Auli 2019, Figure 4: loss by frequency of the word to predict, Billion Word"
     shows = (
         "The test loss of each pair of ends in bins of the training frequency of the word to predict, on the Billion "
-        "Word text: on which words one pair is better than another."
+        "Word corpus. It shows on which words one pair of ends is better than another."
     )
 
 
@@ -146,7 +146,7 @@ class ByPreviousBillionWord(ByPrevious):
     title = "Baevski & Auli 2019, Figure 5: loss by frequency of the word before, Billion Word"
     shows = (
         "The test loss of each pair of ends in bins of the training frequency of the word before the one to predict, "
-        "on the Billion Word text: what a rare word at the input costs each pair."
+        "on the Billion Word corpus. It shows how much a rare word at the input costs each pair of ends."
     )
 
 

@@ -43,9 +43,10 @@ def over_seeds(values: Sequence[float]) -> Estimate:
 def over_bounded(values: Sequence[float], least: float, most: float) -> Estimate:
     """Return the mean of one value per run between `least` and `most`, with an interval inside these bounds.
 
-    The interval is Student's on the scale of the logit, log((x - least) / (most - x)), mapped there with the slope at
-    the mean (the delta method) and back. It contains the mean, and a narrow interval equals Student's. Taking the logit
-    of each run would fail for a run at a bound. Clipping Student's interval would hide how far beyond it reached.
+    Student's interval is mapped to the scale of the logit, log((x - least) / (most - x)), with the slope at the mean
+    (the delta method), and its ends are mapped back. The result contains the mean, and for a narrow interval it equals
+    Student's interval. The logits of single runs are not used, because they are infinite at a bound. Student's interval
+    is not clipped, because that would hide how far it exceeds a bound.
     """
     plain = over_seeds(values)
     if plain.high is None or not least < plain.mean < most:
@@ -57,7 +58,7 @@ def over_bounded(values: Sequence[float], least: float, most: float) -> Estimate
 
 
 def over_correlations(values: Sequence[float]) -> Estimate:
-    """Return the mean of one correlation per run; its logit is twice Fisher's z = artanh(rho)."""
+    """Return the mean of one correlation per run. The logit of a correlation is twice Fisher's z = artanh(rho)."""
     return over_bounded(values, -1.0, 1.0)
 
 
@@ -67,7 +68,7 @@ def apart(ours: Sequence[float], others: Sequence[float]) -> Estimate:
 
 
 def difference(ours: Mapping[str, Any], others: Mapping[str, Any]) -> Estimate:
-    """Return the difference of two means over seeds (Welch's t), whose variances follow from their intervals."""
+    """Return the difference of two means over seeds (Welch's t). Their variances are computed from their intervals."""
     gap, runs = ours["mean"] - others["mean"], min(ours["runs"], others["runs"])
     if runs < 2:
         return Estimate(gap, None, None, runs)

@@ -1,8 +1,8 @@
 """Press & Wolf 2017, Table 4: do the tables of a model agree on which words are similar?
 
-The measure is Spearman's correlation between the pairwise cosines of two tables. It compares the input and the output
-table of the untied model with each other, and both with the table of the tied model. Tied and untied runs are paired by
-seed.
+The measure is Spearman's correlation between the pairwise cosines of two tables. The input and the output table of the
+untied model are compared with each other, and both are compared with the table of the tied model. Tied and untied runs
+are paired by seed.
 """
 
 from __future__ import annotations
@@ -110,14 +110,13 @@ def _compare(model: str, corpus: str, runs: Sequence[Result], device: str) -> di
         )
     rhos: dict[str, dict[int, float]] = {}
     counted: list[str] = []
-    for one, other in PAIRS:
-        others = tied if other == "tied" else untied
+    for first, second in PAIRS:
+        others = tied if second == "tied" else untied
         for seed in sorted(untied.keys() & others):
-            correlation = pairwise_correlation(untied[seed][one], others[seed][other])
+            correlation = pairwise_correlation(untied[seed][first], others[seed][second])
             if correlation.rho is not None:
-                rhos.setdefault(_key((one, other)), {})[seed] = correlation.rho
-                coverage = "all there are" if correlation.exact else "a sample"
-                counted.append(f"{correlation.pairs:,} pairs of words, {coverage}")
+                rhos.setdefault(_key((first, second)), {})[seed] = correlation.rho
+                counted.append(f"{'all' if correlation.exact else 'a sample of'} {correlation.pairs:,} pairs of words")
     to_input, to_output = (rhos.get(_key((end, "tied")), {}) for end in ("input", "output"))
     closer = [to_output[seed] - to_input[seed] for seed in sorted(to_output.keys() & to_input)]
     return {

@@ -21,25 +21,28 @@ PAPER = "the paper's"
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: for each series a bar per label, given as an estimate (mean, low, high) or None."""
+    """A panel with a group of bars for each label. A group has one bar for each series.
+
+    `ours` has the estimates of a series (mean, low, high) in the order of the labels; None means no bar.
+    """
 
     title: str
     labels: Sequence[str]
     ours: Mapping[str, Sequence[Mapping[str, Any] | None]]
     papers: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     measured: str = ""
-    """What the bars measure."""
+    """Label of the vertical axis: what the bars measure."""
     logarithmic: bool = False
     """Use a logarithmic axis, for values that span powers of ten. Values must not be negative; zero is not visible."""
     linear_to: float | None = None
-    """If a value is more than ten times this, the axis is logarithmic beyond it, on both sides of zero.
+    """If a value is more than ten times this number, the axis is linear up to it and logarithmic beyond it.
 
-    It has no effect on a `logarithmic` panel.
+    This applies on both sides of zero. It has no effect on a `logarithmic` panel.
     """
 
 
 def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
-    """Draw the panels below each other, with one legend; a series has the same colour in all panels."""
+    """Draw the panels below each other, with one legend. A series has the same colour in all panels."""
     series = list(dict.fromkeys(name for panel in panels for name in (*panel.ours, *panel.papers)))
     legend = [*series, PAPER] if any(panel.papers for panel in panels) else series
 

@@ -1,8 +1,8 @@
 """Inan et al. 2017, Table 4: the next words that a plain model and a model with REAL predict.
 
-REAL means reused embeddings and the augmented loss. The paper prints the ends of four contexts from the test text of
-the Penn Treebank. If that text is available, a model reads its line from the beginning to the end of the context.
-Otherwise it reads the printed words, as the beginning of a line.
+REAL means reused embeddings and the augmented loss. The paper prints the last words of four contexts from the test text
+of the Penn Treebank. If that text is available, a model reads the line of a context from its beginning to the end of
+the context. Otherwise it reads the printed words as the beginning of a line.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class NextWords(Figure):
                 prompts = [
                     line or context.end.split() for line, context in zip(lines[result.folder], CONTEXTS, strict=True)
                 ]
-                everything = len(trained.vocabulary)  # the rank of the next word needs all words
-                predictions = [predict(trained.model, prompt, trained.vocabulary, everything) for prompt in prompts]
+                count = len(trained.vocabulary)  # the rank of the next word needs the probabilities of all words
+                predictions = [predict(trained.model, prompt, trained.vocabulary, count) for prompt in prompts]
                 by_row.setdefault(name, []).append([dict(prediction.words) for prediction in predictions])
         return {
             "seeds": {name: [result.seed for result in results] for name, results in systems.items()},

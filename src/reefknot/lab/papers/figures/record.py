@@ -1,4 +1,4 @@
-"""The record of a measured figure: what was measured, from which runs, by which code, command and machine.
+"""The record of a measured figure: the measurements, the runs, and the code, command and machine of the measurement.
 
     reefknot figure inan2017/2 RUN ... --json results/figures/inan2017-2.json
 

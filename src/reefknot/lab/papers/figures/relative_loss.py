@@ -8,10 +8,10 @@ Two measures are shown. Below zero, DRILL is better.
     all tokens         the difference of the summed losses of all tokens of a band, in percent of the baseline's loss;
                        the interval comes from resampling the text
 
-The second measure is added because the first divides by almost nothing for a type that DRILL predicts with near
-certainty, such as the second half of a name. A few such types decide the mean of their band. Against weight tying on
-rare words, the paper prints a gain of 17.5 %, but the summed loss falls only by 2.2 %. The second measure is also
-computed from the losses that the authors published.
+We added the second measure, because the first measure divides by almost zero for a type that DRILL predicts with near
+certainty, such as the second half of a name. A few such types can dominate the mean of their band. On rare words, the
+paper prints a gain of 17.5 % over weight tying, but the summed loss falls only by 2.2 %. We also computed the second
+measure from the losses that the authors published.
 
 <unk> and <eos> belong to bands like any other type. The authors count <unk> but not <eos>, so their band from 5,000
 occurrences on has 16 types of the Penn Treebank, and ours has 17.
@@ -55,7 +55,7 @@ PAPER_WHOLE = {
 their code; they are not in the paper."""
 CAPTION = (
     "Above: the loss of all tokens of a band. Below: the mean over its word types, the measure of Pappas and "
-    "Henderson, which a few types can decide that a model predicts with near certainty. With 95 % intervals."
+    "Henderson. A few types that a model predicts with near certainty can dominate this mean. Intervals are 95 %."
 )
 LINEAR_TO = 10.0
 """Percent. If a mean exceeds ten times this, the axis is logarithmic beyond it; see `Panel.linear_to`."""
@@ -128,13 +128,13 @@ class RelativeLoss(Figure):
 
     def draw(self, measured: Measured) -> Drawing:
         """Draw the bands side by side, with the paper's values as marks."""
-        compared = {each["row"]: each["bands"] for each in measured["compared"]}
+        compared = {baseline["row"]: baseline["bands"] for baseline in measured["compared"]}
         papers = {
             measure: {
-                each["row"]: {
-                    band["low"]: _paper_value(values, each["baseline"], band["low"]) for band in each["bands"]
+                baseline["row"]: {
+                    band["low"]: _paper_value(values, baseline["baseline"], band["low"]) for band in baseline["bands"]
                 }
-                for each in measured["compared"]
+                for baseline in measured["compared"]
             }
             for measure, values in (("whole", PAPER_WHOLE), ("relative", PAPER))
         }
@@ -149,23 +149,25 @@ class RelativeLoss(Figure):
         """Return a line for each band and baseline."""
         lines = [
             f"loss of {measured['drill']} minus the baseline's loss, in %",
-            "  all tokens: of all tokens of a band, relative to the baseline's loss [95 %, text resampled]",
-            "  authors: the same, from the losses that the authors published",
+            "  all tokens: summed over the tokens of a band, relative to the baseline's loss [95 %, text resampled]",
+            "  authors: the same measure, from the losses that the authors published",
             "  mean over types: mean over the word types of a band, relative to DRILL's loss [95 %, types resampled]",
-            "  paper: the same in the paper",
+            "  paper: the same measure, from the paper",
             "<unk> and <eos> are counted as types of their bands; the paper counts <unk> but leaves <eos> out",
         ]
-        for each in measured["compared"]:
-            lines.append(f"against {each['row']}")
+        for baseline in measured["compared"]:
+            lines.append(f"against {baseline['row']}")
             titles = f"{'all tokens':<20} {'authors':>8}   {'mean over types':<24} {'paper':>6}"
             lines.append(f"  {'seen':>12} {'tokens':>7} {'types':>6}  {titles}")
-            for band in each["bands"]:
+            for band in baseline["bands"]:
                 whole, relative = (
                     format_estimate(estimate, 1) if estimate else "" for estimate in (band["whole"], band["relative"])
                 )
-                theirs, paper = (_paper_cell(values, each["baseline"], band["low"]) for values in (PAPER_WHOLE, PAPER))
+                authors, paper = (
+                    _paper_cell(values, baseline["baseline"], band["low"]) for values in (PAPER_WHOLE, PAPER)
+                )
                 counts = f"{seen(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
-                lines.append(f"  {counts}  {whole:<20} {theirs:>8}   {relative:<24} {paper:>6}".rstrip())
+                lines.append(f"  {counts}  {whole:<20} {authors:>8}   {relative:<24} {paper:>6}".rstrip())
         return [*lines, *(f"left out: {name}: {reason}" for name, reason in measured.get("left_out", {}).items())]
 
 
@@ -202,12 +204,12 @@ def draw_bands(
     """Draw a panel for all tokens and a panel for the mean over types, with a bar for each band and row.
 
     Args:
-        name: the name of the picture.
-        compared: the bands of each row, from `band_json`.
-        caption: the text below the picture.
-        measured: the labels of the vertical axes of both panels.
-        against: the end of both titles, such as ": DRILL minus baseline".
-        papers: the paper's values, by measure (`whole`, `relative`), row and first count of the band.
+        name: The name of the picture.
+        compared: The bands of each row, from `band_json`.
+        caption: The text below the picture.
+        measured: The labels of the vertical axes of both panels.
+        against: A suffix for the titles of both panels, such as ": DRILL minus baseline".
+        papers: The paper's values, by measure (`whole`, `relative`), row and first count of the band.
     """
     bands = sorted({(band["low"], band["high"] or 0) for row_bands in compared.values() for band in row_bands})
     labels = [seen(low, high or None) for low, high in bands]
@@ -232,7 +234,7 @@ def draw_bands(
 
 
 def _classifier(result: Result) -> str | None:
-    """Return the kind of a run's classifier; None if it is plain and untied, which is not a baseline of the paper."""
+    """Return the kind of a run's classifier. It is None for a plain untied classifier, which is not a baseline."""
     kind = flatten(result.settings).get("output.classifier.kind")
     settings = flatten(result.settings)
     untied = kind == "plain" and settings.get("output.classifier.table") != settings.get("input.table")
@@ -248,7 +250,7 @@ def _losses(result: Result) -> Any:
 
 
 def _why_unfair(first: Result, others: Sequence[Result], data: Path | None) -> str | None:
-    """Return why the token losses of runs cannot be compared with those of the first run; None if they can."""
+    """Return why the token losses of some runs cannot be compared with the first run's, or None if they can."""
     ours = RunFolder.open(first.folder)
     for run in (RunFolder.open(result.folder) for result in others):
         pairing = pair(ours, run, "test", lambda run: open_texts(run, data))

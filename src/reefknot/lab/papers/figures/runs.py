@@ -1,4 +1,4 @@
-"""Selection of the runs for a figure: the given folders, or the runs of its recipes in the default folder."""
+"""Select the runs for a figure, from the given folders or from the default folder."""
 
 from __future__ import annotations
 
@@ -46,8 +46,12 @@ def rows_of(figure: Figure) -> list[Rows]:
 def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
     """Choose the runs of a figure.
 
-    These are the runs of the figure's rows, or of its stand-in, or else all given runs of a task that the figure can
-    show.
+    These are the runs of the figure's rows or of its stand-in. If there are none, these are the given runs of a task
+    that the figure can show.
+
+    Args:
+        figure: The figure.
+        named: Folders with runs. If it is empty, the default folder is searched.
     """
     results = collect(named) if named else _default(figure)
     finished = [result for result in results if result.record]
@@ -79,12 +83,12 @@ def _others(figure: Figure, finished: Sequence[Result], named: Sequence[Path]) -
 
 
 def _nouns(tasks: Sequence[str]) -> str:
-    """Return what runs of the tasks are called in messages: "a language model or a run of skip-gram"."""
+    """Return the names of tasks for a message, such as "a language model or a run of skip-gram"."""
     return " or ".join(load_task(task).noun for task in tasks)
 
 
 def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:
-    """Raise a DataError if the figure reads weights and a run has none."""
+    """Raise a DataError if the figure reads weights and a run has no weights."""
     bare = [str(run.folder) for run in chosen.runs if not (run.folder / "checkpoints").is_dir()]
     if figure.needs == "weights" and bare:
         raise DataError(f"{figure.name} needs weights, but {bare[0]} has none; name the folder in which it was trained")

@@ -1,4 +1,4 @@
-"""Papers' figures as HTML: as sections of the report, and as a page of their own."""
+"""Figures of the papers as HTML: as sections of the report, and as separate pages."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ body {{ font-family: system-ui, sans-serif; max-width: 50rem; margin: 2rem auto;
 
 
 def sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> tuple[list[Section], list[str]]:
-    """Return a section for each figure that has rows among the runs, and messages on figures that failed.
+    """Return a section for each figure whose rows are among the runs, and messages about figures that failed.
 
-    Figures that read weights or token losses are included only with `weights`.
+    Args:
+        results: The runs.
+        weights: Whether to include figures that read weights or token losses.
+        data: The folder of the corpora.
     """
     shown, left_out = [], []
     for name in FIGURES:

@@ -29,21 +29,21 @@ DESCRIBED = {"beta": {0.0: "near 1", 1.0: "about 0.06"}, "tau": {2.0: "already l
 ABOUT = 0.06
 """The paper's distance at beta = 1."""
 NEAR = 0.03
-"""What we take "near" and "about" to mean; the paper gives no bounds."""
+"""The largest difference that counts as "near" or "about". The paper gives no bounds; this is our choice."""
 LOW = 0.5
-"""What we take "low" to mean, as a share of the distance by chance."""
+"""Distances below this share of the distance by chance count as "low". This is our choice, too."""
 
 
 class SubspaceDistance(Figure):
-    """Two sweeps with a point for each value."""
+    """Two panels, by beta and by tau, with a point for each value."""
 
     name = "inan2017/1"
     recipe = "inan2017/figure1"
     title = "Inan et al. 2017, Figure 1: subspace distance between input and output vectors"
     shows = (
         "The distance between the subspaces of the input and the output vectors of an untied model, trained on 20,000 "
-        "words with the loss beta tau^2 V J_aug + (1 - beta) J. It falls as the share of the augmented loss rises: "
-        "from near 1 without it to about 0.06 with nothing else. With nothing else it is already low at temperature 2."
+        "words with the loss beta tau^2 V J_aug + (1 - beta) J. The distance falls as the share of the augmented loss, "
+        "beta, rises: from near 1 at beta = 0 to about 0.06 at beta = 1. At beta = 1 it is low already for tau = 2."
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
@@ -119,8 +119,8 @@ def _verdicts(measured: Measured) -> list[str]:
     low = LOW * chance
     statements = {
         ("beta", 0.0): (f"near its chance level (within {NEAR} of {chance:.3f})", chance - NEAR, chance + NEAR),
-        ("beta", 1.0): (f"about {ABOUT} (within {NEAR} of it)", ABOUT - NEAR, ABOUT + NEAR),
-        ("tau", 2.0): (f"already low (below {LOW} of chance, {low:.3f})", -math.inf, low),
+        ("beta", 1.0): (f"about {ABOUT} (within {NEAR})", ABOUT - NEAR, ABOUT + NEAR),
+        ("tau", 2.0): (f"already low (below {low:.3f}, which is {LOW} times chance)", -math.inf, low),
     }
     points = {(sweep, point["at"]): point for sweep in ("beta", "tau") for point in measured[sweep]}
     return [

@@ -1,8 +1,8 @@
 """Press & Wolf 2017, section 3: the update rules of input, output and tied tables.
 
 Three things are measured: which rows of a table a step changes and by how much, how likely a word is to follow itself,
-and how long the vectors of tied and untied skip-gram become. The paper derives formulas for a step of one token. Here
-trained models are measured, with steps of the size that training uses.
+and the norms of the vectors of tied and untied skip-gram. The paper derives formulas for a step of one token. This
+figure measures trained models, with steps of the size that training uses.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class UpdateRule(Figure):
     title = "Press & Wolf 2017, section 3: the update rules of input, output and tied embeddings"
     shows = (
         "A step changes the input vectors of the words that were read, and all output vectors. A tied table gets both "
-        "changes, so its rare words are trained mostly as output vectors. A model gives a word almost no probability "
-        "to follow itself. In tied skip-gram this keeps vectors short, because the score of a word with itself is the "
-        "square of its norm."
+        "changes, so its rare words are trained mostly as output vectors. A model gives almost no probability to the "
+        "current word as the next word. In tied skip-gram this keeps vectors short, because the score of a word with "
+        "itself is the square of its norm."
     )
     stand_in = "press2017/enwiki-vectors"
     tasks = ("language_model", "skip_gram")
@@ -133,10 +133,10 @@ def _norms(result: Result, device: str) -> dict[str, Any]:
 def _model_lines(model: Mapping[str, Any]) -> list[str]:
     """Return what a step changes in one model, as text."""
     words, types = model["words_in"]["mean"], model["types"]
-    lines = [f"{model['row']}: a step has {words:.0f} distinct words of {types:,}; {model['windows']} windows"]
+    lines = [f"{model['row']}: a step reads {words:.0f} of {types:,} words (mean over {model['windows']} windows)"]
     for table, sides in model["tables"].items():
         if not _moved(sides):
-            lines.append(f"  {_called(table)}: it is frozen, so no step changes it; it is left out of the picture")
+            lines.append(f"  {_called(table)}: frozen, so no step changes it; it is not in the picture")
             continue
         percent = {side: 100 * changes["changed"]["mean"] for side, changes in sides.items()}
         lines.append(
@@ -158,7 +158,7 @@ def _moved(sides: Mapping[str, Any]) -> bool:
 
 
 def _self_following_lines(current: Mapping[str, Any]) -> list[str]:
-    """Return the probability that a model gives the current word as the next word, as text."""
+    """Return lines about the probability that a model gives to the current word as the next word."""
     shares = ", ".join(f"{100 * float(at):g} %: {value['mean']:.1e}" for at, value in current["quantiles"].items())
     mean, uniform, unigram, repeats, below = (
         current[key]["mean"] for key in ("mean", "uniform", "unigram", "repeats", "below_unigram")
@@ -171,7 +171,7 @@ def _self_following_lines(current: Mapping[str, Any]) -> list[str]:
 
 
 def _panel(title: str, series: Mapping[str, Sequence[Mapping[str, Any]]], measured: str) -> Panel:
-    """Return a panel with the series side by side, band by band. A series has no bar for a band it lacks."""
+    """Return a panel with the bars of all series in each band. A series without a band has no bar there."""
     names = {band["low"]: _name(band) for bands in series.values() for band in bands}
     lows = sorted(names)
     ours = {}

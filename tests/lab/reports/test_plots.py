@@ -210,7 +210,7 @@ def test_previous_words_show_only_the_difference(rows: list[TableRow]) -> None:
     assert "nats per token" in drawn_text(target)
     assert "nats per token" not in drawn_text(previous)
     assert "difference, nats per token" in drawn_text(previous)
-    assert previous.caption.endswith("of the previous token, as difference from Small; lower is better.")
+    assert previous.caption.endswith("of the previous token, as the difference from Small; lower is better.")
     assert "nats per token" in drawn_text(plots.frequency(rows[:1])[1])
 
 

@@ -121,8 +121,8 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
 
         caption = f"Mean test loss by the training frequency of {token}"
         if "difference" in panels:
-            below = ". Below: the" if "loss" in panels else ", as"
-            caption += f"{below} difference from {rows[min(losses)].name}; lower is better"
+            below = ". Below:" if "loss" in panels else ", as"
+            caption += f"{below} the difference from {rows[min(losses)].name}; lower is better"
         caption += "."
         caption += left_out(
             [row for row in scored if row not in alike], "they were scored differently or on other tokens"

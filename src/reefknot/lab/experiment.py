@@ -190,7 +190,7 @@ def run_config(
         experiment: The settings of the row.
         dataset: The text.
         start: The run that training starts from.
-        begun: The run to resume. It has recorded the hashes of files that may be gone.
+        existing_run: The run to resume. It has recorded the hashes of files that may be gone.
     """
     config = {
         "recipe": recipe.name,

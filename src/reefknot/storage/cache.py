@@ -77,7 +77,7 @@ def cached_or_rebuilt(
         entry: The folder of the entry.
         fill: Writes the entry into an empty folder.
         read: Reads the entry. It raises a DataError if the entry is damaged.
-        say: Called with the error before the entry is written again.
+        notify: Called with the error before the entry is written again.
     """
 
     def read_if_intact(folder: Path) -> T | None:

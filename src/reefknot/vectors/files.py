@@ -85,7 +85,7 @@ def read_vectors(
         format: `word2vec`, `word2vec-binary`, `glove`, `projector` or `safetensors`. By default the format is detected
             from the content.
         only: Read the vectors of these words only. By default all words are read.
-        say: Called with lines of progress, and with notes about repeated words and invalid bytes.
+        notify: Called with lines of progress, and with notes about repeated words and invalid bytes.
 
     Returns:
         The words and their vectors, in the order of the file.
@@ -118,7 +118,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify
         vectors: The words and vectors to write.
         path: The file or folder to create or replace.
         format: `word2vec`, `word2vec-binary`, `glove`, `projector` or `safetensors`.
-        say: Called with lines of progress.
+        notify: Called with lines of progress.
     """
     path = Path(path).expanduser()
     file_format = _FORMATS[_check_format(format)]
@@ -303,7 +303,7 @@ def _commit(prepared: Path, path: Path) -> None:
     if not path.is_dir():
         durable.commit(prepared, path)
         return
-    # Not a temporary name: those are removed after a process was killed, and this may be the only complete copy.
+    # Not a temporary name, because files with temporary names are deleted after a crash. This may be the only copy.
     old = path.with_name(f"{path.name}.old-{os.getpid()}")
     try:
         durable.commit(path, old)

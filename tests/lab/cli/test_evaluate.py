@@ -52,7 +52,7 @@ def test_cache_reports_its_settings_and_the_plain_perplexity(cli: Cli, runs: Run
     options = ("--cache-weight", 0.2, "--cache-theta", 0.5, "--cache-window", 30, "--cache-fill", "full")
     outcome = cli("evaluate", runs.tied, "--cache", *options)
     assert outcome.out.startswith("test perplexity ")
-    assert "weight 0.2, theta 0.5, over the last 30 positions, used only after more positions than that" in outcome.out
+    assert "weight 0.2, theta 0.5, over the last 30 positions, used only once the cache is full" in outcome.out
     assert f"without it: perplexity {plain:,.2f}" in outcome.out
 
 
@@ -327,7 +327,7 @@ MISTAKES = [
     ("--context 5 --save --limit 9", "whole valid and test texts; leave --limit out"),
     ("--context 5 --windows lines", "--context and --windows both set the windows of the text; choose one"),
     ("--windows complete", "unknown windows 'complete': use context-C-stride-S, complete-L or lines"),
-    ("--context 0 --dynamic", "--context: --dynamic carries a state through the text, which windows do not"),
+    ("--context 0 --dynamic", "--context: --dynamic carries a state through the text"),
     ("--windows lines --streams 2", "--windows: --streams carries a state through the text"),
     ("--context -1", "--context"),
     ("--stride 0", "--stride"),

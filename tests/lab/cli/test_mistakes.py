@@ -43,7 +43,7 @@ MISTAKES = [
     (
         "train {recipe} --row tied encoder.hidden_dim=9",
         2,
-        'row "tied": the encoder gives 9 numbers per token',
+        'row "tied": the encoder has dimension 9',
     ),
     ("params {recipe} encoder.hidden_dim=9", 2, '{recipe}, rows "tied", "untied": the encoder gives 9'),
     ("table {recipe} encoder.hidden_dim=9", 2, '{recipe}, rows "tied", "untied": the encoder gives 9'),

@@ -90,7 +90,7 @@ def test_score_mixes_model_and_cache_probabilities(
     assert "independent of how the text is divided into windows" in cached.definition
     assert "weight 0.3, theta 0.4, over the last 20 positions, used " in cached.definition
     assert f"without it: perplexity {math.exp(plain.mean):,.2f}" in cached.definition
-    assert ("only after more positions than that" in cached.definition) == (fill == "full")
+    assert ("only once the cache is full" in cached.definition) == (fill == "full")
     assert model.training
 
 

@@ -70,7 +70,7 @@ REWORDED = {
     "dynamic evaluation: every ": "dynamic evaluation: segments of ",
     "tokens are scored, then learned from, so this figure depends on the cut": "tokens are scored, then trained on, so "
     "the score depends on the segments",
-    "only once there are more than so many": "only after more positions than that",
+    "only once there are more than so many": "only once the cache is full",
     "a pass alone: perplexity": "single passes: perplexity",
     "so this figure depends on both": "so the score depends on both",
 }

@@ -56,12 +56,10 @@ def test_parameter_counts_equal_press_and_wolf(row: str, parameters: int) -> Non
 
 def test_mismatched_dimensions_and_vocabularies_are_rejected() -> None:
     table = WordTable(WORDS, DIM)
-    with pytest.raises(
-        SettingsError, match=r"the encoder gives 9 numbers per token but the output end reads 6.*project"
-    ):
+    with pytest.raises(SettingsError, match=r"the encoder has dimension 9 but the output end expects 6.*project"):
         LanguageModel(Lookup(table), LSTM(DIM, 9), Softmax(Plain(table)))
     LanguageModel(Lookup(table), LSTM(DIM, 9), Softmax(Projected(table, 9)))
-    with pytest.raises(SettingsError, match="the input end gives 6 numbers per token but the encoder reads 7"):
+    with pytest.raises(SettingsError, match="the input end has dimension 6 but the encoder expects 7"):
         LanguageModel(Lookup(table), LSTM(7, DIM), Softmax(Plain(table)))
     with pytest.raises(SettingsError, match="the input end has 12 words but the output end has 11"):
         LanguageModel(Lookup(WordTable(12, DIM)), LSTM(DIM, DIM), Softmax(Plain(table)))

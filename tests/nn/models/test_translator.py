@@ -122,7 +122,7 @@ def test_invalid_parts_and_calls_are_rejected() -> None:
     words = WordTable(V, D)
     with pytest.raises(SettingsError, match="a GRU does not"):
         Translator(Lookup(words), Lookup(words), GRU(D, D), Softmax(Plain(words)))  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="gives 8 numbers per token but the encoder reads 16"):
+    with pytest.raises(SettingsError, match="has dimension 8 but the encoder expects 16"):
         Translator(Lookup(WordTable(V, 8)), Lookup(words), build_encoder("attention_gru"), Softmax(Plain(words)))
     model = translator("attention_gru")
     with pytest.raises(ArgumentError, match="reads its source first"):

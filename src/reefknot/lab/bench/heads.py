@@ -128,7 +128,7 @@ def measure_all(
         bench: The settings of the benchmark.
         rate: Floating-point operations per second that the device reaches in large matrix products.
         chosen: Ends and shapes.
-        say: Called with lines about progress.
+        notify: Called with lines about progress.
     """
     for end, shape in chosen:
         notify(f"{end}, {shape}")

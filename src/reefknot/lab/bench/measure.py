@@ -105,7 +105,7 @@ def measure_group(
         examine: Fills in all measurements of a row except times.
         device: `cuda` or `cpu`.
         seconds: Duration of the timing, per competitor.
-        say: Called with lines about progress.
+        notify: Called with lines about progress.
     """
     rows: list[Row] = []
     steps: dict[int, Step] = {}

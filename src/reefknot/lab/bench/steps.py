@@ -252,7 +252,7 @@ def measure_all(
         device: `cuda` or `cpu`.
         rates: Operations per second that the device reaches in large matrix products, by precision, if known.
         seconds: Duration of the timing, per mode.
-        say: Called with lines about progress.
+        notify: Called with lines about progress.
     """
     first: dict[tuple[str, str], float | None] = {}
     for job in jobs:

@@ -67,9 +67,9 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
     others are run. A stop signal stops all jobs.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise SettingsError("torchrun trains one run in several processes; start several runs without torchrun")
+        raise SettingsError("torchrun can train only one run at a time; start several runs without torchrun")
     running: set[subprocess.Popen[str]] = set()
-    starting = RLock()  # prevents that a job starts between a signal and the flag that it sets
+    starting = RLock()  # prevents a job from starting after a signal arrives but before `stopping` is set
     stopping = False
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -85,7 +85,7 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
                 return Stopped.exit_code
             if job.label and at_once == 1:
                 print(job.label, flush=True)
-            # In a new session, Ctrl-C reaches the child once, through `forward`. Otherwise it would reach it twice.
+            # The child gets its own session, so that Ctrl-C reaches it once, through `forward`, and not twice.
             process = subprocess.Popen(
                 [sys.executable, "-m", "reefknot", *job.command()],
                 stdout=None if at_once == 1 else subprocess.PIPE,

@@ -124,11 +124,11 @@ VALUES = {
         "awd": "Also score like AWD-LSTM's code: validation in 10 streams; first tokens count in the divisor only.",
     },
     "training.averaging.start": {
-        "nonmonotone": "Start when a validation loss is worse than the best of more than `interval` validations ago.",
+        "nonmonotone": "Start when a validation loss is worse than the best before the last `interval` validations.",
         "at_once": "Start at the first step, as in the finetuning of AWD-LSTM.",
     },
     "training.stop.rule": {
-        "nonmonotone": "Stop when a validation loss is worse than the best of more than `interval` validations ago.",
+        "nonmonotone": "Stop when a validation loss is worse than the best one before the last `interval` validations.",
         "patience": "Stop when `interval` validations in a row have not improved on the best loss.",
     },
 }
@@ -146,5 +146,5 @@ WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
     ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
     *(({"input": "adaptive", "output": kind, "tied": True}, KEPT_IN_BANDS) for kind in OUTPUTS if kind != "adaptive"),
 )
-"""Combinations that cannot be built. An entry has the choices that a combination must all match, and the error message.
-Every other combination of an input, a classifier, an output and a tie works."""
+"""Combinations that cannot be built. Each entry pairs some choices with an error message: a combination that matches all
+of the choices is rejected. Every other combination of an input, a classifier, an output and a tie works."""

@@ -125,7 +125,7 @@ def beam_search(
         source_BS: Source ids. Each row ends with <eos> and is padded with `PAD`.
         eos: The id that begins and ends a target sentence.
         settings: Settings of the search.
-        never: Ids that are never generated, such as <unk>.
+        banned: Ids that are never generated, such as <unk>.
         n_best: Number of translations to return, at most the beam.
     """
     settings = settings or SearchSettings()

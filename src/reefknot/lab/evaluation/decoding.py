@@ -100,7 +100,7 @@ class Decoder:
             limit: Function that returns the maximum number of steps for a source with this number of tokens.
             width: Maximum number of rows per sentence.
             k: Number of best words to compute for each row; None for all words.
-            never: Ids that are never among the best words.
+            banned: Ids that are never among the best words.
         """
         if self._closed:
             raise ArgumentError("this decoder is closed; use it only inside `with decoding(model)`")

@@ -21,7 +21,7 @@ def document_boundaries(split: Split, vocabulary: Vocabulary) -> NDArray[np.int6
     An empty line belongs to the document before it.
     """
     if vocabulary.eos is None:
-        raise DataError("the vocabulary has no <eos>, so empty lines cannot be detected; compare by blocks")
+        raise DataError("the vocabulary has no <eos>, so document boundaries cannot be detected; use --by blocks")
     ids = np.asarray(split.ids)
     ends_line = ids == vocabulary.eos
     starts = _headings(ids, ends_line, vocabulary)

@@ -58,7 +58,7 @@ def generate(
         temperature: Divisor of the log-probabilities. With 0, the most probable word is always chosen.
         top_k: Sample from the k most probable words only.
         top_p: Sample from the fewest words whose probabilities add up to p. It can be combined with `top_k`.
-        never: Ids that are never generated, such as <unk>.
+        banned: Ids that are never generated, such as <unk>.
         seed: Seed of the random numbers.
         window: Maximum number of tokens in the KV cache of an encoder that does not carry its state. Other encoders
             ignore it.

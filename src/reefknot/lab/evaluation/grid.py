@@ -101,21 +101,21 @@ def search(
 ) -> Grid:
     """Measure the mean loss at every combination of values, then extend the axes whose best value is at an end.
 
-    Axes are extended one after the other, each once, while the loss improves. The other settings keep their best
-    values. A loss that is not finite is not an error; it counts as infinite.
+    Each axis is extended in turn for as long as the loss improves. No axis is visited twice. The other settings keep
+    their best values. A loss that is not finite is not an error; it counts as infinite.
 
     Args:
         axes: The values to try for each setting.
         measure: Function that returns the mean loss at a point.
         split: The validation text.
         progress: Callback for progress.
-        between: For each setting, the exclusive bounds of extensions.
+        between: Bounds, exclusive, that extended values of a setting stay within.
     """
     combinations = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     count = len(combinations)
     free = [name for name, values in axes.items() if len(values) > 1]
     points: list[tuple[Point, float]] = []
-    # Count all possible extensions until they turn out not to be needed, so that the fraction never decreases.
+    # Assume that every extension is tried, so that the fraction never decreases.
     total = count + EXTENSIONS * len(free)
 
     def report(_: str, done: float) -> None:
@@ -142,10 +142,10 @@ def search(
 
 
 def extend_axis(values: Sequence[float], end: float, between: tuple[float, float] | None = None) -> list[float]:
-    """Return values beyond `end`, if `end` is the smallest or the largest of several values, or else nothing.
+    """Return values beyond `end` if it is the smallest or largest of several values; otherwise an empty list.
 
-    If all values are positive, the ratio of the last two values continues, otherwise their difference. Integers stay
-    integers. Other values are rounded to the printed digits, so that a printed value can be passed as an option.
+    New values continue the ratio of the last two values if all are positive, and otherwise their difference. Integers
+    stay integers. Other values are rounded to the printed digits, so that a printed value can be passed as an option.
     """
     ordered = sorted(set(values))
     if len(ordered) < 2 or end not in (ordered[0], ordered[-1]):

@@ -1,6 +1,6 @@
-"""Perplexity as the programs of papers compute it, for comparison with their results. Ours is in `perplexity.py`.
+"""Perplexity as computed by the papers' code, for comparison with their results. Ours is in `perplexity.py`.
 
-- `zaremba`: The validation text is read in the streams and full windows of training, the test text as one stream.
+- `zaremba`: The validation text is split into streams and full windows as in training; the test text is one stream.
   (Zaremba et al. 2014 and TensorFlow's tutorial, which Inan et al. 2017 and Press & Wolf 2017 build on.)
 - `awd`: The validation text is read in 10 streams, the test text as one stream. The total loss is divided by the number
   of all tokens of the streams, although the first token of a stream is not a target. (Merity et al. 2018, which Pappas
@@ -88,7 +88,7 @@ class Counting:
 
 
 def protocol(name: ProtocolName, batch: int, steps: int) -> dict[str, Counting] | None:
-    """Return how the program of a paper scores each held-out text; None for our definition, which scores all tokens.
+    """Return how a paper's code scores each held-out text, or None for our definition, which scores all tokens.
 
     `batch` and `steps` are the training settings.
     """

@@ -86,7 +86,7 @@ def translate(
         search: Settings of the search.
         precision: `float32`, or `bfloat16` or `float16` for autocast.
         n_best: Number of translations per line. There are fewer if the search finds no more.
-        say: Function that is called with warnings, such as the number of unknown words.
+        notify: Function that is called with warnings, such as the number of unknown words.
         progress: Callback for progress.
     """
     read = list(read_text("".join(f"{line}\n" for line in lines), "the lines to translate"))

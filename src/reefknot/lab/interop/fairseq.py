@@ -64,7 +64,7 @@ def import_checkpoint(
         out: The run folder to create.
         corpus: A text that the run can be evaluated on. Without it, the run has no text.
         data: The folder of the corpora.
-        say: Called with lines about progress and a summary.
+        notify: Called with lines about progress and a summary.
     """
     source, vocabulary = read_checkpoint(checkpoint), read_dictionary(dictionary)
     layout, options = Layout.from_checkpoint(source), Options.from_checkpoint(source)

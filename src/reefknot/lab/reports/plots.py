@@ -113,7 +113,7 @@ def frequency(rows: Sequence[TableRow]) -> list[Plot]:
         losses = {rows.index(row): _bands(row, end) for row in alike}
         if not losses:
             continue
-        # By the previous word, the losses of all rows nearly coincide, so only their difference is plotted.
+        # Grouped by the previous word, the losses of all rows nearly coincide, so only their differences are plotted.
         panels = ("loss",) if len(losses) == 1 else ("loss", "difference") if end == "target" else ("difference",)
 
         def draw(figure: Figure, losses: dict[int, dict[Band, float]] = losses, panels: Sequence[str] = panels) -> None:
@@ -224,7 +224,7 @@ def _curve(result: Result, kind: str, x_axis: str) -> list[tuple[float, float]]:
             epochs.setdefault(math.ceil(metric.epoch), []).append(metric)
         means = {n: fmean([m.nll for m in lines], weights=[m.tokens for m in lines]) for n, lines in epochs.items()}
         return [(epoch, perplexity(mean)) for epoch, mean in means.items()]
-    # A step in epoch n is at most n epochs long, so the largest ratio is the length of an epoch (exact at its end).
+    # By any step in epoch n, at most n epochs have passed, so the largest step / epoch is the length of an epoch.
     length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
     tokens_per_word = result.tokens_per_word_in_validation
     if not length or tokens_per_word is None:

@@ -47,7 +47,7 @@ def define(score: TextScore) -> str:
 
 
 def context(score: TextScore) -> str:
-    """Describe the context in which tokens are scored. The text is empty if the context is not known."""
+    """Describe the context in which tokens are scored. The string is empty if the context is not known."""
     parts = cut(score)
     if not parts:
         return ""
@@ -160,7 +160,7 @@ def _dynamic(mode: Dynamic) -> str:
 
 
 def _cache(mode: Cache) -> str:
-    since = "from the start" if mode.fill == "partial" else "only after more positions than that"
+    since = "from the start" if mode.fill == "partial" else "only once the cache is full"
     return (
         f"continuous cache: weight {mode.weight:.4g}, theta {mode.theta:.4g}, over the last {mode.window:,} positions, "
         f"used {since}"

@@ -109,7 +109,7 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, 
     Args:
         run: The run folder.
         request: The mode of evaluation and its settings.
-        say: Called with notes for people, such as where scores were saved.
+        notify: Called with notes for people, such as where scores were saved.
         progress: Called with the fraction of the work that is done.
     """
     task = _scoring_task(run)
@@ -124,7 +124,7 @@ def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, no
     Args:
         systems: The systems. All others are compared with the first one.
         request: The options of the comparison.
-        say: Called with notes for people, such as a note on different settings that do not prevent the comparison.
+        notify: Called with notes for people, such as a note on different settings that do not prevent the comparison.
     """
     tasks = [_scoring_task(system.runs[0]) for system in systems]
     first, first_task = systems[0], tasks[0]

@@ -230,7 +230,7 @@ class Task(ABC, Generic[E, D, M]):
             data: Folder of the corpora.
             corpus: Settings of the corpus, if it has moved. By default, the settings of the experiment are used.
             words: Vocabulary of an imported model. By default, the vocabulary is made from the training text.
-            say: Called with messages about progress.
+            notify: Called with messages about progress.
         """
         experiment = self.experiment
         opened = open_dataset(corpus or experiment.corpus, experiment.vocabulary, data=data, words=words, notify=notify)
@@ -254,7 +254,7 @@ class Task(ABC, Generic[E, D, M]):
             data: The data to train on.
             from_files: Fill tables from the vector files that the settings name. A model that starts from the weights
                 of another run does not need them.
-            say: Called with messages about progress.
+            notify: Called with messages about progress.
         """
         return []
 

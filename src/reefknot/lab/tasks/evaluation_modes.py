@@ -32,7 +32,7 @@ SEARCHED = {
 }
 """Options that `--search` tunes, by mode."""
 DYNAMIC_SETTINGS = {"rate": "eta", "decay": "lambda"}
-"""Options of dynamic evaluation whose settings have other names, those of the paper's symbols."""
+"""Options of dynamic evaluation whose settings are named after the paper's symbols."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,15 @@ def check_modes(request: EvaluationRequest) -> None:
 
 
 def check_windows(request: EvaluationRequest) -> None:
-    """Raise an error if options of windows contradict each other, or contradict options that carry a state."""
+    """Raise an error if window options conflict with each other, or with options that carry a state."""
     names = [name for name in ("context", "stride", "windows") if name in request.given_options()]
     if "windows" in names and len(names) > 1:
         raise SettingsError(f"{option(names[0])} and --windows both set the windows of the text; choose one")
     stateful = "--dynamic" if request.dynamic else "--streams" if request.streams is not None else None
     if names and stateful:
         raise SettingsError(
-            f"{option(names[0])}: {stateful} carries a state through the text, which windows do not; choose one"
+            f"{option(names[0])}: {stateful} carries a state through the text, so it cannot be combined with windows; "
+            "choose one"
         )
 
 
@@ -92,7 +93,7 @@ def _raise_without(name: str, needed: str) -> None:
 
 @dataclass(frozen=True)
 class ModeChooser:
-    """A request to evaluate one trained model, from which `choose` makes a mode."""
+    """Chooses the mode that a request asks for, for one trained model."""
 
     trained: TrainedLanguageModel
     dataset: Dataset

@@ -144,7 +144,7 @@ def start_tables(
         settings: The settings of the tables by name.
         source_tables: Names of the tables that hold the words of a source.
         words: The words of both sides.
-        say: Called with messages about the progress of reading a file.
+        notify: Called with messages about the progress of reading a file.
     """
     source, target = words.vocabularies
     messages = []

@@ -50,7 +50,8 @@ class SkipGramSettings(Settings):
     sample: Annotated[
         NonNegative,
         Field(
-            le=1, description="Share of the text above which a word is left out at random. With 0, no word is left out."
+            le=1,
+            description="Words with a larger share of the text are randomly left out (subsampling). With 0, no word is left out.",
         ),
     ] = 1e-3
 

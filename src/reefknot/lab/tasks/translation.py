@@ -98,7 +98,7 @@ class TranslationExperiment(SequenceExperiment):
         return self.evaluation.search or SearchSettings()
 
     def search_with(self, beam: int | None, length_penalty: float | None) -> SearchSettings:
-        """Return the settings of the beam search with another beam or length penalty, unless these are None."""
+        """Return the beam-search settings, with `beam` and `length_penalty` replaced unless they are None."""
         options = {"beam": beam, "length_penalty": length_penalty}
         changed = {name: value for name, value in options.items() if value is not None}
         return check(SearchSettings, self.search.model_dump() | changed, "beam search")

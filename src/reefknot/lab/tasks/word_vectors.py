@@ -122,7 +122,7 @@ def open_vectors(path: str | Path, *, device: str = "cpu", notify: Notify = sile
     Args:
         path: A run folder, a file of vectors, or a folder of the TensorBoard projector.
         device: Device on which the model of a run is opened.
-        say: Called with notes about irregular files.
+        notify: Called with notes about irregular files.
     """
     from reefknot.lab.tasks import open_run
     from reefknot.vectors.files import read_vectors

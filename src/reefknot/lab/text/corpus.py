@@ -176,7 +176,7 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, not
         settings: The corpus, and the part of it that is used.
         data: Folder of the downloaded corpora; REEFKNOT_DATA if None.
         cache: Folder for texts that have to be prepared first.
-        say: Function that is called with lines of progress.
+        notify: Function that is called with lines of progress.
     """
     if settings.pairs is not None:
         raise SettingsError(f"the corpus {settings.name} is parallel text; leave corpus.pairs out to read one text")

@@ -87,7 +87,7 @@ def open_dataset(
         vocabulary: Settings of the vocabulary, which is built from the training text.
         data: Folder of the downloaded corpora; REEFKNOT_DATA if None.
         cache: Cache folder; REEFKNOT_CACHE or ~/.cache/reefknot if None.
-        say: Function that is called with lines of progress.
+        notify: Function that is called with lines of progress.
         words: A vocabulary to use instead of building one, such as that of another program's model.
     """
     folder = cache_folder(cache)

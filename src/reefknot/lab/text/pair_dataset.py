@@ -119,7 +119,7 @@ def open_pairs(
 
 
 def _warn_of_missing_spaces(train: PairSplit, notify: Notify) -> None:
-    """Warn if lines have no spaces, because every line is then one word, which hardly occurs in any other line."""
+    """Warn if lines have no spaces: every line is then a single word that rarely occurs elsewhere."""
     for side, lines in zip(SIDES, (train.source, train.target), strict=True):
         if len(lines.ids) < 2.5 * train.pairs:  # one and a half words, and <eos>
             notify(f"train: hardly any line of the {side} has spaces, so every line is one word; set vocabulary.bpe")

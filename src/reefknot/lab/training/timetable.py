@@ -38,7 +38,7 @@ class SessionClock:
     """Time spent training before the session."""
 
     def speed(self, progress: Progress) -> float:
-        """Return targets per second in this session. Earlier sessions do not count: their GPU may have been another."""
+        """Return targets per second in this session. Earlier sessions do not count, because they may have used a different GPU."""
         return (progress.tokens - self.tokens) / (progress.seconds - self.seconds)
 
     def seconds_left(self, done: float) -> float:
@@ -47,7 +47,7 @@ class SessionClock:
 
 
 class Timetable:
-    """The timetable of a run, in epochs or updates. `batches` must be at the epoch of the progress that is passed."""
+    """The timetable of a run, in epochs or updates. `batches` must be set to the epoch of `progress`."""
 
     def __init__(self, settings: TrainingSettings, batches: Batches) -> None:
         self.settings = settings

@@ -170,7 +170,7 @@ class EncoderDecoder(SourceEncoder):
         return x_BTD, cache
 
     def _add_positions(self, x_BTD: Tensor, state: State, slots: CacheSlots | None) -> Tensor:
-        # In the type of the parameters: under autocast, the residual stream and the norms stay in float32.
+        # Convert to the dtype of the parameters: under autocast, the residual stream and the norms stay in float32.
         x_BTD = x_BTD.to(next(self.parameters()).dtype)
         return F.dropout(x_BTD + self._positions(state, slots, x_BTD), self.dropout, self.training)
 
@@ -226,7 +226,7 @@ class TargetBlock(ResidualBlock):
         mask_BS: Tensor,
         slots: CacheSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the block and, if there is a cache, `past`, the cache extended by these steps."""
+        """Return the output of the block and the cache `past` extended by these steps, if there is a cache."""
         return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
 
     def weights(

@@ -7,8 +7,7 @@ A step starts from the state s_0 that the previous step left. Each of its L laye
     s_l = h_l t_l + s_(l-1) (1 - t_l)
 
 So only the first layer reads the input, and the part of the state that is not transformed is carried. Dropout masks are
-constant over one stream and window (Gal & Ghahramani 2016). They act on the input, on the state where a matrix reads
-it, and on the output, but never on the carried part.
+constant over one stream and window (Gal & Ghahramani 2016). They apply to the input, to the state where a matrix multiplies it, and to the output, but never to the carried part.
 
 Shapes: B streams, T steps, D input dimensions, H units, L layers of a step, G = 2H: h and t.
 """
@@ -41,7 +40,7 @@ class RecurrentHighway(Encoder):
         transform_bias: Added to the pre-activation of the transform gates. With a value below 0, most of the state is
             carried at first.
         dropout_input: Dropout rate of the input vectors.
-        dropout_hidden: Dropout rate of the state where a matrix reads it.
+        dropout_hidden: Dropout rate of the state where a recurrent matrix multiplies it.
         dropout_output: Dropout rate of the output.
     """
 

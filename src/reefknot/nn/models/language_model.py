@@ -94,12 +94,12 @@ class LanguageModel(nn.Module):
             )
         if input.dim != encoder.input_dim:
             raise SettingsError(
-                f"the input end gives {input.dim} numbers per token but the encoder reads {encoder.input_dim}; "
+                f"the input end has dimension {input.dim} but the encoder expects {encoder.input_dim}; "
                 "make the encoder's input_dim equal to the dimension of the input's table"
             )
         if encoder.dim != output.context_dim:
             raise SettingsError(
-                f"the encoder gives {encoder.dim} numbers per token but the output end reads {output.context_dim}; "
+                f"the encoder has dimension {encoder.dim} but the output end expects {output.context_dim}; "
                 "make the output's table as large as the encoder's hidden state, or use a classifier that projects "
                 "(kind = 'projected')"
             )

@@ -58,7 +58,7 @@ class Translator(LanguageModel):
             )
         if source.dim != encoder.source_dim:
             raise SettingsError(
-                f"the source's input end gives {source.dim} numbers per token but the encoder reads "
+                f"the source's input end has dimension {source.dim} but the encoder expects "
                 f"{encoder.source_dim}; make the encoder's source_dim equal to the dimension of the source's table"
             )
         super().__init__(input, encoder, output, regularisation)

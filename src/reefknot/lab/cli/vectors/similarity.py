@@ -49,14 +49,16 @@ def similarity(
         int,
         typer.Option(
             min=0,
-            help="Number of shared words up to which all pairs of words are compared.",
+            help="Compare all word pairs if two tables share at most this many words.",
             rich_help_panel=BETWEEN,
         ),
     ] = 20_000,
     samples: Annotated[
         int,
         typer.Option(
-            min=120, help="Number of pairs of words to draw if two tables share more words.", rich_help_panel=BETWEEN
+            min=120,
+            help="Number of word pairs to sample if two tables share more than --exact-below words.",
+            rich_help_panel=BETWEEN,
         ),
     ] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples and of the drawn pairs.")] = 0,

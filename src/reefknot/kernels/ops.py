@@ -89,7 +89,7 @@ def _summed_loss(
     memory: float | None,
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
-    """Return the sum, and its gradients of h, w, b and the log-prior."""
+    """Return the sum, and its gradients with respect to h, w, b and the log-prior."""
     rows = Sum(h, w, b, y, log_prior, dtype, *_kernel(dtype, impl, memory, h.device))
     if not any(needs):
         return rows.value(), *_needed(needs, [None] * len(needs), h)

@@ -5,8 +5,8 @@
     negative(w)  counts(w)^power, by Walker's alias method: one random number, two lookups
 
 Every random number belongs to a position in the text. It is the hash (splitmix64) of the epoch's key and a number that
-counts the draws of that position. So every implementation draws the same numbers at a position, in any order and on any
-device. All implementations train on the same pairs, and nothing has to be saved to resume training.
+identifies the position and its draw. So every implementation draws the same numbers at a position, in any order and on
+any device. All implementations train on the same pairs, and nothing has to be saved to resume training.
 
 A line end is not a word: no window reaches across it, it is never a centre, context or negative, and it does not count
 in f. (In the C program it is the first entry of the vocabulary, so it counts in the total and is drawn as a negative,
@@ -60,7 +60,7 @@ def draw(key: int, number: int) -> int:
 
 
 def draw_all(key: int, numbers: Tensor) -> Tensor:
-    """Return `draw` of many numbers, as int64 with the bits of the unsigned integers."""
+    """Return `draw` of many numbers. The unsigned 64-bit results are reinterpreted as int64."""
     bits: Tensor = numbers * signed(STEP) + signed(key)
     bits = (bits ^ _shifted(bits, 30)) * signed(FIRST)
     bits = (bits ^ _shifted(bits, 27)) * signed(SECOND)
@@ -83,7 +83,7 @@ class Draws:
     """Everything that the random draws of a text depend on."""
 
     keep: Tensor
-    """A word is kept if 32 random bits are below its number here: int64, from 0 (never) to 2^32 (always)."""
+    """A word is kept if a random 32-bit integer is below its threshold here: int64, from 0 (never) to 2^32 (always)."""
     accept: Tensor
     """A column of the alias table stands for its own word if 32 random bits are below this number: int64."""
     alias: Tensor
@@ -152,7 +152,7 @@ class Draws:
         return draw(draw(0, self.seed), epoch)
 
     def at_once(self, rate: float) -> int:
-        """Return the number of pairs that may be trained at the same weights.
+        """Return how many pairs may be computed from the same weights.
 
         Their gradients are computed independently and added up, so a row that occurs n times has n times the learning
         rate. Up to an effective rate of `CROWD`, the vectors become as good as with single pairs. At several times that

@@ -84,7 +84,8 @@ class _Tiles:
     ) -> None:
         """Launch a kernel over all tiles. It reads pairs of row and class matrices, and writes rows x classes."""
         h_ND = rows[0]
-        # As many programs as the device runs at once, however small the batch. Another number would be compiled again.
+        # As many programs as the device runs at once, however small the batch. A different number would trigger a
+        # recompilation.
         per_processor = 8 if self.stored else 1 if self.TMA else 2
         programs = 4 if not h_ND.is_cuda else _device(h_ND.device).multi_processor_count * per_processor
         boxes = [[self.BN, self.BD], [self.BV, self.BD]] * len(rows) + [[self.BN, self.BV // 2]] * len(out)
@@ -262,7 +263,7 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def _row(x: Tensor | None) -> Tensor | None:
-    """Return a contiguous float32 copy. The gradient of a sum, for example, is one number with a stride of zero."""
+    """Return a contiguous float32 copy, because autograd may pass expanded tensors, such as the gradient of a sum."""
     return None if x is None else x.to(torch.float32).contiguous()
 
 

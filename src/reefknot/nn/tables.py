@@ -30,7 +30,7 @@ class WordTable(nn.Module):
         dim: Dimension of the word vectors, D.
         unit_norm: Scale every vector to length 1 wherever the table is read (Inan et al. 2017, validation experiment).
         uniform: Draw the initial weights uniformly from [-uniform, uniform], even if a recipe initialises the other
-            parameters differently. With `unit_norm`, longer vectors change direction more slowly.
+            parameters differently. With `unit_norm`, a larger range makes the vectors turn more slowly in training.
         frozen: Keep the initial weights: neither updates nor weight decay change them.
     """
 

@@ -103,7 +103,7 @@ class Bench:
 
 
 def cases(device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary: bool) -> list[tuple[str, Shape]]:
-    """Return the ends and shapes to measure. Ends and shapes that the user does not choose have defaults.
+    """Return the ends and shapes to measure. If no ends or shapes are chosen, defaults are used.
 
     Args:
         device: `cuda` or `cpu`.
@@ -122,7 +122,7 @@ def cases(device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary:
 def measure_all(
     bench: Bench, rate: float, chosen: Sequence[tuple[str, Shape]], notify: Callable[[str], None]
 ) -> Iterator[list[Row]]:
-    """Yield the rows of every case. Competitors run one after the other on a GPU, and in turns on a CPU.
+    """Yield the rows of every case. On a GPU, each competitor is timed on its own; on a CPU, they take turns.
 
     Args:
         bench: The settings of the benchmark.

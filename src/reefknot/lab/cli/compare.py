@@ -1,6 +1,6 @@
 """`reefknot compare`: test whether one system is better than another or the difference is noise.
 
-The task of the runs compares them: `lab/tasks/compare_texts.py` and `compare_translations.py`.
+Each task has its own comparison: `lab/tasks/compare_texts.py` and `compare_translations.py`.
 """
 
 from __future__ import annotations

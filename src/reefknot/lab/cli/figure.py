@@ -43,7 +43,7 @@ def figure(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure a figure of a paper on our runs, print it as a table, and draw it next to the paper's numbers."""
+    """Reproduce a figure of a paper from your runs: print it as a table, and draw it next to the paper's numbers."""
     from reefknot.errors import SettingsError
     from reefknot.storage.files import write_json
 

@@ -31,7 +31,7 @@ VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run fo
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that holds the corpora, or the text itself. The default is the environment variable "
+        help="Folder that holds the corpora, or the files of one corpus. The default is the environment variable "
         "REEFKNOT_DATA.",
         show_default=False,
     ),

@@ -36,7 +36,7 @@ def predict(
     invocation: typer.Context,
     run: Run,
     phrases: Annotated[
-        list[str] | None, typer.Argument(help="Phrases to continue. A phrase phrase read as starts a line.")
+        list[str] | None, typer.Argument(help="Phrases to continue. Each phrase is read as the start of a line.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Number of words to print after each phrase.")] = 10,
     split: Annotated[

@@ -146,5 +146,5 @@ WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
     ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
     *(({"input": "adaptive", "output": kind, "tied": True}, KEPT_IN_BANDS) for kind in OUTPUTS if kind != "adaptive"),
 )
-"""Combinations that cannot be built. Each entry pairs some choices with an error message: a combination that matches all
-of the choices is rejected. Every other combination of an input, a classifier, an output and a tie works."""
+"""Combinations that cannot be built. Each entry pairs some choices with an error message: a combination that matches
+all of the choices is rejected. Every other combination of an input, a classifier, an output and a tie works."""

@@ -183,7 +183,8 @@ def losses(
 def log_probs(model: LanguageModel, x_BT: Tensor, y_BT: Tensor, window: int) -> Iterator[Tensor]:
     """Yield the log-probabilities logp_BT of the targets, for `window` tokens of every stream at a time.
 
-    Streams start from an empty state, which is carried along. The model stays in its mode, training or evaluation.
+    Each stream starts from an empty state, which is carried from window to window. The model stays in its mode,
+    training or evaluation.
     """
     check_carries(model)
     device = next(model.parameters()).device
@@ -228,7 +229,7 @@ def scored_rows(model: LanguageModel, h_ND: Tensor, y_N: Tensor) -> Tensor:
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the autocast context for a precision; it does nothing for `float32`.
 
-    Leave and enter it again after weights have changed, because autocast caches half-precision copies until it exits.
+    Exit and re-enter it after weights have changed, because autocast caches half-precision copies until it exits.
     """
     return torch.autocast(device.type, dtype=_AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
 

@@ -51,7 +51,7 @@ class SkipGramSettings(Settings):
         NonNegative,
         Field(
             le=1,
-            description="Words with a larger share of the text are randomly left out (subsampling). With 0, no word is left out.",
+            description="Words with a larger share of the text are randomly left out. With 0, no word is left out.",
         ),
     ] = 1e-3
 

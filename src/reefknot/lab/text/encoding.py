@@ -55,7 +55,7 @@ class Split:
     name: str
     ids: NDArray[np.int32]
     words: int
-    """Number of words between whitespace, without `<eos>`."""
+    """Number of whitespace-separated words, without `<eos>`."""
     lines: int
     bytes: int
     """Size of the text in UTF-8, line ends included."""

@@ -22,7 +22,8 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 def set_determinism(level: Literal["exact", "seeded", "fast"]) -> None:
     """Set how reproducible computations are, as `training.determinism` describes.
 
-    `exact` gives bit-identical results on the same device with the same versions. No level does on different devices.
+    `exact` gives bit-identical results on the same device with the same versions. No level guarantees this across
+    different devices.
     """
     if level == "exact":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

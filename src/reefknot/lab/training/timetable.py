@@ -38,7 +38,7 @@ class SessionClock:
     """Time spent training before the session."""
 
     def speed(self, progress: Progress) -> float:
-        """Return targets per second in this session. Earlier sessions do not count, because they may have used a different GPU."""
+        """Return targets per second in this session. Earlier sessions may have used another GPU."""
         return (progress.tokens - self.tokens) / (progress.seconds - self.seconds)
 
     def seconds_left(self, done: float) -> float:

@@ -6,10 +6,9 @@ strict, because torch's GradScaler raises the scale of the loss until a gradient
 the scale is halved, and only many overflows in a row end training.
 
 In a single process, an update is captured as a CUDA graph when its shapes occur for the second time, and is replayed
-from then on, because the kernels of small models take longer to launch than to run. Lines differ in length. To make
-shapes repeat nevertheless, the number of targets is a tensor, and the positions that have a target are padded with
-positions that have none. Nothing is captured if shapes do not repeat, or if a part of the model reads a value from the
-device.
+from then on, because the kernels of small models take longer to launch than to run. Lines differ in length. So that
+shapes still repeat, the number of targets is a tensor, and the positions with a target are padded with positions
+without one. Nothing is captured if shapes do not repeat, or if a part of the model reads a value from the device.
 
 Shapes: B rows of a training window (streams, blocks, sentences or pairs), T steps, M of the B x T positions: those
 with a target, and padding.
@@ -42,8 +41,7 @@ MAX_GRAPHS = 128
 """Maximum number of different shapes of an update that are tracked. A recipe with random window lengths has about
 forty. If the plan of an output end has a different shape every time, capturing is not worth it."""
 TARGET_BUCKETS = 16
-"""Number of different sizes M. In a window with padding, the number of positions that the output end reads is rounded
-up to a multiple of a sixteenth of all positions, so that shapes repeat."""
+"""Number of different sizes M. In a window with padding, the number of positions that the output end reads is rounded up to the next sixteenth of all positions, so that shapes repeat."""
 MAX_OVERFLOWS = 50
 """Number of skipped updates in a row that end training in float16. Every skipped update halves the scale of the loss,
 so after this many the scale is not the cause of the overflow."""
@@ -91,7 +89,7 @@ class MicroBatch:
     x: Tensor
     y: Tensor
     positions: Tensor | None
-    """Indices (M,), among the B x T positions, of those that the output end reads: all that have a target, and padding.
+    """Indices (M,) of the B x T positions that the output end reads: all positions with a target, and padding.
     None for all positions."""
     plan: Plan
 
@@ -161,7 +159,7 @@ class Tally:
         Args:
             world: The processes that train together.
             step: Number of updates so far.
-            patience: Number of failed updates in a row that end training. Fewer failed updates are skipped.
+            patience: Number of failed updates in a row that end training. If fewer updates fail in a row, they are skipped.
             skipped_in_a_row: Number of skipped updates since the last applied update.
         """
         self._world, self._patience = world, patience

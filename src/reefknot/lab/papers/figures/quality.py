@@ -1,8 +1,8 @@
 """Press & Wolf 2017, Tables 2 and 3: how well the tables of skip-gram and of language models rank pairs of words.
 
 The measure is Spearman's correlation with human judgements on the paper's five benchmarks, for the input and output
-tables of the untied model and for the table of the tied model. A claim of the paper is checked by the difference of the
-means of two tables over the benchmarks, with an interval over seeds.
+tables of the untied model and for the table of the tied model. Each claim compares two tables by their mean correlation
+over the benchmarks, with an interval over seeds.
 """
 
 from __future__ import annotations

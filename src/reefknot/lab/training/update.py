@@ -41,7 +41,8 @@ MAX_GRAPHS = 128
 """Maximum number of different shapes of an update that are tracked. A recipe with random window lengths has about
 forty. If the plan of an output end has a different shape every time, capturing is not worth it."""
 TARGET_BUCKETS = 16
-"""Number of different sizes M. In a window with padding, the number of positions that the output end reads is rounded up to the next sixteenth of all positions, so that shapes repeat."""
+"""Number of different sizes M. In a window with padding, the number of positions that the output end reads is rounded
+up to the next sixteenth of all positions, so that shapes repeat."""
 MAX_OVERFLOWS = 50
 """Number of skipped updates in a row that end training in float16. Every skipped update halves the scale of the loss,
 so after this many the scale is not the cause of the overflow."""
@@ -159,7 +160,8 @@ class Tally:
         Args:
             world: The processes that train together.
             step: Number of updates so far.
-            patience: Number of failed updates in a row that end training. If fewer updates fail in a row, they are skipped.
+            patience: Number of failed updates in a row that end training. If fewer updates fail in a row, they are
+                skipped.
             skipped_in_a_row: Number of skipped updates since the last applied update.
         """
         self._world, self._patience = world, patience

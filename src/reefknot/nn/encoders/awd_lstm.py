@@ -1,9 +1,9 @@
 """AWD-LSTM, the weight-dropped LSTM of Merity et al. (2017) and the encoder of Pappas & Henderson (2019).
 
 Dropout acts on the weights of each layer's recurrent matrix instead of the recurrent state, and is drawn once per
-window. The layer can therefore run in cuDNN, or in our own recurrence kernel where that is faster. Before, between and after the
-layers, the same units are dropped at every step of a window. The last layer has as many units as the word vectors have
-dimensions, so that the ends can be tied.
+window. The layer can therefore run in cuDNN, or in our own recurrence kernel where that is faster. Before, between and
+after the layers, the same units are dropped at every step of a window. The last layer has as many units as the word
+vectors have dimensions, so that the ends can be tied.
 
 Shapes: B streams, T steps, D dimensions.
 """

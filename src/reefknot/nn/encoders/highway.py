@@ -7,7 +7,8 @@ A step starts from the state s_0 that the previous step left. Each of its L laye
     s_l = h_l t_l + s_(l-1) (1 - t_l)
 
 So only the first layer reads the input, and the part of the state that is not transformed is carried. Dropout masks are
-constant over one stream and window (Gal & Ghahramani 2016). They apply to the input, to the state where a matrix multiplies it, and to the output, but never to the carried part.
+constant over one stream and window (Gal & Ghahramani 2016). They apply to the input, to the state where a matrix
+multiplies it, and to the output, but never to the carried part.
 
 Shapes: B streams, T steps, D input dimensions, H units, L layers of a step, G = 2H: h and t.
 """

@@ -244,7 +244,7 @@ def test_translation_measures_training_and_decoding(cli: Cli, tmp_path: Path) ->
         ("heads --weights float8", "--weights float8: must be float32 or bfloat16"),
         ("heads --weights bfloat16 --device cpu", "--weights bfloat16 needs a GPU"),
         ("heads --graph --device cpu", "--graph needs a GPU"),
-        ("heads --vocabulary --shape 16,8,50", "leave out --shape"),
+        ("heads --vocabulary --shape 16,8,50", "--shape has no effect with --vocabulary"),
         ("heads --vocabulary --end mixture", "--vocabulary --end mixture: must be plain or adaptive"),
         ("heads --json /nowhere/at/all.json", "the folder /nowhere/at does not exist"),
         ("heads --memory -1", "--memory -1: must be a number of MiB above 0"),

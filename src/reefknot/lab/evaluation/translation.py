@@ -219,7 +219,7 @@ def evaluate_translations(
     def report(_: str, done: float) -> None:
         progress(f"translating the {pairs.name} text", done)
 
-    options: dict[str, Any] = {"precision": precision, "say": notify, "progress": report}
+    options: dict[str, Any] = {"precision": precision, "notify": notify, "progress": report}
     translations = [best for best, *_ in translate(model, sources, dataset.words, search, **options)]
     lines = [translation.text for translation in translations]
     scores = metrics.score(lines, references).replace(

@@ -198,12 +198,12 @@ def test_lines_stay_in_order_in_groups_and_batches(
 
 
 def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
-    printed = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
-    assert [record["source"] for record in printed] == sources
-    assert [record["line"] for record in printed] == list(range(1, 51))
+    records = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
+    assert [record["source"] for record in records] == sources
+    assert [record["line"] for record in records] == list(range(1, 51))
     printed = iter(cli("translate", run, file, "--n-best", 3).out.splitlines())
     scored = cli("translate", run, file, "--scores").out.splitlines()
-    for record, line in zip(printed, scored, strict=True):
+    for record, line in zip(records, scored, strict=True):
         translations = record["translations"]
         assert len(translations) == 3
         scores = [translation["score"] for translation in translations]

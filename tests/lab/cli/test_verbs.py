@@ -45,7 +45,7 @@ def test_other_settings_are_rejected_with_the_difference(cli: Cli, recipe: Path,
 def test_ls_lists_every_family(cli: Cli) -> None:
     output = cli("ls", "--json").json()
     assert {"recipes", "corpora", "classifiers", "outputs"} <= set(output)
-    assert "dot products of a table's rows" in output["classifiers"]["plain"]
+    assert "class vectors are the rows of a table" in output["classifiers"]["plain"]
     assert all(text for entries in output.values() for text in entries.values())
     text = cli("ls").out
     assert "press2017/table6" in text
@@ -149,7 +149,7 @@ parameters = 9
         outcome = cli(*words)
         assert outcome.code == 2
         first, second = outcome.err.splitlines()
-        assert first.startswith(f'reefknot: {wrong}, rows "wide", "wide too": the encoder gives 9 ')
+        assert first.startswith(f'reefknot: {wrong}, rows "wide", "wide too": the encoder has dimension 9 ')
         assert second == f'{wrong}, row "short": 652 parameters, expected 9'
     assert not (tmp_path / "runs").exists()  # the rows that are right were not trained either
 

@@ -186,7 +186,7 @@ def test_references_include_nested_parts() -> None:
 
 
 def test_unknown_kind_is_rejected_with_suggestions() -> None:
-    for look_up in (OUTER.home, OUTER.load, OUTER.summary):
+    for look_up in (OUTER.location, OUTER.load, OUTER.summary):
         with pytest.raises(SettingsError, match="no outer is called 'stem'; there are: branch, grow"):
             look_up("stem")
         with pytest.raises(SettingsError, match=r"no outer is called 'brnach'; did you mean branch\?"):

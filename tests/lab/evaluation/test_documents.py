@@ -68,5 +68,5 @@ def test_heading_in_sub_words_is_recognised() -> None:
 
 def test_documents_need_eos() -> None:
     split = Split("test", np.array([0], dtype=np.int32), words=1, lines=1, bytes=2, unknown=0)
-    with pytest.raises(DataError, match="compare by blocks"):
+    with pytest.raises(DataError, match="--by blocks"):
         document_boundaries(split, Vocabulary(("a",), (1,)))

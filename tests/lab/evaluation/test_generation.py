@@ -112,7 +112,7 @@ def test_top_p_applies_after_top_k(model_for: Build) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.4}])
-def test_never_words_are_not_generated(model_for: Build, options: dict[str, float]) -> None:
+def test_banned_words_are_not_generated(model_for: Build, options: dict[str, float]) -> None:
     model = model_for(WORDS)
     best = int(next_probabilities(model, [2, 5]).argmax())
     words = list(generate(model, [2, 5], 60, banned=(best, 0), **options))  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_invalid_temperature_is_rejected(model_for: Build, temperature: float) -
         ({"top_k": 0}, "top_k = 0: must be at least 1, or left out"),
         ({"top_p": 0.0}, "top_p = 0.0: must be above 0 and at most 1"),
         ({"top_p": 1.5}, "top_p = 1.5: must be above 0 and at most 1"),
-        ({"never": tuple(range(WORDS))}, "all 9 words are excluded"),
+        ({"banned": tuple(range(WORDS))}, "all 9 words are excluded"),
     ],
 )
 def test_options_that_exclude_every_word_are_rejected(

@@ -136,7 +136,7 @@ def test_unscorable_pairs_are_rejected(opened: Callable[..., PairDataset]) -> No
     split, model = dataset.splits["test"], translator(dataset)
     with pytest.raises(DataError, match="the test text has no pairs"):
         score_pairs(model, replace(split, source=Lines.of([]), target=Lines.of([])), dataset.vocabulary)
-    with pytest.raises(DataError, match="the words of the target have no <eos>"):
+    with pytest.raises(DataError, match="the target side has no <eos>"):
         score_pairs(model, split, Vocabulary(("a", "b"), (2, 1)))
     with torch.no_grad():
         next(model.encoder.parameters()).fill_(torch.nan)

@@ -102,7 +102,7 @@ def test_speed_is_that_of_this_session() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "set epochs or updates"),
+        ({}, "neither epochs nor updates is set"),
         ({"epochs": 2, "updates": 7}, "epochs = 2 and updates = 7: only one of them"),
         (
             {"epochs": 2, "batching": "blocks", "random_steps": {}},

@@ -1,4 +1,7 @@
-"""Exceptions that users see. A message says what is wrong, where, and what to do. Each class has an exit code."""
+"""Exceptions that users see, and the exit codes that the command line returns for them.
+
+A message says what is wrong, where, and what to do. All exceptions derive from `ReefknotError`.
+"""
 
 from __future__ import annotations
 

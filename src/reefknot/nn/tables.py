@@ -169,7 +169,8 @@ class BandedTable(nn.Module):
     def _compute_masked(self, ids: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Call `compute` for each band with all ids, clamped into the band, and select the results with masks."""
         # Ids outside the vocabulary stay outside the first or the last band, where the lookup itself rejects them.
-        vectors = compute(0, ids.clamp(max=self.bounds[1] - 1) if len(self.sizes) > 1 else ids)
+        first_band_ids = ids.clamp(max=self.bounds[1] - 1) if len(self.sizes) > 1 else ids
+        vectors = compute(0, first_band_ids)
         for band, (start, stop) in enumerate(pairwise(self.bounds[1:]), start=1):
             last_band_id = stop - start - 1 if stop < self.vocab_size else None
             band_ids = (ids - start).clamp(0, last_band_id)

@@ -15,8 +15,8 @@ The state, which `encode_source` creates and `forward` reads, has these tensors:
     block.N          (2, B, H, P, K)    in step-by-step decoding: KV cache of target block N
     cached_steps     (1, B)             if the KV cache has a fixed capacity: number of cached steps
 
-Shapes: B streams (rows of a batch), S source tokens, T target steps, P cached target steps, D dimensions, H heads, K =
-D / H dimensions of a head, E concatenated queries, keys or values; 2 stands for keys and values.
+Shapes: B streams (rows of a batch), S source tokens, T target steps, P cached target steps, D dimensions, H heads,
+K = D / H dimensions of a head, E concatenated queries, keys or values; 2 stands for keys and values.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class AdaptiveSoftmax(OutputEnd):
         project_to: First map the hidden state to this dimension, by a matrix without bias. By default it is not mapped.
     """
 
-    synchronizes = True  # `topk` reads from the device how many rows need a tail
+    synchronizes = True  # `topk` and `target_log_probs` read from the device which rows need a tail
 
     def __init__(
         self,

@@ -62,9 +62,11 @@ class AttentionGRU(SourceEncoder):
         check_sizes("AttentionGRU", source_dim=source_dim, input_dim=input_dim, units=units, readout=self.dim)
         check_rates("AttentionGRU", dropout=dropout)
         self.dropout = dropout
+        # The source: a GRU from each end. Their mean annotation gives the first state of the target.
         self.rightward = GRU(source_dim, units, layers=1)
         self.leftward = GRU(source_dim, units, layers=1)
         self.start = nn.Linear(2 * units, units)
+        # A target step: a GRU step on the previous word, attention, and a GRU step on the context from the source.
         self.word = nn.Linear(input_dim, 3 * units)
         self.word_recurrent = nn.Linear(units, 3 * units, bias=False)
         self.keys = nn.Linear(2 * units, 2 * units)
@@ -72,6 +74,7 @@ class AttentionGRU(SourceEncoder):
         self.score = nn.Linear(2 * units, 1)
         self.context = nn.Linear(2 * units, 3 * units, bias=False)
         self.context_recurrent = nn.Linear(units, 3 * units)
+        # The output.
         self.read_state = nn.Linear(units, self.dim)
         self.read_word = nn.Linear(input_dim, self.dim)
         self.read_context = nn.Linear(2 * units, self.dim)

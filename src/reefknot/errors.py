@@ -52,7 +52,9 @@ class Stopped(ReefknotError):
     exit_code = 75
 
 
-def shortened(text: str, length: int = 100) -> str:
-    """Return untrusted text for use in a message: cut to `length`, with a `?` for each unprintable character."""
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= length else f"{text[:length]}..."
+def shorten(text: str, max_length: int = 100) -> str:
+    """Return untrusted text for use in a message: cut to `max_length`, with a `?` for each unprintable character."""
+    printable = "".join(character if character.isprintable() else "?" for character in text)
+    if len(printable) <= max_length:
+        return printable
+    return f"{printable[:max_length]}..."

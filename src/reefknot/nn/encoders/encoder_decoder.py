@@ -157,12 +157,12 @@ class EncoderDecoder(SourceEncoder):
         return Encoded(x_BTD, x_BTD, state | cache)
 
     def attention(self, x_BTD: Tensor, state: State) -> Tensor:
-        last = len(self.target_blocks) - 1
+        last_index = len(self.target_blocks) - 1
         slots = CacheSlots.for_window(state, x_BTD)
-        x_BTD, _ = self._run_target_blocks(last, x_BTD, state, slots)
-        block = self.target_blocks[last]
+        x_BTD, _ = self._run_target_blocks(last_index, x_BTD, state, slots)
+        block = self.target_blocks[last_index]
         assert isinstance(block, TargetBlock)
-        return block.source_attention_weights(x_BTD, *_block_state(state, last), slots)
+        return block.source_attention_weights(x_BTD, *_block_state(state, last_index), slots)
 
     def translation_flops(self, source_lengths_B: Tensor, target_lengths_B: Tensor) -> int:
         source_weights = count_matrix_weights(self.source_blocks) + count_matrix_weights(self.source_in)

@@ -214,11 +214,11 @@ class LanguageModel(nn.Module):
         """
         counts: dict[str, int] = {}
         for parameter_name, parameter in self.named_parameters():
-            *path, last = parameter_name.split(".")
+            *path, attribute = parameter_name.split(".")
             module = self.get_submodule(".".join(path))
             # The weight of a table, and all parameters of torch's own layers, are listed under the module's name.
-            if last != "weight" and not type(module).__module__.startswith("torch.nn"):
-                path.append(last)
+            if attribute != "weight" and not type(module).__module__.startswith("torch.nn"):
+                path.append(attribute)
             name = ".".join(component for component in path if not component.isdigit())
             counts[name] = counts.get(name, 0) + parameter.numel()
         return counts

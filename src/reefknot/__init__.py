@@ -1,10 +1,13 @@
-"""Reefknot: the two ends of a language model, and how to tie them.
+"""Reefknot: input embeddings and output classifiers of language models, and how to tie them.
 
     import reefknot as rk
 
     words = rk.WordTable(10_000, 200)
     model = rk.LanguageModel(rk.Lookup(words), rk.LSTM(200, 200), rk.Softmax(rk.Plain(words)))   # one table: tied
     model.loss(tokens).mean().backward()
+
+A model has two ends around its encoder: an input end turns ids into vectors, and an output end is a classifier and its
+loss. They are tied if they hold the same word table.
 
 Tensor names end in their shape: `h_ND` is a matrix with N rows and D columns. The letters mean the same everywhere:
 
@@ -20,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+# Public names and the modules that define them. Type checkers read the imports under TYPE_CHECKING instead.
+_MODULE_OF_NAME = {
     "AWDLSTM": "nn.encoders.awd_lstm",
     "AdaptiveLookup": "nn.inputs.adaptive",
     "AdaptiveSoftmax": "nn.outputs.adaptive",
@@ -72,7 +76,7 @@ _HOMES = {
     "write_vectors": "vectors.files",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULE_OF_NAME)
 
 if TYPE_CHECKING:
     from reefknot.errors import ArgumentError as ArgumentError
@@ -127,9 +131,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'reefknot' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"reefknot.{_HOMES[name]}"), name)
+    module = importlib.import_module(f"reefknot.{_MODULE_OF_NAME[name]}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

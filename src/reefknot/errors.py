@@ -1,4 +1,7 @@
-"""Exceptions that users see. A message says what is wrong, where, and what to do. Each class has an exit code."""
+"""Exceptions that users see, and the exit codes that the command line returns for them.
+
+A message says what is wrong, where, and what to do. All exceptions derive from `ReefknotError`.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ class Stopped(ReefknotError):
     exit_code = 75
 
 
-def shortened(text: str, length: int = 100) -> str:
-    """Return untrusted text for use in a message: cut to `length`, with a `?` for each unprintable character."""
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= length else f"{text[:length]}..."
+def shorten(text: str, max_length: int = 100) -> str:
+    """Return untrusted text for use in a message: cut to `max_length`, with a `?` for each unprintable character."""
+    printable = "".join(character if character.isprintable() else "?" for character in text)
+    if len(printable) <= max_length:
+        return printable
+    return f"{printable[:max_length]}..."

@@ -11,7 +11,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from reefknot.kernels.scores import IGNORE
-from reefknot.nn.models.translator import PAD, Translator, sides
+from reefknot.nn.models.translator import PAD, Translator, split_sides
 
 from .combinations import Case
 
@@ -62,8 +62,8 @@ def test_padding_does_not_change_log_probs(translating_case: Case) -> None:
 
 def test_decoding_step_by_step_gives_the_same_log_probs(translating_case: Case) -> None:
     model = build(translating_case)
-    source_BS, x_BT = sides(WINDOW, TARGETS)
-    state, logp = model.begin(source_BS), []
+    source_BS, x_BT = split_sides(WINDOW, TARGETS)
+    state, logp = model.start_decoding(source_BS), []
     for step in range(4):
         encoded = model(x_BT[:, step : step + 1], state)
         state = encoded.state

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import TABLES
-from reefknot.nn.tables import BandedTable, BandProjections, WordTable, rows_by_band
+from reefknot.nn.tables import BandedTable, BandProjections, WordTable, group_by_band
 
 
 def test_word_table_returns_rows_of_its_weight() -> None:
@@ -80,7 +80,7 @@ def test_recipe_lists_the_sizes_of_bands() -> None:
 
 def test_words_are_routed_to_their_bands_and_ignored_ids_to_none() -> None:
     table = BandedTable(10, 8, cutoffs=[2, 5], factor=2)
-    rows = rows_by_band(torch.tensor([9, 0, 5, -100, 4, 1, 2]), table.bounds)
+    rows = group_by_band(torch.tensor([9, 0, 5, -100, 4, 1, 2]), table.bounds)
     assert [positions.tolist() for positions, _ in rows] == [[1, 5], [4, 6], [0, 2]]
     assert [words.tolist() for _, words in rows] == [[0, 1], [2, 0], [4, 0]]
 
@@ -121,7 +121,9 @@ def test_down_is_the_transpose_of_up() -> None:
     assert [tuple(matrix.shape) for matrix in projections.bands] == [(6, 8), (6, 4), (6, 2)]
     for band, dim in enumerate((8, 4, 2)):
         v, h = torch.randn(3, dim, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
-        torch.testing.assert_close((projections.up(band, v) * h).sum(), (v * projections.down(band, h)).sum())
+        torch.testing.assert_close(
+            (projections.to_model_dim(band, v) * h).sum(), (v * projections.to_band_dim(band, h)).sum()
+        )
 
 
 def test_projections_without_head_skip_the_first_band() -> None:
@@ -129,10 +131,10 @@ def test_projections_without_head_skip_the_first_band() -> None:
     tails = BandProjections(table, 6, head=False)
     assert list(tails.state_dict()) == ["bands.0", "bands.1"]
     assert list(BandProjections(table, 6).state_dict()) == ["bands.0", "bands.1", "bands.2"]
-    assert torch.equal(tails.up(1, torch.eye(4)), tails.bands[0].T)
-    assert torch.equal(tails.down(2, torch.eye(6)), tails.bands[1])
+    assert torch.equal(tails.to_model_dim(1, torch.eye(4)), tails.bands[0].T)
+    assert torch.equal(tails.to_band_dim(2, torch.eye(6)), tails.bands[1])
     with pytest.raises(SettingsError, match="no matrix for the first band"):
-        tails.up(0, torch.eye(2))
+        tails.to_model_dim(0, torch.eye(2))
 
 
 def test_projections_need_a_banded_table() -> None:

@@ -1,1 +1,1 @@
-"""Tables, inputs, classifiers, outputs, encoders and models, as PyTorch modules."""
+"""The library as PyTorch modules: word tables, input ends, encoders, classifiers, output ends and whole models."""

@@ -1,9 +1,10 @@
-"""Bounds on numbers, as annotations of constructor arguments.
+"""Types for constructor arguments that must lie in a range, such as `Dim` or `Probability`.
 
     def __init__(self, dim: Dim, dropout: Probability = 0.0) -> None: ...
 
-`Dim` is `Annotated[int, Ge(1), Le(65_536)]`. An annotation documents the argument and lets other code check a value
-before it builds the module; the constructor itself checks what would otherwise fail late or silently.
+`Dim` is `Annotated[int, Ge(1), Le(65_536)]`. The annotation documents the argument and lets other code, such as the
+reader of recipes, check a value before it builds the module. A constructor itself checks only what would otherwise fail
+late or silently, for example with `check_rates`.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class Le(Bound):
 
 @dataclass(frozen=True)
 class Length:
-    """The sequence has at least `least` entries and, if `most` is given, at most that many."""
+    """The sequence has at least `minimum` entries and, if `maximum` is given, at most that many."""
 
-    least: int
-    most: int | None = None
+    minimum: int
+    maximum: int | None = None
 
 
 BOUNDS = (Bound, Length)
 
-# The upper bounds are far above all useful values. They turn a typing error into an error message.
+# The upper bounds are far above all useful values. They turn a typo such as an extra zero into an error message.
 Count = Annotated[int, Ge(1), Le(10**9)]
 """A number of items."""
 Dim = Annotated[int, Ge(1), Le(65_536)]

@@ -1,4 +1,4 @@
-"""Special words of a vocabulary, and error messages about ends that cannot be combined. Does not import torch."""
+"""Special words of a vocabulary, and error messages about parts that cannot be combined. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PADDING = "<pad>"
 END_OF_WORD = "</w>"
 """Ends the last sub-word of a word."""
 
-NOTHING_TO_TIE = (
+NO_TABLE_TO_SHARE = (
     "a char-CNN computes its vectors from spellings and has no table that the classes could share: "
     "give the classes a table of their own"
 )
-KEPT_IN_BANDS = (
+NEEDS_WORD_TABLE = (
     "this classifier needs a word table, but the words of this table are kept in bands: "
     "use the adaptive output with it, or give the classifier a word table"
 )

@@ -1,10 +1,12 @@
 """Code that all parts of a model share: inherited docstrings, and the count of floating-point operations.
 
-Every part has a method `flops` that counts the operations of its forward and backward pass. Only matrix products count.
-A weight of a matrix costs two operations per row, and two more for each of the two gradients: 6 in all. Causal
-attention counts half of the products of all pairs. Recomputed activations, scores that are computed again in the
-backward pass, and rows that only pad a shape do not count. So the measured share of the GPU's peak rises if a program
-becomes faster, but not if it does more work for the same result.
+Every part (input, classifier, output, encoder) has a method `flops` that counts the operations of its forward and
+backward pass. Only matrix products count. For one row (token), a weight of a matrix costs two operations, and two more
+for each of the two gradients: 6 in all. Causal attention counts half of the products of all pairs.
+
+Recomputed activations, scores that are computed again in the backward pass, and rows that only pad a shape do not
+count. So the measured share of the GPU's peak rises if a program becomes faster, but not if it does more work for the
+same result.
 """
 
 from __future__ import annotations
@@ -15,33 +17,37 @@ from typing import Any
 
 from torch import Tensor, nn
 
-PER_WEIGHT = 6
+FLOPS_PER_WEIGHT = 6
 """Operations per weight and row: a product and its two gradients, each with a multiplication and an addition."""
 
 
-class Documented:
-    """A base class that copies docstrings: a method without a docstring gets that of the method it overrides.
+class InheritsDocstrings:
+    """Base class whose subclasses inherit docstrings: a method without one gets that of the method it overrides.
 
     `help()` looks up inherited docstrings, but documentation generators and notebooks may read only `__doc__`.
     """
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
         for name, member in vars(cls).items():
             if isinstance(member, FunctionType) and member.__doc__ is None and not name.startswith("_"):
-                member.__doc__ = getattr(getattr(super(cls, cls), name, None), "__doc__", None)
+                overridden = getattr(super(cls, cls), name, None)
+                member.__doc__ = getattr(overridden, "__doc__", None)
 
 
-def matrix_weights(module: nn.Module) -> int:
+def count_matrix_weights(module: nn.Module) -> int:
     """Return the number of weights in matrices. Word tables do not count, because their rows are looked up or are
     counted as classes."""
     from reefknot.nn.tables import WordTable
 
-    tables = {id(child.weight) for child in module.modules() if isinstance(child, WordTable | nn.Embedding)}
-    matrices = (weight for weight in module.parameters() if weight.dim() > 1 and id(weight) not in tables)
+    table_ids = {id(child.weight) for child in module.modules() if isinstance(child, WordTable | nn.Embedding)}
+    matrices = [weight for weight in module.parameters() if weight.dim() > 1 and id(weight) not in table_ids]
     return sum(weight.numel() for weight in matrices)
 
 
 def count_by_band(ids_N: Tensor, bounds: tuple[int, ...]) -> list[int]:
-    """Return the number of ids in each band. `bounds` has the first id of every band and the end of the last."""
+    """Return the number of ids in each band (cluster of words of similar frequency).
+
+    `bounds` has the first id of every band and the end of the last band.
+    """
     return [int(((ids_N >= start) & (ids_N < stop)).sum()) for start, stop in pairwise(bounds)]

@@ -1,6 +1,11 @@
-"""Tables: the vectors that are learned per word. Two ends that hold the same table object are tied.
+"""Word tables: the embedding parameters that the input and the output of a language model can share.
 
-Shapes: V words, D dimensions.
+`WordTable` is one matrix with a vector per word. `BandedTable` cuts the vocabulary into bands (clusters of words of
+similar frequency) and gives rarer words smaller vectors; `BandProjections` maps them to the dimension of the model. Two
+modules that hold the same table object are tied. The modules that read tables are called ends: an input end turns ids
+into vectors (`nn/inputs`), an output end is a classifier and its loss (`nn/outputs`).
+
+Shapes: V words, D dimensions, N ids or rows.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Count, Dim, Positive
-from reefknot.nn.constants import NOTHING_TO_TIE
+from reefknot.nn.constants import NO_TABLE_TO_SHARE
 
 
 class WordTable(nn.Module):
@@ -112,7 +117,7 @@ class BandedTable(nn.Module):
         self.vocab_size = vocab_size
         self.dim = dim
         self.factor = factor
-        self.bounds = _bounds(vocab_size, sizes, cutoffs)
+        self.bounds = _compute_bounds(vocab_size, sizes, cutoffs)
         if factor < 1:
             raise SettingsError(f"banded table: factor = {factor}: must be at least 1")
         dims = [dim // factor**band for band in range(len(self.sizes))]
@@ -133,7 +138,7 @@ class BandedTable(nn.Module):
         """The bands, each as a table of its words."""
         return list(self.bands)  # type: ignore[arg-type]
 
-    def by_band(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def compute_by_band(self, ids: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Return one vector per id, with shape (*ids.shape, D), computed by a function for each band.
 
         On the CPU each band looks up its own words only. On a GPU, selecting them would synchronise with the host, and
@@ -142,28 +147,35 @@ class BandedTable(nn.Module):
 
         Args:
             ids: Word ids, with any shape.
-            vectors: Called as `vectors(band, words)`, where words are counted from the first id of the band. It returns
-                one vector per word. The vectors of all bands have the same dimension.
+            compute: Called as `compute(band, band_ids)`, where `band_ids` are counted from the first id of the band. It
+                returns one vector per id. The vectors of all bands have the same dimension.
         """
-        on_host = ids.device.type == "cpu" and not torch.compiler.is_compiling()
-        return self._by_rows(ids, vectors) if on_host else self._by_masks(ids, vectors)
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            return self._compute_selected(ids, compute)
+        return self._compute_masked(ids, compute)
 
-    def _by_rows(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def _compute_selected(self, ids: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Call `compute` for each band with its own words only."""
         flat_ids = ids.reshape(-1)
-        rows = rows_by_band(flat_ids, self.bounds)
-        positions = torch.cat([positions for positions, _ in rows])
+        groups = group_by_band(flat_ids, self.bounds)
+        positions = torch.cat([band_positions for band_positions, _ in groups])
         if len(positions) != len(flat_ids):
             raise IndexError(f"an id is outside the vocabulary, 0 to {self.vocab_size - 1}")
-        by_band = torch.cat([vectors(band, words) for band, (_, words) in enumerate(rows)])
-        return torch.empty_like(by_band).index_copy(0, positions, by_band).view(*ids.shape, by_band.shape[-1])
+        vectors = torch.cat([compute(band, band_ids) for band, (_, band_ids) in enumerate(groups)])
+        # The vectors are in the order of the bands; put them into the order of the ids.
+        ordered = torch.empty_like(vectors).index_copy(0, positions, vectors)
+        return ordered.view(*ids.shape, vectors.shape[-1])
 
-    def _by_masks(self, ids: Tensor, vectors: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def _compute_masked(self, ids: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Call `compute` for each band with all ids, clamped into the band, and select the results with masks."""
         # Ids outside the vocabulary stay outside the first or the last band, where the lookup itself rejects them.
-        selected = vectors(0, ids.clamp(max=self.bounds[1] - 1) if len(self.sizes) > 1 else ids)
+        first_band_ids = ids.clamp(max=self.bounds[1] - 1) if len(self.sizes) > 1 else ids
+        vectors = compute(0, first_band_ids)
         for band, (start, stop) in enumerate(pairwise(self.bounds[1:]), start=1):
-            words = (ids - start).clamp(0, stop - start - 1 if stop < self.vocab_size else None)
-            selected = torch.where((ids >= start)[..., None], vectors(band, words), selected)
-        return selected
+            last_band_id = stop - start - 1 if stop < self.vocab_size else None
+            band_ids = (ids - start).clamp(0, last_band_id)
+            vectors = torch.where((ids >= start)[..., None], compute(band, band_ids), vectors)
+        return vectors
 
     def vectors(self, ids: Tensor | None = None) -> Tensor:
         """Return the vectors of some words, with shape (*ids.shape, D), or of all words, with shape (V, D).
@@ -173,12 +185,12 @@ class BandedTable(nn.Module):
         Args:
             ids: Word ids, with any shape. By default all words.
         """
-        self.check_one_dimension()
+        self.check_equal_dims()
         if ids is None:
             return torch.cat([table.vectors() for table in self.tables])
-        return self.by_band(ids, lambda band, words: self.tables[band].vectors(words))
+        return self.compute_by_band(ids, lambda band, band_ids: self.tables[band].vectors(band_ids))
 
-    def check_one_dimension(self) -> None:
+    def check_equal_dims(self) -> None:
         """Raise a `SettingsError` unless all bands have the same dimension."""
         if self.factor != 1 and len(self.sizes) > 1:
             dims = ", ".join(str(table.dim) for table in self.tables)
@@ -192,16 +204,19 @@ class BandedTable(nn.Module):
         return f"{self.vocab_size}, sizes={list(self.sizes)}, cutoffs={list(self.bounds[1:-1])}"
 
 
-def rows_by_band(ids_N: Tensor, bounds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """Return for each band the positions of its words in `ids_N`, and the words, counted from the band's first id."""
-    rows = []
+def group_by_band(ids_N: Tensor, bounds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """Return for each band the positions of its ids in `ids_N`, and these ids, counted from the band's first id.
+
+    With the bounds 0, 10 and 100, the ids 3, 42, 7 give ([0, 2], [3, 7]) and ([1], [32]).
+    """
+    groups = []
     for start, stop in pairwise(bounds):
         positions = ((ids_N >= start) & (ids_N < stop)).nonzero().squeeze(-1)
-        rows.append((positions, ids_N[positions] - start))
-    return rows
+        groups.append((positions, ids_N[positions] - start))
+    return groups
 
 
-def _bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int] | None) -> tuple[int, ...]:
+def _compute_bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int] | None) -> tuple[int, ...]:
     """Return the first id of every band, and the end of the last band."""
     if (sizes is None) == (cutoffs is None):
         error = "both are given" if sizes is not None else "neither is given"
@@ -227,7 +242,7 @@ def _bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int]
     return bounds
 
 
-def projection(input_dim: int, dim: int) -> nn.Linear:
+def build_projection(input_dim: int, dim: int) -> nn.Linear:
     """Return a linear layer without bias and with Xavier weights, which maps vectors to another dimension."""
     layer = nn.Linear(input_dim, dim, bias=False)
     nn.init.xavier_uniform_(layer.weight)
@@ -239,15 +254,15 @@ def check_banded(table: nn.Module, module: str) -> None:
     if isinstance(table, BandedTable):
         return
     if not isinstance(table, WordTable):
-        raise SettingsError(NOTHING_TO_TIE)
+        raise SettingsError(NO_TABLE_TO_SHARE)
     raise SettingsError(f"{module}: needs a table with bands; give it one of kind = 'banded'")
 
 
 class BandProjections(nn.Module):
     """One matrix per band that maps between the dimension of the band and the dimension of the model.
 
-    An adaptive lookup maps the vectors of a band up to the dimension of the model. An adaptive softmax maps the hidden
-    state down with the transpose of the same matrix. Both ends can share one object.
+    An adaptive lookup maps the vectors of a band to the dimension of the model. An adaptive softmax maps the hidden
+    state to the dimension of the band, with the transpose of the same matrix. Both ends can share one object.
 
     Args:
         table: The banded table that gives the dimensions of the bands.
@@ -260,36 +275,37 @@ class BandProjections(nn.Module):
         super().__init__()
         check_banded(table, "band projections")
         self.dim = dim
-        self.head = head
-        self.widths = tuple(band.dim for band in table.tables)
+        self.has_head = head
+        self.band_dims = tuple(band.dim for band in table.tables)
+        projected_dims = self.band_dims if head else self.band_dims[1:]
         self.bands = nn.ParameterList(
-            nn.Parameter(nn.init.xavier_uniform_(torch.empty(dim, width))) for width in self.widths[0 if head else 1 :]
+            nn.Parameter(nn.init.xavier_uniform_(torch.empty(dim, band_dim))) for band_dim in projected_dims
         )
 
-    def _matrix(self, band: int) -> Tensor:
-        if band == 0 and not self.head:
-            raise SettingsError("band projections: there is no matrix for the first band; set head = true")
-        matrix: Tensor = self.bands[band if self.head else band - 1]
-        return matrix
-
-    def up(self, band: int, vectors: Tensor) -> Tensor:
+    def to_model_dim(self, band: int, vectors: Tensor) -> Tensor:
         """Map vectors from the dimension of a band to the dimension of the model.
 
         Args:
-            band: Number of the band, from 0.
+            band: Index of the band, from 0.
             vectors: Vectors with shape (..., dimension of the band).
         """
         return F.linear(vectors, self._matrix(band))
 
-    def down(self, band: int, h_ND: Tensor) -> Tensor:
+    def to_band_dim(self, band: int, h_ND: Tensor) -> Tensor:
         """Map hidden states from the dimension of the model to the dimension of a band.
 
         Args:
-            band: Number of the band, from 0.
+            band: Index of the band, from 0.
             h_ND: Hidden states, with shape (N, dim).
         """
         return F.linear(h_ND, self._matrix(band).T)
 
+    def _matrix(self, band: int) -> Tensor:
+        if band == 0 and not self.has_head:
+            raise SettingsError("band projections: there is no matrix for the first band; set head = true")
+        matrix: Tensor = self.bands[band if self.has_head else band - 1]
+        return matrix
+
     def extra_repr(self) -> str:
         """Return the dimensions that `print(model)` shows."""
-        return f"{list(self.widths)} <-> {self.dim}"
+        return f"{list(self.band_dims)} <-> {self.dim}"

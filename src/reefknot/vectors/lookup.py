@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from reefknot.errors import DataError, shortened
+from reefknot.errors import DataError, shorten
 from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
 from reefknot.vectors.word_vectors import WordVectors
 
@@ -70,7 +70,7 @@ def unknown_words_error(unknown: Sequence[str], words: Sequence[str], where: str
     described = []
     for word in dict.fromkeys(unknown):
         suggestions = near_spellings(word, words)
-        described.append(shortened(word) + (f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""))
+        described.append(shorten(word) + (f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""))
     return DataError(f"not in the vocabulary of {where}: {', '.join(described)}")
 
 

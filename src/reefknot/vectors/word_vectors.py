@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.errors import DataError, SettingsError, shortened
+from reefknot.errors import DataError, SettingsError, shorten
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
@@ -166,7 +166,7 @@ def first_non_finite_row(vectors_VD: Matrix) -> int | None:
 
 def quoted(word: str) -> str:
     """Return a word in quotes for use in a message. Special characters are escaped, and a long word is shortened."""
-    return shortened(repr(word), 60)
+    return shorten(repr(word), 60)
 
 
 def _check_words(words: tuple[str, ...]) -> None:

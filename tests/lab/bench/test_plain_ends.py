@@ -132,7 +132,7 @@ def test_empty_band_and_ignored_targets() -> None:
 
 def test_dropout_is_applied_in_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both draw the same masks if the tails have no filler rows."""
-    monkeypatch.setattr(adaptive, "FILL", 1)
+    monkeypatch.setattr(adaptive, "PAD_MULTIPLE", 1)
     model = _model(lambda: _adaptive(tail_dropout=0.5, softmax_dropout=0.25))
     x_BT, y_BT = torch.randint(WORDS, (2, 2, 7), generator=torch.Generator().manual_seed(2))
     _compare(model, x_BT, y_BT)

@@ -108,7 +108,7 @@ def simple_search(
     hypotheses: list[Hypothesis] = []
     for length in range(1, limit + 1):
         x_WT = torch.tensor([[EOS, *ids] for _, ids in unfinished])
-        h_WD = model(x_WT, model.read(source_S.expand(len(x_WT), -1))).output[:, -1]
+        h_WD = model(x_WT, model.encode_source(source_S.expand(len(x_WT), -1))).output[:, -1]
         ranked = [
             (logp + word_logp, [*ids, word])
             for (logp, ids), words in zip(unfinished, model.output.log_probs(h_WD).tolist(), strict=True)
@@ -209,7 +209,7 @@ def test_beam_of_one_is_greedy_search(encoder: str, output: str) -> None:
         ids: list[int] = []
         with torch.no_grad():
             while len(ids) < 8 and EOS not in ids:
-                h_1D = model.eval()(torch.tensor([[EOS, *ids]]), model.read(row[None])).output[:, -1]
+                h_1D = model.eval()(torch.tensor([[EOS, *ids]]), model.encode_source(row[None])).output[:, -1]
                 ids.append(int(model.output.log_probs(h_1D).argmax()))
         assert (*hypothesis.ids, *[EOS] * hypothesis.finished) == tuple(ids)
         assert hypothesis.logp == pytest.approx(log_prob(model, row[row != PAD], ids), abs=1e-11)

@@ -90,7 +90,7 @@ def backward(output: OutputEnd) -> None:
 
 def backward_with_sharing(output: OutputEnd) -> None:
     """Add up the gradients of all micro-batches, with class vectors that they share."""
-    with output.sharing() as join:
+    with output.cache_for_step() as join:
         for rows in MICRO_BATCHES:
             if rows is MICRO_BATCHES[-1]:
                 join()
@@ -129,7 +129,7 @@ def test_gradients_of_tables_arrive_with_the_last_micro_batch(build: Callable[[]
     """Processes exchange gradients during the last backward pass, so all gradients must be complete by then."""
     output = build_seeded(build)
     tables = [table.weight for table in output.tables()]
-    with output.sharing() as join:
+    with output.cache_for_step() as join:
         micro_batch_loss(output, MICRO_BATCHES[0]).backward()
         assert all(weight.grad is None for weight in tables)
         join()
@@ -139,7 +139,7 @@ def test_gradients_of_tables_arrive_with_the_last_micro_batch(build: Callable[[]
 
 def test_sharing_one_micro_batch_gives_bitwise_equal_gradients() -> None:
     output, reference = build_seeded(drill), build_seeded(drill)
-    with output.sharing() as join:
+    with output.cache_for_step() as join:
         join()
         micro_batch_loss(output, slice(None)).backward()
     micro_batch_loss(reference, slice(None)).backward()
@@ -153,11 +153,11 @@ def test_sharing_one_micro_batch_gives_bitwise_equal_gradients() -> None:
 def test_weight_that_is_a_parameter_is_not_copied(classifier: Callable[[WordTable], Classifier]) -> None:
     output = Softmax(classifier(WordTable(WORDS, DIM)))
     weight = output.classifier.table.weight
-    with output.sharing() as join:
+    with output.cache_for_step() as join:
         assert output.classifier.weight() is weight
         join()
         assert output.classifier.weight() is weight
-    with output.holding(), torch.no_grad():
+    with output.cache_for_evaluation(), torch.no_grad():
         assert output.classifier.weight() is weight
 
 
@@ -165,7 +165,7 @@ def test_micro_batches_of_an_update_share_a_dropout_mask() -> None:
     output = build_seeded(lambda: drill(dropout=0.5, variational=False))
     assert isinstance(output, Softmax)
     assert not torch.equal(output.classifier.weight(), output.classifier.weight())
-    with output.sharing() as join:
+    with output.cache_for_step() as join:
         first = output.classifier.weight()
         assert torch.equal(output.classifier.weight(), first)
         join()
@@ -178,7 +178,7 @@ def test_shared_class_vectors_are_float32_under_autocast() -> None:
     assert isinstance(output, Softmax)
     with torch.autocast("cpu", torch.bfloat16):
         assert output.classifier.weight().dtype == torch.bfloat16
-        with output.sharing() as join:
+        with output.cache_for_step() as join:
             leaf = output.classifier.weight()
             join()
             assert leaf.dtype == output.classifier.weight().dtype == torch.float32
@@ -187,7 +187,7 @@ def test_shared_class_vectors_are_float32_under_autocast() -> None:
 
 def test_sharing_without_join_raises_an_error() -> None:
     output = build_seeded(drill)
-    with pytest.raises(RuntimeError, match="before the last micro-batch"), output.sharing():
+    with pytest.raises(RuntimeError, match="before the last micro-batch"), output.cache_for_step():
         backward(output)
     assert_cache_is_empty(output)
 
@@ -199,7 +199,7 @@ def test_evaluation_computes_class_vectors_once(
     output = build_seeded(build).eval()
     expected = [output.target_log_probs(torch.ones(2, DIM).double(), TARGETS[rows]) for rows in MICRO_BATCHES]
     encode_counts.clear()
-    with output.holding(), torch.no_grad():
+    with output.cache_for_evaluation(), torch.no_grad():
         actual = [output.target_log_probs(torch.ones(2, DIM).double(), TARGETS[rows]) for rows in MICRO_BATCHES]
         output.log_probs(torch.ones(2, DIM).double())
     assert all(torch.equal(log_probs, reference) for log_probs, reference in zip(actual, expected, strict=True))
@@ -209,7 +209,7 @@ def test_evaluation_computes_class_vectors_once(
 
 def test_evaluation_mode_cache_does_not_block_gradients() -> None:
     output, reference = build_seeded(drill).eval(), build_seeded(drill).eval()
-    with output.holding():
+    with output.cache_for_evaluation():
         with torch.no_grad():
             output.vectors()
         backward(output)
@@ -219,7 +219,7 @@ def test_evaluation_mode_cache_does_not_block_gradients() -> None:
 
 def test_vectors_read_without_gradients_do_not_change_gradients() -> None:
     output, reference = build_seeded(drill), build_seeded(drill)
-    with output.sharing() as join:
+    with output.cache_for_step() as join:
         with torch.no_grad():
             output.vectors()
         join()
@@ -237,7 +237,7 @@ def assert_cache_is_empty(output: OutputEnd) -> None:
         assert not torch.equal(output.vectors(), before)
 
 
-@pytest.mark.parametrize("context", [OutputEnd.holding, OutputEnd.sharing])
+@pytest.mark.parametrize("context", [OutputEnd.cache_for_evaluation, OutputEnd.cache_for_step])
 def test_exception_empties_the_cache(context: Callable[[OutputEnd], Any]) -> None:
     output = build_seeded(adaptive)
 
@@ -260,9 +260,9 @@ def test_exception_empties_the_cache(context: Callable[[OutputEnd], Any]) -> Non
 
 def test_inner_context_restores_the_cache_of_the_outer_one(encode_counts: Counter[Classifier]) -> None:
     output = build_seeded(drill)
-    with torch.no_grad(), output.holding():
+    with torch.no_grad(), output.cache_for_evaluation():
         first = output.vectors()
-        with output.holding():
+        with output.cache_for_evaluation():
             assert output.vectors() is not first
         assert output.vectors() is first
     assert set(encode_counts.values()) == {2}
@@ -270,7 +270,7 @@ def test_inner_context_restores_the_cache_of_the_outer_one(encode_counts: Counte
 
 def test_deepcopy_does_not_copy_the_cache() -> None:
     output = build_seeded(drill)
-    with torch.no_grad(), output.holding():
+    with torch.no_grad(), output.cache_for_evaluation():
         output.vectors()
         copy = deepcopy(output)
     assert_cache_is_empty(copy)
@@ -280,7 +280,7 @@ def test_class_subset_is_computed_again_with_gradients() -> None:
     output = build_seeded(drill)
     assert isinstance(output, Softmax)
     ids = torch.tensor([4, 1])
-    with output.sharing() as join:
+    with output.cache_for_step() as join:
         subset = output.classifier.weight(ids)
         assert subset.grad_fn is not None
         torch.testing.assert_close(subset, output.classifier.weight()[ids])

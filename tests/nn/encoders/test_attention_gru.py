@@ -21,7 +21,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import ENCODERS
 from reefknot.nn.encoders.attention_gru import AttentionGRU
 from reefknot.nn.encoders.contract import Encoder, State, select_streams
-from reefknot.nn.encoders.stacked import weights_of
+from reefknot.nn.encoders.stacked import get_weights
 
 SOURCE_DIM, TARGET_DIM, UNITS, READOUT = 5, 6, 4, 3
 LENGTHS = (7, 1, 4)
@@ -63,7 +63,7 @@ def annotate_sentence(encoder: AttentionGRU, source_SD: Tensor) -> Tensor:
         h = source_SD.new_zeros(UNITS)
         states_of_reader = []
         for x in list(source_SD)[::order]:
-            h = torch.gru_cell(x[None], h[None], *weights_of(reader.layers[0]))[0]
+            h = torch.gru_cell(x[None], h[None], *get_weights(reader.layers[0]))[0]
             states_of_reader.append(h)
         states.append(torch.stack(states_of_reader[::order]))
     return torch.cat(states, dim=-1)
@@ -94,7 +94,7 @@ def test_each_sentence_equals_torch_gru_cells_without_padding() -> None:
     """Outputs and all gradients are compared; padding gets no gradient."""
     encoder, (source_BSD, x_BTD) = build(), vectors()
     inputs = [source_BSD.requires_grad_(), x_BTD.requires_grad_(), *encoder.parameters()]
-    state = encoder.read(source_BSD, source_mask())
+    state = encoder.encode_source(source_BSD, source_mask())
     encoded = encoder(x_BTD, state)
     references = [
         translate_sentence(encoder, source_SD[:length], x_TD)
@@ -117,11 +117,11 @@ def test_annotations_equal_torch_bidirectional_gru() -> None:
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     with torch.no_grad():
         for reader, ending in ((encoder.rightward, ""), (encoder.leftward, "_reverse")):
-            for name, tensor in zip(names, weights_of(reader.layers[0]), strict=True):
+            for name, tensor in zip(names, get_weights(reader.layers[0]), strict=True):
                 getattr(layer, name + ending).copy_(tensor)
     packed = pack_padded_sequence(source_BSD, torch.tensor(LENGTHS), batch_first=True, enforce_sorted=False)
     expected_BSA, _ = pad_packed_sequence(layer(packed)[0], batch_first=True)
-    actual_BSA = encoder.read(source_BSD, source_mask())["annotations"][0]
+    actual_BSA = encoder.encode_source(source_BSD, source_mask())["annotations"][0]
     torch.testing.assert_close(actual_BSA[source_mask()], expected_BSA[source_mask()], **EXACT)
 
 
@@ -130,7 +130,7 @@ def test_gradients_match_finite_differences() -> None:
     inputs = source_BSD[1:, :4].contiguous().requires_grad_(), x_BTD[1:, :2].contiguous().requires_grad_()
 
     def translate(source_BSD: Tensor, x_BTD: Tensor, *_: Tensor) -> Tensor:
-        return encoder(x_BTD, encoder.read(source_BSD, source_mask((1, 4), 4))).output  # type: ignore[no-any-return]
+        return encoder(x_BTD, encoder.encode_source(source_BSD, source_mask((1, 4), 4))).output  # type: ignore[no-any-return]
 
     assert torch.autograd.gradcheck(translate, (*inputs, *encoder.parameters()))
 
@@ -140,8 +140,8 @@ def test_gradients_match_finite_differences() -> None:
 )
 def test_target_read_in_parts_equals_target_read_at_once(splits: tuple[int, ...]) -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
-    whole = encoder(x_BTD, encoder.read(source_BSD, source_mask()))
-    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, source_mask())
+    whole = encoder(x_BTD, encoder.encode_source(source_BSD, source_mask()))
+    state = encoder.decoding_state(STREAMS) | encoder.encode_source(source_BSD, source_mask())
     outputs, weights = [], []
     for part_BTD in x_BTD.tensor_split(splits, dim=1):
         weights.append(encoder.attention(part_BTD, state))
@@ -151,31 +151,31 @@ def test_target_read_in_parts_equals_target_read_at_once(splits: tuple[int, ...]
         state = encoded.state
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole.output, **EXACT)
     torch.testing.assert_close(state["h"], whole.state["h"], **EXACT)
-    a_BTS = encoder.attention(x_BTD, encoder.read(source_BSD, source_mask()))
+    a_BTS = encoder.attention(x_BTD, encoder.encode_source(source_BSD, source_mask()))
     torch.testing.assert_close(torch.cat(weights, dim=1), a_BTS, **EXACT)
 
 
 def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
     order = torch.tensor([2, 0, 0, 1, 2])
-    state = encoder(x_BTD[:, :2], encoder.read(source_BSD, source_mask())).state
+    state = encoder(x_BTD[:, :2], encoder.encode_source(source_BSD, source_mask())).state
     reordered: State = {name: tensor.index_select(1, order) for name, tensor in state.items()}
     actual = encoder(x_BTD[order, 2:], reordered).output
-    expected = encoder(x_BTD, encoder.read(source_BSD, source_mask())).output[order, 2:]
+    expected = encoder(x_BTD, encoder.encode_source(source_BSD, source_mask())).output[order, 2:]
     torch.testing.assert_close(actual, expected, **EXACT)
 
 
 def test_batch_and_padding_do_not_change_a_sentence() -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
-    state = encoder.read(source_BSD, source_mask())
+    state = encoder.encode_source(source_BSD, source_mask())
     batched, weights_BTS = encoder(x_BTD, state).output, encoder.attention(x_BTD, state)
     longer_BSD = F.pad(source_BSD, (0, 0, 0, 9), value=-50.0)
-    padded = encoder.read(longer_BSD, source_mask(positions=POSITIONS + 9))
+    padded = encoder.encode_source(longer_BSD, source_mask(positions=POSITIONS + 9))
     torch.testing.assert_close(encoder(x_BTD, padded).output, batched, **EXACT)
     torch.testing.assert_close(encoder.attention(x_BTD, padded), F.pad(weights_BTS, (0, 9)), **EXACT)
     for row, length in enumerate(LENGTHS):
         stream = slice(row, row + 1)
-        alone = encoder.read(source_BSD[stream, :length], source_mask((length,), length))
+        alone = encoder.encode_source(source_BSD[stream, :length], source_mask((length,), length))
         torch.testing.assert_close(encoder(x_BTD[stream], alone).output, batched[stream], **EXACT)
         torch.testing.assert_close(
             encoder(x_BTD[stream], select_streams(state, stream)).output, batched[stream], **EXACT
@@ -184,7 +184,7 @@ def test_batch_and_padding_do_not_change_a_sentence() -> None:
 
 def test_attention_is_a_distribution_without_padding() -> None:
     encoder, (source_BSD, x_BTD) = build(), vectors()
-    weights_BTS = encoder.attention(x_BTD, encoder.read(source_BSD, source_mask()))
+    weights_BTS = encoder.attention(x_BTD, encoder.encode_source(source_BSD, source_mask()))
     assert weights_BTS.shape == (STREAMS, STEPS, POSITIONS)
     torch.testing.assert_close(weights_BTS.sum(-1), torch.ones(STREAMS, STEPS, dtype=torch.float64), **EXACT)
     assert ((weights_BTS > 0) == source_mask()[:, None]).all()
@@ -236,25 +236,25 @@ def test_dropout_acts_on_source_target_and_readout(monkeypatch: pytest.MonkeyPat
         return output
 
     monkeypatch.setattr(F, "dropout", record)
-    encoded = encoder(x_BTD, encoder.read(source_BSD, source_mask()))
+    encoded = encoder(x_BTD, encoder.encode_source(source_BSD, source_mask()))
     (source, dropped_source), (target, dropped_target), (readout, dropped_readout) = calls
     assert source is source_BSD
     assert target is x_BTD
     assert readout is encoded.raw
     assert dropped_readout is encoded.output
     assert all(torch.equal(after[after != 0], 2 * before[after != 0]) and (after == 0).any() for before, after in calls)
-    expected = plain.eval()(dropped_target, plain.read(dropped_source, source_mask()))
+    expected = plain.eval()(dropped_target, plain.encode_source(dropped_source, source_mask()))
     torch.testing.assert_close(encoded.raw, expected.output, **EXACT)
     torch.testing.assert_close(encoded.state["h"], expected.state["h"], **EXACT)
     encoder.eval()
-    undropped = encoder(x_BTD, encoder.read(source_BSD, source_mask())).output
-    assert torch.equal(undropped, plain(x_BTD, plain.read(source_BSD, source_mask())).output)
+    undropped = encoder(x_BTD, encoder.encode_source(source_BSD, source_mask())).output
+    assert torch.equal(undropped, plain(x_BTD, plain.encode_source(source_BSD, source_mask())).output)
 
 
 def test_every_parameter_but_the_score_bias_has_nonzero_gradient() -> None:
     """This bias shifts all scores equally. Its gradient is 0 but not None, because processes exchange it."""
     encoder, (source_BSD, x_BTD) = build(dropout=0.1), vectors()
-    encoder(x_BTD, encoder.read(source_BSD, source_mask())).output.square().sum().backward()
+    encoder(x_BTD, encoder.encode_source(source_BSD, source_mask())).output.square().sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
         assert (parameter.grad.abs() > 1e-9).any() == (name != "score.bias"), name
@@ -264,22 +264,22 @@ def test_copies_train_in_float32_and_bfloat16() -> None:
     encoder, (source_BSD, x_BTD) = build(dropout=0.1), vectors()
     copied = copy.deepcopy(encoder).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        state = copied.read(source_BSD.float(), source_mask())
+        state = copied.encode_source(source_BSD.float(), source_mask())
         encoded = copied(x_BTD.float(), state)
     encoded.output.float().square().sum().backward()
     assert state["h"].dtype == encoded.state["h"].dtype == torch.float32
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in copied.parameters())
     assert all(parameter.grad is None for parameter in encoder.parameters())
     rounded = copy.deepcopy(encoder).bfloat16()
-    state = rounded.read(source_BSD.bfloat16(), source_mask())
+    state = rounded.encode_source(source_BSD.bfloat16(), source_mask())
     assert rounded(x_BTD.bfloat16(), state).output.isfinite().all()
 
 
 def test_bfloat16_autocast_is_close_to_float32() -> None:
     encoder, (source_BSD, x_BTD) = build().float(), vectors()
-    expected = encoder(x_BTD.float(), encoder.read(source_BSD.float(), source_mask())).output
+    expected = encoder(x_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = encoder(x_BTD.float(), encoder.read(source_BSD.float(), source_mask())).output
+        actual = encoder(x_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
     torch.testing.assert_close(actual.float(), expected, rtol=0.0, atol=0.1)
     assert (actual.float() - expected).abs().mean() < 0.02
 
@@ -288,7 +288,7 @@ def test_forward_reads_no_tensor_values() -> None:
     """Reading a value of a meta tensor fails; on a GPU it would wait for the device."""
     encoder = AttentionGRU(SOURCE_DIM, TARGET_DIM, units=UNITS, dropout=0.1).to("meta")
     source_BSD, x_BTD = torch.empty(2, 7, SOURCE_DIM, device="meta"), torch.empty(2, 3, TARGET_DIM, device="meta")
-    encoded = encoder(x_BTD, encoder.read(source_BSD, torch.ones(2, 7, dtype=torch.bool, device="meta")))
+    encoded = encoder(x_BTD, encoder.encode_source(source_BSD, torch.ones(2, 7, dtype=torch.bool, device="meta")))
     assert encoded.output.shape == (2, 3, TARGET_DIM)
     assert not encoder.synchronizes
 
@@ -299,7 +299,7 @@ def test_gpu_agrees_with_cpu_without_synchronising(autocast: bool, monkeypatch: 
     # By default cuDNN rounds the factors of a recurrence in float32 to TF32, which is not what is compared here.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     encoder, (source_BSD, x_BTD) = build().float(), vectors()
-    expected = encoder(x_BTD.float(), encoder.read(source_BSD.float(), source_mask())).output
+    expected = encoder(x_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
     expected_gradients = gradients(expected, list(encoder.parameters()))
     on_gpu = copy.deepcopy(encoder).cuda()
     arguments = [tensor.cuda() for tensor in (source_BSD.float(), x_BTD.float(), source_mask())]
@@ -307,7 +307,7 @@ def test_gpu_agrees_with_cpu_without_synchronising(autocast: bool, monkeypatch: 
     try:
         with warnings.catch_warnings(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
             warnings.simplefilter("error")
-            actual = on_gpu(arguments[1], on_gpu.read(arguments[0], arguments[2])).output.float()
+            actual = on_gpu(arguments[1], on_gpu.encode_source(arguments[0], arguments[2])).output.float()
         actual_gradients = gradients(actual, list(on_gpu.parameters()))
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -10,7 +10,7 @@ import torch
 from reefknot.errors import SettingsError
 from reefknot.nn.encoders import bayesian_lstm
 from reefknot.nn.encoders.bayesian_lstm import BayesianLSTM
-from reefknot.nn.encoders.masks import GATES
+from reefknot.nn.encoders.masks import NUM_GATES
 
 from .reference import HIDDEN, IN, STREAMS, Recorder, assert_same_as_torch, lstm_loop, vectors
 
@@ -28,16 +28,16 @@ def test_values_and_gradients_equal_torch(gates: Gates) -> None:
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record the masks in the order in which they are drawn: input and state of every layer."""
-    recorder = Recorder(bayesian_lstm.window_mask)
-    monkeypatch.setattr(bayesian_lstm, "window_mask", recorder)
+    recorder = Recorder(bayesian_lstm.sample_mask)
+    monkeypatch.setattr(bayesian_lstm, "sample_mask", recorder)
     return recorder.returned
 
 
 def by_gate(mask: torch.Tensor | None) -> list[torch.Tensor]:
     """Return one mask per gate; a missing mask is all ones."""
     if mask is None:
-        return [torch.ones(STREAMS, 1, dtype=torch.float64)] * GATES
-    return list(mask.squeeze(-2)) if mask.dim() == 4 else [mask.squeeze(-2)] * GATES
+        return [torch.ones(STREAMS, 1, dtype=torch.float64)] * NUM_GATES
+    return list(mask.squeeze(-2)) if mask.dim() == 4 else [mask.squeeze(-2)] * NUM_GATES
 
 
 @pytest.mark.parametrize("gates", ["separate", "tied"])
@@ -64,7 +64,7 @@ def test_masked_gates_follow_the_equations_of_gal(gates: Gates, rates: tuple[flo
 
 def test_gates_have_separate_masks_or_share_one(masks: list[Any]) -> None:
     torch.manual_seed(0)
-    for gates, count in (("separate", GATES), ("tied", 1)):
+    for gates, count in (("separate", NUM_GATES), ("tied", 1)):
         masks.clear()
         encoder = BayesianLSTM(30, 30, dropout_input=0.5, dropout_hidden=0.5, gates=gates)
         encoder(vectors(dim=30).float(), encoder.initial_state(STREAMS))

@@ -51,7 +51,7 @@ def test_outputs_gradients_and_attention_equal_torch(norm: str) -> None:
     source_BSD, mask_BS = source()
     source_BSD.requires_grad_()
     x_BTD = vectors().requires_grad_()
-    state = encoder.read(source_BSD, mask_BS)
+    state = encoder.encode_source(source_BSD, mask_BS)
     encoded = encoder(x_BTD, state)
     expected, attention = torch_output_and_attention(encoder, source_BSD, mask_BS, x_BTD)
     inputs = [source_BSD, x_BTD, *encoder.parameters()]
@@ -63,9 +63,9 @@ def test_outputs_gradients_and_attention_equal_torch(norm: str) -> None:
 
 def test_cache_slots_are_computed_once_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = build()
-    state = encoder.read(*source()) | encoder.decoding_state(STREAMS, steps=vectors().shape[1])
-    expected = encoder.attention(vectors(), encoder.read(*source()))
-    monkeypatch.setattr(CacheSlots, "after", after := Mock(wraps=CacheSlots.after))
+    state = encoder.encode_source(*source()) | encoder.decoding_state(STREAMS, steps=vectors().shape[1])
+    expected = encoder.attention(vectors(), encoder.encode_source(*source()))
+    monkeypatch.setattr(CacheSlots, "for_window", after := Mock(wraps=CacheSlots.for_window))
     assert_near(encoder.attention(vectors(), state), expected)
     assert after.call_count == 1
 
@@ -83,16 +83,16 @@ def test_padding_and_batching_do_not_change_outputs(norm: str) -> None:
     """A pair alone and without padding has the same output as in a batch with any values at padding."""
     encoder = build(norm=norm)
     source_BSD, mask_BS = source()
-    state = encoder.read(source_BSD, mask_BS)
+    state = encoder.encode_source(source_BSD, mask_BS)
     filled = source_BSD.masked_fill(~mask_BS[..., None], 1e3)
     longer = torch.cat([filled, vectors(3, seed=9)], dim=1)
-    padded = encoder.read(longer, torch.cat([mask_BS, torch.zeros(STREAMS, 3, dtype=torch.bool)], dim=1))
+    padded = encoder.encode_source(longer, torch.cat([mask_BS, torch.zeros(STREAMS, 3, dtype=torch.bool)], dim=1))
     batched = encoder(vectors(), state).output
     assert_near(encoder(vectors(), padded).output, batched)
     assert_near(encoder.attention(vectors(), padded)[..., :SOURCE], encoder.attention(vectors(), state))
     for row, length in enumerate(LENGTHS):
         stream = slice(row, row + 1)
-        alone = encoder.read(source_BSD[stream, :length], mask_BS[stream, :length])
+        alone = encoder.encode_source(source_BSD[stream, :length], mask_BS[stream, :length])
         assert_near(encoder(vectors()[stream], alone).output, batched[stream])
         assert_near(encoder(vectors()[stream, :4], alone).output, batched[stream, :4])
         assert_near(
@@ -105,7 +105,7 @@ def test_padding_has_no_gradient(norm: str) -> None:
     encoder = build(norm=norm)
     source_BSD, mask_BS = source()
     source_BSD.requires_grad_()
-    output = encoder(vectors(), encoder.read(source_BSD, mask_BS)).output
+    output = encoder(vectors(), encoder.encode_source(source_BSD, mask_BS)).output
     (gradient,) = gradients(output, [source_BSD])
     assert not gradient[~mask_BS].any()
     assert (gradient[mask_BS].abs().amax(-1) > 1e-6).all()
@@ -114,7 +114,7 @@ def test_padding_has_no_gradient(norm: str) -> None:
 def test_source_keys_and_values_are_computed_once() -> None:
     """State entries have streams in dimension 1, and keys and values of the source are computed once."""
     encoder = build()
-    state = encoder.read(*source())
+    state = encoder.encode_source(*source())
     assert list(state) == ["source_mask", "source.0", "source.1"]
     assert torch.equal(state["source_mask"], source()[1][None])
     assert {state[f"source.{number}"].shape for number in range(LAYERS)} == {(2, STREAMS, HEADS, SOURCE, DIM // HEADS)}
@@ -126,7 +126,7 @@ def test_source_keys_and_values_are_computed_once() -> None:
         assert len(after) == len(state)
     encoder.attention(vectors(), state)
     assert not calls
-    encoder.read(*source())
+    encoder.encode_source(*source())
     assert calls == [1]
 
 
@@ -136,7 +136,7 @@ def test_source_keys_and_values_are_computed_once() -> None:
 @pytest.mark.parametrize("step", [0, 3, STEPS - 1])
 def test_later_token_does_not_change_earlier_outputs(step: int) -> None:
     encoder = build()
-    state = encoder.read(*source())
+    state = encoder.encode_source(*source())
     changed = vectors()
     changed[:, step, 0] += 1.0
     before, after = encoder(vectors(), state).output, encoder(changed, state).output
@@ -148,9 +148,9 @@ def test_later_token_does_not_change_earlier_outputs(step: int) -> None:
 @pytest.mark.parametrize("lengths", [[7], [1] * 7, [3, 4], [4, 1, 2], [0, 2, 5]])
 def test_kv_cache_equals_one_window_for_any_split(norm: str, lengths: list[int]) -> None:
     encoder = build(norm=norm)
-    whole = encoder(vectors(), encoder.read(*source())).output
-    attention = encoder.attention(vectors(), encoder.read(*source()))
-    state, read = encoder.decoding_state(STREAMS) | encoder.read(*source()), 0
+    whole = encoder(vectors(), encoder.encode_source(*source())).output
+    attention = encoder.attention(vectors(), encoder.encode_source(*source()))
+    state, read = encoder.decoding_state(STREAMS) | encoder.encode_source(*source()), 0
     for part in torch.split(vectors(), lengths, dim=1):
         steps = slice(read, read + part.shape[1])
         assert_near(encoder.attention(part, state), attention[:, steps])
@@ -167,13 +167,13 @@ def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:
     encoder = build()
     source_BSD, mask_BS = source()
     x_BTD = vectors()
-    state = encoder.decoding_state(STREAMS) | encoder.read(source_BSD, mask_BS)
+    state = encoder.decoding_state(STREAMS) | encoder.encode_source(source_BSD, mask_BS)
     rows, steps = torch.arange(STREAMS), x_BTD[:, :0]
     for step, survivors in enumerate(([2, 0, 0, 1], [3, 3, 1], [0, 2, 1, 1, 0], [4, 1])):
         new = x_BTD[rows, step, None]
         output = encoder(new, state)
         steps = torch.cat([steps, new], dim=1)
-        expected = encoder(steps, encoder.read(source_BSD[rows], mask_BS[rows])).output[:, -1:]
+        expected = encoder(steps, encoder.encode_source(source_BSD[rows], mask_BS[rows])).output[:, -1:]
         assert_near(output.output, expected)
         order = torch.tensor(survivors)
         state = {name: tensor.index_select(1, order) for name, tensor in output.state.items()}
@@ -185,17 +185,17 @@ def test_gradients_flow_through_the_kv_cache() -> None:
     source_BSD, mask_BS = source()
     x_BTD, source_BSD = vectors().requires_grad_(), source_BSD.requires_grad_()
     inputs = [x_BTD, source_BSD, *encoder.parameters()]
-    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | encoder.read(source_BSD, mask_BS))
+    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | encoder.encode_source(source_BSD, mask_BS))
     second = encoder(x_BTD[:, 4:], first.state)
     parts = torch.cat([first.output, second.output], dim=1)
-    whole = encoder(x_BTD, encoder.read(source_BSD, mask_BS)).output
+    whole = encoder(x_BTD, encoder.encode_source(source_BSD, mask_BS)).output
     assert_near(gradients(parts, inputs), gradients(whole, inputs))
 
 
 @NORMS
 def test_attention_sums_to_one_and_is_zero_on_padding(norm: str) -> None:
     encoder = build(norm=norm)
-    attention = encoder.attention(vectors(), encoder.read(*source()))
+    attention = encoder.attention(vectors(), encoder.encode_source(*source()))
     assert attention.shape == (STREAMS, STEPS, SOURCE)
     assert_near(attention.sum(-1), torch.ones(STREAMS, STEPS, dtype=torch.float64))
     mask_BTS = source()[1][:, None].expand_as(attention)
@@ -209,16 +209,16 @@ def test_attention_sums_to_one_and_is_zero_on_padding(norm: str) -> None:
 @pytest.mark.parametrize("rate", ["dropout", "dropout_attention", "dropout_relu"])
 def test_every_rate_acts_in_both_stacks_in_training_only(rate: str) -> None:
     encoder, plain = build(**{rate: 0.5}), build()
-    read, undropped = encoder.read(*source()), plain.read(*source())
+    read, undropped = encoder.encode_source(*source()), plain.encode_source(*source())
     for name, tensor in undropped.items():
         assert torch.equal(read[name], tensor) == (name == "source_mask"), name
-    assert_near(plain(vectors(), undropped).output, encoder.eval()(vectors(), encoder.read(*source())).output)
+    assert_near(plain(vectors(), undropped).output, encoder.eval()(vectors(), encoder.encode_source(*source())).output)
     dropped, expected = encoder.train()(vectors(), undropped).output, plain(vectors(), undropped).output
     assert ((dropped - expected).abs().amax((-1, -2)) > 1e-6).all()
     torch.manual_seed(4)
-    first = encoder(vectors(), encoder.read(*source())).output
+    first = encoder(vectors(), encoder.encode_source(*source())).output
     torch.manual_seed(4)
-    assert torch.equal(encoder(vectors(), encoder.read(*source())).output, first)
+    assert torch.equal(encoder(vectors(), encoder.encode_source(*source())).output, first)
 
 
 @pytest.mark.parametrize(("rate", "norm", "calls"), [("dropout", "pre", 12), ("dropout_relu", "post", 4)])
@@ -235,7 +235,7 @@ def test_dropout_is_called_on_inputs_sublayers_or_hidden_units(
         return dropout(x, p, training)
 
     monkeypatch.setattr(nn.functional, "dropout", record)
-    encoder(vectors(), encoder.read(*source()))
+    encoder(vectors(), encoder.encode_source(*source()))
     assert dropped == [(0.25, True, UNITS if rate == "dropout_relu" else DIM)] * calls
 
 
@@ -253,7 +253,7 @@ def test_recomputing_gives_bitwise_equal_results(norm: str, training: bool) -> N
         source_BSD, mask_BS = source()
         inputs = [source_BSD.requires_grad_(), vectors().requires_grad_(), *encoder.parameters()]
         torch.manual_seed(3)
-        output = encoder(inputs[1], encoder.read(source_BSD, mask_BS)).output
+        output = encoder(inputs[1], encoder.encode_source(source_BSD, mask_BS)).output
         after = torch.rand(1)  # recomputing must not advance the generator
         results.append((output, after, *gradients(output, inputs)))
         call_counts.append(len(calls))
@@ -275,7 +275,7 @@ def test_autocast_keeps_sums_norms_and_outputs_in_float32(norm: str) -> None:
         )
     x_BTD, (source_BSD, mask_BS) = vectors().bfloat16(), source()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        state = encoder.read(source_BSD.bfloat16(), mask_BS)
+        state = encoder.encode_source(source_BSD.bfloat16(), mask_BS)
         whole = encoder(x_BTD, state)
         first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | state)
         second = encoder(x_BTD[:, 4:], first.state)
@@ -288,20 +288,20 @@ def test_autocast_keeps_sums_norms_and_outputs_in_float32(norm: str) -> None:
     torch.testing.assert_close(attention.sum(-1), torch.ones(STREAMS, STEPS))
     torch.testing.assert_close(torch.cat([first.output, second.output], 1), whole.output, rtol=0.03, atol=0.03)
     reference = copy.deepcopy(encoder).double()
-    exact = reference(x_BTD.double(), reference.read(source_BSD.bfloat16().double(), mask_BS)).output
+    exact = reference(x_BTD.double(), reference.encode_source(source_BSD.bfloat16().double(), mask_BS)).output
     assert 0.0 < float(((whole.output - exact).norm() / exact.norm()).detach()) < 0.02
     assert encoder(x_BTD.float(), state).output.dtype == torch.float32, "a bfloat16 state can be used in float32"
 
 
 def test_copy_gives_equal_outputs_and_moves_to_meta_device() -> None:
     encoder = build()
-    expected = encoder(vectors(), encoder.read(*source())).output
+    expected = encoder(vectors(), encoder.encode_source(*source())).output
     copied = copy.deepcopy(encoder)
-    assert torch.equal(copied(vectors(), copied.read(*source())).output, expected)
+    assert torch.equal(copied(vectors(), copied.encode_source(*source())).output, expected)
     assert set(encoder.state_dict()) == {name for name, _ in encoder.named_parameters()}
     assert not list(encoder.buffers())
     copied.to("meta")
-    state: State = copied.decoding_state(STREAMS, torch.device("meta")) | copied.read(
+    state: State = copied.decoding_state(STREAMS, torch.device("meta")) | copied.encode_source(
         *(tensor.to("meta") for tensor in source())
     )
     assert all(tensor.is_meta for tensor in state.values())
@@ -310,10 +310,10 @@ def test_copy_gives_equal_outputs_and_moves_to_meta_device() -> None:
 
 def test_compiles_without_graph_breaks() -> None:
     encoder = build(layers=1).eval()
-    state = encoder.read(*source())
-    read = torch.compile(encoder.read, fullgraph=True, backend="eager")
+    state = encoder.encode_source(*source())
+    compiled_source = torch.compile(encoder.encode_source, fullgraph=True, backend="eager")
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
-    assert_near(read(*source())["source.0"], state["source.0"])
+    assert_near(compiled_source(*source())["source.0"], state["source.0"])
     assert_near(compiled(vectors(), state).output, encoder(vectors(), state).output)
 
 
@@ -383,7 +383,7 @@ def test_tied_base_translator_has_stacks_and_one_table(bias: bool) -> None:
 @NORMS
 def test_every_parameter_has_a_gradient(norm: str) -> None:
     encoder = build(norm=norm)
-    encoder(vectors(), encoder.read(*source())).output.square().sum().backward()
+    encoder(vectors(), encoder.encode_source(*source())).output.square().sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
     assert [type(block) for block in encoder.blocks] == [SourceBlock] * LAYERS + [TargetBlock] * LAYERS

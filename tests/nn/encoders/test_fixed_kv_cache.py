@@ -48,7 +48,7 @@ def initial_state(encoder: Encoder, steps: int | None) -> State:
     """Return a KV cache for a number of steps, or one that grows, with the source if the encoder reads one."""
     source_BSD, mask_BS = source()
     source_BSD = source_BSD.to(next(encoder.parameters()).dtype)
-    read = encoder.read(source_BSD, mask_BS) if isinstance(encoder, EncoderDecoder) else {}
+    read = encoder.encode_source(source_BSD, mask_BS) if isinstance(encoder, EncoderDecoder) else {}
     return encoder.decoding_state(STREAMS, steps=steps) | read
 
 
@@ -72,7 +72,7 @@ def test_fixed_cache_equals_growing_cache(encoder: Encoder, lengths: list[int], 
         )
         grown, fixed, read = expected.state, actual.state, read + part.shape[1]
         assert {name: tensor.shape for name, tensor in fixed.items()} == shapes
-        assert fixed["known"].tolist() == [[read] * STREAMS]
+        assert fixed["cached_steps"].tolist() == [[read] * STREAMS]
         for fixed_block, grown_block in zip(blocks(fixed), blocks(grown), strict=True):
             assert_near(fixed_block[:, :, :, :read].to(grown_block.dtype), grown_block)
             assert not fixed_block[:, :, :, read:].any()
@@ -95,7 +95,7 @@ def test_streams_can_be_reordered_and_have_different_lengths(encoder: Encoder) -
     encoded = encoder(x_BTD[:, 3:5], mixed)
     assert_near(encoded.output[:1], encoder(x_BTD[:, 3:5], after).output[:1])
     assert_near(encoded.output[1:], encoder(x_BTD[:, 3:5], empty).output[1:])
-    assert encoded.state["known"].tolist() == [[5, 2, 2]]
+    assert encoded.state["cached_steps"].tolist() == [[5, 2, 2]]
 
 
 def test_values_beyond_the_known_steps_are_ignored(encoder: Encoder) -> None:
@@ -116,7 +116,7 @@ def test_fixed_cache_equals_growing_cache_in_bfloat16(encoder: Encoder) -> None:
             torch.testing.assert_close(actual.output, expected.output, rtol=0.02, atol=0.05)
             grown, fixed = expected.state, actual.state
             assert {tensor.dtype for tensor in blocks(fixed)} == {torch.bfloat16}
-    assert fixed["known"].dtype == torch.int64
+    assert fixed["cached_steps"].dtype == torch.int64
 
 
 def test_gradients_equal_those_of_a_growing_cache(encoder: Encoder) -> None:
@@ -156,6 +156,6 @@ def test_compiles_without_graph_breaks() -> None:
 
 def test_cache_entries_have_streams_in_dimension_1() -> None:
     cache = build().decoding_state(STREAMS, steps=CAPACITY)
-    assert list(cache) == ["known", *(f"block.{number}" for number in range(LAYERS))]
-    assert cache["known"].shape == (1, STREAMS)
+    assert list(cache) == ["cached_steps", *(f"block.{number}" for number in range(LAYERS))]
+    assert cache["cached_steps"].shape == (1, STREAMS)
     assert cache["block.0"].shape == (2, STREAMS, HEADS, CAPACITY, DIM // HEADS)

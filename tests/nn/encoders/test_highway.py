@@ -65,8 +65,8 @@ def test_gradients_match_finite_differences() -> None:
 
 
 def test_one_mask_is_used_for_all_steps_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(highway.window_mask)
-    monkeypatch.setattr(highway, "window_mask", recorder)
+    recorder = Recorder(highway.sample_mask)
+    monkeypatch.setattr(highway, "sample_mask", recorder)
     encoder = build(dropout_hidden=0.5)
     start = torch.randn(1, STREAMS, HIDDEN, dtype=torch.float64)
     encoded = encoder(vectors(), {"h": start})

@@ -8,22 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from reefknot.nn.encoders.masks import GATES, locked_dropout, masked, run_masked, window_mask
+from reefknot.nn.encoders.masks import NUM_GATES, apply_mask, locked_dropout, run_masked_layer, sample_mask
 
 from .reference import HIDDEN, IN, STREAMS, lstm_loop, vectors
 
 
 def test_no_mask_in_evaluation_or_at_rate_zero() -> None:
     x_BTD = vectors()
-    assert window_mask(x_BTD, 3, 0.5, training=False) is None
-    assert window_mask(x_BTD, 3, 0.0, training=True) is None
-    assert masked(x_BTD, None) is x_BTD
+    assert sample_mask(x_BTD, 3, 0.5, training=False) is None
+    assert sample_mask(x_BTD, 3, 0.0, training=True) is None
+    assert apply_mask(x_BTD, None) is x_BTD
     assert locked_dropout(x_BTD, 0.5, training=False) is x_BTD
 
 
 def draw_mask(*args: Any, **options: Any) -> torch.Tensor:
     """Draw a mask in training mode."""
-    mask = window_mask(*args, training=True, **options)
+    mask = sample_mask(*args, training=True, **options)
     assert mask is not None
     return mask
 
@@ -39,10 +39,10 @@ def test_mask_values_are_zero_or_scaled_to_mean_one() -> None:
 
 def test_masks_differ_between_examples_gates_and_draws() -> None:
     torch.manual_seed(0)
-    first, second = (draw_mask(vectors(), 50, 0.5, gates=GATES) for _ in range(2))
-    assert first.shape == (GATES, STREAMS, 1, 50)
+    first, second = (draw_mask(vectors(), 50, 0.5, gates=NUM_GATES) for _ in range(2))
+    assert first.shape == (NUM_GATES, STREAMS, 1, 50)
     patterns = torch.cat([first, second]).flatten(0, 2)
-    assert len(patterns.unique(dim=0)) == 2 * GATES * STREAMS
+    assert len(patterns.unique(dim=0)) == 2 * NUM_GATES * STREAMS
 
 
 def test_masks_come_from_the_default_generator() -> None:
@@ -56,7 +56,7 @@ def test_bfloat16_inputs_are_scaled_in_float32() -> None:
     x_BTD = vectors(streams=20).bfloat16()
     mask = draw_mask(x_BTD, IN, 0.3)
     assert mask.dtype == torch.float32
-    actual = masked(x_BTD, mask)
+    actual = apply_mask(x_BTD, mask)
     assert actual.dtype == torch.bfloat16
     selected = mask.expand_as(x_BTD) != 0
     assert torch.equal(actual[selected], (x_BTD.float() / 0.7).bfloat16()[selected])
@@ -78,11 +78,11 @@ def test_masked_layer_follows_the_equations(by_gate: bool) -> None:
     nn.init.zeros_(layer.bias_hh_l0)
     x_BTD = vectors().requires_grad_()
     h_BH, c_BH = (torch.randn(STREAMS, HIDDEN, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    gates = GATES if by_gate else 1
+    gates = NUM_GATES if by_gate else 1
     input_mask, state_mask = (draw_mask(x_BTD, dim, 0.4, gates=gates) for dim in (IN, HIDDEN))
 
-    actual, (h, c) = run_masked(layer, x_BTD, (h_BH, c_BH), input_mask, state_mask)
-    masks = [list(mask.squeeze(-2)) if by_gate else [mask.squeeze(-2)] * GATES for mask in (input_mask, state_mask)]
+    actual, (h, c) = run_masked_layer(layer, x_BTD, (h_BH, c_BH), input_mask, state_mask)
+    masks = [list(mask.squeeze(-2)) if by_gate else [mask.squeeze(-2)] * NUM_GATES for mask in (input_mask, state_mask)]
     expected, last_cell = lstm_loop(layer, x_BTD, h_BH, c_BH, *masks)
 
     torch.testing.assert_close(actual, expected)

@@ -28,7 +28,7 @@ def test_values_and_gradients_equal_torch(encoder: type[Stacked], biases: Litera
 def test_final_state_equals_torch_stack(encoder: type[Stacked]) -> None:
     torch.manual_seed(0)
     stack = encoder(IN, HIDDEN, layers=LAYERS, biases=2).double()
-    reference = encoder.cell(IN, HIDDEN, LAYERS, batch_first=True).double()
+    reference = encoder.layer_class(IN, HIDDEN, LAYERS, batch_first=True).double()
     with torch.no_grad():
         for name, parameter in stack.named_parameters():
             _, layer, weight = name.split(".")
@@ -188,7 +188,7 @@ def test_bfloat16_runs_on_a_cpu_without_onednn_support(kind: type[Stacked], monk
         return function(*arguments, **options)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    monkeypatch.setitem(stacked._FUNCTIONS, kind.cell(1, 1).mode, run)
+    monkeypatch.setitem(stacked._FUNCTION_OF_MODE, kind.layer_class(1, 1).mode, run)
     enabled = torch._C._get_mkldnn_enabled()
     encoder = kind(4, 6, layers=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):

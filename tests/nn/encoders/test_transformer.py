@@ -208,8 +208,10 @@ def test_recomputing_gives_bitwise_equal_results(training: bool, monkeypatch: py
     plain, recomputing = (build(**rates, recompute=recompute).train(training) for recompute in (False, True))
     results, call_counts = [], []
     for encoder in (plain, recomputing):
-        attend, calls = Block._attend, []
-        monkeypatch.setattr(Block, "_attend", lambda *arguments, a=attend, c=calls: c.append(1) or a(*arguments))
+        attend, calls = Block._self_attention, []
+        monkeypatch.setattr(
+            Block, "_self_attention", lambda *arguments, a=attend, c=calls: c.append(1) or a(*arguments)
+        )
         x_BTD = vectors().requires_grad_()
         torch.manual_seed(3)
         output = encoder(x_BTD, {}).output

@@ -28,8 +28,8 @@ def test_evaluation_with_dropout_rates_equals_torch() -> None:
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record the masks of the hidden states in the order in which they are drawn."""
-    recorder = Recorder(variational_lstm.window_mask)
-    monkeypatch.setattr(variational_lstm, "window_mask", recorder)
+    recorder = Recorder(variational_lstm.sample_mask)
+    monkeypatch.setattr(variational_lstm, "sample_mask", recorder)
     return recorder.returned
 
 

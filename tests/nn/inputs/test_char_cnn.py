@@ -110,7 +110,7 @@ def test_id_outside_the_vocabulary_raises_index_error() -> None:
 def test_all_vectors_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_cnn(scale=3.0)
     whole = model(torch.arange(len(WORDS)))
-    monkeypatch.setattr(char_cnn, "WORDS_AT_ONCE", 2)
+    monkeypatch.setattr(char_cnn, "WORDS_PER_CHUNK", 2)
     torch.testing.assert_close(model.vectors(), whole)
     assert model.vocab_size == len(WORDS)
     assert model.tables() == []

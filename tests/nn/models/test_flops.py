@@ -115,7 +115,7 @@ def test_transformer_equals_torch_except_masked_half(recompute: bool) -> None:
 
 @pytest.mark.parametrize("head_projection", ["none", "own", "shared"])
 def test_adaptive_ends_equal_torch(head_projection: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive, "FILL", 1)
+    monkeypatch.setattr(adaptive, "PAD_MULTIPLE", 1)
     table = banded_table()
     shared = BandProjections(table, D)
     output = AdaptiveSoftmax(table, shared, head_projection=head_projection)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_padding_rows_of_adaptive_tails_do_not_count() -> None:
 
 
 def test_projection_before_adaptive_softmax_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive, "FILL", 1)
+    monkeypatch.setattr(adaptive, "PAD_MULTIPLE", 1)
     table = BandedTable(V, 8, cutoffs=[8, 20], factor=2)
     output = AdaptiveSoftmax(table, BandProjections(table, 8, head=False), context_dim=D, project_to=8)
     built = build_model(output=output)

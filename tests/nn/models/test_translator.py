@@ -16,7 +16,7 @@ from reefknot.nn.encoders.contract import SourceEncoder
 from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
 from reefknot.nn.encoders.stacked import GRU
 from reefknot.nn.inputs.lookup import Lookup
-from reefknot.nn.models.translator import PAD, Translator, sides
+from reefknot.nn.models.translator import PAD, Translator, split_sides
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
@@ -52,7 +52,7 @@ def pairs() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_pair_has_the_same_score_in_a_batch_and_alone(kind: str) -> None:
     model, (x_BU, y_BT) = translator(kind), pairs()
-    source_BS, x_BT = sides(x_BU, y_BT)
+    source_BS, x_BT = split_sides(x_BU, y_BT)
     logp_BT, _ = model.target_log_probs(x_BU, y_BT)
     for row in range(3):
         unpadded, scored = source_BS[row] != PAD, y_BT[row] != IGNORE
@@ -78,9 +78,9 @@ def test_loss_equals_negative_sum_of_target_log_probs(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_single_steps_equal_one_pass_over_the_target(kind: str) -> None:
     model, (x_BU, y_BT) = translator(kind), pairs()
-    source_BS, x_BT = sides(x_BU, y_BT)
-    whole = model(x_BT, model.read(source_BS)).output
-    state, steps = model.begin(source_BS), []
+    source_BS, x_BT = split_sides(x_BU, y_BT)
+    whole = model(x_BT, model.encode_source(source_BS)).output
+    state, steps = model.start_decoding(source_BS), []
     for step in range(4):
         encoded = model(x_BT[:, step : step + 1], state)
         state = encoded.state
@@ -91,8 +91,8 @@ def test_single_steps_equal_one_pass_over_the_target(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_sums_to_one_and_is_zero_on_padding(kind: str) -> None:
     model, (x_BU, y_BT) = translator(kind), pairs()
-    source_BS, x_BT = sides(x_BU, y_BT)
-    a_BTS = model.attention(x_BT, model.read(source_BS))
+    source_BS, x_BT = split_sides(x_BU, y_BT)
+    a_BTS = model.attention(x_BT, model.encode_source(source_BS))
     assert torch.allclose(a_BTS.sum(-1), torch.ones(3, 4, dtype=torch.float64))
     assert not a_BTS.masked_select((source_BS == PAD)[:, None].expand_as(a_BTS)).any()
 

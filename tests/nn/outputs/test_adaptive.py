@@ -21,7 +21,7 @@ from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs import adaptive
-from reefknot.nn.outputs.adaptive import FILL, AdaptiveSoftmax
+from reefknot.nn.outputs.adaptive import PAD_MULTIPLE, AdaptiveSoftmax
 from reefknot.nn.outputs.contract import Plan
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
@@ -104,7 +104,7 @@ def test_one_band_equals_softmax_without_bias() -> None:
     assert [id(p) for p in adaptive.parameters()] == [id(bands.tables[0].weight)]
     torch.testing.assert_close(adaptive.log_probs(h_ND), plain.log_probs(h_ND))
     torch.testing.assert_close(adaptive.target_log_probs(h_ND, y_N), plain.target_log_probs(h_ND, y_N))
-    assert adaptive.search(h_ND, 3).opened == 0.0
+    assert adaptive.search(h_ND, 3).computed_share == 0.0
 
 
 def test_tail_log_prob_is_cluster_plus_word_log_prob() -> None:
@@ -127,9 +127,9 @@ def test_search_equals_topk_of_all_log_probs(k: int, scale: float) -> None:
     torch.testing.assert_close(result.log_probs, values)
     torch.testing.assert_close(softmax.log_probs(h_ND).gather(1, result.ids), values)
     assert (result.ids.sort(-1).values.diff() > 0).all()
-    assert 0.0 <= result.opened <= 1.0
+    assert 0.0 <= result.computed_share <= 1.0
     if k == V:
-        assert result.opened == 1.0
+        assert result.computed_share == 1.0
 
 
 def test_search_does_not_open_improbable_tails() -> None:
@@ -140,7 +140,7 @@ def test_search_does_not_open_improbable_tails() -> None:
         softmax.clusters[0] = 100.0  # for a positive context the second band has all the probability
     h_ND = hidden(50).detach().abs()
     result = softmax.search(h_ND, 2)
-    assert result.opened == 0.5
+    assert result.computed_share == 0.5
     assert ((result.ids >= 7) & (result.ids < 15)).all()
     torch.testing.assert_close(result.log_probs, softmax.log_probs(h_ND).topk(2).values)
 
@@ -160,7 +160,7 @@ def test_closed_tails_compute_no_class_vectors(monkeypatch: pytest.MonkeyPatch) 
             classifier, "weight", lambda *_, band=band, weight=weight: computed_bands.append(band) or weight()
         )
     h_ND = hidden(5).detach().float()
-    assert softmax.search(h_ND, 3).opened == 0.0
+    assert softmax.search(h_ND, 3).computed_share == 0.0
     assert (softmax.sample(h_ND) < 7).all()
     assert set(computed_bands) == {0}
 
@@ -224,13 +224,13 @@ def test_padding_rows_of_tails_do_not_change_loss_and_gradients(monkeypatch: pyt
         loss = softmax.loss(h_ND, y_N, plan)["nll"]
         loss.sum.backward()
         results.append((loss, plan, [h_ND.grad, *(parameter.grad for parameter in softmax.parameters())]))
-        monkeypatch.setattr(adaptive, "_padded", lambda rows, words, total: (rows, words))
+        monkeypatch.setattr(adaptive, "_pad_tail", lambda rows, words, total: (rows, words))
     (padded, plan, gradients), (unpadded, unpadded_plan, expected_gradients) = results
     assert padded.count == unpadded.count
     torch.testing.assert_close(padded.sum, unpadded.sum)
     torch.testing.assert_close(gradients, expected_gradients)
     for (rows, words), (few, _) in zip(plan.tails, unpadded_plan.tails, strict=True):
-        assert len(rows) % FILL == 0
+        assert len(rows) % PAD_MULTIPLE == 0
         assert len(rows) > len(few)
         assert len(rows.unique()) == len(rows)
         assert torch.equal(rows[: len(few)], few)

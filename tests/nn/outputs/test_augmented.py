@@ -17,7 +17,7 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.linear_cross_entropy import IGNORE
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.classifiers.projected import Projected
-from reefknot.nn.outputs.augmented import FILL, Augmented
+from reefknot.nn.outputs.augmented import PAD_MULTIPLE, Augmented
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, WordTable
 
@@ -174,7 +174,7 @@ def test_log_probs_and_tables_equal_the_plain_softmax() -> None:
 def test_plan_has_each_target_once_for_any_shape() -> None:
     output = tied()
     plan = output.prepare(TARGETS.view(2, 4))
-    assert plan.targets.tolist() == [0, 3, 7, 10, *[0] * (FILL - 4)], (
+    assert plan.targets.tolist() == [0, 3, 7, 10, *[0] * (PAD_MULTIPLE - 4)], (
         "padded to few lengths, so that steps can be captured"
     )
     assert plan.rows.tolist() == [0, 1, 3, 4, 6, 7]

@@ -52,7 +52,7 @@ def test_samples_follow_the_distribution(distribution: str) -> None:
     torch.manual_seed(3)
     p_V = output._probabilities(torch.arange(WORDS))
     assert p_V.sum().item() == pytest.approx(1.0)
-    assert chisquare(torch.bincount(output._draw(), minlength=WORDS), p_V * 100_000).pvalue > 1e-3
+    assert chisquare(torch.bincount(output._sample_classes(), minlength=WORDS), p_V * 100_000).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -63,7 +63,7 @@ def test_log_q_is_the_probability_that_a_class_is_sampled(distribution: str) -> 
     count_V, log_q_V = torch.zeros(WORDS), torch.zeros(WORDS)
     for _ in range(plans):
         plan = output.prepare(all_classes)
-        count_V[plan.ids[: plan.drawn_count]] += 1
+        count_V[plan.ids[: plan.num_sampled]] += 1
         log_q_V[plan.ids] = plan.log_q.float()
     q_V = log_q_V.exp()
     error_V = (count_V / plans - q_V) / (q_V * (1 - q_V) / plans).sqrt()
@@ -89,7 +89,7 @@ def test_each_row_normalises_over_its_target_and_the_samples() -> None:
     torch.manual_seed(5)
     plan = output.prepare(TARGETS)
     assert isinstance(plan, Candidates)
-    drawn = set(plan.ids[: plan.drawn_count].tolist())
+    drawn = set(plan.ids[: plan.num_sampled].tolist())
     assert drawn & set(TARGETS[SCORED].tolist())
     assert set(TARGETS[SCORED].tolist()) - drawn
     classifier = output.classifier

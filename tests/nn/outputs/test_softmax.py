@@ -129,7 +129,7 @@ def test_smoothed_micro_batches_have_the_gradients_of_the_batch() -> None:
     objective(end, h_ND, y_N).backward()
     whole = [parameter.grad.clone() for parameter in end.parameters() if parameter.grad is not None]
     end.zero_grad()
-    with end.sharing() as join:
+    with end.cache_for_step() as join:
         objective(end, h_ND[:4], y_N[:4]).backward()
         join()
         objective(end, h_ND[4:], y_N[4:]).backward()

@@ -188,7 +188,7 @@ class MaskedLookup(InputEnd):
         for band, (start, stop) in enumerate(pairwise(end.table.bounds)):
             inside_BT = (ids_BT >= start) & (ids_BT < stop)
             vectors = end.table.tables[band].vectors(ids_BT[inside_BT] - start)
-            bands.append((inside_BT, end.projections.up(band, vectors)))
+            bands.append((inside_BT, end.projections.to_model_dim(band, vectors)))
         x_BTD = bands[0][1].new_zeros(*ids_BT.shape, self.dim)
         for inside_BT, vectors_RD in bands:
             x_BTD[inside_BT] = vectors_RD
@@ -237,11 +237,11 @@ class StoredAdaptive(Stored):
         if end.head is not None:
             h_ND = end.head(h_ND)
         elif end.head_projection == "shared":
-            h_ND = end.projections.down(0, h_ND)
+            h_ND = end.projections.to_band_dim(0, h_ND)
         return _scores(self._classifier(0), h_ND, end.clusters, end.cluster_bias)
 
     def _tail_scores(self, band: int, h_RD: Tensor) -> Tensor:
-        narrow = F.dropout(self.end.projections.down(band, h_RD), self.end.tail_dropout, self.training)
+        narrow = F.dropout(self.end.projections.to_band_dim(band, h_RD), self.end.tail_dropout, self.training)
         return _scores(self._classifier(band), narrow)
 
     def _classifier(self, band: int) -> Classifier:

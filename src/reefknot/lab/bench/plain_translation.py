@@ -27,7 +27,7 @@ from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
 from reefknot.nn.encoders.transformer import ResidualBlock, sinusoids
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import Lookup
-from reefknot.nn.models.translator import PAD, Translator, sides
+from reefknot.nn.models.translator import PAD, Translator, split_sides
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
@@ -71,7 +71,7 @@ class PlainTranslator(nn.Module):
 
     def loss(self, x_BU: Tensor, y_BT: Tensor) -> Tensor:
         """Return the loss summed over all targets."""
-        scores_BTV = self(*sides(x_BU, y_BT))
+        scores_BTV = self(*split_sides(x_BU, y_BT))
         return F.cross_entropy(
             scores_BTV.flatten(0, 1),
             y_BT.flatten(),
@@ -115,7 +115,7 @@ def search_without_cache(model: Translator, source_BS: Tensor, eos: int, setting
     """
     batch, width = len(source_BS), settings.beam
     limits = [settings.limit(tokens) for tokens in (source_BS != PAD).sum(dim=1).tolist()]
-    state = {name: tensor.repeat_interleave(width, dim=1) for name, tensor in model.read(source_BS).items()}
+    state = {name: tensor.repeat_interleave(width, dim=1) for name, tensor in model.encode_source(source_BS).items()}
     ids_NT = source_BS.new_full((batch * width, 1), eos)
     logp_BW = torch.full((batch, width), -math.inf, device=source_BS.device)
     logp_BW[:, 0] = 0.0

@@ -46,7 +46,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.models.translator import Translator, sides
+from reefknot.nn.models.translator import Translator, split_sides
 
 RECIPE, ROW = "pappas2019/multi30k", "TWWT"
 """The default recipe and row."""
@@ -258,7 +258,7 @@ def _search(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
     if isinstance(classifier, Classifier) and classifier.bias is not None:
         classifier.bias.data[job.eos] = NEVER
     x_BU, y_BT, _ = job.windows(device.type)[0]
-    source_BS = sides(x_BU, y_BT)[0][: SENTENCES[device.type]].to(device)
+    source_BS = split_sides(x_BU, y_BT)[0][: SENTENCES[device.type]].to(device)
     translations: list[Hypothesis] = []
     with autocast(device, job.settings.precision), decoding(model, fixed=mode == CAPTURED) as decoder:
         if mode == CAPTURED and decoder.graphs is None:

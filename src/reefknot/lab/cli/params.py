@@ -42,7 +42,7 @@ def params(
     check_data(data, (experiment.corpus.name for experiment in loaded.experiments.values()), recipe)
     models, uncounted = _models(loaded, data, as_json)
     counts = {name: _with_total(model.parameter_counts()) for name, model in models.items()}
-    record = {name: counts[name] | {"parts": model.parameter_parts()} for name, model in models.items()}
+    record = {name: counts[name] | {"parts": model.parameter_counts_by_module()} for name, model in models.items()}
     width = max(map(len, counts))
     lines = [
         f"{name:<{width}}  " + "  ".join(f"{part} {count:>12,}" for part, count in by_part.items())
@@ -50,7 +50,7 @@ def params(
     ]
     if row is not None:
         (model,) = models.values()
-        parts = _with_total(model.parameter_parts())
+        parts = _with_total(model.parameter_counts_by_module())
         width = max(map(len, parts))
         lines = [f"{part:<{width}}  {count:>13,}" for part, count in parts.items()]
     both = record | uncounted

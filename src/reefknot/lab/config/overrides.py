@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from reefknot.errors import SettingsError, shortened
+from reefknot.errors import SettingsError, shorten
 from reefknot.lab.config.parts import FAMILIES
 from reefknot.lab.config.upgrade import upgrade_key, warn_renamed
 
@@ -26,10 +26,10 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if upgrade_key(key) != key:
-        warn_renamed(f"'{shortened(text)}'")
+        warn_renamed(f"'{shorten(text)}'")
     names = upgrade_key(key).split(".")
     if not equals or not all(names):
-        raise SettingsError(f"'{shortened(text)}' is not key=value, such as training.epochs=3")
+        raise SettingsError(f"'{shorten(text)}' is not key=value, such as training.epochs=3")
     try:
         return names, tomllib.loads(f"value = {value}")["value"] if "\n" not in value else value
     except (ValueError, RecursionError):  # not TOML, or a number with thousands of digits

@@ -7,7 +7,7 @@ and the contract tests cover it. Nothing is imported until a part is used.
 from __future__ import annotations
 
 from reefknot.lab.config.registry import Registry
-from reefknot.nn.constants import KEPT_IN_BANDS, NOTHING_TO_TIE
+from reefknot.nn.constants import NEEDS_WORD_TABLE, NO_TABLE_TO_SHARE
 
 SHARED = {
     "reefknot.nn.tables:WordTable": "tables",
@@ -143,8 +143,12 @@ def describe_values(setting: str) -> str:
 FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, CLASSIFIERS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
 
 WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
-    ({"input": "char_cnn", "tied": True}, NOTHING_TO_TIE),
-    *(({"input": "adaptive", "output": kind, "tied": True}, KEPT_IN_BANDS) for kind in OUTPUTS if kind != "adaptive"),
+    ({"input": "char_cnn", "tied": True}, NO_TABLE_TO_SHARE),
+    *(
+        ({"input": "adaptive", "output": kind, "tied": True}, NEEDS_WORD_TABLE)
+        for kind in OUTPUTS
+        if kind != "adaptive"
+    ),
 )
 """Combinations that cannot be built. Each entry pairs some choices with an error message: a combination that matches
 all of the choices is rejected. Every other combination of an input, a classifier, an output and a tie works."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from reefknot.errors import SettingsError, shortened
+from reefknot.errors import SettingsError, shorten
 from reefknot.nn import bounds
 
 LINES_SHOWN = 10
@@ -132,17 +132,17 @@ class Mistake:
         key = _dotted(location[:-1] if wrong_name else location)
         if kind == "extra_forbidden" or wrong_name:
             hint = _hint(key, self.kind)
-            return shortened(f"{key}: no such setting") + (f"; {hint}" if hint else "")
+            return shorten(f"{key}: no such setting") + (f"; {hint}" if hint else "")
         if kind == "missing":
-            return shortened(f"{key}: must be set")
+            return shorten(f"{key}: must be set")
         message = self.problem["msg"].removeprefix("Value error, ")
         if kind == WRONG_KIND:
-            return shortened(f"{key}.kind: {message}", 200)
+            return shorten(f"{key}.kind: {message}", 200)
         # Pydantic writes "Input should be". An input is an end of the model here, so the message says "must be".
         message = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", message)
         message = message.replace(" after validation", "")
         message = f"{message[:1].lower()}{message[1:]}"
-        return shortened(f"{key}: {message}" if key else message, 160) + self.shown_value
+        return shorten(f"{key}: {message}" if key else message, 160) + self.shown_value
 
 
 def check(kind: type[T], raw: Any, where: str) -> T:
@@ -196,7 +196,7 @@ def complaint(mistakes: list[Mistake]) -> SettingsError:
 def _written(value: Any) -> str:
     """Return a value as a recipe writes it. Huge integers are hexadecimal, because Python limits decimal conversion."""
     huge = isinstance(value, int) and value.bit_length() > 64
-    return shortened(hex(value) if huge else repr(value), 60)
+    return shorten(hex(value) if huge else repr(value), 60)
 
 
 def _dotted(location: tuple[str | int, ...]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.errors import DataError, shortened
+from reefknot.errors import DataError, shorten
 from reefknot.storage.lines import read_file
 from reefknot.vectors.lookup import Lookup
 from reefknot.vectors.word_vectors import WordVectors
@@ -71,7 +71,7 @@ def read_questions(path: Path) -> tuple[Section, ...]:
             sections.append((" ".join(words).lstrip(": "), []))
         elif len(words) != 4:
             raise DataError(
-                f"{path}, line {line.number}: {shortened(' '.join(words))!r} is neither four words nor ': NAME'"
+                f"{path}, line {line.number}: {shorten(' '.join(words))!r} is neither four words nor ': NAME'"
             )
         else:
             if not sections:

@@ -112,7 +112,7 @@ class Decoder:
         steps = limit(self.width(tokens))
         if self.fixed and batch and steps <= MAX_STEPS:
             return FixedRows(step, source_BS, steps, width, self.graphs)
-        return Rows(step, self.model.begin(source_BS) if batch else {}, np.arange(batch))
+        return Rows(step, self.model.start_decoding(source_BS) if batch else {}, np.arange(batch))
 
     def width(self, tokens: int) -> int:
         """Return the length that a source of `tokens` tokens is padded to."""
@@ -186,7 +186,7 @@ class FixedRows(Rows):
         batch, tokens = source_BS.shape
         sentence_R = np.minimum(np.arange(_rounded_up(batch)), batch - 1).repeat(width)
         order_R = send(torch.from_numpy(sentence_R), source_BS.device)
-        source = {name: tensor.index_select(1, order_R) for name, tensor in step.model.read(source_BS).items()}
+        source = {name: tensor.index_select(1, order_R) for name, tensor in step.model.encode_source(source_BS).items()}
         super().__init__(step, source | step.model.decoding_state(len(sentence_R), steps), sentence_R)
         self._width = width
         self._at_R: Ints = width * np.arange(batch)

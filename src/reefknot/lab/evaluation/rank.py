@@ -133,7 +133,7 @@ def spectrum(
     factor = TriangularFactor(classes)
     x_T, y_T = (ids_T[:count] for ids_T in inputs_and_targets(split))
     spans = windows.spans(y_T, eos) if windows else None
-    with evaluating(model), exact.holding():
+    with evaluating(model), exact.cache_for_evaluation():
         for chunk in contexts(model, x_T, spans):
             for h_ND in torch.split(chunk.output.double(), _rows_at_once(exact)):
                 logp_NV = exact.log_probs(h_ND)

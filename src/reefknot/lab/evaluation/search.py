@@ -41,4 +41,4 @@ def tails_opened(
     with evaluating(model):
         hidden_ND = torch.cat([chunk.output for chunk in contexts(model, x_T, spans)])
         best = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))
-    return TailsOpened(k=best.ids.shape[1], tokens=len(x_T), share=best.opened)
+    return TailsOpened(k=best.ids.shape[1], tokens=len(x_T), share=best.computed_share)

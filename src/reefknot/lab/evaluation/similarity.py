@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.errors import CorpusNotFound, DataError, shortened
+from reefknot.errors import CorpusNotFound, DataError, shorten
 from reefknot.lab.evaluation.benchmarks import BENCHMARKS
 from reefknot.lab.evaluation.spearman import spearman, spearman_interval
 from reefknot.lab.runs.result import Judgement
@@ -84,14 +84,14 @@ def _pair(line: str, where: str) -> tuple[str, str, float]:
     separator = next((mark for mark in "\t," if mark in line), None)
     fields = [field.strip() for field in line.split(separator)]
     if len(fields) != 3 or not all(fields):
-        raise DataError(f"{where}: {shortened(repr(line))} is not two words and a score; correct the line")
+        raise DataError(f"{where}: {shorten(repr(line))} is not two words and a score; correct the line")
     one, other, written = fields
     try:
         score = float(written)
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
-        raise DataError(f"{where}: the score {shortened(repr(written))} is not a finite number; start comments with #")
+        raise DataError(f"{where}: the score {shorten(repr(written))} is not a finite number; start comments with #")
     return one, other, score
 
 

@@ -286,7 +286,7 @@ def examples(
             best = decode(decoder, source_1S)[0][0]
             written = [*best.ids, end_of_line(target)] if best.finished else list(best.ids)
             x_1T = torch.tensor([[end_of_line(target), *written[:-1]]], device=device)
-            a_TS = model.attention(x_1T, model.read(source_1S))[0].float()
+            a_TS = model.attention(x_1T, model.encode_source(source_1S))[0].float()
             chosen.append(
                 Example(
                     source=sources[index],

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reefknot.errors import SettingsError, shortened
+from reefknot.errors import SettingsError, shorten
 from reefknot.lab.runs.modes import LONGEST, window_sizes
 from reefknot.nn.bounds import Ge, Le
 
@@ -139,7 +139,7 @@ def parse_windows(name: str) -> Windows:
     """Return the windows with a name in the format of `Windows.name`."""
     sizes = window_sizes(name)
     if sizes is None:
-        raise SettingsError(f"unknown windows {shortened(name, 60)!r}: use context-C-stride-S, complete-L or lines")
+        raise SettingsError(f"unknown windows {shorten(name, 60)!r}: use context-C-stride-S, complete-L or lines")
     if sizes.stride:
         return Sliding(sizes.context, sizes.stride)
     return Complete(sizes.length) if sizes.length else Lines()

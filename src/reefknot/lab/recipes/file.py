@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from reefknot.errors import SettingsError, shortened
+from reefknot.errors import SettingsError, shorten
 from reefknot.lab.config.settings import OneLine, Positive, Settings, check
 from reefknot.lab.config.upgrade import upgrade_settings, warn_renamed
 from reefknot.lab.runs.folder import folder_name
@@ -91,7 +91,7 @@ class Row(Settings):
 
         for name in (name for scores in similarity.values() for name in scores):
             if name not in BENCHMARKS:
-                raise ValueError(f"unknown benchmark {shortened(name)!r}; known benchmarks: {', '.join(BENCHMARKS)}")
+                raise ValueError(f"unknown benchmark {shorten(name)!r}; known benchmarks: {', '.join(BENCHMARKS)}")
         return similarity
 
     @model_validator(mode="after")
@@ -161,7 +161,7 @@ def _selected(selection: Selection, where: str) -> RecipeFile:
     for row in selection.rows:
         if row not in by_name:
             names = ", ".join(f'"{name}"' for name in by_name)
-            raise SettingsError(f'{where}: {known_as} has no row "{shortened(row)}"; there are: {names}')
+            raise SettingsError(f'{where}: {known_as} has no row "{shorten(row)}"; there are: {names}')
     rows = [by_name[row] for row in selection.rows]
     changes = {"title": selection.title, "paper": selection.paper, "rows": rows, "extends": known_as}
     return whole.model_copy(update=changes)
@@ -190,7 +190,7 @@ def _check_evaluated_rows(rows: Sequence[Row], where: str) -> None:
         if row.of is not None and row.of not in trained:
             names = ", ".join(f'"{name}"' for name in trained) or "none"
             raise SettingsError(
-                f'{where}, row "{row.name}":\n  of: no trained row is called "{shortened(row.of)}"; there are: {names}'
+                f'{where}, row "{row.name}":\n  of: no trained row is called "{shorten(row.of)}"; there are: {names}'
             )
 
 

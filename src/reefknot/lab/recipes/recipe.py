@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from reefknot.errors import SettingsError, shortened
+from reefknot.errors import SettingsError, shorten
 from reefknot.lab.config.overrides import merge, override
 from reefknot.lab.config.settings import Mistake, complaint, not_too_deep
 from reefknot.lab.recipes.file import RecipeFile, find_recipe, read_file, setting
@@ -144,7 +144,7 @@ def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where
             chain.append(start)
         if len(chain) > 1 and chain[1] not in starts:
             names = ", ".join(f'"{row}"' for row in starts)
-            error = f'no trained row is called "{shortened(chain[1])}"; there are: {names}'
+            error = f'no trained row is called "{shorten(chain[1])}"; there are: {names}'
         elif start:
             error = "a row cannot start from its own weights: " + " <- ".join(f'"{row}"' for row in (*chain, start))
         elif (
@@ -211,7 +211,7 @@ def _choose(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
         names = {row.name.lower(): row.name for row in trained}
         near = get_close_matches(name[:100].lower(), names, n=1)
         hint = f'did you mean "{names[near[0]]}"?' if near else _available(trained, recipe)
-        raise SettingsError(f'{recipe}: no row "{shortened(name)}"; {hint}')
+        raise SettingsError(f'{recipe}: no row "{shorten(name)}"; {hint}')
     if not chosen.trained:
         evaluated = f'evaluates the model of row "{chosen.of}"; train that row'
         reason = evaluated if chosen.of else "is quoted from another paper: there is nothing to train"
@@ -236,7 +236,7 @@ def _matching(rows: Sequence[Row], patterns: Iterable[str], recipe: str, trained
             matches = [_choose(rows, pattern, recipe)]
         elif all(row.quoted for row in matches):
             available = _available([row for row in rows if row.trained], recipe)
-            raise SettingsError(f'{recipe}: no row to train matches "{shortened(pattern)}"; {available}')
+            raise SettingsError(f'{recipe}: no row to train matches "{shorten(pattern)}"; {available}')
         chosen |= {row.name: row for row in matches}
     return list(chosen.values())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import Field, field_validator, model_validator
 from torch import nn
 
-from reefknot.errors import SettingsError, shortened
+from reefknot.errors import SettingsError, shorten
 from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS, describe_values
 from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings
@@ -145,9 +145,9 @@ class SequenceExperiment(Experiment):
             if missing:
                 singular = group.removesuffix("s")
                 known = ", ".join(entries) or "none"
-                raise ValueError(f"no {singular} '{shortened(missing[0], 60)}' in [{group}]; there are: {known}")
+                raise ValueError(f"no {singular} '{shorten(missing[0], 60)}' in [{group}]; there are: {known}")
             if unused:
-                raise ValueError(f"no end uses {group}.{shortened(unused[0], 60)}; remove it or name it in an end")
+                raise ValueError(f"no end uses {group}.{shorten(unused[0], 60)}; remove it or name it in an end")
         return self
 
     @model_validator(mode="after")

@@ -299,7 +299,7 @@ class Update:
         penalties: dict[str, Tensor] = {}
         states: list[State] = []
         start = 0
-        with self.model.output.sharing() as join:
+        with self.model.output.cache_for_step() as join:
             for number, batch in enumerate(batches):
                 streams = slice(start, start + len(batch.x))
                 start = streams.stop

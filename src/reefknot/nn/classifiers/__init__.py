@@ -1,1 +1,1 @@
-"""Classifiers: one vector per class, and a transformation of the hidden state before it meets them."""
+"""Classifiers: one vector per class, and a map of the hidden state to the space of these vectors."""

@@ -1,6 +1,8 @@
-"""The bilinear classifier (Gulordava et al. 2018; Pappas & Henderson 2019): a matrix between classes and context.
+"""The bilinear classifier (Gulordava et al. 2018; Pappas & Henderson 2019): a matrix U maps the hidden state.
 
     score(y | h) = e_y . U h + bias[y],   with a residual e_y . (U h + h) + bias[y]
+
+e_y is the row of class y in the word table.
 
 Shapes: N rows (tokens), D dimensions: of the hidden state before U, of the table after it.
 """

@@ -1,7 +1,10 @@
-"""The contract of classifiers: score(y | h) = weight()[y] . context(h) + bias[y].
+"""Base class of classifiers, which give every class a vector, and the caches of these vectors.
 
-A classifier may compute its class vectors from a table by a network, the label encoder. These vectors are the same for
-all windows of an evaluation and for all micro-batches of an optimiser step. A `WeightCache` computes them only once.
+    score(y | h) = weight()[y] . context(h) + bias[y]
+
+Start reading at `Classifier`. The class vectors `weight()` come from a word table. A classifier may compute them by a
+network, the label encoder. They are then the same for all windows of an evaluation and for all micro-batches of an
+optimiser step, and a `WeightCache` computes them only once.
 
 Shapes: N rows (tokens), V classes, D dimensions.
 """
@@ -18,8 +21,8 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.kernels.scores import at_least_float32
-from reefknot.nn.constants import KEPT_IN_BANDS, NOTHING_TO_TIE
-from reefknot.nn.part import PER_WEIGHT, Documented, matrix_weights
+from reefknot.nn.constants import NEEDS_WORD_TABLE, NO_TABLE_TO_SHARE
+from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
 from reefknot.nn.tables import BandedTable, WordTable
 
 
@@ -60,7 +63,7 @@ class StepCache(WeightCache):
     def __init__(self) -> None:
         self._weight: Tensor | None = None
         self._leaf: Tensor | None = None
-        self._last = False
+        self._is_last = False
 
     def weight(self, compute: Callable[[], Tensor]) -> Tensor:
         """Return w_VD, calling `compute` in the first micro-batch and in every call without gradients."""
@@ -69,40 +72,42 @@ class StepCache(WeightCache):
         if self._weight is None:
             weight_VD = compute()
             # Under autocast a label encoder may end in half precision, in which gradients must not be accumulated.
-            self._weight = at_least_float32(weight_VD) if _under_autocast(weight_VD) else weight_VD
-        if self._last or self._weight.grad_fn is None:  # None: a parameter, which accumulates gradients itself
+            self._weight = at_least_float32(weight_VD) if _is_under_autocast(weight_VD) else weight_VD
+        if self._is_last or self._weight.grad_fn is None:  # None: a parameter, which accumulates gradients itself
             return self._weight
         if self._leaf is None:
             self._leaf = self._weight.detach().requires_grad_()
             self._weight.register_hook(partial(_add_accumulated, self._leaf))  # type: ignore[no-untyped-call]
         return self._leaf
 
-    def join(self) -> None:
+    def announce_last(self) -> None:
         """Announce that the next micro-batch is the last."""
-        self._last = True
+        self._is_last = True
 
-    def check_joined(self) -> None:
+    def check_gradients_passed_on(self) -> None:
         """Raise an error if accumulated gradients would be lost."""
         if self._leaf is not None and self._leaf.grad is not None:
             raise RuntimeError(
                 "class vectors were shared between micro-batches, but the last one did not receive the gradients of "
-                "the others; call join() before the last micro-batch, and its backward() inside the context"
+                "the others; call the function that cache_for_step() yields before the last micro-batch, and its "
+                "backward() inside the context"
             )
 
 
 def _add_accumulated(leaf: Tensor, gradient: Tensor) -> Tensor:
+    """Move the gradient that `leaf` has accumulated into `gradient`."""
     accumulated, leaf.grad = leaf.grad, None
     return gradient if accumulated is None else accumulated.add_(gradient)
 
 
-def _under_autocast(x: Tensor) -> bool:
+def _is_under_autocast(x: Tensor) -> bool:
     return torch.is_autocast_enabled(x.device.type)
 
 
-C = TypeVar("C", bound=WeightCache)
+CacheType = TypeVar("CacheType", bound=WeightCache)
 
 
-class Classifier(nn.Module, Documented):
+class Classifier(nn.Module, InheritsDocstrings):
     """Base class of classifiers: class vectors from a table, a map of the hidden state, and a bias per class.
 
     Args:
@@ -125,7 +130,7 @@ class Classifier(nn.Module, Documented):
     def __init__(self, table: WordTable, context_dim: int, bias: bool, dim: int | None = None) -> None:
         super().__init__()
         if not isinstance(table, WordTable):
-            raise SettingsError(KEPT_IN_BANDS if isinstance(table, BandedTable) else NOTHING_TO_TIE)
+            raise SettingsError(NEEDS_WORD_TABLE if isinstance(table, BandedTable) else NO_TABLE_TO_SHARE)
         self.table = table
         self.vocab_size = table.vocab_size
         self.context_dim = context_dim
@@ -140,7 +145,9 @@ class Classifier(nn.Module, Documented):
         Args:
             ids: Class ids, with any shape. By default all classes.
         """
-        return self.encode(ids) if ids is not None or self._cache is None else self._cache.weight(self.encode)
+        if ids is None and self._cache is not None:
+            return self._cache.weight(self.encode)
+        return self.encode(ids)
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
         """Compute the vectors that `weight` returns. A classifier that transforms its table overrides this method.
@@ -151,7 +158,7 @@ class Classifier(nn.Module, Documented):
         return self.table.vectors(ids)
 
     @contextmanager
-    def caching(self, cache: C) -> Iterator[C]:
+    def use_cache(self, cache: CacheType) -> Iterator[CacheType]:
         """Use `cache` for the vectors of all classes inside the context."""
         previous, self._cache = self._cache, cache
         try:
@@ -177,7 +184,7 @@ class Classifier(nn.Module, Documented):
             classes: Number of classes to score. By default all classes.
         """
         classes = self.vocab_size if classes is None else classes
-        return PER_WEIGHT * rows * (matrix_weights(self) + self.dim * classes)
+        return FLOPS_PER_WEIGHT * rows * (count_matrix_weights(self) + self.dim * classes)
 
     def penalties(self) -> dict[str, Tensor]:
         """Return named penalties on the parameters of the classifier, as scalars (see `OutputEnd.penalties`)."""

@@ -1,10 +1,10 @@
-"""DRILL, a deep residual label encoder (Pappas & Henderson 2019): a network over the table computes the class vectors.
+"""DRILL (Pappas & Henderson 2019): a deep residual network over the word table computes the class vectors.
 
     E^(0) = E,   E^(i) = act(E^(i-1) U^(i) + u^(i)) [+ E^(i-1), from i = 2 on] + E
     score(y | h) = E^(k)[y] . h + bias[y]
 
-The bilinear classifier is DRILL with one linear layer, and the dual classifier has one layer on each side. Both use the
-functions below.
+Start reading at `Drill.encode`. The bilinear classifier is DRILL with one linear layer, and the dual classifier has one
+layer on each side. Both use the helpers below.
 
 Shapes: V classes, D dimensions of the table and of the hidden state.
 """
@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Ge, Le, Positive, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.part import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
-INIT = 0.1
-"""The authors draw the initial weights of every label encoder's matrices from [-0.1, 0.1]. Biases have torch's
-range."""
+INIT_RANGE = 0.1
+"""The authors draw the initial matrices of every label encoder from [-0.1, 0.1]. Biases have torch's range."""
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "linear": nn.Identity,
@@ -36,17 +35,17 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 Activation = Literal["linear", "tanh", "sigmoid", "relu"]
 Depth = Annotated[int, Ge(0), Le(64)]
-Position = Literal["input", "output"]
+DropoutPosition = Literal["input", "output"]
 
 
-def make_activation(name: str) -> nn.Module:
+def build_activation(name: str) -> nn.Module:
     """Return the activation with this name as a module."""
     if name not in _ACTIVATIONS:
         raise SettingsError(f"classifier: activation = {name!r}: must be one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()
 
 
-def uniform_linear(input_dim: int, dim: int, bias: bool, init: float = INIT) -> nn.Linear:
+def uniform_linear(input_dim: int, dim: int, bias: bool, init: float = INIT_RANGE) -> nn.Linear:
     """Return a linear layer with weights from [-init, init]. It maps rows E to E U; its weight is U transposed."""
     if not 0.0 < init < math.inf:
         raise SettingsError(f"classifier: init = {init}: must be positive and finite")
@@ -74,7 +73,8 @@ class LabelDropout(nn.Module):
         if not self.training or self.rate == 0:
             return e_VD
         if self.variational:
-            return e_VD * F.dropout(e_VD.new_ones(e_VD.shape[-1]), self.rate)
+            mask_D = F.dropout(e_VD.new_ones(e_VD.shape[-1]), self.rate)
+            return e_VD * mask_D
         return F.dropout(e_VD, self.rate)
 
     def extra_repr(self) -> str:
@@ -114,18 +114,18 @@ class Drill(Classifier):
         layer_bias: bool = True,
         dropout: Probability = 0.0,
         variational: bool = True,
-        dropout_position: Position = "input",
-        init: Positive = INIT,
+        dropout_position: DropoutPosition = "input",
+        init: Positive = INIT_RANGE,
     ) -> None:
         super().__init__(table, table.dim, bias)
         if depth < 0:
             raise SettingsError(f"DRILL: depth = {depth}: must be at least 0")
-        if dropout_position not in get_args(Position):
+        if dropout_position not in get_args(DropoutPosition):
             raise SettingsError(f"DRILL: dropout_position = {dropout_position!r}: must be input or output")
         self.residual = residual
         self.layer_residual = layer_residual
         self.layers = nn.ModuleList(uniform_linear(table.dim, table.dim, layer_bias, init) for _ in range(depth))
-        self.activation = make_activation(activation)
+        self.activation = build_activation(activation)
         self.dropout = LabelDropout(dropout, variational)
         self.dropout_position = dropout_position
 
@@ -136,17 +136,19 @@ class Drill(Classifier):
             ids: Class ids, with any shape. By default all classes.
         """
         table_VD = e_VD = self.table.vectors(ids)
-        for number, layer in enumerate(self.layers, start=1):
+        for index, layer in enumerate(self.layers):
             if self.dropout_position == "input":
                 out_VD = self.activation(layer(self.dropout(e_VD)))
             else:
                 out_VD = self.dropout(self.activation(layer(e_VD)))
-            if self.layer_residual and number > 1:
+            if self.layer_residual and index > 0:
                 out_VD = out_VD + e_VD
-            e_VD = out_VD + table_VD if self.residual else out_VD
+            if self.residual:
+                out_VD = out_VD + table_VD
+            e_VD = out_VD
         return e_VD
 
     def flops(self, rows: int, classes: int | None = None) -> int:
         # The label encoder runs once per class.
         classes = self.vocab_size if classes is None else classes
-        return PER_WEIGHT * (rows * self.dim * classes + classes * matrix_weights(self))
+        return FLOPS_PER_WEIGHT * (rows * self.dim * classes + classes * count_matrix_weights(self))

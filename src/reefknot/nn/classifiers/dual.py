@@ -1,5 +1,7 @@
 """The dual nonlinear classifier (Pappas et al. 2018; Pappas & Henderson 2019): a joint space of classes and contexts.
 
+Class vectors and hidden states each pass through one nonlinear layer. The score is their dot product:
+
     score(y | h) = (act(e_y U + u) [+ e_y]) . (act(V h + v) [+ h]) + bias[y]
 
 Shapes: N rows (tokens), V classes, D dimensions of the table or of the hidden state, J of the joint space.
@@ -12,8 +14,8 @@ from torch import Tensor
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Probability
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.classifiers.drill import Activation, LabelDropout, make_activation, uniform_linear
-from reefknot.nn.part import PER_WEIGHT, matrix_weights
+from reefknot.nn.classifiers.drill import Activation, LabelDropout, build_activation, uniform_linear
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -58,13 +60,14 @@ class Dual(Classifier):
         self.residual_to_context = residual_to_context
         self.label_layer = uniform_linear(table.dim, self.dim, bias=True)
         self.context_layer = uniform_linear(context_dim, self.dim, bias=True)
-        self.activation = make_activation(activation)
+        self.activation = build_activation(activation)
         self.dropout = LabelDropout(dropout, variational)
 
-    def _check_residual(self, setting: str, what: str, dim: int) -> None:
+    def _check_residual(self, setting: str, source: str, dim: int) -> None:
+        """Raise an error if `source`, which a residual connection adds, does not have the joint space's dimension."""
         if dim != self.dim:
             raise SettingsError(
-                f"dual classifier: {setting} needs equal dimensions, but {what} has {dim} and the joint space "
+                f"dual classifier: {setting} needs equal dimensions, but {source} has {dim} and the joint space "
                 f"{self.dim}; set joint_dim = {dim} or leave the residual out"
             )
 
@@ -90,5 +93,6 @@ class Dual(Classifier):
     def flops(self, rows: int, classes: int | None = None) -> int:
         # One layer runs once per row, the other once per class.
         classes = self.vocab_size if classes is None else classes
-        row_weights = rows * (matrix_weights(self.context_layer) + self.dim * classes)
-        return PER_WEIGHT * (row_weights + classes * matrix_weights(self.label_layer))
+        row_products = rows * (count_matrix_weights(self.context_layer) + self.dim * classes)
+        class_products = classes * count_matrix_weights(self.label_layer)
+        return FLOPS_PER_WEIGHT * (row_products + class_products)

@@ -1,6 +1,8 @@
-"""Projection regularisation (Press & Wolf 2017, section 3): a matrix P between the hidden state and the classes.
+"""Projection regularisation (Press & Wolf 2017, section 3): a penalised matrix P maps the hidden state.
 
     score(y | h) = e_y . (P h + p) + bias[y]
+
+e_y is the row of class y in the word table.
 
 Shapes: N rows (tokens), D dimensions: of the hidden state before P, of the table after it.
 """

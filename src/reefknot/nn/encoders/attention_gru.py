@@ -1,8 +1,9 @@
-"""The attention GRU of the DL4MT tutorial (session 2), the translator of Press & Wolf (2017).
+"""A translation model with GRUs and attention: that of the DL4MT tutorial (session 2) and of Press & Wolf (2017).
 
-Two GRUs read the source, one from each end; their concatenated states are the annotations a_s. The first state of the
-target is tanh(W mean_s a_s + b), over the source tokens without padding. A target step is two GRU steps with attention
-to the source in between (a "conditional GRU"; the attention is that of Bahdanau et al. 2015):
+Start reading at `AttentionGRU`. Two GRUs read the source, one from each end; their concatenated states are the
+annotations a_s. The first state of the target is tanh(W mean_s a_s + b), over the source tokens without padding. A
+target step is two GRU steps with attention to the source in between (a "conditional GRU"; the attention is that of
+Bahdanau et al. 2015):
 
     s' = GRU(y, s)                              y: the vector of the previous word
     e_s = v . tanh(K a_s + b + Q s') + b_e      c = sum_s softmax(e)_s a_s
@@ -10,14 +11,14 @@ to the source in between (a "conditional GRU"; the attention is that of Bahdanau
 
     GRU(x, h):  r, z = sigmoid(W x + U h + b)   n = tanh(W_n x + r (U_n h))   h = (1 - z) n + z h
 
-The reset gate acts on U_n h, as in cuDNN, so torch's own layers can read the source. A gate has one bias. The bias of n
-is added to W_n x, except in the second GRU of a step, where it is added to U_n h before the reset gate acts. Two of the
-three output biases and the bias of the attention scores, b_e, are redundant. They are included, because the tutorial's
-program has them and counts them as parameters. In the tutorial the first y is zero; here it is the vector of the token
-before the first word.
+Details that differ from other programs: The reset gate acts on U_n h, as in cuDNN, so torch's own layers can read the
+source. A gate has one bias. The bias of n is added to W_n x, except in the second GRU of a step, where it is added to
+U_n h before the reset gate acts. Two of the three output biases and the bias of the attention scores, b_e, are
+redundant. They are included, because the tutorial's program has them and counts them as parameters. In the tutorial the
+first y is zero; here it is the vector of the token before the first word.
 
-Shapes: B streams, S source tokens, T target steps, D dimensions of the vectors, H units, G = 3H gates r, z, n,
-A = 2H dimensions of an annotation and of its key, R dimensions of the output.
+Shapes: B streams (rows of a batch), S source tokens, T target steps, D dimensions of the vectors, H units, G = 3H gates
+r, z, n, A = 2H dimensions of an annotation and of its key, R dimensions of the output, N = B x S source positions.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from torch import Tensor, nn
 
 from reefknot.nn.bounds import Dim, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, SourceEncoder, State, to_state_dtype
-from reefknot.nn.encoders.stacked import GRU, weights_of
-from reefknot.nn.part import PER_WEIGHT, matrix_weights
+from reefknot.nn.encoders.stacked import GRU, get_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
-DEVIATION = 0.01
+INIT_STD = 0.01
 """Standard deviation of the initial matrices that are not orthogonal."""
 
 
@@ -61,9 +62,11 @@ class AttentionGRU(SourceEncoder):
         check_sizes("AttentionGRU", source_dim=source_dim, input_dim=input_dim, units=units, readout=self.dim)
         check_rates("AttentionGRU", dropout=dropout)
         self.dropout = dropout
+        # The source: a GRU from each end. Their mean annotation gives the first state of the target.
         self.rightward = GRU(source_dim, units, layers=1)
         self.leftward = GRU(source_dim, units, layers=1)
         self.start = nn.Linear(2 * units, units)
+        # A target step: a GRU step on the previous word, attention, and a GRU step on the context from the source.
         self.word = nn.Linear(input_dim, 3 * units)
         self.word_recurrent = nn.Linear(units, 3 * units, bias=False)
         self.keys = nn.Linear(2 * units, 2 * units)
@@ -71,6 +74,7 @@ class AttentionGRU(SourceEncoder):
         self.score = nn.Linear(2 * units, 1)
         self.context = nn.Linear(2 * units, 3 * units, bias=False)
         self.context_recurrent = nn.Linear(units, 3 * units)
+        # The output.
         self.read_state = nn.Linear(units, self.dim)
         self.read_word = nn.Linear(input_dim, self.dim)
         self.read_context = nn.Linear(2 * units, self.dim)
@@ -82,15 +86,15 @@ class AttentionGRU(SourceEncoder):
             if "bias" in name:
                 nn.init.zeros_(parameter)
             else:
-                nn.init.normal_(parameter, std=DEVIATION)
-        recurrent = [self.word_recurrent.weight, self.context_recurrent.weight]
-        recurrent += [weights_of(reader.layers[0])[1] for reader in (self.rightward, self.leftward)]
-        for weight_GH in recurrent:
+                nn.init.normal_(parameter, std=INIT_STD)
+        recurrent_weights = [self.word_recurrent.weight, self.context_recurrent.weight]
+        recurrent_weights += [get_weights(gru.layers[0])[1] for gru in (self.rightward, self.leftward)]
+        for weight_GH in recurrent_weights:
             for weight_HH in weight_GH.detach().chunk(3):
                 nn.init.orthogonal_(weight_HH)
         nn.init.orthogonal_(self.keys.weight)
 
-    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
+    def encode_source(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
         """Return the annotations, their attention keys, the padding mask, and the state before the first target step.
 
         Args:
@@ -99,11 +103,11 @@ class AttentionGRU(SourceEncoder):
                 vectors of padding may have any finite value. Every source has at least one token.
         """
         source_BSD = F.dropout(source_BSD, self.dropout, self.training)
-        order_N = reversed_order(mask_BS)
-        start = self.rightward.initial_state(len(source_BSD), source_BSD.device)
+        order_N = compute_reversed_order(mask_BS)
+        initial_state = self.rightward.initial_state(len(source_BSD), source_BSD.device)
         # In both directions the padding comes last, so no state that is used depends on it.
-        rightward_BSH = self.rightward(source_BSD, start).output
-        leftward_BSH = self.leftward(reorder(source_BSD, order_N), start).output
+        rightward_BSH = self.rightward(source_BSD, initial_state).output
+        leftward_BSH = self.leftward(reorder(source_BSD, order_N), initial_state).output
         a_BSA = torch.cat([rightward_BSH, reorder(leftward_BSH, order_N)], dim=-1)
         mean_BA = (to_state_dtype(a_BSA) * mask_BS[..., None]).sum(1) / mask_BS.sum(1, keepdim=True)
         h_BH = torch.tanh(self.start(mean_BA.to(a_BSA.dtype)))
@@ -119,27 +123,33 @@ class AttentionGRU(SourceEncoder):
 
         Args:
             x_BTD: Vectors of the target tokens, with shape (B, T, input_dim).
-            state: The state that `read` or an earlier call returned.
+            state: The state that `encode_source` or an earlier call returned.
         """
         x_BTD = F.dropout(x_BTD, self.dropout, self.training)
-        s_BTH, c_BTA, _ = self._steps(x_BTD, state)
+        s_BTH, c_BTA, _ = self._run_steps(x_BTD, state)
         raw_BTR = torch.tanh(self.read_state(s_BTH) + self.read_word(x_BTD) + self.read_context(c_BTA))
         output_BTR = F.dropout(raw_BTR, self.dropout, self.training)
         return Encoded(output_BTR, raw_BTR, state | {"h": to_state_dtype(s_BTH[:, -1])[None]})
 
     def attention(self, x_BTD: Tensor, state: State) -> Tensor:
-        return self._steps(x_BTD, state)[2]
+        _, _, w_BTS = self._run_steps(x_BTD, state)
+        return w_BTS
 
-    def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
-        reading = sum(matrix_weights(layer) for layer in (self.rightward, self.leftward, self.keys))
-        once = matrix_weights(self.start)
-        writing = matrix_weights(self) - reading - once
+    def translation_flops(self, source_lengths_B: Tensor, target_lengths_B: Tensor) -> int:
+        source_layers = (self.rightward, self.leftward, self.keys)
+        weights_per_source_token = sum(count_matrix_weights(layer) for layer in source_layers)
+        weights_per_pair = count_matrix_weights(self.start)
+        weights_per_target_token = count_matrix_weights(self) - weights_per_source_token - weights_per_pair
+        products = (
+            int(source_lengths_B.sum()) * weights_per_source_token
+            + len(source_lengths_B) * weights_per_pair
+            + int(target_lengths_B.sum()) * weights_per_target_token
+        )
         # The weighted sum of the annotations, and the attention scores, which cost as much.
-        attention = 2 * self.keys.out_features * int((sources_B * lengths_B).sum())
-        rows = int(sources_B.sum()) * reading + len(sources_B) * once + int(lengths_B.sum()) * writing
-        return PER_WEIGHT * (rows + attention)
+        attention_products = 2 * self.keys.out_features * int((source_lengths_B * target_lengths_B).sum())
+        return FLOPS_PER_WEIGHT * (products + attention_products)
 
-    def _steps(self, x_BTD: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    def _run_steps(self, x_BTD: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Return for every step its state s_BTH, its context from the source c_BTA, and the attention weights w_BTS."""
         a_BSA, keys_BSA, padding_BS = state["annotations"][0], state["keys"][0], ~state["source_mask"][0]
         # In the type of the parameters: under autocast the state is accumulated in float32.
@@ -165,25 +175,28 @@ def gru_step(x_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
         u_BG: Contribution of the state to the gates, including its biases.
         h_BH: State before the step.
     """
-    sizes = [2 * h_BH.shape[-1], h_BH.shape[-1]]
+    units = h_BH.shape[-1]
     # Split instead of sliced: the gradient of each slice would be written into zeros of the full size.
-    (x_rz, x_n), (u_rz, u_n) = (gates.split_with_sizes(sizes, dim=-1) for gates in (x_BG, u_BG))
+    x_rz, x_n = x_BG.split_with_sizes([2 * units, units], dim=-1)
+    u_rz, u_n = u_BG.split_with_sizes([2 * units, units], dim=-1)
     r_BH, z_BH = torch.sigmoid(x_rz + u_rz).chunk(2, dim=-1)
     n_BH = torch.tanh(x_n + r_BH * u_n)
     return n_BH + z_BH * (h_BH - n_BH)
 
 
-def reversed_order(mask_BS: Tensor) -> Tensor:
-    """Return the order that reverses the words of each row and does not move its padding, with shape (B x S,).
+def compute_reversed_order(mask_BS: Tensor) -> Tensor:
+    """Return the order that reverses the words of each row and does not move its padding, with shape (N,).
 
-    Positions are counted over all rows. Reordering twice restores the original order.
+    Positions are counted over all rows. Reordering twice restores the original order. For rows of 3 and 2 words:
+
+        mask [[1, 1, 1], [1, 1, 0]] -> 2, 1, 0, 4, 3, 5
     """
-    streams, positions = mask_BS.shape
-    at_S = torch.arange(positions, device=mask_BS.device)
+    streams, length = mask_BS.shape
+    position_S = torch.arange(length, device=mask_BS.device)
     last_B1 = mask_BS.sum(1, keepdim=True) - 1
-    order_BS = torch.where(mask_BS, last_B1 - at_S, at_S)
-    rows_B1 = torch.arange(streams, device=mask_BS.device)[:, None]
-    return (rows_B1 * positions + order_BS).flatten()
+    order_BS = torch.where(mask_BS, last_B1 - position_S, position_S)
+    row_start_B1 = length * torch.arange(streams, device=mask_BS.device)[:, None]
+    return (row_start_B1 + order_BS).flatten()
 
 
 def reorder(x_BSD: Tensor, order_N: Tensor) -> Tensor:

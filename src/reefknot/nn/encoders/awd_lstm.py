@@ -1,11 +1,11 @@
 """AWD-LSTM, the weight-dropped LSTM of Merity et al. (2017) and the encoder of Pappas & Henderson (2019).
 
-Dropout acts on the weights of each layer's recurrent matrix instead of the recurrent state, and is drawn once per
-window. The layer can therefore run in cuDNN, or in our own recurrence kernel where that is faster. Before, between and
-after the layers, the same units are dropped at every step of a window. The last layer has as many units as the word
-vectors have dimensions, so that the ends can be tied.
+Start reading at `AWDLSTM.forward`. Dropout acts on the weights of each layer's recurrent matrix instead of the
+recurrent state, and is drawn once per window. The layer can therefore run in cuDNN, or in our own recurrence kernel
+where that is faster. Before, between and after the layers, the same units are dropped at every step of a window. The
+last layer has as many units as the word vectors have dimensions, so that input and output embeddings can be tied.
 
-Shapes: B streams, T steps, D dimensions.
+Shapes: B streams (rows of a batch), T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from reefknot.kernels.recurrence import outruns_cudnn
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
-from reefknot.nn.encoders.masks import locked_dropout, scan
-from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent, run_layer, weights_of
+from reefknot.nn.encoders.masks import locked_dropout, scan_layer
+from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent, get_weights, run_layer
 
 
 class AWDLSTM(Recurrent):
@@ -53,7 +53,7 @@ class AWDLSTM(Recurrent):
         rates = {"dropout_input": dropout_input, "dropout_hidden": dropout_hidden, "dropout_output": dropout_output}
         check_rates("AWDLSTM", **rates, weight_drop=weight_drop)
         super().__init__(input_dim, hidden_dim, layers, biases, input_dim if output_dim is None else output_dim)
-        self.dropouts = [dropout_hidden] * (layers - 1) + [dropout_output]
+        self.layer_dropouts = [dropout_hidden] * (layers - 1) + [dropout_output]
         self.dropout_input = dropout_input
         self.weight_drop = weight_drop
 
@@ -64,41 +64,43 @@ class AWDLSTM(Recurrent):
             streams: Number of streams, B.
             device: Device of the state.
         """
-        shape = (1, streams, sum(self.widths))
-        return {name: torch.zeros(shape, device=device) for name in self.names}
+        shape = (1, streams, sum(self.layer_dims))
+        return {name: torch.zeros(shape, device=device) for name in self.state_names}
 
     def split_state(self, state: State, dtype: torch.dtype) -> Iterator[LayerState]:
-        return zip(
-            *(state[name][0].to(dtype).split_with_sizes(self.widths, dim=-1) for name in self.names), strict=True
-        )
+        layers_by_name = [
+            state[name][0].to(dtype).split_with_sizes(self.layer_dims, dim=-1) for name in self.state_names
+        ]
+        return zip(*layers_by_name, strict=True)
 
     def join_states(self, states: Sequence[LayerState]) -> State:
-        parts = zip(*states, strict=True)
-        joined = (to_state_dtype(torch.cat(part, dim=-1)[None]) for part in parts)
-        return dict(zip(self.names, joined, strict=True))
+        layers_by_name = zip(self.state_names, zip(*states, strict=True), strict=True)
+        return {name: to_state_dtype(torch.cat(layers, dim=-1)[None]) for name, layers in layers_by_name}
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         raw_BTD, dropped_BTD = x_BTD, locked_dropout(x_BTD, self.dropout_input, self.training)
         states: list[LayerState] = []
-        for layer, rate, start in zip(self.layers, self.dropouts, self.split_state(state, x_BTD.dtype), strict=True):
-            raw_BTD, end = self._run_layer(layer, dropped_BTD, start)
-            dropped_BTD = locked_dropout(raw_BTD, rate, self.training)
-            states.append(end)
+        layer_states = self.split_state(state, x_BTD.dtype)
+        for layer, dropout, layer_state in zip(self.layers, self.layer_dropouts, layer_states, strict=True):
+            raw_BTD, next_layer_state = self._run_layer(layer, dropped_BTD, layer_state)
+            dropped_BTD = locked_dropout(raw_BTD, dropout, self.training)
+            states.append(next_layer_state)
         return Encoded(dropped_BTD, raw_BTD, self.join_states(states))
 
-    def _run_layer(self, layer: nn.Module, x_BTD: Tensor, start: LayerState) -> tuple[Tensor, LayerState]:
+    def _run_layer(self, layer: nn.Module, x_BTD: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """Run one layer over a window, with dropped recurrent weights in training."""
-        weights = weights_of(layer)
-        dropped = self.training and self.weight_drop > 0.0
-        if dropped:
-            weights[1] = F.dropout(weights[1], self.weight_drop)
-        if outruns_cudnn(x_BTD, weights[1]):
-            return scan(weights, x_BTD, start)
-        return run_layer(layer, x_BTD, start, _contiguous(weights) if dropped else weights)
+        input_weight, recurrent_weight, *biases = get_weights(layer)
+        drops_weights = self.training and self.weight_drop > 0.0
+        if drops_weights:
+            recurrent_weight = F.dropout(recurrent_weight, self.weight_drop)
+        weights = [input_weight, recurrent_weight, *biases]
+        if outruns_cudnn(x_BTD, recurrent_weight):
+            return scan_layer(weights, x_BTD, state)
+        return run_layer(layer, x_BTD, state, _make_contiguous(weights) if drops_weights else weights)
 
 
-def _contiguous(weights: Sequence[Tensor]) -> list[Tensor]:
+def _make_contiguous(weights: Sequence[Tensor]) -> list[Tensor]:
     """Return the weights as views of one tensor. cuDNN would copy separate weights into one tensor, with a warning."""
     flat = torch.cat([weight.flatten() for weight in weights])
-    parts = flat.split_with_sizes([weight.numel() for weight in weights])
-    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+    chunks = flat.split_with_sizes([weight.numel() for weight in weights])
+    return [chunk.view_as(weight) for chunk, weight in zip(chunks, weights, strict=True)]

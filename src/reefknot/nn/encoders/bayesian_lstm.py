@@ -1,10 +1,11 @@
 """The Bayesian LSTM of Gal & Ghahramani (2016), as Press & Wolf (2017) train it.
 
-Masks are constant over one stream and window. Every layer has masks on its input and on its recurrent state: one for
-all four gates ("tied") or one for each gate ("separate", Gal's untied weights). The output of the last layer has
-another mask. Word dropout, the fourth of Gal's dropout rates, belongs to the input end (`Lookup`).
+`BayesianLSTM` is an LSTM with dropout masks that are constant over a window. Every layer has masks on its input and on
+its recurrent state: one for all four gates ("tied") or one for each gate ("separate", Gal's untied weights). The output
+of the last layer has another mask. Word dropout, the fourth of Gal's dropout rates, belongs to the embedding lookup
+(`Lookup`).
 
-Shapes: B streams, T steps, D dimensions.
+Shapes: B streams (rows of a batch), T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State
-from reefknot.nn.encoders.masks import GATES, locked_dropout, run_masked, window_mask
+from reefknot.nn.encoders.masks import NUM_GATES, locked_dropout, run_masked_layer, sample_mask
 from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent
 
 
@@ -53,14 +54,15 @@ class BayesianLSTM(Recurrent):
         self.dropout_input = dropout_input
         self.dropout_hidden = dropout_hidden
         self.dropout_output = dropout_output
-        self.masks = GATES if gates == "separate" else 1
+        self.gate_masks = NUM_GATES if gates == "separate" else 1
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         raw_BTD = x_BTD
         states: list[LayerState] = []
-        for layer, start in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
-            input_mask = window_mask(raw_BTD, raw_BTD.shape[-1], self.dropout_input, self.training, self.masks)
-            state_mask = window_mask(raw_BTD, self.dim, self.dropout_hidden, self.training, self.masks)
-            raw_BTD, end = run_masked(layer, raw_BTD, start, input_mask, state_mask)
-            states.append(end)
-        return Encoded(locked_dropout(raw_BTD, self.dropout_output, self.training), raw_BTD, self.join_states(states))
+        for layer, layer_state in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
+            input_mask = sample_mask(raw_BTD, raw_BTD.shape[-1], self.dropout_input, self.training, self.gate_masks)
+            state_mask = sample_mask(raw_BTD, self.dim, self.dropout_hidden, self.training, self.gate_masks)
+            raw_BTD, next_layer_state = run_masked_layer(layer, raw_BTD, layer_state, input_mask, state_mask)
+            states.append(next_layer_state)
+        output_BTD = locked_dropout(raw_BTD, self.dropout_output, self.training)
+        return Encoded(output_BTD, raw_BTD, self.join_states(states))

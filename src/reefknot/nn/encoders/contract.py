@@ -1,4 +1,8 @@
-"""The contract of encoders.
+"""Base classes of encoders (the network between embedding and softmax), and helpers for the state that they carry.
+
+`Encoder` turns the vectors of a window (the tokens that are computed at once) into hidden states. `SourceEncoder` is
+its extension for translation. Training cuts a text into B contiguous streams, the rows of a batch. Each stream is read
+window by window, and the `State` is carried from one window to the next.
 
 Shapes: B streams, S source tokens, T steps, D dimensions.
 """
@@ -10,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reefknot.nn.part import PER_WEIGHT, Documented, matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
 
 State = dict[str, Tensor]
 """The state that an encoder carries from one window to the next, as named tensors. Dimension 1 of every tensor is the
@@ -28,7 +32,7 @@ class Encoded(NamedTuple):
     """The state for the next window."""
 
 
-class Encoder(nn.Module, Documented):
+class Encoder(nn.Module, InheritsDocstrings):
     """Base class of encoders, which turn vectors into hidden states.
 
         state = encoder.initial_state(streams)
@@ -87,16 +91,18 @@ class Encoder(nn.Module, Documented):
         Args:
             lengths_B: Number of steps of each stream's window, with shape (B,).
         """
-        return PER_WEIGHT * int(lengths_B.sum()) * matrix_weights(self)
+        return FLOPS_PER_WEIGHT * int(lengths_B.sum()) * count_matrix_weights(self)
 
 
 class SourceEncoder(Encoder):
     """Base class of the encoders of translators, which read a source and then compute the hidden states of a target.
 
-    `read` returns the state before the first target step. A window of target steps that follows this state is computed
-    in parallel if the encoder can do that. To decode step by step, as in a beam search, start from the state
-    `decoding_state(streams) | read(...)`; each call of `forward` returns the state for the next call. Everything about
-    the source is in the state, so its streams can be selected, repeated and reordered.
+        state = encoder.encode_source(source, mask)
+        encoded = encoder(target, state)                        # all target steps at once, as in training
+        state = encoder.decoding_state(streams) | state         # or step by step, as in a beam search
+        encoded = encoder(first_step, state)                    # then use encoded.state
+
+    Everything about the source is in the state, so its streams can be selected, repeated and reordered.
     """
 
     reads_source = True
@@ -105,10 +111,10 @@ class SourceEncoder(Encoder):
     """Dimension of the source vectors."""
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
-        """Return an empty state, because a target starts from the state that `read` returns."""
+        """Return an empty state, because a target starts from the state that `encode_source` returns."""
         return {}
 
-    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
+    def encode_source(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
         """Return the state before the first target step. It has everything that target steps need from the source.
 
         Args:
@@ -129,14 +135,15 @@ class SourceEncoder(Encoder):
         """
         raise NotImplementedError
 
-    def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
+    def translation_flops(self, source_lengths_B: Tensor, target_lengths_B: Tensor) -> int:
         """Return the number of floating-point operations of a training step (see `nn/part.py`).
 
         Args:
-            sources_B: Number of tokens of each source, with shape (B,).
-            lengths_B: Number of tokens of each target, with shape (B,).
+            source_lengths_B: Number of tokens of each source, with shape (B,).
+            target_lengths_B: Number of tokens of each target, with shape (B,).
         """
-        return PER_WEIGHT * int(sources_B.sum() + lengths_B.sum()) * matrix_weights(self)
+        tokens = int(source_lengths_B.sum() + target_lengths_B.sum())
+        return FLOPS_PER_WEIGHT * tokens * count_matrix_weights(self)
 
 
 def select_streams(state: State, streams: slice) -> State:
@@ -156,10 +163,10 @@ def detach(state: State) -> State:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def overwrite(into: State, state: State) -> None:
-    """Copy `state` into the tensors of `into`, from which the next replay of a captured step reads it."""
+def overwrite(destination: State, state: State) -> None:
+    """Copy `state` into the tensors of `destination`, from which the next replay of a CUDA graph reads it."""
     for name, tensor in state.items():
-        into[name].copy_(tensor)
+        destination[name].copy_(tensor)
 
 
 def to_state_dtype(tensor: Tensor) -> Tensor:

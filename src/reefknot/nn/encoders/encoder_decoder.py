@@ -1,22 +1,22 @@
-"""The encoder-decoder Transformer of Vaswani et al. (2017): one stack reads a source, another writes a target.
+"""The encoder-decoder Transformer (Vaswani et al. 2017): one stack reads a source, the other writes a target.
 
-    pre                         x = x + dropout(sublayer(norm(x)))        and a norm after the last block of each stack
-    post (Vaswani et al.)       x = norm(x + dropout(sublayer(x)))
+Start reading at `EncoderDecoder`. `encode_source` runs the source stack once per sentence, and `forward` runs the
+target stack over one or more target steps. A source block has two sublayers: attention over the whole source and a
+feed-forward network. A target block has three: causal attention over the target, attention over the encoded source, and
+a feed-forward network. The blocks extend `ResidualBlock` of `transformer.py`.
 
-A source block has two sublayers: attention over the whole source and a feed-forward network. A target block has three:
-attention over the target so far, attention over the output of the source stack, and a feed-forward network.
-`transformer.py` has the code that these blocks share with the blocks of a language model. The scale of the embeddings
-is a setting of the input ends.
+    norm = "pre"     x = x + dropout(sublayer(norm(x))), and a norm after the last block of each stack
+    norm = "post"    x = norm(x + dropout(sublayer(x))), as in the paper
 
-The base model has 6 + 6 blocks, 512 dimensions, 8 heads and 2048 feed-forward units. The big model has 1024 dimensions,
-16 heads and 4096 feed-forward units.
+The state, which `encode_source` creates and `forward` reads, has these tensors:
 
-In the state, `source_mask` marks the source tokens that are not padding, (1, B, S). `source.N` has the keys and values
-of the source for target block N, (2, B, H, S, K). In step-by-step decoding `block.N` is the KV cache of the target, (2,
-B, H, P, K), and, if the cache has a fixed capacity, `known` counts its steps, (1, B).
+    source_mask      (1, B, S)          True for source tokens, False for padding
+    source.N         (2, B, H, S, K)    keys and values of the source for target block N
+    block.N          (2, B, H, P, K)    in step-by-step decoding: KV cache of target block N
+    cached_steps     (1, B)             if the KV cache has a fixed capacity: number of cached steps
 
-Shapes: B streams, S source tokens, T target steps, P cached target steps, D dimensions, H heads, K = D / H dimensions
-of a head; 2 stands for keys and values.
+Shapes: B streams (rows of a batch), S source tokens, T target steps, P cached target steps, D dimensions, H heads,
+K = D / H dimensions of a head, E concatenated queries, keys or values; 2 stands for keys and values.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ from reefknot.nn.encoders.contract import Encoded, SourceEncoder, State, to_stat
 from reefknot.nn.encoders.transformer import (
     CacheSlots,
     Norm,
-    Positions,
     ResidualBlock,
+    SinusoidalPositions,
     check_heads,
-    empty_cache,
+    create_cache,
     init_attention,
     init_linear,
     split_heads,
 )
-from reefknot.nn.part import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
 
 class EncoderDecoder(SourceEncoder):
     """The encoder-decoder Transformer with sinusoidal positions (Vaswani et al. 2017).
+
+    The paper's base model has 6 + 6 blocks, 512 dimensions, 8 heads and 2048 feed-forward units. Its big model has 1024
+    dimensions, 16 heads and 4096 feed-forward units. The scale of the embeddings is a setting of the input ends (the
+    modules that turn token ids into vectors).
 
     Args:
         source_dim: Dimension of the source vectors. It must equal `input_dim`.
@@ -93,17 +97,22 @@ class EncoderDecoder(SourceEncoder):
         self.heads = heads
         self.dropout = dropout
         self.synchronizes = recompute  # as in Transformer
-        shape = input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute, norm
-        self.source_blocks = nn.ModuleList(SourceBlock(*shape) for _ in range(layers))
-        self.target_blocks = nn.ModuleList(TargetBlock(*shape) for _ in range(layers))
-        self.source_norm, self.target_norm = (
-            nn.LayerNorm(input_dim) if norm == "pre" else nn.Identity() for _ in range(2)
-        )
+
+        def build_stack(block_class: type[ResidualBlock]) -> nn.ModuleList:
+            return nn.ModuleList(
+                block_class(input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute, norm)
+                for _ in range(layers)
+            )
+
+        self.source_blocks = build_stack(SourceBlock)
+        self.target_blocks = build_stack(TargetBlock)
+        self.source_norm = nn.LayerNorm(input_dim) if norm == "pre" else nn.Identity()
+        self.target_norm = nn.LayerNorm(input_dim) if norm == "pre" else nn.Identity()
         # Keys and values of the source for all target blocks: one product, and no parameter of a sharded block is used
         # outside of the block.
         self.source_in = nn.Linear(input_dim, 2 * layers * input_dim)
         init_attention(self.source_in, 2 * layers)
-        self._positions = Positions(input_dim)
+        self._positions = SinusoidalPositions(input_dim)
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
@@ -112,7 +121,7 @@ class EncoderDecoder(SourceEncoder):
         yield from self.target_blocks
 
     def decoding_state(self, streams: int, device: torch.device | None = None, steps: int | None = None) -> State:
-        """Return an empty KV cache of the target. Merge it with the result of `read` to decode step by step.
+        """Return an empty KV cache of the target. Merge it with the result of `encode_source` to decode.
 
         Args:
             streams: Number of streams, B.
@@ -120,15 +129,18 @@ class EncoderDecoder(SourceEncoder):
             steps: Capacity of the cache. If it is given, the cache keeps its shape, which a CUDA graph needs. By
                 default the cache grows with every step.
         """
-        return empty_cache(len(self.target_blocks), streams, self.heads, self.dim, device, steps)
+        return create_cache(len(self.target_blocks), streams, self.heads, self.dim, device, steps)
 
-    def read(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
+    def encode_source(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
         source_BSD = self._add_positions(source_BSD, {}, None)
         for block in self.source_blocks:
             source_BSD = block(source_BSD, mask_BS)
         layers = len(self.target_blocks)
-        parts = split_heads(self.source_in(self.source_norm(source_BSD)), 2 * layers, self.heads).chunk(layers)
-        return {"source_mask": mask_BS[None]} | {f"source.{number}": part for number, part in enumerate(parts)}
+        joined_BSE = self.source_in(self.source_norm(source_BSD))
+        state = {"source_mask": mask_BS[None]}
+        for index, source_2BHSK in enumerate(split_heads(joined_BSE, 2 * layers, self.heads).chunk(layers)):
+            state[f"source.{index}"] = source_2BHSK
+        return state
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of target steps that follow `state`, and the state after the steps.
@@ -137,36 +149,42 @@ class EncoderDecoder(SourceEncoder):
 
         Args:
             x_BTD: Vectors of the target tokens, with shape (B, T, D).
-            state: The state that `read` returned, merged with a KV cache to decode step by step.
+            state: The state that `encode_source` returned, merged with a KV cache to decode step by step.
         """
-        x_BTD, cache = self._decode(x_BTD, state, CacheSlots.after(state, x_BTD), len(self.target_blocks))
+        slots = CacheSlots.for_window(state, x_BTD)
+        x_BTD, cache = self._run_target_blocks(len(self.target_blocks), x_BTD, state, slots)
         x_BTD = self.target_norm(x_BTD)
         return Encoded(x_BTD, x_BTD, state | cache)
 
     def attention(self, x_BTD: Tensor, state: State) -> Tensor:
-        last = len(self.target_blocks) - 1
-        slots = CacheSlots.after(state, x_BTD)
-        x_BTD, _ = self._decode(x_BTD, state, slots, last)
-        block = self.target_blocks[last]
+        last_index = len(self.target_blocks) - 1
+        slots = CacheSlots.for_window(state, x_BTD)
+        x_BTD, _ = self._run_target_blocks(last_index, x_BTD, state, slots)
+        block = self.target_blocks[last_index]
         assert isinstance(block, TargetBlock)
-        return block.weights(x_BTD, *_block_state(state, last), slots)
+        return block.source_attention_weights(x_BTD, *_block_state(state, last_index), slots)
 
-    def translation_flops(self, sources_B: Tensor, lengths_B: Tensor) -> int:
-        reading, writing = matrix_weights(self.source_blocks), matrix_weights(self.target_blocks)
-        rows = int(sources_B.sum()) * (reading + matrix_weights(self.source_in)) + int(lengths_B.sum()) * writing
+    def translation_flops(self, source_lengths_B: Tensor, target_lengths_B: Tensor) -> int:
+        source_weights = count_matrix_weights(self.source_blocks) + count_matrix_weights(self.source_in)
+        target_weights = count_matrix_weights(self.target_blocks)
+        products = int(source_lengths_B.sum()) * source_weights + int(target_lengths_B.sum()) * target_weights
         # Scores and weighted values, two products over D dimensions for each pair of tokens: all pairs of a source, all
         # pairs of a source and its target, and half of the pairs of a target.
-        pairs = 2 * sources_B.square() + 2 * sources_B * lengths_B + lengths_B.square()
-        return PER_WEIGHT * (rows + len(self.target_blocks) * self.dim * int(pairs.sum()))
+        pairs_B = 2 * source_lengths_B.square() + 2 * source_lengths_B * target_lengths_B + target_lengths_B.square()
+        return FLOPS_PER_WEIGHT * (products + len(self.target_blocks) * self.dim * int(pairs_B.sum()))
 
-    def _decode(self, x_BTD: Tensor, state: State, slots: CacheSlots | None, blocks: int) -> tuple[Tensor, State]:
-        """Run the first `blocks` target blocks over steps that follow `state`; also return their extended cache."""
+    def _run_target_blocks(
+        self, count: int, x_BTD: Tensor, state: State, slots: CacheSlots | None
+    ) -> tuple[Tensor, State]:
+        """Run the first `count` target blocks over steps that follow `state`. Also return their extended KV cache."""
         x_BTD = self._add_positions(x_BTD, state, slots)
-        cache: State = {} if slots is None else {"known": slots.known}
-        for number in range(blocks):
-            x_BTD, extended = self.target_blocks[number](x_BTD, *_block_state(state, number), slots)
-            if extended is not None:
-                cache[f"block.{number}"] = extended
+        cache: State = {}
+        if slots is not None:
+            cache["cached_steps"] = slots.cached_steps
+        for index in range(count):
+            x_BTD, block_cache = self.target_blocks[index](x_BTD, *_block_state(state, index), slots)
+            if block_cache is not None:
+                cache[f"block.{index}"] = block_cache
         return x_BTD, cache
 
     def _add_positions(self, x_BTD: Tensor, state: State, slots: CacheSlots | None) -> Tensor:
@@ -175,9 +193,9 @@ class EncoderDecoder(SourceEncoder):
         return F.dropout(x_BTD + self._positions(state, slots, x_BTD), self.dropout, self.training)
 
 
-def _block_state(state: State, number: int) -> tuple[Tensor | None, Tensor, Tensor]:
+def _block_state(state: State, index: int) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the KV cache of a target block, if any, its keys and values of the source, and the padding mask."""
-    return state.get(f"block.{number}"), state[f"source.{number}"], state["source_mask"][0]
+    return state.get(f"block.{index}"), state[f"source.{index}"], state["source_mask"][0]
 
 
 class SourceBlock(ResidualBlock):
@@ -188,10 +206,11 @@ class SourceBlock(ResidualBlock):
         return self._run(self._compute, x_BSD, mask_BS)
 
     def _compute(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        joined_BSE = self.attention_in(self._read(x_BSD, self.attention_norm))
+        joined_BSE = self.attention_in(self._normalise_input(x_BSD, self.attention_norm))
         q_BHSK, k_BHSK, v_BHSK = split_heads(joined_BSE, 3, self.heads).unbind()
-        h_BSD = self._attention(q_BHSK, k_BHSK, v_BHSK, mask_BS[:, None, None])
-        return self._feed_forward(self._add(x_BSD, self.attention_out(h_BSD), self.attention_norm))
+        h_BSD = self._attend(q_BHSK, k_BHSK, v_BHSK, mask_BS[:, None, None])
+        x_BSD = self._add_residual(x_BSD, self.attention_out(h_BSD), self.attention_norm)
+        return self._feed_forward(x_BSD)
 
 
 class TargetBlock(ResidualBlock):
@@ -229,23 +248,26 @@ class TargetBlock(ResidualBlock):
         """Return the output of the block and the cache `past` extended by these steps, if there is a cache."""
         return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
 
-    def weights(
+    def source_attention_weights(
         self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, mask_BS: Tensor, slots: CacheSlots | None
     ) -> Tensor:
         """Return the attention weights of each step over the source, averaged over the heads, (B, T, S)."""
-        x_BTD, _ = self._attend(x_BTD, past_2BHPK, slots)
-        q_BHTK = self._queries(x_BTD)
-        scores_BHTS = to_state_dtype(q_BHTK @ source_2BHSK[0].to(q_BHTK.dtype).mT) / math.sqrt(q_BHTK.shape[-1])
+        x_BTD, _ = self._self_attention(x_BTD, past_2BHPK, slots)
+        q_BHTK = self._source_queries(x_BTD)
+        k_BHSK = source_2BHSK[0].to(q_BHTK.dtype)
+        scores_BHTS = to_state_dtype(q_BHTK @ k_BHSK.mT) / math.sqrt(q_BHTK.shape[-1])
         return scores_BHTS.masked_fill(~mask_BS[:, None, None], -math.inf).softmax(-1).mean(1)
 
     def _compute(
         self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, mask_BS: Tensor, slots: CacheSlots | None
     ) -> tuple[Tensor, Tensor | None]:
-        x_BTD, extended = self._attend(x_BTD, past_2BHPK, slots)
-        q_BHTK = self._queries(x_BTD)
+        x_BTD, extended_2BHPK = self._self_attention(x_BTD, past_2BHPK, slots)
+        q_BHTK = self._source_queries(x_BTD)
         k_BHSK, v_BHSK = source_2BHSK.to(q_BHTK.dtype).unbind()
-        h_BTD = self._attention(q_BHTK, k_BHSK, v_BHSK, mask_BS[:, None, None])
-        return self._feed_forward(self._add(x_BTD, self.cross_out(h_BTD), self.cross_norm)), extended
+        h_BTD = self._attend(q_BHTK, k_BHSK, v_BHSK, mask_BS[:, None, None])
+        x_BTD = self._add_residual(x_BTD, self.cross_out(h_BTD), self.cross_norm)
+        return self._feed_forward(x_BTD), extended_2BHPK
 
-    def _queries(self, x_BTD: Tensor) -> Tensor:
-        return split_heads(self.cross_in(self._read(x_BTD, self.cross_norm)), 1, self.heads)[0]
+    def _source_queries(self, x_BTD: Tensor) -> Tensor:
+        """Return the queries of the attention over the source, (B, H, T, K)."""
+        return split_heads(self.cross_in(self._normalise_input(x_BTD, self.cross_norm)), 1, self.heads)[0]

@@ -1,6 +1,7 @@
 """The recurrent highway network of Zilly et al. (2017): each time step is several layers deep.
 
-A step starts from the state s_0 that the previous step left. Each of its L layers computes, from the state before it,
+Start reading at `RecurrentHighway.forward`. A step starts from the state s_0 that the previous step left. Each of its L
+layers computes, from the state before it,
 
     h_l = tanh(W_H x [l = 1] + R_Hl s_(l-1) + b_Hl)
     t_l = sigmoid(W_T x [l = 1] + R_Tl s_(l-1) + b_Tl + transform_bias)
@@ -10,7 +11,7 @@ So only the first layer reads the input, and the part of the state that is not t
 constant over one stream and window (Gal & Ghahramani 2016). They apply to the input, to the state where a matrix
 multiplies it, and to the output, but never to the carried part.
 
-Shapes: B streams, T steps, D input dimensions, H units, L layers of a step, G = 2H: h and t.
+Shapes: B streams (rows of a batch), T steps, D input dimensions, H units, L layers of a step, G = 2H: h and t.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Ge, Layers, Le, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, to_state_dtype
-from reefknot.nn.encoders.masks import locked_dropout, masked, window_mask
-from reefknot.nn.part import PER_WEIGHT
+from reefknot.nn.encoders.masks import apply_mask, locked_dropout, sample_mask
+from reefknot.nn.part import FLOPS_PER_WEIGHT
 
 TransformBias = Annotated[float, Ge(-100.0), Le(100.0)]
 
@@ -85,21 +86,23 @@ class RecurrentHighway(Encoder):
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         x_BTG = F.linear(locked_dropout(x_BTD, self.dropout_input, self.training), self.input_weight)
-        mask_B1H = window_mask(x_BTD, self.dim, self.dropout_hidden, self.training)
+        mask_B1H = sample_mask(x_BTD, self.dim, self.dropout_hidden, self.training)
         mask_BH = None if mask_B1H is None else mask_B1H[:, 0]
         offset_G = F.pad(self.bias.new_full((self.dim,), self.transform_bias), (self.dim, 0))
         layers = list(zip(self.weight.unbind(), (self.bias + offset_G).unbind(), strict=True))
         s_BH = state["h"][0].to(self.weight.dtype)
-        steps = []
+        states = []
         for x_BG in x_BTG.unbind(1):
             for index, (weight_GH, bias_G) in enumerate(layers):
-                gates_BG = F.linear(masked(s_BH, mask_BH), weight_GH, bias_G)
-                h_BH, t_BH = (gates_BG + x_BG if index == 0 else gates_BG).chunk(2, dim=-1)
+                gates_BG = F.linear(apply_mask(s_BH, mask_BH), weight_GH, bias_G)
+                if index == 0:
+                    gates_BG = gates_BG + x_BG
+                h_BH, t_BH = gates_BG.chunk(2, dim=-1)
                 s_BH = s_BH + torch.sigmoid(t_BH) * (torch.tanh(h_BH) - s_BH)
-            steps.append(s_BH)
-        raw_BTH = torch.stack(steps, dim=1)
+            states.append(s_BH)
+        raw_BTH = torch.stack(states, dim=1)
         output_BTH = locked_dropout(raw_BTH, self.dropout_output, self.training)
         return Encoded(output_BTH, raw_BTH, {"h": to_state_dtype(s_BH[None])})
 
     def flops(self, lengths_B: Tensor) -> int:
-        return PER_WEIGHT * int(lengths_B.sum()) * (self.input_weight.numel() + self.weight.numel())
+        return FLOPS_PER_WEIGHT * int(lengths_B.sum()) * (self.input_weight.numel() + self.weight.numel())

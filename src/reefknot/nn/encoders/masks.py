@@ -1,11 +1,15 @@
 """Dropout masks that are constant over a window, and LSTM layers with masks on their state (Gal & Ghahramani 2016).
 
-A mask is drawn once per example and window ("locked" or "variational" dropout), so the same units are dropped at every
+`sample_mask` draws a mask, `locked_dropout` applies one to a window (the steps that are computed at once), and
+`run_masked_layer` runs an LSTM layer with masks. The encoders in `bayesian_lstm.py`, `variational_lstm.py`,
+`awd_lstm.py` and `highway.py` use them.
+
+A mask is drawn once per stream and window ("locked" or "variational" dropout), so the same units are dropped at every
 step. It is drawn from torch's generator of the device, so that resumed runs and captured graphs draw the right masks.
 It is scaled by 1 / (1 - rate), so evaluation needs no scaling.
 
-Shapes: L layers, B streams, T steps, D input dimensions, H units, G = 4H gates in torch's order (input, forget, cell,
-output).
+Shapes: L layers, B streams (rows of a batch), T steps, D input dimensions, H units, G = 4H gates in torch's order
+(input, forget, cell, output).
 """
 
 from __future__ import annotations
@@ -17,57 +21,59 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reefknot.kernels.recurrence import lstm_scan, lstm_stack_scan
-from reefknot.nn.encoders.stacked import LayerState, run_layer, weights_of
+from reefknot.nn.encoders.stacked import LayerState, get_weights, run_layer
 
-GATES = 4
+NUM_GATES = 4
 
 
-def window_mask(x_BTD: Tensor, width: int, rate: float, training: bool, gates: int = 1) -> Tensor | None:
-    """Draw a dropout mask for each stream, with shape (B, 1, width) or, for several gates, (gates, B, 1, width).
+def sample_mask(x_BTD: Tensor, units: int, rate: float, training: bool, gates: int = 1) -> Tensor | None:
+    """Draw a dropout mask for each stream, with shape (B, 1, units) or, for several gates, (gates, B, 1, units).
 
     Return None if nothing is dropped.
 
     Args:
         x_BTD: Inputs of the window, which give the number of streams, the type and the device.
-        width: Number of units to drop from.
+        units: Number of units to drop from.
         rate: Dropout rate.
         training: Whether the module is in training mode.
         gates: Number of gates with a separate mask.
     """
     if not training or rate == 0.0:
         return None
-    shape = (x_BTD.shape[0], 1, width) if gates == 1 else (gates, x_BTD.shape[0], 1, width)
+    streams = x_BTD.shape[0]
+    shape = (streams, 1, units) if gates == 1 else (gates, streams, 1, units)
     # At least float32, because half precision would round 1 / (1 - rate) and so change all values in one direction.
     dtype = torch.promote_types(x_BTD.dtype, torch.float32)
-    return x_BTD.new_empty(shape, dtype=dtype).bernoulli_(1.0 - rate).div_(1.0 - rate)
+    keep_rate = 1.0 - rate
+    return x_BTD.new_empty(shape, dtype=dtype).bernoulli_(keep_rate).div_(keep_rate)
 
 
-def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
     """Multiply x by the mask, if there is one, and keep the type of x."""
     return x if mask is None else (x * mask).to(x.dtype)
 
 
 def locked_dropout(x_BTD: Tensor, rate: float, training: bool) -> Tensor:
     """Drop the same units at every step of the window."""
-    return masked(x_BTD, window_mask(x_BTD, x_BTD.shape[-1], rate, training))
+    return apply_mask(x_BTD, sample_mask(x_BTD, x_BTD.shape[-1], rate, training))
 
 
-def run_masked(
-    layer: nn.Module, x_BTD: Tensor, start: LayerState, input_mask: Tensor | None, state_mask: Tensor | None
+def run_masked_layer(
+    layer: nn.Module, x_BTD: Tensor, state: LayerState, input_mask: Tensor | None, state_mask: Tensor | None
 ) -> tuple[Tensor, LayerState]:
     """Run one LSTM layer over a window, with masks on its input and on its recurrent state.
 
     This uses torch's own layer where possible: without a mask on the state and without masks that differ by gate.
     """
     if state_mask is None and (input_mask is None or input_mask.dim() == x_BTD.dim()):
-        return run_layer(layer, masked(x_BTD, input_mask), start)
-    return scan(weights_of(layer), x_BTD, start, input_mask, state_mask)
+        return run_layer(layer, apply_mask(x_BTD, input_mask), state)
+    return scan_layer(get_weights(layer), x_BTD, state, input_mask, state_mask)
 
 
-def scan(
+def scan_layer(
     weights: Sequence[Tensor],
     x_BTD: Tensor,
-    start: LayerState,
+    state: LayerState,
     input_mask: Tensor | None = None,
     state_mask: Tensor | None = None,
 ) -> tuple[Tensor, LayerState]:
@@ -75,31 +81,38 @@ def scan(
     input_GD, recurrent_GH, input_bias_G, recurrent_bias_G = weights
     x_TBG = _input_gates(x_BTD, input_GD, input_bias_G + recurrent_bias_G, input_mask)
     mask = None if state_mask is None else state_mask.squeeze(-2)
-    h_BH, c_BH = start
+    h_BH, c_BH = state
     h_TBH, c_BH = lstm_scan(x_TBG, h_BH, c_BH, recurrent_GH, mask)
     return h_TBH.transpose(0, 1), (h_TBH[-1], c_BH)
 
 
-def run_stack_masked(
-    layers: Iterable[nn.Module], x_BTD: Tensor, start: LayerState, masks_LB1H: Tensor
+def run_masked_stack(
+    layers: Iterable[nn.Module], x_BTD: Tensor, state: LayerState, masks_LB1H: Tensor
 ) -> tuple[Tensor, LayerState]:
     """Run LSTM layers over a window, with one mask per layer on its recurrent state and on the next layer's input.
 
     Return the outputs of the last layer without its mask, h_BTH, and the states after the window, h_LBH and c_LBH.
     """
-    inputs, recurrent, *biases = zip(*map(weights_of, layers), strict=True)
-    first_G, *upper = (bias_G + other_G for bias_G, other_G in zip(*biases, strict=True))
-    x_TBG = _input_gates(x_BTD, inputs[0], first_G, None)
-    h_LBH, c_LBH = start
-    h_TBH, *ends = lstm_stack_scan(x_TBG, h_LBH, c_LBH, recurrent, inputs[1:], upper, masks_LB1H.squeeze(-2))
-    return h_TBH.transpose(0, 1), tuple(ends)
+    input_weights, recurrent_weights, biases = [], [], []
+    for layer in layers:
+        input_GD, recurrent_GH, input_bias_G, recurrent_bias_G = get_weights(layer)
+        input_weights.append(input_GD)
+        recurrent_weights.append(recurrent_GH)
+        biases.append(input_bias_G + recurrent_bias_G)
+    x_TBG = _input_gates(x_BTD, input_weights[0], biases[0], None)
+    h_LBH, c_LBH = state
+    h_TBH, *next_state = lstm_stack_scan(
+        x_TBG, h_LBH, c_LBH, recurrent_weights, input_weights[1:], biases[1:], masks_LB1H.squeeze(-2)
+    )
+    return h_TBH.transpose(0, 1), tuple(next_state)
 
 
 def _input_gates(x_BTD: Tensor, weight_GD: Tensor, bias_G: Tensor, mask: Tensor | None) -> Tensor:
     """Return what the inputs of the window and the biases add to the gates, x_TBG: one product, or one per gate."""
     if mask is None or mask.dim() == x_BTD.dim():
         # Contiguous, so that the bias is part of the product.
-        return F.linear(masked(x_BTD, mask).transpose(0, 1).contiguous(), weight_GD, bias_G)
-    by_gate = zip(mask, weight_GD.chunk(GATES), bias_G.chunk(GATES), strict=True)
-    gates = [F.linear(masked(x_BTD, gate_mask).transpose(0, 1), weight, bias) for gate_mask, weight, bias in by_gate]
+        return F.linear(apply_mask(x_BTD, mask).transpose(0, 1).contiguous(), weight_GD, bias_G)
+    gates = []
+    for gate_mask, weight, bias in zip(mask, weight_GD.chunk(NUM_GATES), bias_G.chunk(NUM_GATES), strict=True):
+        gates.append(F.linear(apply_mask(x_BTD, gate_mask).transpose(0, 1), weight, bias))
     return torch.cat(gates, dim=-1)

@@ -1,10 +1,10 @@
-"""Stacked recurrent layers, computed by torch and cuDNN.
+"""Stacked recurrent layers, computed by torch and cuDNN: `LSTM`, `GRU` and `RNN`.
 
 `LSTM` is the LSTM of Zaremba et al. (2014), with dropout before, between and after the layers, never from step to step.
-`GRU` and `RNN` are the same with other layers. `Recurrent` is the base class of these encoders and of the variants with
-dropout from step to step.
+`GRU` and `RNN` are the same with other layers. Start reading at `Stacked.forward`. `Recurrent` is the base class of
+these encoders and of the variants with dropout from step to step.
 
-Shapes: B streams, T steps, D dimensions of the input, H units.
+Shapes: B streams (rows of a batch), T steps, D dimensions of the input, H units.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from reefknot.nn.bounds import Dim, Layers, Probability, check_rates, check_size
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, to_state_dtype
 
 LayerState = tuple[Tensor, ...]
-"""The state of one layer: h_BH, and c_BH if the layer has cells."""
+"""The state of one layer: h_BH, and c_BH if the layer is an LSTM."""
 
 Biases = Literal[1, 2]
+"""Number of bias vectors per gate."""
 
-_FUNCTIONS: dict[str, Any] = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh}
+_FUNCTION_OF_MODE: dict[str, Any] = {"LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh}
 
 
 class Recurrent(Encoder):
@@ -41,8 +42,10 @@ class Recurrent(Encoder):
         output_dim: Number of units of the last layer, if it differs.
     """
 
-    cell: ClassVar[Callable[..., nn.RNNBase]] = nn.LSTM
-    names: ClassVar[tuple[str, ...]] = ("h", "c")
+    layer_class: ClassVar[Callable[..., nn.RNNBase]] = nn.LSTM
+    """The torch module of one layer."""
+    state_names: ClassVar[tuple[str, ...]] = ("h", "c")
+    """Names of the tensors of the state."""
 
     def __init__(
         self, input_dim: int, hidden_dim: int, layers: int, biases: int, output_dim: int | None = None
@@ -54,12 +57,12 @@ class Recurrent(Encoder):
         check_sizes(module, input_dim=input_dim, hidden_dim=hidden_dim, layers=layers, output_dim=self.dim)
         if biases not in (1, 2):
             raise SettingsError(f"{module}: biases = {biases}: must be 1 or 2")
-        self.widths = [hidden_dim] * (layers - 1) + [self.dim]
+        self.layer_dims = [hidden_dim] * (layers - 1) + [self.dim]
         # One module per layer, because the dropout between the layers of a stacked nn.LSTM on a GPU draws from a
         # generator inside cuDNN whose state cannot be saved: a resumed run would drop other units.
         self.layers = nn.ModuleList()
-        for below, width in pairwise([input_dim, *self.widths]):
-            layer = self.cell(input_size=below, hidden_size=width, batch_first=True)
+        for input_size, hidden_size in pairwise([input_dim, *self.layer_dims]):
+            layer = self.layer_class(input_size=input_size, hidden_size=hidden_size, batch_first=True)
             if biases == 1:
                 _freeze_second_bias(layer)
             self.layers.append(layer)
@@ -72,16 +75,17 @@ class Recurrent(Encoder):
             device: Device of the state.
         """
         shape = (len(self.layers), streams, self.dim)
-        return {name: torch.zeros(shape, device=device) for name in self.names}
+        return {name: torch.zeros(shape, device=device) for name in self.state_names}
 
     def split_state(self, state: State, dtype: torch.dtype) -> Iterator[LayerState]:
         """Split a state into one state per layer, in the given type."""
-        return zip(*(state[name].to(dtype).unbind() for name in self.names), strict=True)
+        layers_by_name = [state[name].to(dtype).unbind() for name in self.state_names]
+        return zip(*layers_by_name, strict=True)
 
     def join_states(self, states: Sequence[LayerState]) -> State:
         """Join the states of all layers into one state."""
-        parts = zip(*states, strict=True)
-        return {name: to_state_dtype(torch.stack(part)) for name, part in zip(self.names, parts, strict=True)}
+        layers_by_name = zip(self.state_names, zip(*states, strict=True), strict=True)
+        return {name: to_state_dtype(torch.stack(layers)) for name, layers in layers_by_name}
 
 
 class Stacked(Recurrent):
@@ -102,10 +106,10 @@ class Stacked(Recurrent):
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         raw_BTD, dropped_BTD = x_BTD, F.dropout(x_BTD, self.dropout, self.training)
         states: list[LayerState] = []
-        for layer, start in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
-            raw_BTD, end = run_layer(layer, dropped_BTD, start)
+        for layer, layer_state in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
+            raw_BTD, next_layer_state = run_layer(layer, dropped_BTD, layer_state)
             dropped_BTD = F.dropout(raw_BTD, self.dropout, self.training)
-            states.append(end)
+            states.append(next_layer_state)
         return Encoded(dropped_BTD, raw_BTD, self.join_states(states))
 
 
@@ -132,8 +136,8 @@ class GRU(Stacked):
         biases: Number of bias vectors per gate: 1 as in the papers' equations, or 2 as in torch and cuDNN.
     """
 
-    cell = nn.GRU
-    names = ("h",)
+    layer_class = nn.GRU
+    state_names = ("h",)
 
 
 class RNN(Stacked):
@@ -147,11 +151,11 @@ class RNN(Stacked):
         biases: Number of bias vectors per layer: 1 as in the papers' equations, or 2 as in torch and cuDNN.
     """
 
-    cell = nn.RNN
-    names = ("h",)
+    layer_class = nn.RNN
+    state_names = ("h",)
 
 
-def weights_of(layer: Any) -> list[Tensor]:
+def get_weights(layer: Any) -> list[Tensor]:
     """Return the weights of a layer in cuDNN's order: input matrix, recurrent matrix, and their biases."""
     return [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
 
@@ -165,27 +169,27 @@ def run_layer(
         layer: A recurrent layer of torch.
         x_BTD: Inputs of the window.
         state: The state of the layer before the window.
-        weights: Weights to use instead of the layer's own, in the order of `weights_of`.
+        weights: Weights to use instead of the layer's own, in the order of `get_weights`.
     """
-    states = tuple(part[None].contiguous() for part in state)
+    initial_states = tuple(tensor[None].contiguous() for tensor in state)
     # The layer's own `forward` cannot be used, for two reasons. The weights may be others. And gradients may be needed
     # in evaluation mode, but cuDNN computes them in training mode only. Training mode does not change the values here,
     # because the dropout rate is 0.
     options = {"dropout": 0.0, "train": torch.is_grad_enabled(), "bidirectional": False, "batch_first": True}
-    with _supported_kernels(x_BTD):
-        output_BTH, *ends = _FUNCTIONS[layer.mode](
+    with _without_unsupported_onednn(x_BTD):
+        output_BTH, *final_states = _FUNCTION_OF_MODE[layer.mode](
             x_BTD,
-            states if len(states) > 1 else states[0],
-            weights_of(layer) if weights is None else weights,
+            initial_states if len(initial_states) > 1 else initial_states[0],
+            get_weights(layer) if weights is None else weights,
             has_biases=True,
             num_layers=1,
             **options,
         )
-    return output_BTH, tuple(end[0] for end in ends)
+    return output_BTH, tuple(tensor[0] for tensor in final_states)
 
 
 @contextmanager
-def _supported_kernels(x_BTD: Tensor) -> Iterator[None]:
+def _without_unsupported_onednn(x_BTD: Tensor) -> Iterator[None]:
     """Disable oneDNN inside the context if it does not support bfloat16 on this CPU.
 
     Without AVX-512, oneDNN does not support recurrent layers in bfloat16, and torch raises an error instead of using
@@ -195,12 +199,12 @@ def _supported_kernels(x_BTD: Tensor) -> Iterator[None]:
     if x_BTD.device.type != "cpu" or dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield
         return
-    enabled = torch._C._get_mkldnn_enabled()
+    was_enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled)
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def _freeze_second_bias(layer: Any) -> None:

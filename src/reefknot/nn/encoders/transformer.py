@@ -1,18 +1,21 @@
-"""The decoder-only transformer of Baevski & Auli (2019): causal self-attention in pre-norm blocks.
+"""A decoder-only transformer (Baevski & Auli 2019): a stack of blocks of causal self-attention.
+
+Start reading at `Transformer`. It adds sinusoidal positions to its input and runs the blocks. A block is pre-norm:
 
     x = x + dropout(attention(norm(x)))
     x = x + dropout(W2 dropout_relu(relu(W1 norm(x))))
 
-Position encodings are added to the input first: sines in the first half of the dimensions and cosines in the second,
-for any number of positions. Nothing is carried between windows, and positions start again in each window. In
-step-by-step decoding, a KV cache has the keys and values of the steps so far, and positions continue. The cache grows
-with every step, or it has a fixed capacity from the start. With a fixed capacity, `known` counts the steps of each
-stream, (1, B), and all steps have the same shapes, which a CUDA graph needs.
+In training, every window of text is computed independently, and its positions start again. In step-by-step decoding,
+the state is a KV cache: `block.N` has the keys and values of block N for the steps so far, (2, B, H, S, K). The cache
+grows with every step, or it has a fixed capacity U from the start. With a fixed capacity all steps have the same
+shapes, which a CUDA graph needs. `cached_steps` then counts the steps of each stream, (1, B), and `CacheSlots` says
+where new steps go.
 
-`encoder_decoder.py` uses `ResidualBlock`, `CacheSlots` and `Positions` too. Its blocks may be post-norm.
+`encoder_decoder.py` uses `ResidualBlock`, `CacheSlots` and `SinusoidalPositions` too. Its blocks may be post-norm.
 
-Shapes: B streams, T steps, S cached steps, U = S + T or the capacity of the cache, D dimensions, H heads, K = D / H
-dimensions of a head, F feed-forward units; 2 stands for keys and values.
+Shapes: B streams (rows of a batch), T steps, S cached steps, U = S + T or the capacity of the cache, D dimensions, H
+heads, K = D / H dimensions of a head, F feed-forward units; 2 stands for keys and values, 3 for queries, keys and
+values.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from torch.utils.checkpoint import checkpoint
 from reefknot.errors import ArgumentError, SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates, check_sizes
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
-from reefknot.nn.part import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
 FIRST_POSITION = 2
-"""The number of the first position. The authors' program counts positions from the id after its padding symbol."""
-SLOWEST = 10_000.0
+"""Positions are counted from 2, as in the authors' program, which starts after the id of its padding symbol."""
+MAX_TIMESCALE = 10_000.0
 """The number of positions over which the slowest sine advances by one radian."""
 
 Norm = Literal["pre", "post"]
@@ -84,7 +87,7 @@ class Transformer(Encoder):
             Block(input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute) for _ in range(layers)
         )
         self.final_norm = nn.LayerNorm(input_dim) if final_norm else None
-        self._positions = Positions(input_dim)
+        self._positions = SinusoidalPositions(input_dim)
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
         """Return an empty state, because nothing is carried between windows."""
@@ -99,7 +102,7 @@ class Transformer(Encoder):
             steps: Capacity of the cache. If it is given, the cache keeps its shape, which a CUDA graph needs. By
                 default the cache grows with every step.
         """
-        return empty_cache(len(self.blocks), streams, self.heads, self.dim, device, steps)
+        return create_cache(len(self.blocks), streams, self.heads, self.dim, device, steps)
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of a window, and the state after it.
@@ -111,60 +114,76 @@ class Transformer(Encoder):
             x_BTD: Input vectors, with shape (B, T, D).
             state: An empty state or a KV cache.
         """
-        slots = CacheSlots.after(state, x_BTD)
+        slots = CacheSlots.for_window(state, x_BTD)
         # In the type of the parameters: under autocast, the residual stream and the norms stay in float32.
         x_BTD = x_BTD.to(next(self.parameters()).dtype)
         x_BTD = F.dropout(x_BTD + self._positions(state, slots, x_BTD), self.dropout, self.training)
-        cache: State = {} if slots is None else {"known": slots.known}
-        for number, block in enumerate(self.blocks):
-            name = f"block.{number}"
-            x_BTD, extended = block(x_BTD, state.get(name), slots)
-            if extended is not None:
-                cache[name] = extended
+        cache: State = {}
+        if slots is not None:
+            cache["cached_steps"] = slots.cached_steps
+        for index, block in enumerate(self.blocks):
+            name = f"block.{index}"
+            x_BTD, block_cache = block(x_BTD, state.get(name), slots)
+            if block_cache is not None:
+                cache[name] = block_cache
         if self.final_norm is not None:
             x_BTD = self.final_norm(x_BTD)
         return Encoded(x_BTD, x_BTD, cache)
 
     def flops(self, lengths_B: Tensor) -> int:
         # Scores and weighted values: two products of T x T by D in each block, half of each masked.
-        attention = len(self.blocks) * self.dim * int(lengths_B.square().sum())
-        return PER_WEIGHT * (int(lengths_B.sum()) * matrix_weights(self) + attention)
+        attention_products = len(self.blocks) * self.dim * int(lengths_B.square().sum())
+        return FLOPS_PER_WEIGHT * (int(lengths_B.sum()) * count_matrix_weights(self) + attention_products)
 
 
 class CacheSlots(NamedTuple):
-    """The slots of a window's steps in a KV cache of fixed capacity."""
+    """The slots that the steps of a window fill in a KV cache of fixed capacity.
 
-    known: Tensor
+    For a window of two steps after one cached step, in a cache with capacity 4:
+
+        cached_steps   3
+        positions      1, 2
+        is_own         [0 1 0 0]   is_visible   [1 1 0 0]
+                       [0 0 1 0]                [1 1 1 0]
+    """
+
+    cached_steps: Tensor
     """The number of steps in the cache after the window, (1, B)."""
-    step: Tensor
-    """The position of each step in its stream, (B, T)."""
-    here: Tensor
+    positions: Tensor
+    """The position of each step in its stream, (B, T), counted from 0."""
+    is_own: Tensor
     """Whether the step is stored in the slot, (B, T, U)."""
-    seen: Tensor
+    is_visible: Tensor
     """Whether the step attends to the slot, which is true for its own slot and all earlier slots, (B, T, U)."""
 
     @classmethod
-    def after(cls, state: State, x_BTD: Tensor) -> CacheSlots | None:
+    def for_window(cls, state: State, x_BTD: Tensor) -> CacheSlots | None:
         """Return the slots of the window x, or None if the state does not have a cache of fixed capacity."""
-        known_1B = state.get("known")
-        if known_1B is None:
+        cached_steps_1B = state.get("cached_steps")
+        if cached_steps_1B is None:
             return None
-        new, capacity, device = x_BTD.shape[1], state["block.0"].shape[-2], x_BTD.device
-        # On a GPU this check would wait for the device, so the caller must count the steps there.
-        checked = device.type == "cpu" and not torch.compiler.is_compiling()
-        known = max(known_1B[0].tolist(), default=0) if checked else 0
-        if known + new > capacity:
+        new_steps, capacity, device = x_BTD.shape[1], state["block.0"].shape[-2], x_BTD.device
+        # On a GPU, reading the counts would wait for the device, so the caller must count the steps there.
+        can_read = device.type == "cpu" and not torch.compiler.is_compiling()
+        cached_steps = max(cached_steps_1B[0].tolist(), default=0) if can_read else 0
+        if cached_steps + new_steps > capacity:
             raise ArgumentError(
-                f"{new} more steps after {known} do not fit into a KV cache of {capacity} steps; use a larger one"
+                f"{new_steps} more steps after {cached_steps} do not fit into a KV cache of {capacity} steps; "
+                "use a larger one"
             )
-        step_BT = known_1B[0, :, None] + torch.arange(new, device=device)
-        at_U = torch.arange(capacity, device=device)
-        return cls(known_1B + new, step_BT, step_BT[..., None] == at_U, step_BT[..., None] >= at_U)
+        positions_BT = cached_steps_1B[0, :, None] + torch.arange(new_steps, device=device)
+        slots_U = torch.arange(capacity, device=device)
+        return cls(
+            cached_steps=cached_steps_1B + new_steps,
+            positions=positions_BT,
+            is_own=positions_BT[..., None] == slots_U,
+            is_visible=positions_BT[..., None] >= slots_U,
+        )
 
     def write(self, past_2BHUK: Tensor, new_2BHTK: Tensor) -> Tensor:
         """Return the cache with the keys and values of the new steps in their slots."""
-        for here_BU, new_2BHK in zip(self.here.unbind(1), new_2BHTK.unbind(3), strict=True):
-            past_2BHUK = torch.where(here_BU[:, None, :, None], new_2BHK[:, :, :, None], past_2BHUK)
+        for is_own_BU, step_2BHK in zip(self.is_own.unbind(1), new_2BHTK.unbind(3), strict=True):
+            past_2BHUK = torch.where(is_own_BU[:, None, :, None], step_2BHK[:, :, :, None], past_2BHUK)
         return past_2BHUK
 
 
@@ -218,45 +237,50 @@ class ResidualBlock(nn.Module):
             return cast(Result, checkpoint(compute, *arguments, use_reentrant=False))
         return compute(*arguments)
 
-    def _read(self, x_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
+    def _normalise_input(self, x_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Return the input of attention or feed-forward network: the residual stream, normalised if pre-norm."""
         return cast(Tensor, norm(x_BTD)) if self.norm == "pre" else x_BTD
 
-    def _add(self, x_BTD: Tensor, added_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Return the residual stream with the output of attention or feed-forward network added."""
-        x_BTD = x_BTD + F.dropout(added_BTD, self.dropout, self.training)
+    def _add_residual(self, x_BTD: Tensor, output_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """Add the output of attention or feed-forward network to the residual stream, and normalise it if post-norm."""
+        x_BTD = x_BTD + F.dropout(output_BTD, self.dropout, self.training)
         return cast(Tensor, norm(x_BTD)) if self.norm == "post" else x_BTD
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
-        units_BTF = F.relu(self.ffn_in(self._read(x_BTD, self.ffn_norm)))
+        """Return the residual stream after the feed-forward network."""
+        units_BTF = F.relu(self.ffn_in(self._normalise_input(x_BTD, self.ffn_norm)))
         units_BTF = F.dropout(units_BTF, self.dropout_relu, self.training)
-        return self._add(x_BTD, self.ffn_out(units_BTF), self.ffn_norm)
+        return self._add_residual(x_BTD, self.ffn_out(units_BTF), self.ffn_norm)
 
-    def _attend(
+    def _self_attention(
         self, x_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Add attention over the steps so far. Also return the cache `past`, if given, extended by these steps."""
-        parts_3BHTK = split_heads(self.attention_in(self._read(x_BTD, self.attention_norm)), 3, self.heads)
-        # Unbound together: the gradient of each part alone would be written into zeros of the full size.
-        q_BHTK, k_BHUK, v_BHUK = parts_3BHTK.unbind()
-        extended = None
+        """Return the residual stream after causal self-attention, and the cache `past`, if any, with the new steps."""
+        joined_BTE = self.attention_in(self._normalise_input(x_BTD, self.attention_norm))
+        qkv_3BHTK = split_heads(joined_BTE, 3, self.heads)
+        # Unbound together: the gradient of each of the three alone would be written into zeros of the full size.
+        q_BHTK, k_BHUK, v_BHUK = qkv_3BHTK.unbind()
+        extended_2BHUK = None
         if past_2BHSK is not None:
-            past_2BHSK, new_2BHTK = past_2BHSK.to(q_BHTK.dtype), parts_3BHTK[1:]
-            extended = (
-                torch.cat([past_2BHSK, new_2BHTK], dim=3) if slots is None else slots.write(past_2BHSK, new_2BHTK)
-            )
-            k_BHUK, v_BHUK = extended.unbind()
-        new, known = q_BHTK.shape[2], k_BHUK.shape[2]
+            past_2BHSK, new_2BHTK = past_2BHSK.to(q_BHTK.dtype), qkv_3BHTK[1:]
+            if slots is None:
+                extended_2BHUK = torch.cat([past_2BHSK, new_2BHTK], dim=3)
+            else:
+                extended_2BHUK = slots.write(past_2BHSK, new_2BHTK)
+            k_BHUK, v_BHUK = extended_2BHUK.unbind()
+        num_queries, num_keys = q_BHTK.shape[2], k_BHUK.shape[2]
         # `is_causal` counts from the first key, so steps that follow a cache need a mask. A single step sees all keys.
         mask = None
         if slots is not None:
-            mask = slots.seen[:, None]
-        elif 1 < new < known:
-            mask = torch.ones(new, known, dtype=torch.bool, device=x_BTD.device).tril(known - new)
-        h_BTD = self._attention(q_BHTK, k_BHUK, v_BHUK, mask, is_causal=mask is None and new == known)
-        return self._add(x_BTD, self.attention_out(h_BTD), self.attention_norm), extended
+            mask = slots.is_visible[:, None]
+        elif 1 < num_queries < num_keys:
+            ones_TU = torch.ones(num_queries, num_keys, dtype=torch.bool, device=x_BTD.device)
+            mask = ones_TU.tril(num_keys - num_queries)
+        is_causal = mask is None and num_queries == num_keys
+        h_BTD = self._attend(q_BHTK, k_BHUK, v_BHUK, mask, is_causal)
+        return self._add_residual(x_BTD, self.attention_out(h_BTD), self.attention_norm), extended_2BHUK
 
-    def _attention(
+    def _attend(
         self, q_BHTK: Tensor, k_BHUK: Tensor, v_BHUK: Tensor, mask: Tensor | None, is_causal: bool = False
     ) -> Tensor:
         """Return the attended values with all heads concatenated, (B, T, D)."""
@@ -277,8 +301,8 @@ class Block(ResidualBlock):
     def _compute(
         self, x_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None
     ) -> tuple[Tensor, Tensor | None]:
-        x_BTD, extended = self._attend(x_BTD, past_2BHSK, slots)
-        return self._feed_forward(x_BTD), extended
+        x_BTD, extended_2BHUK = self._self_attention(x_BTD, past_2BHSK, slots)
+        return self._feed_forward(x_BTD), extended_2BHUK
 
 
 def init_linear(layer: nn.Linear) -> None:
@@ -287,31 +311,34 @@ def init_linear(layer: nn.Linear) -> None:
     nn.init.zeros_(layer.bias)
 
 
-def init_attention(layer: nn.Linear, parts: int) -> None:
-    """Initialise concatenated projections to queries, keys or values.
+def init_attention(layer: nn.Linear, projections: int) -> None:
+    """Initialise a linear layer that holds several projections to queries, keys or values, one below the other.
 
     Each projection is initialised as a separate matrix, with smaller weights than `init_linear` gives.
     """
-    for weight in layer.weight.detach().chunk(parts):
+    for weight in layer.weight.detach().chunk(projections):
         nn.init.xavier_uniform_(weight, gain=2**-0.5)
     nn.init.zeros_(layer.bias)
 
 
-def split_heads(joined_BTD: Tensor, parts: int, heads: int) -> Tensor:
-    """Split concatenated queries, keys or values by part and head: (parts, B, H, T, K)."""
-    return torch.unflatten(joined_BTD, -1, (parts, heads, -1)).permute(2, 0, 3, 1, 4)
+def split_heads(joined_BTE: Tensor, projections: int, heads: int) -> Tensor:
+    """Split concatenated queries, keys or values by projection and head: (projections, B, H, T, K).
+
+    E = projections x D is the dimension of the concatenated vectors.
+    """
+    return torch.unflatten(joined_BTE, -1, (projections, heads, -1)).permute(2, 0, 3, 1, 4)
 
 
-def empty_cache(
+def create_cache(
     blocks: int, streams: int, heads: int, dim: int, device: torch.device | None, steps: int | None
 ) -> State:
     """Return an empty KV cache: for each block (2, B, H, 0, K), or with a capacity of `steps` (2, B, H, U, K)."""
     shape = (2, streams, heads, steps or 0, dim // heads)
-    cache = {f"block.{number}": torch.zeros(shape, device=device) for number in range(blocks)}
+    cache = {f"block.{index}": torch.zeros(shape, device=device) for index in range(blocks)}
     if steps is None:
         return cache
     check_sizes("KV cache", steps=steps)
-    return {"known": torch.zeros(1, streams, dtype=torch.int64, device=device)} | cache
+    return {"cached_steps": torch.zeros(1, streams, dtype=torch.int64, device=device)} | cache
 
 
 def check_heads(module: str, heads: int, dim: int) -> None:
@@ -323,15 +350,15 @@ def check_heads(module: str, heads: int, dim: int) -> None:
         )
 
 
-class Positions:
-    """Sinusoidal positions, computed once and cached for lengths that are powers of two.
+class SinusoidalPositions:
+    """Encodings of positions by sines and cosines, computed once and cached for lengths that are powers of two.
 
     They are not buffers, because they follow from the dimension and must not move or change type with the parameters.
     The cache is never emptied, because a CUDA graph reads the tensor with which it was captured. A compiled call does
     not use the cache. While a CUDA graph is captured, new positions are not cached, because they have no values yet.
 
     Args:
-        dim: Dimension of the positions.
+        dim: Dimension of the encodings, D.
     """
 
     def __init__(self, dim: int) -> None:
@@ -340,30 +367,32 @@ class Positions:
 
     def __call__(self, state: State, slots: CacheSlots | None, x_BTD: Tensor) -> Tensor:
         """Return the positions of the steps x that follow a state, (T, D), or in a fixed KV cache (B, T, D)."""
-        cached = state["block.0"].shape[-2] if "block.0" in state else 0
+        cache_length = state["block.0"].shape[-2] if "block.0" in state else 0
         if slots is not None:
-            return F.embedding(slots.step, self._between(0, cached, x_BTD))
-        return self._between(cached, cached + x_BTD.shape[1], x_BTD)
+            return F.embedding(slots.positions, self._encode_range(0, cache_length, x_BTD))
+        return self._encode_range(cache_length, cache_length + x_BTD.shape[1], x_BTD)
 
-    def _between(self, start: int, stop: int, x_BTD: Tensor) -> Tensor:
+    def _encode_range(self, start: int, stop: int, x_BTD: Tensor) -> Tensor:
+        """Return the encodings of positions `start` to `stop`, (T, D), with the type and device of x."""
         device = x_BTD.device
         if torch.compiler.is_compiling():
             return sinusoids(start, stop, self.dim, device).to(x_BTD.dtype)
-        length = 1 << max(stop - 1, 0).bit_length()
+        length = 1 << max(stop - 1, 0).bit_length()  # the next power of two
         key = length, x_BTD.dtype, device
-        positions = self._cache.get(key)
-        if positions is None:
-            positions = sinusoids(0, length, self.dim, device).to(x_BTD.dtype)
-            if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-                self._cache[key] = positions
-        return positions[start:stop]
+        encodings = self._cache.get(key)
+        if encodings is None:
+            encodings = sinusoids(0, length, self.dim, device).to(x_BTD.dtype)
+            is_capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            if not is_capturing:
+                self._cache[key] = encodings
+        return encodings[start:stop]
 
 
 def sinusoids(start: int, stop: int, dim: int, device: torch.device) -> Tensor:
     """Return the encodings of positions `start` to `stop`, (T, D): sines in the first half, cosines in the second."""
     half = dim // 2
     exponents = torch.arange(half, dtype=torch.float64, device=device) / max(half - 1, 1)
-    at = torch.arange(start, stop, dtype=torch.float64, device=device) + FIRST_POSITION
-    angles = at[:, None] * torch.exp(-math.log(SLOWEST) * exponents)
+    positions = torch.arange(start, stop, dtype=torch.float64, device=device) + FIRST_POSITION
+    angles = positions[:, None] * torch.exp(-math.log(MAX_TIMESCALE) * exponents)
     # An odd dimension has one more number than the two halves; it stays zero.
     return F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))

@@ -1,10 +1,10 @@
 """The variational LSTM of Inan et al. (2017): one dropout mask per layer, used in time and between layers.
 
-The hidden state of a layer has the same mask in the recurrence and where the next layer or the output end reads it. In
-Gal & Ghahramani (2016) these masks differ; their LSTM is in `bayesian_lstm.py`. A mask is constant over one stream and
+The hidden state of a layer has the same mask in the recurrence and where the next layer or the softmax reads it. In Gal
+& Ghahramani (2016) these masks differ; their LSTM is in `bayesian_lstm.py`. A mask is constant over one stream and
 window. The state that is carried to the next window is not masked.
 
-Shapes: L layers, B streams, T steps, D dimensions.
+Shapes: L layers, B streams (rows of a batch), T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
-from reefknot.nn.encoders.masks import locked_dropout, masked, run_stack_masked, window_mask
+from reefknot.nn.encoders.masks import apply_mask, locked_dropout, run_masked_stack, sample_mask
 from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent, run_layer
 
 
@@ -46,15 +46,16 @@ class VariationalLSTM(Recurrent):
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         dropped_BTD = locked_dropout(x_BTD, self.dropout_input, self.training)
-        drawn = [window_mask(x_BTD, self.dim, self.dropout, self.training) for _ in self.layers]
-        masks = [mask_B1D for mask_B1D in drawn if mask_B1D is not None]  # empty if nothing is dropped
+        sampled = [sample_mask(x_BTD, self.dim, self.dropout, self.training) for _ in self.layers]
+        masks = [mask_B1D for mask_B1D in sampled if mask_B1D is not None]  # empty if nothing is dropped
         if masks:
-            start = state["h"], state["c"]
-            raw_BTD, (h_LBD, c_LBD) = run_stack_masked(self.layers, dropped_BTD, start, torch.stack(masks))
-            end = {"h": to_state_dtype(h_LBD), "c": to_state_dtype(c_LBD)}
-            return Encoded(masked(raw_BTD, masks[-1]), raw_BTD, end)
+            stack_state = state["h"], state["c"]
+            raw_BTD, (h_LBD, c_LBD) = run_masked_stack(self.layers, dropped_BTD, stack_state, torch.stack(masks))
+            next_state = {"h": to_state_dtype(h_LBD), "c": to_state_dtype(c_LBD)}
+            return Encoded(apply_mask(raw_BTD, masks[-1]), raw_BTD, next_state)
         states: list[LayerState] = []
-        for layer, layer_start in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
-            dropped_BTD, layer_end = run_layer(layer, dropped_BTD, layer_start)
-            states.append(layer_end)
-        return Encoded(dropped_BTD, dropped_BTD, self.join_states(states))
+        h_BTD = dropped_BTD
+        for layer, layer_state in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
+            h_BTD, next_layer_state = run_layer(layer, h_BTD, layer_state)
+            states.append(next_layer_state)
+        return Encoded(h_BTD, h_BTD, self.join_states(states))

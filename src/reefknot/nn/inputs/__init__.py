@@ -1,1 +1,1 @@
-"""Input ends: ids to vectors. `contract.py` has the interface that they share."""
+"""Input ends (embeddings): word ids to vectors. `contract.py` has the interface that they share."""

@@ -1,6 +1,9 @@
-"""Adaptive input (Baevski & Auli 2019, section 3): the vectors of rare words have fewer dimensions.
+"""Adaptive input embeddings (Baevski & Auli 2019, section 3): the vectors of rare words have fewer dimensions.
 
-Shapes: B streams, T steps, V words, D dimensions of the model.
+`AdaptiveLookup` looks up every word in the band (cluster of words of similar frequency) that it belongs to, and
+projects its vector to the dimension of the model. `nn/outputs/adaptive.py` is its output counterpart.
+
+Shapes: B streams (rows of a batch), T steps, V words, D dimensions of the model, N tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Positive, Probability
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import check_scale_and_dropout
-from reefknot.nn.part import PER_WEIGHT, count_by_band
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_by_band
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_banded
 
 
@@ -40,13 +43,13 @@ class AdaptiveLookup(InputEnd):
         super().__init__()
         check_scale_and_dropout("adaptive lookup", scale, dropout)
         check_banded(table, "adaptive lookup")
-        dims = tuple(band.dim for band in table.tables)
-        if projections.widths != dims:
+        table_dims = tuple(band.dim for band in table.tables)
+        if projections.band_dims != table_dims:
             raise SettingsError(
-                f"adaptive lookup: the projections read bands of the dimensions {list(projections.widths)} but the "
-                f"table has {list(dims)}; make them from this table"
+                f"adaptive lookup: the projections read bands of the dimensions {list(projections.band_dims)} but the "
+                f"table has {list(table_dims)}; make them from this table"
             )
-        if not projections.head:
+        if not projections.has_head:
             raise SettingsError(
                 "adaptive lookup: the first band is projected too, but these projections have no matrix for it; "
                 "set head = true in them, or give the input end projections of its own"
@@ -59,12 +62,12 @@ class AdaptiveLookup(InputEnd):
         self.dropout = dropout
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        x_BTD = self.scale * self.table.by_band(ids_BT, self._project)
+        x_BTD = self.scale * self.table.compute_by_band(ids_BT, self._project_band)
         return F.dropout(x_BTD, self.dropout, self.training)
 
     def vectors(self) -> Tensor:
         """Return one vector per word, (V, D), projected and scaled."""
-        return self.scale * torch.cat([self._project(band) for band in range(len(self.table.sizes))])
+        return self.scale * torch.cat([self._project_band(band) for band in range(len(self.table.sizes))])
 
     def tables(self) -> list[WordTable]:
         """Return the bands of the table. An output end that holds one of them is tied to it."""
@@ -72,13 +75,20 @@ class AdaptiveLookup(InputEnd):
 
     def flops(self, ids_N: Tensor) -> int:
         # Each vector is multiplied by the matrix of its band.
-        rows = count_by_band(ids_N, self.table.bounds)
-        weights = [dim * self.dim for dim in self.projections.widths]
-        return PER_WEIGHT * sum(count * weight for count, weight in zip(rows, weights, strict=True))
+        counts = count_by_band(ids_N, self.table.bounds)
+        products = sum(
+            count * band_dim * self.dim for count, band_dim in zip(counts, self.projections.band_dims, strict=True)
+        )
+        return FLOPS_PER_WEIGHT * products
 
-    def _project(self, band: int, words: Tensor | None = None) -> Tensor:
+    def _project_band(self, band: int, band_ids: Tensor | None = None) -> Tensor:
         """Return the projected vectors of some or all words of a band.
 
-        Without words the result still has a gradient function, so that every parameter takes part in the backward pass.
+        If `band_ids` is empty, the result still has a gradient function, so that every parameter takes part in the
+        backward pass.
+
+        Args:
+            band: Index of the band, from 0.
+            band_ids: Ids counted from the first id of the band. By default all words of the band.
         """
-        return self.projections.up(band, self.table.tables[band].vectors(words))
+        return self.projections.to_model_dim(band, self.table.tables[band].vectors(band_ids))

@@ -1,7 +1,11 @@
-"""Character CNN: word vectors computed from the bytes of a word (Kim et al. 2016; Baevski & Auli 2019).
+"""Character CNN: computes word vectors from the bytes of a word (Kim et al. 2016; Baevski & Auli 2019).
 
-Shapes: B streams, T steps, U distinct words, V all words, L bytes, C dimensions of a byte's vector, W = C x the width
-of a filter, F features, D dimensions of a word's vector.
+Start reading at `CharCNN`, an input end (ids to vectors). A word passes through these steps:
+
+    bytes -> byte vectors -> convolutions of several widths, maximum over the word -> highway layers -> projection
+
+Shapes: B streams (rows of a batch), T steps, N tokens, U distinct words, V all words, L bytes, C dimensions of a byte's
+vector, W = C x the width of a filter, F features, D dimensions of a word's vector.
 """
 
 from __future__ import annotations
@@ -19,14 +23,15 @@ from reefknot.nn.bounds import Count, Dim, Ge, Le, Length, Positive, Probability
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import check_scale_and_dropout
 from reefknot.nn.inputs.spelling import FIRST_SYMBOL, SYMBOLS, spell
-from reefknot.nn.part import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
 Filter = Annotated[Sequence[Count], Length(2, 2)]
 Filters = Annotated[Sequence[Filter], Length(1)]
 HighwayLayers = Annotated[int, Ge(0), Le(256)]
 PAPER_FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
-WORDS_AT_ONCE = 1024
-"""Number of words that `vectors` processes at a time, because a whole vocabulary would not fit in memory."""
+"""Width in bytes and number of features of each convolution of Baevski & Auli (2019)."""
+WORDS_PER_CHUNK = 1024
+"""Number of words that `vectors` computes at a time, because a whole vocabulary would not fit in memory."""
 
 
 class Highway(nn.Module):
@@ -46,8 +51,8 @@ class Highway(nn.Module):
 
     def forward(self, x_UF: Tensor) -> Tensor:
         """Return the gated sum of the input and the transformed input."""
-        new_UF, gate_UF = self.linear(x_UF).chunk(2, dim=-1)
-        return torch.lerp(new_UF.relu(), x_UF, gate_UF.sigmoid())
+        transformed_UF, gate_UF = self.linear(x_UF).chunk(2, dim=-1)
+        return torch.lerp(transformed_UF.relu(), x_UF, gate_UF.sigmoid())
 
 
 class CharCNN(InputEnd):
@@ -85,9 +90,9 @@ class CharCNN(InputEnd):
         super().__init__()
         check_scale_and_dropout("char-CNN", scale, dropout)
         _check_filters(filters)
-        for name, value, least in (("dim", dim, 1), ("byte_dim", byte_dim, 1), ("highway", highway, 0)):
-            if value < least:
-                raise SettingsError(f"char-CNN: {name} = {value}: must be at least {least}")
+        for name, value, minimum in (("dim", dim, 1), ("byte_dim", byte_dim, 1), ("highway", highway, 0)):
+            if value < minimum:
+                raise SettingsError(f"char-CNN: {name} = {value}: must be at least {minimum}")
         self.vocab_size = len(spellings)
         self.dim = dim
         self.scale = scale
@@ -96,11 +101,11 @@ class CharCNN(InputEnd):
         # support int16.
         self.register_buffer("spellings", spellings.int(), persistent=False)
         self.bytes = nn.Embedding(FIRST_SYMBOL, byte_dim, padding_idx=0)
-        self.widths = [width for width, _ in filters]
+        self.filter_widths = [width for width, _ in filters]
         self.convolutions = nn.ModuleList(nn.Conv1d(byte_dim, features, width) for width, features in filters)
-        features = sum(features for _, features in filters)
-        self.highway = nn.Sequential(*(Highway(features) for _ in range(highway)))
-        self.projection = nn.Linear(features, dim)
+        total_features = sum(features for _, features in filters)
+        self.highway = nn.Sequential(*(Highway(total_features) for _ in range(highway)))
+        self.projection = nn.Linear(total_features, dim)
         self.symbols = nn.Parameter(nn.init.xavier_normal_(torch.empty(len(SYMBOLS), dim)))
         nn.init.xavier_normal_(self.bytes.weight[1:])
         nn.init.xavier_uniform_(self.projection.weight)
@@ -113,14 +118,13 @@ class CharCNN(InputEnd):
             ids_BT: Token ids, with shape (B, T).
         """
         distinct_U, index_BT = torch.unique(ids_BT, return_inverse=True)
-        words_UD = self._words(F.embedding(distinct_U, self.spellings))
-        return F.dropout(self.scale * F.embedding(index_BT, words_UD), self.dropout, self.training)
+        vectors_UD = self._compute_vectors(F.embedding(distinct_U, self.spellings))
+        return F.dropout(self.scale * F.embedding(index_BT, vectors_UD), self.dropout, self.training)
 
     def vectors(self) -> Tensor:
         """Return one vector per word, (V, D)."""
-        return self.scale * torch.cat(
-            [self._words(unique_UL) for unique_UL in torch.split(self.spellings, WORDS_AT_ONCE)]
-        )
+        chunks = torch.split(self.spellings, WORDS_PER_CHUNK)
+        return self.scale * torch.cat([self._compute_vectors(spellings_UL) for spellings_UL in chunks])
 
     def with_spelled_words(self, words: Sequence[str]) -> CharCNN:
         """Return a copy of this end for more words. The copy shares the weights.
@@ -128,8 +132,9 @@ class CharCNN(InputEnd):
         Args:
             words: The additional words. Their ids follow the ids of the present words.
         """
-        shared = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
-        extended = deepcopy(self, shared)
+        # deepcopy() does not copy the tensors that are already in its memo.
+        memo = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        extended = deepcopy(self, memo)
         _, max_bytes = self.spellings.shape
         extended.spellings = torch.cat([self.spellings, spell(words, max_bytes).to(self.spellings)])
         extended.vocab_size = len(extended.spellings)
@@ -137,30 +142,32 @@ class CharCNN(InputEnd):
 
     def flops(self, ids_N: Tensor) -> int:
         # Every distinct word is computed once.
-        spelled_UL = self.spellings[torch.unique(ids_N).to(self.spellings.device)] > 0
-        windows = int(spelled_UL.sum(dim=1).clamp(min=1).sum())
-        per_word = matrix_weights(self.highway) + matrix_weights(self.projection)
-        return PER_WEIGHT * (windows * matrix_weights(self.convolutions) + len(spelled_UL) * per_word)
+        is_byte_UL = self.spellings[torch.unique(ids_N).to(self.spellings.device)] > 0
+        windows = int(is_byte_UL.sum(dim=1).clamp(min=1).sum())
+        weights_per_word = count_matrix_weights(self.highway) + count_matrix_weights(self.projection)
+        products = windows * count_matrix_weights(self.convolutions) + len(is_byte_UL) * weights_per_word
+        return FLOPS_PER_WEIGHT * products
 
-    def _words(self, spelled_UL: Tensor) -> Tensor:
+    def _compute_vectors(self, spellings_UL: Tensor) -> Tensor:
         """Return the vectors of words with these spellings."""
-        symbol_U = spelled_UL[:, 0] - FIRST_SYMBOL
-        spelled_UD = self.projection(self.highway(self._features(spelled_UL.where(spelled_UL < FIRST_SYMBOL, 0))))
-        symbol_UD = F.embedding(symbol_U.clamp(min=0), self.symbols).to(spelled_UD.dtype)
-        return torch.where((symbol_U >= 0)[:, None], symbol_UD, spelled_UD)
+        bytes_UL = spellings_UL.where(spellings_UL < FIRST_SYMBOL, 0)
+        from_bytes_UD = self.projection(self.highway(self._compute_features(bytes_UL)))
+        symbol_U = spellings_UL[:, 0] - FIRST_SYMBOL  # negative unless the word is a symbol
+        symbol_UD = F.embedding(symbol_U.clamp(min=0), self.symbols).to(from_bytes_UD.dtype)
+        return torch.where((symbol_U >= 0)[:, None], symbol_UD, from_bytes_UD)
 
-    def _features(self, bytes_UL: Tensor) -> Tensor:
-        """Return the maximum of each filter over the windows that start inside the word."""
-        used_L = (bytes_UL > 0).any(dim=0)
-        used_L[0] = True
-        bytes_UL = bytes_UL[:, used_L]
+    def _compute_features(self, bytes_UL: Tensor) -> Tensor:
+        """Return the maximum of each filter over the windows that start inside the word, (U, F)."""
+        is_used_L = (bytes_UL > 0).any(dim=0)
+        is_used_L[0] = True
+        bytes_UL = bytes_UL[:, is_used_L]
         padding_UL = bytes_UL == 0
         # The padding row may not be zero: an initialisation of the whole model draws it too.
         x_ULC = self.bytes(bytes_UL).masked_fill(padding_UL[..., None], 0.0)
         # A word without bytes counts as one byte long, because the maximum over no windows would be minus infinity.
         outside_UL = F.pad(padding_UL[:, 1:], (1, 0), value=False)
         features = []
-        for width, convolution in zip(self.widths, cast(Iterable[nn.Conv1d], self.convolutions), strict=True):
+        for width, convolution in zip(self.filter_widths, cast(Iterable[nn.Conv1d], self.convolutions), strict=True):
             # A plain matrix product, because cuDNN prepares a convolution for each input size, and the number of words
             # differs from window to window.
             windows_ULW = F.pad(x_ULC, (0, 0, 0, width - 1)).unfold(1, width, 1).flatten(2)
@@ -172,8 +179,9 @@ class CharCNN(InputEnd):
 def _check_filters(filters: Sequence[Sequence[int]]) -> None:
     if not filters:
         raise SettingsError("char-CNN: filters is empty: give at least one [width in bytes, features]")
-    for one_filter in filters:
-        if len(one_filter) != 2 or min(one_filter) < 1:
+    for width_and_features in filters:
+        if len(width_and_features) != 2 or min(width_and_features) < 1:
             raise SettingsError(
-                f"char-CNN: filters has {list(one_filter)}: each must be [width in bytes, features], both at least 1"
+                f"char-CNN: filters has {list(width_and_features)}: each must be [width in bytes, features], "
+                "both at least 1"
             )

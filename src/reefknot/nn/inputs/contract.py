@@ -1,17 +1,19 @@
-"""The contract of input ends.
+"""Base class of input ends (the embedding side of a language model), which turn word ids into vectors.
 
-Shapes: B streams, T steps, V words, D dimensions.
+`lookup.py` is the simplest implementation: it looks up the rows of a word table.
+
+Shapes: B streams (rows of a batch), T steps, N tokens, V words, D dimensions.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from reefknot.nn.part import PER_WEIGHT, Documented, matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
 
-class InputEnd(nn.Module, Documented):
+class InputEnd(nn.Module, InheritsDocstrings):
     """Base class of input ends, which turn word ids into vectors."""
 
     vocab_size: int
@@ -43,4 +45,4 @@ class InputEnd(nn.Module, Documented):
         Args:
             ids_N: Token ids, with shape (N,).
         """
-        return PER_WEIGHT * len(ids_N) * matrix_weights(self)
+        return FLOPS_PER_WEIGHT * len(ids_N) * count_matrix_weights(self)

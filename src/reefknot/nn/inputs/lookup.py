@@ -1,9 +1,9 @@
-"""Lookup of words in a table.
+"""Embedding lookup: the input end (ids to vectors) of most language models.
 
-Word dropout is that of Gal & Ghahramani (2016), which Pappas & Henderson (2019) and AWD-LSTM use too: in each training
-step, a word type is dropped at all its positions or at none.
+`Lookup` looks up the rows of a word table. Its word dropout is that of Gal & Ghahramani (2016), which Pappas &
+Henderson (2019) and AWD-LSTM use too: in each training step, a word is dropped at all its positions or at none.
 
-Shapes: B streams, T steps, V words, D dimensions.
+Shapes: B streams (rows of a batch), T steps, V words, D dimensions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Positive, Probability, check_rates
 from reefknot.nn.inputs.contract import InputEnd
-from reefknot.nn.tables import BandedTable, WordTable, projection
+from reefknot.nn.tables import BandedTable, WordTable, build_projection
 
 
 def check_scale_and_dropout(module: str, scale: float, dropout: float) -> None:
@@ -55,7 +55,7 @@ class Lookup(InputEnd):
         if not isinstance(table, WordTable | BandedTable):
             raise SettingsError(f"lookup: needs a table to look words up in; a {type(table).__name__} is not one")
         if isinstance(table, BandedTable):
-            table.check_one_dimension()
+            table.check_equal_dims()
         self.table = table
         self.vocab_size = table.vocab_size
         self.dim = project_to or table.dim
@@ -64,14 +64,14 @@ class Lookup(InputEnd):
         self.word_dropout = word_dropout
         self.projection: nn.Module = nn.Identity()
         if project_to is not None:
-            self.projection = projection(table.dim, project_to)
+            self.projection = build_projection(table.dim, project_to)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         rows_BTD = self.table.vectors(ids_BT)
         if self.training and self.word_dropout > 0.0:
-            keep = 1.0 - self.word_dropout
-            weight_V1 = rows_BTD.new_empty(self.vocab_size, 1).bernoulli_(keep).div_(keep)
-            rows_BTD = rows_BTD * F.embedding(ids_BT, weight_V1)
+            keep_rate = 1.0 - self.word_dropout
+            mask_V1 = rows_BTD.new_empty(self.vocab_size, 1).bernoulli_(keep_rate).div_(keep_rate)
+            rows_BTD = rows_BTD * F.embedding(ids_BT, mask_V1)
         return F.dropout(self._scale_and_project(rows_BTD), self.dropout, self.training)
 
     def vectors(self) -> Tensor:
@@ -83,5 +83,5 @@ class Lookup(InputEnd):
         return self.table.tables if isinstance(self.table, BandedTable) else [self.table]
 
     def _scale_and_project(self, rows: Tensor) -> Tensor:
-        vectors: Tensor = self.projection(self.scale * rows)
-        return vectors
+        projected: Tensor = self.projection(self.scale * rows)
+        return projected

@@ -1,5 +1,7 @@
 """Spellings of words as rows of UTF-8 bytes, which the character CNN reads (Baevski & Auli 2019).
 
+    spell(["be", "<unk>"], max_bytes=3)     # [[99, 102, 0], [258, 0, 0]]: each byte plus 1, zeros after the end
+
 Shapes: V words, L bytes.
 """
 
@@ -15,7 +17,7 @@ from reefknot.errors import SettingsError
 from reefknot.nn.constants import END_OF_LINE, UNKNOWN
 
 SYMBOLS = (END_OF_LINE, UNKNOWN)
-"""Words whose meaning does not follow from their spelling."""
+"""Words whose meaning does not follow from their spelling. Each is represented by one number instead of its bytes."""
 FIRST_SYMBOL = 257
 """The number of the first symbol: 0 is padding, and 1 to 256 are the bytes."""
 
@@ -32,12 +34,12 @@ def spell(words: Sequence[str], max_bytes: int = 50, symbols: Sequence[str] = SY
     """
     if max_bytes < 1:
         raise SettingsError(f"max_bytes = {max_bytes}: spellings need at least 1 byte")
-    spelled_VL = np.zeros((len(words), max_bytes), dtype=np.int16)
-    numbers = {symbol: FIRST_SYMBOL + index for index, symbol in enumerate(symbols)}
-    for row, word in zip(spelled_VL, words, strict=True):
-        if word in numbers:
-            row[0] = numbers[word]
+    spellings_VL = np.zeros((len(words), max_bytes), dtype=np.int16)
+    symbol_numbers = {symbol: FIRST_SYMBOL + index for index, symbol in enumerate(symbols)}
+    for spelling_L, word in zip(spellings_VL, words, strict=True):
+        if word in symbol_numbers:
+            spelling_L[0] = symbol_numbers[word]
         else:
-            encoded = np.frombuffer(word.encode()[:max_bytes], dtype=np.uint8)
-            row[: len(encoded)] = encoded.astype(np.int16) + 1
-    return torch.from_numpy(spelled_VL)
+            word_bytes = np.frombuffer(word.encode()[:max_bytes], dtype=np.uint8)
+            spelling_L[: len(word_bytes)] = word_bytes.astype(np.int16) + 1
+    return torch.from_numpy(spellings_VL)

@@ -1,1 +1,1 @@
-"""Models: ends joined by an encoder, and skip-gram, which has ends only."""
+"""Whole models: `LanguageModel` and `Translator` join input, encoder and output; `SkipGram` has two tables."""

@@ -1,11 +1,14 @@
-"""A language model: an input end, an encoder and an output end.
+"""A language model: an input end (ids to vectors), an encoder, and an output end (classifier and loss).
+
+Start reading at `LanguageModel`. Its `loss` runs one window (the tokens that are computed at once) of B streams (rows
+of a batch) and returns `Losses`: sums, counts and the state for the next window.
 
 Shapes: B streams, T steps, D dimensions, V classes, N = B x T positions, M positions that the output end reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +21,7 @@ from reefknot.nn.encoders.contract import Encoded, Encoder, State, detach
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.models.regularisation import RegularisationSettings, activation_losses
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.nn.tables import WordTable
 
 
 @dataclass(frozen=True)
@@ -43,22 +47,8 @@ class Losses:
         """
         means = [part.weight * part.sum / max(part.count, 1) for part in self.parts.values()]
         tokens = max(self.parts["nll"].count, 1)
-        return torch.stack([*means, *(penalty / tokens for penalty in self.penalties.values())]).sum()
-
-
-@contextmanager
-def evaluating(model: LanguageModel) -> Iterator[None]:
-    """Put the model into evaluation mode inside the context, and back into its previous mode afterwards.
-
-    No parameter may change inside the context, because class vectors are computed only once.
-    """
-    was_training = model.training
-    model.eval()
-    try:
-        with model.output.holding():
-            yield
-    finally:
-        model.train(was_training)
+        means += [penalty / tokens for penalty in self.penalties.values()]
+        return torch.stack(means).sum()
 
 
 class LanguageModel(nn.Module):
@@ -103,9 +93,9 @@ class LanguageModel(nn.Module):
                 "make the output's table as large as the encoder's hidden state, or use a classifier that projects "
                 "(kind = 'projected')"
             )
-        trained = {id(parameter) for parameter in input.parameters()}
+        trained_ids = {id(parameter) for parameter in input.parameters()}
         for parameter, message in output.untrained_parameters():
-            if id(parameter) not in trained:
+            if id(parameter) not in trained_ids:
                 raise SettingsError(message)
         self.input = input
         self.encoder = encoder
@@ -170,9 +160,11 @@ class LanguageModel(nn.Module):
         """
         if targets_BT is None:
             tokens_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
-        return self._losses(self(tokens_BT, state), targets_BT, plan, positions_M)
+        return self._compute_losses(self(tokens_BT, state), targets_BT, plan, positions_M)
 
-    def _losses(self, encoded: Encoded, targets_BT: Tensor, plan: Plan | None, positions_M: Tensor | None) -> Losses:
+    def _compute_losses(
+        self, encoded: Encoded, targets_BT: Tensor, plan: Plan | None, positions_M: Tensor | None
+    ) -> Losses:
         h_ND, targets_N = encoded.output.flatten(0, 1), targets_BT.reshape(-1)
         if positions_M is not None:
             # Positions are distinct, so the gradient of this selection involves no sum whose order could vary.
@@ -194,8 +186,8 @@ class LanguageModel(nn.Module):
             state: The state before the window. By default the window starts a text.
         """
         encoded = self(tokens_BT, state)
-        logp_N = self.output.target_log_probs(encoded.output.flatten(0, 1), targets_BT.reshape(-1))
-        return logp_N.view_as(targets_BT), encoded.state
+        log_probs_N = self.output.target_log_probs(encoded.output.flatten(0, 1), targets_BT.reshape(-1))
+        return log_probs_N.view_as(targets_BT), encoded.state
 
     def flops(self, x_BT: Tensor, y_BT: Tensor) -> int:
         """Return the floating-point operations of a training step on a window (see `nn/part.py`).
@@ -204,35 +196,54 @@ class LanguageModel(nn.Module):
             x_BT: Token ids of the window, with shape (B, T), on the host.
             y_BT: Target ids, with shape (B, T), on the host. Targets of -100 count as padding on the right.
         """
-        scored_BT = y_BT != IGNORE
-        body = self.encoder.flops(scored_BT.sum(dim=1))
-        return body + self.input.flops(x_BT[scored_BT]) + self.output.flops(y_BT[scored_BT])
+        is_scored_BT = y_BT != IGNORE
+        encoder_flops = self.encoder.flops(is_scored_BT.sum(dim=1))
+        return encoder_flops + self.input.flops(x_BT[is_scored_BT]) + self.output.flops(y_BT[is_scored_BT])
 
     def parameter_counts(self) -> dict[str, int]:
-        """Return the number of parameters of both ends and the encoder. A shared tensor counts once."""
+        """Return the number of parameters of `input`, `encoder` and `output`. A shared tensor counts once."""
         counts = {name: 0 for name, _ in self.named_children()}
         for name, parameter in self.named_parameters():
             counts[name.partition(".")[0]] += parameter.numel()
         return counts
 
-    def parameter_parts(self) -> dict[str, int]:
+    def parameter_counts_by_module(self) -> dict[str, int]:
         """Return the number of parameters of each module by name, such as `output.classifier.layers`.
 
         A list of layers counts as one module.
         """
         counts: dict[str, int] = {}
-        for name, parameter in self.named_parameters():
-            *path, last = name.split(".")
+        for parameter_name, parameter in self.named_parameters():
+            *path, attribute = parameter_name.split(".")
             module = self.get_submodule(".".join(path))
             # The weight of a table, and all parameters of torch's own layers, are listed under the module's name.
-            if last != "weight" and not type(module).__module__.startswith("torch.nn"):
-                path.append(last)
-            part = ".".join(step for step in path if not step.isdigit())
-            counts[part] = counts.get(part, 0) + parameter.numel()
+            if attribute != "weight" and not type(module).__module__.startswith("torch.nn"):
+                path.append(attribute)
+            name = ".".join(component for component in path if not component.isdigit())
+            counts[name] = counts.get(name, 0) + parameter.numel()
         return counts
 
     @property
     def tied(self) -> bool:
         """Whether the class vectors are made from a table that the input end holds."""
-        tables = self.input.tables()
-        return any(table is other for table in self.output.tables() for other in tables)
+        return share_table(self.input.tables(), self.output.tables())
+
+
+@contextmanager
+def evaluating(model: LanguageModel) -> Iterator[None]:
+    """Put the model into evaluation mode inside the context, and back into its previous mode afterwards.
+
+    No parameter may change inside the context, because class vectors are computed only once.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with model.output.cache_for_evaluation():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def share_table(tables: Sequence[WordTable], other_tables: Sequence[WordTable]) -> bool:
+    """Return whether a table object is in both sequences."""
+    return any(table is other for table in tables for other in other_tables)

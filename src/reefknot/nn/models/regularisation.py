@@ -1,6 +1,8 @@
-"""Penalties on activations (Merity et al. 2017): hidden states that are small (AR) and change slowly (TAR).
+"""Penalties on activations (Merity et al. 2017), which keep hidden states small (AR) and slowly changing (TAR).
 
-Shapes: B streams, T steps, D dimensions.
+`activation_losses` adds them to the loss of a window, with the weights of `RegularisationSettings`.
+
+Shapes: B streams (rows of a batch), T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -51,19 +53,23 @@ def activation_losses(
     """
     parts = {}
     if settings.activation:
-        parts["activation"] = _part(encoded.output, encoded, mask_BT, count, settings.activation)
+        parts["activation"] = _mean_square_part(encoded.output, encoded, mask_BT, count, settings.activation)
     if settings.temporal_activation:
         differences = encoded.raw.diff(dim=1)
-        parts["temporal_activation"] = _part(differences, encoded, mask_BT, count, settings.temporal_activation)
+        weight = settings.temporal_activation
+        parts["temporal_activation"] = _mean_square_part(differences, encoded, mask_BT, count, weight)
     return parts
 
 
-def _part(values_BTD: Tensor, encoded: Encoded, mask_BT: Tensor | None, count: int, weight: float) -> LossPart:
+def _mean_square_part(
+    values_BTD: Tensor, encoded: Encoded, mask_BT: Tensor | None, count: int, weight: float
+) -> LossPart:
+    """Return the mean square of the values, times the number of tokens of the window, as a part of the loss."""
     streams, steps = encoded.output.shape[:2]
     tokens = streams * steps
     if mask_BT is not None:
         # Padding is on the right, so a difference that ends at a token starts at a token.
         values_BTD = values_BTD * mask_BT[:, steps - values_BTD.shape[1] :, None]
-    at_least = torch.promote_types(values_BTD.dtype, torch.float32)
-    mean = values_BTD.square().sum(dtype=at_least) / max(values_BTD.numel(), 1)
-    return LossPart(tokens * mean, tokens if mask_BT is None else count, weight)
+    dtype = torch.promote_types(values_BTD.dtype, torch.float32)
+    mean_square = values_BTD.square().sum(dtype=dtype) / max(values_BTD.numel(), 1)
+    return LossPart(tokens * mean_square, tokens if mask_BT is None else count, weight)

@@ -1,9 +1,9 @@
-"""Skip-gram with negative sampling (Mikolov et al. 2013), whose two ends can be tied (Press & Wolf 2017).
+"""Skip-gram with negative sampling (word2vec; Mikolov et al. 2013). Its two tables can be tied (Press & Wolf 2017).
 
     loss(centre o, context i, negatives) = - log sigmoid(u_o . v_i) - sum_k log sigmoid(- u_k . v_i)
 
 v are rows of the input table and u of the output table. As in the word2vec program, the context word is the input and
-the centre word the output. If the ends are tied, both are rows of the same table.
+the centre word the output. If the model is tied, both are rows of the same table.
 
 Shapes: N pairs, K negatives, V words, D dimensions.
 """
@@ -67,9 +67,9 @@ class SkipGram(nn.Module):
         """Return the number of parameters of each end. A shared table is counted once, at the input."""
         return {"input": self.input.weight.numel(), "output": 0 if self.tied else self.output.weight.numel()}
 
-    def parameter_parts(self) -> dict[str, int]:
-        """Return the number of parameters of each end, without the output if it shares the input's table."""
-        return {end: count for end, count in self.parameter_counts().items() if count}
+    def parameter_counts_by_module(self) -> dict[str, int]:
+        """Return the number of parameters of each table by name, without the output if it shares the input's table."""
+        return {name: count for name, count in self.parameter_counts().items() if count}
 
     def loss(self, centres_N: Tensor, contexts_N: Tensor, negatives_NK: Tensor) -> Tensor:
         """Return the sum of the losses of the pairs, a scalar.
@@ -80,7 +80,7 @@ class SkipGram(nn.Module):
             negatives_NK: Ids of the negatives, with shape (N, K). A negative that equals the pair's centre is ignored.
         """
         v_ND = self.input.vectors(contexts_N)
-        positive_N = (self.output.vectors(centres_N) * v_ND).sum(-1)
-        negative_NK = torch.einsum("nkd,nd->nk", self.output.vectors(negatives_NK), v_ND)
-        others_NK = negatives_NK != centres_N[:, None]
-        return -F.logsigmoid(positive_N).sum() - (F.logsigmoid(-negative_NK) * others_NK).sum()
+        positive_scores_N = (self.output.vectors(centres_N) * v_ND).sum(-1)
+        negative_scores_NK = torch.einsum("nkd,nd->nk", self.output.vectors(negatives_NK), v_ND)
+        is_valid_NK = negatives_NK != centres_N[:, None]
+        return -F.logsigmoid(positive_scores_N).sum() - (F.logsigmoid(-negative_scores_NK) * is_valid_NK).sum()

@@ -1,7 +1,7 @@
 """A translator: a language model of the target that reads a source first (Press & Wolf 2017; Pappas & Henderson 2019).
 
-It has one more end than a language model: an input end for the source. In three-way tying, the input ends of source and
-target and the classes share one table.
+Start reading at `Translator`. It has one more input end (ids to vectors) than a language model, for the source. In
+three-way tying, the input ends of source and target and the classes share one word table.
 
 A window of pairs holds both sides in one tensor, x_BU: the source in the first S columns and the inputs of the target
 in the last T, where T is the number of columns of the targets. So a translator is trained by the same code as a
@@ -20,7 +20,7 @@ from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.encoders.contract import Encoded, SourceEncoder, State
 from reefknot.nn.inputs.contract import InputEnd
-from reefknot.nn.models.language_model import LanguageModel, Losses
+from reefknot.nn.models.language_model import LanguageModel, Losses, share_table
 from reefknot.nn.models.regularisation import RegularisationSettings
 from reefknot.nn.outputs.contract import OutputEnd, Plan
 
@@ -32,7 +32,7 @@ class Translator(LanguageModel):
     """A translator: predicts the next word of a target from a source and the target's words so far.
 
         losses = model.loss(torch.cat([source_BS, target_BT[:, :-1]], dim=1), target_BT[:, 1:])
-        state = model.begin(source_BS)                          # to decode step by step
+        state = model.start_decoding(source_BS)                 # to decode step by step
         encoded = model(first_B1, state)                        # then use encoded.state
 
     Args:
@@ -67,10 +67,9 @@ class Translator(LanguageModel):
     @property
     def three_way(self) -> bool:
         """Whether the input ends of source and target and the classes share one table."""
-        tables = self.source.tables()
-        return self.tied and any(table is other for table in self.output.tables() for other in tables)
+        return self.tied and share_table(self.source.tables(), self.output.tables())
 
-    def read(self, source_BS: Tensor) -> State:
+    def encode_source(self, source_BS: Tensor) -> State:
         """Return the state before the first target step, which has everything that target steps need from the source.
 
         Args:
@@ -78,25 +77,27 @@ class Translator(LanguageModel):
         """
         mask_BS = source_BS != PAD
         encoder = cast(SourceEncoder, self.encoder)
-        return encoder.read(self.source(source_BS.where(mask_BS, 0)), mask_BS)
+        return encoder.encode_source(self.source(source_BS.where(mask_BS, 0)), mask_BS)
 
-    def begin(self, source_BS: Tensor) -> State:
+    def start_decoding(self, source_BS: Tensor) -> State:
         """Return the state before a target that is decoded step by step, as in a beam search.
 
         Args:
             source_BS: Ids of the source tokens, with shape (B, S), padded on the right with -100.
         """
-        return self.decoding_state(len(source_BS)) | self.read(source_BS)
+        return self.decoding_state(len(source_BS)) | self.encode_source(source_BS)
 
     def forward(self, tokens_BT: Tensor, state: State | None = None) -> Encoded:
         """Return the hidden states of target tokens, and the state after them.
 
         Args:
             tokens_BT: Ids of the target tokens, with shape (B, T).
-            state: The state that `read`, `begin` or an earlier call returned.
+            state: The state that `encode_source`, `start_decoding` or an earlier call returned.
         """
         if not state:
-            raise ArgumentError("a translator reads its source first: give the state that read or begin returned")
+            raise ArgumentError(
+                "a translator reads its source first: give the state that encode_source or start_decoding returned"
+            )
         return super().forward(tokens_BT, state)
 
     def attention(self, tokens_BT: Tensor, state: State) -> Tensor:
@@ -104,7 +105,7 @@ class Translator(LanguageModel):
 
         Args:
             tokens_BT: Ids of the target tokens, with shape (B, T).
-            state: The state that `read`, `begin` or an earlier call returned.
+            state: The state that `encode_source`, `start_decoding` or an earlier call returned.
         """
         return cast(SourceEncoder, self.encoder).attention(self.input(tokens_BT), state)
 
@@ -130,10 +131,10 @@ class Translator(LanguageModel):
         """
         if targets_BT is None:
             raise ArgumentError("a translator needs targets: their number of columns shows where the source ends")
-        source_BS, x_BT = sides(tokens_BT, targets_BT)
-        encoded = self(x_BT, self.read(source_BS))
+        source_BS, x_BT = split_sides(tokens_BT, targets_BT)
+        encoded = self(x_BT, self.encode_source(source_BS))
         # No window follows, so the keys and values of the source can be freed.
-        return self._losses(encoded._replace(state={}), targets_BT, plan, positions_M)
+        return self._compute_losses(encoded._replace(state={}), targets_BT, plan, positions_M)
 
     def target_log_probs(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None
@@ -145,8 +146,8 @@ class Translator(LanguageModel):
             targets_BT: Target ids, with shape (B, T). The result is 0 where the target is -100.
             state: Not used.
         """
-        source_BS, x_BT = sides(tokens_BT, targets_BT)
-        return super().target_log_probs(x_BT, targets_BT, self.read(source_BS))
+        source_BS, x_BT = split_sides(tokens_BT, targets_BT)
+        return super().target_log_probs(x_BT, targets_BT, self.encode_source(source_BS))
 
     def flops(self, x_BT: Tensor, y_BT: Tensor) -> int:
         """Return the number of floating-point operations of a training step on a window of pairs (see `nn/part.py`).
@@ -155,14 +156,15 @@ class Translator(LanguageModel):
             x_BT: Sources and target inputs in one tensor, with shape (B, S + T), on the host.
             y_BT: Target ids, with shape (B, T), on the host.
         """
-        source_BS, x_BT = sides(x_BT, y_BT)
-        scored_BT, mask_BS = y_BT != IGNORE, source_BS != PAD
-        body = cast(SourceEncoder, self.encoder).translation_flops(mask_BS.sum(dim=1), scored_BT.sum(dim=1))
-        ends = self.input.flops(x_BT[scored_BT]) + self.output.flops(y_BT[scored_BT])
-        return body + ends + self.source.flops(source_BS[mask_BS])
+        source_BS, x_BT = split_sides(x_BT, y_BT)
+        is_scored_BT, is_source_BS = y_BT != IGNORE, source_BS != PAD
+        encoder = cast(SourceEncoder, self.encoder)
+        encoder_flops = encoder.translation_flops(is_source_BS.sum(dim=1), is_scored_BT.sum(dim=1))
+        input_flops = self.source.flops(source_BS[is_source_BS]) + self.input.flops(x_BT[is_scored_BT])
+        return encoder_flops + input_flops + self.output.flops(y_BT[is_scored_BT])
 
 
-def sides(x_BU: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
+def split_sides(x_BU: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Split a window of pairs into its sources, source_BS, and the inputs of its targets, x_BT."""
     source_BS, x_BT = x_BU.tensor_split([x_BU.shape[1] - y_BT.shape[1]], dim=1)
     return source_BS, x_BT

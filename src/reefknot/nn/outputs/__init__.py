@@ -1,1 +1,1 @@
-"""Output ends: hidden states to log-probabilities and losses. `contract.py` has the interface that they share."""
+"""Output ends (classifier and loss): hidden states to log-probabilities. `contract.py` has their interface."""

@@ -1,13 +1,17 @@
-"""The adaptive softmax (Grave et al. 2017) with the ties of Baevski & Auli (2019): a short head and tails on demand.
+"""The adaptive softmax (Grave et al. 2017): frequent words are classified directly, rarer words in two steps.
+
+The vocabulary is cut into bands (clusters of words of similar frequency, most frequent first). The head classifies the
+words of the first band and one cluster per later band. A tail classifies the words of a later band:
 
     p(y | h) = p(y | head)                               for a word of the first band
     p(y | h) = p(band i | head) p(y | band i)            for a word of a later band
 
-The head classifies the words of the first band and one cluster per later band. A tail classifies the words of its band,
-from the hidden state projected to the dimension of the band. So a tail costs as much as a small classifier, and only
-for the rows whose target lies in its band.
+A tail reads the hidden state projected to the dimension of its band, and only for the rows (tokens) whose target lies
+in its band, so rare words are cheap. Start reading at `AdaptiveSoftmax`. Its input counterpart is
+`nn/inputs/adaptive.py`. Both may share their tables and projections (Baevski & Auli 2019).
 
-Shapes: N rows (tokens), D dimensions, V classes, H classes of the head, S classes of a tail, R rows of a tail.
+Shapes: N rows (tokens), D dimensions, V classes, H classes of the head, S classes of a tail, R rows of a tail, K best
+classes.
 """
 
 from __future__ import annotations
@@ -29,41 +33,53 @@ from reefknot.nn.bounds import Dim, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
-from reefknot.nn.part import PER_WEIGHT, count_by_band, matrix_weights
-from reefknot.nn.tables import BandedTable, BandProjections, WordTable, check_banded, projection, rows_by_band
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_by_band, count_matrix_weights
+from reefknot.nn.tables import BandedTable, BandProjections, WordTable, build_projection, check_banded, group_by_band
 
 HeadProjection = Literal["none", "own", "shared"]
 
-FILL = 32
+PAD_MULTIPLE = 32
 """The rows of a tail are padded to a multiple of this number. From 512 rows on, they are padded to a multiple of an
-eighth of the largest power of two up to their number. A training step is captured once for each shape, so there should
-be few shapes: for 4,096 tokens of text there are about 24. All micro-batches of a step have the same length."""
+eighth of the largest power of two up to their number. A training step is captured in a CUDA graph once for each shape,
+so there should be few shapes: for 4,096 tokens of text there are about 24. All micro-batches of a step have the same
+length."""
 
 
 @dataclass(frozen=True)
 class BandPlan(Plan):
-    """The rows of every tail. They are computed on the host, so that the loss does not read them from the device."""
+    """How the targets of a batch are grouped by band.
+
+    It is computed on the host, so that the loss does not read it from the device. With the bands 0 to 9 and 10 to 99,
+    the targets 3, 42, 7 give
+
+        head    3, 10, 7        42 lies in the second band, whose cluster is class 10 of the head
+        tails   ([1], [32])     row 1 has word 42, which is word 32 of its band
+    """
 
     head: Tensor
     """The targets of the head, y_N: a word of the first band, or the cluster of a later band."""
     tails: tuple[tuple[Tensor, Tensor], ...]
-    """For each tail, its rows and their words, counted from the first id of the band. Rows of other bands may follow as
-    padding, with the word `IGNORE`. All rows of a tail are distinct."""
+    """For each tail, its rows and their targets, counted from the first id of the band. Rows of other bands may follow
+    as padding, with the target `IGNORE`. All rows of a tail are distinct."""
 
-    def padded(self, lengths: Sequence[int]) -> BandPlan:
+    def pad(self, lengths: Sequence[int]) -> BandPlan:
         """Return the plan with the tails padded to these lengths, but to at most the number of rows."""
-        pairs = zip(self.tails, lengths, strict=True)
-        return replace(self, tails=tuple(_padded(*tail, min(length, len(self.head))) for tail, length in pairs))
+        max_length = len(self.head)
+        padded_tails = [
+            _pad_tail(rows_R, targets_R, min(length, max_length))
+            for (rows_R, targets_R), length in zip(self.tails, lengths, strict=True)
+        ]
+        return replace(self, tails=tuple(padded_tails))
 
 
 class SearchResult(NamedTuple):
-    """The best classes of every row, and the share of the tails that was computed to find them."""
+    """The k best classes of every row, and the share of the tails that was computed to find them."""
 
     log_probs: Tensor
     """Log-probabilities of the k best classes, with shape (N, k), best first."""
     ids: Tensor
     """Ids of the k best classes, with shape (N, k)."""
-    opened: float
+    computed_share: float
     """The share of all (row, tail) pairs that were computed, from 0 to 1."""
 
 
@@ -90,7 +106,7 @@ class AdaptiveSoftmax(OutputEnd):
         project_to: First map the hidden state to this dimension, by a matrix without bias. By default it is not mapped.
     """
 
-    synchronizes = True  # the number of rows that need a tail is known on the device only
+    synchronizes = True  # `topk` and `target_log_probs` read from the device which rows need a tail
 
     def __init__(
         self,
@@ -121,17 +137,18 @@ class AdaptiveSoftmax(OutputEnd):
         self.vocab_size = self.bounds[-1]
         dim = project_to or self.context_dim
         _check_dimensions(classifier, projections, dim, head_projection)
-        if head_projection == "shared" and not projections.head:
+        if head_projection == "shared" and not projections.has_head:
             raise SettingsError(
                 "adaptive softmax: head_projection = 'shared' needs projections with a matrix for the first band; "
                 "give the same projections to the input end, or make them with head = true"
             )
-        self.front = projection(self.context_dim, dim) if project_to else None
-        self.head = projection(dim, classifier[0].context_dim) if head_projection == "own" else None
-        clusters = torch.empty(len(classifier) - 1, classifier[0].dim)
-        self.clusters = nn.Parameter(nn.init.xavier_uniform_(clusters)) if len(classifier) > 1 else None
-        biased = len(classifier) > 1 and classifier[0].bias is not None
-        self.cluster_bias = nn.Parameter(torch.zeros(len(clusters))) if biased else None
+        self.front = build_projection(self.context_dim, dim) if project_to else None
+        self.head = build_projection(dim, classifier[0].context_dim) if head_projection == "own" else None
+        num_tails = len(classifier) - 1
+        clusters = torch.empty(num_tails, classifier[0].dim)
+        self.clusters = nn.Parameter(nn.init.xavier_uniform_(clusters)) if num_tails else None
+        has_cluster_bias = num_tails > 0 and classifier[0].bias is not None
+        self.cluster_bias = nn.Parameter(torch.zeros(num_tails)) if has_cluster_bias else None
 
     def prepare(self, y_cpu: Tensor) -> BandPlan:
         """Assign the targets to the head and the tails. An unknown class raises an `ArgumentError`.
@@ -147,10 +164,12 @@ class AdaptiveSoftmax(OutputEnd):
         Args:
             micro_batches: The target classes of each micro-batch, on the host.
         """
-        plans = [self._bands(y_cpu.reshape(-1)) for y_cpu in micro_batches]
-        by_tail = zip(*(plan.tails for plan in plans), strict=True)
-        lengths = [_padded_length(max(len(rows_R) for rows_R, _ in tails)) for tails in by_tail]
-        return [plan.padded(lengths) for plan in plans]
+        plans = [self._plan_without_padding(y_cpu.reshape(-1)) for y_cpu in micro_batches]
+        lengths = []
+        for tail in range(len(self.classifiers) - 1):
+            longest = max((len(plan.tails[tail][0]) for plan in plans), default=0)
+            lengths.append(_compute_padded_length(longest))
+        return [plan.pad(lengths) for plan in plans]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the negative log-likelihood of the targets as the part `nll`.
@@ -162,13 +181,15 @@ class AdaptiveSoftmax(OutputEnd):
             y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
-        plan = (plan if isinstance(plan, BandPlan) else self.prepare(y_N)).to(h_ND.device)
-        h_ND = self._front(h_ND)
-        bands = [summed_loss(self._head_context(h_ND), *self._head_classes(), plan.head)]
-        for band, (rows_R, words_R) in enumerate(plan.tails, start=1):
+        if not isinstance(plan, BandPlan):
+            plan = self.prepare(y_N)
+        plan = plan.to(h_ND.device)
+        h_ND = self._project_and_drop(h_ND)
+        band_losses = [summed_loss(self._head_context(h_ND), *self._head_classes(), plan.head)]
+        for band, (rows_R, targets_R) in enumerate(plan.tails, start=1):
             # A tail without rows takes part too: other processes expect a gradient of its parameters, if only zero.
-            bands.append(summed_loss(*self._tail(band, h_ND, rows_R), words_R))
-        return {"nll": LossPart(torch.stack(bands).sum(), plan.count)}
+            band_losses.append(summed_loss(*self._tail_inputs(band, h_ND, rows_R), targets_R))
+        return {"nll": LossPart(torch.stack(band_losses).sum(), plan.count)}
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the penalties of the bands' classifiers. Penalties of the same name are added."""
@@ -179,19 +200,20 @@ class AdaptiveSoftmax(OutputEnd):
         return total
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
-        h_ND = self._front(h_ND)
+        h_ND = self._project_and_drop(h_ND)
         head_NH = self._head_log_probs(h_ND)
-        bands = [head_NH[:, : self.bounds[1]]]
+        log_probs = [head_NH[:, : self.bounds[1]]]
         for band in range(1, len(self.classifiers)):
-            bands.append(head_NH[:, self._cluster(band), None] + self._tail_log_probs(band, h_ND))
-        return torch.cat(bands, dim=-1)
+            log_probs.append(head_NH[:, self._cluster_class(band), None] + self._tail_log_probs(band, h_ND))
+        return torch.cat(log_probs, dim=-1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        plan = self._bands(y_N)
-        h_ND = self._front(h_ND)
+        plan = self._plan_without_padding(y_N)
+        h_ND = self._project_and_drop(h_ND)
         nll_N = row_losses(self._head_context(h_ND), *self._head_classes(), plan.head).nll
-        for band, (rows_R, words_R) in enumerate(plan.tails, start=1):
-            nll_N = nll_N.index_add(0, rows_R, row_losses(*self._tail(band, h_ND, rows_R), words_R).nll)
+        for band, (rows_R, targets_R) in enumerate(plan.tails, start=1):
+            tail_nll_R = row_losses(*self._tail_inputs(band, h_ND, rows_R), targets_R).nll
+            nll_N = nll_N.index_add(0, rows_R, tail_nll_R)
         return -nll_N
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -209,27 +231,30 @@ class AdaptiveSoftmax(OutputEnd):
             k: Number of classes to return, from 1 to V.
         """
         self.check_k(k)
-        h_ND = self._front(h_ND)
+        h_ND = self._project_and_drop(h_ND)
         head_NH = self._head_log_probs(h_ND)
+        # The best classes so far, first of the head alone. -inf marks places that no class has taken yet.
         best_NK = head_NH.new_full((len(h_ND), k), -torch.inf)
         ids_NK = torch.zeros_like(best_NK, dtype=torch.long)
-        in_head = min(k, self.bounds[1])
-        best_NK[:, :in_head], ids_NK[:, :in_head] = head_NH[:, : self.bounds[1]].topk(in_head)
-        opened = 0
+        head_k = min(k, self.bounds[1])
+        best_NK[:, :head_k], ids_NK[:, :head_k] = head_NH[:, : self.bounds[1]].topk(head_k)
+        computed = 0
         for band in range(1, len(self.classifiers)):
-            cluster_N = head_NH[:, self._cluster(band)]
+            cluster_N = head_NH[:, self._cluster_class(band)]
             rows_R = (cluster_N > best_NK[:, -1]).nonzero().squeeze(-1)
             if not len(rows_R):
                 continue
-            opened += len(rows_R)
+            computed += len(rows_R)
             tail_RS = cluster_N[rows_R, None] + self._tail_log_probs(band, h_ND[rows_R])
-            best_of_tail, words = tail_RS.topk(min(k, tail_RS.shape[1]))
-            best_RK, indices_RK = torch.cat([best_NK[rows_R], best_of_tail], dim=-1).topk(k)
+            tail_best, tail_words = tail_RS.topk(min(k, tail_RS.shape[1]))
+            # Merge the best classes so far with the best of this tail.
+            candidate_log_probs = torch.cat([best_NK[rows_R], tail_best], dim=-1)
+            candidate_ids = torch.cat([ids_NK[rows_R], tail_words + self.bounds[band]], dim=-1)
+            best_RK, indices_RK = candidate_log_probs.topk(k)
             best_NK = best_NK.index_copy(0, rows_R, best_RK)
-            candidates = torch.cat([ids_NK[rows_R], words + self.bounds[band]], dim=-1)
-            ids_NK = ids_NK.index_copy(0, rows_R, candidates.gather(1, indices_RK))
-        tails = len(h_ND) * (len(self.classifiers) - 1)
-        return SearchResult(best_NK, ids_NK, opened / tails if tails else 0.0)
+            ids_NK = ids_NK.index_copy(0, rows_R, candidate_ids.gather(1, indices_RK))
+        total = len(h_ND) * (len(self.classifiers) - 1)
+        return SearchResult(best_NK, ids_NK, computed / total if total else 0.0)
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one class per row: from the head and, if that gives a cluster, from its tail. The result has shape (N,).
@@ -238,13 +263,13 @@ class AdaptiveSoftmax(OutputEnd):
             h_ND: Hidden states, with shape (N, D).
             generator: Random number generator on the device of `h_ND`. The default is torch's own.
         """
-        h_ND = self._front(h_ND)
-        ids_N = _draw(self._head_log_probs(h_ND), generator)
+        h_ND = self._project_and_drop(h_ND)
+        ids_N = _sample_classes(self._head_log_probs(h_ND), generator)
         for band in range(1, len(self.classifiers)):
-            rows_R = (ids_N == self._cluster(band)).nonzero().squeeze(-1)
+            rows_R = (ids_N == self._cluster_class(band)).nonzero().squeeze(-1)
             if not len(rows_R):
                 continue
-            words_R = _draw(self._tail_log_probs(band, h_ND[rows_R]), generator)
+            words_R = _sample_classes(self._tail_log_probs(band, h_ND[rows_R]), generator)
             # Shifted out of the vocabulary, so that no word of this tail is mistaken for the cluster of a later band.
             ids_N = ids_N.index_copy(0, rows_R, words_R + self.bounds[band] + self.vocab_size)
         return torch.where(ids_N < self.vocab_size, ids_N, ids_N - self.vocab_size)
@@ -254,18 +279,18 @@ class AdaptiveSoftmax(OutputEnd):
 
         If the class vectors of a classifier have another dimension than its band, the vectors of its table are used.
         """
-        bands = []
+        band_vectors = []
         for band in range(len(self.classifiers)):
             classifier = self._classifier(band)
             vectors = classifier.weight() if classifier.dim == classifier.table.dim else classifier.table.vectors()
-            if band:
-                vectors = self.projections.up(band, vectors)
+            if band > 0:
+                vectors = self.projections.to_model_dim(band, vectors)
             elif self.head_projection == "shared":
-                vectors = self.projections.up(0, vectors)
+                vectors = self.projections.to_model_dim(0, vectors)
             elif self.head is not None:
                 vectors = F.linear(vectors, self.head.weight.T)
-            bands.append(vectors)
-        return torch.cat(bands)
+            band_vectors.append(vectors)
+        return torch.cat(band_vectors)
 
     def tables(self) -> list[WordTable]:
         """Return the tables of the bands' classifiers. An input end that holds one of them is tied to this end."""
@@ -273,23 +298,23 @@ class AdaptiveSoftmax(OutputEnd):
 
     def flops(self, y_N: Tensor) -> int:
         # The head is computed for all targets, a tail for the targets of its band.
-        rows = count_by_band(y_N, self.bounds)
+        rows_per_band = [len(y_N), *count_by_band(y_N, self.bounds)[1:]]
         dim = self.projections.dim
-        for_every_row = 0 if self.front is None else matrix_weights(self.front)
+        weights_per_row = 0 if self.front is None else count_matrix_weights(self.front)
         if self.clusters is not None:
-            for_every_row += self.clusters.numel()
+            weights_per_row += self.clusters.numel()
         if self.head_projection != "none":
-            for_every_row += dim * self.projections.widths[0]
-        total = PER_WEIGHT * len(y_N) * for_every_row
-        for band, classifier in enumerate(self.classifiers):
-            assert isinstance(classifier, Classifier)
-            total += classifier.flops(rows[band] if band else len(y_N))
-            total += PER_WEIGHT * rows[band] * dim * self.projections.widths[band] if band else 0
+            weights_per_row += dim * self.projections.band_dims[0]
+        total = FLOPS_PER_WEIGHT * len(y_N) * weights_per_row
+        for band, rows in enumerate(rows_per_band):
+            total += self._classifier(band).flops(rows)
+            if band > 0:
+                total += FLOPS_PER_WEIGHT * rows * dim * self.projections.band_dims[band]
         return total
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
         """Return the matrix of the first band in the projections, unless the head uses it."""
-        if not self.projections.head or self.head_projection == "shared":
+        if not self.projections.has_head or self.head_projection == "shared":
             return []
         message = (
             "adaptive softmax: its projections have a matrix for the first band that no end uses; "
@@ -299,15 +324,14 @@ class AdaptiveSoftmax(OutputEnd):
 
     # -- head and tails --------------------------------------------------------------------------------------------
 
-    def _bands(self, y_N: Tensor) -> BandPlan:
-        """Return the plan without padding."""
+    def _plan_without_padding(self, y_N: Tensor) -> BandPlan:
         head_N = y_N.clone()
-        tails = rows_by_band(y_N, self.bounds)[1:]
+        tails = group_by_band(y_N, self.bounds)[1:]
         for band, (rows_R, _) in enumerate(tails, start=1):
-            head_N[rows_R] = self._cluster(band)
+            head_N[rows_R] = self._cluster_class(band)
         return BandPlan(super().prepare(y_N).count, head_N, tuple(tails))
 
-    def _tail(self, band: int, h_ND: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _tail_inputs(self, band: int, h_ND: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the context of a tail's rows, its class vectors and its biases."""
         classifier = self._classifier(band)
         # Rows are distinct, so the gradient of this selection involves no sum whose order could vary.
@@ -316,11 +340,12 @@ class AdaptiveSoftmax(OutputEnd):
     def _classifier(self, band: int) -> Classifier:
         return cast(Classifier, self.classifiers[band])
 
-    def _cluster(self, band: int) -> int:
-        """Return the class of a later band in the head."""
+    def _cluster_class(self, band: int) -> int:
+        """Return the class that stands for a later band in the head."""
         return self.bounds[1] + band - 1
 
-    def _front(self, h_ND: Tensor) -> Tensor:
+    def _project_and_drop(self, h_ND: Tensor) -> Tensor:
+        """Apply what head and tails share: the projection of `project_to`, if any, and dropout."""
         if self.front is not None:
             h_ND = self.front(h_ND)
         return F.dropout(h_ND, self.softmax_dropout, self.training)
@@ -329,7 +354,7 @@ class AdaptiveSoftmax(OutputEnd):
         if self.head is not None:
             h_ND = self.head(h_ND)
         elif self.head_projection == "shared":
-            h_ND = self.projections.down(0, h_ND)
+            h_ND = self.projections.to_band_dim(0, h_ND)
         return self._classifier(0).context(h_ND)
 
     def _head_classes(self) -> tuple[Tensor, Tensor | None]:
@@ -344,7 +369,7 @@ class AdaptiveSoftmax(OutputEnd):
         return torch.log_softmax(linear_scores(self._head_context(h_ND), *self._head_classes()), dim=-1)
 
     def _tail_context(self, band: int, h_RD: Tensor) -> Tensor:
-        projected = F.dropout(self.projections.down(band, h_RD), self.tail_dropout, self.training)
+        projected = F.dropout(self.projections.to_band_dim(band, h_RD), self.tail_dropout, self.training)
         return self._classifier(band).context(projected)
 
     def _tail_log_probs(self, band: int, h_RD: Tensor) -> Tensor:
@@ -357,10 +382,10 @@ class AdaptiveSoftmax(OutputEnd):
 def _check_dimensions(
     classifiers: Sequence[Classifier], projections: BandProjections, dim: int, head_projection: str
 ) -> None:
-    """Raise an error unless classifiers, projections and a hidden state of `dim` numbers fit together."""
-    if len(projections.widths) != len(classifiers):
+    """Raise an error unless classifiers, projections and a hidden state of dimension `dim` fit together."""
+    if len(projections.band_dims) != len(classifiers):
         raise SettingsError(
-            f"adaptive softmax: {len(classifiers)} classifiers but projections for {len(projections.widths)} bands; "
+            f"adaptive softmax: {len(classifiers)} classifiers but projections for {len(projections.band_dims)} bands; "
             "make both from one table"
         )
     if projections.dim != dim:
@@ -368,28 +393,34 @@ def _check_dimensions(
             f"adaptive softmax: the projections have dim = {projections.dim} but the hidden state has {dim} numbers; "
             f"make the projections with dim = {dim}, or map the hidden state with project_to = {projections.dim}"
         )
-    received = (dim if head_projection == "none" else projections.widths[0], *projections.widths[1:])
-    for band, (classifier, numbers) in enumerate(zip(classifiers, received, strict=True)):
-        if classifier.context_dim != numbers:
-            advice = "make the table's dim equal to the model's, or use head_projection = 'own'"
+    head_dim = dim if head_projection == "none" else projections.band_dims[0]
+    received_dims = (head_dim, *projections.band_dims[1:])
+    for band, (classifier, received_dim) in enumerate(zip(classifiers, received_dims, strict=True)):
+        if classifier.context_dim != received_dim:
+            if band == 0:
+                advice = "make the table's dim equal to the model's, or use head_projection = 'own'"
+            else:
+                advice = "make classifiers and projections from one table"
             raise SettingsError(
                 f"adaptive softmax: the classifier of band {band + 1} reads {classifier.context_dim} numbers but "
-                f"receives {numbers}; {'make classifiers and projections from one table' if band else advice}"
+                f"receives {received_dim}; {advice}"
             )
 
 
-def _padded_length(rows: int) -> int:
-    step = max(FILL, (1 << rows.bit_length()) // 16)
-    return -(-rows // step) * step
+def _compute_padded_length(rows: int) -> int:
+    """Return the number of rows, rounded up as `PAD_MULTIPLE` describes."""
+    multiple = max(PAD_MULTIPLE, (1 << rows.bit_length()) // 16)
+    return -(-rows // multiple) * multiple
 
 
-def _padded(rows_R: Tensor, words_R: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return the rows and words of a tail, padded with the first rows of other bands, which have no target here."""
-    others = torch.ones(length, dtype=torch.bool, device=rows_R.device)
-    others[rows_R[rows_R < length]] = False
-    padding = others.nonzero().squeeze(-1)[: length - len(rows_R)]
-    return torch.cat([rows_R, padding]), torch.cat([words_R, torch.full_like(padding, IGNORE)])
+def _pad_tail(rows_R: Tensor, targets_R: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Pad the rows and targets of a tail with the first rows of other bands, which have no target in this tail."""
+    is_free = torch.ones(length, dtype=torch.bool, device=rows_R.device)
+    is_free[rows_R[rows_R < length]] = False
+    padding = is_free.nonzero().squeeze(-1)[: length - len(rows_R)]
+    return torch.cat([rows_R, padding]), torch.cat([targets_R, torch.full_like(padding, IGNORE)])
 
 
-def _draw(logp_NV: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)
+def _sample_classes(log_probs_NV: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw one class per row."""
+    return torch.multinomial(log_probs_NV.exp(), 1, generator=generator).squeeze(-1)

@@ -1,13 +1,13 @@
-"""The augmented loss (Inan et al. 2017, section 3): predict the neighbours of the target too.
+"""A softmax with the augmented loss (Inan et al. 2017, section 3), which also rewards words similar to the target.
 
-A second loss is added to the negative log-likelihood J: J_aug = KL(soft target || soft prediction), both at the
-temperature tau:
+Start reading at `Augmented.loss`. It adds a second loss to the negative log-likelihood J: J_aug = KL(soft target ||
+soft prediction), both at the temperature tau:
 
     soft target      q = softmax(L l_y / tau)      l_y is the input vector of the target, L has all input vectors
     soft prediction  p = softmax(W c / tau)        W has the class vectors, c is the context; no bias, as in the paper
 
-The soft target depends only on the target's type, so its work over V classes is done once per distinct target u of a
-batch: with m_u = sum_v (q_uv - 1 / V) w_v,
+The soft target depends only on the target word. So its work over V classes is done once per distinct target u of a
+batch. With m_u = sum_v (q_uv - 1 / V) w_v, the divergence of row n is
 
     KL_n = -H(q_u) - c_n . m_u / tau + logsumexp((W c_n - mean) / tau).
 
@@ -19,6 +19,7 @@ Shapes: N rows (tokens), M of them scored, U distinct targets, D dimensions of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -36,23 +37,27 @@ from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
-FILL = 32
-"""The number of distinct targets is padded to a multiple of this number. A training step is captured once for each
-shape, so there should be few shapes."""
+PAD_MULTIPLE = 32
+"""The number of distinct targets is padded to a multiple of this number. A training step is captured in a CUDA graph
+once for each shape, so there should be few shapes."""
 
 
 @dataclass(frozen=True)
 class DistinctTargets(Plan):
-    """The scored rows and the distinct targets of a batch."""
+    """The scored rows and the distinct targets of a batch.
+
+    The targets 7, 3, IGNORE, 7 give rows 0, 1, 3, targets 3, 7 (before padding) and positions 1, 0, 1.
+    """
 
     rows: Tensor
     """The M scored rows."""
     targets: Tensor
-    """The U distinct targets, padded with copies of the first to a multiple of `FILL` that all micro-batches share."""
+    """The U distinct targets, padded with copies of the first to a multiple of `PAD_MULTIPLE`. All micro-batches of a
+    step have the same number of targets."""
     positions: Tensor
     """For each of the M rows, the position of its target among the U distinct targets."""
 
-    def padded(self, length: int) -> DistinctTargets:
+    def pad(self, length: int) -> DistinctTargets:
         """Return the plan with the targets padded to this length. A plan without targets stays empty."""
         padding = self.targets[:1].repeat(length - len(self.targets))
         return replace(self, targets=torch.cat([self.targets, padding]))
@@ -101,7 +106,7 @@ class Augmented(Softmax):
         self.table = table
         self.tau = tau
         self.detach_target = detach_target
-        self.nll_weight, self.augmented_weight = _weights(alpha, gamma, beta, tau, classifier.vocab_size)
+        self.nll_weight, self.augmented_weight = _compute_weights(alpha, gamma, beta, tau, classifier.vocab_size)
 
     def prepare(self, y_cpu: Tensor) -> DistinctTargets:
         """Find the distinct targets of a batch. An unknown class raises an `ArgumentError`.
@@ -117,9 +122,10 @@ class Augmented(Softmax):
         Args:
             micro_batches: The target classes of each micro-batch, on the host.
         """
-        plans = [self._distinct(y_cpu.reshape(-1)) for y_cpu in micro_batches]
-        length = -(-max(len(plan.targets) for plan in plans) // FILL) * FILL
-        return [plan.padded(length) for plan in plans]
+        plans = [self._plan_without_padding(y_cpu.reshape(-1)) for y_cpu in micro_batches]
+        most_targets = max(len(plan.targets) for plan in plans)
+        length = math.ceil(most_targets / PAD_MULTIPLE) * PAD_MULTIPLE
+        return [plan.pad(length) for plan in plans]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the parts `nll` and `augmented`, the KL divergence of the soft targets.
@@ -129,21 +135,24 @@ class Augmented(Softmax):
             y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
-        plan = plan if isinstance(plan, DistinctTargets) else self.prepare(y_N)
+        if not isinstance(plan, DistinctTargets):
+            plan = self.prepare(y_N)
         plan = plan.to(h_ND.device)
         c_ND, w_VD = self.classifier.context(h_ND), self.classifier.weight()
-        rows = row_losses(c_ND, w_VD, self.classifier.bias, y_N, tau=self.tau)
-        assert rows.lse_tau is not None
+        losses = row_losses(c_ND, w_VD, self.classifier.bias, y_N, tau=self.tau)
+        assert losses.lse_tau is not None
         queries_UD, keys_VD = self.table.vectors(plan.targets), self.table.vectors()
         if self.detach_target:
             queries_UD, keys_VD = queries_UD.detach(), keys_VD.detach()
         m_UD, negentropy_U = soft_targets(queries_UD, keys_VD, w_VD, self.tau)
         # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any order.
-        m_MD, negentropy_M1 = (F.embedding(plan.positions, values) for values in (m_UD, negentropy_U[:, None]))
-        c_MD, lse_M = (values.index_select(0, plan.rows) for values in (c_ND, rows.lse_tau))
-        kl_M = negentropy_M1[:, 0] - (c_MD * m_MD).sum(-1) / self.tau + lse_M
+        m_MD = F.embedding(plan.positions, m_UD)
+        negentropy_M = F.embedding(plan.positions, negentropy_U[:, None])[:, 0]
+        c_MD = c_ND.index_select(0, plan.rows)
+        lse_M = losses.lse_tau.index_select(0, plan.rows)
+        kl_M = negentropy_M - (c_MD * m_MD).sum(-1) / self.tau + lse_M
         return {
-            "nll": LossPart(rows.nll.sum(), plan.count, self.nll_weight),
+            "nll": LossPart(losses.nll.sum(), plan.count, self.nll_weight),
             "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
         }
 
@@ -157,11 +166,11 @@ class Augmented(Softmax):
     def flops(self, y_N: Tensor) -> int:
         # Soft targets, once per distinct target: scores, means of vectors and, unless detached, the gradients of both.
         distinct = len(torch.unique(y_N))
-        soft = (6 if self.detach_target else 10) * distinct * self.classifier.dim * self.vocab_size
-        return self.classifier.flops(len(y_N)) + soft
+        flops_per_score = 6 if self.detach_target else 10
+        soft_target_flops = flops_per_score * distinct * self.classifier.dim * self.vocab_size
+        return self.classifier.flops(len(y_N)) + soft_target_flops
 
-    def _distinct(self, y_N: Tensor) -> DistinctTargets:
-        """Return the plan without padding."""
+    def _plan_without_padding(self, y_N: Tensor) -> DistinctTargets:
         rows_M = (y_N != IGNORE).nonzero().squeeze(-1)
         targets_U, positions_M = torch.unique(y_N[rows_M], return_inverse=True)
         return DistinctTargets(super().prepare(y_N).count, rows_M, targets_U, positions_M)
@@ -171,18 +180,21 @@ class Augmented(Softmax):
         return f"tau={self.tau}, weights={self.nll_weight} nll + {self.augmented_weight} augmented"
 
 
-def _weights(
+def _compute_weights(
     alpha: float | None, gamma: float | None, beta: float | None, tau: float, vocab_size: int
 ) -> tuple[float, float]:
     """Return the weights of the nll and of the augmented loss."""
-    weights = {name: value for name, value in (("alpha", alpha), ("gamma", gamma), ("beta", beta)) if value is not None}
-    if len(weights) != 1:
-        error = f"{' and '.join(weights)} are given" if weights else "none is given"
+    settings = {"alpha": alpha, "gamma": gamma, "beta": beta}
+    given_settings = {name: value for name, value in settings.items() if value is not None}
+    if len(given_settings) != 1:
+        error = f"{' and '.join(given_settings)} are given" if given_settings else "none is given"
         raise SettingsError(f"augmented: give one of alpha, gamma (alpha = gamma tau) and beta; {error}")
-    ((name, value),) = weights.items()
+    ((name, value),) = given_settings.items()
     if not value >= 0 or (name == "beta" and value > 1):
         bounds = "from 0 to 1" if name == "beta" else "0 or greater"
         raise SettingsError(f"augmented: {name} = {value}: must be {bounds}")
     if name == "beta":
         return 1.0 - value, value * tau**2 * vocab_size
-    return 1.0, value * tau if name == "gamma" else value
+    if name == "gamma":
+        return 1.0, value * tau
+    return 1.0, value

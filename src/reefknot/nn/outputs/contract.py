@@ -1,4 +1,8 @@
-"""The contract of output ends.
+"""Base class of output ends (classifier and loss of a language model), and the types that they return.
+
+An output end turns hidden states into a distribution over classes, usually words, and owns its loss. Start reading at
+`OutputEnd`. `softmax.py` is the shortest implementation. `LossPart` is one named term of a loss, and a `Plan` is what
+an output end computes from the targets of a batch before the forward pass.
 
 Shapes: N rows (tokens), D dimensions of the hidden state, V classes, K best classes.
 """
@@ -16,8 +20,8 @@ from torch import Tensor, nn
 from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.capture import send
 from reefknot.kernels.scores import IGNORE
-from reefknot.nn.classifiers.contract import C, Classifier, EvaluationCache, StepCache
-from reefknot.nn.part import PER_WEIGHT, Documented, matrix_weights
+from reefknot.nn.classifiers.contract import CacheType, Classifier, EvaluationCache, StepCache
+from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -38,9 +42,10 @@ class LossPart:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of `OutputEnd.prepare`: what an output end computes from the targets of a batch on the host.
+    """The result of `OutputEnd.prepare`: what an output end computes from the targets of a batch on the host (the CPU).
 
     It is computed before the targets are copied to the device, so that the loss does not have to wait for the device.
+    Subclasses add tensors: an adaptive softmax, for example, groups the targets by word frequency.
     """
 
     count: int
@@ -58,22 +63,27 @@ class Plan:
 
     def map(self, function: Callable[[Tensor], Any]) -> Self:
         """Return the plan with `function` applied to every tensor, or the plan itself if no tensor changes."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        mapped = {name: _mapped(value, function) for name, value in values.items()}
-        return self if all(mapped[name] is value for name, value in values.items()) else replace(self, **mapped)
+        changed: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            mapped = _map_tensors(value, function)
+            if mapped is not value:
+                changed[field.name] = mapped
+        return replace(self, **changed) if changed else self
 
 
-def _mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
+def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Apply a function to a tensor or to the tensors in nested tuples; return any other value unchanged."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple):
-        mapped = tuple(_mapped(item, function) for item in value)
-        return value if all(old is new for old, new in zip(value, mapped, strict=True)) else mapped
+        mapped = tuple(_map_tensors(item, function) for item in value)
+        is_unchanged = all(old is new for old, new in zip(value, mapped, strict=True))
+        return value if is_unchanged else mapped
     return value
 
 
-class OutputEnd(nn.Module, Documented):
+class OutputEnd(nn.Module, InheritsDocstrings):
     """Base class of output ends, which turn hidden states into a distribution over the classes and own its loss.
 
     Training calls `prepare` on the host and `loss` on the device:
@@ -88,7 +98,7 @@ class OutputEnd(nn.Module, Documented):
     context_dim: int
     """Dimension of the hidden states, D."""
     bands: int = 1
-    """Number of bands of classes: more than 1 only for an adaptive softmax."""
+    """Number of bands (clusters of words of similar frequency): more than 1 only for an adaptive softmax."""
     rows_per_token: int = 1
     """Number of rows of scores per token: more than 1 only for a mixture. Used to estimate the memory of a window."""
     synchronizes: bool = False
@@ -101,14 +111,15 @@ class OutputEnd(nn.Module, Documented):
         Args:
             y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
         """
-        scored = y_cpu != IGNORE
-        outside = scored & ((y_cpu < 0) | (y_cpu >= self.vocab_size))
-        if bool(outside.any()):
+        is_scored = y_cpu != IGNORE
+        is_invalid = is_scored & ((y_cpu < 0) | (y_cpu >= self.vocab_size))
+        if bool(is_invalid.any()):
+            first_invalid = int(y_cpu[is_invalid].flatten()[0])
             raise ArgumentError(
-                f"target {int(y_cpu[outside].flatten()[0])} is not a class: there are {self.vocab_size}, counted from "
-                f"0; use {IGNORE} for targets to leave out"
+                f"target {first_invalid} is not a class: there are {self.vocab_size}, counted from 0; "
+                f"use {IGNORE} for targets to leave out"
             )
-        return Plan(count=int(scored.sum()))
+        return Plan(count=int(is_scored.sum()))
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> Sequence[Plan]:
         """Return one plan for each micro-batch of an optimiser step.
@@ -161,8 +172,8 @@ class OutputEnd(nn.Module, Documented):
             k: Number of classes to return, from 1 to V.
         """
         self.check_k(k)
-        values, ids = self.log_probs(h_ND).topk(k, dim=-1)
-        return values, ids
+        log_probs_NK, ids_NK = self.log_probs(h_ND).topk(k, dim=-1)
+        return log_probs_NK, ids_NK
 
     def check_k(self, k: int) -> None:
         """Raise a `SettingsError` unless k is from 1 to the number of classes."""
@@ -192,7 +203,7 @@ class OutputEnd(nn.Module, Documented):
         Args:
             y_N: Target classes, with shape (N,), without ignored targets.
         """
-        return PER_WEIGHT * len(y_N) * (matrix_weights(self) + self.context_dim * self.vocab_size)
+        return FLOPS_PER_WEIGHT * len(y_N) * (count_matrix_weights(self) + self.context_dim * self.vocab_size)
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
         """Return parameters of shared objects that this end holds but does not train, with error messages.
@@ -204,33 +215,40 @@ class OutputEnd(nn.Module, Documented):
     # -- class vectors that are computed once ----------------------------------------------------------------------
 
     @contextmanager
-    def holding(self) -> Iterator[None]:
+    def cache_for_evaluation(self) -> Iterator[None]:
         """Compute the class vectors once for all calls without gradients inside the context, as for an evaluation.
 
         No parameter may change inside the context.
         """
-        with self._caching(EvaluationCache):
+        with self._use_caches(EvaluationCache):
             yield
 
     @contextmanager
-    def sharing(self) -> Iterator[Callable[[], None]]:
+    def cache_for_step(self) -> Iterator[Callable[[], None]]:
         """Compute the class vectors once for all micro-batches of an optimiser step inside the context.
 
-        The context yields a function. Call it before the last micro-batch, whose backward pass then continues into the
-        label encoder for all micro-batches. The label encoder uses one dropout mask for the whole step.
+            with output.cache_for_step() as announce_last:
+                for index, (hidden, targets) in enumerate(micro_batches):
+                    if index == len(micro_batches) - 1:
+                        announce_last()
+                    output.loss(hidden, targets, output.prepare(targets))["nll"].sum.backward()
+
+        The last backward pass continues into the label encoder (the network that computes the class vectors), with the
+        gradients of all micro-batches. The label encoder uses one dropout mask for the whole step.
         """
-        with self._caching(StepCache) as caches:
+        with self._use_caches(StepCache) as caches:
 
-            def join() -> None:
+            def announce_last() -> None:
                 for cache in caches:
-                    cache.join()
+                    cache.announce_last()
 
-            yield join
+            yield announce_last
             for cache in caches:
-                cache.check_joined()
+                cache.check_gradients_passed_on()
 
     @contextmanager
-    def _caching(self, kind: Callable[[], C]) -> Iterator[list[C]]:
+    def _use_caches(self, cache_class: Callable[[], CacheType]) -> Iterator[list[CacheType]]:
+        """Give a new cache to every classifier of this output end inside the context."""
         with ExitStack() as stack:
             classifiers = [module for module in self.modules() if isinstance(module, Classifier)]
-            yield [stack.enter_context(classifier.caching(kind())) for classifier in classifiers]
+            yield [stack.enter_context(classifier.use_cache(cache_class())) for classifier in classifiers]

@@ -1,12 +1,13 @@
-"""Mixture of softmaxes (Yang et al. 2018), which Pappas & Henderson (2019, section 4) compare DRILL with.
+"""Mixture of softmaxes (Yang et al. 2018): a weighted average of the distributions of several softmaxes.
 
     p(y | h) = sum_k prior_k(h) softmax_y(scores of latent_k(h)),   latent_k = tanh(W_k h + b_k)
 
-All experts share one classifier. The loss is -logsumexp_k(log prior_k - nll_k) over the K rows of a token, and its
-gradient is that of the rows, weighted by the posterior of the experts. Neither the scores nor the mixture of
-distributions over V classes are stored.
+Start reading at `MixtureOfSoftmaxes.loss`. All K softmaxes, the experts, share one classifier, so a token has K rows of
+scores. The loss of a token is -logsumexp_k(log prior_k - nll_k) over its K rows. Its gradient is that of the rows,
+weighted by the posterior of the experts. Neither the scores nor the mixture of distributions over V classes are stored.
+Pappas & Henderson (2019, section 4) compare DRILL with this mixture.
 
-Shapes: N rows (tokens), D dimensions of the hidden state, K experts, L dimensions of a latent, R = N x K, V classes.
+Shapes: N tokens, D dimensions of the hidden state, K experts, L dimensions of a latent, R = N x K rows, V classes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, Plan
 from reefknot.nn.outputs.softmax import Softmax
-from reefknot.nn.part import PER_WEIGHT, matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
 
 class MixtureOfSoftmaxes(Softmax):
@@ -73,24 +74,25 @@ class MixtureOfSoftmaxes(Softmax):
             plan: The result of `prepare` for these targets.
         """
         classifier = self.classifier
-        context_RD = classifier.context(self._latents(h_ND).flatten(0, 1))
-        nll = summed_loss(context_RD, classifier.weight(), classifier.bias, y_N, self._log_prior(h_ND))
+        context_RD = classifier.context(self._compute_latents(h_ND).flatten(0, 1))
+        nll = summed_loss(context_RD, classifier.weight(), classifier.bias, y_N, self._compute_log_prior(h_ND))
         return {"nll": LossPart(nll, plan.count)}
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
-        logp_NKV = super().log_probs(self._latents(h_ND).flatten(0, 1)).view(-1, self.experts, self.vocab_size)
-        return torch.logsumexp(self._log_prior(h_ND)[..., None] + logp_NKV, dim=1)
+        log_probs_RV = super().log_probs(self._compute_latents(h_ND).flatten(0, 1))
+        log_probs_NKV = log_probs_RV.view(-1, self.experts, self.vocab_size)
+        return torch.logsumexp(self._compute_log_prior(h_ND)[..., None] + log_probs_NKV, dim=1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         y_NK = y_N[:, None].expand(-1, self.experts)
-        logp_R = super().target_log_probs(self._latents(h_ND).flatten(0, 1), y_NK.flatten())
-        return -mixed(self._log_prior(h_ND), -logp_R.view(y_NK.shape), y_N)
+        log_probs_R = super().target_log_probs(self._compute_latents(h_ND).flatten(0, 1), y_NK.flatten())
+        return -mixed(self._compute_log_prior(h_ND), -log_probs_R.view(y_NK.shape), y_N)
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_k(k)
         classifier = self.classifier
-        context_RD = classifier.context(self._latents(h_ND).flatten(0, 1))
-        return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._log_prior(h_ND))
+        context_RD = classifier.context(self._compute_latents(h_ND).flatten(0, 1))
+        return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._compute_log_prior(h_ND))
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one class per row: an expert from the prior, then a class from its softmax. The result has shape (N,).
@@ -101,19 +103,21 @@ class MixtureOfSoftmaxes(Softmax):
             h_ND: Hidden states, with shape (N, D).
             generator: Random number generator on the device of `h_ND`. The default is torch's own.
         """
-        k_N = torch.multinomial(self._log_prior(h_ND).exp(), 1, generator=generator).squeeze(-1)
-        latent_NL = self._latents(h_ND)[torch.arange(len(h_ND), device=h_ND.device), k_N]
-        logp_NV = super().log_probs(latent_NL)
-        return torch.multinomial(logp_NV.exp(), 1, generator=generator).squeeze(-1)
+        expert_N = torch.multinomial(self._compute_log_prior(h_ND).exp(), 1, generator=generator).squeeze(-1)
+        latent_NL = self._compute_latents(h_ND)[torch.arange(len(h_ND), device=h_ND.device), expert_N]
+        log_probs_NV = super().log_probs(latent_NL)
+        return torch.multinomial(log_probs_NV.exp(), 1, generator=generator).squeeze(-1)
 
     def flops(self, y_N: Tensor) -> int:
         # Every expert scores all classes.
-        latents = PER_WEIGHT * len(y_N) * (matrix_weights(self.latent) + matrix_weights(self.prior))
-        return latents + self.classifier.flops(self.experts * len(y_N))
+        weights_per_token = count_matrix_weights(self.latent) + count_matrix_weights(self.prior)
+        return FLOPS_PER_WEIGHT * len(y_N) * weights_per_token + self.classifier.flops(self.experts * len(y_N))
 
-    def _latents(self, h_ND: Tensor) -> Tensor:
+    def _compute_latents(self, h_ND: Tensor) -> Tensor:
+        """Return one latent vector per token and expert, (N, K, L)."""
         latent_NKL = torch.tanh(self.latent(h_ND)).view(-1, self.experts, self.classifier.context_dim)
         return F.dropout(latent_NKL, self.dropout, self.training)
 
-    def _log_prior(self, h_ND: Tensor) -> Tensor:
+    def _compute_log_prior(self, h_ND: Tensor) -> Tensor:
+        """Return the log of the weights of the experts, (N, K)."""
         return torch.log_softmax(at_least_float32(self.prior(h_ND)), dim=-1)

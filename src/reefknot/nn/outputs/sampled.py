@@ -1,13 +1,16 @@
-"""Sampled softmax (Jean et al. 2015), which Pappas & Henderson (2019, section 3.4) suggest for large vocabularies.
+"""Sampled softmax (Jean et al. 2015): trained on a random sample of the classes, for large vocabularies.
 
-In training each batch is scored against its targets and a sample of the classes, so only their class vectors are
-computed. Evaluation is exact. The whole batch uses one sample. It is drawn with replacement, and duplicates are
-removed: with S draws, a class v of probability p_v is in the sample with probability Q_v = 1 - (1 - p_v)^S. The
-softmax of a row is over its target and the sampled classes. log Q_v is subtracted from the score of class v, because a
-rare class in the sample also stands for rare classes that are not in the sample. With this correction the true model
-is a stationary point of the loss, and if every Q is 1 the loss is exact.
+Start reading at `SampledSoftmax`. In training, a batch is scored against its targets and one sample of the classes, so
+only their class vectors are computed. Evaluation is exact. Pappas & Henderson (2019, section 3.4) suggest it for DRILL,
+whose class vectors are expensive.
 
-Shapes: N rows (tokens), S draws, R distinct classes that are drawn or targeted, D dimensions, V classes.
+The sample is drawn with replacement, and duplicates are removed: with S draws, a class v of probability p_v is in the
+sample with probability Q_v = 1 - (1 - p_v)^S. The softmax of a row is over its target and the sampled classes. log Q_v
+is subtracted from the score of class v, because a rare class in the sample also stands for rare classes that are not in
+the sample. With this correction the true model is a stationary point of the loss, and if every Q is 1 the loss is
+exact.
+
+Shapes: N rows (tokens), S draws, R distinct classes that are sampled or targets, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -33,21 +36,25 @@ Distribution = Literal["log_uniform", "uniform"]
 
 @dataclass(frozen=True)
 class Candidates(Plan):
-    """The classes that a batch is scored against."""
+    """The classes that a batch is scored against.
 
-    drawn_count: int
-    """The number of distinct classes that were drawn. They are the first of `ids`."""
+    A batch with the targets 5, 9, 5 and the sample 2, 5 has ids 2, 5, 9. Rows 0 and 2 have a sampled target, at
+    position 1. Row 1 has a target that was not sampled, at position 2.
+    """
+
+    num_sampled: int
+    """The number of distinct classes that were sampled. They are the first of `ids`."""
     ids: Tensor
-    """The R classes: first the classes that were drawn, then the targets that were not drawn. A target that was not
-    drawn is scored only in its own rows."""
+    """The R classes: first the sampled classes, then the targets that were not sampled. A target that was not sampled
+    is scored only in its own rows."""
     log_q: Tensor
     """For each of the R classes, the logarithm of the probability that it is in the sample."""
-    drawn_targets: Tensor
-    """For each of the N rows, the position of its target among the drawn classes, or `IGNORE`."""
-    other_rows: Tensor
-    """The rows whose target was not drawn."""
-    other_targets: Tensor
-    """For each of `other_rows`, the position of its target among the R classes."""
+    sampled_targets: Tensor
+    """For each of the N rows, the position of its target among the sampled classes, or `IGNORE`."""
+    unsampled_rows: Tensor
+    """The rows whose target was not sampled."""
+    unsampled_targets: Tensor
+    """For each of `unsampled_rows`, the position of its target among the R classes."""
 
 
 class SampledSoftmax(Softmax):
@@ -86,15 +93,22 @@ class SampledSoftmax(Softmax):
         if not self.training:
             return plan
         y_N = y_cpu.reshape(-1).cpu()
-        drawn = torch.unique(self._draw())  # sorted
-        positions_N = torch.searchsorted(drawn, y_N).clamp(max=len(drawn) - 1)
-        is_drawn_N = drawn[positions_N] == y_N
-        other_rows = (~is_drawn_N & (y_N != IGNORE)).nonzero().squeeze(-1)
-        others, other_targets = torch.unique(y_N[other_rows], return_inverse=True)
-        ids_R = torch.cat([drawn, others])
+        sampled = torch.unique(self._sample_classes())  # sorted
+        positions_N = torch.searchsorted(sampled, y_N).clamp(max=len(sampled) - 1)
+        is_sampled_N = sampled[positions_N] == y_N
+        unsampled_rows = (~is_sampled_N & (y_N != IGNORE)).nonzero().squeeze(-1)
+        unsampled, unsampled_targets = torch.unique(y_N[unsampled_rows], return_inverse=True)
+        ids_R = torch.cat([sampled, unsampled])
         log_q_R = torch.log(-torch.expm1(self.samples * torch.log1p(-self._probabilities(ids_R))))
-        drawn_targets = positions_N.where(is_drawn_N, IGNORE)
-        return Candidates(plan.count, len(drawn), ids_R, log_q_R, drawn_targets, other_rows, other_targets + len(drawn))
+        return Candidates(
+            count=plan.count,
+            num_sampled=len(sampled),
+            ids=ids_R,
+            log_q=log_q_R,
+            sampled_targets=positions_N.where(is_sampled_N, IGNORE),
+            unsampled_rows=unsampled_rows,
+            unsampled_targets=unsampled_targets + len(sampled),
+        )
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the part `nll`: over the sample in training, exact in evaluation.
@@ -112,13 +126,16 @@ class SampledSoftmax(Softmax):
         bias_R = -plan.log_q.to(torch.promote_types(w_RD.dtype, torch.float32))
         if classifier.bias is not None:
             bias_R = bias_R + classifier.bias[plan.ids]
-        sampled = row_losses(c_ND, w_RD[: plan.drawn_count], bias_R[: plan.drawn_count], plan.drawn_targets)
+        # Rows with a sampled target: a softmax over the sampled classes.
+        losses = row_losses(c_ND, w_RD[: plan.num_sampled], bias_R[: plan.num_sampled], plan.sampled_targets)
+        # Other rows: the target is one more class. -log(e^t / (e^lse + e^t)) = softplus(lse - t) for its score t.
         # Rows may share a target. The gradient of an embedding is summed in a fixed order, unlike that of indexing.
-        target_w, target_bias = (F.embedding(plan.other_targets, values) for values in (w_RD, bias_R[:, None]))
-        context = c_ND.index_select(0, plan.other_rows)
-        target_scores = (context * target_w).sum(-1, dtype=bias_R.dtype) + target_bias[:, 0]
-        other_nll = F.softplus(sampled.lse.index_select(0, plan.other_rows) - target_scores)
-        return {"nll": LossPart(sampled.nll.sum() + other_nll.sum(), plan.count)}
+        target_w = F.embedding(plan.unsampled_targets, w_RD)
+        target_bias = F.embedding(plan.unsampled_targets, bias_R[:, None])[:, 0]
+        context = c_ND.index_select(0, plan.unsampled_rows)
+        target_scores = (context * target_w).sum(-1, dtype=bias_R.dtype) + target_bias
+        unsampled_nll = F.softplus(losses.lse.index_select(0, plan.unsampled_rows) - target_scores)
+        return {"nll": LossPart(losses.nll.sum() + unsampled_nll.sum(), plan.count)}
 
     def flops(self, y_N: Tensor) -> int:
         # Targets are scored against a sample of the classes.
@@ -128,7 +145,8 @@ class SampledSoftmax(Softmax):
         """Return the arguments that `print(model)` shows."""
         return f"samples={self.samples}, distribution={self.distribution}"
 
-    def _draw(self) -> Tensor:
+    def _sample_classes(self) -> Tensor:
+        """Draw S classes with replacement."""
         if self.distribution == "uniform":
             return torch.randint(self.vocab_size, (self.samples,))
         # The inverse of the distribution function log(k + 1) / log(V + 1).

@@ -1,7 +1,11 @@
 """Softmax over the whole vocabulary, with optional label smoothing (Szegedy et al. 2016).
 
-If a share s of every target is spread over all classes, the loss of a target is (1 - s) nll + s mean_v(-log p_v).
-This equals nll + s (z_y - mean_v z_v), where z are the scores, so only the log-probability of the target is needed.
+This is the simplest output end (classifier and loss of a language model). `Softmax` calls kernels that compute the loss
+in blocks, so the N x V scores are never stored.
+
+Label smoothing spreads a share s of every target over all classes, so the loss of a target is (1 - s) nll + s
+mean_v(-log p_v). This equals nll + s (z_y - mean_v z_v), where z are the scores, so only the log-probability of the
+target is needed.
 
 Shapes: N rows (tokens), D dimensions, V classes.
 """
@@ -24,8 +28,8 @@ from reefknot.nn.tables import WordTable
 class Softmax(OutputEnd):
     """A softmax over the scores of a classifier.
 
-    The loss is computed in blocks. The N x V scores are never stored. Label smoothing is a separate part of the loss,
-    so log-probabilities and perplexity are those of the targets without smoothing.
+    Label smoothing is a separate part of the loss, so log-probabilities and perplexity are those of the targets without
+    smoothing.
 
     Args:
         classifier: The classifier whose scores are normalised, such as `Plain(table)`.
@@ -56,8 +60,8 @@ class Softmax(OutputEnd):
         c_ND, w_VD = classifier.context(h_ND), classifier.weight()
         parts = {"nll": LossPart(summed_loss(c_ND, w_VD, classifier.bias, y_N), plan.count)}
         if self.smoothing:
-            above_mean = smoothing_losses(c_ND, w_VD, classifier.bias, y_N).sum()
-            parts["smoothing"] = LossPart(above_mean, plan.count, self.smoothing)
+            smoothing_loss = smoothing_losses(c_ND, w_VD, classifier.bias, y_N).sum()
+            parts["smoothing"] = LossPart(smoothing_loss, plan.count, self.smoothing)
         return parts
 
     def penalties(self) -> dict[str, Tensor]:
@@ -66,7 +70,8 @@ class Softmax(OutputEnd):
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
         classifier = self.classifier
-        return torch.log_softmax(linear_scores(classifier.context(h_ND), classifier.weight(), classifier.bias), dim=-1)
+        scores_NV = linear_scores(classifier.context(h_ND), classifier.weight(), classifier.bias)
+        return torch.log_softmax(scores_NV, dim=-1)
 
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         classifier = self.classifier

@@ -121,11 +121,11 @@ def _benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark
 def _unknown_set(name: str, published: dict[str, str]) -> SettingsError:
     from difflib import get_close_matches
 
-    from reefknot.errors import SettingsError, shortened
+    from reefknot.errors import SettingsError, shorten
 
     near = get_close_matches(name.lower(), published, n=1)
     hint = f"did you mean {published[near[0]]}?" if near else f"the benchmarks are {', '.join(published.values())}"
-    return SettingsError(f"--set {shortened(name)}: neither a benchmark nor a file; {hint}")
+    return SettingsError(f"--set {shorten(name)}: neither a benchmark nor a file; {hint}")
 
 
 def _judge(tables: list[NamedTable], benchmarks: list[Benchmark], seed: int, as_json: bool) -> None:

@@ -41,7 +41,7 @@ def cache_folder(cache: Path | None = None) -> Path:
         raise DataError("there is no home folder for the cache; set REEFKNOT_CACHE to a folder") from error
 
 
-def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T | None]) -> T:
+def load_or_create(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T | None]) -> T:
     """Return a cache entry, and write it first if it is missing or damaged.
 
     Args:
@@ -68,7 +68,7 @@ def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T |
     raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
 
 
-def cached_or_rebuilt(
+def load_or_rebuild(
     entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T], notify: Callable[[str], None]
 ) -> T:
     """Return a cache entry as `cached` does, with a `read` that raises a DataError if the entry is damaged.
@@ -89,7 +89,7 @@ def cached_or_rebuilt(
             notify(f"the cached text is damaged and is encoded again: {damage}")
             return None
 
-    return cached(entry, fill, read_if_intact)
+    return load_or_create(entry, fill, read_if_intact)
 
 
 def file_hash(path: Path, cache: Path) -> str:

@@ -18,7 +18,7 @@ def silent(_: str) -> None:
     """Ignore the progress."""
 
 
-def reported(items: Iterable[T], message: Callable[[int], str], notify: Notify) -> Iterator[T]:
+def report_progress(items: Iterable[T], message: Callable[[int], str], notify: Notify) -> Iterator[T]:
     """Yield the items, and every few seconds call `notify` with the message for the number of items so far."""
     last = time.monotonic()
     for number, item in enumerate(items, start=1):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from reefknot.errors import DataError, SettingsError
 from reefknot.storage import files as durable
 from reefknot.storage.cache import cache_folder, file_hash
-from reefknot.storage.progress import Notify, reported, silent
+from reefknot.storage.progress import Notify, report_progress, silent
 from reefknot.vectors.binary_files import is_complete, read_binary, write_binary
 from reefknot.vectors.projector import FILES, METADATA, VECTORS, read_projector, write_projector
 from reefknot.vectors.safetensors_files import read_safetensors, write_safetensors
@@ -45,7 +45,7 @@ from reefknot.vectors.text_files import (
     write_glove,
     write_word2vec,
 )
-from reefknot.vectors.word_vectors import Block, Matrix, WordVectors, first_non_finite_row, quoted
+from reefknot.vectors.word_vectors import Block, Matrix, WordVectors, first_non_finite_row, quote
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def read_vectors(
         The words and their vectors, in the order of the file.
     """
     path = Path(path).expanduser()
-    return _read(path, _check_format(format) if format is not None else find_format(path), str(path), only, notify)
+    return _read(path, _check_format(format) if format is not None else detect_format(path), str(path), only, notify)
 
 
 def _read(
@@ -99,7 +99,7 @@ def _read(
 ) -> WordVectors:
     """Read word vectors. Messages call the file `name`."""
     collector = _Collector(name, only)
-    blocks = reported(_FORMATS[format].read(path), lambda _: f"{name}: {collector.words_read:,} words read", notify)
+    blocks = report_progress(_FORMATS[format].read(path), lambda _: f"{name}: {collector.words_read:,} words read", notify)
     try:
         for block in blocks:
             collector.add(block)
@@ -124,10 +124,10 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify
     file_format = _FORMATS[_check_format(format)]
     _check_words(vectors, format)
     _check_destination(path, format)
-    prepared = durable.temporary(path)
+    prepared = durable.temporary_path(path)
     durable.remove(prepared)
     written = 0
-    progress = reported(
+    progress = report_progress(
         file_format.write(vectors, prepared), lambda _: f"{path}: {written:,} of {len(vectors):,} words written", notify
     )
     try:
@@ -145,7 +145,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify
         raise
 
 
-def find_format(path: Path) -> str:
+def detect_format(path: Path) -> str:
     """Return the format of a file or folder. Its content decides, not its name."""
     if path.is_dir():
         if (path / VECTORS).exists() or (path / METADATA).exists():
@@ -212,7 +212,7 @@ class _Collector:
         bad_row = first_non_finite_row(block.vectors_BD)
         if bad_row is not None:
             raise DataError(
-                f"{self.name}: the vector of {quoted(words[bad_row])} (word {self.words_read + bad_row + 1:,}) "
+                f"{self.name}: the vector of {quote(words[bad_row])} (word {self.words_read + bad_row + 1:,}) "
                 "contains NaN or a number too large for float32; correct it or remove the word"
             )
         new_rows = []
@@ -259,13 +259,13 @@ class _Collector:
 def _describe(words: list[str]) -> str:
     """Return the number of words, an example and the verb: "1 word ('a') is"."""
     if len(words) == 1:
-        return f"1 word ({quoted(words[0])}) is"
-    return f"{len(words):,} words (the first is {quoted(words[0])}) are"
+        return f"1 word ({quote(words[0])}) is"
+    return f"{len(words):,} words (the first is {quote(words[0])}) are"
 
 
 def _check_format(format: str) -> str:
     if format not in _FORMATS:
-        raise SettingsError(f"unknown format of word vectors {quoted(format)}; the formats are {', '.join(FORMATS)}")
+        raise SettingsError(f"unknown format of word vectors {quote(format)}; the formats are {', '.join(FORMATS)}")
     return format
 
 
@@ -278,7 +278,7 @@ def _check_words(vectors: WordVectors, format: str) -> None:
         alternatives = [name for name, other in _FORMATS.items() if all(map(other.supports, unsupported))]
         more = f" and {len(unsupported) - 1:,} more" if len(unsupported) > 1 else ""
         raise DataError(
-            f"the format {format} cannot store the word {quoted(unsupported[0])}{more}; use {' or '.join(alternatives)}"
+            f"the format {format} cannot store the word {quote(unsupported[0])}{more}; use {' or '.join(alternatives)}"
         )
 
 
@@ -291,7 +291,7 @@ def _check_destination(path: Path, format: str) -> None:
         foreign = sorted({file.name for file in path.iterdir()} - set(FILES))
         if foreign:
             raise SettingsError(
-                f"{path} contains {quoted(foreign[0])}, which is not a file of the projector and would be lost; "
+                f"{path} contains {quote(foreign[0])}, which is not a file of the projector and would be lost; "
                 "name another folder"
             )
     elif path.exists():
@@ -318,12 +318,12 @@ def _commit(prepared: Path, path: Path) -> None:
 def _check_recognised(prepared: Path, vectors: WordVectors, path: Path, format: str) -> None:
     """Check that the format of the written file is detected correctly."""
     try:
-        detected = find_format(prepared)
+        detected = detect_format(prepared)
     except DataError:
         detected = None
     if detected != format:
         raise DataError(
-            f"{path} is not written: with {quoted(vectors.words[0])} as its first word, a file in the format {format} "
+            f"{path} is not written: with {quote(vectors.words[0])} as its first word, a file in the format {format} "
             "would be mistaken for another kind of file; use safetensors"
         )
 
@@ -337,5 +337,5 @@ def _check_same(expected: WordVectors, actual: WordVectors, path: Path) -> None:
         return
     pairs = zip(expected.words, actual.words, strict=False)
     first_difference = next((word for word, read_back in pairs if word != read_back), None)
-    at = "" if first_difference is None else f" at {quoted(first_difference)}"
+    at = "" if first_difference is None else f" at {quote(first_difference)}"
     raise DataError(f"{path} is not written: the written data was not read back the same{at}")

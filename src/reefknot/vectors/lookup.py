@@ -69,12 +69,12 @@ def unknown_words_error(unknown: Sequence[str], words: Sequence[str], where: str
     """
     described = []
     for word in dict.fromkeys(unknown):
-        suggestions = near_spellings(word, words)
+        suggestions = suggest_spellings(word, words)
         described.append(shortened(word) + (f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""))
     return DataError(f"not in the vocabulary of {where}: {', '.join(described)}")
 
 
-def near_spellings(word: str, words: Sequence[str]) -> list[str]:
+def suggest_spellings(word: str, words: Sequence[str]) -> list[str]:
     """Return up to two of the words with a similar spelling.
 
     Only words with the same first letter and about the same length are compared, because there may be millions.

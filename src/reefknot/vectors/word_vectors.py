@@ -67,7 +67,7 @@ class WordVectors:
         bad_row = first_non_finite_row(vectors_VD)
         if bad_row is not None:
             raise DataError(
-                f"the vector of {quoted(self.words[bad_row])} contains NaN or infinity; correct it or remove the word"
+                f"the vector of {quote(self.words[bad_row])} contains NaN or infinity; correct it or remove the word"
             )
         if self.counts is not None:
             counts = np.asarray(self.counts)
@@ -77,7 +77,7 @@ class WordVectors:
                     f"not {counts.dtype} of shape {counts.shape}"
                 )
             if counts.size and counts.min() < 0:
-                word = quoted(self.words[int(counts.argmin())])
+                word = quote(self.words[int(counts.argmin())])
                 raise DataError(f"the count of {word} is {counts.min()}; it must be at least 0")
             object.__setattr__(self, "counts", counts.astype(np.int64))
 
@@ -101,7 +101,7 @@ class WordVectors:
         try:
             return self._ids[word]
         except KeyError:
-            raise DataError(f"{quoted(word)} is not among these {len(self):,} words") from None
+            raise DataError(f"{quote(word)} is not among these {len(self):,} words") from None
 
     def vector(self, word: str) -> Matrix:
         """Return the vector of a word, with shape (D,). Raise a `DataError` if the word does not have a vector.
@@ -164,7 +164,7 @@ def first_non_finite_row(vectors_VD: Matrix) -> int | None:
     return int(rows[0]) if rows.size else None
 
 
-def quoted(word: str) -> str:
+def quote(word: str) -> str:
     """Return a word in quotes for use in a message. Special characters are escaped, and a long word is shortened."""
     return shortened(repr(word), 60)
 
@@ -179,7 +179,7 @@ def _check_words(words: tuple[str, ...]) -> None:
     if len(set(words)) != len(words):
         seen: set[str] = set()
         duplicate = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
-        raise DataError(f"{quoted(duplicate)} occurs twice among the words; keep only one of its vectors")
+        raise DataError(f"{quote(duplicate)} occurs twice among the words; keep only one of its vectors")
 
 
 def to_keyed_vectors(vectors: WordVectors) -> KeyedVectors:

@@ -261,7 +261,7 @@ def test_equal_settings_share_a_cache_entry_others_do_not(write: Write, opened: 
 
 @pytest.mark.parametrize(
     "file",
-    ["train.source.ids", "test.target.ids", "valid.target.bounds", "train.line_numbers", "counts.json", "vocabulary.json",
+    ["train.source.ids", "test.target.ids", "valid.target.bounds", "train.numbers", "counts.json", "vocabulary.json",
      "source/vocabulary.json"],
 )  # fmt: skip
 @pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])

@@ -292,7 +292,11 @@ class SequenceTask(Task[S, D, L]):
         if not from_files:
             return []
         return start_tables(
-            self.tables, self.experiment.tables, self.experiment.source_references("tables"), data.vocabulary_pair, notify
+            self.tables,
+            self.experiment.tables,
+            self.experiment.source_references("tables"),
+            data.vocabulary_pair,
+            notify,
         )
 
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:

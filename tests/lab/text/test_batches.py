@@ -53,7 +53,7 @@ def test_random_steps_need_streams(batching: Batching) -> None:
 
 @pytest.mark.parametrize("batching", ["streams", "blocks"])
 def test_streams_and_blocks_do_not_need_eos(batching: Batching) -> None:
-    assert build_batches(batch_settings(batching), IDS).tokens > 3990
+    assert build_batches(batch_settings(batching), IDS).num_targets > 3990
 
 
 def test_pairs_batching_is_rejected_for_one_text() -> None:

@@ -224,7 +224,7 @@ def test_lines_longer_than_eight_bits_are_read() -> None:
 
 def test_pair_longer_than_a_window_is_rejected() -> None:
     """With padding, 39 words take 40 tokens and 40 words take 48."""
-    assert batches([(5, 39)], batch=1, steps=40).windows == 1
+    assert batches([(5, 39)], batch=1, steps=40).num_windows == 1
     with pytest.raises(
         SettingsError, match=r"steps = 40 tokens, but the longest pair takes 48 .* corpus.pairs.longest"
     ):

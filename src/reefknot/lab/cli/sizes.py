@@ -134,7 +134,7 @@ class Texts:
         if whole and known is not None and known.types is not None:
             types = known.types
             return fairseq_dictionary_size(types) if vocabulary.dictionary == "fairseq" else types
-        return self.open(experiment).words
+        return self.open(experiment).vocabulary_pair
 
 
 def _check_size(row: Row, experiment: Experiment, words: Any) -> int:

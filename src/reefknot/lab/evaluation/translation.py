@@ -248,7 +248,7 @@ def beginning(dataset: PairDataset, split: str, number: int | None) -> PairDatas
         name=f"shortened {split}",
         source=source,
         target=target,
-        numbers=numbers,
+        line_numbers=numbers,
         words=sum(len(line.words) for line in counted),
         bytes=sum(line.size for line in counted),
         unknown=_count_unknown(target, dataset.vocabulary_pair.vocabularies[1]),

@@ -47,7 +47,7 @@ def replace_file(folder: Path, name: str, new: str, data: bytes) -> None:
 def test_two_files_are_read_in_parallel(folder: Path, find: Find) -> None:
     corpus = find()
     assert joined_pairs(corpus) == [("a cat", "eine Katze"), ("a dog", "ein Hund")]
-    assert [(pair.number, pair.size) for pair in corpus.read_pairs("valid")] == [(1, 11), (2, 9)]
+    assert [(pair.line_number, pair.size) for pair in corpus.read_pairs("valid")] == [(1, 11), (2, 9)]
     assert corpus.files["train"] == AlignedFiles(folder / "train.en", folder / "train.de")
     assert (corpus.name, corpus.origin) == ("corpus/", "a folder of parallel text")
 

@@ -156,7 +156,10 @@ def test_learning_rate_is_scaled_by_the_drawn_length() -> None:
     short_texts = [
         Streams(token_ids(n), 1, 70, random_steps=RandomSteps(deviation=0.0, probability=1.0)) for n in (73, 141)
     ]
-    assert [(short.windows, short.rate_factor(short.windows - 1)) for short in short_texts] == [(2, 1.0), (2, 1.0)]
+    assert [(short.num_windows, short.rate_factor(short.num_windows - 1)) for short in short_texts] == [
+        (2, 1.0),
+        (2, 1.0),
+    ]
     assert short_texts[0].window(1)[0].shape[1] == 2  # the text ends early, but the drawn length sets the rate
     fixed = Streams(token_ids(22), batch_size=2, steps=4)
     assert [fixed.rate_factor(i) for i in range(3)] == [1.0, 1.0, 1.0]

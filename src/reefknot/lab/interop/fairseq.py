@@ -37,7 +37,8 @@ from reefknot.storage.progress import Notify, silent
 Assignment = tuple[str, Sequence[Tensor]]
 """The name of a tensor in the checkpoint, and the parameters that its rows are copied to, in this order.
 
-Usually there is one parameter. Reefknot may store in several parameters what fairseq stores in one tensor."""
+Usually there is one parameter. The untied head is one tensor in fairseq and two parameters in Reefknot.
+"""
 
 _UNUSED_TENSORS = {
     VERSION,

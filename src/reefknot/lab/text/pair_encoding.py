@@ -242,8 +242,8 @@ def _write_split(
         )
         pairs = corpus.read_pairs(split)
         for pair in report_progress(pairs, lambda count: f"{split}: {count:,} pairs encoded", notify):
-            source_ids = source.encode(pair.source, pair.number)
-            target_ids = target.encode(pair.target, pair.number)
+            source_ids = source.encode(pair.source, pair.line_number)
+            target_ids = target.encode(pair.target, pair.line_number)
             if split == "train":
                 reason = corpus.filters.reason_to_drop(len(source_ids) - 1, len(target_ids) - 1)  # without <eos>
                 if reason:
@@ -251,7 +251,7 @@ def _write_split(
                     continue
             source.write(pair.source, source_ids)
             target.write(pair.target, target_ids)
-            line_numbers.append(pair.number)
+            line_numbers.append(pair.line_number)
             num_bytes += pair.size
     if not source.num_words or not target.num_words:
         problem = f"every pair is left out ({describe_dropped(dropped)})" if dropped else "one side has no words"

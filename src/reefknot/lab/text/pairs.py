@@ -29,7 +29,7 @@ GZIP = "(?:[.]gz)?"
 class Pair(NamedTuple):
     """Two aligned lines."""
 
-    number: int
+    line_number: int
     """Line number in both files, counted from 1."""
     source: list[str]
     """Words of the source line."""

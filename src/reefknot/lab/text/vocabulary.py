@@ -173,10 +173,8 @@ class Vocabulary:
             bpe = BPE.train(counts, settings.bpe.merges)
         min_count = settings.min_count
         if bpe:
-            counts, min_count = (
-                bpe.count_subwords(counts),
-                0,
-            )  # a sub-word that does not occur in training may be needed later
+            counts = bpe.count_subwords(counts)
+            min_count = 0  # a sub-word that does not occur in training may be needed later
         token_counts: dict[str, int] = {}
         if settings.end_of_line:
             token_counts[END_OF_LINE] = counts.get(END_OF_LINE, 0)

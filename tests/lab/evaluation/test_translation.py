@@ -161,7 +161,7 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
         assert translations[index][0].text == translate(model, [line], dataset.vocabulary_pair, SEARCH)[0][0].text
     plain = opened()
     translator = LineTranslator(
-        model_for(plain), plain.words, beam_decoder(plain.words, SEARCH), notify=messages.append
+        model_for(plain), plain.vocabulary_pair, beam_decoder(plain.vocabulary_pair, SEARCH), notify=messages.append
     )
     translator.translate(list(read_text("a zebra ran\n", "here")))
     translator.report_unknown()

@@ -15,7 +15,7 @@ import pytest
 
 from reefknot.errors import ResourceError
 from reefknot.storage import cache as cache_module
-from reefknot.storage.cache import cache_folder, cached, file_hash
+from reefknot.storage.cache import cache_folder, file_hash, load_or_create
 
 
 def fill(folder: Path) -> None:
@@ -32,8 +32,8 @@ def read(folder: Path) -> str | None:
 
 def test_entry_is_made_once(tmp_path: Path) -> None:
     entry = tmp_path / "a" / "entry"
-    assert cached(entry, fill, read) == "made"
-    assert cached(entry, lambda _: pytest.fail("the entry was made twice"), read) == "made"
+    assert load_or_create(entry, fill, read) == "made"
+    assert load_or_create(entry, lambda _: pytest.fail("the entry was made twice"), read) == "made"
     assert [path.name for path in entry.parent.iterdir()] == ["entry"]
 
 
@@ -41,7 +41,7 @@ def test_broken_entry_is_replaced(tmp_path: Path) -> None:
     entry = tmp_path / "entry"
     entry.mkdir()
     (entry / "value").write_text("broken")
-    assert cached(entry, fill, read) == "made"
+    assert load_or_create(entry, fill, read) == "made"
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
@@ -53,7 +53,7 @@ def test_slower_of_two_processes_uses_the_existing_entry(tmp_path: Path) -> None
         entry.mkdir()
         (entry / "value").write_text("the winner's")
 
-    assert cached(entry, fill_too_late, read) == "the winner's"
+    assert load_or_create(entry, fill_too_late, read) == "the winner's"
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
@@ -63,15 +63,15 @@ def test_failed_entry_leaves_no_files(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(ResourceError, match="free some space"):
-        cached(tmp_path / "entry", fail, read)
+        load_or_create(tmp_path / "entry", fail, read)
     assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from reefknot.storage.cache import cached
-cached(Path(sys.argv[1]), lambda folder: os.kill(os.getpid(), signal.SIGKILL), lambda folder: None)
+from reefknot.storage.cache import load_or_create
+load_or_create(Path(sys.argv[1]), lambda folder: os.kill(os.getpid(), signal.SIGKILL), lambda folder: None)
 """
 
 
@@ -84,14 +84,14 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     of_other_machine = leftover.with_name(leftover.name.replace(f"@{platform.node()}-", "@another-machine-"))
     for folder in (of_live_process, of_other_machine):
         folder.mkdir()
-    assert cached(tmp_path / "other", fill, read) == "made"
+    assert load_or_create(tmp_path / "other", fill, read) == "made"
     assert {path.name for path in tmp_path.iterdir()} == {"other", of_live_process.name, of_other_machine.name}
 
 
 def test_unwritable_cache_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ResourceError, match="cannot write"):
-        cached(tmp_path / "file" / "entry", fill, read)
+        load_or_create(tmp_path / "file" / "entry", fill, read)
 
 
 def test_hash_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -418,7 +418,7 @@ def test_failed_write_keeps_the_old_file_and_leaves_no_others(
         with pytest.raises(ResourceError, match=r"cannot write .*out: No space left.*free some space"):
             write_vectors(_vectors(("d",)), tmp_path / "out", format)
     with monkeypatch.context() as patched:
-        patched.setattr(files, "_read", lambda *_, **__: _vectors(("e",)))
+        patched.setattr(files, "_read_file", lambda *_, **__: _vectors(("e",)))
         with pytest.raises(DataError, match="is not written: the written data was not read back the same at 'd'"):
             write_vectors(_vectors(("d",)), tmp_path / "out", format)
     assert _same(read_vectors(tmp_path / "out"), old)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.vectors.lookup import Lookup, near_spellings
+from reefknot.vectors.lookup import Lookup, suggest_spellings
 from reefknot.vectors.word_vectors import WordVectors
 
 
@@ -50,7 +50,7 @@ def test_unknown_word_is_reported_with_similar_spellings() -> None:
 
 @pytest.mark.parametrize("word", ["", "x" * 10_000, "\n"])
 def test_nonsense_has_no_similar_spelling(word: str) -> None:
-    assert near_spellings(word, ["x", "xy"]) == []
+    assert suggest_spellings(word, ["x", "xy"]) == []
 
 
 def test_unknown_word_message_is_short_and_printable() -> None:

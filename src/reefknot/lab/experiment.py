@@ -122,7 +122,7 @@ def _build(
     seed = task.experiment.seed
     seed_everything(seed)
     with recipe.naming(row):
-        model = task.build_model(dataset.words)
+        model = task.build_model(dataset.vocabulary_pair)
     total = sum(model.parameter_counts().values())
     if row.parameters not in (None, total):
         raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, expected {row.parameters:,}')
@@ -150,7 +150,7 @@ def _load_start(model: Any, start: Start, task: Task[Any, Any, Any], dataset: Da
     run = start.run
     assert run is not None
     known = [vocabulary.fingerprint for vocabulary in task.saved_words(run).vocabularies]
-    if known != [vocabulary.fingerprint for vocabulary in dataset.words.vocabularies]:
+    if known != [vocabulary.fingerprint for vocabulary in dataset.vocabulary_pair.vocabularies]:
         raise DataError(
             f"cannot start from {run.path}: it has another vocabulary; start from a run with the same vocabulary"
         )

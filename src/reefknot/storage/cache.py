@@ -1,4 +1,6 @@
-"""The cache folder, which stores data that is derived from texts. It can be deleted at any time.
+"""A cache on disk for data that takes long to compute, such as encoded texts. It can be deleted at any time.
+
+`load_or_create` reads a cache entry, and writes it first if it is missing. `file_hash` caches the SHA-256 of a file.
 
 An entry is a folder that appears complete or not at all: it is written under a temporary name, flushed to disk and
 renamed. If several processes write the same entry, one rename wins and the others use its result. Temporary folders of
@@ -24,8 +26,8 @@ from reefknot.storage import files as durable
 
 T = TypeVar("T")
 
-_ATTEMPTS = 5  # an attempt fails only if another process replaces the entry at the same moment
-_SETTLED_NS = 2_000_000_000  # a file that was modified more recently may change again within one clock tick
+_MAX_ATTEMPTS = 5  # an attempt fails only if another process replaces the entry at the same moment
+_MIN_AGE_NS = 2_000_000_000  # a file that was modified more recently may change again within one clock tick
 
 
 def cache_folder(cache: Path | None = None) -> Path:
@@ -41,41 +43,41 @@ def cache_folder(cache: Path | None = None) -> Path:
         raise DataError("there is no home folder for the cache; set REEFKNOT_CACHE to a folder") from error
 
 
-def cached(entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T | None]) -> T:
+def load_or_create(entry: Path, write: Callable[[Path], None], read: Callable[[Path], T | None]) -> T:
     """Return a cache entry, and write it first if it is missing or damaged.
 
     Args:
         entry: The folder of the entry.
-        fill: Writes the entry into an empty folder.
+        write: Writes the entry into an empty folder.
         read: Reads the entry. It returns None if the entry is missing or damaged.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(_MAX_ATTEMPTS):
         value = read(entry)
         if value is not None:
             return value
         with durable.writing(entry):
             entry.parent.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(entry.parent)
-            temporary = _temporary(entry)
+            temporary = _create_temporary(entry)
             try:
-                fill(temporary)
+                write(temporary)
                 for path in (*temporary.iterdir(), temporary):
                     durable.sync(path)
-                _rename(temporary, entry, read)
+                _move_into_place(temporary, entry, read)
                 durable.sync(entry.parent)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
 
 
-def cached_or_rebuilt(
-    entry: Path, fill: Callable[[Path], None], read: Callable[[Path], T], notify: Callable[[str], None]
+def load_or_rebuild(
+    entry: Path, write: Callable[[Path], None], read: Callable[[Path], T], notify: Callable[[str], None]
 ) -> T:
-    """Return a cache entry as `cached` does, with a `read` that raises a DataError if the entry is damaged.
+    """Return a cache entry as `load_or_create` does, and report if a damaged entry is written again.
 
     Args:
         entry: The folder of the entry.
-        fill: Writes the entry into an empty folder.
+        write: Writes the entry into an empty folder.
         read: Reads the entry. It raises a DataError if the entry is damaged.
         notify: Called with the error before the entry is written again.
     """
@@ -85,35 +87,36 @@ def cached_or_rebuilt(
             return None
         try:
             return read(folder)
-        except DataError as damage:
-            notify(f"the cached text is damaged and is encoded again: {damage}")
+        except DataError as error:
+            notify(f"the cached text is damaged and is encoded again: {error}")
             return None
 
-    return cached(entry, fill, read_if_intact)
+    return load_or_create(entry, write, read_if_intact)
 
 
 def file_hash(path: Path, cache: Path) -> str:
     """Return the SHA-256 of a file. The cache keeps it while path, size and modification time stay the same."""
     try:
         stat = path.stat()
-        location = str(path.resolve())
-        identity = {"path": location, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        record = cache / "hashes" / f"{hashlib.sha256(os.fsencode(location)).hexdigest()[:32]}.json"
-        stored = _read_record(record)
-        if stored is not None and all(stored.get(key) == identity[key] for key in identity):
-            return str(stored["sha256"])
-        with path.open("rb") as stream:
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        resolved_path = str(path.resolve())
+        identity = {"path": resolved_path, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        record_path = cache / "hashes" / f"{hashlib.sha256(os.fsencode(resolved_path)).hexdigest()[:32]}.json"
+        record = _read_record(record_path)
+        if record is not None and all(record.get(key) == identity[key] for key in identity):
+            return str(record["sha256"])
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if time.time_ns() - stat.st_mtime_ns > _SETTLED_NS:
+    if time.time_ns() - stat.st_mtime_ns > _MIN_AGE_NS:
         with contextlib.suppress(OSError, ResourceError):  # a hash that cannot be stored is computed again
-            record.parent.mkdir(parents=True, exist_ok=True)
-            durable.write_json(record, {**identity, "sha256": sha256})
+            record_path.parent.mkdir(parents=True, exist_ok=True)
+            durable.write_json(record_path, {**identity, "sha256": sha256})
     return sha256
 
 
 def _read_record(path: Path) -> dict[str, object] | None:
+    """Return the stored hash of a file, with the file's path, size and modification time, or None."""
     with contextlib.suppress(DataError):
         record = durable.decode_object(durable.read_bytes(path), path)
         if isinstance(record.get("sha256"), str):
@@ -121,29 +124,30 @@ def _read_record(path: Path) -> dict[str, object] | None:
     return None
 
 
-def _rename(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> None:
+def _move_into_place(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> None:
+    """Rename the temporary folder to `entry`, unless another process has written an intact entry first."""
     try:
         temporary.replace(entry)
     except OSError:
         if not entry.exists():
             raise
         if read(entry) is None:  # damaged
-            old = _temporary(entry)
-            entry.replace(old / entry.name)
+            trash = _create_temporary(entry)
+            entry.replace(trash / entry.name)
             temporary.replace(entry)
-            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(trash, ignore_errors=True)
 
 
-def _temporary(entry: Path) -> Path:
+def _create_temporary(entry: Path) -> Path:
     """Create an empty folder next to `entry`. Its name has machine and process, because machines may share a cache."""
     return Path(tempfile.mkdtemp(prefix=f".{entry.name}@{platform.node()}-{os.getpid()}-", dir=entry.parent))
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of processes of this machine that have ended."""
-    ours = re.compile(rf"\..+@{re.escape(platform.node())}-(\d+)-\w+")
+    temporary_name = re.compile(rf"\..+@{re.escape(platform.node())}-(\d+)-\w+")
     for path in folder.iterdir():
-        match = ours.fullmatch(path.name)
+        match = temporary_name.fullmatch(path.name)
         if match:
             try:
                 os.kill(int(match[1]), 0)  # signal 0 only checks whether the process exists

@@ -1,7 +1,11 @@
-"""Files that are complete or absent: written to a temporary file, flushed to disk, then renamed.
+"""Read and write files safely: after a crash, a file is either complete or unchanged.
 
-Every system call that changes the disk goes through `put`, `commit` and `sync`, so that tests can make each one fail.
-Importing this module does not import torch, so that commands that only read start fast.
+`write_bytes`, `write_text`, `write_json` and `write_tensors` write to a temporary file, flush it to disk and rename it.
+`read_bytes`, `read_json` and `read_tensors` raise a DataError if a file is missing or damaged. Other modules import
+this one as `durable`.
+
+Every system call that changes the disk goes through `write_and_sync`, `commit` and `sync`, so that tests can make each
+one fail. Importing this module does not import torch, so that commands that only read start fast.
 """
 
 from __future__ import annotations
@@ -22,20 +26,23 @@ from reefknot.errors import DataError, ResourceError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TEMPORARY = re.compile(r".+\.tmp-(\d+)")
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TEMPORARY_NAME = re.compile(r".+\.tmp-(\d+)")
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
-def temporary(path: Path) -> Path:
-    """Return the temporary name for `path`, in the same folder because a rename is atomic only in one file system."""
+def temporary_path(path: Path) -> Path:
+    """Return the temporary name for `path`, in the same folder because a rename is atomic only in one file system.
+
+    Process 42 writes `model.json` as `model.json.tmp-42` first.
+    """
     return path.with_name(f"{path.name}.tmp-{os.getpid()}")
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files in `folder` whose processes have ended."""
     for path in folder.glob("*.tmp-*"):
-        match = _TEMPORARY.fullmatch(path.name)
-        if match and not _alive(int(match[1])):
+        match = _TEMPORARY_NAME.fullmatch(path.name)
+        if match and not _is_running(int(match[1])):
             remove(path)
 
 
@@ -48,15 +55,15 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     if pid == os.getpid():
         return False  # this process writes one file at a time, so an older temporary file is not in use
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 only checks whether the process exists
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass  # the process exists and belongs to another user
     return True
 
 
@@ -66,11 +73,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "; free some space and run the same command again" if error.errno in _DISK_FULL else ""
+        hint = "; free some space and run the same command again" if error.errno in _DISK_FULL_ERRORS else ""
         raise ResourceError(f"cannot write {path}: {error.strerror or error}{hint}") from error
 
 
-def put(path: Path, data: bytes) -> None:
+def write_and_sync(path: Path, data: bytes) -> None:
     """Write `data` to `path` and flush it to disk. This is not atomic, so no other process may read the file yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
@@ -82,9 +89,9 @@ def put(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def commit(prepared: Path, path: Path) -> None:
-    """Rename `prepared` to `path` and flush the new name to disk."""
-    os.replace(prepared, path)  # noqa: PTH105 - the system call by its name
+def commit(temporary: Path, path: Path) -> None:
+    """Rename `temporary` to `path` and flush the new name to disk."""
+    os.replace(temporary, path)  # noqa: PTH105 - the system call by its name
     sync(path.parent)
 
 
@@ -99,13 +106,13 @@ def sync(path: Path) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the content of `path`. If anything fails, the file is either unchanged or complete."""
-    prepared = temporary(path)
+    temporary = temporary_path(path)
     try:
         with writing(path):
-            put(prepared, data)
-            commit(prepared, path)
+            write_and_sync(temporary, data)
+            commit(temporary, path)
     except BaseException:
-        remove(prepared)
+        remove(temporary)
         raise
 
 
@@ -136,24 +143,28 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """
     from safetensors.torch import save
 
-    _reject_overlap(tensors)
+    _check_shared_memory(tensors)
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
 
 
-def _reject_overlap(tensors: Mapping[str, Tensor]) -> None:
-    # Tensors may be neighbours in one storage, as the weights of an LSTM are in cuDNN.
-    spans_by_device: dict[str, list[tuple[int, int, str]]] = {}
+def _check_shared_memory(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError if two tensors overlap in memory.
+
+    Addresses are compared, because tensors in one storage need not overlap: cuDNN stores the weights of an LSTM next to
+    each other.
+    """
+    ranges_by_device: dict[str, list[tuple[int, int, str]]] = {}  # start, end, name
     for name, tensor in tensors.items():
         if tensor.numel():
-            length = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            last_element = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.data_ptr()
-            spans = spans_by_device.setdefault(str(tensor.device), [])
-            spans.append((start, start + length * tensor.element_size(), name))
-    for spans in spans_by_device.values():
-        spans.sort()
-        for (_, end, name), (start, _, other) in pairwise(spans):
-            if start < end:
-                raise ValueError(f"'{name}' and '{other}' share memory; store the tensor under one name")
+            end = start + (last_element + 1) * tensor.element_size()
+            ranges_by_device.setdefault(str(tensor.device), []).append((start, end, name))
+    for ranges in ranges_by_device.values():
+        ranges.sort()
+        for (_, end, name), (next_start, _, next_name) in pairwise(ranges):
+            if next_start < end:
+                raise ValueError(f"'{name}' and '{next_name}' share memory; store the tensor under one name")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -176,24 +187,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return decode_tensors(read_bytes(path), path)
 
 
-def decode_json(data: bytes, where: Path | str) -> Any:
-    """Decode JSON; `where` names its origin in error messages."""
+def decode_json(data: bytes, source: Path | str) -> Any:
+    """Decode JSON; error messages call it `source`."""
     try:
         return json.loads(data.decode(), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is truncated or not valid JSON: {error}") from error
+        raise DataError(f"{source} is truncated or not valid JSON: {error}") from error
 
 
-def decode_object(data: bytes, where: Path | str) -> dict[str, Any]:
+def decode_object(data: bytes, source: Path | str) -> dict[str, Any]:
     """Decode JSON that must be an object."""
-    value = decode_json(data, where)
+    value = decode_json(data, source)
     if not isinstance(value, dict):
-        raise DataError(f"{where} does not hold a JSON object")
+        raise DataError(f"{source} does not hold a JSON object")
     return value
 
 
-def decode_tensors(data: bytes, where: Path | str) -> dict[str, Tensor]:
-    """Decode a safetensors file; `where` names its origin in error messages."""
+def decode_tensors(data: bytes, source: Path | str) -> dict[str, Tensor]:
+    """Decode a safetensors file; error messages call it `source`."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -201,7 +212,7 @@ def decode_tensors(data: bytes, where: Path | str) -> dict[str, Tensor]:
         return load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         # SafetensorError covers wrong offsets and sizes. The other errors come from number types that torch lacks.
-        raise DataError(f"{where} is truncated or not a safetensors file: {error}") from error
+        raise DataError(f"{source} is truncated or not a safetensors file: {error}") from error
 
 
 def _reject_constant(name: str) -> NoReturn:

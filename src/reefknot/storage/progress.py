@@ -1,4 +1,8 @@
-"""Progress reports: lines of text that long-running functions pass to a callback."""
+"""Progress messages of long-running functions.
+
+A function that may run for minutes takes a callback `notify` and calls it with lines of text. `report_progress` wraps
+a loop for this; `silent` is the callback that ignores the messages.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,22 @@ T = TypeVar("T")
 Notify = Callable[[str], None]
 """A callback that receives one line of progress."""
 
-_SECONDS = 3.0  # time between two lines of progress
+_PROGRESS_SECONDS = 3.0  # between two lines of progress
 
 
 def silent(_: str) -> None:
     """Ignore the progress."""
 
 
-def reported(items: Iterable[T], message: Callable[[int], str], notify: Notify) -> Iterator[T]:
-    """Yield the items, and every few seconds call `notify` with the message for the number of items so far."""
-    last = time.monotonic()
-    for number, item in enumerate(items, start=1):
+def report_progress(items: Iterable[T], message: Callable[[int], str], notify: Notify) -> Iterator[T]:
+    """Yield the items, and every few seconds call `notify` with the message for the number of items so far.
+
+    for line in report_progress(lines, lambda count: f"{count:,} lines read", notify):
+        ...
+    """
+    last_report = time.monotonic()
+    for count, item in enumerate(items, start=1):
         yield item
-        if time.monotonic() - last > _SECONDS:
-            notify(message(number))
-            last = time.monotonic()
+        if time.monotonic() - last_report > _PROGRESS_SECONDS:
+            notify(message(count))
+            last_report = time.monotonic()

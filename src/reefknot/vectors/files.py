@@ -1,5 +1,8 @@
 """Read and write word vectors in the file formats of other programs.
 
+`read_vectors` and `write_vectors` are public (`rk.read_vectors`). They support these formats, each with its own module
+in this folder:
+
     word2vec          text with a header (Mikolov et al. 2013), also fastText's .vec
     word2vec-binary   the same in binary, such as GoogleNews-vectors-negative300.bin
     glove             text without a header (Pennington et al. 2014)
@@ -29,7 +32,7 @@ from numpy.typing import NDArray
 from reefknot.errors import DataError, SettingsError
 from reefknot.storage import files as durable
 from reefknot.storage.cache import cache_folder, file_hash
-from reefknot.storage.progress import Notify, reported, silent
+from reefknot.storage.progress import Notify, report_progress, silent
 from reefknot.vectors.binary_files import is_complete, read_binary, write_binary
 from reefknot.vectors.projector import FILES, METADATA, VECTORS, read_projector, write_projector
 from reefknot.vectors.safetensors_files import read_safetensors, write_safetensors
@@ -45,7 +48,7 @@ from reefknot.vectors.text_files import (
     write_glove,
     write_word2vec,
 )
-from reefknot.vectors.word_vectors import Block, Matrix, WordVectors, first_non_finite_row, quoted
+from reefknot.vectors.word_vectors import Block, Matrix, WordVectors, first_non_finite_row, quote
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ _FORMATS = {
     "safetensors": Format(read_safetensors, write_safetensors, None),
 }
 FORMATS = tuple(_FORMATS)
+# The first bytes of gzip, zip, bzip2 and xz files.
 _COMPRESSED = re.compile(rb"\x1f\x8b|PK\x03\x04|BZh[1-9]1AY&SY|\xfd7zXZ")
 
 
@@ -91,15 +95,17 @@ def read_vectors(
         The words and their vectors, in the order of the file.
     """
     path = Path(path).expanduser()
-    return _read(path, _check_format(format) if format is not None else find_format(path), str(path), only, notify)
+    format = detect_format(path) if format is None else _check_format(format)
+    return _read_file(path, format, str(path), only, notify)
 
 
-def _read(
+def _read_file(
     path: Path, format: str, name: str, only: Collection[str] | None = None, notify: Notify = silent
 ) -> WordVectors:
     """Read word vectors. Messages call the file `name`."""
     collector = _Collector(name, only)
-    blocks = reported(_FORMATS[format].read(path), lambda _: f"{name}: {collector.words_read:,} words read", notify)
+    blocks = _FORMATS[format].read(path)
+    blocks = report_progress(blocks, lambda _: f"{name}: {collector.words_read:,} words read", notify)
     try:
         for block in blocks:
             collector.add(block)
@@ -124,59 +130,67 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify
     file_format = _FORMATS[_check_format(format)]
     _check_words(vectors, format)
     _check_destination(path, format)
-    prepared = durable.temporary(path)
-    durable.remove(prepared)
-    written = 0
-    progress = reported(
-        file_format.write(vectors, prepared), lambda _: f"{path}: {written:,} of {len(vectors):,} words written", notify
+    temporary = durable.temporary_path(path)
+    durable.remove(temporary)
+    words_written = 0
+    write_progress = report_progress(
+        file_format.write(vectors, temporary),
+        lambda _: f"{path}: {words_written:,} of {len(vectors):,} words written",
+        notify,
     )
     try:
         with durable.writing(path):
-            for written in progress:  # noqa: B007 - the progress message uses it
+            for words_written in write_progress:  # noqa: B007 - the progress message uses it
                 pass
-            for part in [*prepared.iterdir(), prepared] if prepared.is_dir() else [prepared]:
-                durable.sync(part)
-        _check_recognised(prepared, vectors, path, format)
-        _check_same(vectors, _read(prepared, format, f"{path} (verification)", notify=notify), path)
+            if temporary.is_dir():
+                for file in temporary.iterdir():
+                    durable.sync(file)
+            durable.sync(temporary)
+        _check_detected_format(temporary, vectors, path, format)
+        read_back = _read_file(temporary, format, f"{path} (verification)", notify=notify)
+        _check_same(vectors, read_back, path)
         with durable.writing(path):
-            _commit(prepared, path)
+            _commit(temporary, path)
     except BaseException:
-        durable.remove(prepared)
+        durable.remove(temporary)
         raise
 
 
-def find_format(path: Path) -> str:
+def detect_format(path: Path) -> str:
     """Return the format of a file or folder. Its content decides, not its name."""
     if path.is_dir():
         if (path / VECTORS).exists() or (path / METADATA).exists():
             return "projector"
         raise DataError(f"{path} is a folder without word vectors: it has no {VECTORS}")
     try:
-        with path.open("rb") as stream:
-            return _format_of(stream, path)
+        with path.open("rb") as file:
+            return _detect_file_format(file, path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _format_of(stream: BinaryIO, path: Path) -> str:
-    start = stream.read(1 << 20)
-    if not start:
+def _detect_file_format(file: BinaryIO, path: Path) -> str:
+    beginning = file.read(1 << 20)
+    if not beginning:
         raise DataError(f"{path} is empty")
-    if _COMPRESSED.match(start):
+    if _COMPRESSED.match(beginning):
         raise DataError(f"{path} is compressed; unpack it and pass the unpacked file")
     # A safetensors file starts with the length of its JSON header in eight bytes.
-    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < os.fstat(stream.fileno()).st_size:
+    if beginning[8:9] == b"{" and int.from_bytes(beginning[:8], "little") < os.fstat(file.fileno()).st_size:
         return "safetensors"
-    first_line, _, content = start.removeprefix(BOM).partition(b"\n")
-    if header := HEADER.fullmatch(first_line):
-        size, dim = int(header[1]), int(header[2])
-        printable, complete = is_printable(content), is_complete(content, size, dim)
+    first_line, _, content = beginning.removeprefix(BOM).partition(b"\n")
+    header = HEADER.fullmatch(first_line)
+    if header:
+        num_words, dim = int(header[1]), int(header[2])
         # Usually just one of the two is true: text is printable, and binary content is complete. Damaged text and
         # truncated binary files are neither, and a small binary file may be both. Then the fields decide.
-        if not (is_text(content, dim) if printable == complete else printable):
+        could_be_text, could_be_binary = is_printable(content), is_complete(content, num_words, dim)
+        if could_be_text == could_be_binary:
+            could_be_text = is_text(content, dim)
+        if not could_be_text:
             return "word2vec-binary"
-        stream.seek(0)
-        return "word2vec" if has_header(stream, size, dim) else "glove"
+        file.seek(0)
+        return "word2vec" if has_header(file, num_words, dim) else "glove"
     fields = first_line.split()
     if len(fields) > 1 and is_number(fields[-1]):
         return "glove"
@@ -212,7 +226,7 @@ class _Collector:
         bad_row = first_non_finite_row(block.vectors_BD)
         if bad_row is not None:
             raise DataError(
-                f"{self.name}: the vector of {quoted(words[bad_row])} (word {self.words_read + bad_row + 1:,}) "
+                f"{self.name}: the vector of {quote(words[bad_row])} (word {self.words_read + bad_row + 1:,}) "
                 "contains NaN or a number too large for float32; correct it or remove the word"
             )
         new_rows = []
@@ -249,23 +263,27 @@ class _Collector:
         if not self.words_read:
             raise DataError(f"{self.name} contains no word vectors")
         if self._undecodable:
-            notify(f"{self.name}: {_describe(self._undecodable)} not valid UTF-8; the invalid bytes are read as \\xNN")
+            words = _describe_words(self._undecodable)
+            notify(f"{self.name}: {words} not valid UTF-8; the invalid bytes are read as \\xNN")
         if self._duplicates:
-            notify(f"{self.name}: {_describe(self._duplicates)} repeated; only the first vector of a word is kept")
+            notify(
+                f"{self.name}: {_describe_words(self._duplicates)} repeated; only the first vector of a word is kept"
+            )
         self._vectors.resize((len(self._words), self._vectors.shape[1]), refcheck=False)
-        return WordVectors(tuple(self._words), self._vectors, np.concatenate(self._counts) if self._counts else None)
+        counts = np.concatenate(self._counts) if self._counts else None
+        return WordVectors(tuple(self._words), self._vectors, counts)
 
 
-def _describe(words: list[str]) -> str:
+def _describe_words(words: list[str]) -> str:
     """Return the number of words, an example and the verb: "1 word ('a') is"."""
     if len(words) == 1:
-        return f"1 word ({quoted(words[0])}) is"
-    return f"{len(words):,} words (the first is {quoted(words[0])}) are"
+        return f"1 word ({quote(words[0])}) is"
+    return f"{len(words):,} words (the first is {quote(words[0])}) are"
 
 
 def _check_format(format: str) -> str:
     if format not in _FORMATS:
-        raise SettingsError(f"unknown format of word vectors {quoted(format)}; the formats are {', '.join(FORMATS)}")
+        raise SettingsError(f"unknown format of word vectors {quote(format)}; the formats are {', '.join(FORMATS)}")
     return format
 
 
@@ -275,10 +293,10 @@ def _check_words(vectors: WordVectors, format: str) -> None:
         raise DataError("there are no words to write")
     unsupported = [word for word in vectors.words if not _FORMATS[format].supports(word)]
     if unsupported:
-        alternatives = [name for name, other in _FORMATS.items() if all(map(other.supports, unsupported))]
+        alternatives = [name for name, file_format in _FORMATS.items() if all(map(file_format.supports, unsupported))]
         more = f" and {len(unsupported) - 1:,} more" if len(unsupported) > 1 else ""
         raise DataError(
-            f"the format {format} cannot store the word {quoted(unsupported[0])}{more}; use {' or '.join(alternatives)}"
+            f"the format {format} cannot store the word {quote(unsupported[0])}{more}; use {' or '.join(alternatives)}"
         )
 
 
@@ -288,42 +306,42 @@ def _check_destination(path: Path, format: str) -> None:
         if path.is_dir():
             raise SettingsError(f"{path} is a folder; name a file to write")
     elif path.is_dir():
-        foreign = sorted({file.name for file in path.iterdir()} - set(FILES))
-        if foreign:
+        other_files = sorted({file.name for file in path.iterdir()} - set(FILES))
+        if other_files:
             raise SettingsError(
-                f"{path} contains {quoted(foreign[0])}, which is not a file of the projector and would be lost; "
+                f"{path} contains {quote(other_files[0])}, which is not a file of the projector and would be lost; "
                 "name another folder"
             )
     elif path.exists():
         raise SettingsError(f"{path} is a file; name a folder to write")
 
 
-def _commit(prepared: Path, path: Path) -> None:
-    """Rename `prepared` to `path`. A folder cannot replace a folder, so the old one is renamed first."""
+def _commit(temporary: Path, path: Path) -> None:
+    """Rename `temporary` to `path`. A folder cannot replace a folder, so the old one is renamed first."""
     if not path.is_dir():
-        durable.commit(prepared, path)
+        durable.commit(temporary, path)
         return
     # Not a temporary name, because files with temporary names are deleted after a crash. This may be the only copy.
-    old = path.with_name(f"{path.name}.old-{os.getpid()}")
+    backup = path.with_name(f"{path.name}.old-{os.getpid()}")
     try:
-        durable.commit(path, old)
-        durable.commit(prepared, path)
+        durable.commit(path, backup)
+        durable.commit(temporary, path)
     finally:
         if path.exists():
-            durable.remove(old)
+            durable.remove(backup)
         else:
-            durable.commit(old, path)
+            durable.commit(backup, path)
 
 
-def _check_recognised(prepared: Path, vectors: WordVectors, path: Path, format: str) -> None:
+def _check_detected_format(temporary: Path, vectors: WordVectors, path: Path, format: str) -> None:
     """Check that the format of the written file is detected correctly."""
     try:
-        detected = find_format(prepared)
+        detected = detect_format(temporary)
     except DataError:
         detected = None
     if detected != format:
         raise DataError(
-            f"{path} is not written: with {quoted(vectors.words[0])} as its first word, a file in the format {format} "
+            f"{path} is not written: with {quote(vectors.words[0])} as its first word, a file in the format {format} "
             "would be mistaken for another kind of file; use safetensors"
         )
 
@@ -337,5 +355,5 @@ def _check_same(expected: WordVectors, actual: WordVectors, path: Path) -> None:
         return
     pairs = zip(expected.words, actual.words, strict=False)
     first_difference = next((word for word, read_back in pairs if word != read_back), None)
-    at = "" if first_difference is None else f" at {quoted(first_difference)}"
-    raise DataError(f"{path} is not written: the written data was not read back the same{at}")
+    location = "" if first_difference is None else f" at {quote(first_difference)}"
+    raise DataError(f"{path} is not written: the written data was not read back the same{location}")

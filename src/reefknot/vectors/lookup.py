@@ -1,4 +1,7 @@
-"""Look up words as people write them: in either case, or as whole words among sub-words. Suggest similar spellings."""
+"""Look up words as people type them, and suggest similar spellings for unknown words.
+
+`Lookup` accepts words in either case, and whole words if the vectors belong to sub-words.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _MAX_LENGTH_DIFFERENCE = 2  # characters, between a misspelled word and a sugges
 
 @dataclass(frozen=True)
 class Lookup:
-    """Looks up a word as it is written, then in lower case.
+    """Looks up a word as it is written, then in lower case: "House" finds "house" if there is no "House".
 
     If the vectors belong to sub-words, a word has a vector only if a single sub-word is the whole word: "car" is
     `car</w>`, not the `car` at the start of "carpet". If it is not known whether they belong to sub-words, the plain
@@ -32,26 +35,35 @@ class Lookup:
     def find(self, word: str) -> int | None:
         """Return the row of a word, or None if it has no vector."""
         for spelling in (word, word.lower()):
-            for token in (as_subword(spelling),) if self.vectors.subwords else (spelling, as_subword(spelling)):
-                if token in self.vectors:
-                    return self.vectors.id_of(token)
+            candidates = [as_subword(spelling)]
+            if not self.vectors.subwords:
+                candidates.insert(0, spelling)
+            for candidate in candidates:
+                if candidate in self.vectors:
+                    return self.vectors.id_of(candidate)
         return None
 
-    def require(self, words: Sequence[str], where: str) -> list[int]:
+    def require(self, words: Sequence[str], vectors_name: str) -> list[int]:
         """Return the rows of the words. Words without a vector raise a DataError that suggests similar spellings.
 
         Args:
             words: The words to look up.
-            where: The name of the vectors in the error message.
+            vectors_name: The name of the vectors in the error message.
         """
-        rows = {word: self.find(word) for word in words}
-        unknown = [word for word, row in rows.items() if row is None]
-        if not unknown:
-            return [row for word in words if (row := rows[word]) is not None]
+        rows: list[int] = []
+        unknown_words: list[str] = []
+        for word in words:
+            row = self.find(word)
+            if row is None:
+                unknown_words.append(word)
+            else:
+                rows.append(row)
+        if not unknown_words:
+            return rows
         if self.vectors.subwords:
             whole_words = [word.removesuffix(END_OF_WORD) for word in self.vectors.words if word.endswith(END_OF_WORD)]
-            raise unknown_words_error(unknown, whole_words, f"{where} as a single sub-word")
-        raise unknown_words_error(unknown, self.vectors.words, where)
+            raise unknown_words_error(unknown_words, whole_words, f"{vectors_name} as a single sub-word")
+        raise unknown_words_error(unknown_words, self.vectors.words, vectors_name)
 
 
 def as_subword(word: str) -> str:
@@ -59,31 +71,34 @@ def as_subword(word: str) -> str:
     return word if word in _SYMBOLS or word.endswith(END_OF_WORD) else f"{word}{END_OF_WORD}"
 
 
-def unknown_words_error(unknown: Sequence[str], words: Sequence[str], where: str) -> DataError:
+def unknown_words_error(unknown_words: Sequence[str], vocabulary: Sequence[str], owner: str) -> DataError:
     """Return the error for words that are missing from a vocabulary, with suggestions.
 
     Args:
-        unknown: The missing words.
-        words: The words of the vocabulary.
-        where: The name of the vocabulary's owner in the message.
+        unknown_words: The missing words.
+        vocabulary: The words of the vocabulary.
+        owner: The name of the vocabulary's owner in the message.
     """
-    described = []
-    for word in dict.fromkeys(unknown):
-        suggestions = near_spellings(word, words)
-        described.append(shorten(word) + (f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""))
-    return DataError(f"not in the vocabulary of {where}: {', '.join(described)}")
+    descriptions = []
+    for word in dict.fromkeys(unknown_words):
+        description = shorten(word)
+        suggestions = suggest_spellings(word, vocabulary)
+        if suggestions:
+            description += f" (did you mean {' or '.join(suggestions)}?)"
+        descriptions.append(description)
+    return DataError(f"not in the vocabulary of {owner}: {', '.join(descriptions)}")
 
 
-def near_spellings(word: str, words: Sequence[str]) -> list[str]:
-    """Return up to two of the words with a similar spelling.
+def suggest_spellings(word: str, vocabulary: Sequence[str]) -> list[str]:
+    """Return up to two words of the vocabulary with a similar spelling.
 
     Only words with the same first letter and about the same length are compared, because there may be millions.
     """
     if not word or len(word) > _MAX_LENGTH:
         return []
-    lowered = word.lower()
-    candidates: dict[str, str] = {}
-    for known in words:
-        if known[:1].lower() == lowered[0] and abs(len(known) - len(word)) <= _MAX_LENGTH_DIFFERENCE:
-            candidates.setdefault(known.lower(), known)
-    return [candidates[match] for match in get_close_matches(lowered, candidates, n=2, cutoff=0.75)]
+    lowercase = word.lower()
+    candidates: dict[str, str] = {}  # by their lower-case spelling
+    for candidate in vocabulary:
+        if candidate[:1].lower() == lowercase[0] and abs(len(candidate) - len(word)) <= _MAX_LENGTH_DIFFERENCE:
+            candidates.setdefault(candidate.lower(), candidate)
+    return [candidates[match] for match in get_close_matches(lowercase, candidates, n=2, cutoff=0.75)]

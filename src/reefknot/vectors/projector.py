@@ -1,13 +1,13 @@
-"""The folder format of TensorBoard's embedding projector.
+"""Read and write word vectors in the folder format of TensorBoard's embedding projector.
 
     FOLDER/vectors.tsv            the numbers of one vector per line, separated by tabs
     FOLDER/metadata.tsv           the words, one per line
     FOLDER/projector_config.pbtxt the names of the two files
 
-`tensorboard --logdir FOLDER` shows it. If metadata.tsv has several columns, its first line names them and the words are
-in the first column. With one column there is no heading.
+`tensorboard --logdir FOLDER` shows the folder. If metadata.tsv has several columns, its first line names them and the
+words are in the first column. With one column there is no heading.
 
-Shapes: B words of a block, D dimensions.
+Shapes: B words of a block (a part of the file that is read at once), D dimensions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from itertools import islice
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.vectors.text_files import NUMBER, is_number, parse_numbers, skip_bom
+from reefknot.vectors.text_files import NUMBER_FORMAT, is_number, parse_numbers, skip_bom
 from reefknot.vectors.word_vectors import BLOCK_BYTES, Block, WordVectors, block_slices
 
 VECTORS, METADATA, CONFIG = "vectors.tsv", "metadata.tsv", "projector_config.pbtxt"
 FILES = (VECTORS, METADATA, CONFIG)
-_CONFIG = f"""embeddings {{
+_CONFIG_TEXT = f"""embeddings {{
   tensor_name: "words"
   tensor_path: "{VECTORS}"
   metadata_path: "{METADATA}"
@@ -37,11 +37,12 @@ def read_projector(folder: Path) -> Iterator[Block]:
     if missing:
         raise DataError(f"{folder} is not a folder of TensorBoard's projector: it has no {' and no '.join(missing)}")
     with ExitStack() as stack:
-        vectors_file, words_file = (stack.enter_context((folder / name).open("rb")) for name in (VECTORS, METADATA))
+        vectors_file = stack.enter_context((folder / VECTORS).open("rb"))
+        words_file = stack.enter_context((folder / METADATA).open("rb"))
         skip_bom(words_file)
         start = words_file.tell()
-        columns = words_file.readline().count(b"\t") + 1
-        if columns == 1:  # the first line is a word, not a heading
+        num_columns = words_file.readline().count(b"\t") + 1
+        if num_columns == 1:  # the first line is a word, not a heading
             words_file.seek(start)
         lines_read, dim = 0, 0
         while lines := vectors_file.readlines(BLOCK_BYTES):
@@ -72,12 +73,12 @@ def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> D
 
 def write_projector(vectors: WordVectors, folder: Path) -> Iterator[int]:
     """Create the folder, and yield the number of words written so far."""
-    line_format = "\t".join([NUMBER] * vectors.dim)
+    line_format = "\t".join([NUMBER_FORMAT] * vectors.dim)
     folder.mkdir()
-    (folder / CONFIG).write_text(_CONFIG, encoding="utf-8")
+    (folder / CONFIG).write_text(_CONFIG_TEXT, encoding="utf-8")
     with (folder / VECTORS).open("wb") as vectors_file, (folder / METADATA).open("wb") as words_file:
-        for rows in block_slices(len(vectors), vectors.dim, bytes_per_number=16):
-            numbers = vectors.vectors_VD[rows].tolist()
-            vectors_file.write("".join(f"{line_format % tuple(row)}\n" for row in numbers).encode())
-            words_file.write("".join(f"{word}\n" for word in vectors.words[rows]).encode())
-            yield rows.stop
+        for block in block_slices(len(vectors), vectors.dim, bytes_per_number=16):
+            rows = vectors.vectors_VD[block].tolist()
+            vectors_file.write("".join(f"{line_format % tuple(row)}\n" for row in rows).encode())
+            words_file.write("".join(f"{word}\n" for word in vectors.words[block]).encode())
+            yield block.stop

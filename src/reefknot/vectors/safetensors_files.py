@@ -1,4 +1,6 @@
-"""The safetensors format, which can store any word, and counts.
+"""Read and write word vectors in the safetensors format, which can store any word, and counts.
+
+A file contains these tensors:
 
     vectors   V x D, floating point
     words     the bytes of a JSON list of the words, as uint8
@@ -7,7 +9,7 @@
 JSON can represent words that a line of text cannot. The list is a tensor because the length of the metadata of a
 safetensors file is limited.
 
-Shapes: V words, B words of a block, D dimensions.
+Shapes: V words, B words of a block (a part of the file that is read at once), D dimensions.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def read_safetensors(path: Path) -> Iterator[Block]:
         with safe_open(path, framework="np") as file:
             if not {"vectors", "words"} <= set(file.keys()):
                 raise DataError(f"{path} contains no word vectors: it needs the tensors vectors and words")
-            vectors_VD = file.get_slice("vectors")
+            vectors_VD = file.get_slice("vectors")  # not in memory yet
             shape, dtype = vectors_VD.get_shape(), vectors_VD.get_dtype()
             if len(shape) != 2 or not all(shape) or dtype not in ("F16", "F32", "F64"):
                 raise DataError(
@@ -44,18 +46,19 @@ def read_safetensors(path: Path) -> Iterator[Block]:
             counts_V = file.get_tensor("counts") if "counts" in file.keys() else None  # noqa: SIM118 - not a mapping
             if counts_V is not None and (counts_V.shape != (len(words),) or counts_V.dtype != np.int64):
                 raise DataError(f"{path}: counts must be {len(words):,} numbers of type int64, one for each word")
-            for rows in block_slices(shape[0], shape[1], bytes_per_number=4):
+            for block in block_slices(shape[0], shape[1], bytes_per_number=4):
                 with np.errstate(over="ignore"):
-                    vectors_BD = vectors_VD[rows].astype(np.float32)
-                yield Block(words[rows], vectors_BD, None if counts_V is None else counts_V[rows])
+                    vectors_BD = vectors_VD[block].astype(np.float32)
+                counts_B = None if counts_V is None else counts_V[block]
+                yield Block(words[block], vectors_BD, counts_B)
     except (SafetensorError, TypeError, ValueError) as error:
         raise DataError(f"{path} is truncated or not a safetensors file: {error}") from error
 
 
-def _decode_words(encoded: NDArray[Any], size: int, path: Path) -> list[bytes]:
-    words = decode_json(encoded.tobytes(), f"{path}, words,")
-    if not isinstance(words, list) or not set(map(type, words)) <= {str} or len(words) != size:
-        raise DataError(f"{path}: words must be the bytes of a JSON list of {size:,} strings, one for each vector")
+def _decode_words(json_bytes: NDArray[Any], num_words: int, path: Path) -> list[bytes]:
+    words = decode_json(json_bytes.tobytes(), f"{path}, words,")
+    if not isinstance(words, list) or not set(map(type, words)) <= {str} or len(words) != num_words:
+        raise DataError(f"{path}: words must be the bytes of a JSON list of {num_words:,} strings, one for each vector")
     try:
         return [word.encode() for word in words]
     except UnicodeEncodeError:
@@ -68,8 +71,8 @@ def write_safetensors(vectors: WordVectors, path: Path) -> Iterator[int]:
     """Write the words, with counts if they are known, and yield the number of words written."""
     from safetensors.numpy import save_file
 
-    words = np.frombuffer(json.dumps(vectors.words).encode(), dtype=np.uint8)
-    tensors: dict[str, NDArray[Any]] = {"vectors": vectors.vectors_VD, "words": words}
+    json_bytes = np.frombuffer(json.dumps(vectors.words).encode(), dtype=np.uint8)
+    tensors: dict[str, NDArray[Any]] = {"vectors": vectors.vectors_VD, "words": json_bytes}
     if vectors.counts is not None:
         tensors["counts"] = vectors.counts
     save_file(tensors, path, {"format": "np"})

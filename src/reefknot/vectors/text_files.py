@@ -1,11 +1,13 @@
-"""Text formats: each line is a word and its numbers, `word 0.1 -0.2 ...`.
+"""Read and write word vectors in text formats: each line is a word and its numbers, `house 0.1 -0.2 ...`.
 
-word2vec (Mikolov et al. 2013) starts with the header `V D`; GloVe (Pennington et al. 2014) has no header. numpy parses
-a block of lines at once, because parsing numbers one by one is slow. A word in another program's file may contain
-spaces (some in GloVe's 840B file do): the last D fields of a line are the numbers, and everything before them is the
-word. Without a header, D is the number of numeric fields that most lines end with.
+word2vec (Mikolov et al. 2013) starts with the header `V D`; GloVe (Pennington et al. 2014) has no header. `files.py`
+calls the functions `read_...` and `write_...` of both formats, and the checks that tell formats apart.
 
-Shapes: V words, B words of a block, D dimensions.
+numpy parses a block of lines at once, because parsing numbers one by one is slow. A word in another program's file may
+contain spaces (some in GloVe's 840B file do): the last D fields of a line are the numbers, and everything before them
+is the word. Without a header, D is the number of numeric fields that most lines end with.
+
+Shapes: V words, B words of a block (a part of the file that is read at once), D dimensions.
 """
 
 from __future__ import annotations
@@ -25,84 +27,88 @@ from reefknot.vectors.word_vectors import BLOCK_BYTES, Block, Matrix, WordVector
 
 BOM = b"\xef\xbb\xbf"
 HEADER = re.compile(rb"(\d{1,18}) (\d{1,9})[ \t]*\r?\n?")
-NUMBER = "%.9g"
+NUMBER_FORMAT = "%.9g"
 """Nine significant digits restore a float32 exactly."""
-_BLANKS = b" \t\r\n"
+_BLANK_BYTES = b" \t\r\n"
 _SAMPLE_LINES = 1_000  # number of lines that are examined to find the dimension and the header of a file
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def read_word2vec(path: Path) -> Iterator[Block]:
     """Read the words of a text file with a header."""
-    with path.open("rb") as stream:
-        size, dim = read_header(stream, path)
+    with path.open("rb") as file:
+        num_words, dim = read_header(file, path)
         # A number takes at least two bytes: a digit and a separator.
-        if size * dim * 2 > path.stat().st_size:
-            raise DataError(f"{path} is truncated: its header declares {size:,} words of {dim:,} numbers")
+        if num_words * dim * 2 > path.stat().st_size:
+            raise DataError(f"{path} is truncated: its header declares {num_words:,} words of {dim:,} numbers")
         words_read = 0
-        for block in _read_blocks(stream, path, dim, first_line=2):
+        for block in _read_blocks(file, path, dim, first_line=2):
             words_read += len(block.words)
-            if words_read > size:
-                raise DataError(f"{path} has more words than the {size:,} that its header declares; correct the header")
+            if words_read > num_words:
+                raise DataError(
+                    f"{path} has more words than the {num_words:,} that its header declares; correct the header"
+                )
             yield block
-        if words_read < size:
+        if words_read < num_words:
             raise DataError(
-                f"{path} is truncated: it has {words_read:,} of the {size:,} words that its header declares"
+                f"{path} is truncated: it has {words_read:,} of the {num_words:,} words that its header declares"
             )
 
 
 def read_glove(path: Path) -> Iterator[Block]:
     """Read the words of a text file without a header. The first lines show the dimension."""
-    with path.open("rb") as stream:
-        skip_bom(stream)
-        dim = _infer_dim(stream.readlines(BLOCK_BYTES))
+    with path.open("rb") as file:
+        skip_bom(file)
+        dim = _infer_dim(file.readlines(BLOCK_BYTES))
         if not dim:
             raise DataError(f"{path} contains no word vectors: no line is a word followed by numbers")
-        stream.seek(0)
-        skip_bom(stream)
-        yield from _read_blocks(stream, path, dim, first_line=1)
+        file.seek(0)
+        skip_bom(file)
+        yield from _read_blocks(file, path, dim, first_line=1)
 
 
 def write_word2vec(vectors: WordVectors, path: Path) -> Iterator[int]:
     """Write the words with a header, and yield the number of words written so far."""
-    yield from _write(vectors, path, f"{len(vectors)} {vectors.dim}\n")
+    yield from _write_lines(vectors, path, f"{len(vectors)} {vectors.dim}\n")
 
 
 def write_glove(vectors: WordVectors, path: Path) -> Iterator[int]:
     """Write the words without a header, and yield the number of words written so far."""
     # A line with two integers would look like a header, so a single number always gets a decimal point.
-    yield from _write(vectors, path, "", "%#.9g" if vectors.dim == 1 else NUMBER)
+    yield from _write_lines(vectors, path, "", "%#.9g" if vectors.dim == 1 else NUMBER_FORMAT)
 
 
-def read_header(stream: BinaryIO, path: Path) -> tuple[int, int]:
+def read_header(file: BinaryIO, path: Path) -> tuple[int, int]:
     """Return the number of words and the dimension that the first line of a word2vec file declares."""
-    skip_bom(stream)
-    header = HEADER.fullmatch(stream.readline(64))
+    skip_bom(file)
+    header = HEADER.fullmatch(file.readline(64))
     if not header:
         raise DataError(
             f"{path}: the first line is not a word2vec header, which is the number of words and the dimension, such as "
             "'400000 300'; if the file is text without a header, use the format glove"
         )
-    size, dim = int(header[1]), int(header[2])
-    if not size or not dim:
-        raise DataError(f"{path} contains no word vectors: its header declares {size:,} words of {dim:,} numbers")
-    return size, dim
+    num_words, dim = int(header[1]), int(header[2])
+    if not num_words or not dim:
+        raise DataError(f"{path} contains no word vectors: its header declares {num_words:,} words of {dim:,} numbers")
+    return num_words, dim
 
 
-def skip_bom(stream: BinaryIO) -> None:
+def skip_bom(file: BinaryIO) -> None:
     """Skip the byte order mark that some editors write at the start of a file."""
-    if stream.read(len(BOM)) != BOM:
-        stream.seek(0)
+    if file.read(len(BOM)) != BOM:
+        file.seek(0)
 
 
 def parse_numbers(lines: list[bytes], dim: int, delimiter: str = " ") -> Matrix | None:
-    """Parse lines of `dim` numbers into x_BD. Return None if a line has another length or is not numeric."""
+    """Parse lines of `dim` numbers into vectors, (B, D). Return None if a line has another length or is not numeric."""
     try:
         with np.errstate(over="ignore"):
-            x_BD = np.loadtxt(lines, dtype=np.float32, comments=None, delimiter=delimiter, ndmin=2, encoding="latin-1")
+            vectors_BD = np.loadtxt(
+                lines, dtype=np.float32, comments=None, delimiter=delimiter, ndmin=2, encoding="latin-1"
+            )
     except ValueError:
         return None
-    return x_BD if x_BD.shape == (len(lines), dim) else None
+    return vectors_BD if vectors_BD.shape == (len(lines), dim) else None
 
 
 def is_number(field: bytes) -> bool:
@@ -120,8 +126,9 @@ def is_text(data: bytes, dim: int) -> bool:
     It is text if the first line ends with `dim` numbers. Because the first line may be damaged, it is also text if most
     fields of the first lines are numbers. The first field of a line does not count, because it belongs to the word.
     """
-    fields = data.partition(b"\n")[0].rstrip(_BLANKS).rsplit(b" ", dim)[1:]
-    if len(fields) == dim and all(map(is_number, fields)):
+    first_line = data.partition(b"\n")[0].rstrip(_BLANK_BYTES)
+    last_fields = first_line.rsplit(b" ", dim)[1:]
+    if len(last_fields) == dim and all(map(is_number, last_fields)):
         return True
     fields = [field for line in data[:10_000].splitlines() for field in line.split()[1:]]
     return 2 * sum(map(is_number, fields)) > len(fields)
@@ -133,20 +140,21 @@ def is_printable(data: bytes) -> bool:
         codecs.utf_8_decode(data)
     except UnicodeDecodeError:
         return False
-    return not _CONTROL.search(data)
+    return not _CONTROL_CHARACTER.search(data)
 
 
-def has_header(lines: Iterable[bytes], size: int, dim: int) -> bool:
-    """Return whether the first line of a text, `size dim`, is a header.
+def has_header(lines: Iterable[bytes], num_words: int, dim: int) -> bool:
+    """Return whether the first line of a text, `num_words dim`, is a header.
 
     The line may instead be a word that is a number, followed by a vector of one number. That is possible only if all
-    lines that are examined have two fields. Even then it is a header if `size` is the number of lines that follow.
+    lines that are examined have two fields. Even then it is a header if `num_words` is the number of lines that follow.
     """
-    following = filter(bytes.strip, islice(lines, 1, None))
-    sample = list(islice(following, _SAMPLE_LINES))
+    following_lines = filter(bytes.strip, islice(lines, 1, None))
+    sample = list(islice(following_lines, _SAMPLE_LINES))
     if dim == 1 or {len(line.split()) for line in sample} != {2}:
         return True
-    return size == len(sample) + sum(1 for _ in following)
+    num_following = len(sample) + sum(1 for _ in following_lines)
+    return num_words == num_following
 
 
 def _infer_dim(lines: Iterable[bytes]) -> int:
@@ -154,35 +162,40 @@ def _infer_dim(lines: Iterable[bytes]) -> int:
 
     If two numbers are equally frequent, the number that occurs first in the file is returned.
     """
-    lengths = Counter(
-        length for line in islice(lines, _SAMPLE_LINES) if (length := _numbers_at_end(line.rstrip(_BLANKS)))
-    )
-    return lengths.most_common(1)[0][0] if lengths else 0
+    dims: Counter[int] = Counter()
+    for line in islice(lines, _SAMPLE_LINES):
+        dim = _count_final_numbers(line.rstrip(_BLANK_BYTES))
+        if dim:
+            dims[dim] += 1
+    return dims.most_common(1)[0][0] if dims else 0
 
 
-def _numbers_at_end(line: bytes) -> int:
-    """Count the numeric fields that a line ends with. The first field always belongs to the word."""
+def _count_final_numbers(line: bytes) -> int:
+    """Count the numeric fields that a line ends with: 2 for `in 1991 0.1`. The first field belongs to the word."""
     return sum(1 for _ in takewhile(is_number, reversed(line.split(b" ")[1:])))
 
 
-def _read_blocks(stream: BinaryIO, path: Path, dim: int, first_line: int) -> Iterator[Block]:
+def _read_blocks(file: BinaryIO, path: Path, dim: int, first_line: int) -> Iterator[Block]:
+    """Yield the lines of a file in blocks. `first_line` is the line number at which the file is read, for messages."""
     line_number = first_line
-    while lines := stream.readlines(BLOCK_BYTES):
+    while lines := file.readlines(BLOCK_BYTES):
         words: list[bytes] = []
         number_lines: list[bytes] = []
-        for offset, raw in enumerate(lines):
-            line = raw.rstrip(_BLANKS)
+        for offset, raw_line in enumerate(lines):
+            line = raw_line.rstrip(_BLANK_BYTES)
             if not line:
                 continue
-            spaces = line.count(b" ")
-            if spaces == dim:
+            num_spaces = line.count(b" ")
+            if num_spaces < dim:
+                raise _wrong_length_error(line, dim, path, line_number + offset)
+            if num_spaces == dim:
                 word, _, numbers = line.partition(b" ")
-            elif spaces > dim:
+            else:
                 word, *fields = line.rsplit(b" ", dim)
                 numbers = b" ".join(fields)
-            # A word that ends with a number means that the line has too many numbers.
-            if spaces < dim or (spaces > dim and is_number(word.rpartition(b" ")[2])):
-                raise _wrong_length_error(line, dim, path, line_number + offset)
+                # A word that ends with a number means that the line has too many numbers.
+                if is_number(word.rpartition(b" ")[2]):
+                    raise _wrong_length_error(line, dim, path, line_number + offset)
             words.append(word)
             number_lines.append(numbers)
         if words:
@@ -194,8 +207,7 @@ def _read_blocks(stream: BinaryIO, path: Path, dim: int, first_line: int) -> Ite
 
 
 def _wrong_length_error(line: bytes, dim: int, path: Path, line_number: int) -> DataError:
-    length = _numbers_at_end(line)
-    problem = f"expected {dim:,} numbers after the word, got {length:,}"
+    problem = f"expected {dim:,} numbers after the word, got {_count_final_numbers(line):,}"
     if b"  " in line:
         problem = "two spaces in a row where a number is expected"
     return DataError(f"{path}, line {line_number:,}: {problem}; correct the line")
@@ -203,14 +215,16 @@ def _wrong_length_error(line: bytes, dim: int, path: Path, line_number: int) -> 
 
 def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
     """Return the error for the first field that is not a number. numpy does not say which field it is."""
-    for line_number, raw in enumerate(lines, start=first_line):
-        line = raw.rstrip(_BLANKS)
+    for line_number, raw_line in enumerate(lines, start=first_line):
+        line = raw_line.rstrip(_BLANK_BYTES)
         if not line:
             continue
         fields = line.rsplit(b" ", dim)[1:]
         bad_field = next((field for field in fields if not is_number(field)), None)
         if bad_field is not None:
-            problem = repr(bad_field.decode(errors="backslashreplace")[:40]) if bad_field else "two spaces in a row"
+            problem = "two spaces in a row"
+            if bad_field:
+                problem = repr(bad_field.decode(errors="backslashreplace")[:40])
             return DataError(
                 f"{path}, line {line_number:,}: expected {dim:,} numbers after the word, got {problem}; "
                 "correct the line"
@@ -218,11 +232,11 @@ def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> D
     return DataError(f"{path}: cannot be parsed between lines {first_line:,} and {first_line + len(lines):,}")
 
 
-def _write(vectors: WordVectors, path: Path, header: str, number_format: str = NUMBER) -> Iterator[int]:
+def _write_lines(vectors: WordVectors, path: Path, header: str, number_format: str = NUMBER_FORMAT) -> Iterator[int]:
     line_format = " ".join([number_format] * vectors.dim)
-    with path.open("wb") as stream:
-        stream.write(header.encode())
-        for rows in block_slices(len(vectors), vectors.dim, bytes_per_number=16):
-            pairs = zip(vectors.words[rows], vectors.vectors_VD[rows].tolist(), strict=True)
-            stream.write("".join(f"{word} {line_format % tuple(row)}\n" for word, row in pairs).encode())
-            yield rows.stop
+    with path.open("wb") as file:
+        file.write(header.encode())
+        for block in block_slices(len(vectors), vectors.dim, bytes_per_number=16):
+            entries = zip(vectors.words[block], vectors.vectors_VD[block].tolist(), strict=True)
+            file.write("".join(f"{word} {line_format % tuple(numbers)}\n" for word, numbers in entries).encode())
+            yield block.stop

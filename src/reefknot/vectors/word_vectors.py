@@ -1,9 +1,9 @@
 """Word vectors in memory: words with a matrix of vectors, and conversion to and from gensim.
 
-The vectors of a model's ends, of skip-gram tables and of files of other programs all become `WordVectors`. Files are
-read in blocks, which `vectors/files.py` joins.
+`WordVectors` is the main class. The embeddings and class vectors of a model, skip-gram vectors and the files of other
+programs all become `WordVectors`. Files are read in blocks (`Block`), which `vectors/files.py` joins.
 
-Shapes: V words, B words of a block, D dimensions.
+Shapes: V words, B words of a block (a part of a file that is read at once), D dimensions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WordVectors:
         bad_row = first_non_finite_row(vectors_VD)
         if bad_row is not None:
             raise DataError(
-                f"the vector of {quoted(self.words[bad_row])} contains NaN or infinity; correct it or remove the word"
+                f"the vector of {quote(self.words[bad_row])} contains NaN or infinity; correct it or remove the word"
             )
         if self.counts is not None:
             counts = np.asarray(self.counts)
@@ -77,7 +77,7 @@ class WordVectors:
                     f"not {counts.dtype} of shape {counts.shape}"
                 )
             if counts.size and counts.min() < 0:
-                word = quoted(self.words[int(counts.argmin())])
+                word = quote(self.words[int(counts.argmin())])
                 raise DataError(f"the count of {word} is {counts.min()}; it must be at least 0")
             object.__setattr__(self, "counts", counts.astype(np.int64))
 
@@ -101,7 +101,7 @@ class WordVectors:
         try:
             return self._ids[word]
         except KeyError:
-            raise DataError(f"{quoted(word)} is not among these {len(self):,} words") from None
+            raise DataError(f"{quote(word)} is not among these {len(self):,} words") from None
 
     def vector(self, word: str) -> Matrix:
         """Return the vector of a word, with shape (D,). Raise a `DataError` if the word does not have a vector.
@@ -149,22 +149,22 @@ class Block(NamedTuple):
     counts: NDArray[np.int64] | None = None
 
 
-def block_slices(size: int, dim: int, bytes_per_number: int) -> Iterator[slice]:
-    """Cut `size` rows of `dim` numbers into slices of about `BLOCK_BYTES` each."""
-    rows = max(1, BLOCK_BYTES // (bytes_per_number * dim))
-    for start in range(0, size, rows):
-        yield slice(start, min(start + rows, size))
+def block_slices(num_rows: int, dim: int, bytes_per_number: int) -> Iterator[slice]:
+    """Cut `num_rows` rows of `dim` numbers into slices of about `BLOCK_BYTES` each."""
+    rows_per_block = max(1, BLOCK_BYTES // (bytes_per_number * dim))
+    for start in range(0, num_rows, rows_per_block):
+        yield slice(start, min(start + rows_per_block, num_rows))
 
 
 def first_non_finite_row(vectors_VD: Matrix) -> int | None:
     """Return the first row that contains NaN or infinity, or None."""
     # A sum is not finite if one of its terms is not. Sums need less memory than a flag for every number.
     with np.errstate(invalid="ignore"):
-        rows = np.flatnonzero(~np.isfinite(vectors_VD.sum(axis=1, dtype=np.float64)))
-    return int(rows[0]) if rows.size else None
+        bad_rows = np.flatnonzero(~np.isfinite(vectors_VD.sum(axis=1, dtype=np.float64)))
+    return int(bad_rows[0]) if bad_rows.size else None
 
 
-def quoted(word: str) -> str:
+def quote(word: str) -> str:
     """Return a word in quotes for use in a message. Special characters are escaped, and a long word is shortened."""
     return shorten(repr(word), 60)
 
@@ -176,10 +176,13 @@ def _check_words(words: tuple[str, ...]) -> None:
         "".join(words).encode()
     except UnicodeEncodeError:
         raise DataError("a word contains a lone surrogate, which cannot be encoded as UTF-8; remove the word") from None
-    if len(set(words)) != len(words):
-        seen: set[str] = set()
-        duplicate = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
-        raise DataError(f"{quoted(duplicate)} occurs twice among the words; keep only one of its vectors")
+    if len(set(words)) == len(words):  # fast for millions of words
+        return
+    earlier_words: set[str] = set()
+    for word in words:
+        if word in earlier_words:
+            raise DataError(f"{quote(word)} occurs twice among the words; keep only one of its vectors")
+        earlier_words.add(word)
 
 
 def to_keyed_vectors(vectors: WordVectors) -> KeyedVectors:

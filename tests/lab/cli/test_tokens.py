@@ -57,7 +57,7 @@ def test_sub_words_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) 
         2,
     )  # all words are merged completely
     experiment = load_recipe("press2017/table8").experiments[row]
-    words = open_pairs(experiment.corpus, experiment.vocabulary, data=tmp_path).words.vocabularies
+    words = open_pairs(experiment.corpus, experiment.vocabulary, data=tmp_path).vocabulary_pair.vocabularies
     for vocabulary, text, only in zip(
         words, texts.values(), (counts["source_only"], counts["target_only"]), strict=True
     ):

@@ -234,7 +234,7 @@ def test_detokenize_uses_the_target_language(
     def joined(language: str) -> Callable[[str], str]:
         return lambda line: f"{language}:{line.replace(' ', '')}"
 
-    monkeypatch.setattr("reefknot.lab.text.detokenization.detokenizer", joined)
+    monkeypatch.setattr("reefknot.lab.text.detokenization.build_detokenizer", joined)
     expected = [f"de:{translated(line).replace(' ', '')}" for line in sources]
     assert cli("translate", run, file, "--detokenize").out.splitlines() == expected
     n_best = cli("translate", run, file, "--detokenize", "--n-best", 2).out.splitlines()

@@ -52,7 +52,7 @@ def opened(tmp_path: Path) -> Callable[..., PairDataset]:
 
 def translator(dataset: PairDataset, encoder: str = "encoder_decoder", output: str = "softmax") -> Translator:
     torch.manual_seed(0)
-    source, target = (WordTable(len(words), DIM) for words in dataset.words.vocabularies)
+    source, target = (WordTable(len(words), DIM) for words in dataset.vocabulary_pair.vocabularies)
     classifier = Plain(target)
     body = (
         AttentionGRU(DIM, DIM, units=6, dropout=0.5)
@@ -92,7 +92,7 @@ def test_batched_pairs_score_as_they_do_alone(
 def test_batches_fill_their_capacity_and_group_by_length(opened: Callable[..., PairDataset]) -> None:
     split = opened().splits["test"]
     random = np.random.default_rng(0)
-    sides = (Lines.of([0] * n for n in random.integers(1, 50, 400)) for _ in range(2))
+    sides = (Lines.from_lists([0] * n for n in random.integers(1, 50, 400)) for _ in range(2))
     many = replace(split, **dict(zip(("source", "target"), sides, strict=True)))
     batches = list(pairs._batches(many, rows_per_token=4))
     assert sorted(np.concatenate(batches).tolist()) == list(range(400))
@@ -135,7 +135,7 @@ def test_unscorable_pairs_are_rejected(opened: Callable[..., PairDataset]) -> No
     dataset = opened()
     split, model = dataset.splits["test"], translator(dataset)
     with pytest.raises(DataError, match="the test text has no pairs"):
-        score_pairs(model, replace(split, source=Lines.of([]), target=Lines.of([])), dataset.vocabulary)
+        score_pairs(model, replace(split, source=Lines.from_lists([]), target=Lines.from_lists([])), dataset.vocabulary)
     with pytest.raises(DataError, match="the target side has no <eos>"):
         score_pairs(model, split, Vocabulary(("a", "b"), (2, 1)))
     with torch.no_grad():

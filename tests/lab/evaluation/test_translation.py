@@ -75,7 +75,7 @@ ENCODERS: dict[str, Callable[[], SourceEncoder]] = {
 def model_for(dataset: PairDataset, encoder: str = "encoder_decoder") -> Translator:
     """Return a float64 model with dropout, whose predictions are far from uniform."""
     torch.manual_seed(0)
-    source, target = (WordTable(len(words), 8) for words in dataset.words.vocabularies)
+    source, target = (WordTable(len(words), 8) for words in dataset.vocabulary_pair.vocabularies)
     model = Translator(Lookup(source), Lookup(target), ENCODERS[encoder](), Softmax(Plain(target)))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -92,9 +92,9 @@ def test_translations_are_in_the_order_of_the_lines(opened: Callable[..., PairDa
     dataset = opened()
     model = model_for(dataset, encoder)
     lines = [source for source, _ in PAIRS] * 2 + ["", "the", "  \t "]
-    batched = translate(model, lines, dataset.words, SEARCH, n_best=2)
+    batched = translate(model, lines, dataset.vocabulary_pair, SEARCH, n_best=2)
     assert model.training
-    alone = [translate(model, [line], dataset.words, SEARCH, n_best=2)[0] for line in lines]
+    alone = [translate(model, [line], dataset.vocabulary_pair, SEARCH, n_best=2)[0] for line in lines]
     assert [[best.text for best in line] for line in batched] == [[best.text for best in line] for line in alone]
     scores, others = ([t.score for line in result for t in line] for result in (batched, alone))
     assert scores == pytest.approx(others, rel=1e-9)
@@ -123,9 +123,9 @@ def test_translations_are_independent_of_batch_tokens(opened: Callable[..., Pair
 
         def decode(decoder: Decoder, source_BS: Tensor, shapes: list[int] = shapes) -> list[list[Hypothesis]]:
             shapes.append(source_BS.numel())
-            return beam_decoder(dataset.words, SEARCH)(decoder, source_BS)
+            return beam_decoder(dataset.vocabulary_pair, SEARCH)(decoder, source_BS)
 
-        translator = LineTranslator(model, dataset.words, decode, batch_tokens=tokens)
+        translator = LineTranslator(model, dataset.vocabulary_pair, decode, batch_tokens=tokens)
         texts.append([best.text for best, *_ in translator.translate(lines)])
         assert len(shapes) == batches
         assert max(shapes) <= max(tokens, 11)
@@ -145,8 +145,8 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
     dataset = opened(bpe={"merges": 20})
     model = model_for(dataset)
     messages: list[str] = []
-    decode = beam_decoder(dataset.words, SEARCH)
-    translator = LineTranslator(model, dataset.words, decode, longest=8, notify=messages.append)
+    decode = beam_decoder(dataset.vocabulary_pair, SEARCH)
+    translator = LineTranslator(model, dataset.vocabulary_pair, decode, longest=8, notify=messages.append)
     text = "a dog ☃\r\nthe cat ran\n\nthe dog saw a cat and ran\n☃☃ cat"
     translations = translator.translate(list(read_text(text, "here")))
     assert len(translations) == 5
@@ -158,10 +158,10 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
     translator.report_unknown()
     assert messages[1:] == ["2 words of the source with unknown characters, which are read as <unk>"]
     for index, line in enumerate(("a dog ☃", "the cat ran")):
-        assert translations[index][0].text == translate(model, [line], dataset.words, SEARCH)[0][0].text
+        assert translations[index][0].text == translate(model, [line], dataset.vocabulary_pair, SEARCH)[0][0].text
     plain = opened()
     translator = LineTranslator(
-        model_for(plain), plain.words, beam_decoder(plain.words, SEARCH), notify=messages.append
+        model_for(plain), plain.vocabulary_pair, beam_decoder(plain.vocabulary_pair, SEARCH), notify=messages.append
     )
     translator.translate(list(read_text("a zebra ran\n", "here")))
     translator.report_unknown()
@@ -171,11 +171,11 @@ def test_long_lines_and_unknown_words_are_reported(opened: Callable[..., PairDat
 def test_invalid_lines_are_rejected(opened: Callable[..., PairDataset]) -> None:
     dataset = opened()
     model = model_for(dataset)
-    assert translate(model, [], dataset.words, SEARCH) == []
+    assert translate(model, [], dataset.vocabulary_pair, SEARCH) == []
     with pytest.raises(ArgumentError, match="holds a line end"):
-        translate(model, ["a dog\na cat"], dataset.words, SEARCH)
+        translate(model, ["a dog\na cat"], dataset.vocabulary_pair, SEARCH)
     with pytest.raises(DataError, match="line 2: NUL byte"):
-        translate(model, ["a dog", "a\0cat"], dataset.words, SEARCH)
+        translate(model, ["a dog", "a\0cat"], dataset.vocabulary_pair, SEARCH)
 
 
 @pytest.mark.parametrize("sides", ["joint", "joint_bpe", "separate"])
@@ -202,7 +202,7 @@ def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Pa
     assert scores.bleu_signature == printed["BLEU"]["signature"]
     assert scores.pairs == len(evaluated.lines) == 5
     assert evaluated.lines[1] == ""
-    translations = translate(model, dataset.splits["test"].text("source"), dataset.words, SEARCH)
+    translations = translate(model, dataset.splits["test"].text("source"), dataset.vocabulary_pair, SEARCH)
     assert evaluated.lines == [best.text for best, *_ in translations]
     assert scores.unfinished == sum(not best.finished for best, *_ in translations)
     assert scores.search == SEARCH.model_dump()
@@ -296,7 +296,7 @@ def test_examples_hold_attention_over_source_tokens(opened: Callable[..., PairDa
         assert (example.source, example.reference) in zip(
             dataset.splits["test"].text("source"), dataset.splits["test"].text("target"), strict=True
         )
-        assert example.translation == translate(model, [example.source], dataset.words, SEARCH)[0][0].text
+        assert example.translation == translate(model, [example.source], dataset.vocabulary_pair, SEARCH)[0][0].text
         assert example.source_tokens[-1] == "<eos>"
         rows = example.attention
         assert len(rows) == len(example.target_tokens)
@@ -308,10 +308,10 @@ def test_examples_hold_attention_over_source_tokens(opened: Callable[..., PairDa
 def test_line_without_spaces_is_translated(opened: Callable[..., PairDataset]) -> None:
     dataset = opened(bpe={"merges": 30})
     source, _ = PAIRS[4]
-    ids = dataset.words.vocabularies[0].encode([source])
+    ids = dataset.vocabulary_pair.vocabularies[0].encode([source])
     assert len(ids) > 1
     assert dataset.vocabulary.unk not in ids
-    translations = translate(model_for(dataset), [source], dataset.words, SEARCH)
+    translations = translate(model_for(dataset), [source], dataset.vocabulary_pair, SEARCH)
     assert translations[0][0].text
 
 
@@ -325,9 +325,9 @@ def test_only_the_unseen_character_of_a_long_word_is_unknown(opened: Callable[..
         return [[Hypothesis((), 0.0, 0.0, True)] for _ in source_BS]
 
     messages: list[str] = []
-    translator = LineTranslator(model_for(dataset), dataset.words, decode, notify=messages.append)
+    translator = LineTranslator(model_for(dataset), dataset.vocabulary_pair, decode, notify=messages.append)
     translator.translate(list(read_text("日本語の詩は空白なしで書く\n", "here")))
     translator.report_unknown()
-    source, _ = dataset.words.vocabularies
+    source, _ = dataset.vocabulary_pair.vocabularies
     assert [source.decode(ids) for ids in read] == [["日本語の", "<unk>", "は空白なしで書く", "<eos>"]]
     assert messages == ["1 word of the source with unknown characters, which are read as <unk>"]

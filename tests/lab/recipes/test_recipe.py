@@ -21,7 +21,7 @@ from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
+from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_dictionary_size
 
 BASE = """
 title = "Made for a test"
@@ -419,7 +419,7 @@ def vocabulary_size(experiment: LanguageModelExperiment) -> int | None:
     known = known_corpus(corpus.name)
     published = known.types if known and known.types else vocabulary.max_size
     number = BILLION_WORD if corpus.name == "billion-word" else published
-    return fairseq_size(number) if number and vocabulary.dictionary == "fairseq" else number
+    return fairseq_dictionary_size(number) if number and vocabulary.dictionary == "fairseq" else number
 
 
 @pytest.mark.parametrize("name", sorted(name for name in shipped() if "/" in name))

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from reefknot.errors import SettingsError
-from reefknot.lab.text.batches import Batches, Batching, BatchSettings, batches_of
+from reefknot.lab.text.batches import Batches, Batching, BatchSettings, build_batches
 from reefknot.lab.text.blocks import Blocks
 from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.text.streams import RandomSteps, Streams
@@ -25,8 +25,8 @@ def batch_settings(batching: Batching, **changes: Any) -> BatchSettings:
 
 
 def second_epoch(batches: Batches) -> list[torch.Tensor]:
-    batches.begin(2)
-    return [tensor for index in range(batches.windows) for tensor in batches.window(index)]
+    batches.set_epoch(2)
+    return [tensor for index in range(batches.num_windows) for tensor in batches.window(index)]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def second_epoch(batches: Batches) -> list[torch.Tensor]:
     ids=["streams", "random", "blocks", "sentences"],
 )
 def test_batching_setting_selects_the_batches(settings: BatchSettings, expected: Batches) -> None:
-    batches = batches_of(settings, IDS, IDS + 20, EOS)
+    batches = build_batches(settings, IDS, IDS + 20, EOS)
     assert type(batches) is type(expected)
     assert all(torch.equal(*pair) for pair in zip(second_epoch(batches), second_epoch(expected), strict=True))
 
@@ -53,14 +53,14 @@ def test_random_steps_need_streams(batching: Batching) -> None:
 
 @pytest.mark.parametrize("batching", ["streams", "blocks"])
 def test_streams_and_blocks_do_not_need_eos(batching: Batching) -> None:
-    assert batches_of(batch_settings(batching), IDS).tokens > 3990
+    assert build_batches(batch_settings(batching), IDS).num_targets > 3990
 
 
 def test_pairs_batching_is_rejected_for_one_text() -> None:
     with pytest.raises(SettingsError, match='batching = "pairs" is for parallel text'):
-        batches_of(batch_settings("pairs"), IDS, IDS, EOS)
+        build_batches(batch_settings("pairs"), IDS, IDS, EOS)
 
 
 def test_sentences_batching_needs_eos() -> None:
     with pytest.raises(SettingsError, match='batching = "sentences"'):
-        batches_of(batch_settings("sentences"), IDS)
+        build_batches(batch_settings("sentences"), IDS)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reefknot.errors import SettingsError
-from reefknot.lab.text.bpe import BPE, readable
+from reefknot.lab.text.bpe import BPE, format_token
 
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 9, "<unk>": 4}  # the example of Sennrich et al.
 
@@ -79,29 +79,32 @@ def test_join_restores_the_words(words: list[str], number: int) -> None:
 
 def test_known_parts_replaces_unseen_characters_by_unk() -> None:
     bpe = BPE.train(COUNTS, 3)
-    assert bpe.known_parts("löwëäst") == ["l", "<unk>", "w", "<unk>", "st"]
-    assert bpe.known_parts("XYlow") == ["<unk>", "low"]
-    assert bpe.known_parts("lowX") == ["low", "<unk>"]
-    assert bpe.known_parts("ÄÖ") == ["<unk>"]
+    assert bpe.split_at_unknown("löwëäst") == ["l", "<unk>", "w", "<unk>", "st"]
+    assert bpe.split_at_unknown("XYlow") == ["<unk>", "low"]
+    assert bpe.split_at_unknown("lowX") == ["low", "<unk>"]
+    assert bpe.split_at_unknown("ÄÖ") == ["<unk>"]
     for whole in ("lowest", "<eos>", "<unk>"):
-        assert bpe.known_parts(whole) == [whole]
-    assert BPE.train({"<eos>s": 1}, 3).known_parts("X<eos>") == ["<unk>", "<unk>"]  # <eos> cannot occur inside a word
+        assert bpe.split_at_unknown(whole) == [whole]
+    assert BPE.train({"<eos>s": 1}, 3).split_at_unknown("X<eos>") == [
+        "<unk>",
+        "<unk>",
+    ]  # <eos> cannot occur inside a word
     lines = BPE.train({"猫がいる": 2, "犬がいる": 1}, 4)
-    assert lines.known_parts("犬が鳥いる") == ["犬が", "<unk>", "いる"]
+    assert lines.split_at_unknown("犬が鳥いる") == ["犬が", "<unk>", "いる"]
 
 
 def test_of_text_splits_sub_words_the_text_does_not_have() -> None:
     bpe = BPE.train(COUNTS, 5)
     assert merges_of(bpe)[1:] == [["es", "t</w>"], ["l", "o"], ["e", "w"], ["n", "ew"]]
-    part = bpe.of_text(["low", "wen", "tests", "<eos>"])
+    part = bpe.restrict_to_text(["low", "wen", "tests", "<eos>"])
     assert part.subwords == {"lo", "es", *"lowents", *(f"{character}</w>" for character in "lowents")}
     assert part.split_word("newest") == ("n", "e", "w", "es", "t</w>")  # instead of new and est</w>
     assert part.split_word("lowest") == ("lo", "w", "es", "t</w>")
     assert part.split_word("wide") == ("wide",)
-    assert part.known_parts("wide") == ["w", "<unk>", "e"]  # the text has no i and no d
+    assert part.split_at_unknown("wide") == ["w", "<unk>", "e"]  # the text has no i and no d
     assert part.file == bpe.file
-    assert bpe.restricted(part.subwords) == part
-    assert bpe.restricted([*bpe.subwords, "other"]) is bpe
+    assert bpe.restrict_to(part.subwords) == part
+    assert bpe.restrict_to([*bpe.subwords, "other"]) is bpe
 
 
 @given(
@@ -112,7 +115,7 @@ def test_of_text_splits_sub_words_the_text_does_not_have() -> None:
 @settings(max_examples=40, deadline=None)
 def test_join_restores_words_after_of_text(text_words: list[str], other_words: list[str], number: int) -> None:
     bpe = BPE.train(dict.fromkeys([*text_words, *other_words], 2), number)
-    part = bpe.of_text(text_words)
+    part = bpe.restrict_to_text(text_words)
     assert [part.split_word(word) for word in text_words] == [bpe.split_word(word) for word in text_words]
     for word in other_words:
         known = set(word) <= set("".join(text_words))
@@ -124,7 +127,7 @@ def test_of_text_splits_a_very_long_sub_word() -> None:
     word = "".join(map(chr, range(0x4E00, 0x4E00 + 3_000)))
     bpe = BPE.train({word: 2}, 10_000)
     assert bpe.split_word(word) == (f"{word}</w>",)
-    assert len(bpe.of_text(word).split_word(word)) == len(word)
+    assert len(bpe.restrict_to_text(word).split_word(word)) == len(word)
 
 
 def test_join_keeps_unfinished_words() -> None:
@@ -134,7 +137,7 @@ def test_join_keeps_unfinished_words() -> None:
 
 def test_count_counts_sub_words() -> None:
     bpe = BPE.train(COUNTS, 3)
-    counts = bpe.count(COUNTS)
+    counts = bpe.count_subwords(COUNTS)
     assert counts["est</w>"] == 6 + 3
     assert counts["lo"] == 5 + 2
     assert (counts["<eos>"], counts["<unk>"]) == (9, 4)
@@ -186,7 +189,7 @@ def test_tokenizers_package_is_imported_lazily() -> None:
 
 def test_readable_marks_unfinished_sub_words() -> None:
     tokens = ("lo", "w", "est</w>", "<eos>", "<unk>", "</w></w>")
-    assert [readable(token) for token in tokens] == ["lo…", "w…", "est", "<eos>", "<unk>", "</w>"]
+    assert [format_token(token) for token in tokens] == ["lo…", "w…", "est", "<eos>", "<unk>", "</w>"]
 
 
 def test_very_long_word_is_learned_in_chunks() -> None:

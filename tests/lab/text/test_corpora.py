@@ -62,7 +62,7 @@ def test_every_corpus_has_its_registered_name_and_a_description() -> None:
 
 FILE = """
 from reefknot.lab.text.prepared import PreparedCorpus
-from reefknot.lab.text.published import all_of
+from reefknot.lab.text.published import find_all_files
 
 
 def lines(files):
@@ -75,7 +75,7 @@ HAIKU = PreparedCorpus(
     description="one haiku, a line to a split",
     how_to_get="Write one.",
     expected="haiku.txt",
-    files=lambda folder: all_of(folder, "haiku.txt"),
+    files=lambda folder: find_all_files(folder, "haiku.txt"),
     lines=lines,
 )
 """
@@ -234,17 +234,17 @@ def test_unknown_corpus_name_is_rejected(name: str, cache: Path) -> None:
 @pytest.mark.parametrize("lines", [4, 5, 7, 12])
 def test_parts_are_consecutive_and_cover_the_text(lines: int, corpus: Callable[..., Path], cache: Path) -> None:
     folder = corpus(train=b"".join(b"%d\n" % number for number in range(1, lines + 1)))
-    parts = [list(find(folder, cache, part=f"{k}/4").lines("train")) for k in (1, 2, 3, 4)]
+    parts = [list(find(folder, cache, part=f"{k}/4").read_lines("train")) for k in (1, 2, 3, 4)]
     assert [int(line.words[0]) for line in chain(*parts)] == list(range(1, lines + 1))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_empty_part_is_rejected(corpus: Callable[..., Path], cache: Path) -> None:
     with pytest.raises(DataError, match=r"train\.txt: part 1/9 of 4 lines is empty; use fewer parts"):
-        find(corpus(), cache, part="1/9").lines("train")
+        find(corpus(), cache, part="1/9").read_lines("train")
 
 
 def test_part_does_not_cut_held_out_texts(corpus: Callable[..., Path], cache: Path) -> None:
     files = find(corpus(), cache, part="1/2")
-    assert [line.number for line in files.lines("train")] == [1, 2]
-    assert [line.number for line in files.lines("valid")] == [1, 2]
+    assert [line.number for line in files.read_lines("train")] == [1, 2]
+    assert [line.number for line in files.read_lines("valid")] == [1, 2]

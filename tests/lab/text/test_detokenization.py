@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from reefknot.errors import SettingsError
-from reefknot.lab.text.detokenization import detokenizer
+from reefknot.lab.text.detokenization import build_detokenizer
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ from reefknot.lab.text.detokenization import detokenizer
 )
 def test_tokens_are_joined_into_normal_text(language: str, line: str, text: str) -> None:
     pytest.importorskip("sacremoses")
-    assert detokenizer(language)(line) == text
+    assert build_detokenizer(language)(line) == text
 
 
 def test_missing_sacremoses_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(SettingsError, match="pip install 'reefknot"):
-        detokenizer("de")
+        build_detokenizer("de")

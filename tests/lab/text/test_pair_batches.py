@@ -33,7 +33,7 @@ def batches(
 ) -> PairBatches:
     source, target = (list(side) for side in zip(*lengths, strict=True))
     made = PairBatches(lines(source, SOURCE_EOS), lines(target, EOS, 10_000), batch, steps, eos=EOS, seed=seed)
-    return made.slice(rank, world)
+    return made.shard(rank, world)
 
 
 def random_lengths(number: int, longest: int = 38, seed: int = 0) -> list[tuple[int, int]]:
@@ -66,7 +66,7 @@ def rows(pairs: PairBatches, index: int) -> list[Row]:
 
 
 def rows_of_epoch(pairs: PairBatches) -> list[list[Row]]:
-    return [rows(pairs, index) for index in range(pairs.windows)]
+    return [rows(pairs, index) for index in range(pairs.num_windows)]
 
 
 def expected_rows(lengths: list[tuple[int, int]]) -> list[Row]:
@@ -83,7 +83,7 @@ def test_every_pair_comes_once_per_epoch_within_the_budget(
     lengths: list[tuple[int, int]], batch: int, steps: int, epoch: int
 ) -> None:
     pairs = batches(lengths, batch, steps)
-    pairs.begin(epoch)
+    pairs.set_epoch(epoch)
     windows = rows_of_epoch(pairs)
     assert sorted(row for window in windows for row in window) == sorted(expected_rows(lengths))
     capacity, short = batch * steps, 0
@@ -93,20 +93,24 @@ def test_every_pair_comes_once_per_epoch_within_the_budget(
         assert sides == tuple(-(-max(map(len, side)) // 8) * 8 for side in zip(*window, strict=True))
         assert len(x_BU) * max(sides) <= capacity
         short += (len(x_BU) + 1) * max(sides) <= capacity
-        assert pairs.count(index) == sum(len(targets) for _, targets in window)
+        assert pairs.count_targets(index) == sum(len(targets) for _, targets in window)
     assert short <= 1  # only the last window may be smaller
-    assert pairs.tokens == sum(target + 1 for _, target in lengths) == sum(map(pairs.count, range(pairs.windows)))
+    assert (
+        pairs.num_targets
+        == sum(target + 1 for _, target in lengths)
+        == sum(map(pairs.count_targets, range(pairs.num_windows)))
+    )
 
 
 @given(sizes, st.integers(3, 5), st.integers(1, 3))
 def test_slices_of_all_ranks_make_up_the_whole_batch(lengths: list[tuple[int, int]], batch: int, world: int) -> None:
     whole = batches(lengths, batch)
-    slices = [whole.slice(rank, world) for rank in range(world)]
-    assert {(part.windows, part.tokens) for part in slices} == {(whole.windows, whole.tokens)}
+    slices = [whole.shard(rank, world) for rank in range(world)]
+    assert {(part.num_windows, part.num_targets) for part in slices} == {(whole.num_windows, whole.num_targets)}
     for epoch in (1, 2):
         for batches_of_rank in (whole, *slices):
-            batches_of_rank.begin(epoch)
-        for index in range(whole.windows):
+            batches_of_rank.set_epoch(epoch)
+        for index in range(whole.num_windows):
             windows = [part.window(index) for part in slices]
             assert len({tuple(tensor.shape for tensor in window) for window in windows}) == 1
             x_BU, y_BT = whole.window(index)
@@ -118,7 +122,7 @@ def test_slices_of_all_ranks_make_up_the_whole_batch(lengths: list[tuple[int, in
             for part in slices:
                 assert len(rows(part, index)) <= len(part.window(index)[1])
             assert (y[len(y_BT) :] == IGNORE).all()
-            assert {part.count(index) for part in slices} == {whole.count(index)}
+            assert {part.count_targets(index) for part in slices} == {whole.count_targets(index)}
 
 
 def test_window_layout_of_two_pairs() -> None:
@@ -137,35 +141,35 @@ def test_order_depends_only_on_seed_and_epoch() -> None:
     lengths = random_lengths(300)
     first, other = batches(lengths, seed=3), batches(lengths, seed=4)
     once, others = rows_of_epoch(first), rows_of_epoch(other)
-    first.begin(2)
+    first.set_epoch(2)
     twice = rows_of_epoch(first)
     assert once != twice
     assert once != others
     np.random.seed(1)
     again = batches(lengths, seed=3)
     assert rows_of_epoch(again) == once
-    again.begin(2)
+    again.set_epoch(2)
     assert rows_of_epoch(again) == twice
 
 
 def test_any_window_can_be_read_on_its_own() -> None:
     """A resumed run starts in the middle of an epoch and must get the same windows."""
     through, resumed = batches(random_lengths(200)), batches(random_lengths(200))
-    through.begin(5)
-    windows = [through.window(index) for index in range(through.windows)]
-    resumed.begin(5)
-    for index in (7, 2, through.windows - 1):
+    through.set_epoch(5)
+    windows = [through.window(index) for index in range(through.num_windows)]
+    resumed.set_epoch(5)
+    for index in (7, 2, through.num_windows - 1):
         assert all(torch.equal(*tensors) for tensors in zip(resumed.window(index), windows[index], strict=True))
-    for outside in (-1, through.windows):
+    for outside in (-1, through.num_windows):
         with pytest.raises(IndexError):
             resumed.window(outside)
         with pytest.raises(IndexError):
-            resumed.count(outside)
+            resumed.count_targets(outside)
 
 
 def test_pairs_of_similar_length_share_few_window_shapes() -> None:
     pairs = batches(random_lengths(5000, longest=60), batch=16, steps=64)
-    shapes = [tuple(tensor.shape for tensor in pairs.window(index)) for index in range(pairs.windows)]
+    shapes = [tuple(tensor.shape for tensor in pairs.window(index)) for index in range(pairs.num_windows)]
     assert len(set(shapes)) < len(shapes) / 5
     capacity = sum(shape[0][0] * shape[0][1] for shape in shapes)
     used = sum(source + target + 2 for source, target in random_lengths(5000, longest=60))
@@ -174,7 +178,7 @@ def test_pairs_of_similar_length_share_few_window_shapes() -> None:
 
 def test_windows_are_not_ordered_by_length() -> None:
     pairs = batches(random_lengths(2000))
-    widths = np.array([pairs.window(index)[1].shape[1] for index in range(pairs.windows)])
+    widths = np.array([pairs.window(index)[1].shape[1] for index in range(pairs.num_windows)])
     assert abs(np.corrcoef(widths, np.arange(len(widths)))[0, 1]) < 0.2
 
 
@@ -182,7 +186,7 @@ def test_pairs_of_equal_length_are_regrouped_every_epoch() -> None:
     pairs = batches([(5, 5)] * 200, batch=4, steps=8)
     windows = []
     for epoch in (1, 2):
-        pairs.begin(epoch)
+        pairs.set_epoch(epoch)
         windows.append({frozenset(window) for window in rows_of_epoch(pairs)})
     assert len(windows[0]) == 50
     assert len(windows[0] & windows[1]) < 3
@@ -193,8 +197,8 @@ def test_windows_are_contiguous_int64_tensors_at_full_rate() -> None:
     for tensor in pairs.window(1):
         assert tensor.dtype == torch.int64
         assert tensor.is_contiguous()
-    assert {pairs.rate_factor(index) for index in range(pairs.windows)} == {1.0}
-    assert (pairs.batch, pairs.slice(0, 3).batch) == (4, 2)
+    assert {pairs.rate_factor(index) for index in range(pairs.num_windows)} == {1.0}
+    assert (pairs.batch_size, pairs.shard(0, 3).batch_size) == (4, 2)
 
 
 def test_memory_mapped_lines_are_not_copied(tmp_path: Path) -> None:
@@ -203,8 +207,8 @@ def test_memory_mapped_lines_are_not_copied(tmp_path: Path) -> None:
     ids = np.memmap(tmp_path / "ids", dtype=np.int32, mode="r")
     tracemalloc.start()
     try:
-        pairs = PairBatches(Lines(ids, made.bounds), Lines(ids, made.bounds), 8, 50, eos=EOS).slice(1, 2)
-        pairs.begin(2)
+        pairs = PairBatches(Lines(ids, made.bounds), Lines(ids, made.bounds), 8, 50, eos=EOS).shard(1, 2)
+        pairs.set_epoch(2)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -220,7 +224,7 @@ def test_lines_longer_than_eight_bits_are_read() -> None:
 
 def test_pair_longer_than_a_window_is_rejected() -> None:
     """With padding, 39 words take 40 tokens and 40 words take 48."""
-    assert batches([(5, 39)], batch=1, steps=40).windows == 1
+    assert batches([(5, 39)], batch=1, steps=40).num_windows == 1
     with pytest.raises(
         SettingsError, match=r"steps = 40 tokens, but the longest pair takes 48 .* corpus.pairs.longest"
     ):
@@ -245,4 +249,4 @@ def test_batch_and_steps_must_be_positive(batch: int, steps: int) -> None:
 
 def test_more_processes_than_rows_is_rejected() -> None:
     with pytest.raises(SettingsError, match="batch = 2 is too small for 3 processes; some would have no row"):
-        batches(random_lengths(20), batch=2).slice(0, 3)
+        batches(random_lengths(20), batch=2).shard(0, 3)

@@ -58,7 +58,7 @@ def opened(cache: Path) -> Open:
 
 
 def decoded_pairs(dataset: PairDataset, split: str = "train") -> list[tuple[str, str]]:
-    source, target = dataset.words.vocabularies
+    source, target = dataset.vocabulary_pair.vocabularies
     pairs = dataset.splits[split]
     return [
         (" ".join(source.decode(source_ids.tolist())), " ".join(target.decode(target_ids.tolist())))
@@ -93,7 +93,7 @@ def test_small_parallel_corpus_is_encoded_as_expected(write: Write, opened: Open
     assert messages == ["train: 3 pairs; left out: 2 empty side"]
     assert isinstance(train.source.ids, np.memmap)
     assert (train.source.ids.dtype, train.source.bounds.dtype) == (np.int32, np.int64)
-    assert dataset.vocabulary is dataset.words.target
+    assert dataset.vocabulary is dataset.vocabulary_pair.target
 
 
 def test_text_returns_the_lines_exactly_as_in_the_files(write: Write, opened: Open) -> None:
@@ -104,7 +104,7 @@ def test_text_returns_the_lines_exactly_as_in_the_files(write: Write, opened: Op
     assert test.text("target") == ["der  Vogel", " x ", ""]
     train = dataset.splits["train"]
     assert train.text("source") == ["the cat sat", "the dog", "the cat and the dog sat"]
-    assert train.numbers.tolist() == [1, 2, 4]
+    assert train.line_numbers.tolist() == [1, 2, 4]
 
 
 def test_changed_reference_file_is_rejected(write: Write, opened: Open) -> None:
@@ -131,10 +131,10 @@ def test_unchanged_files_are_not_hashed_again(write: Write, opened: Open, monkey
 
 def test_joint_vocabulary_is_one_object_separate_ones_are_two(write: Write, opened: Open) -> None:
     joint, separate = opened(write()), opened(write(), sides="separate")
-    assert joint.words.joint
-    assert joint.words.source is joint.words.target
-    assert not separate.words.joint
-    source, target = separate.words.vocabularies
+    assert joint.vocabulary_pair.joint
+    assert joint.vocabulary_pair.source is joint.vocabulary_pair.target
+    assert not separate.vocabulary_pair.joint
+    source, target = separate.vocabulary_pair.vocabularies
     assert "cat" in source
     assert "cat" not in target
     assert set(joint.vocabulary.words) == {*source.words, *target.words}
@@ -142,15 +142,19 @@ def test_joint_vocabulary_is_one_object_separate_ones_are_two(write: Write, open
     assert joint.fingerprint != separate.fingerprint
     assert decoded_pairs(joint) == decoded_pairs(separate)
     same = opened(write(train=("a b\n", "a b\n")), sides="separate")
-    assert not same.words.joint  # even if both sides have the same words
+    assert not same.vocabulary_pair.joint  # even if both sides have the same words
 
 
 def test_bpe_is_learned_jointly_or_per_side(write: Write, opened: Open) -> None:
     counts = [Counter([*text.split(), *["<eos>"] * 5]) for text in (EN, DE)]
     joint, separate = (opened(write(), bpe={"merges": 6}, sides=sides) for sides in ("joint", "separate"))
     assert joint.vocabulary.bpe == BPE.train(counts[0] + counts[1], 6)
-    assert [words.bpe for words in separate.words.vocabularies] == [BPE.train(count, 6) for count in counts]
-    assert joint.vocabulary.split_word("Katze") != separate.words.vocabularies[0].split_word("Katze") == ("Katze",)
+    assert [words.bpe for words in separate.vocabulary_pair.vocabularies] == [BPE.train(count, 6) for count in counts]
+    assert (
+        joint.vocabulary.split_word("Katze")
+        != separate.vocabulary_pair.vocabularies[0].split_word("Katze")
+        == ("Katze",)
+    )
     assert decoded_pairs(joint) == decoded_pairs(separate)
 
 
@@ -159,7 +163,7 @@ def test_joint_bpe_shares_merges_but_not_sub_words(write: Write, opened: Open) -
     joint, sides = (
         opened(write(held_out=held_out), bpe={"merges": 20}, sides=setting) for setting in ("joint", "joint_bpe")
     )
-    source, target = sides.words.vocabularies
+    source, target = sides.vocabulary_pair.vocabularies
     assert source.bpe is not None
     assert target.bpe is not None
     assert joint.vocabulary.bpe is not None
@@ -285,7 +289,7 @@ def test_damaged_cache_entry_is_encoded_again(file: str, damage: str, write: Wri
 def test_describe_states_languages_filters_and_vocabulary(write: Write, opened: Open) -> None:
     dataset = opened(write(), {"ratio": 2.5, "part": "1/1"}, min_count=2, sides="separate")
     text = dataset.describe()
-    sizes = " + ".join(str(len(words)) for words in dataset.words.vocabularies)
+    sizes = " + ".join(str(len(words)) for words in dataset.vocabulary_pair.vocabularies)
     assert text.startswith(f"corpus/: a folder of parallel text; {sizes} types; hash {dataset.fingerprint[:12]}\n")
     for phrase in (
         "en is translated into de",
@@ -311,10 +315,10 @@ def test_bpe_splits_text_without_spaces(write: Write, opened: Open) -> None:
 
 
 def test_lines_can_be_made_from_lists() -> None:
-    lines = Lines.of([[1, 2, 0], [0], [3, 0]])
+    lines = Lines.from_lists([[1, 2, 0], [0], [3, 0]])
     assert len(lines) == 3
     assert [line.tolist() for line in lines] == [[1, 2, 0], [0], [3, 0]]
     assert lines[-1].tolist() == [3, 0]
     assert lines.lengths.tolist() == [3, 1, 2]
     assert (lines.ids.dtype, lines.bounds.dtype) == (np.int32, np.int64)
-    assert len(Lines.of([])) == 0
+    assert len(Lines.from_lists([])) == 0

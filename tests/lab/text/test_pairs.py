@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.text.corpora import known_corpora
 from reefknot.lab.text.corpus import CorpusSettings, PairFiles, PairsSettings, find_corpus, find_pairs
-from reefknot.lab.text.pairs import Aligned
+from reefknot.lab.text.pairs import AlignedFiles
 
 EN = b"a cat\na dog\n"
 DE = b"eine Katze\nein Hund\n"
@@ -36,7 +36,7 @@ def find(folder: Path, cache: Path) -> Find:
 
 
 def joined_pairs(corpus: PairFiles, split: str = "train") -> list[tuple[str, str]]:
-    return [(" ".join(pair.source), " ".join(pair.target)) for pair in corpus.pairs(split)]
+    return [(" ".join(pair.source), " ".join(pair.target)) for pair in corpus.read_pairs(split)]
 
 
 def replace_file(folder: Path, name: str, new: str, data: bytes) -> None:
@@ -47,8 +47,8 @@ def replace_file(folder: Path, name: str, new: str, data: bytes) -> None:
 def test_two_files_are_read_in_parallel(folder: Path, find: Find) -> None:
     corpus = find()
     assert joined_pairs(corpus) == [("a cat", "eine Katze"), ("a dog", "ein Hund")]
-    assert [(pair.number, pair.size) for pair in corpus.pairs("valid")] == [(1, 11), (2, 9)]
-    assert corpus.files["train"] == Aligned(folder / "train.en", folder / "train.de")
+    assert [(pair.line_number, pair.size) for pair in corpus.read_pairs("valid")] == [(1, 11), (2, 9)]
+    assert corpus.files["train"] == AlignedFiles(folder / "train.en", folder / "train.de")
     assert (corpus.name, corpus.origin) == ("corpus/", "a folder of parallel text")
 
 
@@ -72,7 +72,7 @@ def test_unequal_line_counts_are_rejected(folder: Path, find: Find) -> None:
     (folder / "valid.de").write_bytes(DE + b"\n")
     message = r"valid\.en has 2 lines and \S*valid\.de has 3: they are not aligned"
     with pytest.raises(DataError, match=message):
-        find().pairs("valid")
+        find().read_pairs("valid")
     replace_file(folder, "valid.en", "valid.en.gz", gzip.compress(EN, mtime=0))
     with pytest.raises(DataError, match=message.replace(r"\.en", r"\.en\.gz")):
         find()
@@ -93,7 +93,7 @@ def test_empty_text_is_rejected(folder: Path, find: Find) -> None:
     for language in ("en", "de"):
         (folder / f"test.{language}").write_bytes(b"")
     with pytest.raises(DataError, match=r"test\.en and \S*test\.de are empty: there is no test text"):
-        find().pairs("test")
+        find().read_pairs("test")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_part_cuts_only_the_training_pairs(folder: Path, cache: Path) -> None:
     assert len(joined_pairs(corpus, "test")) == 2
     few = find_pairs(CorpusSettings(name=str(folder), part="1/3", pairs=pairs), data=None, cache=cache)
     with pytest.raises(DataError, match=r"part 1/3 of 2 lines is empty"):
-        few.pairs("train")
+        few.read_pairs("train")
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_monolingual_and_parallel_settings_are_not_interchangeable(folder: Path,
 )
 def test_dropped_pair_has_one_reason(source: int, target: int, reason: str | None) -> None:
     settings = PairsSettings(source="en", target="de", longest=10, ratio=3.0)
-    assert settings.leaves_out(source, target) == settings.leaves_out(target, source) == reason
-    assert PairsSettings(source="en", target="de", longest=None).leaves_out(1, 10**6) is None
+    assert settings.reason_to_drop(source, target) == settings.reason_to_drop(target, source) == reason
+    assert PairsSettings(source="en", target="de", longest=None).reason_to_drop(1, 10**6) is None
 
 
 def test_parallel_corpora_have_two_languages() -> None:

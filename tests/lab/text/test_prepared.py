@@ -15,7 +15,7 @@ from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.corpus import SPLITS, CorpusSettings, find_corpus
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.prepared import PreparedCorpus, tokenise
-from reefknot.lab.text.published import Corpus, DownloadedCorpus, all_of
+from reefknot.lab.text.published import Corpus, DownloadedCorpus, find_all_files
 from reefknot.lab.text.vocabulary import VocabularySettings
 from reefknot.storage import progress
 
@@ -33,7 +33,7 @@ MADE = PreparedCorpus(
     how_to_get="Write it yourself.",
     expected="source",
     folders=("here", "there"),
-    files=lambda folder: all_of(folder, "source"),
+    files=lambda folder: find_all_files(folder, "source"),
     lines=split_lines,
 )
 
@@ -112,7 +112,7 @@ def test_unreadable_file_leaves_no_cache_entry(data: Path, cache: Path) -> None:
 
 
 def test_progress_is_reported(data: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_SECONDS", -1.0)
+    monkeypatch.setattr(progress, "_PROGRESS_SECONDS", -1.0)
     write_source(data)
     messages: list[str] = []
     find_corpus(CorpusSettings(name="made"), data=data, cache=cache, notify=messages.append)

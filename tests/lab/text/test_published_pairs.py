@@ -167,7 +167,7 @@ def test_real_parallel_corpora_have_the_published_counts(
         corpus = find_pairs(settings(name), data=None, cache=tmp_path)
     except CorpusNotFound:
         pytest.skip(f"REEFKNOT_DATA names no folder that holds {name}")
-    splits = [list(corpus.pairs(split)) for split in corpus.files]
+    splits = [list(corpus.read_pairs(split)) for split in corpus.files]
     assert tuple(map(len, splits)) == sizes
     if words:
         assert (

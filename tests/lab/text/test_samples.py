@@ -40,7 +40,7 @@ def make_text(tokens: int, line: int = 7) -> np.ndarray:
 def rows(samples: Samples) -> list[tuple[list[int], list[int]]]:
     """Return inputs and targets of every row of the epoch, without padding."""
     rows_of_epoch = []
-    for index in range(samples.windows):
+    for index in range(samples.num_windows):
         for x_T, y_T in zip(*samples.window(index), strict=True):
             length = int((y_T != IGNORE).sum())
             assert (y_T[length:] == IGNORE).all()  # padding is at the right
@@ -58,10 +58,10 @@ def test_every_token_is_a_target_once_after_its_true_predecessor(
     kind: type[Samples], ids: np.ndarray, batch: int, steps: int, epoch: int
 ) -> None:
     samples = kind(ids, batch, steps, ids + 100, eos=EOS)
-    samples.begin(epoch)
+    samples.set_epoch(epoch)
     expected = list(zip([EOS, *(ids[:-1] + 100).tolist()], ids.tolist(), strict=True))
     assert sorted(input_target_pairs(samples)) == sorted(expected)
-    assert samples.tokens == len(ids)
+    assert samples.num_targets == len(ids)
 
 
 @given(kinds, texts(), sizes, sizes)
@@ -80,12 +80,12 @@ def test_slices_of_all_ranks_make_up_the_whole_batch(
 ) -> None:
     world = min(world, batch)
     whole = kind(ids, batch, steps, ids + 100, eos=EOS)
-    slices = [whole.slice(rank, world) for rank in range(world)]
-    assert {(part.windows, part.tokens) for part in slices} == {(whole.windows, whole.tokens)}
+    slices = [whole.shard(rank, world) for rank in range(world)]
+    assert {(part.num_windows, part.num_targets) for part in slices} == {(whole.num_windows, whole.num_targets)}
     for epoch in (1, 2):
         for samples in (whole, *slices):
-            samples.begin(epoch)
-        for index in range(whole.windows):
+            samples.set_epoch(epoch)
+        for index in range(whole.num_windows):
             windows = [part.window(index) for part in slices]
             assert len({tensor.shape for window in windows for tensor in window}) == 1
             x_BT, y_BT = whole.window(index)
@@ -102,11 +102,11 @@ def test_count_is_the_sum_over_all_ranks(
     kind: type[Samples], ids: np.ndarray, batch: int, steps: int, world: int
 ) -> None:
     world = min(world, batch)
-    slices = [kind(ids, batch, steps, eos=EOS).slice(rank, world) for rank in range(world)]
-    for index in range(slices[0].windows):
+    slices = [kind(ids, batch, steps, eos=EOS).shard(rank, world) for rank in range(world)]
+    for index in range(slices[0].num_windows):
         counted = sum(int((part.window(index)[1] != IGNORE).sum()) for part in slices)
-        assert {part.count(index) for part in slices} == {counted}
-    assert sum(slices[0].count(index) for index in range(slices[0].windows)) == slices[0].tokens
+        assert {part.count_targets(index) for part in slices} == {counted}
+    assert sum(slices[0].count_targets(index) for index in range(slices[0].num_windows)) == slices[0].num_targets
 
 
 @both_kinds
@@ -114,7 +114,7 @@ def test_order_depends_only_on_seed_and_epoch(kind: type[Samples]) -> None:
     ids = make_text(500)
     first, other = kind(ids, 4, 7, eos=EOS, seed=3), kind(ids, 4, 7, eos=EOS, seed=4)
     once, others = rows(first), rows(other)
-    first.begin(2)
+    first.set_epoch(2)
     twice = rows(first)
     assert once != twice
     assert once != others
@@ -122,7 +122,7 @@ def test_order_depends_only_on_seed_and_epoch(kind: type[Samples]) -> None:
     np.random.seed(1)
     again = kind(ids, 4, 7, eos=EOS, seed=3)
     assert rows(again) == once
-    again.begin(2)
+    again.set_epoch(2)
     assert rows(again) == twice
 
 
@@ -130,26 +130,26 @@ def test_order_depends_only_on_seed_and_epoch(kind: type[Samples]) -> None:
 def test_any_window_can_be_read_on_its_own(kind: type[Samples]) -> None:
     """A resumed run starts in the middle of an epoch and must get the same windows."""
     ids = make_text(400)
-    through, resumed = kind(ids, 3, 7, eos=EOS), kind(ids, 3, 7, eos=EOS).slice(0, 1)
-    through.begin(5)
-    windows = [through.window(index) for index in range(through.windows)]
-    resumed.begin(5)
-    for index in (4, 2, through.windows - 1):
+    through, resumed = kind(ids, 3, 7, eos=EOS), kind(ids, 3, 7, eos=EOS).shard(0, 1)
+    through.set_epoch(5)
+    windows = [through.window(index) for index in range(through.num_windows)]
+    resumed.set_epoch(5)
+    for index in (4, 2, through.num_windows - 1):
         assert all(torch.equal(*tensors) for tensors in zip(resumed.window(index), windows[index], strict=True))
-    for outside in (-1, through.windows):
+    for outside in (-1, through.num_windows):
         with pytest.raises(IndexError):
             resumed.window(outside)
         with pytest.raises(IndexError):
-            resumed.count(outside)
+            resumed.count_targets(outside)
 
 
 @both_kinds
 def test_slice_starts_in_the_current_epoch(kind: type[Samples]) -> None:
     samples = kind(make_text(196), 4, 7, eos=EOS)
-    samples.begin(3)
-    part = samples.slice(1, 2)
+    samples.set_epoch(3)
+    part = samples.shard(1, 2)
     assert torch.equal(part.window(2)[1], samples.window(2)[1][1::2])
-    part.begin(4)
+    part.set_epoch(4)
     assert samples.epoch == 3  # a slice does not change the original
 
 
@@ -159,17 +159,17 @@ def test_windows_are_contiguous_int64_tensors_at_full_rate(kind: type[Samples]) 
     for tensor in samples.window(1):
         assert tensor.dtype == torch.int64
         assert tensor.is_contiguous()
-    assert [samples.rate_factor(index) for index in range(samples.windows)] == [1.0] * samples.windows
-    assert (samples.batch, samples.slice(0, 2).batch, samples.slice(0, 3).batch) == (4, 2, 2)
+    assert [samples.rate_factor(index) for index in range(samples.num_windows)] == [1.0] * samples.num_windows
+    assert (samples.batch_size, samples.shard(0, 2).batch_size, samples.shard(0, 3).batch_size) == (4, 2, 2)
 
 
 @both_kinds
 @pytest.mark.parametrize("world", [1, 2])
 def test_padding_inputs_are_valid_ids(kind: type[Samples], world: int) -> None:
     ids = make_text(100, line=9)
-    samples = kind(ids, 4, 8, ids + 100, eos=EOS).slice(world - 1, world)
+    samples = kind(ids, 4, 8, ids + 100, eos=EOS).shard(world - 1, world)
     known = {EOS, *(ids + 100).tolist()}
-    assert all(set(samples.window(index)[0].flatten().tolist()) <= known for index in range(samples.windows))
+    assert all(set(samples.window(index)[0].flatten().tolist()) <= known for index in range(samples.num_windows))
 
 
 @both_kinds
@@ -179,8 +179,8 @@ def test_memory_mapped_text_is_not_copied(kind: type[Samples], tmp_path: Path) -
     ids = np.memmap(path, dtype=np.int32, mode="r")
     tracemalloc.start()
     try:
-        samples = kind(ids, 8, 50, eos=EOS).slice(1, 2)
-        samples.begin(2)
+        samples = kind(ids, 8, 50, eos=EOS).shard(1, 2)
+        samples.set_epoch(2)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -199,7 +199,7 @@ def test_batch_and_steps_must_be_positive(kind: type[Samples], batch: int, steps
 @both_kinds
 def test_more_processes_than_rows_is_rejected(kind: type[Samples]) -> None:
     with pytest.raises(SettingsError, match="batch = 2 is too small for 3 processes; some would have no row"):
-        kind(make_text(100), 2, 5, eos=EOS).slice(0, 3)
+        kind(make_text(100), 2, 5, eos=EOS).shard(0, 3)
 
 
 @both_kinds

@@ -20,9 +20,9 @@ def read_texts(folder: Path, cache: Path) -> dict[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(text8, "SIZE", len(TEXT))
-    monkeypatch.setattr(text8, "HELD_OUT", 14)
-    monkeypatch.setattr(text8, "WORDS", 3)
+    monkeypatch.setattr(text8, "NUM_CHARACTERS", len(TEXT))
+    monkeypatch.setattr(text8, "NUM_HELD_OUT", 14)
+    monkeypatch.setattr(text8, "WORDS_PER_LINE", 3)
     (tmp_path / "text8").write_bytes(TEXT)
     return tmp_path
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_text_is_split_by_characters_and_lines_by_words(
     folder: Path, cache: Path, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text8, "_BLOCK", block)
+    monkeypatch.setattr(text8, "_BLOCK_SIZE", block)
     texts = read_texts(folder, cache)
     assert texts["train"] == "one two three\nfour five s\n"  # a split may end inside a word
     assert texts["valid"] == texts["test"] == "ix seven eight\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reefknot.errors import DataError
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings, fairseq_size
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings, fairseq_dictionary_size
 
 COUNTS = {"the": 5, "<eos>": 4, "cat": 2, "bird": 2, "fish": 1, "ant": 1}
 
@@ -219,10 +219,10 @@ def test_known_parts_replaces_unseen_characters_by_unk() -> None:
     counts = {"low": 5, "<eos>": 1}
     words = ["löw", "<eos>", "low", "ÄÖ"]
     made = vocabulary(counts, bpe={"merges": 5})
-    assert made.known_parts(words) == ["l", "<unk>", "w", "<eos>", "low", "<unk>"]
-    assert made.decode(made.encode(made.known_parts(words))) == ["l", "<unk>", "w", "<eos>", "low", "<unk>"]
-    assert vocabulary(counts).known_parts(words) == words  # without BPE words have no parts
-    assert vocabulary(counts, bpe={"merges": 5}, unknown="refuse").known_parts(words) == words
+    assert made.split_at_unknown(words) == ["l", "<unk>", "w", "<eos>", "low", "<unk>"]
+    assert made.decode(made.encode(made.split_at_unknown(words))) == ["l", "<unk>", "w", "<eos>", "low", "<unk>"]
+    assert vocabulary(counts).split_at_unknown(words) == words  # without BPE words have no parts
+    assert vocabulary(counts, bpe={"merges": 5}, unknown="refuse").split_at_unknown(words) == words
 
 
 def test_tokenizer_file_is_saved_and_checked_with_the_vocabulary(tmp_path: Path) -> None:
@@ -248,12 +248,12 @@ def test_fingerprint_depends_on_merges() -> None:
 
 @pytest.mark.parametrize(("types", "size"), [(267_735, 267_744), (10_000, 10_008), (6, 8), (7, 16)])
 def test_fairseq_dictionary_size_is_a_multiple_of_eight(types: int, size: int) -> None:
-    assert fairseq_size(types) == size
+    assert fairseq_dictionary_size(types) == size
 
 
 def test_fairseq_dictionary_is_padded_with_unused_types() -> None:
     plain, made = vocabulary(), vocabulary(dictionary="fairseq")
-    assert len(made) == fairseq_size(len(plain)) == 16
+    assert len(made) == fairseq_dictionary_size(len(plain)) == 16
     assert made.words[:6] == plain.words[:6]
     fillers = [f"<filler{number}>" for number in range(7)]
     assert made.words[6:] == (*fillers, "<pad>", "<s>", "<unk>")
@@ -339,7 +339,7 @@ def test_joint_bpe_shares_merges_but_not_sub_words(tmp_path: Path) -> None:
     # Only the target has the character s and the sub-word wer</w>; both have low</w>; neither has lo.
     assert target.split_word("slow") != ("slow",)
     assert source.split_word("slow") == ("slow",)
-    assert source.decode(source.encode(source.known_parts(["slow"]))) == ["<unk>", "low"]
+    assert source.decode(source.encode(source.split_at_unknown(["slow"]))) == ["<unk>", "low"]
     assert "wer</w>" in target.words
     assert "wer</w>" not in source.words
     assert source.decode(source.encode(["wer"])) == ["wer"]

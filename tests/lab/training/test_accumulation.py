@@ -99,12 +99,12 @@ def test_micro_batches_of_sentences_of_different_lengths(tiny_recipe: Callable[.
         parallel = World().parallel(model)
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
         update = Update(model, TrainState(parallel, optimiser, {}, Progress()), World(), settings)
-        for index in range(batches.windows):
-            update(*batches.window(index), 0.5, batches.count(index))
+        for index in range(batches.num_windows):
+            update(*batches.window(index), 0.5, batches.count_targets(index))
         report = update.tally.report()
         assert report.tokens == len(ids)
         outcomes.append((dict(model.named_parameters()), report))
-    assert any((batches.window(index)[1] == IGNORE).any() for index in range(batches.windows))
+    assert any((batches.window(index)[1] == IGNORE).any() for index in range(batches.num_windows))
     (whole, expected), (micro_batches, report) = outcomes
     for name, weight in whole.items():
         torch.testing.assert_close(micro_batches[name], weight, rtol=0, atol=1e-12)

@@ -146,7 +146,7 @@ def test_averaging_starts_after_the_nonmonotone_rule(scripted: Any) -> None:
     progress = trainer.state.progress
     assert progress.averaged_from == 6
     assert progress.validated == [1.9, 1.95]
-    windows = trainer.batches.windows
+    windows = trainer.batches.num_windows
     assert trainer.state.averages is not None
     assert trainer.state.averages.count.item() == 2 * windows
     assert (progress.best_nll, progress.best_epoch) == (1.9, 6)

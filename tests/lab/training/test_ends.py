@@ -194,7 +194,7 @@ def test_every_parameter_gets_a_gradient_from_frequent_words(row: str, load: Cal
     dataset = open_dataset(experiment.corpus, experiment.vocabulary)
     model = build_model(experiment, dataset.vocabulary)
     split = dataset.splits["train"]
-    x_BT, y_BT = Streams(split.ids, 4, 10, split.inputs).slice(1, 2).window(2)
+    x_BT, y_BT = Streams(split.ids, 4, 10, split.inputs).shard(1, 2).window(2)
     plan = model.output.prepare(y_BT)
     if row.startswith("adaptive"):
         assert isinstance(plan, BandPlan)

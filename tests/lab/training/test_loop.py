@@ -15,7 +15,7 @@ from reefknot.errors import Stopped
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import build_model
-from reefknot.lab.text.batches import batches_of
+from reefknot.lab.text.batches import build_batches
 from reefknot.lab.text.samples import TextSamples
 from reefknot.lab.training.loop import Trainer
 
@@ -68,7 +68,7 @@ def test_rules_count_validations_and_not_epochs(tmp_path: Path, tiny_recipe: Cal
     ids = np.arange(120, dtype=np.int32) % 11
     model = build_model(experiment, 11)
     with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
-        batches = batches_of(experiment.training, ids)
+        batches = build_batches(experiment.training, ids)
         progress = Trainer(model, batches, lambda: next(losses), experiment.training, folder).train()
     assert progress.step == 12
     assert "after update 12 by patience" in progress.stopped

@@ -214,7 +214,7 @@ def test_run_with_joint_bpe_opens_with_the_vocabulary_of_each_side(tmp_path: Pat
     opened = open_run(tmp_path / "run")
     source, target = opened.words.vocabularies
     assert source.words != target.words
-    assert (source, target) == opened.dataset(None).words.vocabularies
+    assert (source, target) == opened.dataset(None).vocabulary_pair.vocabularies
     assert isinstance(opened.model, Translator)
     sizes = [opened.model.source.tables()[0].weight.shape[0], opened.model.output.tables()[0].weight.shape[0]]
     assert sizes == [len(source), len(target)]

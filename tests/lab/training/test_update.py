@@ -20,7 +20,7 @@ from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise
-from reefknot.lab.text.batches import batches_of
+from reefknot.lab.text.batches import build_batches
 from reefknot.lab.text.streams import Streams
 from reefknot.lab.training.averaging import Averages
 from reefknot.lab.training.distributed import World
@@ -166,11 +166,11 @@ def test_learning_rate_depends_on_epoch_and_window(
     monkeypatch.setattr(SGD, "step", record_rate)
     with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
         model = build_model(experiment, VOCABULARY)
-        Trainer(model, batches_of(settings, ids), lambda: 1.0, settings, folder).train()
-    batches, factors = batches_of(settings, ids), []
+        Trainer(model, build_batches(settings, ids), lambda: 1.0, settings, folder).train()
+    batches, factors = build_batches(settings, ids), []
     for epoch in (1, 2, 3):
-        batches.begin(epoch)
-        factors.append([batches.rate_factor(index) for index in range(batches.windows)])
+        batches.set_epoch(epoch)
+        factors.append([batches.rate_factor(index) for index in range(batches.num_windows)])
     first, second, third = factors
     assert rates == [*first, *(0.5 * factor for factor in second), *(0.25 * factor for factor in third)]
     assert first != second
@@ -258,7 +258,7 @@ def test_replayed_updates_equal_eager_updates(
     experiment = load_recipe(str(tiny_recipe()), ("encoder.dropout=0.3", rate, *overrides), "tied").experiments["tied"]
     settings, world = experiment.training, World()
     ids = np.random.default_rng(7).integers(0, VOCABULARY, BATCH * 60).astype(np.int32)
-    batches = batches_of(settings, ids, eos=0)
+    batches = build_batches(settings, ids, eos=0)
     torch.manual_seed(1)
     built = build_model(experiment, VOCABULARY)
     outcomes = []
@@ -276,10 +276,10 @@ def test_replayed_updates_equal_eager_updates(
             update._replays = CapturedUpdates(update._make, world.device)
         torch.manual_seed(2)
         for epoch in (1, 2):
-            batches.begin(epoch)
-            for index in range(batches.windows):
+            batches.set_epoch(epoch)
+            for index in range(batches.num_windows):
                 with using("reference"):  # the other kernels read a value on the host
-                    update(*batches.window(index), 0.5, batches.count(index))
+                    update(*batches.window(index), 0.5, batches.count_targets(index))
         outcomes.append((update.tally.report(), model.state_dict(), state.hidden))
     assert len(recorded) >= graphs
     (report, weights, hidden), (again, others, carried) = outcomes

@@ -19,7 +19,7 @@ from reefknot.lab.experiment import run_config
 from reefknot.lab.recipes.recipe import Recipe, Row, load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import build_model, task_of
-from reefknot.lab.text.batches import batches_of
+from reefknot.lab.text.batches import build_batches
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.training.distributed import World, join_world
 from reefknot.lab.training.generators import seed_everything
@@ -32,7 +32,7 @@ def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
     experiment = recipe.experiments[row.name]
     dataset = open_dataset(experiment.corpus, experiment.vocabulary)
     text = dataset.splits["train"]
-    batches = batches_of(experiment.training, text.ids, text.inputs, dataset.vocabulary.eos)
+    batches = build_batches(experiment.training, text.ids, text.inputs, dataset.vocabulary.eos)
     seed_everything(0)
     model = build_model(experiment, dataset.vocabulary).double()
     if experiment.training.precision == "float16" and world.rank == world.size - 1:
@@ -42,7 +42,7 @@ def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
     with run or RunFolder.open(out) as opened:
         Trainer(
             model,
-            batches.slice(world.rank, world.size),
+            batches.shard(world.rank, world.size),
             lambda: task_of(experiment).score_split(model, dataset, "valid").mean,
             experiment.training,
             opened,

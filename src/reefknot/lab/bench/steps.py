@@ -36,7 +36,7 @@ from reefknot.lab.bench.plain_ends import use_plain_ends
 from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.environment import peak_memory_bytes
-from reefknot.lab.text.batches import batches_of
+from reefknot.lab.text.batches import build_batches
 from reefknot.lab.training.averaging import Averages
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
@@ -182,16 +182,16 @@ class Workload:
         set_determinism(self.settings.determinism)
         seed_everything(self.settings.seed)
         self.model = job.build().to(self.world.device).train()
-        batches = batches_of(self.settings, job.text.ids, job.text.inputs, job.text.eos)
+        batches = build_batches(self.settings, job.text.ids, job.text.inputs, job.text.eos)
         enough = -(-ENOUGH // (self.settings.batch * self.settings.steps))
-        first = range(min(WINDOWS[device], enough, batches.windows))
-        self.windows = [(*batches.window(index), batches.count(index)) for index in first]
+        first = range(min(WINDOWS[device], enough, batches.num_windows))
+        self.windows = [(*batches.window(index), batches.count_targets(index)) for index in first]
         self.operations = sum(self.model.flops(x_BT, y_BT) for x_BT, y_BT, _ in self.windows)
         if mode == LOOP:
             self.model.encoder = Looped(self.model.encoder)
         elif mode == STORED:
             use_plain_ends(self.model)
-        self.update = prepare_update(self.model, self.settings, self.world, batches.batch)
+        self.update = prepare_update(self.model, self.settings, self.world, batches.batch_size)
 
     @property
     def tokens(self) -> int:

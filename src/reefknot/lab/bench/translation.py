@@ -79,8 +79,8 @@ class Job:
     """A description of the pairs in one line, for people."""
 
     def windows(self, device: str) -> list[Window]:
-        first = range(min(WINDOWS[device], self.batches.windows))
-        return [(*self.batches.window(index), self.batches.count(index)) for index in first]
+        first = range(min(WINDOWS[device], self.batches.num_windows))
+        return [(*self.batches.window(index), self.batches.count_targets(index)) for index in first]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
     else:
         assert dataset.vocabulary.eos is not None  # every line of a pair ends with it
         train = dataset.splits["train"]
-        words, eos, lines = dataset.words, dataset.vocabulary.eos, (train.source, train.target)
+        words, eos, lines = dataset.vocabulary_pair, dataset.vocabulary.eos, (train.source, train.target)
         description = dataset.summary
     batches = PairBatches(*lines, settings.batch, settings.steps, eos=eos, seed=settings.seed)
     search = experiment.search.model_copy(update={"longest": 1.0, "beyond": 0, "early_stop": True})
@@ -148,7 +148,7 @@ def random_pairs(words: int) -> tuple[Lines, Lines]:
 
     def side() -> Lines:
         lines = (np.searchsorted(unigram_V, unigram_V[-1] * random.random(length)) for length in lengths)
-        return Lines.of([*(1 + ids).tolist(), 0] for ids in lines)
+        return Lines.from_lists([*(1 + ids).tolist(), 0] for ids in lines)
 
     return side(), side()
 
@@ -238,7 +238,7 @@ def _train(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
             for window in windows:
                 plain(*window)
     else:
-        update = prepare_update(model, settings, World(device=device), job.batches.batch)
+        update = prepare_update(model, settings, World(device=device), job.batches.batch_size)
         if mode == CAPTURED and not update.captured:
             raise Absent(NOT_CAPTURED)
 

@@ -13,7 +13,7 @@ from reefknot.lab.recipes.recipe import Recipe, Row
 from reefknot.lab.tasks import build_model, task_of
 from reefknot.lab.tasks.contract import Data, Experiment
 from reefknot.lab.text.corpora import known_corpus
-from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_size
+from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_dictionary_size
 from reefknot.storage.progress import Notify, silent
 
 Item = TypeVar("Item")
@@ -107,7 +107,7 @@ class Texts:
         So a wrong size is reported before any row is trained.
         """
         dataset = self.open(experiment)
-        _check_size(row, experiment, dataset.words)
+        _check_size(row, experiment, dataset.vocabulary_pair)
         return dataset
 
     def checked_size(self, row: Row, experiment: Experiment) -> int | None:
@@ -133,8 +133,8 @@ class Texts:
         known = known_corpus(corpus.name)
         if whole and known is not None and known.types is not None:
             types = known.types
-            return fairseq_size(types) if vocabulary.dictionary == "fairseq" else types
-        return self.open(experiment).words
+            return fairseq_dictionary_size(types) if vocabulary.dictionary == "fairseq" else types
+        return self.open(experiment).vocabulary_pair
 
 
 def _check_size(row: Row, experiment: Experiment, words: Any) -> int:

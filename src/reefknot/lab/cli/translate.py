@@ -252,9 +252,9 @@ def _translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | 
 
 def _detokenizer(trained: TrainedTranslator) -> Callable[[Sequence[Translation]], list[Translation]]:
     """Return a function that detokenises translations. Rescoring comes first, because it needs tokens."""
-    from reefknot.lab.text.detokenization import detokenizer
+    from reefknot.lab.text.detokenization import build_detokenizer
 
-    detokenized = detokenizer(trained.experiment.pairs.target)
+    detokenized = build_detokenizer(trained.experiment.pairs.target)
     return lambda translations: [
         replace(translation, text=detokenized(translation.text)) for translation in translations
     ]

@@ -152,7 +152,7 @@ def gradient_statistics(
     state = model.initial_state(STREAMS)
     with adapting(model) as (parameters, _):
         squares = [torch.zeros_like(parameter) for parameter in parameters]
-        for number in range(windows.windows):
+        for number in range(windows.num_windows):
             x_BT, y_BT = windows.window(number)
             plan = model.output.prepare(y_BT).to(device)
             with autocast(device, precision):
@@ -162,10 +162,10 @@ def gradient_statistics(
             gradients = _gradients(nll.sum / nll.count, parameters)
             torch._foreach_addcmul_(squares, gradients, gradients)
             if number % _SEGMENTS_PER_REPORT == 0:
-                progress("gradients of the training text", number / windows.windows)
-    torch._foreach_div_(squares, windows.windows)
+                progress("gradients of the training text", number / windows.num_windows)
+    torch._foreach_div_(squares, windows.num_windows)
     torch._foreach_sqrt_(squares)
-    return GradientStatistics(squares, windows.windows)
+    return GradientStatistics(squares, windows.num_windows)
 
 
 def dynamic_score(

@@ -145,7 +145,7 @@ class LineTranslator:
         source, _ = self.words.vocabularies
         if not line.words:
             return []
-        ids = source.encode(source.known_parts(line.words))
+        ids = source.encode(source.split_at_unknown(line.words))
         self.unknown += sum(word not in source for word in line.words)
         if self.longest is not None and len(ids) > self.longest and self.notify:
             self.notify(
@@ -220,7 +220,7 @@ def evaluate_translations(
         progress(f"translating the {pairs.name} text", done)
 
     options: dict[str, Any] = {"precision": precision, "notify": notify, "progress": report}
-    translations = [best for best, *_ in translate(model, sources, dataset.words, search, **options)]
+    translations = [best for best, *_ in translate(model, sources, dataset.vocabulary_pair, search, **options)]
     lines = [translation.text for translation in translations]
     scores = metrics.score(lines, references).replace(
         pairs=len(lines),
@@ -236,7 +236,7 @@ def beginning(dataset: PairDataset, split: str, number: int | None) -> PairDatas
     pairs = dataset.splits[split]
     if number is None or number >= pairs.pairs:
         return dataset
-    numbers = pairs.numbers[:number]
+    numbers = pairs.line_numbers[:number]
     line_numbers = set(numbers.tolist())
     first_lines = islice(read_file(pairs.files.target), max(line_numbers, default=0))
     counted = [line for line in first_lines if line.number in line_numbers]
@@ -248,11 +248,11 @@ def beginning(dataset: PairDataset, split: str, number: int | None) -> PairDatas
         name=f"shortened {split}",
         source=source,
         target=target,
-        numbers=numbers,
+        line_numbers=numbers,
         words=sum(len(line.words) for line in counted),
         bytes=sum(line.size for line in counted),
-        unknown=_count_unknown(target, dataset.words.vocabularies[1]),
-        unknown_source=_count_unknown(source, dataset.words.vocabularies[0]),
+        unknown=_count_unknown(target, dataset.vocabulary_pair.vocabularies[1]),
+        unknown_source=_count_unknown(source, dataset.vocabulary_pair.vocabularies[0]),
     )
     return replace(dataset, splits={**dataset.splits, split: first})
 
@@ -272,8 +272,8 @@ def examples(
 ) -> list[Example]:
     """Translate example pairs, spread evenly over a text, and return them with their attention weights."""
     pairs = dataset.splits[split]
-    source, target = dataset.words.vocabularies
-    decode = beam_decoder(dataset.words, search)
+    source, target = dataset.vocabulary_pair.vocabularies
+    decode = beam_decoder(dataset.vocabulary_pair, search)
     sources, references = map(pairs.text, SIDES)
     device = next(model.parameters()).device
     nonempty = np.flatnonzero(pairs.source.lengths > 1)

@@ -106,7 +106,7 @@ def update_rule(
     norms: dict[str, dict[str, list[Norms]]] = {}
     current, inputs, repeats, state = [], [], [], None
     read = Streams(text, streams, steps)
-    for tokens_BT, targets_BT in (read.window(index) for index in range(min(windows, read.windows))):
+    for tokens_BT, targets_BT in (read.window(index) for index in range(min(windows, read.num_windows))):
         current.append(separate.current_words(tokens_BT.to(device), state))
         changed, state = separate.changes(tokens_BT.to(device), targets_BT.to(device), state)
         for name, sides in changed.items():

@@ -2,8 +2,11 @@
 
     reefknot import model.pt --dictionary dict.txt --out RUN
 
-The published models are adaptive_lm_wiki103.v2 and adaptive_lm_gbw_huge. Words keep their ids in fairseq's dictionary,
-because bands are ranges of ids.
+`import_checkpoint` is the entry point. It reads the checkpoint (`fairseq_files.py`), derives the settings of an
+equivalent model (`fairseq_layout.py`), builds the model and copies the weights (`copy_weights`). The published models
+are adaptive_lm_wiki103.v2 and adaptive_lm_gbw_huge.
+
+Words keep their ids in fairseq's dictionary, because bands (clusters of words of similar frequency) are ranges of ids.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from reefknot.errors import DataError
 from reefknot.lab.interop.fairseq_files import FairseqCheckpoint, read_checkpoint, read_dictionary
-from reefknot.lab.interop.fairseq_layout import HEAD, LAST_NORM, LAYERS, TAIL, VERSION, WORDS, Layout, Options
+from reefknot.lab.interop.fairseq_layout import EMBEDDINGS, FINAL_NORM, HEAD, LAYERS, TAIL, VERSION, Layout, Options
 from reefknot.lab.runs.environment import capture
 from reefknot.lab.runs.folder import RunFolder, config_hash
 from reefknot.lab.tasks import build_model, check_experiment
@@ -32,9 +35,12 @@ from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.storage.progress import Notify, silent
 
 Assignment = tuple[str, Sequence[Tensor]]
-"""The name of a tensor in the checkpoint, and the parameters that its rows are copied to, in this order."""
+"""The name of a tensor in the checkpoint, and the parameters that its rows are copied to, in this order.
 
-_UNUSED = {
+Usually there is one parameter. The untied head is one tensor in fairseq and two parameters in Reefknot.
+"""
+
+_UNUSED_TENSORS = {
     VERSION,
     "decoder.version",
     "decoder.embed_positions._float_tensor",
@@ -42,7 +48,7 @@ _UNUSED = {
     "decoder.embed_tokens._float_tensor",
     f"{HEAD}._float_tensor",
 }
-"""Tensors that are not copied: version numbers, and sinusoidal positions, which our model computes."""
+"""Tensors that are not copied: version numbers, and sinusoidal positions, which Reefknot's model computes."""
 
 
 def import_checkpoint(
@@ -66,98 +72,107 @@ def import_checkpoint(
         data: The folder of the corpora.
         notify: Called with lines about progress and a summary.
     """
-    source, vocabulary = read_checkpoint(checkpoint), read_dictionary(dictionary)
-    layout, options = Layout.from_checkpoint(source), Options.from_checkpoint(source)
-    rows = sum(layout.words.sizes)
-    if len(vocabulary) != rows:
+    fairseq_model, vocabulary = read_checkpoint(checkpoint), read_dictionary(dictionary)
+    layout, options = Layout.from_checkpoint(fairseq_model), Options.from_checkpoint(fairseq_model)
+    num_vectors = sum(layout.input_bands.sizes)
+    if len(vocabulary) != num_vectors:
         raise DataError(
-            f"{dictionary} has {len(vocabulary):,} words including special symbols, but {checkpoint} has {rows:,} "
-            "vectors; pass the dictionary that the model was trained with"
+            f"{dictionary} has {len(vocabulary):,} words including special symbols, but {checkpoint} has "
+            f"{num_vectors:,} vectors; pass the dictionary that the model was trained with"
         )
-    settings = layout.settings(options, corpus or CorpusSettings(name="none"), checkpoint)
+    settings = layout.to_settings(options, corpus or CorpusSettings(name="none"), checkpoint)
     experiment = check_experiment(settings, str(checkpoint))
     model = build_model(experiment, vocabulary)
-    copy_weights(source, model)
-    fingerprint = None
+    copy_weights(fairseq_model, model)
+    corpus_fingerprint = None
     if corpus is not None:
-        fingerprint = open_dataset(
-            corpus, experiment.vocabulary, data=data, notify=notify, words=vocabulary
-        ).fingerprint
+        dataset = open_dataset(corpus, experiment.vocabulary, data=data, notify=notify, words=vocabulary)
+        corpus_fingerprint = dataset.fingerprint
     config = {
         "recipe": "imported",
         "row": checkpoint.stem,
-        "corpus": fingerprint,
+        "corpus": corpus_fingerprint,
         "settings": experiment.model_dump(mode="json"),
-        "imported": {"program": "fairseq", "checkpoint": _sha256(checkpoint), "dictionary": _sha256(dictionary)},
+        "imported": {"program": "fairseq", "checkpoint": _hash_file(checkpoint), "dictionary": _hash_file(dictionary)},
     }
     with RunFolder.open_for_training(out, config) as run:
         vocabulary.save(run.vocabulary_path)
         run.write_environment(capture())
         run.checkpoints.save(0, weights(model), {}, {}, fingerprint=config_hash(config))
         run.checkpoints.mark_best(0)
-    total = sum(model.parameter_counts().values())
-    notify(f"{out}: {total:,} parameters, {len(vocabulary):,} words, from {checkpoint}")
+    num_parameters = sum(model.parameter_counts().values())
+    notify(f"{out}: {num_parameters:,} parameters, {len(vocabulary):,} words, from {checkpoint}")
     return run
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @torch.no_grad()
 def copy_weights(checkpoint: FairseqCheckpoint, model: LanguageModel) -> None:
     """Copy the tensors of a checkpoint to the parameters of a model with the same layout."""
-    copied: set[int] = set()
-    remaining = checkpoint.tensors.keys() - _UNUSED
-    for name, parameters in _assignments(model, checkpoint):
+    copied_addresses: set[int] = set()
+    uncopied_names = checkpoint.tensors.keys() - _UNUSED_TENSORS
+    for name, parameters in _list_assignments(model, checkpoint):
         tensor = checkpoint.get(name)
-        shape = (sum(map(len, parameters)), *parameters[0].shape[1:])
-        if tensor.shape != shape:
-            raise DataError(f"{checkpoint.path}: the shape of the tensor {name} is {tuple(tensor.shape)}, not {shape}")
-        parts = torch.split(tensor, [len(parameter) for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
+        expected_shape = (sum(map(len, parameters)), *parameters[0].shape[1:])
+        if tensor.shape != expected_shape:
+            raise DataError(
+                f"{checkpoint.path}: the shape of the tensor {name} is {tuple(tensor.shape)}, not {expected_shape}"
+            )
+        values = torch.split(tensor, [len(parameter) for parameter in parameters])
+        for parameter, value in zip(parameters, values, strict=True):
             address = parameter.data_ptr()
-            if address in copied and not torch.equal(parameter, part.to(parameter.dtype)):
+            if address in copied_addresses and not torch.equal(parameter, value.to(parameter.dtype)):
                 raise DataError(f"{checkpoint.path}: the ends share {name}, but the file has different values for them")
-            parameter.copy_(part)
-            copied.add(address)
-        remaining.discard(name)
-    if remaining:
-        names, more = ", ".join(sorted(remaining)[:3]), f" and {len(remaining) - 3} more" if len(remaining) > 3 else ""
-        raise DataError(
-            f"{checkpoint.path}: unsupported architecture: Reefknot's model has no parameters for {names}{more}"
-        )
+            parameter.copy_(value)
+            copied_addresses.add(address)
+        uncopied_names.discard(name)
+    if uncopied_names:
+        names = ", ".join(sorted(uncopied_names)[:3])
+        if len(uncopied_names) > 3:
+            names += f" and {len(uncopied_names) - 3} more"
+        raise DataError(f"{checkpoint.path}: unsupported architecture: Reefknot's model has no parameters for {names}")
 
 
-def _assignments(model: LanguageModel, checkpoint: FairseqCheckpoint) -> Iterator[Assignment]:
-    """Yield the assignments of tensors to parameters. A parameter that the ends share is yielded under both names."""
-    source, output = cast(AdaptiveLookup, model.input), cast(AdaptiveSoftmax, model.output)
+def _list_assignments(model: LanguageModel, checkpoint: FairseqCheckpoint) -> Iterator[Assignment]:
+    """Yield the assignments of tensors to parameters.
+
+    A parameter that the input end (embedding) and the output end (classifier and loss) share is yielded under the names
+    that it has at both ends.
+    """
+    input_end, output_end = cast(AdaptiveLookup, model.input), cast(AdaptiveSoftmax, model.output)
     encoder = cast(Transformer, model.encoder)
-    for band, table in enumerate(source.tables()):
-        yield f"{WORDS}.{band}.0.weight", [table.weight]
-        yield f"{WORDS}.{band}.1.weight", [source.projections.bands[band]]
-    for number, block in enumerate(encoder.blocks):
-        yield from _block_assignments(cast(Block, block), f"{LAYERS}.{number}", checkpoint)
+    for band, table in enumerate(input_end.tables()):
+        yield f"{EMBEDDINGS}.{band}.0.weight", [table.weight]
+        yield f"{EMBEDDINGS}.{band}.1.weight", [input_end.projections.bands[band]]
+    for index, block in enumerate(encoder.blocks):
+        yield from _list_block_assignments(cast(Block, block), f"{LAYERS}.{index}", checkpoint)
     if encoder.final_norm is not None:
-        yield from ((f"{LAST_NORM}.{name}", [parameter]) for name, parameter in encoder.final_norm.named_parameters())
-    head, *tails = output.tables()
-    clusters = cast(Tensor, output.clusters)
+        yield from ((f"{FINAL_NORM}.{name}", [parameter]) for name, parameter in encoder.final_norm.named_parameters())
+    head, *tails = output_end.tables()
+    clusters = cast(Tensor, output_end.clusters)
     if model.tied:
         yield f"{HEAD}.word_proj.weight", [head.weight]
         yield f"{HEAD}.class_proj.weight", [clusters]
     else:
         yield f"{HEAD}.weight", [head.weight, clusters]
-    shared = output.projections is source.projections
-    for number, table in enumerate(tails):
-        # A separate projection of the output maps from the hidden state to the band in fairseq. Ours maps from the band
-        # to the hidden state, like a projection of the input.
-        matrix = source.projections.bands[number + 1] if shared else output.projections.bands[number].T
-        yield f"{TAIL}.{number}.0.weight", [matrix]
-        yield f"{TAIL}.{number}.2.weight", [table.weight]
+    has_shared_projections = output_end.projections is input_end.projections
+    for index, table in enumerate(tails):
+        # A separate projection of the output maps from the hidden state to the band in fairseq. Reefknot's maps from
+        # the band to the hidden state, like a projection of the input.
+        if has_shared_projections:
+            projection = input_end.projections.bands[index + 1]
+        else:
+            projection = output_end.projections.bands[index].T
+        yield f"{TAIL}.{index}.0.weight", [projection]
+        yield f"{TAIL}.{index}.2.weight", [table.weight]
 
 
-def _block_assignments(block: Block, name: str, checkpoint: FairseqCheckpoint) -> Iterator[Assignment]:
+def _list_block_assignments(block: Block, name: str, checkpoint: FairseqCheckpoint) -> Iterator[Assignment]:
+    """Yield the assignments of one transformer block, which fairseq calls `name`."""
     layers = {
         "self_attn_layer_norm": block.attention_norm,
         "self_attn.out_proj": block.attention_out,
@@ -166,15 +181,13 @@ def _block_assignments(block: Block, name: str, checkpoint: FairseqCheckpoint) -
         "fc2": block.ffn_out,
     }
     for layer_name, layer in layers.items():
-        yield from ((f"{name}.{layer_name}.{kind}", [parameter]) for kind, parameter in layer.named_parameters())
-    for kind, parameter in block.attention_in.named_parameters():
-        joined = (
-            f"{name}.self_attn.in_proj_{kind}"  # older files have one layer for queries, keys and values, not three
-        )
-        if joined in checkpoint.tensors:
-            yield joined, [parameter]
-        else:
-            yield from (
-                (f"{name}.self_attn.{part}_proj.{kind}", [rows])
-                for part, rows in zip("qkv", parameter.chunk(3), strict=True)
-            )
+        for parameter_name, parameter in layer.named_parameters():
+            yield f"{name}.{layer_name}.{parameter_name}", [parameter]
+    for parameter_name, parameter in block.attention_in.named_parameters():
+        # Older files have one layer for queries, keys and values, not three.
+        joint_name = f"{name}.self_attn.in_proj_{parameter_name}"
+        if joint_name in checkpoint.tensors:
+            yield joint_name, [parameter]
+            continue
+        for letter, rows in zip("qkv", parameter.chunk(3), strict=True):
+            yield f"{name}.self_attn.{letter}_proj.{parameter_name}", [rows]

@@ -1,5 +1,7 @@
 """Read the files of a fairseq model: the checkpoint (model.pt) and its dictionary (dict.txt).
 
+`read_checkpoint` returns the options and tensors of a model, and `read_dictionary` returns its vocabulary.
+
 A checkpoint is a pickle, and unpickling can run arbitrary code. So this module reads it with
 `torch.load(weights_only=True)`, which only creates tensors, plain values and the classes that the module allows.
 """
@@ -22,11 +24,11 @@ from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.constants import END_OF_LINE, PADDING, START, UNKNOWN
 from reefknot.storage import files as durable
 
-SPECIAL = (START, PADDING, END_OF_LINE, UNKNOWN)
+SPECIAL_SYMBOLS = (START, PADDING, END_OF_LINE, UNKNOWN)
 """The symbols with the first ids of every dictionary. They are not in its file. fairseq spells <eos> as </s>."""
 
-# Checkpoints of some versions contain objects that measured the training. These empty classes replace their classes.
-_METERS = [
+# Checkpoints of some versions contain objects that measured the training. These empty classes stand for their classes.
+_METER_CLASSES = [
     type(name, (), {"__module__": module})
     for module in ("fairseq.meters", "fairseq.logging.meters")
     for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")
@@ -54,40 +56,40 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
     """Read a checkpoint of any fairseq version that has adaptive inputs, without running code from the file."""
     if not path.is_file():
         raise DataError(f"{path}: file not found; pass the checkpoint, such as model.pt")
-    match _load(path):
+    match _load_safely(path):
         case {"model": dict(tensors), **entries} if all(
             isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
         ):
             pass
         case _:
             raise DataError(f"{path}: not a checkpoint of fairseq: it has no 'model' with named tensors")
-    arguments = _options(entries.get("args"))
+    arguments = _to_dict(entries.get("args"))
     match entries.get("cfg"):
         case dict(sections):
-            arguments |= _options(sections.get("task")) | _options(sections.get("model"))
+            arguments |= _to_dict(sections.get("task")) | _to_dict(sections.get("model"))
     if not arguments:
         raise DataError(f"{path}: not a checkpoint of fairseq: it has neither 'args' nor a 'cfg' with a model")
     return FairseqCheckpoint(path, arguments, tensors)
 
 
-def _load(path: Path) -> Any:
+def _load_safely(path: Path) -> Any:
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals([Namespace, *_METERS]):
+        with warnings.catch_warnings(), torch.serialization.safe_globals([Namespace, *_METER_CLASSES]):
             warnings.simplefilter("ignore")  # torch warns about the storage of old files; users cannot change it
             return torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        rejected = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if rejected:
+        rejected_class = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if rejected_class:
             raise DataError(
-                f"{path} contains {rejected[1]}, which could run arbitrary code: only tensors, plain values and "
+                f"{path} contains {rejected_class[1]}, which could run arbitrary code: only tensors, plain values and "
                 "fairseq's options are read from a checkpoint. If you trust the file, save it again without that object"
             ) from None
         raise DataError(f"{path}: not a checkpoint of torch, or damaged; unpack an archive first") from None
 
 
-def _options(stored: Any) -> dict[str, Any]:
+def _to_dict(stored: Any) -> dict[str, Any]:
     """Return options by name. Depending on its version, fairseq stores a namespace or a mapping."""
     options = vars(stored) if isinstance(stored, Namespace) else stored
     return dict(options) if isinstance(options, Mapping) else {}
@@ -102,16 +104,16 @@ def read_dictionary(path: Path) -> Vocabulary:
         text = durable.read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a dictionary: byte {error.start} is not valid UTF-8") from None
-    counts = dict.fromkeys(SPECIAL, 0)
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+    counts = dict.fromkeys(SPECIAL_SYMBOLS, 0)
+    for line_number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         word, _, count = line.rpartition(" ")
         if not word or not (count.isascii() and count.isdecimal()):
             raise DataError(
-                f"{path}, line {number}: not a dictionary: expected a word and its count, got {line[:60]!r}"
+                f"{path}, line {line_number}: not a dictionary: expected a word and its count, got {line[:60]!r}"
             )
         if word in counts:
             raise DataError(
-                f"{path}, line {number}: the word {word[:60]!r} is repeated or a special symbol; remove the line"
+                f"{path}, line {line_number}: the word {word[:60]!r} is repeated or a special symbol; remove the line"
             )
         counts[word] = int(count)
     return Vocabulary(tuple(counts), tuple(counts.values()), ordered=False)

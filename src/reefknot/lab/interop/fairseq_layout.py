@@ -1,7 +1,8 @@
-"""Derive the settings of an experiment from a fairseq checkpoint. Both describe the same language model.
+"""Derive the settings of a Reefknot experiment from a fairseq checkpoint. Both describe the same language model.
 
-Names and shapes of the tensors give most settings: bands and their dimensions, blocks, tying, the final norm. The
-number of heads, dropout rates and the scale of the input vectors come from the options.
+`Layout.from_checkpoint` reads most settings from the names and shapes of the tensors: bands (clusters of words of
+similar frequency) and their dimensions, transformer blocks, tying, the final norm. `Options` are the options that the
+tensors do not show, such as the number of heads and dropout rates. `Layout.to_settings` combines both.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ from reefknot.errors import DataError
 from reefknot.lab.interop.fairseq_files import FairseqCheckpoint
 from reefknot.lab.text.corpus import CorpusSettings
 
-WORDS = "decoder.embed_tokens.embeddings"
+# Prefixes of the names of fairseq's tensors.
+EMBEDDINGS = "decoder.embed_tokens.embeddings"
 HEAD = "decoder.adaptive_softmax.head"
 TAIL = "decoder.adaptive_softmax.tail"
 LAYERS = "decoder.layers"
-LAST_NORM = "decoder.layer_norm"
+FINAL_NORM = "decoder.layer_norm"
 VERSION = "decoder.adaptive_softmax.version"
 
-_RATE = Field(default=0.0, ge=0.0, lt=1.0)
+_DROPOUT_RATE = Field(default=0.0, ge=0.0, lt=1.0)
 
 
 class Options(BaseModel):
@@ -38,11 +39,11 @@ class Options(BaseModel):
 
     decoder_attention_heads: int = Field(ge=1)
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    attention_dropout: float = _RATE
-    activation_dropout: float = _RATE
-    relu_dropout: float = _RATE
+    attention_dropout: float = _DROPOUT_RATE
+    activation_dropout: float = _DROPOUT_RATE
+    relu_dropout: float = _DROPOUT_RATE
     """The former name of activation_dropout."""
-    adaptive_softmax_dropout: float = _RATE
+    adaptive_softmax_dropout: float = _DROPOUT_RATE
     activation_fn: str = "relu"
     decoder_normalize_before: bool = True
     """Whether norms come before the layers (True) or after the residual connections (False)."""
@@ -88,11 +89,16 @@ class Bands:
         """Return the bands of a table from the shapes of their matrices."""
         return cls(*zip(*shapes, strict=True))
 
-    def settings(self, path: Path) -> dict[str, Any]:
-        """Return the settings of a banded table, or raise a DataError if dimensions do not fall by one factor."""
-        dim, second = (*self.dims, self.dims[0])[:2]
-        factor = dim // max(second, 1)
-        if self.dims != tuple(dim // max(factor, 1) ** band for band in range(len(self.dims))):
+    def to_settings(self, path: Path) -> dict[str, Any]:
+        """Return the settings of a banded table, or raise a DataError if dimensions do not fall by one factor.
+
+        The dimensions (1024, 256, 64) have the factor 4.
+        """
+        dim = self.dims[0]
+        second_dim = self.dims[1] if len(self.dims) > 1 else dim
+        factor = dim // max(second_dim, 1)
+        expected_dims = tuple(dim // max(factor, 1) ** band for band in range(len(self.dims)))
+        if self.dims != expected_dims:
             raise DataError(
                 f"{path}: unsupported architecture: the dimensions of the bands, {self.dims}, do not fall by one "
                 "integer factor"
@@ -108,10 +114,12 @@ class Layout:
     layers: int
     ffn_dim: int
     final_norm: bool
-    words: Bands
-    classes: Bands | None
-    """The bands of the output's table, or None if the ends share a table."""
+    input_bands: Bands
+    """The bands of the embeddings."""
+    output_bands: Bands | None
+    """The bands of the class vectors, or None if they are tied to the embeddings."""
     tied_projections: bool
+    """Whether input and output also share the projections between a band and the hidden state."""
 
     @classmethod
     def from_checkpoint(cls, checkpoint: FairseqCheckpoint) -> Layout:
@@ -120,7 +128,7 @@ class Layout:
         The file stores a shared projection twice, so the values show whether projections are shared.
         """
         tensors, path = checkpoint.tensors, checkpoint.path
-        if f"{WORDS}.0.0.weight" not in tensors or f"{TAIL}.0.0.weight" not in tensors:
+        if f"{EMBEDDINGS}.0.0.weight" not in tensors or f"{TAIL}.0.0.weight" not in tensors:
             raise DataError(
                 f"{path}: unsupported architecture: only language models with adaptive input and adaptive softmax can "
                 "be imported (transformer_lm with --adaptive-input and --adaptive-softmax-cutoff)"
@@ -130,26 +138,29 @@ class Layout:
                 f"{path}: written by a version of fairseq from 2018, in which clusters replaced words of the head; use "
                 "a checkpoint of a later version"
             )
-        words = _shapes(checkpoint, f"{WORDS}.{{}}.0.weight")
-        tails = _shapes(checkpoint, f"{TAIL}.{{}}.2.weight")
-        tied = f"{HEAD}.word_proj.weight" in tensors
-        heads = [] if tied else [_shape(checkpoint, f"{HEAD}.weight")]
-        classes = [*((rows - len(tails), dim) for rows, dim in heads), *tails]
+        input_shapes = _matrix_shapes(checkpoint, f"{EMBEDDINGS}.{{}}.0.weight")
+        tail_shapes = _matrix_shapes(checkpoint, f"{TAIL}.{{}}.2.weight")
+        is_tied = f"{HEAD}.word_proj.weight" in tensors
+        output_bands = None
+        if not is_tied:
+            head_rows, head_dim = _matrix_shape(checkpoint, f"{HEAD}.weight")
+            # Besides its words, the head has one row for each tail.
+            output_bands = Bands.from_shapes([(head_rows - len(tail_shapes), head_dim), *tail_shapes])
+        tied_projections = is_tied and all(
+            _are_equal(tensors, f"{TAIL}.{tail}.0.weight", f"{EMBEDDINGS}.{tail + 1}.1.weight")
+            for tail in range(len(tail_shapes))
+        )
         return cls(
-            dim=_shape(checkpoint, f"{WORDS}.0.1.weight")[0],
-            layers=len(_shapes(checkpoint, f"{LAYERS}.{{}}.fc1.weight")),
-            ffn_dim=_shape(checkpoint, f"{LAYERS}.0.fc1.weight")[0],
-            final_norm=f"{LAST_NORM}.weight" in tensors,
-            words=Bands.from_shapes(words),
-            classes=None if tied else Bands.from_shapes(classes),
-            tied_projections=tied
-            and all(
-                _equal(tensors, f"{TAIL}.{number}.0.weight", f"{WORDS}.{number + 1}.1.weight")
-                for number in range(len(tails))
-            ),
+            dim=_matrix_shape(checkpoint, f"{EMBEDDINGS}.0.1.weight")[0],
+            layers=len(_matrix_shapes(checkpoint, f"{LAYERS}.{{}}.fc1.weight")),
+            ffn_dim=_matrix_shape(checkpoint, f"{LAYERS}.0.fc1.weight")[0],
+            final_norm=f"{FINAL_NORM}.weight" in tensors,
+            input_bands=Bands.from_shapes(input_shapes),
+            output_bands=output_bands,
+            tied_projections=tied_projections,
         )
 
-    def settings(self, options: Options, corpus: CorpusSettings, path: Path) -> dict[str, Any]:
+    def to_settings(self, options: Options, corpus: CorpusSettings, path: Path) -> dict[str, Any]:
         """Return the settings of the experiment.
 
         The settings of training are placeholders, except for the window length `steps`, which evaluation uses.
@@ -159,16 +170,15 @@ class Layout:
             corpus: The text of the run.
             path: The path of the checkpoint, for messages.
         """
-        tables = {"words": self.words.settings(path)}
+        tables = {"words": self.input_bands.to_settings(path)}
         projections: dict[str, Any] = {"bands": {"kind": "bands", "table": "words", "dim": self.dim}}
-        classifier, tails = "words", "bands"
-        if self.classes:
-            classifier, tables["classes"] = "classes", self.classes.settings(path)
+        output_table, output_projections = "words", "bands"
+        if self.output_bands:
+            output_table = "classes"
+            tables["classes"] = self.output_bands.to_settings(path)
         if not self.tied_projections:
-            tails, projections["tails"] = (
-                "tails",
-                {"kind": "bands", "table": classifier, "dim": self.dim, "head": False},
-            )
+            output_projections = "tails"
+            projections["tails"] = {"kind": "bands", "table": output_table, "dim": self.dim, "head": False}
         return {
             "corpus": corpus.model_dump(),
             "vocabulary": {"dictionary": "fairseq"},
@@ -192,8 +202,8 @@ class Layout:
             },
             "output": {
                 "kind": "adaptive",
-                "classifier": {"kind": "plain", "table": classifier, "bias": False},
-                "projections": tails,
+                "classifier": {"kind": "plain", "table": output_table, "bias": False},
+                "projections": output_projections,
                 "softmax_dropout": options.adaptive_softmax_dropout,
                 "tail_dropout": options.adaptive_softmax_dropout,
             },
@@ -208,18 +218,20 @@ class Layout:
         }
 
 
-def _shape(checkpoint: FairseqCheckpoint, name: str) -> tuple[int, int]:
+def _matrix_shape(checkpoint: FairseqCheckpoint, name: str) -> tuple[int, int]:
     match tuple(checkpoint.get(name).shape):
         case (rows, columns):
             return rows, columns
     raise DataError(f"{checkpoint.path}: the tensor {name} is not a matrix")
 
 
-def _shapes(checkpoint: FairseqCheckpoint, name: str) -> list[tuple[int, int]]:
-    """Return the shapes of numbered matrices. `name` has {} in place of the number, which starts from 0."""
-    end = next(number for number in count() if name.format(number) not in checkpoint.tensors)
-    return [_shape(checkpoint, name.format(number)) for number in range(end)]
+def _matrix_shapes(checkpoint: FairseqCheckpoint, name_format: str) -> list[tuple[int, int]]:
+    """Return the shapes of numbered matrices. `name_format` has {} in place of the number, which starts from 0."""
+    shapes: list[tuple[int, int]] = []
+    while name_format.format(len(shapes)) in checkpoint.tensors:
+        shapes.append(_matrix_shape(checkpoint, name_format.format(len(shapes))))
+    return shapes
 
 
-def _equal(tensors: Mapping[str, Tensor], first: str, second: str) -> bool:
-    return first in tensors and second in tensors and torch.equal(tensors[first], tensors[second])
+def _are_equal(tensors: Mapping[str, Tensor], name: str, other_name: str) -> bool:
+    return name in tensors and other_name in tensors and torch.equal(tensors[name], tensors[other_name])

@@ -22,7 +22,7 @@ from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import TableRow
 from reefknot.lab.runs.result import Embedding, Judgement, NearestWords, Neighbors, RunResult
 from reefknot.lab.runs.stored import Stored
-from reefknot.lab.text.bpe import readable
+from reefknot.lab.text.bpe import format_token
 
 Floats = NDArray[np.float64]
 
@@ -84,7 +84,7 @@ def learned(rows: Sequence[TableRow]) -> list[Learned]:
     entries = []
     for n, row in enumerate(rows):
         if (shown := shown_of(row)) and shown.record:
-            show = readable if shown.cuts_words else str
+            show = format_token if shown.cuts_words else str
             entries.append(_learned(f"ends-{n}", row.name, shown.record, show))
     return entries
 

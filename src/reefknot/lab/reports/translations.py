@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from reefknot.lab.reports.drawing import COLOURS, Plot, left_out, legend, style_of, svg
 from reefknot.lab.reports.rows import TableRow, rivals
 from reefknot.lab.runs.result import Example, LengthBand, Translated
-from reefknot.lab.text.bpe import readable
+from reefknot.lab.text.bpe import format_token
 
 PICTURES = 2
 """The number of attention plots per row."""
@@ -83,7 +83,7 @@ def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
     plots = []
     for n, row in enumerate(rows):
         examples = islice(filter(_fits, _examples(row)), PICTURES)
-        show = readable if row.results and row.results[0].cuts_words else str
+        show = format_token if row.results and row.results[0].cuts_words else str
         pictures = [_picture(f"attention-{n}-{k}", example, show) for k, example in enumerate(examples)]
         if pictures:
             plots.append((row.name, pictures))

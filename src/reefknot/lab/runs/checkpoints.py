@@ -145,7 +145,7 @@ class Checkpoints:
         encoded = durable.encode_json(checkpoint.values)
         tensors = [*checkpoint.model.values(), *checkpoint.state.values()]
         needed = len(encoded) + sum(t.numel() * t.element_size() + _HEADER_BYTES for t in tensors)
-        prepared = durable.temporary(path)
+        prepared = durable.temporary_path(path)
         try:
             with durable.writing(path):
                 self._prepare_folder(needed)
@@ -156,7 +156,7 @@ class Checkpoints:
                     VALUES: _put(prepared / VALUES, encoded),
                 }
                 manifest = _Manifest(step=checkpoint.step, fingerprint=checkpoint.fingerprint, files=files)
-                durable.put(prepared / MANIFEST, manifest.encode())
+                durable.write_and_sync(prepared / MANIFEST, manifest.encode())
                 durable.sync(prepared)
                 if path.exists():
                     shutil.rmtree(path)  # it is damaged: intact checkpoints are never written again
@@ -218,7 +218,7 @@ class Checkpoints:
 
     def _mark_best(self, path: Path) -> None:
         link = self.run / "best"
-        prepared = durable.temporary(link)
+        prepared = durable.temporary_path(link)
         durable.remove_leftovers(self.run)
         with durable.writing(link):
             prepared.symlink_to(path.relative_to(self.run))
@@ -301,7 +301,7 @@ class Checkpoints:
 
 def _put(path: Path, data: bytes) -> _File:
     """Write one file of a checkpoint and return its entry in the manifest."""
-    durable.put(path, data)
+    durable.write_and_sync(path, data)
     return _File(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 

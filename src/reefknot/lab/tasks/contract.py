@@ -124,7 +124,7 @@ class Data(Protocol):
         """The words that are predicted."""
 
     @property
-    def words(self) -> VocabularyPair:
+    def vocabulary_pair(self) -> VocabularyPair:
         """The vocabularies of the source and of the target. Both are the same if there is only one vocabulary."""
 
     @property

@@ -15,7 +15,7 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Sample
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.tasks.sequence_model import SequenceExperiment, SequenceTask
-from reefknot.lab.text.batches import Batches, batches_of
+from reefknot.lab.text.batches import Batches, build_batches
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.training.distributed import World
@@ -97,7 +97,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
     def batches(self, data: Dataset) -> Batches:
         text = data.splits["train"]
-        return batches_of(self.experiment.training, text.ids, text.inputs, data.vocabulary.eos)
+        return build_batches(self.experiment.training, text.ids, text.inputs, data.vocabulary.eos)
 
     def check(self, data: Dataset, world: World) -> None:
         super().check(data, world)

@@ -283,7 +283,7 @@ class SequenceTask(Task[S, D, L]):
         """Return the training text as batches of windows."""
 
     def check(self, data: D, world: World) -> None:
-        self.batches(data).slice(world.rank, world.size)
+        self.batches(data).shard(world.rank, world.size)
 
     def prepare(self, model: L, data: D, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
         set_determinism(self.experiment.training.determinism)
@@ -292,7 +292,11 @@ class SequenceTask(Task[S, D, L]):
         if not from_files:
             return []
         return start_tables(
-            self.tables, self.experiment.tables, self.experiment.source_references("tables"), data.words, notify
+            self.tables,
+            self.experiment.tables,
+            self.experiment.source_references("tables"),
+            data.vocabulary_pair,
+            notify,
         )
 
     def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
@@ -303,7 +307,7 @@ class SequenceTask(Task[S, D, L]):
             )
         trainer = Trainer(
             model,
-            self.batches(data).slice(world.rank, world.size),
+            self.batches(data).shard(world.rank, world.size),
             lambda: self.score_split(model, data, "valid").mean,
             settings,
             run,
@@ -319,7 +323,7 @@ class SequenceTask(Task[S, D, L]):
         self._average_checkpoints(session)
         # With sharding, every process has a part of the model. So the first process builds a whole model to score.
         sharded = settings.shard and world.size > 1
-        scored = self.build_model(data.words).to(world.device) if sharded else model
+        scored = self.build_model(data.vocabulary_pair).to(world.device) if sharded else model
         load_weights(scored, run.best_weights())
         return Fitted(scored, progress)
 

@@ -170,9 +170,9 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         return {"translation": Translations(**fields), "tied": tied}
 
     def save_words(self, run: RunFolder, data: PairDataset) -> None:
-        if not data.words.joint:
+        if not data.vocabulary_pair.joint:
             run.source_vocabulary_path.parent.mkdir(exist_ok=True)
-            data.words.vocabularies[0].save(run.source_vocabulary_path)
+            data.vocabulary_pair.vocabularies[0].save(run.source_vocabulary_path)
         super().save_words(run, data)
 
     def saved_words(self, run: RunFolder) -> VocabularyPair:

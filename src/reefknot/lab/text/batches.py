@@ -1,8 +1,15 @@
-"""Batches: the training text is cut into training windows, and each update reads one window.
+"""Cut the training text into batches of inputs and targets.
 
-`streams` are for encoders that carry their state from one window to the next. Windows of `blocks`, `sentences` or
-`pairs` (source and target lines) are independent of each other. A window depends only on the settings, the epoch and
-its index, so a resumed run replays nothing.
+`build_batches` turns an array of token ids into a `Batches` object. The training loop calls `set_epoch` and reads one
+training window (the batch of one update) after the other:
+
+    batches = build_batches(settings, split.ids)
+    batches.set_epoch(1)
+    inputs_BT, targets_BT = batches.window(0)
+
+There are four kinds. `streams` (contiguous parts of the text, read in parallel) are for encoders that carry their state
+from one window to the next. Windows of `blocks`, `sentences` or `pairs` (source and target lines) are independent of
+each other. A window depends only on the settings, the epoch and its index, so a resumed run can continue at any window.
 
 Shapes: B rows, T steps of one training window.
 """
@@ -65,21 +72,21 @@ class BatchSettings(Settings):
 
 
 class Batches(Protocol):
-    """The training windows of one epoch, for one process. The epoch is 1 until `begin` is called."""
+    """The training windows of one epoch, for one process. The epoch is 1 until `set_epoch` is called."""
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """Number of rows of `steps` tokens that fit into a window of this process."""
 
     @property
-    def windows(self) -> int:
+    def num_windows(self) -> int:
         """Number of windows in this epoch, the same in all processes."""
 
     @property
-    def tokens(self) -> int:
+    def num_targets(self) -> int:
         """Number of targets in an epoch, over all processes."""
 
-    def begin(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Switch to the windows of this epoch, counted from 1."""
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,20 +95,20 @@ class Batches(Protocol):
         All processes have the same number of rows and steps. Some rows may have no target at all.
         """
 
-    def count(self, index: int) -> int:
+    def count_targets(self, index: int) -> int:
         """Return the number of targets in one window, over all processes."""
 
     def rate_factor(self, index: int) -> float:
         """Return the factor by which the learning rate is multiplied for one window."""
 
-    def slice(self, rank: int, world: int) -> Batches:
-        """Return the batches of process `rank` of `world` processes."""
+    def shard(self, rank: int, world_size: int) -> Batches:
+        """Return the batches of process `rank` of `world_size` processes."""
 
 
-def batches_of(
+def build_batches(
     settings: BatchSettings, ids: NDArray[np.int32], inputs: NDArray[np.int32] | None = None, eos: int | None = None
 ) -> Batches:
-    """Return the training windows of a text. (`PairBatches` cuts parallel text.)
+    """Return the training windows of a text. `PairBatches` does the same for parallel text.
 
     Args:
         settings: How the text is cut.
@@ -109,16 +116,18 @@ def batches_of(
         inputs: The text as input ids, if they differ from `ids`.
         eos: Id of `<eos>`, which precedes the first token of the text.
     """
-    batch, steps, seed = settings.batch, settings.steps, settings.seed
-    if settings.batching == "streams":
-        return Streams(ids, batch, steps, inputs, random_steps=settings.random_steps, seed=seed)
     if settings.batching == "pairs":
         raise SettingsError(
             'training.batching = "pairs" is for parallel text, but this corpus is one text; '
             'use "streams", "blocks" or "sentences"'
         )
-    from reefknot.lab.text.blocks import Blocks
+    batch_size, steps, seed = settings.batch, settings.steps, settings.seed
+    if settings.batching == "streams":
+        return Streams(ids, batch_size, steps, inputs, random_steps=settings.random_steps, seed=seed)
+    if settings.batching == "blocks":
+        from reefknot.lab.text.blocks import Blocks
+
+        return Blocks(ids, batch_size, steps, inputs, eos=eos, seed=seed)
     from reefknot.lab.text.sentence_batches import Sentences
 
-    kind = {"blocks": Blocks, "sentences": Sentences}[settings.batching]
-    return kind(ids, batch, steps, inputs, eos=eos, seed=seed)
+    return Sentences(ids, batch_size, steps, inputs, eos=eos, seed=seed)

@@ -1,13 +1,16 @@
-"""Byte-pair encoding: words are split into sub-words by merging frequent pairs (Sennrich et al. 2016).
+"""Byte-pair encoding: split words into sub-words by merging frequent pairs of characters (Sennrich et al. 2016).
 
-Hugging Face's `tokenizers` learns and applies the merges, and can load their file, `tokenizer.json`. Ids are those of
-our vocabulary, ordered by frequency, not those of the file. The last sub-word of a word ends in `</w>`, so that
-sub-words can be joined to words again. For the same reason, `<unk>` is always a whole word: a word with a character
-that is not in the training text becomes `<unk>`. Other programs that load the file replace only the character.
+`BPE.train` learns the merges from word counts, `split_word` splits a word and `join` joins sub-words to words again.
+The last sub-word of a word ends in `</w>`: with few merges, "lowest" may become "low", "es" and "t</w>".
 
-Merges that were learned on two texts together can be restricted to the sub-words of one text (`of_text`). If a word
-contains a sub-word that is not allowed, the merges of that sub-word are undone until all sub-words are allowed, as in
-subword-nmt. The file does not record the restriction and contains all sub-words.
+Hugging Face's `tokenizers` learns and applies the merges. It can also load their file, `tokenizer.json`, but ids are
+those of our vocabulary, which is ordered by frequency. In our encoding, `<unk>` is always a whole word: a word with a
+character that is not in the training text becomes `<unk>`, so that sub-words can always be joined. Other programs that
+load the file replace only the character.
+
+Merges that were learned on two texts together can be restricted to the sub-words of one text (`restrict_to_text`). If a
+word contains a sub-word that is not allowed, the merges of that sub-word are undone until all sub-words are allowed, as
+in subword-nmt. The file does not record the restriction and contains all sub-words.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, groupby, repeat
+from itertools import groupby
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -27,11 +30,12 @@ from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKN
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-WHOLE = (UNKNOWN, END_OF_LINE)
+UNSPLIT_WORDS = (UNKNOWN, END_OF_LINE)
 """Words that are never split."""
-_RESERVED = (*WHOLE, START, PADDING, END_OF_WORD)
+_RESERVED_SYMBOLS = (*UNSPLIT_WORDS, START, PADDING, END_OF_WORD)
 _WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # separates words in storage/lines.py, and therefore in tokenizer.json
-_LONGEST = 4_096  # training time is quadratic in the length of a word, and a line without spaces is one word
+# Training time is quadratic in the length of a word, and a line without spaces is one word.
+_MAX_TRAINING_WORD_LENGTH = 4_096
 
 
 @dataclass(frozen=True)
@@ -49,42 +53,41 @@ class BPE:
 
         Every character is a sub-word, inside a word and at its end, so every word of known characters can be split.
         """
-        library = _library()
-        characters = sorted({character for word in counts if word not in WHOLE for character in word})
-        symbols = [UNKNOWN, *characters, *(character + END_OF_WORD for character in characters)]
-        words = ((word, count) for word, count in counts.items() if not _holds_reserved(word))
-        learner = library.Tokenizer(library.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=len(symbols) + merges,
-            special_tokens=symbols,  # ids that are fixed in advance break ties between pairs
+        tokenizers = _import_tokenizers()
+        characters = sorted({character for word in counts if word not in UNSPLIT_WORDS for character in word})
+        base_subwords = [UNKNOWN, *characters, *(character + END_OF_WORD for character in characters)]
+        learner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=len(base_subwords) + merges,
+            special_tokens=base_subwords,  # ids that are fixed in advance break ties between pairs
             end_of_word_suffix=END_OF_WORD,
             show_progress=False,
         )
-        occurrences = chain.from_iterable(repeat(word, count) for word, count in words)
-        learner.train_from_iterator(chain.from_iterable(map(_limited, occurrences)), trainer)
+        learner.train_from_iterator(_repeat_words(counts), trainer)
         # Two merges may give the same sub-word, so the size of the vocabulary does not limit the number of merges.
-        learned = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]][:merges]
-        subwords = dict.fromkeys([*symbols, *(left + right for left, right in learned)])
-        model = library.models.BPE(
+        learned_merges = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]][:merges]
+        subwords = dict.fromkeys([*base_subwords, *(left + right for left, right in learned_merges)])
+        model = tokenizers.models.BPE(
             vocab={subword: index for index, subword in enumerate(subwords)},
-            merges=learned,
+            merges=learned_merges,
             unk_token=UNKNOWN,
             end_of_word_suffix=END_OF_WORD,
         )
-        tokenizer = library.Tokenizer(model)
-        tokenizer.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_WHITESPACE), "removed")
-        tokenizer.decoder = library.decoders.BPEDecoder(suffix=END_OF_WORD)
-        tokenizer.add_special_tokens(list(WHOLE))
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WHITESPACE), "removed")
+        tokenizer.decoder = tokenizers.decoders.BPEDecoder(suffix=END_OF_WORD)
+        tokenizer.add_special_tokens(list(UNSPLIT_WORDS))
         return cls(tokenizer.to_str(pretty=True).encode())
 
-    def of_text(self, words: Iterable[str]) -> BPE:
+    def restrict_to_text(self, words: Iterable[str]) -> BPE:
         """Return the encoding restricted to the sub-words and characters of a text with these words."""
-        divisible = {word for word in words if word not in WHOLE}
-        characters = {character for word in divisible for character in word}
-        ends = {character + END_OF_WORD for character in characters}
-        return self.restricted({subword for word in divisible for subword in self.split_word(word)} | characters | ends)
+        divisible_words = {word for word in words if word not in UNSPLIT_WORDS}
+        characters = {character for word in divisible_words for character in word}
+        final_characters = {character + END_OF_WORD for character in characters}
+        subwords = {subword for word in divisible_words for subword in self.split_word(word)}
+        return self.restrict_to(subwords | characters | final_characters)
 
-    def restricted(self, tokens: Iterable[str]) -> BPE:
+    def restrict_to(self, tokens: Iterable[str]) -> BPE:
         """Return the encoding restricted to the sub-words that are among `tokens`."""
         allowed = self.subwords.intersection(tokens)
         return self if allowed == self.subwords else replace(self, allowed=allowed)
@@ -98,20 +101,23 @@ class BPE:
 
     def split_word(self, word: str) -> tuple[str, ...]:
         """Split a word into sub-words. A word with an unknown character is returned whole."""
-        subwords = self._cuts.get(word)
+        subwords = self._split_cache.get(word)
         if subwords is None:
-            subwords = self._cuts[word] = self._cut(word)
+            subwords = self._split_cache[word] = self._split_uncached(word)
         return subwords
 
-    def _cut(self, word: str) -> tuple[str, ...]:
-        if word in WHOLE or not self.subwords.issuperset(word):
+    def _split_uncached(self, word: str) -> tuple[str, ...]:
+        knows_characters = self.subwords.issuperset(word)  # every known character is also a sub-word
+        if word in UNSPLIT_WORDS or not knows_characters:
             return (word,)
-        if _holds_reserved(word):
+        if _contains_reserved(word):
             return (*word[:-1], word[-1] + END_OF_WORD)
         subwords = [token.value for token in self._tokenizer.model.tokenize(word)]
-        return tuple(subwords if self.subwords.issuperset(subwords) else self._undo(subwords))
+        if not self.subwords.issuperset(subwords):
+            return tuple(self._undo_merges(subwords))
+        return tuple(subwords)
 
-    def _undo(self, subwords: list[str]) -> Iterator[str]:
+    def _undo_merges(self, subwords: list[str]) -> Iterator[str]:
         """Yield the sub-words. Replace every sub-word that is not allowed by the two that it was merged from."""
         stack = subwords[::-1]
         while stack:
@@ -122,24 +128,29 @@ class BPE:
                 left, right = self._merged_from[subword]
                 stack += right, left
 
-    def known_parts(self, word: str) -> list[str]:
+    def split_at_unknown(self, word: str) -> list[str]:
         """Split a word around its unknown characters. Each run of unknown characters becomes `<unk>`.
 
-        In a script without spaces, a whole line is one word, and one unknown character must not make the line unknown.
+        If "X" and "Y" are unknown, "XYlow" becomes "<unk>" and "low". In a script without spaces, a whole line is one
+        word, and one unknown character must not make the line unknown.
         """
-        if word in WHOLE or self.subwords.issuperset(word):
+        if word in UNSPLIT_WORDS or self.subwords.issuperset(word):
             return [word]
-        runs = groupby(word, self.subwords.__contains__)
-        parts = ("".join(run) if known else UNKNOWN for known, run in runs)
-        return [UNKNOWN if part in WHOLE else part for part in parts]  # a symbol inside a word is not an end of line
+        fragments = []
+        for is_known, characters in groupby(word, lambda character: character in self.subwords):
+            fragment = "".join(characters)
+            # A symbol inside a word, such as <eos>, is not an end of line.
+            is_symbol = fragment in UNSPLIT_WORDS
+            fragments.append(fragment if is_known and not is_symbol else UNKNOWN)
+        return fragments
 
-    def count(self, counts: Mapping[str, int]) -> Counter[str]:
+    def count_subwords(self, counts: Mapping[str, int]) -> Counter[str]:
         """Return the count of each sub-word. Sub-words that occur only inside longer sub-words have the count 0."""
-        subwords = Counter(dict.fromkeys(self.subwords, 0))
+        subword_counts = Counter(dict.fromkeys(self.subwords, 0))
         for word, count in counts.items():
             for subword in self.split_word(word):
-                subwords[subword] += count
-        return subwords
+                subword_counts[subword] += count
+        return subword_counts
 
     def ends_word(self, token: str) -> bool:
         """Return whether a token is the last sub-word of a word, or a whole word."""
@@ -160,7 +171,7 @@ class BPE:
         return [*words, partial] if partial else words
 
     @cached_property
-    def _cuts(self) -> dict[str, tuple[str, ...]]:
+    def _split_cache(self) -> dict[str, tuple[str, ...]]:
         """Sub-words of the words split so far, cached because a text repeats its words."""
         return {}
 
@@ -172,30 +183,34 @@ class BPE:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        tokenizer: Tokenizer = _library().Tokenizer.from_str(self.file.decode())
+        tokenizer: Tokenizer = _import_tokenizers().Tokenizer.from_str(self.file.decode())
         return tokenizer
 
 
-def readable(token: str) -> str:
-    """Format a token for people: `</w>` is removed, and a sub-word inside a word ends with dots."""
+def format_token(token: str) -> str:
+    """Format a token for people: "t</w>" becomes "t", and "low", which another sub-word follows, becomes "low…"."""
     if token.endswith(END_OF_WORD):
         return token.removesuffix(END_OF_WORD)
-    return token if token in _RESERVED else f"{token}…"
+    return token if token in _RESERVED_SYMBOLS else f"{token}…"
 
 
-def _limited(word: str) -> Iterable[str]:
-    """Split a very long word into parts for training."""
-    if len(word) <= _LONGEST:
-        return (word,)
-    return (word[first : first + _LONGEST] for first in range(0, len(word), _LONGEST))
+def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield every word as often as it occurs. Long words are cut, and words with reserved symbols are left out."""
+    for word, count in counts.items():
+        if _contains_reserved(word):
+            continue
+        starts = range(0, max(len(word), 1), _MAX_TRAINING_WORD_LENGTH)
+        parts = [word[start : start + _MAX_TRAINING_WORD_LENGTH] for start in starts]
+        for _ in range(count):
+            yield from parts
 
 
-def _holds_reserved(word: str) -> bool:
+def _contains_reserved(word: str) -> bool:
     """Return whether merges inside a word could give a reserved symbol. Such words are split into characters."""
-    return any(symbol in word for symbol in _RESERVED)
+    return any(symbol in word for symbol in _RESERVED_SYMBOLS)
 
 
-def _library() -> ModuleType:
+def _import_tokenizers() -> ModuleType:
     try:
         import tokenizers
     except ImportError as error:

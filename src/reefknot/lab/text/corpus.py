@@ -1,4 +1,9 @@
-"""The corpus of an experiment: which text to read, where its files are, and which part of the training text is used."""
+"""Find the text files of an experiment.
+
+`CorpusSettings` is the `corpus` section of a recipe: the name of a known corpus or a folder, and the part of the
+training text that is used. `find_corpus` returns the files as `TextFiles`, whose `read_lines` yields the text.
+`find_pairs` returns the files of parallel text as `PairFiles`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from reefknot.storage.lines import Line, count_lines, read_file
 from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
-    from reefknot.lab.text.pairs import Aligned, Pair
+    from reefknot.lab.text.pairs import AlignedFiles, Pair
 
 __all__ = ["SPLITS", "CorpusSettings", "PairFiles", "PairsSettings", "TextFiles", "find_corpus", "find_pairs"]
 
@@ -52,14 +57,16 @@ class PairsSettings(Settings):
             raise ValueError(f"source and target are both {self.source}; name two languages")
         return self
 
-    def leaves_out(self, source: int, target: int) -> str | None:
+    def reason_to_drop(self, source_length: int, target_length: int) -> str | None:
         """Return why a training pair with these numbers of tokens is left out, or None if it is not."""
-        short, long = sorted((source, target))
-        if not short:
+        shorter, longer = sorted((source_length, target_length))
+        if not shorter:
             return "empty side"
-        if self.longest is not None and long > self.longest:
+        if self.longest is not None and longer > self.longest:
             return "too long"
-        return "ratio" if self.ratio is not None and long > self.ratio * short else None
+        if self.ratio is not None and longer > self.ratio * shorter:
+            return "ratio"
+        return None
 
 
 class CorpusSettings(Settings):
@@ -90,39 +97,47 @@ class CorpusSettings(Settings):
     @classmethod
     def _check_part(cls, part: str | None) -> str | None:
         if part is not None:
-            numbers = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", part, re.ASCII)
-            if numbers is None or int(numbers[1]) > int(numbers[2]):
+            match = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", part, re.ASCII)
+            if match is None or int(match[1]) > int(match[2]):
                 raise ValueError('give "k/n" with 1 <= k <= n, such as "1/2" for the first half')
         return part
 
     @model_validator(mode="after")
     def _check_pairs(self) -> CorpusSettings:
-        name, pairs, known = self.name, self.pairs, known_corpus(self.name)
+        name, pairs = self.name, self.pairs
+        corpus = known_corpus(name)  # None for a folder
         if pairs is None:
-            if known is not None and known.languages:
+            if corpus is not None and corpus.languages:
                 raise ValueError(f"{name} is parallel text; set corpus.pairs.source and corpus.pairs.target")
             return self
-        if known is not None and not known.languages:
+        if corpus is not None and not corpus.languages:
             raise ValueError(f"{name} is not parallel text; use {', '.join(parallel_corpora())}, or a folder")
-        if known is not None and {pairs.source, pairs.target} != set(known.languages):
-            raise ValueError(f"{name} has {' and '.join(known.languages)}, not {pairs.source} and {pairs.target}")
+        if corpus is not None and {pairs.source, pairs.target} != set(corpus.languages):
+            raise ValueError(f"{name} has {' and '.join(corpus.languages)}, not {pairs.source} and {pairs.target}")
         if self.tokens is not None:
             raise ValueError("tokens would cut a pair in two; use part for fewer pairs")
         return self
 
     @property
     def cut(self) -> dict[str, Any]:
-        """The settings that distinguish texts from the same files."""
-        pairs = {} if self.pairs is None else {"pairs": self.pairs.model_dump(exclude={"source", "target"})}
-        return {"part": self.part, "tokens": self.tokens} | pairs
+        """The settings that select a part of the files. Together with the files' hashes they identify the text."""
+        selection: dict[str, Any] = {"part": self.part, "tokens": self.tokens}
+        if self.pairs is not None:
+            selection["pairs"] = self.pairs.model_dump(exclude={"source", "target"})
+        return selection
 
-    def range_of(self, total: int, where: Path) -> tuple[int, int]:
-        """Return the range of lines to train on, out of `total` lines: the first line, counted from 0, and the end."""
-        part, parts = map(int, (self.part or "1/1").split("/"))
-        first, last = (part - 1) * total // parts, part * total // parts
-        if self.part and first == last:
-            raise DataError(f"{where}: part {self.part} of {total} lines is empty; use fewer parts")
-        return first, last
+    def training_range(self, num_lines: int, path: Path) -> tuple[int, int]:
+        """Return the range of lines to train on, counted from 0: (5, 10) for the part "2/2" of 10 lines.
+
+        Args:
+            num_lines: Number of lines in the training text.
+            path: The file, for the error message.
+        """
+        part, num_parts = map(int, (self.part or "1/1").split("/"))
+        start, end = (part - 1) * num_lines // num_parts, part * num_lines // num_parts
+        if self.part and start == end:
+            raise DataError(f"{path}: part {self.part} of {num_lines} lines is empty; use fewer parts")
+        return start, end
 
 
 @dataclass(frozen=True)
@@ -141,12 +156,13 @@ class TextFiles:
     def name(self) -> str:
         return self.corpus.name
 
-    def lines(self, split: str) -> Iterator[Line]:
+    def read_lines(self, split: str) -> Iterator[Line]:
         """Yield the lines of a split. Of the training text, yield only the part that the settings select."""
         path = self.files[split]
         if split != "train" or self.settings.part is None:
             return read_file(path)
-        return islice(read_file(path), *self.settings.range_of(count_lines(path), path))
+        start, end = self.settings.training_range(count_lines(path), path)
+        return islice(read_file(path), start, end)
 
 
 @dataclass(frozen=True)
@@ -155,18 +171,21 @@ class PairFiles:
 
     name: str
     origin: str
-    files: Mapping[str, Aligned]
+    files: Mapping[str, AlignedFiles]
     hashes: dict[str, str]
     settings: CorpusSettings
     filters: PairsSettings
 
-    def pairs(self, split: str) -> Iterator[Pair]:
+    def read_pairs(self, split: str) -> Iterator[Pair]:
         """Yield the pairs of a split. Of the training text, yield only the part that the settings select."""
         files = self.files[split]
-        total = files.lines()
-        if not total:
+        num_pairs = files.count_pairs()
+        if not num_pairs:
             raise DataError(f"{files.source} and {files.target} are empty: there is no {split} text")
-        return files.pairs(*self.settings.range_of(total, files.source) if split == "train" else ())
+        if split != "train":
+            return files.read_pairs()
+        start, end = self.settings.training_range(num_pairs, files.source)
+        return files.read_pairs(start, end)
 
 
 def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, notify: Notify = silent) -> TextFiles:
@@ -198,10 +217,11 @@ def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, noti
     languages = (settings.pairs.source, settings.pairs.target)
     corpus = known_corpus(settings.name) or _open_folder(settings.name, languages)
     texts = corpus.open(data, cache, notify)
-    from reefknot.lab.text.pairs import Aligned
+    from reefknot.lab.text.pairs import AlignedFiles
 
-    files = {split: Aligned(*(texts[f"{split}.{language}"] for language in languages)) for split in SPLITS}
-    hashes = {split: both.sha256(lambda path: file_hash(path, cache)) for split, both in files.items()}
+    source, target = languages
+    files = {split: AlignedFiles(texts[f"{split}.{source}"], texts[f"{split}.{target}"]) for split in SPLITS}
+    hashes = {split: aligned.sha256(lambda path: file_hash(path, cache)) for split, aligned in files.items()}
     return PairFiles(corpus.name, corpus.description, files, hashes, settings, settings.pairs)
 
 
@@ -219,7 +239,7 @@ def _recognise(corpus: Corpus, hashes: Mapping[str, str]) -> PublishedCorpus | N
     if isinstance(corpus, PublishedCorpus) and corpus.matches(hashes):
         return corpus
     if isinstance(corpus, PublishedCorpus) or corpus.is_folder:
-        for known in known_corpora().values():
-            if isinstance(known, PublishedCorpus) and known.matches(hashes):
-                return known
+        for candidate in known_corpora().values():
+            if isinstance(candidate, PublishedCorpus) and candidate.matches(hashes):
+                return candidate
     return None

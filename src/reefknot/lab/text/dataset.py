@@ -1,4 +1,9 @@
-"""Datasets: a corpus is encoded once with its vocabulary, stored in the cache and memory-mapped afterwards."""
+"""Open a text corpus as arrays of token ids, ready for training.
+
+Start with `open_dataset`. It finds the files of a corpus, builds a vocabulary from the training text, and encodes every
+split (train, valid and test) as ids. The ids are stored in the cache, so the next call only memory-maps them.
+`lab/text/batches.py` cuts the ids into batches. `lab/text/pair_dataset.py` does the same for parallel text.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from typing import Any
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 from reefknot.lab.text.encoding import FORMAT, Split, read_encoded, write_encoded
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings
-from reefknot.storage.cache import cache_folder, cached_or_rebuilt
+from reefknot.storage.cache import cache_folder, load_or_rebuild
 from reefknot.storage.progress import Notify, silent
 
 __all__ = ["Dataset", "Split", "open_dataset"]
@@ -20,22 +25,26 @@ __all__ = ["Dataset", "Split", "open_dataset"]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A text as ids, with everything that identifies it."""
+    """A text encoded as ids, with its vocabulary and the hashes that identify it.
+
+    `dataset.splits["train"].ids` is the training text, and `dataset.vocabulary.words[i]` is the token with the id i.
+    """
 
     name: str
     origin: str
+    """Description of the text and of how it was recognised, for people."""
     vocabulary: Vocabulary
     splits: dict[str, Split]
     hashes: dict[str, str]
     """SHA-256 of the file of each split, before the text is cut."""
     fingerprint: str
-    """SHA-256 over the hashes of the texts, the cut, the vocabulary and its settings."""
+    """SHA-256 over the hashes of the texts, the selected part of the text, the vocabulary and its settings."""
     corpus_settings: CorpusSettings
     vocabulary_settings: VocabularySettings
 
     @property
-    def words(self) -> VocabularyPair:
-        """The vocabularies of the inputs and of the targets of a model, which are the same for one text."""
+    def vocabulary_pair(self) -> VocabularyPair:
+        """The vocabularies of a model's inputs and targets. Both are `vocabulary`, because there is only one text."""
         return VocabularyPair(self.vocabulary, self.vocabulary)
 
     @property
@@ -48,27 +57,31 @@ class Dataset:
         """Describe the text and how it is encoded in a few lines, for people."""
         lines = [f"{self.name}: {self.origin}; {len(self.vocabulary):,} types; hash {self.fingerprint[:12]}"]
         for split in self.splits.values():
-            unknown = split.unknown / split.tokens
+            unknown_share = split.unknown / split.tokens
             lines.append(
                 f"  {split.name:5} {split.tokens:>11,} tokens {split.words:>11,} words"
-                f" {split.lines:>9,} lines {split.bytes:>12,} bytes {unknown:>6.2%} unknown"
+                f" {split.lines:>9,} lines {split.bytes:>12,} bytes {unknown_share:>6.2%} unknown"
             )
-        return "\n".join([*lines, *(f"  {policy}" for policy in self._policies())])
+        return "\n".join([*lines, *(f"  {line}" for line in self._describe_encoding())])
 
-    def _policies(self) -> Iterator[str]:
-        corpus, words = self.corpus_settings, self.vocabulary_settings
-        cuts = [f"part {corpus.part} of its lines"] if corpus.part else []
-        cuts += [f"its first {corpus.tokens:,} tokens"] if corpus.tokens else []
-        if cuts:
-            yield f"the training text is cut to {', of that '.join(cuts)}"
-        yield f"vocabulary: {words.describe()}; most frequent first"
-        if words.dictionary == "fairseq":
+    def _describe_encoding(self) -> Iterator[str]:
+        """Yield lines that say which part of the text is used and how it becomes ids."""
+        corpus, vocabulary = self.corpus_settings, self.vocabulary_settings
+        selected_parts = []
+        if corpus.part:
+            selected_parts.append(f"part {corpus.part} of its lines")
+        if corpus.tokens:
+            selected_parts.append(f"its first {corpus.tokens:,} tokens")
+        if selected_parts:
+            yield f"the training text is cut to {', of that '.join(selected_parts)}"
+        yield f"vocabulary: {vocabulary.describe()}; most frequent first"
+        if vocabulary.dictionary == "fairseq":
             yield "padded to the size of fairseq's dictionary with types that do not occur"
-        unknown = "become <unk>" if words.unknown == "replace" else "are rejected"
-        if words.keep_spellings:
-            unknown += f"; as inputs their {len(self.vocabulary.spelled):,} spellings are read"
-        ends = "each line ends with <eos>" if words.end_of_line else "line ends are dropped"
-        yield f"unknown words {unknown}; {ends}"
+        unknown_policy = "become <unk>" if vocabulary.unknown == "replace" else "are rejected"
+        if vocabulary.keep_spellings:
+            unknown_policy += f"; as inputs their {len(self.vocabulary.spelled):,} spellings are read"
+        line_end_policy = "each line ends with <eos>" if vocabulary.end_of_line else "line ends are dropped"
+        yield f"unknown words {unknown_policy}; {line_end_policy}"
 
 
 def open_dataset(
@@ -80,7 +93,9 @@ def open_dataset(
     notify: Notify = silent,
     words: Vocabulary | None = None,
 ) -> Dataset:
-    """Find a corpus and open it as ids. It is encoded first, unless it is in the cache.
+    """Find a corpus and open it as ids. The corpus is encoded first, unless it is in the cache.
+
+        dataset = rk.open_dataset(rk.CorpusSettings(name="wikitext-2"), rk.VocabularySettings(min_count=3))
 
     Args:
         corpus: Settings of the corpus.
@@ -92,22 +107,21 @@ def open_dataset(
     """
     folder = cache_folder(cache)
     files = find_corpus(corpus, data=data, cache=folder, notify=notify)
-    identity = {
-        "text": files.hashes,
-        "cut": corpus.cut,
-        "vocabulary": vocabulary.identity | ({"words": words.fingerprint} if words else {}),
-    }
+    vocabulary_identity = vocabulary.identity
+    if words:
+        vocabulary_identity = vocabulary_identity | {"words": words.fingerprint}
+    identity = {"text": files.hashes, "cut": corpus.cut, "vocabulary": vocabulary_identity}
 
-    def fill(entry: Path) -> None:
+    def encode(entry: Path) -> None:
         write_encoded(entry, files, vocabulary, notify, words)
 
-    entry = folder / "datasets" / digest(identity, FORMAT)[:32]
-    encoded_with, splits = cached_or_rebuilt(entry, fill, read_encoded, notify)
+    entry = folder / "datasets" / hash_json(identity, FORMAT)[:32]
+    built_vocabulary, splits = load_or_rebuild(entry, encode, read_encoded, notify)
     splits = {name: replace(split, sha256=files.hashes[name]) for name, split in splits.items()}
-    fingerprint = digest(identity, encoded_with.fingerprint)
-    return Dataset(files.name, files.origin, encoded_with, splits, files.hashes, fingerprint, corpus, vocabulary)
+    fingerprint = hash_json(identity, built_vocabulary.fingerprint)
+    return Dataset(files.name, files.origin, built_vocabulary, splits, files.hashes, fingerprint, corpus, vocabulary)
 
 
-def digest(*values: Any) -> str:
+def hash_json(*values: Any) -> str:
     """Return the SHA-256 of values as JSON."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Detokenisation by the rules of Moses, which turn tokens into ordinary text again.
+"""Turn tokens into ordinary text again, by the rules of Moses: `yes , it is .` becomes `yes, it is.`.
 
 A model trained on tokenised text produces tokens: a comma is separated from its word, and a quotation mark may be
 `&quot;`. The rules come from the optional package sacremoses. They depend on the language; the English rules are used
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from reefknot.errors import SettingsError
 
 
-def detokenizer(language: str) -> Callable[[str], str]:
+def build_detokenizer(language: str) -> Callable[[str], str]:
     """Return a function that detokenises a line of tokens separated by spaces."""
     try:
         from sacremoses import MosesDetokenizer

@@ -1,8 +1,13 @@
-"""Encode a corpus: write its splits as ids to a folder, from which they are memory-mapped afterwards.
+"""Encode a text corpus as token ids and store them in a folder, from which they are memory-mapped.
+
+`write_encoded` reads the text files of a corpus, builds a vocabulary and writes the folder. `read_encoded` opens the
+folder and returns a `Split` for each of train, valid and test. `open_dataset` (`lab/text/dataset.py`) calls both.
+
+The folder contains:
 
 vocabulary.json    the vocabulary (and tokenizer.json if words are split)
 SPLIT.ids          little-endian 32-bit ids
-SPLIT.inputs       ids for the input end, if words outside the vocabulary keep their spelling
+SPLIT.inputs       ids for the input end (embedding), if words outside the vocabulary keep their spelling
 counts.json        sizes, with which the other files must agree
 """
 
@@ -28,11 +33,15 @@ from reefknot.storage.progress import Notify
 
 FORMAT: Literal[1] = 1
 ID = np.dtype("<i4")
-BUFFER = 1 << 18  # bytes
-_SECONDS = 3.0  # between two lines of progress
+"""Type of the stored ids."""
+BUFFER_BYTES = 1 << 18
+"""Size of the write buffer."""
+_PROGRESS_SECONDS = 3.0  # between two lines of progress
 
 
-class _Counts(Settings):
+class _SplitCounts(Settings):
+    """The sizes of one split, as they are stored in `counts.json`."""
+
     tokens: int
     words: int
     lines: int
@@ -40,20 +49,25 @@ class _Counts(Settings):
     unknown: int
 
 
-class _Record(Settings):
+class _CountsFile(Settings):
     """The contents of `counts.json`."""
 
     format: Literal[1]
     vocabulary: str
-    splits: dict[str, _Counts]
+    """Fingerprint of the vocabulary."""
+    splits: dict[str, _SplitCounts]
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One encoded text."""
+    """One encoded text: its ids, and the sizes of the original text.
+
+    A token is an id; with sub-words, one word has several tokens.
+    """
 
     name: str
     ids: NDArray[np.int32]
+    """The ids of the text, which are the targets of a language model."""
     words: int
     """Number of whitespace-separated words, without `<eos>`."""
     lines: int
@@ -68,7 +82,7 @@ class Split:
 
     @property
     def inputs(self) -> NDArray[np.int32]:
-        """The ids that an input end reads; `ids` are the targets."""
+        """The ids that an input end (embedding) reads; `ids` are the targets."""
         return self.ids if self.spelled is None else self.spelled
 
     @property
@@ -77,158 +91,170 @@ class Split:
         return len(self.ids)
 
 
-class _Part(NamedTuple):
-    """The tokens of a line, or of the beginning of a line if the text is cut in the line."""
+class _TokenLine(NamedTuple):
+    """The tokens of a line, or of the beginning of a line if the text is cut in the middle of it."""
 
-    number: int
+    line_number: int
     tokens: list[str]
-    words: int
-    size: int
+    num_words: int
+    num_bytes: int
 
 
 def write_encoded(
-    folder: Path, corpus: TextFiles, settings: VocabularySettings, notify: Notify, words: Vocabulary | None = None
+    folder: Path, corpus: TextFiles, settings: VocabularySettings, notify: Notify, vocabulary: Vocabulary | None = None
 ) -> None:
-    """Encode every split into `folder`, with the vocabulary `words` or a vocabulary of the training text."""
+    """Encode every split into `folder`. Without a `vocabulary`, one is built from the training text."""
     counts: Counter[str] = Counter()
-    if words is None:
-        for part in _read(corpus, "train", settings, "counted", notify):
-            counts.update(part.tokens)
-        words = Vocabulary.from_counts(counts, settings)
-    vocabulary = words
+    if vocabulary is None:
+        for line in _read_lines(corpus, "train", settings, "counted", notify):
+            counts.update(line.tokens)
+        vocabulary = Vocabulary.from_counts(counts, settings)
     if settings.keep_spellings:
-        vocabulary = replace(vocabulary, spelled=_outside(vocabulary, corpus, settings, counts, notify))
+        unknown_words = _find_unknown_words(vocabulary, corpus, settings, counts, notify)
+        vocabulary = replace(vocabulary, spelled=unknown_words)
     vocabulary.save(folder / "vocabulary.json")
     splits = {split: _write_split(folder, corpus, split, settings, vocabulary, notify) for split in SPLITS}
     if vocabulary.spelled:
         for split in SPLITS:
             _write_inputs(folder, corpus, split, settings, vocabulary, notify)
     _check_published(corpus, splits, counts)
-    record = _Record(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=splits)
-    (folder / "counts.json").write_text(record.model_dump_json(indent=2), encoding="utf-8")
+    contents = _CountsFile(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=splits)
+    (folder / "counts.json").write_text(contents.model_dump_json(indent=2), encoding="utf-8")
 
 
 def read_encoded(folder: Path) -> tuple[Vocabulary, dict[str, Split]]:
     """Open a folder that `write_encoded` wrote. Raise a DataError if it is damaged. Ids are memory-mapped."""
+    counts_path = folder / "counts.json"
     try:
-        record = _Record.model_validate_json((folder / "counts.json").read_bytes())
+        stored = _CountsFile.model_validate_json(counts_path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise DataError(f"{folder / 'counts.json'} is not what was written") from error
+        raise DataError(f"{counts_path} is not what was written") from error
     vocabulary = Vocabulary.load(folder / "vocabulary.json")
-    if vocabulary.fingerprint != record.vocabulary:
+    if vocabulary.fingerprint != stored.vocabulary:
         raise DataError(f"{folder / 'vocabulary.json'} is not what was written")
     splits = {}
     for name in SPLITS:
-        counts = record.splits.get(name)
+        counts = stored.splits.get(name)
         if counts is None:
-            raise DataError(f"{folder / 'counts.json'} is not what was written")
-        ids = read_array(_ids_file(folder, name), ID, counts.tokens)
-        spelled = read_array(_inputs_file(folder, name), ID, counts.tokens) if vocabulary.spelled else None
+            raise DataError(f"{counts_path} is not what was written")
+        ids = read_array(_ids_path(folder, name), ID, counts.tokens)
+        spelled = read_array(_inputs_path(folder, name), ID, counts.tokens) if vocabulary.spelled else None
         splits[name] = Split(name, ids, **counts.model_dump(exclude={"tokens"}), spelled=spelled)
     return vocabulary, splits
 
 
-def _ids_file(folder: Path, split: str) -> Path:
-    return folder / f"{split}.ids"
-
-
-def _inputs_file(folder: Path, split: str) -> Path:
-    return folder / f"{split}.inputs"
-
-
-def read_array(path: Path, kind: np.dtype[Any], number: int) -> NDArray[Any]:
-    """Memory-map a file of `number` values of one type. Raise a DataError if the file has another size."""
-    size = number * kind.itemsize
-    if not path.is_file() or path.stat().st_size != size:
-        raise DataError(f"{path} does not have the {size:,} bytes that were written")
-    return np.memmap(path, dtype=kind, mode="r")
-
-
-def _outside(
-    vocabulary: Vocabulary, corpus: TextFiles, settings: VocabularySettings, counts: Counter[str], notify: Notify
-) -> tuple[str, ...]:
-    """Return the words outside the vocabulary, in the order of their first occurrence."""
-    words = dict.fromkeys(word for word in counts if word not in vocabulary)
-    for split in SPLITS[1:]:
-        for part in _read(corpus, split, settings, "searched", notify):
-            words.update(dict.fromkeys(word for word in part.tokens if word not in vocabulary))
-    return tuple(words)
-
-
-def _write_split(
-    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, notify: Notify
-) -> _Counts:
-    tokens = words = lines = size = unknown = 0
-    unk = -1 if vocabulary.unk is None else vocabulary.unk
-    with _ids_file(folder, split).open("wb", BUFFER) as stream:
-        for part in _read(corpus, split, settings, "encoded", notify):
-            ids = encode_line(part.tokens, vocabulary, settings.unknown, corpus.files[split], part.number)
-            stream.write(np.array(ids, dtype=ID).tobytes())
-            tokens += len(ids)
-            unknown += ids.count(unk)
-            words += part.words
-            lines += 1
-            size += part.size
-    if not words:
-        raise DataError(f"{corpus.files[split]}: the {split} text has no words")
-    return _Counts(tokens=tokens, words=words, lines=lines, bytes=size, unknown=unknown)
-
-
-def _write_inputs(
-    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, notify: Notify
-) -> None:
-    with _inputs_file(folder, split).open("wb", BUFFER) as stream:
-        for part in _read(corpus, split, settings, "spelled", notify):
-            stream.write(np.array(vocabulary.encode_inputs(part.tokens), dtype=ID).tobytes())
+def read_array(path: Path, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
+    """Memory-map a file of `length` values of one type. Raise a DataError if the file has another size."""
+    expected_bytes = length * dtype.itemsize
+    if not path.is_file() or path.stat().st_size != expected_bytes:
+        raise DataError(f"{path} does not have the {expected_bytes:,} bytes that were written")
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def encode_line(
-    tokens: Iterable[str], vocabulary: Vocabulary, unknown: UnknownPolicy, path: Path, number: int
+    tokens: Iterable[str], vocabulary: Vocabulary, unknown: UnknownPolicy, path: Path, line_number: int
 ) -> list[int]:
     """Return the ids of a line. The error for an unknown word names the file and the line."""
     try:
         return vocabulary.encode(tokens, unknown)
     except DataError as error:
-        raise DataError(f"{path}, line {number}: {error}") from None
+        raise DataError(f"{path}, line {line_number}: {error}") from None
 
 
-def _read(corpus: TextFiles, split: str, settings: VocabularySettings, verb: str, notify: Notify) -> Iterator[_Part]:
-    """Yield the lines of a split, with a line of progress every few seconds."""
-    limit = corpus.settings.tokens if split == "train" else None
-    tokens, reported = 0, time.monotonic()
-    for part in _parts(corpus.lines(split), settings, limit):
-        yield part
-        tokens += len(part.tokens)
+def _ids_path(folder: Path, split: str) -> Path:
+    return folder / f"{split}.ids"
+
+
+def _inputs_path(folder: Path, split: str) -> Path:
+    return folder / f"{split}.inputs"
+
+
+def _find_unknown_words(
+    vocabulary: Vocabulary, corpus: TextFiles, settings: VocabularySettings, counts: Counter[str], notify: Notify
+) -> tuple[str, ...]:
+    """Return the words of all splits outside the vocabulary, in the order of their first occurrence.
+
+    `counts` holds the words of the training text, so only the other splits are read.
+    """
+    unknown_words = dict.fromkeys(word for word in counts if word not in vocabulary)
+    for split in SPLITS[1:]:
+        for line in _read_lines(corpus, split, settings, "searched", notify):
+            unknown_words.update(dict.fromkeys(word for word in line.tokens if word not in vocabulary))
+    return tuple(unknown_words)
+
+
+def _write_split(
+    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, notify: Notify
+) -> _SplitCounts:
+    """Write the ids of one split, and return its sizes."""
+    num_tokens = num_words = num_lines = num_bytes = num_unknown = 0
+    unk = -1 if vocabulary.unk is None else vocabulary.unk
+    with _ids_path(folder, split).open("wb", BUFFER_BYTES) as file:
+        for line in _read_lines(corpus, split, settings, "encoded", notify):
+            ids = encode_line(line.tokens, vocabulary, settings.unknown, corpus.files[split], line.line_number)
+            file.write(np.array(ids, dtype=ID).tobytes())
+            num_tokens += len(ids)
+            num_unknown += ids.count(unk)
+            num_words += line.num_words
+            num_lines += 1
+            num_bytes += line.num_bytes
+    if not num_words:
+        raise DataError(f"{corpus.files[split]}: the {split} text has no words")
+    return _SplitCounts(tokens=num_tokens, words=num_words, lines=num_lines, bytes=num_bytes, unknown=num_unknown)
+
+
+def _write_inputs(
+    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, notify: Notify
+) -> None:
+    with _inputs_path(folder, split).open("wb", BUFFER_BYTES) as file:
+        for line in _read_lines(corpus, split, settings, "spelled", notify):
+            file.write(np.array(vocabulary.encode_inputs(line.tokens), dtype=ID).tobytes())
+
+
+def _read_lines(
+    corpus: TextFiles, split: str, settings: VocabularySettings, verb: str, notify: Notify
+) -> Iterator[_TokenLine]:
+    """Yield the lines of a split, with a line of progress every few seconds: "train: 1,000 tokens encoded"."""
+    max_tokens = corpus.settings.tokens if split == "train" else None
+    num_tokens, last_report = 0, time.monotonic()
+    for line in _tokenize_lines(corpus.read_lines(split), settings, max_tokens):
+        yield line
+        num_tokens += len(line.tokens)
         now = time.monotonic()
-        if now - reported > _SECONDS:
-            notify(f"{split}: {tokens:,} tokens {verb}")
-            reported = now
+        if now - last_report > _PROGRESS_SECONDS:
+            notify(f"{split}: {num_tokens:,} tokens {verb}")
+            last_report = now
 
 
-def _parts(lines: Iterator[Line], settings: VocabularySettings, limit: int | None) -> Iterator[_Part]:
-    """Yield lines as tokens. With a limit, stop after that many tokens, in the middle of a line if necessary."""
-    remaining = limit
-    for number, words, size in lines:
+def _tokenize_lines(
+    lines: Iterator[Line], settings: VocabularySettings, max_tokens: int | None
+) -> Iterator[_TokenLine]:
+    """Yield lines as tokens. With a maximum, stop after that many tokens, in the middle of a line if necessary."""
+    remaining = max_tokens
+    for line_number, words, num_bytes in lines:
         tokens = [*words, END_OF_LINE] if settings.end_of_line else words
         if remaining is not None and len(tokens) >= remaining:
             if len(tokens) > remaining:
                 tokens, words = tokens[:remaining], words[:remaining]
-                size = len(" ".join(words).encode())
-            yield _Part(number, tokens, len(words), size)
+                num_bytes = len(" ".join(words).encode())
+            yield _TokenLine(line_number, tokens, len(words), num_bytes)
             return
-        yield _Part(number, tokens, len(words), size)
+        yield _TokenLine(line_number, tokens, len(words), num_bytes)
         if remaining is not None:
             remaining -= len(tokens)
 
 
-def _check_published(corpus: TextFiles, splits: dict[str, _Counts], counts: Counter[str]) -> None:
-    """Compare the numbers of tokens and types with the published numbers, to check that the text is read correctly."""
-    known = corpus.corpus
-    cut = corpus.settings.part or corpus.settings.tokens
-    for split, published in known.tokens.items():
-        tokens = splits[split].words + splits[split].lines
-        if tokens != published and not (cut and split == "train"):
-            raise DataError(f"{corpus.files[split]}: {tokens:,} tokens with <eos>, {published:,} published")
-    types = len(counts.keys() | {END_OF_LINE})
-    if known.types is not None and counts and types != known.types and not cut:
-        raise DataError(f"{corpus.files['train']}: {types:,} types with <eos>, {known.types:,} published")
+def _check_published(corpus: TextFiles, splits: dict[str, _SplitCounts], counts: Counter[str]) -> None:
+    """Compare the numbers of tokens and types with the published numbers, to check that the text is read correctly.
+
+    A cut training text cannot be compared.
+    """
+    published = corpus.corpus
+    is_cut = corpus.settings.part or corpus.settings.tokens
+    for split, published_tokens in published.tokens.items():
+        num_tokens = splits[split].words + splits[split].lines
+        if num_tokens != published_tokens and not (is_cut and split == "train"):
+            raise DataError(f"{corpus.files[split]}: {num_tokens:,} tokens with <eos>, {published_tokens:,} published")
+    num_types = len(counts.keys() | {END_OF_LINE})
+    if published.types is not None and counts and num_types != published.types and not is_cut:
+        raise DataError(f"{corpus.files['train']}: {num_types:,} types with <eos>, {published.types:,} published")

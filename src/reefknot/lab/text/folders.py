@@ -1,4 +1,8 @@
-"""Folders of a user's texts: one file per split or, for parallel text, two aligned files or a TSV file per split."""
+"""Use a folder of the user's own text files as a corpus.
+
+`open_folder` returns a `TextFolder`, with one file per split (train.txt, valid.txt and test.txt), or a `PairFolder` for
+parallel text, with two aligned files (train.en and train.de) or a TSV file per split.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from reefknot.lab.text.published import SPLITS, Corpus
 from reefknot.storage.lines import is_gzip
 from reefknot.storage.progress import Notify
 
-_SPLIT_NAMES = {"train": "train", "valid": "valid|validation|dev|val", "test": "test"}
-_MOST_LISTED = 12  # file names in an error message
+_SPLIT_PATTERNS = {"train": "train", "valid": "valid|validation|dev|val", "test": "test"}
+_MAX_LISTED_NAMES = 12  # in an error message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +32,13 @@ class TextFolder(Corpus):
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         names = list_folder(self.folder)
         files = {}
-        for split, stems in _SPLIT_NAMES.items():
-            pattern = re.compile(rf"(?:[^.].*\.)?(?:{stems})(?:\.txt|\.tokens)?", re.IGNORECASE)
+        for split, split_pattern in _SPLIT_PATTERNS.items():
+            pattern = re.compile(rf"(?:[^.].*\.)?(?:{split_pattern})(?:\.txt|\.tokens)?", re.IGNORECASE)
             matches = [name for name in names if pattern.fullmatch(name)]
             if len(matches) != 1:
                 raise DataError(
-                    f"{self.folder}: {_count(matches)} the {split} text; expected one file"
-                    f" [NAME.]({stems})[.txt|.tokens]; the folder holds {_listing(names)}"
+                    f"{self.folder}: {_describe_matches(matches)} the {split} text; expected one file"
+                    f" [NAME.]({split_pattern})[.txt|.tokens]; the folder holds {_format_names(names)}"
                 )
             files[split] = self.folder / matches[0]
         return files
@@ -49,41 +53,42 @@ class PairFolder(Corpus):
 
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         names = list_folder(self.folder)
-        files = {split: self._files(split, names) for split in SPLITS}
-        paths = [path for sides in files.values() for path in sides]
-        if any(len(sides) == 1 for sides in files.values()) or any(map(is_gzip, paths)):
+        files = {split: self._find_split(split, names) for split in SPLITS}
+        paths = [path for split_files in files.values() for path in split_files]
+        has_tsv = any(len(split_files) == 1 for split_files in files.values())
+        if has_tsv or any(map(is_gzip, paths)):
             from reefknot.lab.text.pairs import read_aligned
             from reefknot.lab.text.prepared import prepare
 
             return prepare("pairs", paths, read_aligned(self.languages), cache, notify, languages=self.languages)
         return {
             f"{split}.{language}": path
-            for split, sides in files.items()
-            for language, path in zip(self.languages, sides, strict=True)
+            for split, split_files in files.items()
+            for language, path in zip(self.languages, split_files, strict=True)
         }
 
-    def _files(self, split: str, names: list[str]) -> list[Path]:
+    def _find_split(self, split: str, names: list[str]) -> list[Path]:
         """Return the two files of a split, source first, or its TSV file."""
         from reefknot.lab.text.pairs import GZIP
 
-        def matches(ending: str) -> list[str]:
-            pattern = re.compile(rf"(?:[^.].*[.])?(?:{_SPLIT_NAMES[split]})[.]{ending}{GZIP}", re.IGNORECASE)
+        def find_names(ending: str) -> list[str]:
+            pattern = re.compile(rf"(?:[^.].*[.])?(?:{_SPLIT_PATTERNS[split]})[.]{ending}{GZIP}", re.IGNORECASE)
             return [name for name in names if pattern.fullmatch(name)]
 
-        sides = [matches(f"{re.escape(language)}(?:[.]txt)?") for language in self.languages]
-        tables = matches("tsv")
-        if tables and not any(sides):
-            sides = [tables]
-        elif tables:
-            sides = [[*side, *tables] for side in sides]
-        for side in sides:
-            if len(side) != 1:
+        candidates = [find_names(f"{re.escape(language)}(?:[.]txt)?") for language in self.languages]
+        tsv_names = find_names("tsv")
+        if tsv_names and not any(candidates):
+            candidates = [tsv_names]
+        elif tsv_names:  # ambiguous: the error message names all files
+            candidates = [[*matches, *tsv_names] for matches in candidates]
+        for matches in candidates:
+            if len(matches) != 1:
                 expected = " and ".join(f"{split}.{language}[.txt][.gz]" for language in self.languages)
                 raise DataError(
-                    f"{self.folder}: {_count(side)} a side of the {split} text; expected {expected}, or"
-                    f" {split}.tsv[.gz]; the folder holds {_listing(names)}"
+                    f"{self.folder}: {_describe_matches(matches)} a side of the {split} text; expected {expected}, or"
+                    f" {split}.tsv[.gz]; the folder holds {_format_names(names)}"
                 )
-        return [self.folder / name for (name,) in sides]
+        return [self.folder / matches[0] for matches in candidates]
 
 
 def open_folder(name: str, languages: tuple[str, ...] = ()) -> TextFolder | PairFolder:
@@ -108,10 +113,14 @@ def list_folder(folder: Path) -> list[str]:
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
 
 
-def _count(matches: list[str]) -> str:
+def _describe_matches(matches: list[str]) -> str:
     return f"{', '.join(matches)} could each be" if matches else "no file is"
 
 
-def _listing(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return (", ".join(names[:_MOST_LISTED]) or "no files") + more
+def _format_names(names: list[str]) -> str:
+    if not names:
+        return "no files"
+    listed = ", ".join(names[:_MAX_LISTED_NAMES])
+    if len(names) > _MAX_LISTED_NAMES:
+        listed += f" and {len(names) - _MAX_LISTED_NAMES} more"
+    return listed

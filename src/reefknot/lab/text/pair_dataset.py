@@ -1,6 +1,8 @@
-"""Datasets of pairs: parallel text is encoded once with its vocabularies, cached and memory-mapped afterwards.
+"""Open parallel text as arrays of token ids, to train a translator.
 
-`<eos>` ends every line of both sides, and precedes the first word of a target.
+Start with `open_pairs`, which does for parallel text what `open_dataset` (`lab/text/dataset.py`) does for one text: it
+finds the files, builds the vocabularies, encodes the text once and memory-maps it afterwards. `<eos>` ends every line
+of both sides.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from reefknot.errors import SettingsError
 from reefknot.lab.text.corpus import CorpusSettings, find_pairs
-from reefknot.lab.text.dataset import digest
+from reefknot.lab.text.dataset import hash_json
 from reefknot.lab.text.pair_encoding import (
     FORMAT,
     SIDES,
@@ -19,11 +21,11 @@ from reefknot.lab.text.pair_encoding import (
     PairSplit,
     Side,
     describe_dropped,
-    read_pairs,
-    write_pairs,
+    read_encoded_pairs,
+    write_encoded_pairs,
 )
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings
-from reefknot.storage.cache import cache_folder, cached_or_rebuilt
+from reefknot.storage.cache import cache_folder, load_or_rebuild
 from reefknot.storage.progress import Notify, silent
 
 __all__ = ["SIDES", "Lines", "PairDataset", "PairSplit", "Side", "open_pairs"]
@@ -31,11 +33,13 @@ __all__ = ["SIDES", "Lines", "PairDataset", "PairSplit", "Side", "open_pairs"]
 
 @dataclass(frozen=True, eq=False)
 class PairDataset:
-    """Parallel text as ids, with everything that identifies it."""
+    """Parallel text encoded as ids, with its vocabularies and the hashes that identify it."""
 
     name: str
     origin: str
-    words: VocabularyPair
+    """Description of the text, for people."""
+    vocabulary_pair: VocabularyPair
+    """The vocabularies of the source and of the target, which are the same object if they are joint."""
     splits: dict[str, PairSplit]
     hashes: dict[str, str]
     """SHA-256 over both files of each split, before the texts are cut."""
@@ -47,47 +51,53 @@ class PairDataset:
     @property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary of the target, whose words are predicted."""
-        return self.words.vocabularies[1]
+        _, target_vocabulary = self.vocabulary_pair.vocabularies
+        return target_vocabulary
 
     @property
     def summary(self) -> str:
         """One line with the name of the text and its size."""
         pairs = " / ".join(f"{split.pairs:,}" for split in self.splits.values())
-        return f"{self.name} (hash {self.fingerprint[:12]}): {pairs} pairs, {self._types()} types"
+        return f"{self.name} (hash {self.fingerprint[:12]}): {pairs} pairs, {self._format_sizes()} types"
 
     def describe(self) -> str:
         """Describe the text and how it is encoded in a few lines, for people."""
-        lines = [f"{self.name}: {self.origin}; {self._types()} types; hash {self.fingerprint[:12]}"]
+        lines = [f"{self.name}: {self.origin}; {self._format_sizes()} types; hash {self.fingerprint[:12]}"]
         for split in self.splits.values():
-            sides = ((split.source, split.unknown_source), (split.target, split.unknown))
-            tokens = " /".join(f"{len(side.ids):>11,}" for side, _ in sides)
-            unknown = " / ".join(f"{unknown / len(side.ids):.2%}" for side, unknown in sides)
+            source_tokens, target_tokens = len(split.source.ids), len(split.target.ids)
+            tokens = f"{source_tokens:>11,} /{target_tokens:>11,}"
+            unknown = f"{split.unknown_source / source_tokens:.2%} / {split.unknown / target_tokens:.2%}"
             lines.append(f"  {split.name:5} {split.pairs:>9,} pairs {tokens} tokens {unknown} unknown")
-        return "\n".join([*lines, *(f"  {policy}" for policy in self._policies())])
+        return "\n".join([*lines, *(f"  {line}" for line in self._describe_encoding())])
 
-    def _types(self) -> str:
-        sizes = [len(words) for words in self.words.vocabularies]
-        return " + ".join(f"{size:,}" for size in (sizes[:1] if self.words.joint else sizes))
+    def _format_sizes(self) -> str:
+        """Return the sizes of the vocabularies: "32,000", or "30,000 + 20,000" if they are separate."""
+        source, target = self.vocabulary_pair.vocabularies
+        return f"{len(source):,}" if self.vocabulary_pair.joint else f"{len(source):,} + {len(target):,}"
 
-    def _policies(self) -> Iterator[str]:
-        corpus, words = self.corpus_settings, self.vocabulary_settings
+    def _describe_encoding(self) -> Iterator[str]:
+        """Yield lines that say which pairs are used and how they become ids."""
+        corpus, vocabulary = self.corpus_settings, self.vocabulary_settings
         pairs = corpus.pairs
         assert pairs is not None
         yield f"{pairs.source} is translated into {pairs.target}; the numbers above are source / target"
         if corpus.part:
             yield f"the training text is cut to part {corpus.part} of its pairs"
-        limits = [f"more than {pairs.longest:,} tokens on a side"] if pairs.longest else []
-        limits += [f"one side more than {pairs.ratio:g} times as long as the other"] if pairs.ratio else []
+        reasons = ["an empty side"]
+        if pairs.longest:
+            reasons.append(f"more than {pairs.longest:,} tokens on a side")
+        if pairs.ratio:
+            reasons.append(f"one side more than {pairs.ratio:g} times as long as the other")
         dropped = describe_dropped(self.splits["train"].dropped) or "none"
-        yield f"left out of training: pairs with {' or '.join(['an empty side', *limits])} ({dropped})"
+        yield f"left out of training: pairs with {' or '.join(reasons)} ({dropped})"
         scope = {
             "joint": "both sides together",
             "joint_bpe": "merges of both sides together, sub-words of each side separately",
             "separate": "each side separately",
-        }[words.sides]
-        yield f"vocabulary: {words.describe()}, {scope}; most frequent first"
-        unknown = "become <unk>" if words.unknown == "replace" else "are rejected"
-        yield f"unknown words {unknown}; each line ends with <eos>"
+        }[vocabulary.sides]
+        yield f"vocabulary: {vocabulary.describe()}, {scope}; most frequent first"
+        unknown_policy = "become <unk>" if vocabulary.unknown == "replace" else "are rejected"
+        yield f"unknown words {unknown_policy}; each line ends with <eos>"
 
 
 def open_pairs(
@@ -106,16 +116,17 @@ def open_pairs(
     folder = cache_folder(cache)
     files = find_pairs(corpus, data=data, cache=folder, notify=notify)
     identity = {"text": files.hashes, "cut": corpus.cut, "vocabulary": vocabulary.identity}
-    words, splits = cached_or_rebuilt(
-        folder / "datasets" / digest(identity, "pairs", FORMAT)[:32],
-        lambda entry: write_pairs(entry, files, vocabulary, notify),
-        lambda entry: read_pairs(entry, files),
+    vocabulary_pair, splits = load_or_rebuild(
+        folder / "datasets" / hash_json(identity, "pairs", FORMAT)[:32],
+        lambda entry: write_encoded_pairs(entry, files, vocabulary, notify),
+        lambda entry: read_encoded_pairs(entry, files),
         notify,
     )
     if vocabulary.bpe is None:
         _warn_of_missing_spaces(splits["train"], notify)
-    fingerprint = digest(identity, *(words.fingerprint for words in words.vocabularies))
-    return PairDataset(files.name, files.origin, words, splits, files.hashes, fingerprint, corpus, vocabulary)
+    source_vocabulary, target_vocabulary = vocabulary_pair.vocabularies
+    fingerprint = hash_json(identity, source_vocabulary.fingerprint, target_vocabulary.fingerprint)
+    return PairDataset(files.name, files.origin, vocabulary_pair, splits, files.hashes, fingerprint, corpus, vocabulary)
 
 
 def _warn_of_missing_spaces(train: PairSplit, notify: Notify) -> None:

@@ -1,4 +1,9 @@
-"""Encode parallel text: write aligned files as ids to a folder, from which they are memory-mapped afterwards.
+"""Encode parallel text as token ids and store them in a folder, from which they are memory-mapped.
+
+`write_encoded_pairs` reads two aligned files per split and writes the folder. `read_encoded_pairs` opens it and returns
+a `PairSplit` for each of train, valid and test. `open_pairs` (`lab/text/pair_dataset.py`) calls both.
+
+The folder contains:
 
 vocabulary.json          the vocabulary of the target
 source/vocabulary.json   the vocabulary of the source, if it is not the same
@@ -26,40 +31,45 @@ from pydantic import ValidationError
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.text.corpus import SPLITS, PairFiles
-from reefknot.lab.text.encoding import BUFFER, ID, encode_line, read_array
-from reefknot.lab.text.pairs import Aligned
+from reefknot.lab.text.encoding import BUFFER_BYTES, ID, encode_line, read_array
+from reefknot.lab.text.pairs import AlignedFiles
 from reefknot.lab.text.vocabulary import END_OF_LINE, UnknownPolicy, Vocabulary, VocabularyPair, VocabularySettings
 from reefknot.storage.cache import cache_folder, file_hash
 from reefknot.storage.lines import read_plain
-from reefknot.storage.progress import Notify, reported
+from reefknot.storage.progress import Notify, report_progress
 
 FORMAT: Literal[1] = 1
 Side = Literal["source", "target"]
 SIDES: tuple[Side, Side] = ("source", "target")
-_NUMBER = np.dtype("<i8")
+_INT64 = np.dtype("<i8")
 
 
-class _Side(Settings):
+class _SideCounts(Settings):
+    """The sizes of one side of a split."""
+
     tokens: int
     words: int
     unknown: int
 
 
-class _Counts(Settings):
+class _SplitCounts(Settings):
+    """The sizes of one split, as they are stored in `counts.json`."""
+
     pairs: int
-    source: _Side
-    target: _Side
+    source: _SideCounts
+    target: _SideCounts
     bytes: int
     dropped: dict[str, int]
 
 
-class _Record(Settings):
+class _CountsFile(Settings):
     """The contents of `counts.json`."""
 
     format: Literal[1]
     joint: bool
     vocabularies: tuple[str, str]
-    splits: dict[str, _Counts]
+    """Fingerprints of the vocabularies, source first."""
+    splits: dict[str, _SplitCounts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +80,11 @@ class Lines:
     bounds: NDArray[np.int64]
 
     @classmethod
-    def of(cls, lines: Iterable[Sequence[int]]) -> Lines:
-        """Store lines in memory."""
-        rows = list(lines)
-        ids = np.fromiter(chain.from_iterable(rows), np.int32)
-        return cls(ids, np.cumsum([0, *map(len, rows)], dtype=np.int64))
+    def from_lists(cls, lines: Iterable[Sequence[int]]) -> Lines:
+        """Store lines in memory: [[5, 6, 0], [7, 0]] has the ids [5, 6, 0, 7, 0] and the bounds [0, 3, 5]."""
+        line_list = list(lines)
+        ids = np.fromiter(chain.from_iterable(line_list), np.int32)
+        return cls(ids, np.cumsum([0, *map(len, line_list)], dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -105,9 +115,9 @@ class PairSplit:
     unknown_source: int
     dropped: dict[str, int]
     """Number of training pairs that were left out, by reason."""
-    numbers: NDArray[np.int64]
+    line_numbers: NDArray[np.int64]
     """Line number of each pair in its files, counted from 1."""
-    files: Aligned
+    files: AlignedFiles
     sha256: str
 
     @property
@@ -132,40 +142,45 @@ class PairSplit:
                 f"{self.files.source} or {self.files.target} has changed since the pairs were encoded; run this again"
             )
         lines = list(read_plain(getattr(self.files, side)))
-        return [lines[number - 1] for number in self.numbers]
+        return [lines[line_number - 1] for line_number in self.line_numbers]
 
 
-def write_pairs(folder: Path, corpus: PairFiles, settings: VocabularySettings, notify: Notify) -> None:
+def write_encoded_pairs(folder: Path, corpus: PairFiles, settings: VocabularySettings, notify: Notify) -> None:
     """Encode every split into `folder`, with vocabularies built from the training text."""
-    words = VocabularyPair.from_counts(*_count(corpus, notify), settings)
-    source, target = words.vocabularies
+    source_counts, target_counts = _count_words(corpus, notify)
+    vocabulary_pair = VocabularyPair.from_counts(source_counts, target_counts, settings)
+    source, target = vocabulary_pair.vocabularies
     target.save(folder / "vocabulary.json")
-    if not words.joint:
+    if not vocabulary_pair.joint:
         (folder / "source").mkdir()
         source.save(folder / "source" / "vocabulary.json")
-    splits = {split: _write_split(folder, corpus, split, settings, words, notify) for split in SPLITS}
-    fingerprints = (source.fingerprint, target.fingerprint)
-    record = _Record(format=FORMAT, joint=words.joint, vocabularies=fingerprints, splits=splits)
-    (folder / "counts.json").write_text(record.model_dump_json(indent=2), encoding="utf-8")
+    splits = {split: _write_split(folder, corpus, split, settings, vocabulary_pair, notify) for split in SPLITS}
+    contents = _CountsFile(
+        format=FORMAT,
+        joint=vocabulary_pair.joint,
+        vocabularies=(source.fingerprint, target.fingerprint),
+        splits=splits,
+    )
+    (folder / "counts.json").write_text(contents.model_dump_json(indent=2), encoding="utf-8")
 
 
-def read_pairs(folder: Path, corpus: PairFiles) -> tuple[VocabularyPair, dict[str, PairSplit]]:
-    """Open a folder that `write_pairs` wrote. Raise a DataError if it is damaged. Ids are memory-mapped."""
+def read_encoded_pairs(folder: Path, corpus: PairFiles) -> tuple[VocabularyPair, dict[str, PairSplit]]:
+    """Open a folder that `write_encoded_pairs` wrote. Raise a DataError if it is damaged. Ids are memory-mapped."""
     path = folder / "counts.json"
     try:
-        record = _Record.model_validate_json(path.read_bytes())
+        stored = _CountsFile.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise DataError(f"{path} is not what was written") from error
-    words = _read_words(folder, record)
-    if set(record.splits) != set(SPLITS):
+    vocabulary_pair = _read_vocabularies(folder, stored)
+    if set(stored.splits) != set(SPLITS):
         raise DataError(f"{path} is not what was written")
-    return words, {name: _read_split(folder, corpus, name, record.splits[name]) for name in SPLITS}
+    return vocabulary_pair, {name: _read_split(folder, corpus, name, stored.splits[name]) for name in SPLITS}
 
 
-def _count(corpus: PairFiles, notify: Notify) -> tuple[Counter[str], Counter[str]]:
+def _count_words(corpus: PairFiles, notify: Notify) -> tuple[Counter[str], Counter[str]]:
     """Count the words of both sides of the training text, including pairs that are left out later."""
     source, target = Counter[str](), Counter[str]()
-    for pair in reported(corpus.pairs("train"), lambda number: f"train: {number:,} pairs counted", notify):
+    for pair in report_progress(corpus.read_pairs("train"), lambda count: f"train: {count:,} pairs counted", notify):
         source.update(pair.source)
         target.update(pair.target)
         source[END_OF_LINE] += 1
@@ -174,82 +189,101 @@ def _count(corpus: PairFiles, notify: Notify) -> tuple[Counter[str], Counter[str
 
 
 @dataclass
-class _Writer:
-    """Writes the lines of one side and counts them."""
+class _SideWriter:
+    """Encodes the lines of one side of a split, writes their ids to a file and counts them."""
 
     vocabulary: Vocabulary
     unknown: UnknownPolicy
-    file: Path
-    stream: IO[bytes]
+    text_path: Path
+    ids_file: IO[bytes]
     bounds: array[int] = field(default_factory=lambda: array("q", [0]))
-    words: int = 0
-    unknown_ids: int = 0
+    num_words: int = 0
+    num_unknown: int = 0
 
-    def encode(self, words: list[str], number: int) -> list[int]:
-        line = [*words, END_OF_LINE]
-        parts = self.vocabulary.known_parts(line) if self.unknown == "replace" else line
-        return encode_line(parts, self.vocabulary, self.unknown, self.file, number)
+    def encode(self, words: list[str], line_number: int) -> list[int]:
+        tokens: Sequence[str] = [*words, END_OF_LINE]
+        if self.unknown == "replace":
+            tokens = self.vocabulary.split_at_unknown(tokens)
+        return encode_line(tokens, self.vocabulary, self.unknown, self.text_path, line_number)
 
-    def add(self, words: list[str], ids: list[int]) -> None:
-        self.stream.write(np.array(ids, dtype=ID).tobytes())
+    def write(self, words: list[str], ids: list[int]) -> None:
+        self.ids_file.write(np.array(ids, dtype=ID).tobytes())
         self.bounds.append(self.bounds[-1] + len(ids))
-        self.words += len(words)
-        self.unknown_ids += 0 if self.vocabulary.unk is None else ids.count(self.vocabulary.unk)
+        self.num_words += len(words)
+        if self.vocabulary.unk is not None:
+            self.num_unknown += ids.count(self.vocabulary.unk)
 
     @property
-    def counts(self) -> _Side:
-        return _Side(tokens=self.bounds[-1], words=self.words, unknown=self.unknown_ids)
+    def counts(self) -> _SideCounts:
+        return _SideCounts(tokens=self.bounds[-1], words=self.num_words, unknown=self.num_unknown)
 
 
 def _write_split(
-    folder: Path, corpus: PairFiles, split: str, settings: VocabularySettings, words: VocabularyPair, notify: Notify
-) -> _Counts:
-    files, numbers, size = corpus.files[split], array("q"), 0
+    folder: Path,
+    corpus: PairFiles,
+    split: str,
+    settings: VocabularySettings,
+    vocabulary_pair: VocabularyPair,
+    notify: Notify,
+) -> _SplitCounts:
+    """Write the ids of one split, and return its sizes. Training pairs that the filters reject are left out."""
+    files = corpus.files[split]
+    line_numbers, num_bytes = array("q"), 0
     dropped: Counter[str] = Counter()
     with ExitStack() as stack:
         source, target = (
-            _Writer(
+            _SideWriter(
                 vocabulary,
                 settings.unknown,
-                file,
-                stack.enter_context(_path(folder, split, side, "ids").open("wb", BUFFER)),
+                text_path,
+                stack.enter_context(_side_path(folder, split, side, "ids").open("wb", BUFFER_BYTES)),
             )
-            for vocabulary, file, side in zip(words.vocabularies, files, SIDES, strict=True)
+            for vocabulary, text_path, side in zip(vocabulary_pair.vocabularies, files, SIDES, strict=True)
         )
-        for pair in reported(corpus.pairs(split), lambda number: f"{split}: {number:,} pairs encoded", notify):
-            ids, translated = source.encode(pair.source, pair.number), target.encode(pair.target, pair.number)
-            if split == "train" and (reason := corpus.filters.leaves_out(len(ids) - 1, len(translated) - 1)):
-                dropped[reason] += 1
-                continue
-            source.add(pair.source, ids)
-            target.add(pair.target, translated)
-            numbers.append(pair.number)
-            size += pair.size
-    if not source.words or not target.words:
-        reason = f"every pair is left out ({describe_dropped(dropped)})" if dropped else "one side has no words"
-        raise DataError(f"{files.source} and {files.target}: {reason}, so there is no {split} text")
+        pairs = corpus.read_pairs(split)
+        for pair in report_progress(pairs, lambda count: f"{split}: {count:,} pairs encoded", notify):
+            source_ids = source.encode(pair.source, pair.line_number)
+            target_ids = target.encode(pair.target, pair.line_number)
+            if split == "train":
+                reason = corpus.filters.reason_to_drop(len(source_ids) - 1, len(target_ids) - 1)  # without <eos>
+                if reason:
+                    dropped[reason] += 1
+                    continue
+            source.write(pair.source, source_ids)
+            target.write(pair.target, target_ids)
+            line_numbers.append(pair.line_number)
+            num_bytes += pair.size
+    if not source.num_words or not target.num_words:
+        problem = f"every pair is left out ({describe_dropped(dropped)})" if dropped else "one side has no words"
+        raise DataError(f"{files.source} and {files.target}: {problem}, so there is no {split} text")
     if dropped:
-        notify(f"{split}: {len(numbers):,} pairs; left out: {describe_dropped(dropped)}")
-    _path(folder, split, "source", "bounds").write_bytes(_little_endian(source.bounds))
-    _path(folder, split, "target", "bounds").write_bytes(_little_endian(target.bounds))
-    _numbers(folder, split).write_bytes(_little_endian(numbers))
-    return _Counts(pairs=len(numbers), source=source.counts, target=target.counts, bytes=size, dropped=dict(dropped))
+        notify(f"{split}: {len(line_numbers):,} pairs; left out: {describe_dropped(dropped)}")
+    _side_path(folder, split, "source", "bounds").write_bytes(_to_int64_bytes(source.bounds))
+    _side_path(folder, split, "target", "bounds").write_bytes(_to_int64_bytes(target.bounds))
+    _line_numbers_path(folder, split).write_bytes(_to_int64_bytes(line_numbers))
+    return _SplitCounts(
+        pairs=len(line_numbers),
+        source=source.counts,
+        target=target.counts,
+        bytes=num_bytes,
+        dropped=dict(dropped),
+    )
 
 
 def describe_dropped(dropped: Mapping[str, int]) -> str:
-    """Describe how many pairs were left out for each reason."""
-    return ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
+    """Describe how many pairs were left out for each reason: "12 too long, 3 ratio"."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
 
 
-def _read_words(folder: Path, record: _Record) -> VocabularyPair:
+def _read_vocabularies(folder: Path, stored: _CountsFile) -> VocabularyPair:
     target = Vocabulary.load(folder / "vocabulary.json")
-    source = target if record.joint else Vocabulary.load(folder / "source" / "vocabulary.json")
-    if (source.fingerprint, target.fingerprint) != record.vocabularies:
+    source = target if stored.joint else Vocabulary.load(folder / "source" / "vocabulary.json")
+    if (source.fingerprint, target.fingerprint) != stored.vocabularies:
         raise DataError(f"{folder}: a vocabulary is not what was written")
     return VocabularyPair(source, target)
 
 
-def _read_split(folder: Path, corpus: PairFiles, name: str, counts: _Counts) -> PairSplit:
+def _read_split(folder: Path, corpus: PairFiles, name: str, counts: _SplitCounts) -> PairSplit:
     return PairSplit(
         name,
         _read_lines(folder, name, "source", counts.pairs, counts.source.tokens),
@@ -259,27 +293,29 @@ def _read_split(folder: Path, corpus: PairFiles, name: str, counts: _Counts) -> 
         unknown=counts.target.unknown,
         unknown_source=counts.source.unknown,
         dropped=counts.dropped,
-        numbers=read_array(_numbers(folder, name), _NUMBER, counts.pairs),
+        line_numbers=read_array(_line_numbers_path(folder, name), _INT64, counts.pairs),
         files=corpus.files[name],
         sha256=corpus.hashes[name],
     )
 
 
-def _read_lines(folder: Path, split: str, side: Side, pairs: int, tokens: int) -> Lines:
-    ids = read_array(_path(folder, split, side, "ids"), ID, tokens)
-    bounds = read_array(path := _path(folder, split, side, "bounds"), _NUMBER, pairs + 1)
-    if bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 1).any():
-        raise DataError(f"{path} is not what was written")
+def _read_lines(folder: Path, split: str, side: Side, num_pairs: int, num_tokens: int) -> Lines:
+    ids = read_array(_side_path(folder, split, side, "ids"), ID, num_tokens)
+    bounds_path = _side_path(folder, split, side, "bounds")
+    bounds = read_array(bounds_path, _INT64, num_pairs + 1)
+    if bounds[0] != 0 or bounds[-1] != num_tokens or (np.diff(bounds) < 1).any():
+        raise DataError(f"{bounds_path} is not what was written")
     return Lines(ids, bounds)
 
 
-def _path(folder: Path, split: str, side: Side, what: str) -> Path:
-    return folder / f"{split}.{side}.{what}"
+def _side_path(folder: Path, split: str, side: Side, suffix: str) -> Path:
+    return folder / f"{split}.{side}.{suffix}"
 
 
-def _numbers(folder: Path, split: str) -> Path:
+def _line_numbers_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.numbers"
 
 
-def _little_endian(numbers: array[int]) -> bytes:
-    return np.array(numbers, dtype=_NUMBER).tobytes()
+def _to_int64_bytes(values: array[int]) -> bytes:
+    """Return the bytes of integers in the stored type: little-endian, 64 bits."""
+    return np.array(values, dtype=_INT64).tobytes()

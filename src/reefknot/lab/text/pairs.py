@@ -1,10 +1,11 @@
-"""Parallel text: pairs of lines that are translations of each other, in two aligned files or in the columns of a TSV.
+"""Read parallel text: pairs of lines that are translations of each other.
 
-Line i of one file is the translation of line i of the other. Files with different numbers of lines are rejected,
-because every pair after the first missing line would be wrong. In a TSV file, the first column is the source and the
-second column is the target. Files may be gzipped. Gzipped files and TSV files are first written to the cache as aligned
-files.
-`storage/lines.py` defines what a line is.
+The text is in two aligned files (`AlignedFiles`): line i of one file is the translation of line i of the other. Files
+with different numbers of lines are rejected, because every pair after the first missing line would be wrong.
+
+`published_pairs` defines a parallel corpus that the user downloads. Its files may be gzipped, or a split may be one TSV
+file with the source in the first column and the target in the second. Such files are first written to the cache as
+aligned files. `storage/lines.py` defines what a line is.
 """
 
 from __future__ import annotations
@@ -17,30 +18,34 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import Lines, PreparedCorpus
+from reefknot.lab.text.prepared import NamedLines, PreparedCorpus
 from reefknot.lab.text.published import SPLITS
 from reefknot.storage.lines import count_lines, read_file, read_plain
 
 GZIP = "(?:[.]gz)?"
-"""Pattern of the optional ending of a gzipped file."""
+"""Regular expression of the optional ending of a gzipped file."""
 
 
 class Pair(NamedTuple):
-    """Two aligned lines: their number, counted from 1, their words, and the bytes of the target with its line end."""
+    """Two aligned lines."""
 
-    number: int
+    line_number: int
+    """Line number in both files, counted from 1."""
     source: list[str]
+    """Words of the source line."""
     target: list[str]
+    """Words of the target line."""
     size: int
+    """Size of the target line in bytes, line end included."""
 
 
-class Aligned(NamedTuple):
+class AlignedFiles(NamedTuple):
     """Two files that are aligned line by line."""
 
     source: Path
     target: Path
 
-    def lines(self) -> int:
+    def count_pairs(self) -> int:
         """Return the number of pairs. Raise a DataError if the files have different numbers of lines."""
         source, target = map(count_lines, self)
         if source != target:
@@ -54,10 +59,10 @@ class Aligned(NamedTuple):
         """Return a SHA-256 over the hashes of both files, which `file_sha256` computes."""
         return hashlib.sha256(" ".join(map(file_sha256, self)).encode()).hexdigest()
 
-    def pairs(self, first: int = 0, last: int | None = None) -> Iterator[Pair]:
-        """Yield the pairs from `first`, counted from 0, up to `last`."""
-        both = zip(read_file(self.source), read_file(self.target), strict=True)
-        for source, target in islice(both, first, last):
+    def read_pairs(self, start: int = 0, end: int | None = None) -> Iterator[Pair]:
+        """Yield the pairs from `start`, counted from 0, up to but not including `end`."""
+        aligned_lines = zip(read_file(self.source), read_file(self.target), strict=True)
+        for source, target in islice(aligned_lines, start, end):
             yield Pair(source.number, source.words, target.words, target.size)
 
 
@@ -74,9 +79,14 @@ def published_pairs(
     """Define a corpus with two files per split, called `stem.language`, gzipped or not."""
     names = [f"{stems[split]}.{language}" for split in SPLITS for language in languages]
 
-    def files(folder: Path) -> list[Path]:
-        present = [[path for path in (folder / name, folder / f"{name}.gz") if path.is_file()] for name in names]
-        return [paths[0] for paths in present] if all(present) else []
+    def find_files(folder: Path) -> list[Path]:
+        paths = []
+        for name in names:
+            existing = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+            if not existing:
+                return []
+            paths.append(existing[0])
+        return paths
 
     return PreparedCorpus(
         name=name,
@@ -85,41 +95,41 @@ def published_pairs(
         how_to_get=how_to_get,
         expected=f"{', '.join(names[:-1])} and {names[-1]}, or the same with .gz",
         folders=folders,
-        files=files,
+        files=find_files,
         lines=read_aligned(languages),
         sha256=sha256 or {},
     )
 
 
-def read_aligned(languages: tuple[str, ...]) -> Callable[[list[Path]], Lines]:
+def read_aligned(languages: tuple[str, ...]) -> Callable[[list[Path]], NamedLines]:
     """Return a function that reads the files of all splits in order: two files or a TSV file per split."""
 
-    def lines(files: list[Path]) -> Lines:
-        remaining = iter(files)
+    def read_lines(files: list[Path]) -> NamedLines:
+        remaining_files = iter(files)
         for split in SPLITS:
-            texts = [f"{split}.{language}" for language in languages]
-            path = next(remaining)
+            text_names = [f"{split}.{language}" for language in languages]
+            path = next(remaining_files)
             if re.search(rf"[.]tsv{GZIP}$", path.name, re.IGNORECASE):
-                for columns in _columns(path):
-                    yield from zip(texts, columns, strict=True)
+                for columns in _read_columns(path):
+                    yield from zip(text_names, columns, strict=True)
             else:
-                yield from _both(Aligned(path, next(remaining)), texts)
+                yield from _read_both_files(AlignedFiles(path, next(remaining_files)), text_names)
 
-    return lines
-
-
-def _both(files: Aligned, texts: Iterable[str]) -> Lines:
-    files.lines()
-    for text, path in zip(texts, files, strict=True):
-        yield from ((text, line) for line in read_plain(path))
+    return read_lines
 
 
-def _columns(path: Path) -> Iterator[list[str]]:
-    for number, line in enumerate(read_plain(path), start=1):
+def _read_both_files(files: AlignedFiles, text_names: Iterable[str]) -> NamedLines:
+    files.count_pairs()  # raises an error if the files are not aligned
+    for text_name, path in zip(text_names, files, strict=True):
+        yield from ((text_name, line) for line in read_plain(path))
+
+
+def _read_columns(path: Path) -> Iterator[list[str]]:
+    for line_number, line in enumerate(read_plain(path), start=1):
         columns = line.split("\t")
         if len(columns) != 2:
             raise DataError(
-                f"{path}, line {number}: expected source, tab and target, found {len(columns)}"
+                f"{path}, line {line_number}: expected source, tab and target, found {len(columns)}"
                 f" column{'s' * (len(columns) > 1)}"
             )
         yield columns

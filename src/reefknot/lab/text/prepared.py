@@ -1,6 +1,8 @@
-"""Corpora that are published in another form and have to be converted to texts, which are stored in the cache.
+"""Corpora that are published in another form, such as a zip or JSON file, and are converted to plain text.
 
-The texts of a corpus are in a folder of the cache:
+To define such a corpus, create a `PreparedCorpus` with two functions: `files` finds its files in a folder, and `lines`
+reads them and yields the lines of the texts (`corpora/text8.py` is a short example). `PreparedCorpus.open` writes the
+texts to a folder of the cache, once:
 
     corpora/NAME-HASH/train.txt, valid.txt, test.txt          one text per split, or for parallel text
     corpora/NAME-HASH/train.en.txt, train.de.txt, ...         one text per split and language
@@ -25,23 +27,23 @@ from pathlib import Path
 
 from reefknot.errors import DataError
 from reefknot.lab.text.published import SPLITS, DownloadedCorpus
-from reefknot.storage.cache import cached
-from reefknot.storage.progress import Notify, reported
+from reefknot.storage.cache import load_or_create
+from reefknot.storage.progress import Notify, report_progress
 
-Lines = Iterator[tuple[str, str]]
-"""Pairs of the name of a text and a line to write to it. The name is `split`, or `split.language` for parallel text."""
+NamedLines = Iterator[tuple[str, str]]
+"""Pairs of the name of a text and a line of it: ("train", "some words") or, for parallel text, ("train.en", ...)."""
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-def separate(text: str) -> str:
-    """Put spaces between words and punctuation marks."""
+def separate_punctuation(text: str) -> str:
+    """Put spaces between words and punctuation marks: "Yes, it is." becomes "Yes , it is ."."""
     return " ".join(_TOKEN.findall(text))
 
 
 def tokenise(text: str) -> str:
     """Convert a text to lower case and put spaces between words and punctuation marks."""
-    return separate(text.lower())
+    return separate_punctuation(text.lower())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class PreparedCorpus(DownloadedCorpus):
     """Description of the files for an error message, in which it follows the name of their folder."""
     files: Callable[[Path], list[Path]]
     """Function that returns the files of the corpus in a folder: all files, or none if one is missing."""
-    lines: Callable[[list[Path]], Lines]
+    lines: Callable[[list[Path]], NamedLines]
     """Function that reads the files and yields the lines of the texts."""
     version: int = 1
     """Version of the conversion. Increase it whenever the same files give different texts."""
@@ -71,7 +73,7 @@ class PreparedCorpus(DownloadedCorpus):
 def prepare(
     name: str,
     files: list[Path],
-    lines: Callable[[list[Path]], Lines],
+    lines: Callable[[list[Path]], NamedLines],
     cache: Path,
     notify: Notify,
     *,
@@ -80,32 +82,36 @@ def prepare(
 ) -> dict[str, Path]:
     """Return the texts that `lines` makes from `files`. Write them to the cache first, if they are not there."""
     # The same files in another folder are converted again, and give the same texts.
-    listing = json.dumps([version, *languages, *(_facts(path) for path in files)])
+    identity = json.dumps([version, *languages, *(_identify_file(path) for path in files)])
+    digest = hashlib.sha256(identity.encode()).hexdigest()
 
-    def reported_lines() -> Lines:
-        return reported(_readable(lines(files), files), lambda number: f"{name}: {number:,} lines prepared", notify)
+    def read_lines() -> NamedLines:
+        checked_lines = _raise_data_errors(lines(files), files)
+        return report_progress(checked_lines, lambda count: f"{name}: {count:,} lines prepared", notify)
 
-    texts = [f"{split}.{language}" for split in SPLITS for language in languages]
-    digest = hashlib.sha256(listing.encode()).hexdigest()
-    return write_texts(cache, f"{name}-{digest[:12]}", reported_lines, texts or SPLITS)
+    text_names = [f"{split}.{language}" for split in SPLITS for language in languages] or SPLITS
+    return write_texts(cache, f"{name}-{digest[:12]}", read_lines, text_names)
 
 
-def write_texts(cache: Path, entry: str, lines: Callable[[], Lines], texts: Iterable[str] = SPLITS) -> dict[str, Path]:
+def write_texts(
+    cache: Path, entry: str, lines: Callable[[], NamedLines], text_names: Iterable[str] = SPLITS
+) -> dict[str, Path]:
     """Return the texts of a cache entry by name. Write `lines` to the entry first, if it does not exist."""
-    names = list(texts)
-    folder = cached(cache / "corpora" / entry, lambda new: _write(new, lines(), names), _read)
+    names = list(text_names)
+    folder = load_or_create(cache / "corpora" / entry, lambda new: _write_folder(new, lines(), names), _check_folder)
     return {name: folder / f"{name}.txt" for name in names}
 
 
-def _facts(path: Path) -> tuple[str, int, int]:
+def _identify_file(path: Path) -> tuple[str, int, int]:
+    """Return the path, size and modification time of a file."""
     try:
-        facts = path.stat()
+        status = path.stat()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    return str(path.absolute()), facts.st_size, facts.st_mtime_ns
+    return str(path.absolute()), status.st_size, status.st_mtime_ns
 
 
-def _readable(lines: Lines, files: list[Path]) -> Lines:
+def _raise_data_errors(lines: NamedLines, files: list[Path]) -> NamedLines:
     """Yield the lines. Raise a DataError if a file is damaged or does not have the expected format."""
     try:
         yield from lines
@@ -113,20 +119,20 @@ def _readable(lines: Lines, files: list[Path]) -> Lines:
         raise DataError(f"{os.path.commonpath(files)}: cannot be read: {error}; download it again") from error
 
 
-def _write(folder: Path, lines: Iterable[tuple[str, str]], texts: Iterable[str]) -> None:
+def _write_folder(folder: Path, lines: NamedLines, text_names: Iterable[str]) -> None:
     with contextlib.ExitStack() as stack:
-        streams = {text: stack.enter_context((folder / f"{text}.txt").open("wb")) for text in texts}
-        for text, line in lines:
-            streams[text].write(f"{line}\n".encode())
+        files = {name: stack.enter_context((folder / f"{name}.txt").open("wb")) for name in text_names}
+        for name, line in lines:
+            files[name].write(f"{line}\n".encode())
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     (folder / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
 
 
-def _read(folder: Path) -> Path | None:
+def _check_folder(folder: Path) -> Path | None:
     """Return the folder if its texts have the recorded sizes, or else None."""
     try:
         sizes = json.loads((folder / "sizes.json").read_bytes())
-        complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
+        is_complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return None
-    return folder if complete and sizes else None
+    return folder if is_complete and sizes else None

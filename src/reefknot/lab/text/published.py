@@ -1,7 +1,7 @@
-"""Base classes of corpora: what is known about a corpus before it is read, and how its files are found.
+"""Base classes of corpora: a name, a description, and how to find the text files.
 
-A `Corpus` has a name, a description and a method `open`, which returns its text files. Most corpora in `corpora/`
-consist of files that the user downloads into a data folder:
+The method `Corpus.open` returns the files of a corpus. Most corpora in `corpora/` consist of files that the user
+downloads into a data folder:
 
 * A `PublishedCorpus` (here) is published as a train, a valid and a test text, which are read unchanged.
 * A `PreparedCorpus` (`prepared.py`) is published in another form and converted to such texts first.
@@ -83,34 +83,40 @@ class DownloadedCorpus(Corpus):
         """Find the files in `data`, or in REEFKNOT_DATA, and compare their hashes with the published hashes."""
         paths = self._search(data)
         for path in paths:
-            published = self.sha256.get(path.name)
-            if published is not None and (sha256 := file_hash(path, cache)) != published:
+            expected_sha256 = self.sha256.get(path.name)
+            if expected_sha256 is None:
+                continue
+            sha256 = file_hash(path, cache)
+            if sha256 != expected_sha256:
                 raise DataError(
-                    f"{path} is not the published {self.name} file: expected SHA-256 {published}, found {sha256}."
-                    f" Download it again{self._alternative()}."
+                    f"{path} is not the published {self.name} file: expected SHA-256 {expected_sha256}, found {sha256}."
+                    f" Download it again{self._describe_alternative()}."
                 )
         return paths
 
     def _search(self, data: Path | None) -> list[Path]:
+        """Return the files from the first folder that has all of them, or raise CorpusNotFound."""
         root = data or os.environ.get("REEFKNOT_DATA")
         if not root:
-            raise CorpusNotFound(f"{self.name} not found: {self._hint('DIR')}")
+            raise CorpusNotFound(f"{self.name} not found: {self._explain_download('DIR')}")
         folders = [Path(root, folder) for folder in (*(self.folders or (self.name,)), ".")]
         for folder in folders:
             with contextlib.suppress(OSError):
-                if paths := self.files_in(folder):
+                paths = self.files_in(folder)
+                if paths:
                     return paths
         self._check_incomplete(folders, root)
-        raise CorpusNotFound(f"{self.name} not found in {root}: {self._hint(root)}")
+        raise CorpusNotFound(f"{self.name} not found in {root}: {self._explain_download(root)}")
 
-    def _hint(self, root: str | Path) -> str:
+    def _explain_download(self, root: str | Path) -> str:
         folder = Path(root, (self.folders or (self.name,))[0])
         return f"expected {folder}/{self.expected_files()}. {self.how_to_get} Pass --data DIR or set REEFKNOT_DATA."
 
     def _check_incomplete(self, folders: list[Path], root: str | Path) -> None:
         """Raise a DataError if only some of the files exist. If no file exists, the corpus is just not found."""
 
-    def _alternative(self) -> str:
+    def _describe_alternative(self) -> str:
+        """Return what to do instead of downloading a file again, for an error message."""
         return ""
 
 
@@ -125,7 +131,7 @@ class PublishedCorpus(DownloadedCorpus):
     """File name of each split."""
 
     def files_in(self, folder: Path) -> list[Path]:
-        return all_of(folder, *self.files.values())
+        return find_all_files(folder, *self.files.values())
 
     def expected_files(self) -> str:
         *names, last = self.files.values()
@@ -142,13 +148,13 @@ class PublishedCorpus(DownloadedCorpus):
         missing = [name for name in self.files.values() if not any((folder / name).is_file() for folder in folders)]
         if len(missing) < len(self.files):
             problem = f"{', '.join(missing)} not found" if missing else "the files are in different folders"
-            raise DataError(f"{self.name} is incomplete in {root}: {problem}; {self._hint(root)}")
+            raise DataError(f"{self.name} is incomplete in {root}: {problem}; {self._explain_download(root)}")
 
-    def _alternative(self) -> str:
+    def _describe_alternative(self) -> str:
         return f", or set corpus.name to its folder instead of {self.name} to use the text as it is"
 
 
-def all_of(folder: Path, *names: str) -> list[Path]:
+def find_all_files(folder: Path, *names: str) -> list[Path]:
     """Return the files with these names in a folder, or an empty list if one is missing."""
     paths = [folder / name for name in names]
     return paths if all(path.is_file() for path in paths) else []

@@ -1,10 +1,12 @@
-"""Samples: independent parts of a text, which are grouped into different training windows in every epoch.
+"""Base classes of batches whose rows are independent of each other and shuffled in every epoch.
 
-A sample is a range of targets. `Blocks`, `Sentences` and `PairBatches` define where samples end, which samples form a
-window and which input precedes a target; this module does everything else. Only the bounds of samples are in memory;
-ids stay on disk until a window is read.
+A sample is one row of a batch: a contiguous range of the text's tokens. A training window is the batch of one update.
+`Samples` does what all kinds of batches share, such as padding and dividing a window among processes. Its subclasses
+define where a sample begins (`_compute_bounds`) and which samples form a window (`_group_samples`). Subclasses are
+`Blocks` and `Sentences`, through `TextSamples`, and `PairBatches`. `Blocks` in `blocks.py` is the shortest example.
 
-Random choices depend only on the seed and the epoch, not on the number of processes.
+Only the bounds of samples are in memory; ids stay on disk until a window is read. Random choices depend only on the
+seed and the epoch, not on the number of processes.
 
 Shapes: S samples, W windows of an epoch, B rows of one window, T targets of its longest row.
 """
@@ -24,105 +26,121 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.lab.text.streams import check_sizes
 
 Offsets = NDArray[np.int64]
+"""Positions of tokens in a text, or indices of samples."""
 
 
 class Samples(ABC):
     """Training windows whose rows are samples, padded on the right. Each token is a target exactly once per epoch.
 
-    The epoch is 1 until `begin` is called.
+    The epoch is 1 until `set_epoch` is called.
     """
 
-    def __init__(self, batch: int, steps: int, *, seed: int) -> None:
-        """Subclasses set the attributes that `_cut` needs before they call this."""
-        check_sizes(batch, steps)
+    def __init__(self, batch_size: int, steps: int, *, seed: int) -> None:
+        """Subclasses set the attributes that `_compute_bounds` needs before they call this."""
+        check_sizes(batch_size, steps)
         self.steps = steps
         self.seed = seed
-        self._total = batch
-        self._rank, self._world = 0, 1
-        self._bounds = self._cut()
+        self._global_batch_size = batch_size
+        self._rank, self._world_size = 0, 1
+        self._bounds = self._compute_bounds()
         self.epoch = 0
-        self.begin(epoch=1)
+        self.set_epoch(epoch=1)
 
     @abstractmethod
-    def _cut(self) -> Offsets:
+    def _compute_bounds(self) -> Offsets:
         """Return S + 1 offsets into the targets: where each sample begins, and where the last sample ends."""
 
     @abstractmethod
-    def _draw(self, random: np.random.Generator) -> tuple[Offsets, Offsets]:
-        """Return the order of the samples in an epoch, order_S, and the range in this order of each window, (W, 2)."""
+    def _group_samples(self, generator: np.random.Generator) -> tuple[Offsets, Offsets]:
+        """Shuffle the samples and group them into the windows of one epoch.
+
+        Returns the samples in their new order, with shape (S,), and the range of each window in this order, with shape
+        (W, 2). The order [2, 0, 1] with the ranges [[0, 2], [2, 3]] means the windows (2, 0) and (1,).
+        """
 
     @abstractmethod
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs and targets of this process's rows. Targets of short rows are padded with `IGNORE`."""
 
-    def begin(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Switch to the windows of this epoch, counted from 1."""
         if epoch != self.epoch:  # shuffling tens of millions of lines takes seconds
             self.epoch = epoch
-            self._order, self._ranges = self._draw(np.random.default_rng((self.seed, epoch)))
+            generator = np.random.default_rng((self.seed, epoch))
+            self._sample_order, self._window_ranges = self._group_samples(generator)
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """Number of rows of `steps` tokens that fit into a window of this process."""
-        return -(-self._total // self._world)
+        return -(-self._global_batch_size // self._world_size)
 
     @property
-    def windows(self) -> int:
+    def num_windows(self) -> int:
         """Number of windows in this epoch."""
-        return len(self._ranges)
+        return len(self._window_ranges)
 
     @property
-    def tokens(self) -> int:
+    def num_targets(self) -> int:
         """Number of targets in an epoch, over all processes."""
         return int(self._bounds[-1] - self._bounds[0])
 
-    def count(self, index: int) -> int:
+    def count_targets(self, index: int) -> int:
         """Return the number of targets in one window, over all processes."""
-        samples = self._samples(index)
+        samples = self._window_samples(index)
         return int((self._bounds[samples + 1] - self._bounds[samples]).sum())
 
-    def _samples(self, index: int) -> Offsets:
+    def _window_samples(self, index: int) -> Offsets:
         """Return the samples of one window, for all processes."""
-        if not 0 <= index < self.windows:
-            raise IndexError(f"window {index} of {self.windows}")
-        first, stop = self._ranges[index]
-        return self._order[first:stop]
+        if not 0 <= index < self.num_windows:
+            raise IndexError(f"window {index} of {self.num_windows}")
+        start, end = self._window_ranges[index]
+        return self._sample_order[start:end]
 
-    def _rows(self, samples: Offsets) -> tuple[Offsets, Offsets]:
+    def _local_rows(self, samples: Offsets) -> tuple[Offsets, Offsets]:
         """Return the samples in this process's rows, and the number of targets in each of its rows.
 
         If the samples cannot be divided equally, the last processes repeat the first sample in a row without targets.
         """
-        local = samples[self._rank :: self._world]
-        missing = -(-len(samples) // self._world) - len(local)
-        lengths = self._bounds[local + 1] - self._bounds[local]
-        return np.append(local, samples[:missing]), np.pad(lengths, (0, missing))
+        local_samples = samples[self._rank :: self._world_size]
+        num_rows = -(-len(samples) // self._world_size)
+        num_missing = num_rows - len(local_samples)
+        lengths = self._bounds[local_samples + 1] - self._bounds[local_samples]
+        return np.append(local_samples, samples[:num_missing]), np.pad(lengths, (0, num_missing))
 
     def rate_factor(self, index: int) -> float:
         """Return 1: the learning rate does not depend on the window."""
         return 1.0
 
-    def slice(self, rank: int, world: int) -> Self:
-        """Return the samples of process `rank` of `world` processes: every `world`-th row of each window."""
-        if self._total < world:
-            raise SettingsError(f"batch = {self._total} is too small for {world} processes; some would have no row")
-        part = copy(self)
-        part._rank, part._world = rank, world
-        return part
+    def shard(self, rank: int, world_size: int) -> Self:
+        """Return the samples of process `rank` of `world_size` processes: every `world_size`-th row of each window."""
+        if self._global_batch_size < world_size:
+            raise SettingsError(
+                f"batch = {self._global_batch_size} is too small for {world_size} processes; some would have no row"
+            )
+        shard = copy(self)
+        shard._rank, shard._world_size = rank, world_size
+        return shard
 
 
 class TextSamples(Samples):
     """Samples that together form one text.
 
-    The input before each target is its predecessor in the text, also for the first target of a sample. <eos> precedes
-    the text; without `eos`, the first token of the text is not a target. `inputs` is the same text as input ids, if
-    they differ from the target ids: spelled words have their own input ids.
+    The input of each target is the previous token of the text, also for the first target of a sample. <eos> precedes
+    the text; without `eos`, the first token of the text is not a target.
+
+    Args:
+        ids: The text as target ids.
+        batch_size: Number of rows of `steps` tokens in a window.
+        steps: Maximum number of targets in a row.
+        inputs: The same text as input ids, if they differ from `ids`: spelled words have their own input ids.
+        eos: Id of `<eos>`, if the vocabulary has it.
+        seed: Seed of the random order.
     """
 
     def __init__(
         self,
         ids: NDArray[np.int32],
-        batch: int,
+        batch_size: int,
         steps: int,
         inputs: NDArray[np.int32] | None = None,
         *,
@@ -130,20 +148,20 @@ class TextSamples(Samples):
         seed: int = 0,
     ) -> None:
         self._eos = eos
-        self._first = 1 if eos is None else 0
-        if len(ids) <= self._first:
+        self._first_target = 1 if eos is None else 0
+        if len(ids) <= self._first_target:
             raise DataError(f"the text has {len(ids)} tokens, and none of them is a target; use a longer text")
         self._targets = ids
         self._inputs = ids if inputs is None else inputs
-        super().__init__(batch, steps, seed=seed)
+        super().__init__(batch_size, steps, seed=seed)
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `inputs_BT` and `targets_BT`."""
-        samples = self._samples(index)
-        longest = int((self._bounds[samples + 1] - self._bounds[samples]).max())
-        rows_B, lengths_B = self._rows(samples)
+        samples = self._window_samples(index)
+        max_length = int((self._bounds[samples + 1] - self._bounds[samples]).max())
+        samples_B, lengths_B = self._local_rows(samples)
         # Padding reads the token before the first target; any token would do.
-        offsets_BT, valid_BT = row_offsets(self._bounds[rows_B], lengths_B, longest, padding=self._first)
+        offsets_BT, valid_BT = row_offsets(self._bounds[samples_B], lengths_B, max_length, padding=self._first_target)
         inputs_BT = np.where(offsets_BT > 0, self._inputs[offsets_BT - 1], self._eos or 0)
         targets_BT = np.where(valid_BT, self._targets[offsets_BT], IGNORE)
         return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
@@ -166,10 +184,11 @@ def row_offsets(starts_B: Offsets, lengths_B: Offsets, steps: int, padding: int)
 def pack_windows(lengths_S: NDArray[np.integer], capacity: int) -> Offsets:
     """Group samples, sorted by decreasing length, into windows of at most `capacity` tokens, padding included.
 
-    Returns the first sample and the end of each window, (W, 2).
+    Returns the range of samples in each window, with shape (W, 2). Lengths [5, 4, 2, 2] with the capacity 10 give the
+    ranges [[0, 2], [2, 4]].
     """
-    firsts, first = [], 0
-    while first < len(lengths_S):
-        firsts.append(first)
-        first += capacity // int(lengths_S[first])
-    return np.stack([firsts, [*firsts[1:], len(lengths_S)]], axis=1)
+    starts, start = [], 0
+    while start < len(lengths_S):
+        starts.append(start)
+        start += capacity // int(lengths_S[start])
+    return np.stack([starts, [*starts[1:], len(lengths_S)]], axis=1)

@@ -1,7 +1,8 @@
 """Batches of independent sentences of similar length (Baevski & Auli 2019, Billion Word).
 
 A line of the text is a sentence. To avoid padding, all lines are sorted by length, with lines of equal length in random
-order. The sorted lines are cut into batches, and the batches are shuffled.
+order. The sorted lines are cut into batches, and the batches are shuffled. `samples.py` explains the methods of
+`Sentences`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from numpy.typing import NDArray
 from reefknot.errors import SettingsError
 from reefknot.lab.text.samples import Offsets, TextSamples, pack_windows
 
-CHUNK = 1 << 24
+CHUNK_SIZE = 1 << 24
 """Number of ids that are searched for line ends at a time."""
 
 
 class Sentences(TextSamples):
-    """Lines in training windows of at most `batch` x `steps` tokens, padding included.
+    """Lines in training windows of at most `batch_size` x `steps` tokens, padding included.
 
     A line longer than `steps` is cut into samples of `steps` targets and a shorter last one. If the lines of a window
     cannot be divided equally among the processes, rows of padding are added.
     """
 
-    def _cut(self) -> Offsets:
+    def _compute_bounds(self) -> Offsets:
         if self._eos is None:
             raise SettingsError(
                 'training.batching = "sentences": a sentence ends with <eos>, which the vocabulary does not have; '
@@ -31,21 +32,27 @@ class Sentences(TextSamples):
             )
         end = len(self._targets)
         # A text that ends with <eos> has an empty last line, which gives no sample.
-        edges = np.concatenate([[self._first], line_ends(self._targets, self._eos), [end]])
-        samples = -(-np.diff(edges) // self.steps)  # number of samples of each line
-        nth = np.arange(samples.sum()) - np.repeat(np.cumsum(samples) - samples, samples)
-        return np.append(np.repeat(edges[:-1], samples) + nth * self.steps, end)
+        line_bounds = np.concatenate([[self._first_target], line_ends(self._targets, self._eos), [end]])
+        samples_per_line = -(-np.diff(line_bounds) // self.steps)
+        # Index of each sample within its line: 0, 1, 2 for a line that is cut into three samples.
+        first_samples = np.cumsum(samples_per_line) - samples_per_line
+        index_in_line = np.arange(samples_per_line.sum()) - np.repeat(first_samples, samples_per_line)
+        line_starts = np.repeat(line_bounds[:-1], samples_per_line)
+        return np.append(line_starts + index_in_line * self.steps, end)
 
-    def _draw(self, random: np.random.Generator) -> tuple[Offsets, Offsets]:
+    def _group_samples(self, generator: np.random.Generator) -> tuple[Offsets, Offsets]:
         # Sort by the number of missing tokens, so that the longest lines come first. Small integers are sorted fast.
-        missing = (self.steps - np.diff(self._bounds)).astype(np.min_scalar_type(self.steps))
-        order = random.permutation(len(missing))
-        order = order[np.argsort(missing[order], kind="stable")]
-        ranges = pack_windows(self.steps - missing[order], self._total * self.steps)
-        return order, random.permutation(ranges)
+        missing_tokens = (self.steps - np.diff(self._bounds)).astype(np.min_scalar_type(self.steps))
+        order = generator.permutation(len(missing_tokens))
+        order = order[np.argsort(missing_tokens[order], kind="stable")]
+        capacity = self._global_batch_size * self.steps
+        window_ranges = pack_windows(self.steps - missing_tokens[order], capacity)
+        return order, generator.permutation(window_ranges)
 
 
 def line_ends(ids: NDArray[np.int32], eos: int) -> Offsets:
     """Return the offset after each <eos>. The text is searched in chunks, because it may be larger than memory."""
-    chunks = [start + np.flatnonzero(ids[start : start + CHUNK] == eos) for start in range(0, len(ids), CHUNK)]
-    return np.concatenate(chunks) + 1
+    eos_offsets = [
+        start + np.flatnonzero(ids[start : start + CHUNK_SIZE] == eos) for start in range(0, len(ids), CHUNK_SIZE)
+    ]
+    return np.concatenate(eos_offsets) + 1

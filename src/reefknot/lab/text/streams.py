@@ -1,9 +1,16 @@
-"""Parallel streams for truncated backpropagation.
+"""Batches for truncated backpropagation through time.
 
-A training window has the next `steps` tokens of every stream. Windows are read by index, so a resumed run replays
-nothing. All windows have the same length, or they have random lengths that differ between epochs (Merity et al. 2018,
-AWD-LSTM), so that the gradient is not cut at the same words in every epoch. Random lengths depend only on the seed and
-the epoch: there is nothing to save, and several processes agree without communicating.
+`Streams` cuts a text into `batch_size` contiguous parts, the streams. A training window (a batch) holds the next
+`steps` tokens of every stream, so the hidden state of a recurrent network can be carried from one window to the next.
+With 2 streams and 4 steps, a text of the tokens 0 to 22 has these windows of inputs:
+
+    window 0      window 1      window 2
+    0  1  2  3    4  5  6  7    8  9
+    11 12 13 14   15 16 17 18   19 20
+
+Windows may have random lengths that differ between epochs (Merity et al. 2018, AWD-LSTM), so that the gradient is not
+cut at the same words in every epoch. Random lengths depend only on the seed and the epoch: there is nothing to save,
+and several processes agree without communicating.
 
 Shapes: B streams (the batch), T steps of one window.
 """
@@ -43,107 +50,113 @@ class RandomSteps(Settings):
             raise ValueError(f"most = {self.most} is less than least = {self.least}")
         return self
 
-    def draw(self, steps: int, random: np.random.Generator) -> int:
+    def sample_length(self, steps: int, generator: np.random.Generator) -> int:
         """Return a random length for one training window."""
-        centre = steps if random.random() < self.probability else steps / 2
-        length = max(self.least, int(random.normal(centre, self.deviation)))
+        mean = steps if generator.random() < self.probability else steps / 2
+        length = max(self.least, int(generator.normal(mean, self.deviation)))
         return length if self.most is None else min(length, self.most)
 
 
-def check_sizes(batch: int, steps: int) -> None:
+def check_sizes(batch_size: int, steps: int) -> None:
     """Raise an error if windows would have no tokens."""
-    if batch < 1 or steps < 1:
-        raise SettingsError(f"batch = {batch}, steps = {steps}: both must be at least 1")
+    if batch_size < 1 or steps < 1:
+        raise SettingsError(f"batch = {batch_size}, steps = {steps}: both must be at least 1")
 
 
 class Streams:
-    """A text cut into `batch` contiguous streams of equal length, read `steps` tokens at a time.
+    """A text cut into `batch_size` contiguous streams of equal length, read `steps` tokens at a time.
 
-    The last tokens of the text, fewer than `batch`, are not used. Each token of a stream except the first is a target
-    exactly once per epoch. The last window of an epoch may be shorter. Window i + 1 continues where window i ends, so
-    that the state can be carried over. `inputs` is the same text as input ids, if they differ from the target ids:
-    spelled words have their own input ids.
+    The last tokens of the text, fewer than `batch_size`, are not used. Each token of a stream except the first is a
+    target exactly once per epoch. The last window of an epoch may be shorter. Window i + 1 continues where window i
+    ends, so that the state can be carried over.
 
-    The epoch is 1 until `begin` is called. With `random_steps`, windows differ between epochs.
+    Args:
+        ids: The text as target ids.
+        batch_size: Number of streams.
+        steps: Number of tokens of each stream in a window.
+        inputs: The same text as input ids, if they differ from `ids`: spelled words have their own input ids.
+        random_steps: Settings of random window lengths. Windows then differ between epochs.
+        seed: Seed of the random window lengths.
     """
 
     def __init__(
         self,
         ids: NDArray[np.int32],
-        batch: int,
+        batch_size: int,
         steps: int,
         inputs: NDArray[np.int32] | None = None,
         *,
         random_steps: RandomSteps | None = None,
         seed: int = 0,
     ) -> None:
-        check_sizes(batch, steps)
-        length = len(ids) // batch
-        if length < 2:
+        check_sizes(batch_size, steps)
+        stream_length = len(ids) // batch_size
+        if stream_length < 2:
             raise DataError(
-                f"the text has {len(ids):,} tokens but {batch:,} streams need at least {2 * batch:,}:"
+                f"the text has {len(ids):,} tokens but {batch_size:,} streams need at least {2 * batch_size:,}:"
                 " use a smaller batch or a longer text"
             )
-        self.batch = batch
+        self.batch_size = batch_size
         self.steps = steps
         self.random_steps = random_steps
         self.seed = seed
-        self._world = 1
+        self._world_size = 1
         # These are views: the text stays on disk.
-        self._targets = ids[: batch * length].reshape(batch, length)
-        self._inputs = self._targets if inputs is None else inputs[: batch * length].reshape(batch, length)
-        self.begin(epoch=1)
+        num_used = batch_size * stream_length
+        self._targets = ids[:num_used].reshape(batch_size, stream_length)
+        self._inputs = self._targets if inputs is None else inputs[:num_used].reshape(batch_size, stream_length)
+        self.set_epoch(epoch=1)
 
-    def begin(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Switch to the windows of this epoch, counted from 1."""
         self.epoch = epoch
-        self._lengths = self._draw_lengths()
-        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._window_lengths = self._sample_lengths()
+        self._window_starts = np.cumsum(self._window_lengths) - self._window_lengths
 
-    def _draw_lengths(self) -> NDArray[np.int64]:
+    def _sample_lengths(self) -> NDArray[np.int64]:
         """Return the length of each window. The last length may extend beyond the end of the text."""
         if self.random_steps is None:
-            return np.full(-(-self._length // self.steps), self.steps)
-        random = np.random.default_rng((self.seed, self.epoch))
+            return np.full(-(-self._targets_per_stream // self.steps), self.steps)
+        generator = np.random.default_rng((self.seed, self.epoch))
         lengths = []
-        remaining = self._length
+        remaining = self._targets_per_stream
         while remaining > 0:
-            lengths.append(self.random_steps.draw(self.steps, random))
+            lengths.append(self.random_steps.sample_length(self.steps, generator))
             remaining -= lengths[-1]
         return np.array(lengths)
 
     @property
-    def windows(self) -> int:
+    def num_windows(self) -> int:
         """Number of windows in this epoch."""
-        return len(self._lengths)
+        return len(self._window_lengths)
 
     @property
-    def tokens(self) -> int:
+    def num_targets(self) -> int:
         """Number of targets in an epoch, over all processes."""
-        return self._world * self.batch * self._length
+        return self._world_size * self.batch_size * self._targets_per_stream
 
     @property
-    def _length(self) -> int:
+    def _targets_per_stream(self) -> int:
         """Number of targets in one stream."""
         return int(self._targets.shape[1]) - 1
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `inputs_BT` and `targets_BT` of one window. The targets are the text one token later."""
-        start, stop = self._bounds(index)
-        inputs_BT, targets_BT = self._inputs[:, start:stop], self._targets[:, start + 1 : stop + 1]
+        start, end = self._window_range(index)
+        inputs_BT, targets_BT = self._inputs[:, start:end], self._targets[:, start + 1 : end + 1]
         return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
 
-    def count(self, index: int) -> int:
+    def count_targets(self, index: int) -> int:
         """Return the number of targets in one window, over all processes."""
-        start, stop = self._bounds(index)
-        return self._world * self.batch * (stop - start)
+        start, end = self._window_range(index)
+        return self._world_size * self.batch_size * (end - start)
 
-    def _bounds(self, index: int) -> tuple[int, int]:
+    def _window_range(self, index: int) -> tuple[int, int]:
         """Return where a window begins and ends in each stream."""
-        if not 0 <= index < self.windows:
-            raise IndexError(f"window {index} of {self.windows}")
-        start = int(self._starts[index])
-        return start, min(start + int(self._lengths[index]), self._length)
+        if not 0 <= index < self.num_windows:
+            raise IndexError(f"window {index} of {self.num_windows}")
+        start = int(self._window_starts[index])
+        return start, min(start + int(self._window_lengths[index]), self._targets_per_stream)
 
     def rate_factor(self, index: int) -> float:
         """Return the factor of the learning rate for one window: its random length divided by `steps`.
@@ -151,22 +164,22 @@ class Streams:
         The last window counts with its random length, even if the text ends earlier. Without random lengths, the
         factor is 1.
         """
-        return float(self._lengths[index] / self.steps)
+        return float(self._window_lengths[index] / self.steps)
 
-    def slice(self, rank: int, world: int) -> Streams:
-        """Return the streams of process `rank` of `world` processes, which all have the same number of streams."""
-        if self.batch % world:
-            raise SettingsError(f"batch = {self.batch} is not a multiple of {world}, the number of processes")
-        share = self.batch // world
-        rows = slice(rank * share, (rank + 1) * share)
-        part = Streams(
+    def shard(self, rank: int, world_size: int) -> Streams:
+        """Return the streams of process `rank` of `world_size` processes. All processes have the same number."""
+        if self.batch_size % world_size:
+            raise SettingsError(f"batch = {self.batch_size} is not a multiple of {world_size}, the number of processes")
+        local_batch_size = self.batch_size // world_size
+        rows = slice(rank * local_batch_size, (rank + 1) * local_batch_size)
+        shard = Streams(
             self._targets[rows].reshape(-1),
-            share,
+            local_batch_size,
             self.steps,
             self._inputs[rows].reshape(-1),
             random_steps=self.random_steps,
             seed=self.seed,
         )
-        part._world = world
-        part.begin(self.epoch)
-        return part
+        shard._world_size = world_size
+        shard.set_epoch(self.epoch)
+        return shard

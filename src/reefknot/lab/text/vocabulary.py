@@ -1,4 +1,9 @@
-"""The vocabulary: words or sub-words, in the order of their frequency in the training text."""
+"""The vocabulary of a model: it maps tokens (words or sub-words) to ids and back.
+
+Start with `Vocabulary`. `Vocabulary.from_counts` builds one from the word counts of the training text, `encode` and
+`decode` convert between words and ids, and `save` and `load` store it as JSON. `VocabularySettings` are the settings of
+a recipe. `VocabularyPair` holds the two vocabularies of parallel text.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -29,7 +34,7 @@ __all__ = [
     "Vocabulary",
     "VocabularyPair",
     "VocabularySettings",
-    "fairseq_size",
+    "fairseq_dictionary_size",
 ]
 
 UnknownPolicy = Literal["replace", "refuse"]
@@ -107,37 +112,50 @@ class VocabularySettings(Settings):
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that identify an encoded text. Newer settings are included only if they are not the default."""
-        always = ("min_count", "max_size", "unknown", "end_of_line")
+        always_included = ("min_count", "max_size", "unknown", "end_of_line")
         defaults = VocabularySettings().model_dump()
-        return {key: value for key, value in self.model_dump().items() if key in always or value != defaults[key]}
+        settings = self.model_dump()
+        return {key: value for key, value in settings.items() if key in always_included or value != defaults[key]}
 
     def describe(self) -> str:
         """Describe the tokens for people."""
         tokens = "the words"
         if self.bpe is not None:
             tokens = f"sub-words by byte-pair encoding with {self.bpe.merges:,} merges, and the characters,"
-        limits = [f"{tokens} of the training text"]
-        limits += [f"seen at least {self.min_count:,} times"] if self.min_count > 1 else []
-        limits += [f"at most {self.max_size:,} types"] if self.max_size else []
-        return ", ".join(limits)
+        phrases = [f"{tokens} of the training text"]
+        if self.min_count > 1:
+            phrases.append(f"seen at least {self.min_count:,} times")
+        if self.max_size:
+            phrases.append(f"at most {self.max_size:,} types")
+        return ", ".join(phrases)
 
 
-def fairseq_size(types: int) -> int:
-    """Return the size of fairseq's dictionary for this many types, <unk> and <eos> included."""
-    return -(-(types + 2) // 8) * 8
+def fairseq_dictionary_size(num_types: int) -> int:
+    """Return the size of fairseq's dictionary for this many types, <unk> and <eos> included.
+
+    fairseq adds <s> and <pad>, and fills up to a multiple of 8.
+    """
+    return -(-(num_types + 2) // 8) * 8
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Tokens and their counts in the training text, most frequent first; ties are in lexicographic order.
 
-    The id of a token is its index. A token is a word or, with `bpe`, a sub-word.
+    The id of a token is its index in `words`. A token is a word or, with `bpe`, a sub-word.
+
+        vocabulary = Vocabulary.from_counts({"the": 5, "cat": 2, "<eos>": 3}, VocabularySettings())
+        vocabulary.words                    # ("the", "<eos>", "cat", "<unk>")
+        vocabulary.encode(["the", "dog"])   # [0, 3]
     """
 
     words: tuple[str, ...]
+    """The tokens in the order of their ids."""
     counts: tuple[int, ...]
+    """Number of occurrences of each token in the training text."""
     spelled: tuple[str, ...] = ()
-    """Words outside the vocabulary whose spelling an input end reads. Their ids follow the ids of the tokens."""
+    """Words outside the vocabulary whose spelling an input end (the model's embedding) reads. Their ids follow the ids
+    of the tokens."""
     bpe: BPE | None = field(default=None, repr=False)
     ordered: bool = True
     """Whether ids are in the order of frequency. The dictionary of another program may begin with its own symbols."""
@@ -155,18 +173,24 @@ class Vocabulary:
             bpe = BPE.train(counts, settings.bpe.merges)
         min_count = settings.min_count
         if bpe:
-            counts, min_count = bpe.count(counts), 0  # a sub-word that does not occur in training may be needed later
-        symbols = {END_OF_LINE: settings.end_of_line, UNKNOWN: settings.unknown == "replace"}
-        chosen = {symbol: counts.get(symbol, 0) for symbol, needed in symbols.items() if needed}
-        capacity = None if settings.max_size is None else settings.max_size - len(chosen)
-        others = [(word, n) for word, n in counts.items() if word not in chosen and n >= min_count]
-        chosen.update(sorted(others, key=_frequency_order)[:capacity])
-        if UNKNOWN in chosen:
-            chosen[UNKNOWN] += sum(n for word, n in counts.items() if word not in chosen)
+            counts = bpe.count_subwords(counts)
+            min_count = 0  # a sub-word that does not occur in training may be needed later
+        token_counts: dict[str, int] = {}
+        if settings.end_of_line:
+            token_counts[END_OF_LINE] = counts.get(END_OF_LINE, 0)
+        if settings.unknown == "replace":
+            token_counts[UNKNOWN] = counts.get(UNKNOWN, 0)
+        capacity = None if settings.max_size is None else settings.max_size - len(token_counts)
+        candidates = [
+            (token, count) for token, count in counts.items() if token not in token_counts and count >= min_count
+        ]
+        token_counts.update(sorted(candidates, key=_frequency_order)[:capacity])
+        if UNKNOWN in token_counts:
+            token_counts[UNKNOWN] += sum(count for token, count in counts.items() if token not in token_counts)
         if settings.dictionary == "fairseq":
-            _add_fairseq_symbols(chosen)
-        words, numbers = zip(*sorted(chosen.items(), key=_frequency_order), strict=True)
-        return cls(words, numbers, bpe=bpe)
+            _add_fairseq_symbols(token_counts)
+        tokens, sorted_counts = zip(*sorted(token_counts.items(), key=_frequency_order), strict=True)
+        return cls(tokens, sorted_counts, bpe=bpe)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -175,13 +199,13 @@ class Vocabulary:
         return all(token in self._ids for token in self.split_word(word))
 
     def can_read(self, word: str) -> bool:
-        """Return whether an input end can distinguish the word from `<unk>`, by its tokens or by its spelling."""
+        """Return whether an input end (embedding) can distinguish the word from `<unk>`, by tokens or by spelling."""
         return all(token in self._input_ids for token in self.split_word(word))
 
     def with_spelled_words(self, words: Iterable[str]) -> Vocabulary:
         """Return a vocabulary in which words that cannot be read are added to `spelled`."""
-        new = dict.fromkeys(word for word in words if not self.can_read(word))
-        return replace(self, spelled=(*self.spelled, *new))
+        unreadable_words = dict.fromkeys(word for word in words if not self.can_read(word))
+        return replace(self, spelled=(*self.spelled, *unreadable_words))
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -207,17 +231,22 @@ class Vocabulary:
 
     def encode(self, words: Iterable[str], unknown: UnknownPolicy = "replace") -> list[int]:
         """Return the ids of words. A vocabulary without `<unk>` rejects unknown words whatever the policy."""
-        tokens = words if self.bpe is None else (token for word in words for token in self.bpe.split_word(word))
+        tokens = words
+        if self.bpe is not None:
+            tokens = (token for word in words for token in self.bpe.split_word(word))
         return self._look_up(tokens, self._ids, unknown)
 
-    def known_parts(self, words: Sequence[str]) -> Sequence[str]:
-        """Split words around their unknown characters, so that these become `<unk>` and not the whole word."""
+    def split_at_unknown(self, words: Sequence[str]) -> Sequence[str]:
+        """Split words around their unknown characters, so that these become `<unk>` and not the whole word.
+
+        If "ö" is unknown, "löw" becomes "l", "<unk>" and "w". Without sub-words, the words are returned unchanged.
+        """
         if self.bpe is None or self.unk is None:
             return words
-        return [part for word in words for part in self.bpe.known_parts(word)]
+        return [fragment for word in words for fragment in self.bpe.split_at_unknown(word)]
 
     def encode_inputs(self, words: Iterable[str]) -> list[int]:
-        """Return the ids of words for an input end: like `encode`, but words in `spelled` have their own ids."""
+        """Return the ids of words as inputs of a model: like `encode`, but words in `spelled` have their own ids."""
         return self._look_up(words, self._input_ids) if self.spelled else self.encode(words)
 
     @cached_property
@@ -252,7 +281,7 @@ class Vocabulary:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the file that `save` writes."""
-        return hashlib.sha256(self._file()).hexdigest()
+        return hashlib.sha256(self._to_bytes()).hexdigest()
 
     @cached_property
     def tokens_sha256(self) -> str:
@@ -271,29 +300,36 @@ class Vocabulary:
         """
         if self.bpe:
             durable.write_bytes(_tokenizer_path(path), self.bpe.file)
-        durable.write_bytes(path, self._file())
+        durable.write_bytes(path, self._to_bytes())
 
-    def _file(self) -> bytes:
-        stored: dict[str, Any] = {"format": 1, "words": self.words, "counts": self.counts}
+    def _to_bytes(self) -> bytes:
+        contents: dict[str, Any] = {"format": 1, "words": self.words, "counts": self.counts}
         if self.spelled:
-            stored["spelled"] = self.spelled
+            contents["spelled"] = self.spelled
         if self.bpe:
-            stored["tokenizer"] = hashlib.sha256(self.bpe.file).hexdigest()
+            contents["tokenizer"] = hashlib.sha256(self.bpe.file).hexdigest()
         if not self.ordered:
-            stored["ordered"] = False
-        return json.dumps(stored, indent=0).encode()
+            contents["ordered"] = False
+        return json.dumps(contents, indent=0).encode()
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read a file that `save` wrote. Raise a DataError if it is damaged."""
         data = durable.read_bytes(path)
-        stored = durable.decode_object(data, path)
-        problem = _problem(stored)
+        contents = durable.decode_object(data, path)
+        problem = _find_problem(contents)
         if problem:
             raise DataError(f"{path} is not a vocabulary: {problem}")
-        bpe = _load_bpe(path, stored["tokenizer"]).restricted(stored["words"]) if "tokenizer" in stored else None
-        words, counts, spelled = (tuple(stored.get(key, ())) for key in ("words", "counts", "spelled"))
-        vocabulary = cls(words, counts, spelled, bpe, stored.get("ordered", True))
+        bpe = None
+        if "tokenizer" in contents:
+            bpe = _load_bpe(path, contents["tokenizer"]).restrict_to(contents["words"])
+        vocabulary = cls(
+            words=tuple(contents["words"]),
+            counts=tuple(contents["counts"]),
+            spelled=tuple(contents.get("spelled", ())),
+            bpe=bpe,
+            ordered=contents.get("ordered", True),
+        )
         vars(vocabulary)["fingerprint"] = hashlib.sha256(data).hexdigest()  # because computing it takes long
         return vocabulary
 
@@ -314,16 +350,19 @@ class VocabularyPair(NamedTuple):
         and characters of its own text. Other sub-words are split further, and other characters are unknown.
         """
         if settings.sides == "separate":
-            return cls(*(Vocabulary.from_counts(counts, settings) for counts in (source, target)))
-        together = Counter(source) + Counter(target)
+            return cls(Vocabulary.from_counts(source, settings), Vocabulary.from_counts(target, settings))
+        total_counts = Counter(source) + Counter(target)
         if settings.sides == "joint_bpe":
             assert settings.bpe is not None
             from reefknot.lab.text.bpe import BPE
 
-            bpe = BPE.train(together, settings.bpe.merges)
-            return cls(*(Vocabulary.from_counts(counts, settings, bpe.of_text(counts)) for counts in (source, target)))
-        both = Vocabulary.from_counts(together, settings)
-        return cls(both, both)
+            bpe = BPE.train(total_counts, settings.bpe.merges)
+            return cls(
+                Vocabulary.from_counts(source, settings, bpe.restrict_to_text(source)),
+                Vocabulary.from_counts(target, settings, bpe.restrict_to_text(target)),
+            )
+        joint_vocabulary = Vocabulary.from_counts(total_counts, settings)
+        return cls(joint_vocabulary, joint_vocabulary)
 
     @property
     def joint(self) -> bool:
@@ -354,21 +393,26 @@ def _load_bpe(path: Path, sha256: str) -> BPE:
 
 def _add_fairseq_symbols(counts: dict[str, int]) -> None:
     """Add the symbols that fairseq's dictionary has in addition to the types of a text, with the count 0."""
-    counts.update({word: 0 for word in (START, PADDING) if word not in counts})
-    fillers = (name for number in count() if (name := f"<filler{number}>") not in counts)
-    counts.update(dict.fromkeys([next(fillers) for _ in range(-len(counts) % 8)], 0))
+    for symbol in (START, PADDING):
+        counts.setdefault(symbol, 0)
+    index = 0
+    while len(counts) % 8:
+        counts.setdefault(f"<filler{index}>", 0)
+        index += 1
 
 
 def _frequency_order(item: tuple[str, int]) -> tuple[int, str]:
-    word, number = item
-    return -number, word
+    """Return the sort key of a token and its count: most frequent first, then in lexicographic order."""
+    token, count = item
+    return -count, token
 
 
-def _problem(stored: dict[str, Any]) -> str | None:
-    """Return why the content of a file is not a vocabulary, or None if it is. Fast for millions of words."""
-    if stored.keys() - {"spelled", "tokenizer", "ordered"} != {"format", "words", "counts"} or stored["format"] != 1:
+def _find_problem(contents: dict[str, Any]) -> str | None:
+    """Return why the contents of a file are not a vocabulary, or None if they are. Fast for millions of words."""
+    required_keys, optional_keys = {"format", "words", "counts"}, {"spelled", "tokenizer", "ordered"}
+    if contents.keys() - optional_keys != required_keys or contents["format"] != 1:
         return "it must hold format 1, words and counts"
-    words, counts = stored["words"], stored["counts"]
+    words, counts = contents["words"], contents["counts"]
     if not isinstance(words, list) or not isinstance(counts, list) or not words:
         return "it has no words"
     if len(words) != len(counts):
@@ -379,12 +423,16 @@ def _problem(stored: dict[str, Any]) -> str | None:
         return "a count is not a whole number from 0"
     if len(set(words)) != len(words):
         return "a word occurs twice"
-    ordered = stored.get("ordered", True)
+    ordered = contents.get("ordered", True)
     if not isinstance(ordered, bool):
         return "ordered is neither true nor false"
-    if ordered and any(a < b or (a == b and v > w) for (a, v), (b, w) in pairwise(zip(counts, words, strict=True))):
+    neighbors = pairwise(zip(counts, words, strict=True))
+    if ordered and any(
+        count < next_count or (count == next_count and word > next_word)
+        for (count, word), (next_count, next_word) in neighbors
+    ):
         return "the words are not in order of frequency"
-    spelled = stored.get("spelled", [])
+    spelled = contents.get("spelled", [])
     if not isinstance(spelled, list) or not set(map(type, spelled)) <= {str} or not _is_unicode(spelled):
         return "a spelled word is not a valid string"
     if len({*words, *spelled}) != len(words) + len(spelled):

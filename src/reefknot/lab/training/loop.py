@@ -67,9 +67,9 @@ class Trainer:
             subwords: Whether tokens are sub-words. Perplexities are then displayed as perplexities per sub-word.
             trackers: Functions that are called with every line of metrics.
         """
-        if settings.batching == "streams" and batches.batch % settings.accumulate:
+        if settings.batching == "streams" and batches.batch_size % settings.accumulate:
             raise SettingsError(
-                f"training.accumulate = {settings.accumulate} does not divide the {batches.batch} streams of a "
+                f"training.accumulate = {settings.accumulate} does not divide the {batches.batch_size} streams of a "
                 "process; use a divisor, or another number of processes"
             )
         self.settings = settings
@@ -102,7 +102,7 @@ class Trainer:
 
     def _initial_state(self) -> State:
         """Return the hidden state before the first window of an epoch; empty if the state is not carried over."""
-        return self.model.initial_state(self.batches.batch) if carries_state(self.model, self.settings) else {}
+        return self.model.initial_state(self.batches.batch_size) if carries_state(self.model, self.settings) else {}
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Trainer:
             self.run.log(f"kernels of the output end: {resolve(current(), self.world.device, dtype)}")
         self.throughput = Throughput(self.model, self.world, dtype)
         progress = self.state.progress
-        self.batches.begin(progress.epoch)
+        self.batches.set_epoch(progress.epoch)
         self._clock = SessionClock(time.monotonic(), self.timetable.done(progress), progress.tokens, progress.seconds)
         if self.settings.start is not None and progress.best_nll is None:
             self._score_initial_weights()
@@ -163,7 +163,7 @@ class Trainer:
         if due.epoch_ends:
             progress.epoch, progress.window = progress.epoch + 1, 0
             self.state.hidden = self._initial_state()
-            self.batches.begin(progress.epoch)
+            self.batches.set_epoch(progress.epoch)
         if due.checkpoint or stop_requested:
             self._save(pause=not due.checkpoint)
         if best and self.world.is_first:
@@ -242,7 +242,7 @@ class Trainer:
         started = time.monotonic()
         progress = self.state.progress
         x_BT, y_BT = self._window = self.batches.window(progress.window)
-        count = self.batches.count(progress.window)
+        count = self.batches.count_targets(progress.window)
         self._rate = self.first_rate * self.schedule.factor(progress.epoch, progress.step)
         self.update(x_BT, y_BT, self._rate * self.batches.rate_factor(progress.window), count)
         progress.step += 1

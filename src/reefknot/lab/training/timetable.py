@@ -62,7 +62,7 @@ class Timetable:
     def due(self, progress: Progress) -> DueActions:
         """Return what is due after the latest update."""
         step, settings = progress.step, self.settings
-        epoch_ends = progress.window == self.batches.windows
+        epoch_ends = progress.window == self.batches.num_windows
         end = step >= self._updates or (epoch_ends and progress.epoch >= self._epochs)
         validation = end or (epoch_ends if settings.validate_every is None else step % settings.validate_every == 0)
         return DueActions(
@@ -75,8 +75,8 @@ class Timetable:
 
     def epochs_done(self, progress: Progress) -> float:
         """Return the number of passes over the text so far, including the finished part of the current pass."""
-        whole = progress.window == self.batches.windows
-        return progress.epoch if whole else progress.epoch - 1 + progress.window / self.batches.windows
+        whole = progress.window == self.batches.num_windows
+        return progress.epoch if whole else progress.epoch - 1 + progress.window / self.batches.num_windows
 
     def done(self, progress: Progress) -> float:
         """Return the fraction of training that is done."""

@@ -124,7 +124,7 @@ def test_recipe_has_both_sweeps_and_no_regularisation() -> None:
 def test_learning_rate_reaches_zero_at_the_end() -> None:
     settings = flatten(next(iter(load_recipe(SubspaceDistance.recipe).experiments.values())).model_dump())
     batch, steps = settings["training.batch"], settings["training.steps"]
-    windows = Streams(np.zeros(settings["corpus.tokens"], dtype=np.int32), batch, steps).windows
+    windows = Streams(np.zeros(settings["corpus.tokens"], dtype=np.int32), batch, steps).num_windows
 
     assert settings["training.schedule.period"] == windows * settings["training.epochs"]
 

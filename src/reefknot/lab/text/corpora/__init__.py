@@ -1,4 +1,4 @@
-"""The corpora that are known by name. Each has a file in this folder and a line in `CORPORA`.
+"""The corpora that a recipe can name, such as `wikitext-2`. Each has a file in this folder and a line in `CORPORA`.
 
 To add a corpus, write a file in this folder that defines a `PublishedCorpus` or a `PreparedCorpus` (see
 `lab/text/published.py` and `lab/text/prepared.py`), and add a line to `CORPORA`. A file is not imported until its
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from reefknot.lab.text.published import Corpus
 
+# The module and the object of each corpus.
 CORPORA = {
     "python-docs": "reefknot.lab.text.corpora.python_docs:PYTHON_DOCS",
     "ptb": "reefknot.lab.text.corpora.ptb:PTB",
@@ -41,7 +42,12 @@ def known_corpus(name: str) -> Corpus | None:
 
 def known_corpora() -> dict[str, Corpus]:
     """Return every corpus by name. This imports the files of all corpora."""
-    return {name: corpus for name in CORPORA if (corpus := known_corpus(name))}
+    corpora = {}
+    for name in CORPORA:
+        corpus = known_corpus(name)
+        if corpus is not None:
+            corpora[name] = corpus
+    return corpora
 
 
 def parallel_corpora() -> dict[str, Corpus]:

@@ -1,9 +1,9 @@
 """BBC news of 2004 and 2005 (Greene & Cunningham 2006): 2,225 articles on five topics.
 
-Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither their split nor their tokenisation. Here one
-article in ten is valid and one in ten is test, selected by the hash of its words. Some articles occur several times;
-all copies of an article are in the same split. A line is a paragraph in lower case with spaces around punctuation
-marks.
+A line of the corpus is a paragraph in lower case with spaces around punctuation marks. One article in ten is valid and
+one in ten is test, selected by the hash of its words. Some articles occur several times; all copies of an article are
+in the same split. The split is ours, because Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither
+their split nor their tokenisation.
 
 The files are read from bbc-fulltext.zip as it is published, or from the folder that it unpacks to.
 """
@@ -15,35 +15,37 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from reefknot.lab.text.prepared import Lines, PreparedCorpus, tokenise
+from reefknot.lab.text.prepared import NamedLines, PreparedCorpus, tokenise
 
 _ARCHIVE = "bbc-fulltext.zip"
 _TOPICS = ("business", "entertainment", "politics", "sport", "tech")
 
 
-def _files(folder: Path) -> list[Path]:
+def _find_files(folder: Path) -> list[Path]:
     if (folder / _ARCHIVE).is_file():
         return [folder / _ARCHIVE]
     for root in (folder, folder / "bbc", folder / "bbc-fulltext" / "bbc"):
-        topics = [sorted((root / topic).glob("*.txt")) for topic in _TOPICS]
-        if all(topics):
-            return [path for articles in topics for path in articles]
+        articles_by_topic = [sorted((root / topic).glob("*.txt")) for topic in _TOPICS]
+        if all(articles_by_topic):
+            return [path for articles in articles_by_topic for path in articles]
     return []
 
 
-def _lines(files: list[Path]) -> Lines:
-    is_archive = [path.name for path in files] == [_ARCHIVE]
-    for article in _unpacked(files[0]) if is_archive else (path.read_bytes() for path in files):
+def _read_lines(files: list[Path]) -> NamedLines:
+    for article in _read_articles(files):
         paragraphs = [line for line in map(tokenise, _decode(article).split("\n")) if line]
-        split = _split("\n".join(paragraphs))
+        split = _choose_split("\n".join(paragraphs))
         yield from ((split, paragraph) for paragraph in paragraphs)
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
-    with zipfile.ZipFile(path) as archive:
+def _read_articles(files: list[Path]) -> Iterator[bytes]:
+    if [path.name for path in files] != [_ARCHIVE]:
+        yield from (path.read_bytes() for path in files)
+        return
+    with zipfile.ZipFile(files[0]) as archive:
         names = (PurePosixPath(name) for name in archive.namelist())
-        articles = [name for name in names if name.suffix == ".txt" and name.parent.name in _TOPICS]
-        for name in sorted(articles, key=lambda name: name.parts[-2:]):
+        article_names = [name for name in names if name.suffix == ".txt" and name.parent.name in _TOPICS]
+        for name in sorted(article_names, key=lambda name: name.parts[-2:]):
             yield archive.read(str(name))
 
 
@@ -54,9 +56,9 @@ def _decode(article: bytes) -> str:
         return article.decode("latin-1")
 
 
-def _split(text: str) -> str:
-    tenth = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % 10
-    return {0: "valid", 1: "test"}.get(tenth, "train")
+def _choose_split(text: str) -> str:
+    remainder = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % 10
+    return {0: "valid", 1: "test"}.get(remainder, "train")
 
 
 BBC = PreparedCorpus(
@@ -65,7 +67,7 @@ BBC = PreparedCorpus(
     how_to_get="The archive is published at http://mlg.ucd.ie/datasets/bbc.html.",
     expected=f"{_ARCHIVE}, or the folders it unpacks to",
     folders=("bbc", "bbc-news"),
-    files=_files,
-    lines=_lines,
+    files=_find_files,
+    lines=_read_lines,
     sha256={_ARCHIVE: "3b63088333102316c4780aff395f5eebd3cebfdb117691af7e8380905ccff8bd"},
 )

@@ -1,9 +1,9 @@
 """The Large Movie Review Dataset (Maas et al. 2011): 100,000 reviews of films.
 
-Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither their split nor their tokenisation. Here all
-reviews in the training folders, rated or not, are the training text. In the test folders, reviews with
-even numbers are valid and reviews with odd numbers are test. A line is a paragraph in lower case with spaces around
-punctuation marks.
+A line of the corpus is a paragraph in lower case with spaces around punctuation marks. All reviews in the training
+folders, rated or not, are the training text. In the test folders, reviews with even numbers are valid and reviews with
+odd numbers are test. The split is ours, because Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither
+their split nor their tokenisation.
 
 The files are read from the folder aclImdb as it is published, or from one file of tab-separated id, rating and text for
 each of its folders.
@@ -16,64 +16,70 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from reefknot.lab.text.prepared import Lines, PreparedCorpus, tokenise
-from reefknot.lab.text.published import all_of
+from reefknot.lab.text.prepared import NamedLines, PreparedCorpus, tokenise
+from reefknot.lab.text.published import find_all_files
 
 _FOLDERS = ("train/neg", "train/pos", "train/unsup", "test/neg", "test/pos")
-_PACKED = {f"{folder.replace('/', '_')}.tsv.xz": folder for folder in _FOLDERS}
+_TSV_FILES = {f"{folder.replace('/', '_')}.tsv.xz": folder for folder in _FOLDERS}
 _BREAK = re.compile(r"<br\s*/?>")
 
 
-def _files(folder: Path) -> list[Path]:
-    if packed := all_of(folder, *_PACKED):
-        return packed
+def _find_files(folder: Path) -> list[Path]:
+    tsv_paths = find_all_files(folder, *_TSV_FILES)
+    if tsv_paths:
+        return tsv_paths
     for root in (folder, folder / "aclImdb"):
-        reviews = [sorted((root / name).glob("*_*.txt"), key=_number) for name in _FOLDERS]
-        if all(reviews):
-            return [path for paths in reviews for path in paths]
+        reviews_by_folder = [sorted((root / name).glob("*_*.txt"), key=_sort_key) for name in _FOLDERS]
+        if all(reviews_by_folder):
+            return [path for reviews in reviews_by_folder for path in reviews]
     return []
 
 
-def _number(path: Path) -> tuple[int, str]:
+def _sort_key(path: Path) -> tuple[int, str]:
     """Return the sort key of a file name, which has a number and a rating, such as 17_9.txt."""
     number = path.stem.partition("_")[0]
     return (int(number), path.name) if number.isdecimal() else (-1, path.name)
 
 
-def _lines(files: list[Path]) -> Lines:
+def _read_lines(files: list[Path]) -> NamedLines:
     for path in files:
-        for split, text in _packed(path) if path.name in _PACKED else _published(path):
+        reviews = _read_tsv(path) if path.name in _TSV_FILES else [_read_review(path)]
+        for split, text in reviews:
             for paragraph in _BREAK.split(text):
-                if line := tokenise(paragraph):
+                line = tokenise(paragraph)
+                if line:
                     yield split, line
 
 
-def _packed(path: Path) -> Iterator[tuple[str, str]]:
-    with lzma.open(path) as stream:
-        for raw in stream:
-            number, _, text = raw.decode().split("\t", 2)
-            yield _split(_PACKED[path.name], int(number)), text
+def _read_tsv(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the split and the text of every review in a file."""
+    with lzma.open(path) as file:
+        for row in file:
+            review_number, _, text = row.decode().split("\t", 2)
+            yield _choose_split(_TSV_FILES[path.name], int(review_number)), text
 
 
-def _published(path: Path) -> Iterator[tuple[str, str]]:
+def _read_review(path: Path) -> tuple[str, str]:
+    """Return the split and the text of a published review."""
     folder = "/".join(path.parts[-3:-1])
-    yield _split(folder, _number(path)[0]), path.read_text(encoding="utf-8")
+    review_number, _ = _sort_key(path)
+    return _choose_split(folder, review_number), path.read_text(encoding="utf-8")
 
 
-def _split(folder: str, number: int) -> str:
+def _choose_split(folder: str, review_number: int) -> str:
     if folder.startswith("train"):
         return "train"
-    return "test" if number % 2 else "valid"
+    return "test" if review_number % 2 else "valid"
 
 
 IMDB = PreparedCorpus(
     name="imdb",
     description="IMDB film reviews, lower-cased; valid and test are the even and the odd reviews of the test folders",
     how_to_get="It is published at https://ai.stanford.edu/~amaas/data/sentiment/.",
-    expected=f"aclImdb, or {', '.join(_PACKED)}",
+    expected=f"aclImdb, or {', '.join(_TSV_FILES)}",
     folders=("imdb", "aclImdb"),
-    files=_files,
-    lines=_lines,
+    files=_find_files,
+    lines=_read_lines,
     sha256={
         "test_neg.tsv.xz": "f0f69824ddca93b18216d92db977241ec94f87346c7c6623aabca23ef7723d20",
         "test_pos.tsv.xz": "268b791be6509d84109968241f9634f06e1e164ad729f4109342a03b73aeeb6c",

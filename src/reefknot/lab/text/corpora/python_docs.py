@@ -1,9 +1,12 @@
-"""The built-in corpus: the prose in the sources of the Python standard library. There is nothing to download.
+"""The built-in corpus: English prose from the Python standard library. There is nothing to download.
 
-Docstrings, comments and the language reference behind `help()` are read from the sources, which are parsed but never
-imported. A line is a paragraph in lower case with spaces around punctuation marks. Code, tables, markup and repeated
-paragraphs are left out. The text is split by module, so no module has paragraphs in two splits. The sources, and hence
-the corpus, differ between builds of the same Python version: quote the hash with a result.
+Docstrings, comments and the language reference behind `help()` are read from the library's source files, which are
+parsed but never imported. A line of the corpus is a paragraph in lower case with spaces around punctuation marks. Code,
+tables, markup and repeated paragraphs are left out. The text is split by module, so no module has paragraphs in two
+splits.
+
+The source files, and hence the corpus, differ between builds of the same Python version: quote the hash with a result.
+Reading order: `_read_lines` collects the paragraphs of all modules, and `_extract_paragraphs` cleans a text.
 """
 
 from __future__ import annotations
@@ -22,16 +25,16 @@ from itertools import chain
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import Lines, write_texts
+from reefknot.lab.text.prepared import NamedLines, write_texts
 from reefknot.lab.text.published import Corpus
 from reefknot.storage.progress import Notify
 
 _VERSION = 1  # increase with every change to the text that the same sources give
-_HELD_OUT = 0.06  # fraction of the tokens for each of valid and test
-_REFERENCE = "pydoc_data.topics"  # by far the largest module, always in the training text
+_HELD_OUT_FRACTION = 0.06  # of the tokens, for each of valid and test
+_REFERENCE_MODULE = "pydoc_data.topics"  # by far the largest module, always in the training text
 
 # Generated tables, third-party packages, and tests, whose docstrings describe code.
-_EXCLUDED = frozenset(
+_EXCLUDED_FOLDERS = frozenset(
     {"__phello__", "encodings", "ensurepip", "idlelib", "lib2to3", "msilib", "test", "tests", "turtledemo"}
 )
 
@@ -40,11 +43,11 @@ class PythonDocs(Corpus):
     """The documentation of the running Python."""
 
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
-        sources = _sources(Path(sysconfig.get_path("stdlib")))
-        listing = json.dumps([(module, path.stat().st_size) for module, path in sources.items()])
-        digest = hashlib.sha256(listing.encode()).hexdigest()
+        sources = _find_sources(Path(sysconfig.get_path("stdlib")))
+        identity = json.dumps([(module, path.stat().st_size) for module, path in sources.items()])
+        digest = hashlib.sha256(identity.encode()).hexdigest()
         entry = f"python-docs-{platform.python_version()}-{_VERSION}-{digest[:12]}"
-        return write_texts(cache, entry, lambda: _lines(sources))
+        return write_texts(cache, entry, lambda: _read_lines(sources))
 
 
 PYTHON_DOCS = PythonDocs(
@@ -53,19 +56,20 @@ PYTHON_DOCS = PythonDocs(
 )
 
 
-def _lines(sources: dict[str, Path]) -> Lines:
-    texts = _split(_modules(sources))
-    if not all(texts.values()):
+def _read_lines(sources: dict[str, Path]) -> NamedLines:
+    paragraphs_by_split = _split_modules(_read_modules(sources))
+    if not all(paragraphs_by_split.values()):
         raise DataError("this Python does not include the sources of its standard library; use another corpus")
-    for split, paragraphs in texts.items():
+    for split, paragraphs in paragraphs_by_split.items():
         yield from ((split, paragraph) for paragraph in paragraphs)
 
 
-def _sources(library: Path) -> dict[str, Path]:
-    """Return the files of the library by module name, sorted by name."""
+def _find_sources(library: Path) -> dict[str, Path]:
+    """Return the source files of the library by module name, sorted by name."""
     modules = {}
-    for folder, inner, files in os.walk(library):
-        inner[:] = [name for name in inner if name not in _EXCLUDED and "-" not in name]
+    for folder, subfolders, files in os.walk(library):
+        # os.walk visits the subfolders that are left in its list.
+        subfolders[:] = [name for name in subfolders if name not in _EXCLUDED_FOLDERS and "-" not in name]
         for file in files:
             path = Path(folder, file)
             if path.suffix == ".py":
@@ -73,32 +77,42 @@ def _sources(library: Path) -> dict[str, Path]:
     return dict(sorted(modules.items()))
 
 
-def _modules(sources: dict[str, Path]) -> dict[str, list[str]]:
-    """Return the paragraphs of each module, without those that occur in an earlier module."""
-    seen: set[str] = set()
+def _read_modules(sources: dict[str, Path]) -> dict[str, list[str]]:
+    """Return the paragraphs of each module, without paragraphs that occur in an earlier module."""
+    earlier_paragraphs: set[str] = set()
     modules = {}
     for module, path in sources.items():
-        paragraphs = dict.fromkeys(paragraph for text in _texts(module, path) for paragraph in _paragraphs(text))
-        modules[module] = [paragraph for paragraph in paragraphs if paragraph not in seen]
-        seen.update(paragraphs)
+        texts = _read_texts(module, path)
+        paragraphs = dict.fromkeys(paragraph for text in texts for paragraph in _extract_paragraphs(text))
+        modules[module] = [paragraph for paragraph in paragraphs if paragraph not in earlier_paragraphs]
+        earlier_paragraphs.update(paragraphs)
     return modules
 
 
-def _split(modules: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Assign modules, sorted by the hash of their names, to valid and test until each has its share of the tokens."""
-    size = {module: sum(len(p.split()) for p in paragraphs) for module, paragraphs in modules.items()}
-    share = _HELD_OUT * sum(size.values())
+def _split_modules(modules: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Divide the paragraphs into splits by module.
+
+    Modules, sorted by the hash of their names, go to valid and then to test until each has its share of the tokens.
+    """
+    sizes = {module: sum(len(paragraph.split()) for paragraph in paragraphs) for module, paragraphs in modules.items()}
+    min_held_out = _HELD_OUT_FRACTION * sum(sizes.values())
+    by_hash = sorted(modules, key=lambda module: hashlib.sha256(module.encode()).digest())
+    candidates = iter(module for module in by_hash if module != _REFERENCE_MODULE)
     splits: dict[str, list[str]] = {"valid": [], "test": []}
-    order = sorted(modules, key=lambda module: hashlib.sha256(module.encode()).digest())
-    waiting = iter(module for module in order if module != _REFERENCE)
-    for held_out in splits.values():
-        while sum(size[module] for module in held_out) < share and (module := next(waiting, None)):
-            held_out.append(module)
+    for held_out_modules in splits.values():
+        while sum(sizes[module] for module in held_out_modules) < min_held_out:
+            module = next(candidates, None)
+            if module is None:
+                break
+            held_out_modules.append(module)
     splits["train"] = list(set(modules) - set(chain(*splits.values())))
-    return {split: [p for module in sorted(names) for p in modules[module]] for split, names in splits.items()}
+    return {
+        split: [paragraph for module in sorted(names) for paragraph in modules[module]]
+        for split, names in splits.items()
+    }
 
 
-def _texts(module: str, path: Path) -> Iterator[str]:
+def _read_texts(module: str, path: Path) -> Iterator[str]:
     """Yield the docstrings and comments of a source file, or the topics of the language reference."""
     try:
         source = path.read_text(encoding="utf-8")
@@ -107,34 +121,34 @@ def _texts(module: str, path: Path) -> Iterator[str]:
             tree = ast.parse(source)
     except (OSError, ValueError, SyntaxError, RecursionError):  # such files are skipped
         return
-    if module == _REFERENCE:
-        strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-        yield from (inspect.cleandoc(text) for text in strings if isinstance(text, str))
+    if module == _REFERENCE_MODULE:
+        constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        yield from (inspect.cleandoc(value) for value in constants if isinstance(value, str))
         return
-    yield from _docstrings(tree)
-    yield from _comments(source)
+    yield from _find_docstrings(tree)
+    yield from _find_comments(source)
 
 
-def _docstrings(node: ast.AST) -> Iterator[str]:
+def _find_docstrings(node: ast.AST) -> Iterator[str]:
     """Yield docstrings in the order of the source. Only statements are visited, because expressions have none."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield ast.get_docstring(node) or ""
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
         for statement in getattr(node, field, ()):
-            yield from _docstrings(statement)
+            yield from _find_docstrings(statement)
 
 
-_COMMENTS = re.compile(r"(?:^[ \t]*#.*\n)+", re.MULTILINE)
-_HASHES = re.compile(r"^[ \t]*#+", re.MULTILINE)
+_COMMENT_BLOCK = re.compile(r"(?:^[ \t]*#.*\n)+", re.MULTILINE)
+_COMMENT_MARK = re.compile(r"^[ \t]*#+", re.MULTILINE)
 
 
-def _comments(source: str) -> Iterator[str]:
+def _find_comments(source: str) -> Iterator[str]:
     """Yield blocks of comment lines. Comments inside strings are included."""
-    for block in _COMMENTS.findall(source):
-        yield _HASHES.sub("", block)
+    for block in _COMMENT_BLOCK.findall(source):
+        yield _COMMENT_MARK.sub("", block)
 
 
-_ITEM = re.compile(r"^[ \t]*(?:[-*+o•]|\(?[0-9a-z][.)])[ \t]+", re.MULTILINE)
+_LIST_ITEM = re.compile(r"^[ \t]*(?:[-*+o•]|\(?[0-9a-z][.)])[ \t]+", re.MULTILINE)
 
 _MARKUP = [
     (re.compile(pattern), replacement)
@@ -161,19 +175,19 @@ _NOT_PROSE = re.compile(
     r"^\S+ --? |(?:: .*){3}",  # lists of names and definitions
     re.IGNORECASE,
 )
-_PLAIN = re.compile(r"""["'(]*[A-Za-z]?[a-z']+[].,;:!?"')]*""")
+_PLAIN_WORD = re.compile(r"""["'(]*[A-Za-z]?[a-z']+[].,;:!?"')]*""")
 _TOKEN = re.compile(r"(?:e\.g|i\.e)\.|\d+(?::\d+)+|\w+(?:[-'./]\w+)*|--|[^\w\s]")
-_ENGLISH = re.compile(
+_COMMON_ENGLISH_WORD = re.compile(
     r"a|an|are|at|be|been|but|by|can|has|it|of|on|should|so|that|the|their|then|these|they|this|to|was|we|were|"
     r"when|which|will|you",
     re.IGNORECASE,
 )
 
 
-def _paragraphs(text: str) -> Iterator[str]:
+def _extract_paragraphs(text: str) -> Iterator[str]:
     """Yield the paragraphs of a text that are English prose, as lower-case tokens."""
     for block in re.split(r"\n\s*\n", text):
-        for item in _ITEM.split(block):
+        for item in _LIST_ITEM.split(block):
             paragraph = item.strip()
             for pattern, replacement in _MARKUP:
                 paragraph = pattern.sub(replacement, paragraph)
@@ -186,6 +200,6 @@ def _is_prose(paragraph: str) -> bool:
     if not _PROSE.fullmatch(paragraph) or _NOT_PROSE.search(paragraph):
         return False
     words = paragraph.replace("-", " ").split()
-    plain = [word for word in words if _PLAIN.fullmatch(word)]
-    english = sum(_ENGLISH.fullmatch(word) is not None for word in plain)
-    return len(words) >= 6 and len(plain) >= 0.75 * len(words) and english >= 0.08 * len(words)
+    plain_words = [word for word in words if _PLAIN_WORD.fullmatch(word)]
+    num_common = sum(_COMMON_ENGLISH_WORD.fullmatch(word) is not None for word in plain_words)
+    return len(words) >= 6 and len(plain_words) >= 0.75 * len(words) and num_common >= 0.08 * len(words)

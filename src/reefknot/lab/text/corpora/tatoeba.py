@@ -1,13 +1,14 @@
 """Tatoeba's English-German sentences (manythings.org/anki, file of 2018-05-13): 169,813 pairs, as they were written.
 
-Many sentences have several translations, or occur again with different punctuation. If lines or English sentences were
-split at random, references of the test text would be in the training text. Therefore pairs are split by the connected
-components of a graph: its nodes are the sentences of both languages without case, punctuation and spaces ("bare"), and
-each pair is an edge. Components are sorted by the SHA-256 of their smallest English sentence; the first 2,000 are
-valid, the next 2,000 are test, the others train. So no bare sentence of either language is in two splits.
+Many sentences have several translations, or occur again with different punctuation. If pairs were split at random,
+translations of the test text would be in the training text. Therefore groups of sentences that share translations stay
+together. The groups are the connected components of a graph: its nodes are the sentences of both languages, normalised
+(without case, punctuation and spaces), and each pair is an edge. Components are sorted by the SHA-256 of their smallest
+English sentence; the first 2,000 are valid, the next 2,000 are test, the others train. So no normalised sentence of
+either language is in two splits.
 
-Valid and test keep one pair for each bare English sentence, the one with the lowest SHA-256, so that no sentence counts
-twice in BLEU; its other translations are dropped. This gives 164,418 training, 2,156 valid and 2,165 test pairs.
+Valid and test keep one pair for each normalised English sentence, the one with the lowest SHA-256, so that no sentence
+counts twice in BLEU. This gives 164,418 training, 2,156 valid and 2,165 test pairs.
 
 deu-eng.zip is read as it is published: English, tab, German.
 """
@@ -21,44 +22,52 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import Lines, PreparedCorpus
-from reefknot.lab.text.published import all_of
+from reefknot.lab.text.prepared import NamedLines, PreparedCorpus
+from reefknot.lab.text.published import find_all_files
 
 _ARCHIVE = "deu-eng.zip"
-_TEXT = "deu.txt"
+_ARCHIVE_MEMBER = "deu.txt"
 _HELD_OUT = 2_000  # components for each of valid and test
 
 _Pair = tuple[str, str]  # English, German
-_Node = tuple[str, str]  # language, bare sentence
+_Node = tuple[str, str]  # language, normalised sentence
 
 
-def _lines(files: list[Path]) -> Lines:
+def _read_lines(files: list[Path]) -> NamedLines:
     (path,) = files
-    by_hash = sorted(_components(_pairs(path)), key=lambda component: _hash(min(english for english, _ in component)))
-    for rank, component in enumerate(by_hash):
-        split = "valid" if rank < _HELD_OUT else "test" if rank < 2 * _HELD_OUT else "train"
-        for english, german in component if split == "train" else _one_translation_each(component):
+    components = sorted(_find_components(_read_pairs(path)), key=_component_hash)
+    for index, component in enumerate(components):
+        split = _choose_split(index)
+        pairs = component if split == "train" else _keep_one_translation(component)
+        for english, german in pairs:
             yield f"{split}.en", english
             yield f"{split}.de", german
 
 
-def _pairs(path: Path) -> Iterator[_Pair]:
+def _read_pairs(path: Path) -> Iterator[_Pair]:
     with zipfile.ZipFile(path) as archive:
-        if _TEXT not in archive.namelist():
-            raise DataError(f"{path} does not contain {_TEXT}; download it again")
-        lines = archive.read(_TEXT).decode().removesuffix("\n").split("\n")
-    for number, line in enumerate(lines, start=1):
+        if _ARCHIVE_MEMBER not in archive.namelist():
+            raise DataError(f"{path} does not contain {_ARCHIVE_MEMBER}; download it again")
+        lines = archive.read(_ARCHIVE_MEMBER).decode().removesuffix("\n").split("\n")
+    for line_number, line in enumerate(lines, start=1):
         columns = line.removesuffix("\r").split("\t")
         if len(columns) != 2:
-            raise DataError(f"{path}, line {number}: not English, tab, German; download it again")
+            raise DataError(f"{path}, line {line_number}: not English, tab, German; download it again")
         yield columns[0], columns[1]
 
 
-def _components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
-    """Return the pairs of each connected component of the graph of bare sentences, by union-find."""
+def _choose_split(index: int) -> str:
+    """Return the split of a component, from its index in the order of the hashes."""
+    if index < _HELD_OUT:
+        return "valid"
+    return "test" if index < 2 * _HELD_OUT else "train"
+
+
+def _find_components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
+    """Return the pairs of each connected component of the graph of normalised sentences, by union-find."""
     parents: dict[_Node, _Node] = {}
 
-    def root(node: _Node) -> _Node:
+    def find_root(node: _Node) -> _Node:
         while (parent := parents.setdefault(node, node)) != node:
             parents[node] = parents[parent]  # path halving
             node = parent
@@ -66,24 +75,29 @@ def _components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
 
     edges = []
     for pair in pairs:
-        english, german = ("en", _bare(pair[0])), ("de", _bare(pair[1]))
-        parents[root(german)] = root(english)
-        edges.append((english, pair))
+        english, german = pair
+        english_node, german_node = ("en", _normalise(english)), ("de", _normalise(german))
+        parents[find_root(german_node)] = find_root(english_node)
+        edges.append((english_node, pair))
     components: dict[_Node, list[_Pair]] = defaultdict(list)
-    for english, pair in edges:
-        components[root(english)].append(pair)
+    for english_node, pair in edges:
+        components[find_root(english_node)].append(pair)
     return components.values()
 
 
-def _one_translation_each(component: list[_Pair]) -> Iterable[_Pair]:
+def _component_hash(component: list[_Pair]) -> bytes:
+    return _hash(min(english for english, _ in component))
+
+
+def _keep_one_translation(component: list[_Pair]) -> Iterable[_Pair]:
     """Return the translation with the lowest hash for each English sentence."""
-    chosen: dict[str, _Pair] = {}
+    pair_by_english: dict[str, _Pair] = {}
     for pair in sorted(component, key=lambda pair: _hash("\t".join(pair))):
-        chosen.setdefault(_bare(pair[0]), pair)
-    return chosen.values()
+        pair_by_english.setdefault(_normalise(pair[0]), pair)
+    return pair_by_english.values()
 
 
-def _bare(sentence: str) -> str:
+def _normalise(sentence: str) -> str:
     """Return the letters and digits of a sentence, case-folded."""
     return "".join(filter(str.isalnum, sentence.casefold()))
 
@@ -99,8 +113,8 @@ TATOEBA = PreparedCorpus(
     how_to_get="It is published at https://www.manythings.org/anki/; the file of 2018-05-13 is needed.",
     expected=_ARCHIVE,
     folders=("tatoeba-deu-eng", "tatoeba"),
-    files=lambda folder: all_of(folder, _ARCHIVE),
-    lines=_lines,
+    files=lambda folder: find_all_files(folder, _ARCHIVE),
+    lines=_read_lines,
     sha256={_ARCHIVE: "b7688f84f99fa33c17397c14d8bd9cef1fdeb2ee0bf50074767023aee8926e28"},
     version=2,
     languages=("en", "de"),

@@ -11,39 +11,45 @@ from pathlib import Path
 from typing import BinaryIO
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import Lines, PreparedCorpus
-from reefknot.lab.text.published import all_of
+from reefknot.lab.text.prepared import NamedLines, PreparedCorpus
+from reefknot.lab.text.published import find_all_files
 
-SIZE = 100_000_000
-HELD_OUT = 1_000_000
-WORDS = 1_000  # per line
-_BLOCK = 1 << 20
+NUM_CHARACTERS = 100_000_000
+NUM_HELD_OUT = 1_000_000  # characters
+WORDS_PER_LINE = 1_000
+_BLOCK_SIZE = 1 << 20
 
 
-def _lines(files: list[Path]) -> Lines:
+def _read_lines(files: list[Path]) -> NamedLines:
     (path,) = files
-    if path.stat().st_size != SIZE:
-        raise DataError(f"{path}: {path.stat().st_size:,} bytes, but text8 has {SIZE:,}; download it again")
-    with path.open("rb") as stream:
-        yield from (("train", line) for line in _cut(stream, SIZE - HELD_OUT))
-        for line in _cut(stream, HELD_OUT):
+    size = path.stat().st_size
+    if size != NUM_CHARACTERS:
+        raise DataError(f"{path}: {size:,} bytes, but text8 has {NUM_CHARACTERS:,}; download it again")
+    with path.open("rb") as file:
+        yield from (("train", line) for line in _cut_lines(file, NUM_CHARACTERS - NUM_HELD_OUT))
+        for line in _cut_lines(file, NUM_HELD_OUT):
             yield "valid", line
             yield "test", line
 
 
-def _cut(stream: BinaryIO, size: int) -> Iterator[str]:
-    """Yield the next `size` characters in lines of `WORDS` words. A word at the end may be incomplete."""
+def _cut_lines(file: BinaryIO, num_characters: int) -> Iterator[str]:
+    """Yield the next `num_characters` characters in lines of `WORDS_PER_LINE` words.
+
+    A word at the end may be incomplete.
+    """
     words: list[bytes] = []
-    partial = b""
-    while size:
-        block = stream.read(min(size, _BLOCK))
-        size -= len(block)
-        *whole, partial = (partial + block).split(b" ")
-        words += filter(None, whole)
-        while len(words) >= WORDS:
-            yield b" ".join(words[:WORDS]).decode("ascii")
-            del words[:WORDS]
-    words += filter(None, [partial])
+    partial_word = b""
+    remaining = num_characters
+    while remaining:
+        block = file.read(min(remaining, _BLOCK_SIZE))
+        remaining -= len(block)
+        *complete_words, partial_word = (partial_word + block).split(b" ")
+        words += filter(None, complete_words)
+        while len(words) >= WORDS_PER_LINE:
+            yield b" ".join(words[:WORDS_PER_LINE]).decode("ascii")
+            del words[:WORDS_PER_LINE]
+    if partial_word:
+        words.append(partial_word)
     if words:
         yield b" ".join(words).decode("ascii")
 
@@ -53,6 +59,6 @@ TEXT8 = PreparedCorpus(
     description="text8, lines of 1,000 words; the last 1,000,000 characters are both valid and test",
     how_to_get="It is published at http://mattmahoney.net/dc/text8.zip.",
     expected="text8",
-    files=lambda folder: all_of(folder, "text8"),
-    lines=_lines,
+    files=lambda folder: find_all_files(folder, "text8"),
+    lines=_read_lines,
 )

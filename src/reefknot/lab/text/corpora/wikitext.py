@@ -1,4 +1,7 @@
-"""WikiText-2 and WikiText-103 (Merity et al. 2017), word level. Both have the same valid and test texts."""
+"""WikiText-2 and WikiText-103 (Merity et al. 2017), word level, with 2 and 103 million training tokens.
+
+Both have the same valid and test texts.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ _HELD_OUT_SHA256 = {
 }
 
 
-def _wikitext(number: int, *, train_tokens: int, types: int, train_sha256: str | None = None) -> PublishedCorpus:
+def _define_wikitext(
+    millions: int, *, train_tokens: int, types: int, train_sha256: str | None = None
+) -> PublishedCorpus:
     return PublishedCorpus(
-        name=f"wikitext-{number}",
-        description=f"WikiText-{number}, word level",
-        how_to_get=f"The files are in wikitext-{number}-v1.zip.",
+        name=f"wikitext-{millions}",
+        description=f"WikiText-{millions}, word level",
+        how_to_get=f"The files are in wikitext-{millions}-v1.zip.",
         files={"train": _TRAIN, "valid": _VALID, "test": _TEST},
         tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
         types=types,
@@ -23,10 +28,10 @@ def _wikitext(number: int, *, train_tokens: int, types: int, train_sha256: str |
     )
 
 
-WIKITEXT_2 = _wikitext(
+WIKITEXT_2 = _define_wikitext(
     2,
     train_tokens=2_088_628,
     types=33_278,
     train_sha256="9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
 )
-WIKITEXT_103 = _wikitext(103, train_tokens=103_227_021, types=267_735)
+WIKITEXT_103 = _define_wikitext(103, train_tokens=103_227_021, types=267_735)

@@ -317,8 +317,8 @@ def test_finished_sources_leave_the_batch_without_extra_copies(encoder: str, mon
 
     monkeypatch.setattr(Translator, "forward", counted)
     synchronizes: list[int] = []
-    wait = beam._on_host
-    monkeypatch.setattr(beam, "_on_host", lambda *arguments: synchronizes.append(1) or wait(*arguments))
+    wait = beam._copy_to_host
+    monkeypatch.setattr(beam, "_copy_to_host", lambda *arguments: synchronizes.append(1) or wait(*arguments))
     search = SearchSettings(beam=3, longest=1.0, beyond=4)
     beam_search(model, source_BS, EOS, search)
     assert rows == [5, 15, 15, 15, 15, 15, 12, 9, 6, 3]

@@ -61,7 +61,7 @@ def test_correlation_of_all_pairs_equals_scipy(algorithm: str) -> None:
 def test_counting_algorithm_equals_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
     first_table, second_table = related(1_500, 8)
     correlation = pairwise_correlation(first_table, second_table)
-    assert correlation.pairs > pairwise_similarity.FEW
+    assert correlation.pairs > pairwise_similarity.MAX_SORTED_PAIRS
     monkeypatch.setattr(pairwise_similarity, "MAX_SORTED_PAIRS", 10**9)
     assert correlation.rho == pytest.approx(pairwise_correlation(first_table, second_table).rho, abs=1e-7)
 

@@ -13,7 +13,7 @@ from cli.conftest import run_command
 
 from made_results import result
 from reefknot.lab.evaluation.perplexity import score
-from reefknot.lab.evaluation.protocols import protocol, score_by_protocol
+from reefknot.lab.evaluation.protocols import get_protocol, score_by_protocol
 from reefknot.lab.evaluation.subspace import subspace_distance
 from reefknot.lab.experiment import headline
 from reefknot.lab.runs.result import RunResult
@@ -44,7 +44,7 @@ def test_protocol_scores_are_added_without_changing_the_others(
         assert result[block] == plain[block]
     trained = open_run(tmp_path / "run")
     splits = trained.dataset(None).splits
-    countings = protocol(name, batch=4, steps=5)
+    countings = get_protocol(name, batch=4, steps=5)
     assert countings is not None
     assert result["protocol"] == score_by_protocol(name, trained.model, splits, countings).record()
     assert [result["protocol"][split]["tokens"] for split in ("valid", "test")] == counted

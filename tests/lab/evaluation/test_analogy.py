@@ -75,7 +75,7 @@ def write_questions(path: Path, seed: int = 0) -> Path:
 @pytest.mark.parametrize("seed", range(2))
 def test_accuracy_equals_gensim(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both use a lower-cased vocabulary without limit and skip questions with unknown words."""
-    monkeypatch.setattr(module, "_CHUNK", 50 * 7)  # seven questions at a time
+    monkeypatch.setattr(module, "_COSINES_AT_ONCE", 50 * 7)  # seven questions at a time
     path, vectors = write_questions(tmp_path / "questions.txt", seed), make_vectors(seed)
     share, sections = to_gensim(vectors).evaluate_word_analogies(str(path), restrict_vocab=None)
     accuracies = score_questions(vectors, read_questions(path))

@@ -293,12 +293,12 @@ def test_finished_hypotheses_come_first() -> None:
 
 
 def test_ties_are_broken_by_token_ids() -> None:
-    search = beam._Search([9], EOS, search_settings(9, beam=3), 1)
-    assert search.step(np.log([[0.25, 0.25, 0.25, 0.25]]), np.array([[7, 2, 5, 3]])).tolist() == [0, 0, 0]
-    assert search.ids_AWT.tolist() == [[[EOS, 2], [EOS, 3], [EOS, 5]]]
-    rows = search.step(np.log([[0.5, 0.25], [0.5, 0.25], [0.5, 0.25]]), np.array([[8, 2], [4, 2], [8, 2]]))
+    state = beam._BeamState([9], EOS, search_settings(9, beam=3), 1)
+    assert state.update(np.log([[0.25, 0.25, 0.25, 0.25]]), np.array([[7, 2, 5, 3]])).tolist() == [0, 0, 0]
+    assert state.ids_AWT.tolist() == [[[EOS, 2], [EOS, 3], [EOS, 5]]]
+    rows = state.update(np.log([[0.5, 0.25], [0.5, 0.25], [0.5, 0.25]]), np.array([[8, 2], [4, 2], [8, 2]]))
     assert rows.tolist() == [1, 0, 2]
-    assert search.ids_AWT.tolist() == [[[EOS, 3, 4], [EOS, 2, 8], [EOS, 5, 8]]]
+    assert state.ids_AWT.tolist() == [[[EOS, 3, 4], [EOS, 2, 8], [EOS, 5, 8]]]
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
@@ -317,8 +317,8 @@ def test_finished_sources_leave_the_batch_without_extra_copies(encoder: str, mon
 
     monkeypatch.setattr(Translator, "forward", counted)
     synchronizes: list[int] = []
-    wait = beam._on_host
-    monkeypatch.setattr(beam, "_on_host", lambda *arguments: synchronizes.append(1) or wait(*arguments))
+    wait = beam._copy_to_host
+    monkeypatch.setattr(beam, "_copy_to_host", lambda *arguments: synchronizes.append(1) or wait(*arguments))
     search = SearchSettings(beam=3, longest=1.0, beyond=4)
     beam_search(model, source_BS, EOS, search)
     assert rows == [5, 15, 15, 15, 15, 15, 12, 9, 6, 3]

@@ -74,7 +74,7 @@ def test_length_bands_hold_every_pair_once(references: list[str]) -> None:
     metrics, lines = open_metrics(BleuSettings(tokenize="none")), corrupted(references)
     lengths = np.array([len(line.split()) for line in references])
     lengths[:3] = (0, 10, 11)
-    bands = metrics.by_length(lines, references, lengths)
+    bands = metrics.score_by_length(lines, references, lengths)
     assert [(band.low, band.high) for band in bands[:2]] == [(0, 10), (11, 20)]
     assert bands[-1].high is None
     assert bands[-1].low == 51
@@ -89,7 +89,7 @@ def test_length_bands_hold_every_pair_once(references: list[str]) -> None:
 
 def test_empty_length_bands_are_left_out() -> None:
     metrics = open_metrics(BleuSettings())
-    bands = metrics.by_length(["a b c d", "a b c d"], ["a b c d", "a b c d"], np.array([4, 45]))
+    bands = metrics.score_by_length(["a b c d", "a b c d"], ["a b c d", "a b c d"], np.array([4, 45]))
     assert [(band.low, band.high) for band in bands] == [(0, 10), (41, 50)]
     assert [band.bleu for band in bands] == pytest.approx([100.0, 100.0])
 

@@ -85,7 +85,7 @@ def test_equal_systems_differ_by_exactly_zero() -> None:
     references = make_text(50)
     a = make_translation(references, 0.5, 1)
     same = compare_untokenised([a], [list(a)], references, resamples=1_000)
-    assert (same.difference, same.interval, same.seen) == (0.0, (0.0, 0.0), False)
+    assert (same.difference, same.interval, same.is_significant) == (0.0, (0.0, 0.0), False)
     assert same.verdict.startswith("no difference seen (B - A +0.00, 95 % interval over sentences +0.00 to +0.00)")
 
 
@@ -134,7 +134,7 @@ def test_seeds_are_averaged_and_widen_the_interval() -> None:
 
 def test_difference_within_the_spread_of_seeds_is_not_seen() -> None:
     comparison = BleuComparison((30.0, 31.0), (31.0, 32.5), (0.4, 2.1), (-2.0, 4.5), 0.95, 1_000, 1_000)
-    assert not comparison.seen
+    assert not comparison.is_significant
     assert comparison.verdict == (
         "no difference seen (B - A +1.25, 95 % interval over sentences and seeds -2.00 to +4.50): a difference "
         "below about 3.25 BLEU cannot be seen here. Over the sentences alone the interval is +0.40 to +2.10"
@@ -195,5 +195,5 @@ def test_verdict_agrees_with_sacrebleu_paired_bootstrap(tmp_path: Path, differs:
     assert comparison.means == pytest.approx((theirs_a["score"], theirs_b["score"]), abs=1e-5)
     low, high = comparison.interval
     assert theirs_b["mean"] - theirs_a["mean"] == pytest.approx(comparison.difference, abs=0.1 * (high - low))
-    assert (theirs_b["p_value"] < 0.05, comparison.seen) == (differs, differs)
+    assert (theirs_b["p_value"] < 0.05, comparison.is_significant) == (differs, differs)
     assert low < comparison.difference < high

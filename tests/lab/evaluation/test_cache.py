@@ -13,8 +13,15 @@ from torch import Tensor
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.lab.config.settings import check
 from reefknot.lab.evaluation import cache as module
-from reefknot.lab.evaluation.cache import CacheSettings, Fill, cache_log_probs, cache_score, read, search_cache
-from reefknot.lab.evaluation.perplexity import one_stream, score
+from reefknot.lab.evaluation.cache import (
+    CacheSettings,
+    Fill,
+    cache_log_probs,
+    cache_score,
+    compute_outputs,
+    search_cache,
+)
+from reefknot.lab.evaluation.perplexity import build_stream, score
 from reefknot.lab.evaluation.windows import Sliding
 from reefknot.lab.text.dataset import Dataset
 from reefknot.nn.models.language_model import LanguageModel
@@ -79,10 +86,10 @@ def test_score_mixes_model_and_cache_probabilities(
     settings = CacheSettings(weight=0.3, theta=0.4, window=20, fill=fill)
     cached = cache_score(model, split, vocabulary, settings)
     plain = score(model, split, vocabulary)
-    reading = read(model, split, vocabulary)
-    from_cache = np.array(brute_force(reading.states, reading.targets, 0.4, 20))
-    expected = np.exp(reading.log_probs.numpy())
-    np.testing.assert_allclose(-reading.log_probs.numpy(), plain.nll, rtol=1e-6)
+    outputs = compute_outputs(model, split, vocabulary)
+    from_cache = np.array(brute_force(outputs.states, outputs.targets, 0.4, 20))
+    expected = np.exp(outputs.log_probs.numpy())
+    np.testing.assert_allclose(-outputs.log_probs.numpy(), plain.nll, rtol=1e-6)
     used = np.arange(len(expected)) > (0 if fill == "partial" else 20)
     expected[used] = 0.7 * expected[used] + 0.3 * from_cache[used]
     np.testing.assert_allclose(cached.nll, -np.log(expected), rtol=1e-6)
@@ -97,12 +104,12 @@ def test_score_mixes_model_and_cache_probabilities(
 def test_cached_states_are_taken_before_the_last_dropout(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model = model_for(len(dataset.vocabulary)).eval()
-    reading = read(model, dataset.splits["test"], dataset.vocabulary)
+    outputs = compute_outputs(model, dataset.splits["test"], dataset.vocabulary)
     ids = torch.from_numpy(dataset.splits["test"].ids.astype(np.int64))
     with torch.no_grad():
         raw_1TD = model(torch.cat([torch.tensor([dataset.vocabulary.eos]), ids[:-1]])[None]).raw
-    torch.testing.assert_close(reading.states, raw_1TD[0])
-    assert reading.targets.tolist() == ids.tolist()
+    torch.testing.assert_close(outputs.states, raw_1TD[0])
+    assert outputs.targets.tolist() == ids.tolist()
 
 
 def test_cache_improves_repeated_words(opened: Open, model_for: Build) -> None:
@@ -257,19 +264,19 @@ def test_one_cache_spans_all_windows(opened: Open, transformer_for: Build) -> No
     dataset = opened(REPEATED)
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
     model, windows = transformer_for(len(vocabulary)).eval(), Sliding(5, 7)
-    reading = read(model, split, vocabulary, windows=windows)
-    x_1T, y_1T = one_stream(split, vocabulary)
+    outputs = compute_outputs(model, split, vocabulary, windows=windows)
+    x_1T, y_1T = build_stream(split, vocabulary)
     spans = windows.spans(y_1T[0], None)
     with torch.no_grad():
         states = [
             model(x_1T[:, start:stop]).raw[0, scored - start :] for start, scored, stop in zip(*spans, strict=True)
         ]
-    torch.testing.assert_close(reading.states, torch.cat(states))
+    torch.testing.assert_close(outputs.states, torch.cat(states))
     plain = score(model, split, vocabulary, windows=windows)
-    np.testing.assert_allclose(-reading.log_probs.numpy(), plain.nll, rtol=1e-6)
+    np.testing.assert_allclose(-outputs.log_probs.numpy(), plain.nll, rtol=1e-6)
     cached = cache_score(model, split, vocabulary, CacheSettings(weight=0.3, theta=0.4, window=20), windows=windows)
-    from_cache = np.array(brute_force(reading.states, reading.targets, 0.4, 20))
-    expected = 0.7 * reading.log_probs.exp().numpy() + 0.3 * from_cache
+    from_cache = np.array(brute_force(outputs.states, outputs.targets, 0.4, 20))
+    expected = 0.7 * outputs.log_probs.exp().numpy() + 0.3 * from_cache
     np.testing.assert_allclose(cached.nll[1:], -np.log(expected[1:]), rtol=1e-5)
     assert "windows of 12 tokens, of which the last 7 are scored" in cached.definition
     assert "independent of how windows are computed together\ncontinuous cache: weight 0.3" in cached.definition

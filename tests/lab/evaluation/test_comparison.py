@@ -11,7 +11,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.comparison import Comparison, blocks, compare
+from reefknot.lab.evaluation.comparison import Comparison, block_boundaries, compare
 
 Scores = NDArray[np.float64]
 
@@ -30,13 +30,13 @@ def systems(seed: int, tokens: int = 20_000, shift: float = 0.0) -> tuple[Scores
 
 
 def test_blocks_cover_the_text() -> None:
-    assert blocks(10_400, 500).tolist() == [*range(0, 10_001, 500), 10_400]
-    assert len(blocks(10_000, 500)) - 1 == 20
+    assert block_boundaries(10_400, 500).tolist() == [*range(0, 10_001, 500), 10_400]
+    assert len(block_boundaries(10_000, 500)) - 1 == 20
 
 
 @pytest.mark.parametrize("tokens", [20, 21, 39, 999, 9_999])
 def test_short_texts_get_shorter_blocks(tokens: int) -> None:
-    ends = blocks(tokens, 500)
+    ends = block_boundaries(tokens, 500)
     assert len(ends) - 1 >= 20
     assert ends[0] == 0
     assert ends[-1] == tokens
@@ -44,14 +44,14 @@ def test_short_texts_get_shorter_blocks(tokens: int) -> None:
 
 
 def test_empty_text_has_no_blocks() -> None:
-    assert blocks(3, 500).tolist() == [0, 1, 2, 3]
+    assert block_boundaries(3, 500).tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match="no tokens"):
-        blocks(0, 500)
+        block_boundaries(0, 500)
 
 
 def test_equal_systems_differ_by_exactly_zero() -> None:
     a, _ = systems(0)
-    same = compare([a], [a.copy()], blocks(len(a)))
+    same = compare([a], [a.copy()], block_boundaries(len(a)))
     assert same.difference == 0.0
     assert same.interval == (0.0, 0.0)
     assert same.ratio == 1.0
@@ -60,7 +60,7 @@ def test_equal_systems_differ_by_exactly_zero() -> None:
 
 def test_difference_ratio_and_perplexities_are_consistent() -> None:
     a, b = systems(1, shift=-0.05)
-    comparison = compare([a], [b], blocks(len(a)))
+    comparison = compare([a], [b], block_boundaries(len(a)))
     assert comparison.difference == pytest.approx(b.mean() - a.mean(), abs=1e-12)
     assert comparison.perplexity_a == pytest.approx(math.exp(a.mean()))
     assert comparison.perplexity_b == pytest.approx(math.exp(b.mean()))
@@ -73,14 +73,14 @@ def test_difference_ratio_and_perplexities_are_consistent() -> None:
 
 def test_same_seed_gives_the_same_interval() -> None:
     a, b = systems(2)
-    ends = blocks(len(a))
+    ends = block_boundaries(len(a))
     assert compare([a], [b], ends, seed=3) == compare([a], [b], ends, seed=3)
     assert compare([a], [b], ends, seed=3) != compare([a], [b], ends, seed=4)
 
 
 def test_swapping_systems_swaps_the_verdict() -> None:
     a, b = systems(3, shift=0.05)
-    forward, backward = compare([a], [b], blocks(len(a))), compare([b], [a], blocks(len(a)))
+    forward, backward = compare([a], [b], block_boundaries(len(a))), compare([b], [a], block_boundaries(len(a)))
     assert forward.difference == -backward.difference
     assert forward.interval == pytest.approx((-backward.interval[1], -backward.interval[0]), rel=1e-9)
     assert forward.verdict.startswith("A is better: ")
@@ -88,7 +88,7 @@ def test_swapping_systems_swaps_the_verdict() -> None:
 
 
 def test_interval_covers_correlated_losses_unlike_a_token_test() -> None:
-    trials, tokens, ends = 300, 20_000, blocks(20_000, 200)
+    trials, tokens, ends = 300, 20_000, block_boundaries(20_000, 200)
     rng = np.random.default_rng(0)
     ours = plain = 0
     for trial in range(trials):
@@ -103,7 +103,7 @@ def test_interval_covers_correlated_losses_unlike_a_token_test() -> None:
 
 def test_interval_equals_scipy_bootstrap() -> None:
     a, b = systems(5)
-    ends = blocks(len(a))
+    ends = block_boundaries(len(a))
     per_block = (
         (b - a).reshape(len(ends) - 1, -1).mean(axis=1)
     )  # blocks have equal sizes, so the mean of their means is the mean
@@ -124,9 +124,9 @@ def test_documents_are_weighted_by_their_tokens() -> None:
 
 def test_interval_is_independent_of_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = systems(7)
-    ends = blocks(len(a))
+    ends = block_boundaries(len(a))
     whole = compare([a], [b], ends, resamples=4_000)
-    monkeypatch.setattr("reefknot.lab.evaluation.comparison._CHUNK", 40 * 999)
+    monkeypatch.setattr("reefknot.lab.evaluation.comparison._MAX_COUNTS", 40 * 999)
     parts = compare([a], [b], ends, resamples=4_000)
     assert parts.interval == pytest.approx(whole.interval, abs=0.1 * whole.half_width)
 
@@ -140,7 +140,7 @@ def with_seeds(count: int, spread: float, shift: float, seed: int) -> tuple[list
 
 def test_seeds_widen_the_interval() -> None:
     a, b = with_seeds(8, spread=0.1, shift=0.0, seed=0)
-    ends = blocks(20_000)
+    ends = block_boundaries(20_000)
     one = compare(a[:1], b[:1], ends)
     many = compare(a, b, ends)
     assert many.half_width > 3 * one.half_width
@@ -152,14 +152,14 @@ def test_seeds_widen_the_interval() -> None:
 def test_interval_over_seeds_equals_a_t_test() -> None:
     a, _ = with_seeds(4, spread=0.1, shift=0.0, seed=1)
     constant = [np.full(20_000, run.mean()) for run in a]  # no variation over the text
-    comparison = compare([np.zeros(20_000)], constant, blocks(20_000))
+    comparison = compare([np.zeros(20_000)], constant, block_boundaries(20_000))
     reference = scipy.stats.ttest_1samp([run[0] for run in constant], 0.0).confidence_interval(0.95)
     assert comparison.interval == pytest.approx((reference.low, reference.high), rel=1e-9)
 
 
 def test_identical_runs_do_not_change_the_interval() -> None:
     a, b = systems(10)
-    ends = blocks(len(a))
+    ends = block_boundaries(len(a))
     assert compare([a] * 3, [b] * 3, ends).interval == pytest.approx(compare([a], [b], ends).interval, rel=1e-6)
 
 
@@ -178,7 +178,7 @@ def false_positives(seeds_a: int, seeds_b: int, seed_noise: float, text_noise: f
             for _ in range(seeds)
         ]
         comparison = compare(runs[:seeds_a], runs[seeds_a:], np.arange(tokens + 1), resamples=400, seed=trial)
-        seen += comparison.seen
+        seen += comparison.is_significant
     return seen / trials
 
 
@@ -194,7 +194,7 @@ def test_text_noise_gives_few_false_positives(seeds: int) -> None:
 
 
 def test_clear_difference_is_seen_with_three_seeds() -> None:
-    trials, ends = 100, blocks(20_000)
+    trials, ends = 100, block_boundaries(20_000)
     pairs = [with_seeds(3, spread=0.01, shift=-0.08, seed=trial) for trial in range(trials)]
     seen = [compare(a, b, ends, resamples=400).verdict.startswith("B is better") for a, b in pairs]
     assert sum(seen) / trials >= 0.95
@@ -202,13 +202,13 @@ def test_clear_difference_is_seen_with_three_seeds() -> None:
 
 def test_notes_state_what_the_interval_does_not_cover() -> None:
     a, b = with_seeds(5, spread=0.01, shift=0.0, seed=1)
-    ends = blocks(20_000)
+    ends = block_boundaries(20_000)
     assert "Both were trained once: the interval covers the choice of text" in compare(a[:1], b[:1], ends).verdict
     assert "A was trained once: the interval does not cover" in compare(a[:1], b, ends).verdict
     assert "B was trained once: the interval does not cover" in compare(a, b[:1], ends).verdict
     assert "Trained only twice: the interval is wide" in compare(a[:2], b[:3], ends).verdict
     assert compare(a[:3], b, ends).notes == ()
-    short = compare([a[0][:1_000]], [b[0][:1_000]], blocks(1_000))
+    short = compare([a[0][:1_000]], [b[0][:1_000]], block_boundaries(1_000))
     assert "blocks have 50 tokens" in short.verdict
 
 
@@ -229,27 +229,27 @@ def test_verdict_wording() -> None:
 
 def test_verdict_names_the_unit_compared() -> None:
     a, _ = systems(0, tokens=100)
-    comparison = compare([a], [a], blocks(100), loss_unit="word")
+    comparison = compare([a], [a], block_boundaries(100), loss_unit="word")
     assert "nats per word" in comparison.verdict
     assert "blocks have 5 words" in comparison.verdict
     with pytest.raises(DataError, match="scored 99 words, but 100 are compared"):
-        compare([a], [a[1:]], blocks(100), loss_unit="word")
+        compare([a], [a[1:]], block_boundaries(100), loss_unit="word")
 
 
 def test_diverged_system_has_infinite_perplexity() -> None:
     a, b = systems(8)
-    comparison = compare([a], [b + 5_000], blocks(len(a)))
+    comparison = compare([a], [b + 5_000], block_boundaries(len(a)))
     assert comparison.perplexity_b == math.inf
     assert comparison.verdict.startswith("A is better: 100.0% lower")
 
 
 def test_incomparable_scores_are_rejected() -> None:
     a, b = systems(9)
-    ends = blocks(len(a))
+    ends = block_boundaries(len(a))
     with pytest.raises(DataError, match="run 2 of system B scored 19,999 tokens, but 20,000 are compared"):
         compare([a], [b, b[:-1]], ends)
     with pytest.raises(DataError, match="run 1 of system A scored 20,000 tokens, but 10,000"):
-        compare([a], [b], blocks(10_000))
+        compare([a], [b], block_boundaries(10_000))
     with pytest.raises(DataError, match="system B has no scores"):
         compare([a], [], ends)
     with pytest.raises(DataError, match="run 1 of system A has a score that is not a finite number"):

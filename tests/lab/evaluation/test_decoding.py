@@ -18,7 +18,7 @@ from reefknot.kernels import capture
 from reefknot.kernels.capture import GraphCache
 from reefknot.lab.evaluation import decoding as module
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search, greedy, sample
-from reefknot.lab.evaluation.decoding import Decoder, FixedRows, Rows, _rounded_up, decoding
+from reefknot.lab.evaluation.decoding import Decoder, DecodingBatch, FixedSizeBatch, _round_up, decoding
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
@@ -114,24 +114,26 @@ def test_kind_of_rows_depends_on_device_and_length() -> None:
     model, source_BS = translator("encoder_decoder"), sources(3, 4)
     with decoding(model) as decoder:
         assert not decoder.fixed, "a CPU gains nothing from fixed sizes"
-        assert decoder.width(9) == 9
-        assert type(decoder.begin(source_BS, SEARCH.limit, 2, 3, ())) is Rows
+        assert decoder.padded_length(9) == 9
+        assert type(decoder.start_batch(source_BS, SEARCH.limit, 2, 3, ())) is DecodingBatch
         with decoding(decoder) as same:
             assert same is decoder
     with decoding(model, fixed=True) as decoder:
-        assert (decoder.width(0), decoder.width(9), decoder.width(16)) == (0, 16, 16)
+        assert (decoder.padded_length(0), decoder.padded_length(9), decoder.padded_length(16)) == (0, 16, 16)
         assert decoder.graphs is None
-        assert type(decoder.begin(source_BS, SEARCH.limit, 2, 3, ())) is FixedRows
-        assert type(decoder.begin(source_BS, lambda _: module.MAX_STEPS + 1, 2, 3, ())) is Rows, "too long to hold"
-        assert type(decoder.begin(source_BS[:0], SEARCH.limit, 2, 3, ())) is Rows
+        assert type(decoder.start_batch(source_BS, SEARCH.limit, 2, 3, ())) is FixedSizeBatch
+        assert type(decoder.start_batch(source_BS, lambda _: module.MAX_STEPS + 1, 2, 3, ())) is DecodingBatch, (
+            "too long to hold"
+        )
+        assert type(decoder.start_batch(source_BS[:0], SEARCH.limit, 2, 3, ())) is DecodingBatch
         assert beam_search(decoder, source_BS[:0], EOS) == []
 
 
 def test_batch_sizes_are_rounded_up_to_few_values() -> None:
-    sizes = [_rounded_up(number) for number in range(1, 1000)]
+    sizes = [_round_up(number) for number in range(1, 1000)]
     assert all(number <= size <= 1.125 * number for number, size in enumerate(sizes, start=1))
     assert len(set(sizes)) < 70
-    assert [_rounded_up(number) for number in (1, 16, 17, 33, 100, 128, 129)] == [1, 16, 18, 36, 104, 128, 144]
+    assert [_round_up(number) for number in (1, 16, 17, 33, 100, 128, 129)] == [1, 16, 18, 36, 104, 128, 144]
 
 
 def test_only_the_adaptive_softmax_waits_for_the_device() -> None:
@@ -233,7 +235,7 @@ def test_filler_rows_do_not_change_results(recorded: list[RecordedGraph]) -> Non
 def test_captured_steps_find_the_same_hypotheses(
     encoder: str, output: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GRAPHS", 4)
+    monkeypatch.setattr(module, "MAX_GRAPHS", 4)
     model = translator(encoder, "softmax" if output == "drill" else output, seed=2).float()
     if output == "drill":
         model.output = Softmax(Drill(WordTable(9, DIM), depth=1))
@@ -267,7 +269,7 @@ def test_captured_steps_equal_a_growing_kv_cache(encoder: str) -> None:
 
 @pytest.mark.gpu
 def test_number_of_captured_graphs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRAPHS", 2)
+    monkeypatch.setattr(module, "MAX_GRAPHS", 2)
     made: list[int] = []
     record = capture._record
     monkeypatch.setattr(capture, "_record", lambda *arguments: made.append(1) or record(*arguments))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from reefknot.lab.evaluation.comparison import blocks, compare
+from reefknot.lab.evaluation.comparison import block_boundaries, compare
 from reefknot.lab.evaluation.frequency import (
     EDGES,
     FIGURE_3,
-    Pair,
+    PairedLosses,
     compare_by_previous,
     compare_by_target,
     compare_on_symbols,
@@ -70,9 +70,9 @@ def test_band_edges_increase_from_zero() -> None:
         assert list(edges) == sorted(set(edges))
 
 
-def make_pair(a: Sequence[float], b: Sequence[float]) -> Pair:
+def make_pair(a: Sequence[float], b: Sequence[float]) -> PairedLosses:
     """Return a pair of systems with one run each, where every token is a unit."""
-    return Pair([np.array(a)], [np.array(b)], np.arange(len(a) + 1))
+    return PairedLosses([np.array(a)], [np.array(b)], np.arange(len(a) + 1))
 
 
 def test_interval_of_a_band_uses_only_its_tokens() -> None:
@@ -80,15 +80,15 @@ def test_interval_of_a_band_uses_only_its_tokens() -> None:
     random = np.random.default_rng(0)
     runs = [random.normal(4.0, 1.0, 600) for _ in range(4)]
     inside_N = random.random(600) < 0.3
-    pair = Pair(runs[:2], runs[2:], blocks(600, 20))
-    comparison = pair.on(inside_N)
+    pair = PairedLosses(runs[:2], runs[2:], block_boundaries(600, 20))
+    comparison = pair.compare_on(inside_N)
     inside_runs = [run[inside_N] for run in runs]
     ends = np.cumsum([0, *(int(part.sum()) for part in np.split(inside_N, 30))])
     expected = compare(inside_runs[:2], inside_runs[2:], ends)
     assert (comparison.tokens, comparison.interval) == (inside_N.sum(), expected.interval)
     assert comparison.difference == pytest.approx(expected.difference)
     one_block = np.arange(600) < 20
-    assert pair.on(one_block).interval is None
+    assert pair.compare_on(one_block).interval is None
 
 
 def test_comparison_by_frequency_matches_values_by_hand() -> None:
@@ -144,7 +144,7 @@ def test_bands_of_two_systems_add_up_to_the_total_loss(
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     a = score(model_for(len(vocabulary)), split, vocabulary).nll
     b = a[::-1].copy()
-    pair = Pair([a, b], [b, b], blocks(len(a), 5))
+    pair = PairedLosses([a, b], [b, b], block_boundaries(len(a), 5))
     for bands in (compare_by_target(pair, split, vocabulary), compare_by_previous(pair, split, vocabulary)):
         assert sum(band.tokens for band in bands) == len(a)
         for side in ("nll_a", "nll_b"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.evaluation.grid import EXTENSIONS, Grid, Point, Progress, beginning, extend_axis, search
+from reefknot.lab.evaluation.grid import EXTENSIONS, Grid, Point, Progress, extend_axis, grid_search, shorten_split
 from reefknot.lab.evaluation.perplexity import score
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.nn.models.language_model import LanguageModel
@@ -34,7 +34,7 @@ def tried(grid: Grid, name: str) -> list[float]:
 def test_search_tries_every_combination_once() -> None:
     calls: list[tuple[str, float]] = []
     axes = {"a": [1, 2, 3, 4], "b": [0.5, 0.25, 0.125]}
-    grid = search(axes, bowl, SPLIT, lambda what, done: calls.append((what, done)))
+    grid = grid_search(axes, bowl, SPLIT, lambda what, done: calls.append((what, done)))
     assert grid.best == {"a": 2, "b": 0.25}
     assert grid.axes == {"a": [1, 2, 3, 4], "b": [0.125, 0.25, 0.5]}
     assert len(grid.points) == 12
@@ -56,7 +56,7 @@ def test_search_extends_until_the_best_is_inside_the_grid() -> None:
         return abs(math.log2(point["up"]) - 4) + abs(math.log2(point["down"]) + 4) + point["fixed"]
 
     axes = {"up": [1.0, 2.0], "fixed": [3.0], "down": [4.0, 1.0]}
-    grid = search(axes, measure, SPLIT, lambda _, done: calls.append(done))
+    grid = grid_search(axes, measure, SPLIT, lambda _, done: calls.append(done))
     assert [(point["up"], point["down"]) for point, _ in grid.points[4:]] == [
         *((up, 1.0) for up in (4.0, 8.0, 16.0, 32.0)),
         *((16.0, down) for down in (0.25, 0.0625, 0.01562)),
@@ -70,31 +70,31 @@ def test_search_extends_until_the_best_is_inside_the_grid() -> None:
 
 
 def test_search_stops_after_four_extensions() -> None:
-    grid = search({"a": [1, 2]}, lambda point, progress: 1 / point["a"], SPLIT)
+    grid = grid_search({"a": [1, 2]}, lambda point, progress: 1 / point["a"], SPLIT)
     assert EXTENSIONS == 4
     assert tried(grid, "a") == [1, 2, 4, 8, 16, 32]
     assert grid.edges == ["a"]
     # If all values are equal, the first one tried is the best.
-    flat = search({"a": [1.0, 2.0]}, lambda point, progress: 0.0, SPLIT)
+    flat = grid_search({"a": [1.0, 2.0]}, lambda point, progress: 0.0, SPLIT)
     assert (tried(flat, "a"), flat.best, flat.edges) == ([1.0, 2.0, 0.5], {"a": 1.0}, [])
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_divergence_ends_the_extension(loss: float) -> None:
-    grid = search({"a": [1, 2]}, lambda point, progress: loss if point["a"] > 6 else -point["a"], SPLIT)
+    grid = grid_search({"a": [1, 2]}, lambda point, progress: loss if point["a"] > 6 else -point["a"], SPLIT)
     assert tried(grid, "a") == [1, 2, 4, 8]
     assert grid.best == {"a": 4}
     assert grid.summary().record()["points"][-1] == {"a": 8, "nll": None}
 
 
 def test_extension_stays_within_the_bounds() -> None:
-    grid = search({"a": [0.2, 0.3]}, lambda point, progress: -point["a"], SPLIT, between={"a": (0, 1)})
+    grid = grid_search({"a": [0.2, 0.3]}, lambda point, progress: -point["a"], SPLIT, bounds={"a": (0, 1)})
     assert tried(grid, "a") == [0.2, 0.3, 0.45, 0.675]
     assert grid.edges == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("values", "end", "between", "expected"),
+    ("values", "end", "bounds", "expected"),
     [
         ([100, 500, 2000], 100, None, [20, 4, 1]),
         ([100, 500, 2000], 100, (3, 9_000), [20, 4]),
@@ -108,15 +108,15 @@ def test_extension_stays_within_the_bounds() -> None:
     ],
 )
 def test_further_values_beyond_an_edge(
-    values: list[float], end: float, between: tuple[float, float] | None, expected: list[float]
+    values: list[float], end: float, bounds: tuple[float, float] | None, expected: list[float]
 ) -> None:
-    values_beyond = extend_axis(values, end, between)
+    values_beyond = extend_axis(values, end, bounds)
     assert values_beyond == expected
     assert [type(value) for value in values_beyond] == [type(value) for value in expected]
 
 
 def test_table_marks_the_best_value() -> None:
-    grid = search({"a": [1, 2, 3], "b": [0.125, 0.25, 0.5]}, bowl, SPLIT)
+    grid = grid_search({"a": [1, 2, 3], "b": [0.125, 0.25, 0.5]}, bowl, SPLIT)
     assert grid.table().splitlines() == [
         "perplexity of the valid text, 1,234 tokens (* the best)",
         "a  b 0.125  b 0.25  b 0.5",
@@ -128,7 +128,7 @@ def test_table_marks_the_best_value() -> None:
 
 def test_table_shows_extended_rows_and_columns_in_order() -> None:
     """Points that were not tried are shown as a dash."""
-    points = search(
+    points = grid_search(
         {"a": [20_000, 10_000], "b": [0.25, 0.5]},
         lambda point, progress: abs(math.log2(point["a"] / 5_000)) - math.log2(point["b"]) / 16,
         SPLIT,
@@ -149,12 +149,12 @@ def test_table_shows_extended_rows_and_columns_in_order() -> None:
 
 
 def test_huge_perplexity_is_abbreviated() -> None:
-    grid = search({"a": [1, 2, 3]}, lambda point, progress: 1e3 * abs(point["a"] - 2), SPLIT)
+    grid = grid_search({"a": [1, 2, 3]}, lambda point, progress: 1e3 * abs(point["a"] - 2), SPLIT)
     assert grid.table().splitlines()[2] == ">1e304   1.00*  >1e304"
 
 
 def test_table_of_one_axis() -> None:
-    grid = search({"a": [2]}, lambda point, progress: 0.0, SPLIT)
+    grid = grid_search({"a": [2]}, lambda point, progress: 0.0, SPLIT)
     assert grid.table().splitlines()[1:] == ["  a 2", "1.00*"]
     assert grid.edges == []
 
@@ -162,27 +162,27 @@ def test_table_of_one_axis() -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_search_without_a_finite_loss_is_rejected(loss: float) -> None:
     with pytest.raises(NonFiniteError, match="the loss on the valid text is NaN or infinite at all 2 points"):
-        search({"a": [1, 2]}, lambda point, progress: loss, SPLIT)
+        grid_search({"a": [1, 2]}, lambda point, progress: loss, SPLIT)
 
 
 def test_beginning_scores_like_the_start_of_the_text(opened: Open, model_for: Build) -> None:
     dataset = opened()
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    half = beginning(split, split.tokens // 2, vocabulary)
+    half = shorten_split(split, split.tokens // 2, vocabulary)
     assert half.ids.tolist() == split.ids[: split.tokens // 2].tolist()
     assert half.unknown == sum(half.ids == vocabulary.unk) > 0
     assert half.bytes == pytest.approx(split.bytes / 2, abs=1)
     model = model_for(len(vocabulary))
     whole = score(model, split, vocabulary)
     np.testing.assert_allclose(score(model, half, vocabulary).nll, whole.nll[: len(half.ids)], atol=1e-6)
-    assert beginning(split, None, vocabulary) is beginning(split, split.tokens, vocabulary) is split
+    assert shorten_split(split, None, vocabulary) is shorten_split(split, split.tokens, vocabulary) is split
     with pytest.raises(SettingsError, match="the first 0 tokens"):
-        beginning(split, 0, vocabulary)
+        shorten_split(split, 0, vocabulary)
 
 
 def test_beginning_cuts_spellings_too(opened: Open) -> None:
     dataset = opened(keep_spellings=True)
     split = dataset.splits["test"]
-    cut = beginning(split, 7, dataset.vocabulary)
+    cut = shorten_split(split, 7, dataset.vocabulary)
     assert cut.inputs.tolist() == split.inputs[:7].tolist()
     assert cut.inputs.tolist() != cut.ids.tolist()

@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 from contract.combinations import WORDS, Case
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.lab.evaluation.monte_carlo import monte_carlo_score
-from reefknot.lab.evaluation.perplexity import one_stream, score, window_log_probs
+from reefknot.lab.evaluation.perplexity import build_stream, score, window_log_probs
 from reefknot.lab.evaluation.windows import Complete
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.nn.classifiers.drill import LabelDropout
@@ -137,7 +137,7 @@ def test_every_window_has_its_own_masks(opened: Open, transformer_for: Build) ->
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     model, windows = transformer_for(len(vocabulary)), Complete(12)
     score_mc = monte_carlo_score(model, split, vocabulary, passes=3, window=windows, seed=5)
-    x_1T, y_1T = one_stream(split, vocabulary)
+    x_1T, y_1T = build_stream(split, vocabulary)
     torch.manual_seed(5)
     model.train()
     with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.neighbors import examples, nearest
+from reefknot.lab.evaluation.neighbors import nearest_neighbors, select_examples
 from reefknot.lab.text.vocabulary import Vocabulary
 
 
@@ -20,7 +20,7 @@ def vocabulary(size: int) -> Vocabulary:
 def test_neighbours_equal_brute_force() -> None:
     torch.manual_seed(0)
     words, vectors_VD = vocabulary(50), torch.randn(50, 6)
-    neighbors = nearest(vectors_VD, words, ["w007", "w031"], 5)
+    neighbors = nearest_neighbors(vectors_VD, words, ["w007", "w031"], 5)
     v = vectors_VD.double().numpy()
     cosines = (v @ v.T) / np.outer(np.linalg.norm(v, axis=1), np.linalg.norm(v, axis=1))
     for word, index in (("w007", 7), ("w031", 31)):
@@ -30,11 +30,11 @@ def test_neighbours_equal_brute_force() -> None:
 
 
 def test_there_are_no_more_neighbours_than_other_words() -> None:
-    assert len(nearest(torch.randn(4, 2), vocabulary(4), ["w000"], 100)["w000"]) == 3
+    assert len(nearest_neighbors(torch.randn(4, 2), vocabulary(4), ["w000"], 100)["w000"]) == 3
 
 
 def test_word_is_never_its_own_neighbour() -> None:
-    neighbors = nearest(torch.ones(3, 2), vocabulary(3), ["w001"], 2)
+    neighbors = nearest_neighbors(torch.ones(3, 2), vocabulary(3), ["w001"], 2)
     assert {name for name, _ in neighbors["w001"]} == {"w000", "w002"}
     assert {value for _, value in neighbors["w001"]} == {1.0}
 
@@ -42,28 +42,28 @@ def test_word_is_never_its_own_neighbour() -> None:
 def test_spelled_word_has_neighbours_but_is_not_a_neighbour() -> None:
     words = replace(vocabulary(3), spelled=("wolf", "ant"))
     vectors_SD = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
-    neighbors = nearest(vectors_SD, words, ["wolf", "w001"], 9)
+    neighbors = nearest_neighbors(vectors_SD, words, ["wolf", "w001"], 9)
     assert list(neighbors["wolf"]) == [("w001", 1.0), ("w002", pytest.approx(0.5**0.5, abs=1e-4)), ("w000", 0.0)]
     assert [name for name, _ in neighbors["w001"]] == ["w002", "w000"]
 
 
 def test_zero_vector_has_cosine_zero() -> None:
     vectors_VD = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-    assert [value for _, value in nearest(vectors_VD, vocabulary(3), ["w001"], 2)["w001"]] == [0.0, 0.0]
+    assert [value for _, value in nearest_neighbors(vectors_VD, vocabulary(3), ["w001"], 2)["w001"]] == [0.0, 0.0]
 
 
 def test_no_words_give_no_neighbours() -> None:
-    assert nearest(torch.randn(4, 2), vocabulary(4), [], 3) == {}
+    assert nearest_neighbors(torch.randn(4, 2), vocabulary(4), [], 3) == {}
 
 
 def test_unknown_word_is_rejected_without_unk() -> None:
     with pytest.raises(DataError, match="'zebra' is not in the vocabulary"):
-        nearest(torch.randn(4, 2), vocabulary(4), ["zebra"], 2)
+        nearest_neighbors(torch.randn(4, 2), vocabulary(4), ["zebra"], 2)
 
 
 def test_examples_are_frequent_alphabetic_words() -> None:
     words = ("<eos>", "the", "return", "value", "1234", "string", "seldom")
-    chosen = examples(Vocabulary(words, (900, 800, 700, 600, 500, 400, 19)), 8)
+    chosen = select_examples(Vocabulary(words, (900, 800, 700, 600, 500, 400, 19)), 8)
     assert chosen == ["return", "value", "string"]
 
 
@@ -71,7 +71,7 @@ def test_examples_are_frequent_alphabetic_words() -> None:
 def test_examples_spread_over_the_ranks(usable: int) -> None:
     suffixes = [chr(ord("a") + i % 26) + chr(ord("a") + i // 26 % 26) + chr(ord("a") + i // 676) for i in range(usable)]
     words = Vocabulary(tuple(f"word{suffix}" for suffix in suffixes), tuple(range(usable + 20, 20, -1)))
-    chosen = examples(words, 8)
+    chosen = select_examples(words, 8)
     assert 5 <= len(chosen) <= 8
     assert len(set(chosen)) == len(chosen)
     assert chosen[-1] == words.words[-1]

@@ -38,8 +38,8 @@ def by_scipy(first_table: WordVectors, second_table: WordVectors) -> float:
 def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run small vocabularies with the algorithm for large ones too, in many blocks."""
     if request.param == "counted":
-        monkeypatch.setattr(pairwise_similarity, "FEW", 0)
-        monkeypatch.setattr(pairwise_similarity, "_BLOCK", 5_000)
+        monkeypatch.setattr(pairwise_similarity, "MAX_SORTED_PAIRS", 0)
+        monkeypatch.setattr(pairwise_similarity, "_COSINES_AT_ONCE", 5_000)
     return str(request.param)
 
 
@@ -61,8 +61,8 @@ def test_correlation_of_all_pairs_equals_scipy(algorithm: str) -> None:
 def test_counting_algorithm_equals_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
     first_table, second_table = related(1_500, 8)
     correlation = pairwise_correlation(first_table, second_table)
-    assert correlation.pairs > pairwise_similarity.FEW
-    monkeypatch.setattr(pairwise_similarity, "FEW", 10**9)
+    assert correlation.pairs > pairwise_similarity.MAX_SORTED_PAIRS
+    monkeypatch.setattr(pairwise_similarity, "MAX_SORTED_PAIRS", 10**9)
     assert correlation.rho == pytest.approx(pairwise_correlation(first_table, second_table).rho, abs=1e-7)
 
 
@@ -140,7 +140,7 @@ def test_correlation_of_equal_cosines_is_undefined(second_table: str, monkeypatc
     first_table, _ = related(40, 3)
     flat = {"constant": np.full((40, 3), 0.1), "zero": np.zeros((40, 3))}
     if second_table.endswith("counted"):
-        monkeypatch.setattr(pairwise_similarity, "FEW", 0)
+        monkeypatch.setattr(pairwise_similarity, "MAX_SORTED_PAIRS", 0)
     constant = table(flat.get(second_table, np.outer(np.arange(1, 41), [0.3, 0.1, 0.7])))
     assert pairwise_correlation(first_table, constant) == PairwiseCorrelation(None, None, None, 780, True)
     sampled = pairwise_correlation(first_table, constant, exact_below=0, samples=200)

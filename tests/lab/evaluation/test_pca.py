@@ -11,8 +11,8 @@ from scipy.linalg import eigh
 from scipy.spatial.distance import pdist
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.neighbors import EXAMPLES, examples, nearest_words
-from reefknot.lab.evaluation.pca import AROUND, embedding, principal_components
+from reefknot.lab.evaluation.neighbors import NUM_EXAMPLES, nearest_words, select_examples
+from reefknot.lab.evaluation.pca import NEIGHBORS_PER_WORD, principal_components, project_words
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.vectors.word_vectors import WordVectors
 
@@ -95,55 +95,57 @@ def word_vectors(words: Vocabulary, dim: int, seed: int = 0) -> WordVectors:
 def test_picture_shows_examples_and_their_neighbours_at_both_ends() -> None:
     words = vocabulary()
     ends = {"input": word_vectors(words, 8), "output": word_vectors(words, 5, seed=1)}
-    result = embedding(ends, words)
-    centres = examples(words, EXAMPLES)
+    result = project_words(ends, words)
+    centres = select_examples(words, NUM_EXAMPLES)
     assert result.record().keys() == {"words", "groups", "input", "output"}
-    assert len(result.words) == len(set(result.words)) == EXAMPLES * (AROUND + 1)
-    assert result.groups == tuple(n for n in range(EXAMPLES) for _ in range(AROUND + 1))
-    assert list(result.words[:: AROUND + 1]) == centres
+    assert len(result.words) == len(set(result.words)) == NUM_EXAMPLES * (NEIGHBORS_PER_WORD + 1)
+    assert result.groups == tuple(n for n in range(NUM_EXAMPLES) for _ in range(NEIGHBORS_PER_WORD + 1))
+    assert list(result.words[:: NEIGHBORS_PER_WORD + 1]) == centres
     near = [nearest_words(vectors_of_end, centres, 20)[centres[0]] for vectors_of_end in ends.values()]
     in_turn = [word for both in zip(*near, strict=True) for word, _ in both if word not in centres]
-    assert list(result.words[1 : AROUND + 1]) == in_turn[:AROUND]
+    assert list(result.words[1 : NEIGHBORS_PER_WORD + 1]) == in_turn[:NEIGHBORS_PER_WORD]
 
 
 def test_places_are_computed_from_unit_vectors() -> None:
     words, vectors = vocabulary(), word_vectors(vocabulary(), 8)
-    result = embedding({"tied": vectors}, words)
+    result = project_words({"tied": vectors}, words)
     rows = vectors.vectors_VD[[words.id_of(word) for word in result.words]].astype(np.float64)
     expected = principal_components(rows / np.linalg.norm(rows, axis=1, keepdims=True))
     np.testing.assert_allclose(result.tied.xy, expected.coordinates, atol=6e-4)
     np.testing.assert_allclose(result.tied.explained, expected.explained, atol=6e-5)
     longer = WordVectors(vectors.words, vectors.vectors_VD * 16)
-    assert embedding({"tied": longer}, words) == result
+    assert project_words({"tied": longer}, words) == result
 
 
 def test_picture_is_small_and_reproducible() -> None:
     words = vocabulary()
     ends = {"input": word_vectors(words, 64), "output": word_vectors(words, 64, seed=1)}
-    result = json.dumps(embedding(ends, words).record())
-    assert result == json.dumps(embedding(ends, words).record())
+    result = json.dumps(project_words(ends, words).record())
+    assert result == json.dumps(project_words(ends, words).record())
     assert len(result) < 3000
-    assert "-0.0" not in json.dumps(embedding({"tied": WordVectors(words.words, np.ones((300, 2)))}, words).record())
+    assert "-0.0" not in json.dumps(
+        project_words({"tied": WordVectors(words.words, np.ones((300, 2)))}, words).record()
+    )
 
 
 def test_picture_of_requested_words() -> None:
     words = vocabulary(6)
     vectors = {"tied": WordVectors(words.words, np.eye(6))}
-    result = embedding(vectors, words, [words.words[2], words.words[2]])
+    result = project_words(vectors, words, [words.words[2], words.words[2]])
     assert result.words[0] == words.words[2]
-    assert result.groups == (0,) * (1 + AROUND)
+    assert result.groups == (0,) * (1 + NEIGHBORS_PER_WORD)
     with pytest.raises(DataError, match="'zebra' is not among these 6 words"):
-        embedding(vectors, words, ["zebra"])
+        project_words(vectors, words, ["zebra"])
 
 
 def test_spelled_words_are_not_in_the_picture() -> None:
     words = replace(vocabulary(30), spelled=("wolf", "ant"))
-    result = embedding({"input": word_vectors(words, 4), "output": word_vectors(vocabulary(30), 4)}, words)
+    result = project_words({"input": word_vectors(words, 4), "output": word_vectors(vocabulary(30), 4)}, words)
     assert not {"wolf", "ant"} & set(result.words)
     assert len(result.words) == 30
 
 
 def test_vocabulary_without_alphabetic_words_gives_an_empty_picture() -> None:
     words = Vocabulary(("a", "b", "c"), (3, 2, 1))
-    result = embedding({"tied": word_vectors(words, 2)}, words)
+    result = project_words({"tied": word_vectors(words, 2)}, words)
     assert result.record() == {"words": [], "groups": [], "tied": {"xy": [], "explained": [0.0, 0.0]}}

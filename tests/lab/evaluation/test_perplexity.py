@@ -12,8 +12,8 @@ import torch
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.lab.evaluation import perplexity as module
-from reefknot.lab.evaluation.grid import beginning
-from reefknot.lab.evaluation.perplexity import one_stream, score, scored_text, word_losses
+from reefknot.lab.evaluation.grid import shorten_split
+from reefknot.lab.evaluation.perplexity import build_stream, describe_text, score, word_losses
 from reefknot.lab.runs.definition import perplexity, shown
 from reefknot.lab.runs.scores import Cache
 from reefknot.lab.text.dataset import Dataset, Split
@@ -280,13 +280,13 @@ def test_window_length_accounts_for_rows_per_token(
 def test_one_stream_shifts_inputs_by_one_token(opened: Open, end_of_line: bool) -> None:
     dataset = opened(end_of_line=end_of_line)
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    x_1T, y_1T = one_stream(split, vocabulary)
+    x_1T, y_1T = build_stream(split, vocabulary)
     ids = split.ids.tolist()
     assert y_1T[0].tolist() == (ids if end_of_line else ids[1:])
     assert x_1T[0].tolist() == ([vocabulary.eos, *ids[:-1]] if end_of_line else ids[:-1])
     if not end_of_line:
         with pytest.raises(DataError, match="nothing to score"):
-            one_stream(beginning(split, 1, vocabulary), vocabulary)
+            build_stream(shorten_split(split, 1, vocabulary), vocabulary)
 
 
 def test_definition_states_the_mode_and_warns_if_it_is_worse(opened: Open, model_for: Build) -> None:
@@ -311,12 +311,14 @@ def test_scored_text_identifies_unknown_words_and_vocabulary() -> None:
         return Split("test", np.array(ids, np.int32), words=len(ids), lines=1, bytes=9, unknown=ids.count(0))
 
     vocabulary = Vocabulary(("<unk>", "a", "b"), (3, 2, 1))
-    first, again, other = (scored_text(split, split.ids, vocabulary) for split in (text(1, 0), text(2, 0), text(0, 1)))
+    first, again, other = (
+        describe_text(split, split.ids, vocabulary) for split in (text(1, 0), text(2, 0), text(0, 1))
+    )
     assert first.unknown == again.unknown == other.unknown == 1
     assert first.unknown_sha256 == again.unknown_sha256 != other.unknown_sha256
-    spelled = scored_text(text(1, 0), text(1, 0).ids, replace(vocabulary, counts=(9, 9, 9), spelled=("c",)))
+    spelled = describe_text(text(1, 0), text(1, 0).ids, replace(vocabulary, counts=(9, 9, 9), spelled=("c",)))
     assert spelled.vocabulary_sha256 == first.vocabulary_sha256, "the tokens are the same"
-    renamed = scored_text(text(1, 0), text(1, 0).ids, replace(vocabulary, words=("<unk>", "b", "a")))
+    renamed = describe_text(text(1, 0), text(1, 0).ids, replace(vocabulary, words=("<unk>", "b", "a")))
     assert renamed.vocabulary_sha256 != first.vocabulary_sha256
 
 

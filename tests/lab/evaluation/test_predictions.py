@@ -10,7 +10,7 @@ import torch
 
 from reefknot.errors import SettingsError
 from reefknot.lab.evaluation import predictions as module
-from reefknot.lab.evaluation.predictions import predict, tendency, watched_ids
+from reefknot.lab.evaluation.predictions import measure_tendency, predict, watched_ids
 from reefknot.lab.evaluation.windows import Sliding
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -85,7 +85,7 @@ def test_tendency_equals_means_of_all_probabilities(
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
     model = model_for(len(vocabulary))
     monkeypatch.setattr(module, "SCORES_AT_ONCE", scores)
-    result = tendency(model, split, vocabulary, k=3)
+    result = measure_tendency(model, split, vocabulary, k=3)
     target, near, mean_V = expected_tendency(model, split.ids.tolist(), 3)
     assert (result.contexts, result.k) == (227, 3)
     assert result.target == pytest.approx(target, rel=1e-5)
@@ -100,11 +100,11 @@ def test_target_and_all_neighbours_have_probability_one(opened: Open, model_for:
     dataset = opened()
     size = len(dataset.vocabulary)
     model = model_for(size)
-    result = tendency(model, dataset.splits["test"], dataset.vocabulary, k=size - 1)
+    result = measure_tendency(model, dataset.splits["test"], dataset.vocabulary, k=size - 1)
     assert result.target + result.neighbors == pytest.approx(1.0, abs=1e-5)
     for k in (0, size):
         with pytest.raises(SettingsError, match=f"{k} of {size - 1} other words"):
-            tendency(model, dataset.splits["test"], dataset.vocabulary, k=k)
+            measure_tendency(model, dataset.splits["test"], dataset.vocabulary, k=k)
 
 
 def test_tendency_over_windows_equals_brute_force(opened: Open, transformer_for: Build) -> None:
@@ -117,8 +117,8 @@ def test_tendency_over_windows_equals_brute_force(opened: Open, transformer_for:
         part = ids[max(0, start - 4) : start + 11]
         p_NV = probabilities(model, part[:-1])
         targets += [p_V[y] for p_V, y in zip(p_NV, part[1:], strict=True)][min(start, 4) :]
-    result = tendency(model, split, vocabulary, k=3, windows=Sliding(4, 10))
+    result = measure_tendency(model, split, vocabulary, k=3, windows=Sliding(4, 10))
     assert result.contexts == len(targets) == 227
     assert result.target == pytest.approx(np.mean(targets), rel=1e-6)
     with pytest.raises(SettingsError, match="Transformer carries no state"):
-        tendency(model, split, vocabulary)
+        measure_tendency(model, split, vocabulary)

@@ -11,8 +11,8 @@ import torch
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.evaluation import perplexity as module
-from reefknot.lab.evaluation.perplexity import losses
-from reefknot.lab.evaluation.protocols import Counting, protocol, score_by_protocol
+from reefknot.lab.evaluation.perplexity import stream_losses
+from reefknot.lab.evaluation.protocols import Counting, get_protocol, score_by_protocol
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -43,7 +43,7 @@ def windows_of(model: LanguageModel, ids: np.ndarray, streams: int, steps: int) 
 def test_zaremba_scores_only_full_windows(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model, splits = model_for(len(dataset.vocabulary)), dataset.splits
-    countings = protocol("zaremba", batch=4, steps=9)
+    countings = get_protocol("zaremba", batch=4, steps=9)
     assert countings is not None
     scores = score_by_protocol("paper", model, splits, countings)
     whole = [window for window in windows_of(model, splits["valid"].ids, 4, 9) if window.shape[1] == 9]
@@ -59,7 +59,7 @@ def test_zaremba_scores_only_full_windows(opened: Open, model_for: Build) -> Non
 def test_awd_divides_by_rows_including_one_without_target(opened: Open, model_for: Build) -> None:
     dataset = opened()
     model, splits = model_for(len(dataset.vocabulary)), dataset.splits
-    countings = protocol("awd", batch=4, steps=9)
+    countings = get_protocol("awd", batch=4, steps=9)
     assert countings is not None
     scores = score_by_protocol("paper", model, splits, countings)
     for name, streams, rows in (("valid", 10, 22), ("test", 1, 228)):
@@ -76,7 +76,7 @@ def test_means_match_values_computed_by_hand() -> None:
     assert Counting(2, rows_without_target=1).mean(nll_BT) == 3.0
     # Penn Treebank's validation text: the published program's perplexity is low by about 0.03 at 60.
     ptb = text_of(73_760, "valid")
-    awd = protocol("awd", 20, 70)
+    awd = get_protocol("awd", 20, 70)
     assert awd is not None
     assert awd["valid"].targets(ptb) == 7_375
     low = awd["valid"].mean(np.full((10, 7_375), math.log(60.0), dtype=np.float32))
@@ -103,7 +103,7 @@ def test_definition_states_what_was_counted() -> None:
 
 
 def test_default_definition_has_no_protocol() -> None:
-    assert protocol("definition", batch=4, steps=9) is None
+    assert get_protocol("definition", batch=4, steps=9) is None
 
 
 @pytest.mark.parametrize(("counting", "tokens"), [(Counting(10), 19), (Counting(4, window=9), 39), (Counting(1), 1)])
@@ -114,7 +114,7 @@ def test_too_short_text_is_rejected(counting: Counting, tokens: int) -> None:
 
 
 def cut_losses(model: LanguageModel, split: Split, counting: Counting) -> np.ndarray:
-    return losses(model, *counting.inputs_and_targets(split))
+    return stream_losses(model, *counting.inputs_and_targets(split))
 
 
 def test_losses_are_independent_of_the_memory_bound(
@@ -138,7 +138,7 @@ def test_spelled_inputs_are_read(opened: Open, model_for: Build) -> None:
 
 def test_encoder_without_state_is_rejected(opened: Open, transformer_for: Build) -> None:
     dataset = opened()
-    countings = protocol("awd", batch=4, steps=9)
+    countings = get_protocol("awd", batch=4, steps=9)
     assert countings is not None
     with pytest.raises(SettingsError, match="carries its state, but Transformer carries none"):
         score_by_protocol("paper", transformer_for(len(dataset.vocabulary)), dataset.splits, countings)

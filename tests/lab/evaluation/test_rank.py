@@ -8,7 +8,7 @@ import torch
 
 from reefknot.errors import DataError, NonFiniteError, ResourceError, SettingsError
 from reefknot.lab.evaluation import rank as module
-from reefknot.lab.evaluation.rank import Spectrum, TriangularFactor, bound, memory, spectrum
+from reefknot.lab.evaluation.rank import Spectrum, TriangularFactor, compute_spectrum, rank_bound, required_memory
 from reefknot.lab.evaluation.windows import Lines, Sliding
 from reefknot.lab.text.dataset import Split
 from reefknot.nn.classifiers.plain import Plain
@@ -87,10 +87,10 @@ def test_rank_depends_on_the_tolerance() -> None:
 
 def test_softmax_has_rank_dim_plus_two(text: Split) -> None:
     model = model_of(None)
-    result = spectrum(model, text)
+    result = compute_spectrum(model, text)
     expected = log_probabilities(model, text)
     assert (result.contexts, result.classes) == expected.shape == (300, WORDS)
-    assert result.rank() == np.linalg.matrix_rank(expected) == bound(model.output) == DIM + 2
+    assert result.rank() == np.linalg.matrix_rank(expected) == rank_bound(model.output) == DIM + 2
     assert result.rank(1.0) == np.linalg.matrix_rank(expected, tol=1.0)
     np.testing.assert_allclose(
         result.values[: DIM + 2].numpy(), np.linalg.svd(expected, compute_uv=False)[: DIM + 2], rtol=1e-10
@@ -99,16 +99,16 @@ def test_softmax_has_rank_dim_plus_two(text: Split) -> None:
 
 def test_mixture_of_softmaxes_has_full_rank(text: Split) -> None:
     model = model_of(4)
-    result = spectrum(model, text)
-    assert result.rank() == np.linalg.matrix_rank(log_probabilities(model, text)) == bound(model.output) == WORDS
+    result = compute_spectrum(model, text)
+    assert result.rank() == np.linalg.matrix_rank(log_probabilities(model, text)) == rank_bound(model.output) == WORDS
 
 
 def test_spectrum_is_independent_of_blocks_and_leaves_the_model(text: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(None).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    reference = spectrum(model, text)
+    reference = compute_spectrum(model, text)
     monkeypatch.setattr(module, "SCORES_AT_ONCE", 3 * WORDS)
-    result = spectrum(model, text)
+    result = compute_spectrum(model, text)
     assert result.rank() == reference.rank()
     np.testing.assert_allclose(result.values.numpy(), reference.values.numpy(), atol=1e-10 * float(reference.values[0]))
     assert model.training
@@ -118,31 +118,31 @@ def test_spectrum_is_independent_of_blocks_and_leaves_the_model(text: Split, mon
 
 def test_number_of_contexts_bounds_the_rank(text: Split) -> None:
     model = model_of(4)
-    result = spectrum(model, text, limit=25)
+    result = compute_spectrum(model, text, limit=25)
     assert result.contexts == len(result.values) == result.rank() == 25
-    assert spectrum(model, text, limit=10_000).contexts == 300
+    assert compute_spectrum(model, text, limit=10_000).contexts == 300
 
 
 def test_uncomputable_spectrum_is_rejected(text: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(None)
     with pytest.raises(SettingsError, match="contexts = 0"):
-        spectrum(model, text, limit=0)
+        compute_spectrum(model, text, limit=0)
     alone = Split("test", text.ids[:1], words=1, lines=1, bytes=1, unknown=0)
     with pytest.raises(DataError, match="no context"):
-        spectrum(model, alone)
-    monkeypatch.setattr(module, "memory", lambda *_: 2**60)
+        compute_spectrum(model, alone)
+    monkeypatch.setattr(module, "required_memory", lambda *_: 2**60)
     with pytest.raises(ResourceError, match="fewer contexts"):
-        spectrum(model, text)
+        compute_spectrum(model, text)
     monkeypatch.undo()
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="test text"):
-        spectrum(model, text)
+        compute_spectrum(model, text)
 
 
 def test_memory_estimate_is_bounded_in_the_contexts() -> None:
-    assert memory(100, 10_000) == 32 * 100 * 10_000
-    assert memory(10**6, 10_000) == memory(10**9, 10_000) == 64 * 10_000**2
+    assert required_memory(100, 10_000) == 32 * 100 * 10_000
+    assert required_memory(10**6, 10_000) == required_memory(10**9, 10_000) == 64 * 10_000**2
 
 
 def test_windows_are_computed_independently(text: Split) -> None:
@@ -153,8 +153,8 @@ def test_windows_are_computed_independently(text: Split) -> None:
     with torch.no_grad():
         blocks = [model(ids[None, start : min(start + 50, 120)]).output[0] for start in range(0, 120, 50)]
         logp = model.double().output.log_probs(torch.cat(blocks).double()).numpy()
-    result = spectrum(model.float(), text, 120, windows=Sliding(0, 50))
+    result = compute_spectrum(model.float(), text, 120, windows=Sliding(0, 50))
     np.testing.assert_allclose(result.values.numpy(), np.linalg.svd(logp, compute_uv=False), atol=1e-5)
-    assert spectrum(model, text, windows=Lines(), eos=3).contexts == 300
+    assert compute_spectrum(model, text, windows=Lines(), eos=3).contexts == 300
     with pytest.raises(SettingsError, match="Transformer carries no state"):
-        spectrum(model, text)
+        compute_spectrum(model, text)

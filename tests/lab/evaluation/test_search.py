@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import reefknot as rk
-from reefknot.lab.evaluation.search import tails_opened
+from reefknot.lab.evaluation.search import measure_opened_tails
 from reefknot.lab.evaluation.windows import Sliding
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
@@ -37,7 +37,7 @@ def test_hidden_states_come_from_the_windows_of_the_run(dataset: Dataset) -> Non
     model, test = make_model(len(dataset.vocabulary)), dataset.splits["test"]
     lengths: list[int] = []
     model.encoder.register_forward_pre_hook(lambda _, arguments: lengths.append(arguments[0].shape[1]))
-    opened = tails_opened(model, test, dataset.vocabulary, Sliding(context=4, stride=6), k=3, tokens=40)
+    opened = measure_opened_tails(model, test, dataset.vocabulary, Sliding(context=4, stride=6), k=3, tokens=40)
     assert opened is not None
     assert (opened.k, opened.tokens) == (3, 40)
     assert 0.0 < opened.share <= 1.0
@@ -46,10 +46,10 @@ def test_hidden_states_come_from_the_windows_of_the_run(dataset: Dataset) -> Non
 
 def test_text_without_context_has_no_result(dataset: Dataset) -> None:
     model, test = make_model(len(dataset.vocabulary)), dataset.splits["test"]
-    assert tails_opened(model, test, dataset.vocabulary, Sliding(context=4, stride=6), tokens=0) is None
+    assert measure_opened_tails(model, test, dataset.vocabulary, Sliding(context=4, stride=6), tokens=0) is None
 
 
 def test_output_end_without_tails_has_no_result(dataset: Dataset) -> None:
     table = rk.WordTable(len(dataset.vocabulary), 8)
     plain = rk.LanguageModel(rk.Lookup(table), rk.LSTM(8, 8), rk.Softmax(rk.Plain(table)))
-    assert tails_opened(plain, dataset.splits["test"], dataset.vocabulary) is None
+    assert measure_opened_tails(plain, dataset.splits["test"], dataset.vocabulary) is None

@@ -15,9 +15,9 @@ from reefknot.lab.evaluation.similarity import (
     Benchmark,
     Judgement,
     find_benchmarks,
-    judge,
     pair_cosines,
     read_benchmark,
+    score_benchmark,
 )
 from reefknot.vectors.word_vectors import WordVectors
 
@@ -50,7 +50,7 @@ def test_first_five_benchmarks_are_those_of_the_paper() -> None:
 
 def test_rho_equals_scipy() -> None:
     table, pairs = vectors(), made_pairs(300)
-    judgement = judge(table, Benchmark("made", pairs))
+    judgement = score_benchmark(table, Benchmark("made", pairs))
     v = {word: table.vectors_VD[row].astype(np.float64) for row, word in enumerate(WORDS)}
     cosines = [v[a] @ v[b] / np.linalg.norm(v[a]) / np.linalg.norm(v[b]) for a, b, _ in pairs]
     expected = spearmanr(np.round(cosines, 12), [score for *_, score in pairs]).statistic
@@ -73,7 +73,7 @@ def test_rho_equals_gensim(tmp_path: Path, seed: int) -> None:
     pairs = (*others, ("Ba", "CE", 3.0), ("ba", "ba", 9.5), ("ba", "zebra", 9.0), ("zebra", "quagga", 1.0))
     path = write_pairs(tmp_path / "made.tsv", pairs)
     _, spearman, unknown = keyed.evaluate_word_pairs(str(path), restrict_vocab=None, dummy4unknown=False)
-    judgement = judge(table, read_benchmark(path))
+    judgement = score_benchmark(table, read_benchmark(path))
     assert judgement.rho == pytest.approx(spearman.statistic, abs=1e-12)
     assert 100 * (judgement.of - judgement.pairs) / judgement.of == pytest.approx(unknown)
     assert judgement.of - judgement.pairs == 2
@@ -81,7 +81,7 @@ def test_rho_equals_gensim(tmp_path: Path, seed: int) -> None:
 
 def test_words_match_exactly_then_in_lower_case() -> None:
     table = WordVectors(("Turkey", "turkey", "ankara"), np.array([[1, 0], [0, 1], [1, 1]], np.float32))
-    judgement = judge(
+    judgement = score_benchmark(
         table, Benchmark("b", (("Turkey", "Ankara", 1.0), ("turkey", "ANKARA", 2.0), ("Turkey", "turkey", 0.0)))
     )
     assert judgement.pairs == 3
@@ -105,13 +105,13 @@ UNDEFINED = {
 def test_undefined_correlation_is_none(case: str) -> None:
     table, pairs = UNDEFINED[case]
     used = 0 if case in ("no pairs", "unknown words") else len(pairs)
-    assert judge(table, Benchmark("b", pairs)) == Judgement(name="b", pairs=used, of=len(pairs))
+    assert score_benchmark(table, Benchmark("b", pairs)) == Judgement(name="b", pairs=used, of=len(pairs))
 
 
 def test_equal_seeds_give_equal_intervals() -> None:
     benchmark = Benchmark("b", made_pairs(60))
-    assert judge(vectors(), benchmark, seed=1) == judge(vectors(), benchmark, seed=1)
-    assert judge(vectors(), benchmark, seed=1) != judge(vectors(), benchmark, seed=2)
+    assert score_benchmark(vectors(), benchmark, seed=1) == score_benchmark(vectors(), benchmark, seed=1)
+    assert score_benchmark(vectors(), benchmark, seed=1) != score_benchmark(vectors(), benchmark, seed=2)
 
 
 def test_pair_cosines_are_symmetric_and_do_not_overflow() -> None:

@@ -19,11 +19,11 @@ from reefknot.lab.evaluation.translation import (
     Translation,
     batches_by_length,
     beam_decoder,
-    beginning,
     evaluate_translations,
-    examples,
     rerank,
+    shorten_dataset,
     translate,
+    translate_examples,
 )
 from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
 from reefknot.lab.text.pair_dataset import PairDataset, open_pairs
@@ -195,15 +195,15 @@ def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Pa
         progress=lambda what, done: progress_calls.append((what, done)),
     )
     references = dataset.splits["test"].text("target")
-    printed = run_sacrebleu(tmp_path, evaluated.lines, references, "--tokenize", "none")
+    printed = run_sacrebleu(tmp_path, evaluated.translations, references, "--tokenize", "none")
     scores = evaluated.scores
     assert scores.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
     assert scores.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
     assert scores.bleu_signature == printed["BLEU"]["signature"]
-    assert scores.pairs == len(evaluated.lines) == 5
-    assert evaluated.lines[1] == ""
+    assert scores.pairs == len(evaluated.translations) == 5
+    assert evaluated.translations[1] == ""
     translations = translate(model, dataset.splits["test"].text("source"), dataset.vocabulary_pair, SEARCH)
-    assert evaluated.lines == [best.text for best, *_ in translations]
+    assert evaluated.translations == [best.text for best, *_ in translations]
     assert scores.unfinished == sum(not best.finished for best, *_ in translations)
     assert scores.search == SEARCH.model_dump()
     assert sum(band.pairs for band in scores.by_length) == 5
@@ -215,8 +215,8 @@ def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Pa
 def test_beginning_scores_like_the_start_of_the_text(opened: Callable[..., PairDataset]) -> None:
     dataset = opened()
     model = model_for(dataset)
-    assert beginning(dataset, "valid", None) is beginning(dataset, "valid", 5) is dataset
-    shortened = beginning(dataset, "valid", 2)
+    assert shorten_dataset(dataset, "valid", None) is shorten_dataset(dataset, "valid", 5) is dataset
+    shortened = shorten_dataset(dataset, "valid", 2)
     assert shortened.splits["valid"].text("source") == [source for source, _ in PAIRS[:2]]
     assert shortened.splits["test"] is dataset.splits["test"]
     whole, part = (score_pairs(model, pairs.splits["valid"], dataset.vocabulary).nll for pairs in (dataset, shortened))
@@ -235,7 +235,7 @@ def test_beginning_counts_words_and_bytes(tmp_path: Path) -> None:
     dataset = open_pairs(corpus, VocabularySettings(), cache=tmp_path / "cache")
     for split, kept_lines in (("valid", lines), ("train", [line for line in lines if line.strip()])):
         for number in range(1, len(kept_lines)):
-            first = beginning(dataset, split, number).splits[split]
+            first = shorten_dataset(dataset, split, number).splits[split]
             counted = sum(len(line.encode().split()) for line in kept_lines[:number])
             assert (first.pairs, first.words) == (number, counted)
             assert first.bytes == sum(len(line.encode()) for line in kept_lines[:number])
@@ -290,7 +290,7 @@ def test_rerank_with_an_agreeing_language_model_keeps_the_order(weight: float) -
 def test_examples_hold_attention_over_source_tokens(opened: Callable[..., PairDataset], encoder: str) -> None:
     dataset = opened(bpe={"merges": 10}, sides="separate")
     model = model_for(dataset, encoder)
-    chosen = examples(model, dataset, "test", 3, SEARCH)
+    chosen = translate_examples(model, dataset, "test", 3, SEARCH)
     assert len(chosen) == 3
     for example in chosen:
         assert (example.source, example.reference) in zip(
@@ -302,7 +302,7 @@ def test_examples_hold_attention_over_source_tokens(opened: Callable[..., PairDa
         assert len(rows) == len(example.target_tokens)
         assert {len(row) for row in rows} == {len(example.source_tokens)}
         assert [sum(row) for row in rows] == pytest.approx([1.0] * len(rows), abs=0.02)
-    assert len(examples(model, dataset, "test", 50, SEARCH)) == 4
+    assert len(translate_examples(model, dataset, "test", 50, SEARCH)) == 4
 
 
 def test_line_without_spaces_is_translated(opened: Callable[..., PairDataset]) -> None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reefknot.lab.evaluation.updates import SIDES, SeparateEnds, by_frequency, update_rule
+from reefknot.lab.evaluation.updates import SIDES, SeparateEnds, mean_by_frequency, measure_updates
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
@@ -162,7 +162,7 @@ def test_input_end_without_table_has_no_changes() -> None:
 def test_probability_of_the_current_word_equals_log_probs() -> None:
     model, (tokens, _) = make_model(tied=True), window()
 
-    result = SeparateEnds(model).current_words(tokens)
+    result = SeparateEnds(model).repeat_probabilities(tokens)
 
     with torch.no_grad():
         logp_NV = model.eval().output.log_probs(model(tokens).output.flatten(0, 1))
@@ -175,13 +175,13 @@ def test_update_rule_is_the_mean_over_consecutive_windows() -> None:
     text = np.random.default_rng(0).integers(0, WORDS, 2 * 13, dtype=np.int32)
     counts = [10_000, 500, *[20] * 5, *[3] * 16]
 
-    result = update_rule(model, text, counts, streams=2, steps=STEPS, windows=2)
+    result = measure_updates(model, text, counts, streams=2, steps=STEPS, windows=2)
 
     ends, ids, state = SeparateEnds(model), torch.from_numpy(text.astype(np.int64)).view(2, 13), None
     windows, current = [], []
     for start in (0, STEPS):
         tokens, targets = ids[:, start : start + STEPS], ids[:, start + 1 : start + STEPS + 1]
-        current.append(ends.current_words(tokens, state))
+        current.append(ends.repeat_probabilities(tokens, state))
         changes, state = ends.changes(tokens, targets, state)
         windows.append(changes["tied"])
     assert (result["windows"], result["tokens"], result["types"]) == (2, 16, WORDS)
@@ -207,7 +207,7 @@ def test_improbable_repetition_is_below_uniform() -> None:
         dict(model.output.named_parameters())["classifier.bias"][0] = -50.0
     text = np.zeros(40, dtype=np.int32)
 
-    result = update_rule(model, text, [100] * WORDS, streams=2, steps=4)["current"]
+    result = measure_updates(model, text, [100] * WORDS, streams=2, steps=4)["current"]
 
     assert result["mean"] < 1e-20
     assert result["below_uniform"] == 1.0
@@ -215,7 +215,7 @@ def test_improbable_repetition_is_below_uniform() -> None:
 
 
 def test_bands_group_words_by_count() -> None:
-    result = by_frequency(np.array([1.0, 2.0, 4.0, 8.0]), [99, 10, 9, 0])
+    result = mean_by_frequency(np.array([1.0, 2.0, 4.0, 8.0]), [99, 10, 9, 0])
 
     assert result == [
         {"low": 0, "high": 9, "types": 2, "mean": 6.0},

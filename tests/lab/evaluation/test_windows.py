@@ -15,8 +15,8 @@ from reefknot.lab.config.settings import Count
 from reefknot.lab.evaluation import contexts as reading
 from reefknot.lab.evaluation import perplexity as scoring
 from reefknot.lab.evaluation.frequency import loss_by_frequency
-from reefknot.lab.evaluation.perplexity import one_stream, score
-from reefknot.lab.evaluation.windows import Complete, Lines, Sliding, Windows, batches, parse_windows
+from reefknot.lab.evaluation.perplexity import build_stream, score
+from reefknot.lab.evaluation.windows import Complete, Lines, Sliding, Windows, batch_windows, parse_windows
 from reefknot.lab.runs.modes import LONGEST
 from reefknot.lab.text.dataset import Dataset
 from reefknot.nn.classifiers.plain import Plain
@@ -61,7 +61,7 @@ def spans_of(windows: Windows, y: list[int], eos: int | None = 0) -> list[tuple[
 @torch.no_grad()
 def one_token_at_a_time(model: LanguageModel, dataset: Dataset, windows: Windows) -> list[float]:
     """Return the loss of each token from its full distribution after the part of its window before it."""
-    x_1T, y_1T = one_stream(dataset.splits["test"], dataset.vocabulary)
+    x_1T, y_1T = build_stream(dataset.splits["test"], dataset.vocabulary)
     model.eval()
     losses = {}
     for start, scored, stop in spans_of(windows, y_1T[0].tolist(), dataset.vocabulary.eos):
@@ -128,18 +128,18 @@ def test_every_token_is_scored_once(seed: int) -> None:
     for windows in (Sliding(context - 1, stride), Complete(length), Lines()):
         spans = windows.spans(y_T, 0)
         seen = []
-        for batch in batches(x_T, spans, budget):
+        for batch in batch_windows(x_T, spans, budget):
             assert len(batch.x) == 1 or batch.x.numel() <= budget
             assert torch.equal(
-                batch.x.flatten()[batch.rows] - 1, batch.position
+                batch.x.flatten()[batch.scored_indices] - 1, batch.positions
             )  # each scored row reads the token before its target
-            seen += batch.position.tolist()
+            seen += batch.positions.tolist()
             for row in batch.x.tolist():
                 inside = [token for token in row if token]
                 assert row == inside + [0] * (len(row) - len(inside))  # padding is only on the right
                 assert inside == list(range(inside[0], inside[0] + len(inside)))
         assert sorted(seen) == list(range(tokens))
-        assert (spans.start <= spans.scored).all()
+        assert (spans.start <= spans.scored_start).all()
 
 
 @pytest.mark.parametrize("windows", ALL_WINDOWS, ids=lambda windows: windows.name)
@@ -170,7 +170,7 @@ def test_context_reaches_exactly_as_far_as_stated(opened: Open) -> None:
     """A changed token affects exactly the losses whose windows include it."""
     dataset = opened()
     model = make_model(len(dataset.vocabulary))
-    x_1T, y_1T = one_stream(dataset.splits["test"], dataset.vocabulary)
+    x_1T, y_1T = build_stream(dataset.splits["test"], dataset.vocabulary)
     spans = Sliding(6, 3).spans(y_1T[0], None)  # the third window scores 6 to 8 and begins at 0, the fourth begins at 3
     before = scoring.window_losses(model, x_1T[0], y_1T[0], spans)
     x_1T[0, 2] = (x_1T[0, 2] + 1) % len(dataset.vocabulary)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from reefknot.kernels.skip_gram import Impl, numba_available, train_stretch
 from reefknot.kernels.skip_gram_draws import learned
 from reefknot.lab.bench.measure import Absent, ratio, reason, version
-from reefknot.lab.evaluation.similarity import Benchmark, judge
+from reefknot.lab.evaluation.similarity import Benchmark, score_benchmark
 from reefknot.lab.runs.result import Judgement
 from reefknot.lab.tasks.skip_gram import SkipGramSettings
 from reefknot.lab.text.dataset import Dataset
@@ -130,7 +130,7 @@ class Job:
         """Return the score of the vectors on each benchmark."""
         words = tuple(compress(self.dataset.vocabulary.words, self.learned))
         vectors = WordVectors(words, vectors_VD[self.learned])
-        return {name: judge(vectors, benchmark, resamples=1) for name, benchmark in self.benchmarks.items()}
+        return {name: score_benchmark(vectors, benchmark, resamples=1) for name, benchmark in self.benchmarks.items()}
 
     def coverage(self) -> dict[str, tuple[int, int]]:
         """Return for each benchmark the number of pairs whose words are both trained, and the number of all pairs."""

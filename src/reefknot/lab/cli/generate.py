@@ -54,8 +54,8 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Generate text with the best weights of a run."""
+    from reefknot.lab.evaluation.generation import encode_prompt
     from reefknot.lab.evaluation.generation import generate as generate_ids
-    from reefknot.lab.evaluation.generation import prompt_ids
     from reefknot.storage.lines import words_in
 
     _check_sampling(invocation, temperature)
@@ -63,7 +63,7 @@ def generate(
     trained = open_language_model(run, device).with_spellings(words)
     vocabulary = trained.vocabulary
     _check_unknown(unknown, vocabulary, run)
-    ids = prompt_ids(words, vocabulary)
+    ids = encode_prompt(words, vocabulary)
     banned = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
     model, window = trained.model, trained.experiment.training.steps
     generator = generate_ids(

@@ -56,8 +56,8 @@ def predict(
     from itertools import chain
 
     from reefknot.errors import SettingsError
+    from reefknot.lab.evaluation.predictions import measure_tendency
     from reefknot.lab.evaluation.predictions import predict as predict_next
-    from reefknot.lab.evaluation.predictions import tendency
     from reefknot.lab.tasks import check_data_option, task_of
     from reefknot.storage.lines import words_in
 
@@ -71,7 +71,7 @@ def predict(
         texts = trained.dataset(data).splits
         if split not in texts:
             raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
-        means = tendency(trained.model, texts[split], trained.vocabulary, neighbors, trained.experiment.windows)
+        means = measure_tendency(trained.model, texts[split], trained.vocabulary, neighbors, trained.experiment.windows)
         record["text"] = {"split": split, **asdict(means)}
         lines += _mean_lines(split, means)
     trained = trained.with_spellings(chain.from_iterable(words_of_phrases))

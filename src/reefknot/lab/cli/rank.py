@@ -39,7 +39,7 @@ def rank(
     The rank is at most D + 2 for one softmax over D dimensions.
     """
     from reefknot.errors import SettingsError
-    from reefknot.lab.evaluation.rank import AUTHORS, bound, memory, spectrum
+    from reefknot.lab.evaluation.rank import AUTHORS_TOLERANCE, compute_spectrum, rank_bound, required_memory
 
     trained = open_language_model(run, device)
     _check_data(data, trained)
@@ -48,12 +48,12 @@ def rank(
         raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
     output = trained.model.output
     windows, eos = trained.experiment.windows, trained.vocabulary.eos
-    values, most = spectrum(trained.model, texts[split], contexts, windows=windows, eos=eos), bound(output)
-    tolerances = {"numpy's": values.numpy_tolerance, "the paper's": AUTHORS}
+    values, most = compute_spectrum(trained.model, texts[split], contexts, windows=windows, eos=eos), rank_bound(output)
+    tolerances = {"numpy's": values.numpy_tolerance, "the paper's": AUTHORS_TOLERANCE}
     if tolerance is not None:
         tolerances["your own"] = tolerance
     ranks = [{"whose": whose, "tolerance": limit, "rank": values.rank(limit)} for whose, limit in tolerances.items()]
-    needed = memory(values.contexts, values.classes)
+    needed = required_memory(values.contexts, values.classes)
     record = {
         "run": str(run),
         "split": split,

@@ -90,15 +90,15 @@ def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) 
 def _split_words(options: Sequence[str] | None) -> list[str]:
     """Return the words that --words names, without repetitions."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.evaluation.neighbors import EXAMPLES
+    from reefknot.lab.evaluation.neighbors import NUM_EXAMPLES
 
     parts = [part.strip() for option in options or [] for part in option.split(",")]
     words = list(dict.fromkeys(filter(None, parts)))
     if options and not words:
         raise SettingsError("--words: there is no word; list words, such as --words king,queen")
-    if len(words) > EXAMPLES:
+    if len(words) > NUM_EXAMPLES:
         raise SettingsError(
-            f"--words: {len(words)} words, but a picture has colours for only {EXAMPLES}; name fewer words"
+            f"--words: {len(words)} words, but a picture has colours for only {NUM_EXAMPLES}; name fewer words"
         )
     return words
 

@@ -223,10 +223,10 @@ def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
 def _without_search(trained: TrainedTranslator, search: SearchSettings, sampling: Mapping[str, Any] | None) -> Decode:
     """Return a function that decodes word by word: greedily, or by sampling if there are options of sampling."""
     from reefknot.lab.evaluation.beam import greedy, sample
-    from reefknot.lab.evaluation.translation import end_of_line, excluded_ids
+    from reefknot.lab.evaluation.translation import banned_ids, require_eos
 
     words = trained.vocabulary
-    eos, banned = end_of_line(words), excluded_ids(words)
+    eos, banned = require_eos(words), banned_ids(words)
     if sampling is None:
         return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, banned)]
     options = {name.replace("-", "_"): value for name, value in sampling.items() if value is not None}

@@ -1,7 +1,9 @@
-"""Analogies: a is to b as c is to which word? (Mikolov et al. 2013)
+"""Analogies of word vectors: a is to b as c is to which word? (Mikolov et al. 2013)
 
-The answer is the word whose vector has the largest cosine with b - a + c, where all vectors have length one and the
-three words of the question are excluded (3CosAdd), as in word2vec's compute-accuracy and gensim's `most_similar`.
+`analogy` answers one question, and `score_questions` returns the accuracy on the questions of a file. The answer is the
+word whose vector has the largest cosine with b - a + c, where all vectors have length one and the three words of the
+question are excluded (3CosAdd), as in word2vec's compute-accuracy and gensim's `most_similar`. For example, "man is to
+king as woman is to" should be answered by "queen".
 
 Shapes: Q questions, V words, D dimension.
 """
@@ -20,7 +22,7 @@ from reefknot.storage.lines import read_file
 from reefknot.vectors.lookup import Lookup
 from reefknot.vectors.word_vectors import WordVectors
 
-_CHUNK = 4_000_000  # number of cosines in memory at once
+_COSINES_AT_ONCE = 4_000_000  # number of cosines in memory at once
 
 Question = tuple[str, str, str, str]
 """a is to b as c is to d."""
@@ -55,9 +57,10 @@ class Accuracy:
 def analogy(vectors: WordVectors, a: str, b: str, c: str, k: int) -> list[tuple[str, float]]:
     """Return the k best answers to "a is to b as c is to which word", with their cosines, best first."""
     ids_Q3 = np.array([Lookup(vectors).require([a, b, c], "these vectors")], dtype=np.int64)
-    ((_, cosines_QV),) = _cosines(vectors, ids_Q3)
-    order = np.argsort(-cosines_QV[0], kind="stable")[:k]
-    return [(vectors.words[index], float(cosines_QV[0, index])) for index in order if cosines_QV[0, index] > -np.inf]
+    ((_, cosines_QV),) = _iterate_cosines(vectors, ids_Q3)
+    cosines_V = cosines_QV[0]
+    best_indices = np.argsort(-cosines_V, kind="stable")[:k]
+    return [(vectors.words[index], float(cosines_V[index])) for index in best_indices if cosines_V[index] > -np.inf]
 
 
 def read_questions(path: Path) -> tuple[Section, ...]:
@@ -88,35 +91,36 @@ def score_questions(vectors: WordVectors, sections: Sequence[Section]) -> list[A
     Words are looked up as written, then in lower case. Questions with an unknown word are left out and counted.
     """
     lookup = Lookup(vectors)
-    accuracies = [_accuracy(vectors, lookup, section) for section in sections]
-    total = (sum(getattr(accuracy, field) for accuracy in accuracies) for field in ("right", "asked", "of"))
-    return [*accuracies, Accuracy("total", *total)]
+    accuracies = [_score_section(vectors, lookup, section) for section in sections]
+    totals = (sum(getattr(accuracy, field) for accuracy in accuracies) for field in ("right", "asked", "of"))
+    return [*accuracies, Accuracy("total", *totals)]
 
 
-def _accuracy(vectors: WordVectors, lookup: Lookup, section: Section) -> Accuracy:
-    rows = [[lookup.find(word) for word in question] for question in section.questions]
-    known = [[row for row in question if row is not None] for question in rows]
-    ids_Q4 = np.array([question for question in known if len(question) == 4], dtype=np.int64).reshape(-1, 4)
-    right = sum(
-        int((cosines_QV.argmax(axis=1) == ids_Q4[start : start + len(cosines_QV), 3]).sum())
-        for start, cosines_QV in _cosines(vectors, ids_Q4[:, :3])
-    )
-    return Accuracy(section.name, right, len(ids_Q4), len(section.questions))
+def _score_section(vectors: WordVectors, lookup: Lookup, section: Section) -> Accuracy:
+    """Return the accuracy on the questions of a section whose words all have a vector."""
+    ids_of_questions = [[lookup.find(word) for word in question] for question in section.questions]
+    known_questions = [ids for ids in ids_of_questions if None not in ids]
+    ids_Q4 = np.array(known_questions, dtype=np.int64).reshape(-1, 4)
+    num_correct = 0
+    for start, cosines_QV in _iterate_cosines(vectors, ids_Q4[:, :3]):
+        expected_Q = ids_Q4[start : start + len(cosines_QV), 3]
+        num_correct += int((cosines_QV.argmax(axis=1) == expected_Q).sum())
+    return Accuracy(section.name, num_correct, len(ids_Q4), len(section.questions))
 
 
-def _cosines(vectors: WordVectors, ids_Q3: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def _iterate_cosines(vectors: WordVectors, ids_Q3: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Yield chunks of questions: the index of the first question, and the cosines of all words with b - a + c.
 
     The cosines of the three words of a question are -inf.
     """
     unit_VD = vectors.unit_VD
-    rows = max(1, _CHUNK // max(1, len(vectors)))
-    for start in range(0, len(ids_Q3), rows):
-        chunk_Q3 = ids_Q3[start : start + rows]
+    chunk_size = max(1, _COSINES_AT_ONCE // max(1, len(vectors)))
+    for start in range(0, len(ids_Q3), chunk_size):
+        chunk_Q3 = ids_Q3[start : start + chunk_size]
         a_QD, b_QD, c_QD = (unit_VD[chunk_Q3[:, column]] for column in range(3))
         answer_QD = b_QD - a_QD + c_QD
-        lengths_Q1 = np.linalg.norm(answer_QD, axis=1, keepdims=True)
-        answer_QD = np.divide(answer_QD, lengths_Q1, out=answer_QD, where=lengths_Q1 > 0)
+        norms_Q1 = np.linalg.norm(answer_QD, axis=1, keepdims=True)
+        answer_QD = np.divide(answer_QD, norms_Q1, out=answer_QD, where=norms_Q1 > 0)
         cosines_QV = answer_QD @ unit_VD.T
         np.put_along_axis(cosines_QV, chunk_Q3, -np.inf, axis=1)
         yield start, cosines_QV

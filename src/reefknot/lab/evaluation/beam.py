@@ -1,13 +1,18 @@
 """Translate source sentences by beam search, greedy search or sampling.
 
-A hypothesis is open until <eos> ends it. Each step continues every open hypothesis by every word, and sorts the
-continuations of a sentence by log p. Then:
+Start with `beam_search`; `greedy` is a beam search of width 1, and `sample` chooses every word at random. The model
+runs on the device, in `decoding.py`. The code here runs on the host (the CPU): it adds log-probabilities, sorts the
+hypotheses, and decides which of them end.
+
+A hypothesis (a translation, or the beginning of one) is open until <eos> ends it. Each step of a beam search continues
+every open hypothesis by every word, and sorts the continuations of a sentence by log p. Then:
 
     Continuations by <eos> among the best `beam` are finished, with score = log p / length^length_penalty.
     The best `beam` of the other continuations stay open.
 
 At most one continuation of a hypothesis is by <eos>, so the best `beam` + 1 words of each open hypothesis are enough.
-The output end computes only these words. The search for a sentence ends when one of these conditions holds:
+The output end (classifier and softmax) computes only these words. The search for a sentence ends when one of these
+conditions holds:
 
     Its hypotheses have reached the length limit, or none is open.
     With early_stop: `beam` hypotheses are finished, and no open hypothesis has a higher score at its current length
@@ -17,12 +22,10 @@ The output end computes only these words. The search for a sentence ends when on
 
 The last condition never changes the result. All lengths include <eos>, also the length of the source.
 
-`decoding.py` contains the part of a step that runs on the device. The host adds log-probabilities, sorts, and decides
-which hypotheses end. In each step, it waits for the device once, for the best words of all hypotheses. (An adaptive
-output end waits once more for every tail, to know which rows need it.) Ties between continuations are broken by the id
-of the last word, then by the order of the hypotheses. Which of several equally probable words are among the best of a
-hypothesis is up to the output end. A translation does not depend on the other sentences of its batch, except for
-rounding.
+In each step, the host waits for the device once, for the best words of all hypotheses. (An adaptive output end waits
+once more for every tail, to know which rows need it.) Ties between continuations are broken by the id of the last word,
+then by the order of the hypotheses. Which of several equally probable words are among the best of a hypothesis is up to
+the output end. A translation does not depend on the other sentences of its batch, except for rounding.
 
 Shapes: B sentences, A active sentences (not done), W open hypotheses per sentence, R = A x W rows, K words per row,
 P = W x K continuations, Q selected continuations, S source tokens, T target tokens so far, including the <eos> before
@@ -45,7 +48,7 @@ from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.capture import send
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.evaluation.decoding import Decoder, Ints, decoding
-from reefknot.lab.evaluation.generation import COLDEST, check_choice, sampling_weights
+from reefknot.lab.evaluation.generation import MIN_TEMPERATURE, check_sampling_options, sampling_weights
 from reefknot.nn.models.translator import PAD, Translator
 
 Floats = NDArray[np.float64]
@@ -121,7 +124,7 @@ def beam_search(
     There are fewer than `n_best` only if no other hypothesis has a probability above zero.
 
     Args:
-        model: A translator, or a decoder made by `decoding` for many batches.
+        model: A translator, or a decoder made by `decoding` if there are many batches.
         source_BS: Source ids. Each row ends with <eos> and is padded with `PAD`.
         eos: The id that begins and ends a target sentence.
         settings: Settings of the search.
@@ -131,15 +134,16 @@ def beam_search(
     settings = settings or SearchSettings()
     if not 1 <= n_best <= settings.beam:
         raise SettingsError(f"n_best = {n_best}: must be 1 to {settings.beam}, the beam; use a wider beam for more")
-    search = _Search(_limits(source_BS, settings), eos, settings, n_best)
+    beam_state = _BeamState(_length_limits(source_BS, settings), eos, settings, n_best)
     with decoding(model) as decoder:
-        _check_words(decoder.model, eos, banned)
-        rows = decoder.begin(source_BS, settings.limit, settings.beam, settings.beam + 1, banned)
+        _check_ids(decoder.model, eos, banned)
+        batch = decoder.start_batch(source_BS, settings.limit, settings.beam, settings.beam + 1, banned)
         parents_R: Ints = np.arange(len(source_BS))
-        while len(search.sentence_A):
-            best = rows.read(parents_R, search.ids_AWT[..., -1].ravel())
-            parents_R = search.step(*_on_host(*best))
-    return search.results
+        while len(beam_state.sentence_A):
+            last_ids_R = beam_state.ids_AWT[..., -1].ravel()
+            logp_RK, ids_RK = _copy_to_host(*batch.step(parents_R, last_ids_R))
+            parents_R = beam_state.update(logp_RK, ids_RK)
+    return beam_state.results
 
 
 def greedy(
@@ -172,41 +176,48 @@ def sample(
     1.
     """
     settings = settings or SearchSettings()
-    check_choice(temperature, top_k, top_p)
+    check_sampling_options(temperature, top_k, top_p)
     if seed < 0:
         raise SettingsError(f"seed = {seed}: must be 0 or more")
-    limits = _limits(source_BS, settings)
-    wanted = 1 if temperature < COLDEST else top_k
+    limits = _length_limits(source_BS, settings)
+    num_candidates = 1 if temperature < MIN_TEMPERATURE else top_k
     generators = [
         np.random.default_rng([seed, *(token for token in row if token != PAD)]) for row in source_BS.tolist()
     ]
-    texts: list[list[int]] = [[eos] for _ in limits]
+    ids_by_sentence: list[list[int]] = [[eos] for _ in limits]
     logp_B = np.zeros(len(limits))
     sentence_A = active_rows = np.arange(len(limits))
     with decoding(model) as decoder:
-        _check_words(decoder.model, eos, banned)
-        rows = decoder.begin(source_BS, settings.limit, 1, wanted, banned)
+        _check_ids(decoder.model, eos, banned)
+        batch = decoder.start_batch(source_BS, settings.limit, 1, num_candidates, banned)
         while len(sentence_A):
-            logp_AK, ids_AK = rows.read(active_rows, np.array([texts[sentence][-1] for sentence in sentence_A]))
-            u_A = torch.tensor([generators[sentence].random() for sentence in sentence_A], dtype=torch.float64)
-            index_A1 = _sampled_index(sampling_weights(logp_AK, temperature, top_p), send(u_A, ids_AK.device))
-            logp_A1, ids_A1 = _on_host(logp_AK.gather(1, index_A1), ids_AK.gather(1, index_A1))
+            last_ids_A = np.array([ids_by_sentence[sentence][-1] for sentence in sentence_A])
+            logp_AK, ids_AK = batch.step(active_rows, last_ids_A)
+            uniform_A = torch.tensor([generators[sentence].random() for sentence in sentence_A], dtype=torch.float64)
+            weights_AK = sampling_weights(logp_AK, temperature, top_p)
+            index_A1 = _sample_index(weights_AK, send(uniform_A, ids_AK.device))
+            logp_A1, ids_A1 = _copy_to_host(logp_AK.gather(1, index_A1), ids_AK.gather(1, index_A1))
             logp_B[sentence_A] += logp_A1[:, 0]
             for sentence, token in zip(sentence_A, ids_A1[:, 0].tolist(), strict=True):
-                texts[sentence].append(token)
+                ids_by_sentence[sentence].append(token)
             is_open = [
-                texts[sentence][-1] != eos and len(texts[sentence]) <= limits[sentence] for sentence in sentence_A
+                ids_by_sentence[sentence][-1] != eos and len(ids_by_sentence[sentence]) <= limits[sentence]
+                for sentence in sentence_A
             ]
+            # Sentences that are done are removed from the batch, so the rows of the next step are the open ones.
             active_rows = np.flatnonzero(is_open)
             sentence_A = sentence_A[active_rows]
-    return [_hypothesis(text[1:], logp, eos, settings) for text, logp in zip(texts, logp_B.tolist(), strict=True)]
+    return [
+        _build_hypothesis(ids[1:], logp, eos, settings)
+        for ids, logp in zip(ids_by_sentence, logp_B.tolist(), strict=True)
+    ]
 
 
-class _Search:
+class _BeamState:
     """State of a beam search on the host: the finished and the open hypotheses of a batch."""
 
     def __init__(self, limits: list[int], eos: int, settings: SearchSettings, n_best: int) -> None:
-        self._limits = limits
+        self._length_limits = limits
         self._eos = eos
         self._settings = settings
         self._n_best = n_best
@@ -219,71 +230,77 @@ class _Search:
         self.ids_AWT: Ints = np.full((len(limits), 1, 1), eos)
         """Ids of the open hypotheses, with <eos> before the first word."""
 
-    def step(self, logp_RK: Floats, ids_RK: Ints) -> Ints:
+    def update(self, logp_RK: Floats, ids_RK: Ints) -> Ints:
         """Continue every open hypothesis by its best words, and return the parent row of each new open hypothesis."""
-        sentences, width = self.logp_AW.shape
-        ranked = self._ranked(logp_RK, ids_RK)
-        self._finish(ranked)
-        row_AW: Ints = self._extend(ranked) + width * np.arange(sentences)[:, None]
-        done = [index for index in range(sentences) if self._done(index)]
-        for index in done:
+        num_active, beam_width = self.logp_AW.shape
+        continuations = self._rank(logp_RK, ids_RK)
+        self._finish(continuations)
+        row_AW: Ints = self._extend(continuations) + beam_width * np.arange(num_active)[:, None]
+        done_indices = [index for index in range(num_active) if self._is_done(index)]
+        for index in done_indices:
             results = self.results[self.sentence_A[index]]
             results[self._n_best :] = []
-            results += self._unfinished(index)[: self._n_best - len(results)]
-        self.logp_AW = np.delete(self.logp_AW, done, axis=0)
+            results += self._open_hypotheses(index)[: self._n_best - len(results)]
+        self.logp_AW = np.delete(self.logp_AW, done_indices, axis=0)
         self.sentence_A, self.ids_AWT, row_AW = (
-            np.delete(array, done, axis=0) for array in (self.sentence_A, self.ids_AWT, row_AW)
+            np.delete(array, done_indices, axis=0) for array in (self.sentence_A, self.ids_AWT, row_AW)
         )
         return row_AW.ravel()
 
-    def _ranked(self, logp_RK: Floats, ids_RK: Ints) -> _Ranked:
+    def _rank(self, logp_RK: Floats, ids_RK: Ints) -> _Continuations:
         """Sort the continuations of each sentence by log p, then by the id, then by the hypothesis they continue."""
-        sentences, width = self.logp_AW.shape
-        logp_AP = (self.logp_AW[..., None] + logp_RK.reshape(sentences, width, -1)).reshape(sentences, -1)
-        token_AP = ids_RK.reshape(sentences, -1)
-        parent_AP = np.broadcast_to(np.arange(width).repeat(logp_RK.shape[1]), token_AP.shape)
-        return _Ranked(logp_AP, token_AP, parent_AP).take(np.lexsort((token_AP, -logp_AP)))
+        num_active, beam_width = self.logp_AW.shape
+        logp_AP = (self.logp_AW[..., None] + logp_RK.reshape(num_active, beam_width, -1)).reshape(num_active, -1)
+        token_AP = ids_RK.reshape(num_active, -1)
+        parent_AP = np.broadcast_to(np.arange(beam_width).repeat(logp_RK.shape[1]), token_AP.shape)
+        return _Continuations(logp_AP, token_AP, parent_AP).take(np.lexsort((token_AP, -logp_AP)))
 
-    def _finish(self, ranked: _Ranked) -> None:
+    def _finish(self, continuations: _Continuations) -> None:
         """Store the continuations among the best `beam` that end with <eos>."""
-        ends_AP = (ranked.token == self._eos) & (ranked.logp > -np.inf)
-        for index, rank in np.argwhere(ends_AP[:, : self._settings.beam]):
-            ids = [*self.ids_AWT[index, ranked.parent[index, rank], 1:].tolist(), self._eos]
-            finished = _hypothesis(ids, float(ranked.logp[index, rank]), self._eos, self._settings)
+        is_eos_AP = (continuations.token == self._eos) & (continuations.logp > -np.inf)
+        for index, rank in np.argwhere(is_eos_AP[:, : self._settings.beam]):
+            parent = continuations.parent[index, rank]
+            ids = [*self.ids_AWT[index, parent, 1:].tolist(), self._eos]
+            logp = float(continuations.logp[index, rank])
+            finished = _build_hypothesis(ids, logp, self._eos, self._settings)
             insort(self.results[self.sentence_A[index]], finished, key=lambda hypothesis: -hypothesis.score)
 
-    def _extend(self, ranked: _Ranked) -> Ints:
+    def _extend(self, continuations: _Continuations) -> Ints:
         """Open the best continuations that do not end with <eos>, and return their parents, parent_AW."""
-        best = ranked.take(np.argsort(ranked.token == self._eos, axis=1, kind="stable")[:, : self._settings.beam])
+        # A stable sort of the booleans puts the continuations without <eos> first and keeps their order.
+        without_eos_first_AP = np.argsort(continuations.token == self._eos, axis=1, kind="stable")
+        best = continuations.take(without_eos_first_AP[:, : self._settings.beam])
         logp_AW = np.where(best.token == self._eos, -np.inf, best.logp)
         # Continuations are sorted, so continuations with probability zero are at the end.
-        width = max(1, int((logp_AW > -np.inf).any(axis=0).sum()))
-        token_AW, parent_AW = best.token[:, :width], best.parent[:, :width]
-        before_AWT = np.take_along_axis(self.ids_AWT, parent_AW[..., None], axis=1)
-        self.logp_AW = logp_AW[:, :width]
-        self.ids_AWT = np.concatenate([before_AWT, token_AW[..., None]], axis=2)
+        beam_width = max(1, int((logp_AW > -np.inf).any(axis=0).sum()))
+        token_AW, parent_AW = best.token[:, :beam_width], best.parent[:, :beam_width]
+        prefix_AWT = np.take_along_axis(self.ids_AWT, parent_AW[..., None], axis=1)
+        self.logp_AW = logp_AW[:, :beam_width]
+        self.ids_AWT = np.concatenate([prefix_AWT, token_AW[..., None]], axis=2)
         return parent_AW
 
-    def _done(self, index: int) -> bool:
-        sentence, best = self.sentence_A[index], float(self.logp_AW[index, 0])
-        finished, limit = self.results[sentence], self._limits[sentence]
+    def _is_done(self, index: int) -> bool:
+        """Return whether the search for the sentence in row `index` of the active sentences ends."""
+        sentence = self.sentence_A[index]
+        finished, limit = self.results[sentence], self._length_limits[sentence]
+        best_logp = float(self.logp_AW[index, 0])
         length = self.ids_AWT.shape[2] - 1
-        if length == limit or best == -np.inf:
+        if length == limit or best_logp == -np.inf:
             return True
-        early = self._settings.early_stop and self._beaten(finished, self._settings.beam, best, length)
-        return early or self._beaten(finished, self._n_best, best, limit)
+        stops_early = self._settings.early_stop and self._is_beaten(finished, self._settings.beam, best_logp, length)
+        return stops_early or self._is_beaten(finished, self._n_best, best_logp, limit)
 
-    def _beaten(self, finished: Sequence[Hypothesis], number: int, logp: float, length: int) -> bool:
-        """Return whether `number` finished hypotheses score at least as much as this log p at this length."""
-        return len(finished) >= number and finished[number - 1].score >= self._settings.score(logp, length)
+    def _is_beaten(self, finished: Sequence[Hypothesis], count: int, logp: float, length: int) -> bool:
+        """Return whether the best `count` finished hypotheses score at least as much as this log p at this length."""
+        return len(finished) >= count and finished[count - 1].score >= self._settings.score(logp, length)
 
-    def _unfinished(self, index: int) -> list[Hypothesis]:
+    def _open_hypotheses(self, index: int) -> list[Hypothesis]:
         """Return the open hypotheses of a sentence, best first."""
-        pairs = zip(self.ids_AWT[index, :, 1:].tolist(), self.logp_AW[index].tolist(), strict=True)
-        return [_hypothesis(ids, logp, self._eos, self._settings) for ids, logp in pairs if logp > -np.inf]
+        ids_and_logp = zip(self.ids_AWT[index, :, 1:].tolist(), self.logp_AW[index].tolist(), strict=True)
+        return [_build_hypothesis(ids, logp, self._eos, self._settings) for ids, logp in ids_and_logp if logp > -np.inf]
 
 
-class _Ranked(NamedTuple):
+class _Continuations(NamedTuple):
     """Continuations of the hypotheses of each sentence, best first."""
 
     logp: Floats
@@ -293,26 +310,28 @@ class _Ranked(NamedTuple):
     parent: Ints
     """Indices parent_AP, among the W hypotheses, of the hypothesis that is continued."""
 
-    def take(self, index_AQ: Ints) -> _Ranked:
+    def take(self, index_AQ: Ints) -> _Continuations:
+        """Select continuations of each sentence by their indices."""
         logp_AQ = np.take_along_axis(self.logp, index_AQ, axis=1)
         token_AQ, parent_AQ = (np.take_along_axis(array, index_AQ, axis=1) for array in (self.token, self.parent))
-        return _Ranked(logp_AQ, token_AQ, parent_AQ)
+        return _Continuations(logp_AQ, token_AQ, parent_AQ)
 
 
-def _hypothesis(ids: list[int], logp: float, eos: int, settings: SearchSettings) -> Hypothesis:
+def _build_hypothesis(ids: list[int], logp: float, eos: int, settings: SearchSettings) -> Hypothesis:
+    """Return the hypothesis with these ids. It is finished if they end with <eos>."""
     finished = ids[-1] == eos
     return Hypothesis(tuple(ids[:-1] if finished else ids), logp, settings.score(logp, len(ids)), finished)
 
 
-def _sampled_index(p_NK: Tensor, u_N: Tensor) -> Tensor:
+def _sample_index(p_NK: Tensor, uniform_N: Tensor) -> Tensor:
     """Sample one candidate of each row, index_N1, by inverting the cumulative weights at uniform numbers in [0, 1)."""
     cumulative_NK = p_NK.double().cumsum(-1)
-    index_N1 = torch.searchsorted(cumulative_NK, u_N[:, None] * cumulative_NK[:, -1:], right=True)
+    index_N1 = torch.searchsorted(cumulative_NK, uniform_N[:, None] * cumulative_NK[:, -1:], right=True)
     # The product may round up to the whole sum. NaN is rejected on the host.
     return index_N1.minimum((p_NK > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
 
 
-def _on_host(logp_NK: Tensor, ids_NK: Tensor) -> tuple[Floats, Ints]:
+def _copy_to_host(logp_NK: Tensor, ids_NK: Tensor) -> tuple[Floats, Ints]:
     """Copy both tensors to the host in one copy, because the host waits for every copy. float64 is exact for ids."""
     logp, ids = torch.stack([logp_NK.double(), ids_NK.double()]).cpu().numpy()
     if np.isnan(logp).any():
@@ -320,14 +339,16 @@ def _on_host(logp_NK: Tensor, ids_NK: Tensor) -> tuple[Floats, Ints]:
     return logp, ids.astype(np.int64)
 
 
-def _limits(source_BS: Tensor, settings: SearchSettings) -> list[int]:
+def _length_limits(source_BS: Tensor, settings: SearchSettings) -> list[int]:
     """Return the maximum number of target tokens of each source."""
     return [settings.limit(tokens) for tokens in (source_BS != PAD).sum(dim=1).tolist()]
 
 
-def _check_words(model: Translator, eos: int, banned: Collection[int]) -> None:
-    size = model.output.vocab_size
-    if not 0 <= eos < size:
-        raise SettingsError(f"eos = {eos} is not a class of the model, which has {size}: must be from 0 to {size - 1}")
+def _check_ids(model: Translator, eos: int, banned: Collection[int]) -> None:
+    vocab_size = model.output.vocab_size
+    if not 0 <= eos < vocab_size:
+        raise SettingsError(
+            f"eos = {eos} is not a class of the model, which has {vocab_size}: must be from 0 to {vocab_size - 1}"
+        )
     if eos in banned:
         raise SettingsError("never: <eos> is among the ids that are never generated, so no translation could end")

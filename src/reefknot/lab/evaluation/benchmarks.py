@@ -1,4 +1,4 @@
-"""Names, files and sizes of the word-similarity benchmarks, which reports and recipes read without numpy."""
+"""Names, files and sizes of the word-similarity benchmarks. Reports and recipes read them without importing numpy."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Published:
+class BenchmarkFile:
     """The file name of a benchmark and its number of word pairs."""
 
     file: str
     pairs: int
 
 
-BENCHMARKS: Mapping[str, Published] = {
-    "SimLex-999": Published("EN-SIMLEX-999.txt", 999),
-    "Verb-143": Published("EN-VERB-143.txt", 144),
-    "MEN": Published("EN-MEN-TR-3k.txt", 3_000),
-    "Rare-Word": Published("EN-RW-STANFORD.txt", 2_034),
-    "MTurk-771": Published("EN-MTurk-771.txt", 771),
-    "MTurk-287": Published("EN-MTurk-287.txt", 287),
-    "WordSim-353": Published("EN-WS-353-ALL.txt", 353),
-    "WordSim-353-sim": Published("EN-WS-353-SIM.txt", 203),
-    "WordSim-353-rel": Published("EN-WS-353-REL.txt", 252),
-    "SimVerb-3500": Published("EN-SimVerb-3500.txt", 3_500),
-    "RG-65": Published("EN-RG-65.txt", 65),
-    "MC-30": Published("EN-MC-30.txt", 30),
-    "YP-130": Published("EN-YP-130.txt", 130),
+BENCHMARKS: Mapping[str, BenchmarkFile] = {
+    "SimLex-999": BenchmarkFile("EN-SIMLEX-999.txt", 999),
+    "Verb-143": BenchmarkFile("EN-VERB-143.txt", 144),
+    "MEN": BenchmarkFile("EN-MEN-TR-3k.txt", 3_000),
+    "Rare-Word": BenchmarkFile("EN-RW-STANFORD.txt", 2_034),
+    "MTurk-771": BenchmarkFile("EN-MTurk-771.txt", 771),
+    "MTurk-287": BenchmarkFile("EN-MTurk-287.txt", 287),
+    "WordSim-353": BenchmarkFile("EN-WS-353-ALL.txt", 353),
+    "WordSim-353-sim": BenchmarkFile("EN-WS-353-SIM.txt", 203),
+    "WordSim-353-rel": BenchmarkFile("EN-WS-353-REL.txt", 252),
+    "SimVerb-3500": BenchmarkFile("EN-SimVerb-3500.txt", 3_500),
+    "RG-65": BenchmarkFile("EN-RG-65.txt", 65),
+    "MC-30": BenchmarkFile("EN-MC-30.txt", 30),
+    "YP-130": BenchmarkFile("EN-YP-130.txt", 130),
 }
-"""The benchmarks of Press & Wolf first, then the others."""
+"""The published benchmarks by name: the five of Press & Wolf 2017 first, then the others."""
 PRESS = ("SimLex-999", "Verb-143", "MEN", "Rare-Word", "MTurk-771")
-"""The benchmarks of Press & Wolf, which tables and figures show."""
+"""The benchmarks of Press & Wolf 2017, which tables and figures show."""

@@ -1,7 +1,8 @@
 """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) of translations, computed by sacrebleu (Post 2018).
 
-The scores equal those of `sacrebleu REFERENCES -i TRANSLATIONS -m bleu chrf`. They carry sacrebleu's signatures, which
-record its version and options.
+Start with `open_metrics(settings).score(hypotheses, references)`. The scores equal those of the command
+`sacrebleu REFERENCES -i HYPOTHESES -m bleu chrf`. They carry sacrebleu's signatures, which record its version and
+options.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-BANDS = (10, 20, 30, 40, 50)
-"""Upper bounds of the bands of source lengths. The last band has no upper bound."""
+BAND_BOUNDS = (10, 20, 30, 40, 50)
+"""Upper bounds of the bands (ranges) of source lengths, in tokens. A last band has no upper bound."""
 
 
 class BleuSettings(Settings):
@@ -41,9 +42,10 @@ class Metrics(NamedTuple):
     bleu: BLEU
     chrf: CHRF
 
-    def score(self, lines: Sequence[str], references: Sequence[str]) -> Translated:
-        """Return BLEU and chrF of a text, with their signatures."""
-        bleu, chrf = self.bleu.corpus_score(lines, [references]), self.chrf.corpus_score(lines, [references])
+    def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> Translated:
+        """Return BLEU and chrF of the translations (hypotheses) of a text, with their signatures."""
+        bleu = self.bleu.corpus_score(hypotheses, [references])
+        chrf = self.chrf.corpus_score(hypotheses, [references])
         return Translated(
             bleu=bleu.score,
             chrf=chrf.score,
@@ -53,16 +55,20 @@ class Metrics(NamedTuple):
             length_ratio=bleu.ratio,
         )
 
-    def by_length(
-        self, lines: Sequence[str], references: Sequence[str], lengths: NDArray[np.int64]
+    def score_by_length(
+        self, hypotheses: Sequence[str], references: Sequence[str], source_lengths: NDArray[np.int64]
     ) -> tuple[LengthBand, ...]:
-        """Return BLEU for each band of source lengths. Bands without lines are left out."""
+        """Return BLEU for each band (range) of source lengths. Bands without sentences are left out."""
+        shortest_lengths = (0, *(bound + 1 for bound in BAND_BOUNDS))
+        longest_lengths = (*BAND_BOUNDS, None)
         bands = []
-        for low, high in zip((0, *(bound + 1 for bound in BANDS)), (*BANDS, None), strict=True):
-            inside = np.flatnonzero((lengths >= low) & (lengths <= (high or np.inf))).tolist()
-            if inside:
-                score = self.bleu.corpus_score([lines[i] for i in inside], [[references[i] for i in inside]])
-                bands.append(LengthBand(low=low, high=high, pairs=len(inside), bleu=score.score))
+        for shortest, longest in zip(shortest_lengths, longest_lengths, strict=True):
+            in_band = (source_lengths >= shortest) & (source_lengths <= (longest or np.inf))
+            indices = np.flatnonzero(in_band).tolist()
+            if indices:
+                band_references = [references[index] for index in indices]
+                score = self.bleu.corpus_score([hypotheses[index] for index in indices], [band_references])
+                bands.append(LengthBand(low=shortest, high=longest, pairs=len(indices), bleu=score.score))
         return tuple(bands)
 
 
@@ -74,9 +80,10 @@ def open_metrics(settings: BleuSettings) -> Metrics:
     except ImportError as error:
         raise SettingsError("BLEU needs the package sacrebleu; pip install sacrebleu") from error
     # Without `force`, sacrebleu warns that the text looks tokenised.
-    tokenised = settings.tokenize == "none"
+    is_tokenised = settings.tokenize == "none"
     try:
-        return Metrics(BLEU(lowercase=settings.lowercase, tokenize=settings.tokenize, force=tokenised), CHRF())
+        bleu = BLEU(lowercase=settings.lowercase, tokenize=settings.tokenize, force=is_tokenised)
+        return Metrics(bleu, CHRF())
     except (ImportError, RuntimeError) as error:
         raise SettingsError(
             f"evaluation.bleu.tokenize = {settings.tokenize}: {' '.join(str(error).split())}"

@@ -1,10 +1,12 @@
-"""Compare two translators by a paired bootstrap of corpus BLEU over sentences (Koehn 2004).
+"""Compare two translators by corpus BLEU on the same sentences, with a confidence interval of the difference.
 
-Sentences of the text are drawn with replacement, the same sentences for every run of both systems. BLEU of a resampled
-text is computed by sacrebleu, from the sums of the statistics of its sentences. If a system was trained several times,
-its BLEU is the mean over its runs. The interval covers the choice of the sentences. The spread over the runs of a
-system is reported too. If both systems were trained several times, there is also an interval that covers training them
-again (`comparison.py`).
+Start with `compare_bleu`, which returns a `BleuComparison` with a verdict in words. `comparison.py` does the same for
+the losses of language models.
+
+The interval is a paired bootstrap (Koehn 2004): sentences of the text are drawn with replacement, the same sentences
+for every run of both systems. BLEU of a resampled text is computed by sacrebleu, from the sums of the statistics of its
+sentences. If a system was trained several times, its BLEU is the mean over its runs, and the spread over the runs is
+reported. If both systems were trained several times, a second interval also covers training them again.
 
 Shapes: S runs (seeds) of a system, N sentences, R resamples, C = S x K, K statistics of a sentence: its length, the
 length of its reference, the number of matching n-grams of each order, and the number of all n-grams of each order.
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.comparison import FEWEST_UNITS, resample_counts, widen
+from reefknot.lab.evaluation.comparison import FEWEST_UNITS, resample_counts, widen_by_training
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -61,37 +63,41 @@ class BleuComparison:
         return b - a
 
     @property
-    def seen(self) -> bool:
-        """Whether a difference is seen: the interval (with seeds, if available) does not contain zero."""
-        return not _holds_zero(self._decisive)
+    def is_significant(self) -> bool:
+        """Whether the difference is significant: the interval (with seeds, if available) does not contain zero."""
+        return not _contains_zero(self._widest_interval)
 
     @property
-    def _decisive(self) -> tuple[float, float]:
+    def _widest_interval(self) -> tuple[float, float]:
+        """The interval that covers training again, if there is one, and otherwise the interval over sentences."""
         return self.interval_with_seeds or self.interval
 
     @property
     def verdict(self) -> str:
         """The conclusion in one sentence, followed by a note for each of its limitations."""
-        return ". ".join([self._finding(), *self._notes()])
+        return ". ".join([self._conclusion(), *self._notes()])
 
-    def _finding(self) -> str:
-        low, high = self._decisive
-        over = "sentences and seeds" if self.interval_with_seeds else "sentences"
-        range_ = f"B - A {self.difference:+.2f}, {100 * self.level:g} % interval over {over} {low:+.2f} to {high:+.2f}"
-        if self.seen:
-            return f"{'B' if self.difference > 0 else 'A'} is better: {abs(self.difference):.2f} BLEU more ({range_})"
-        smallest = (high - low) / 2
-        return f"no difference seen ({range_}): a difference below about {smallest:.2f} BLEU cannot be seen here"
+    def _conclusion(self) -> str:
+        lower, upper = self._widest_interval
+        covered = "sentences and seeds" if self.interval_with_seeds else "sentences"
+        details = (
+            f"B - A {self.difference:+.2f}, {100 * self.level:g} % interval over {covered} {lower:+.2f} to {upper:+.2f}"
+        )
+        if self.is_significant:
+            better = "B" if self.difference > 0 else "A"
+            return f"{better} is better: {abs(self.difference):.2f} BLEU more ({details})"
+        smallest = (upper - lower) / 2
+        return f"no difference seen ({details}): a difference below about {smallest:.2f} BLEU cannot be seen here"
 
     def _notes(self) -> Iterator[str]:
-        once = [side for side, bleu in (("A", self.bleu_a), ("B", self.bleu_b)) if len(bleu) == 1]
-        if len(once) == 2:
+        trained_once = [system for system, bleu in (("A", self.bleu_a), ("B", self.bleu_b)) if len(bleu) == 1]
+        if len(trained_once) == 2:
             yield "Both were trained once: the interval covers the choice of sentences, not training again"
-        elif once:
-            yield f"{once[0]} was trained once: the interval does not cover training it again"
+        elif trained_once:
+            yield f"{trained_once[0]} was trained once: the interval does not cover training it again"
         elif self.interval_with_seeds:
-            low, high = self.interval
-            yield f"Over the sentences alone the interval is {low:+.2f} to {high:+.2f}"
+            lower, upper = self.interval
+            yield f"Over the sentences alone the interval is {lower:+.2f} to {upper:+.2f}"
         if self.sentences < FEWEST_UNITS:
             yield f"Only {self.sentences} sentences: the interval is approximate"
 
@@ -119,67 +125,71 @@ def compare_bleu(
     """
     if len(references) < 2:
         raise DataError("the text has fewer than two sentences, so it cannot be resampled; compare on a longer text")
-    runs_SNK = np.stack([*_statistics("A", bleu, a, references), *_statistics("B", bleu, b, references)])
-    bleu_S = np.array([bleu_of_sums(bleu, sums_K) for sums_K in runs_SNK.sum(axis=1)])
-    texts = resample_counts(len(references), resamples, np.random.default_rng(seed))
+    # The runs of A come first, then the runs of B.
+    statistics_SNK = np.stack([*_run_statistics("A", bleu, a, references), *_run_statistics("B", bleu, b, references)])
+    bleu_S = np.array([bleu_of_sums(bleu, sums_K) for sums_K in statistics_SNK.sum(axis=1)])
+    resampled_texts = resample_counts(len(references), resamples, np.random.default_rng(seed))
     # Matrix products are faster in float64 than in integers, and exact for integers below 2 ** 53.
-    wide_NC = runs_SNK.transpose(1, 0, 2).reshape(len(references), -1).astype(np.float64)
-    sums_RSK = np.concatenate([times_RN @ wide_NC for times_RN in texts]).reshape(resamples, *runs_SNK.shape[::2])
+    statistics_NC = statistics_SNK.transpose(1, 0, 2).reshape(len(references), -1).astype(np.float64)
+    sums_RC = np.concatenate([counts_RN @ statistics_NC for counts_RN in resampled_texts])
+    sums_RSK = sums_RC.reshape(resamples, *statistics_SNK.shape[::2])
     bleu_RS = np.array([[bleu_of_sums(bleu, sums_K) for sums_K in sums_SK] for sums_SK in sums_RSK])
     differences_R = bleu_RS[:, len(a) :].mean(axis=1) - bleu_RS[:, : len(a)].mean(axis=1)
     tail = (1 - level) / 2
-    low, high = (float(end) for end in np.quantile(differences_R, [tail, 1 - tail]))
+    lower, upper = (float(quantile) for quantile in np.quantile(differences_R, [tail, 1 - tail]))
     bleu_a, bleu_b = bleu_S[: len(a)], bleu_S[len(a) :]
-    several = min(len(a), len(b)) > 1
+    has_several_runs = min(len(a), len(b)) > 1
     return BleuComparison(
         bleu_a=tuple(bleu_a.tolist()),
         bleu_b=tuple(bleu_b.tolist()),
-        interval=(low, high),
-        interval_with_seeds=widen((low, high), bleu_a, bleu_b, level) if several else None,
+        interval=(lower, upper),
+        interval_with_seeds=widen_by_training((lower, upper), bleu_a, bleu_b, level) if has_several_runs else None,
         level=level,
         sentences=len(references),
         resamples=resamples,
     )
 
 
-def sentence_statistics(bleu: BLEU, lines: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+def sentence_statistics(bleu: BLEU, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
     """Return the statistics from which BLEU is computed, for each sentence: an array (N, K)."""
-    # Score each line as a corpus: sacrebleu's sentence score expects smoothing, and warns without it.
-    scores = [bleu.corpus_score([line], [[reference]]) for line, reference in zip(lines, references, strict=True)]
+    # Score each sentence as a corpus: sacrebleu's sentence score expects smoothing, and warns without it.
+    pairs = zip(hypotheses, references, strict=True)
+    scores = [bleu.corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
     return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=np.int64)
 
 
 def bleu_of_sums(bleu: BLEU, sums_K: NDArray[np.int64] | NDArray[np.float64]) -> float:
     """Return corpus BLEU from the summed statistics of the sentences of a text."""
-    length, reference, *counts = map(int, sums_K)
-    orders = bleu.max_ngram_order
+    hypothesis_length, reference_length, *ngram_counts = map(int, sums_K)
+    max_order = bleu.max_ngram_order
     score = bleu.compute_bleu(
-        correct=counts[:orders],
-        total=counts[orders:],
-        sys_len=length,
-        ref_len=reference,
+        correct=ngram_counts[:max_order],
+        total=ngram_counts[max_order:],
+        sys_len=hypothesis_length,
+        ref_len=reference_length,
         smooth_method=bleu.smooth_method,
         smooth_value=bleu.smooth_value,
         effective_order=bleu.effective_order,
-        max_ngram_order=orders,
+        max_ngram_order=max_order,
     )
     return float(score.score)
 
 
-def _statistics(
-    side: str, bleu: BLEU, runs: Sequence[Sequence[str]], references: Sequence[str]
+def _run_statistics(
+    system: str, bleu: BLEU, runs: Sequence[Sequence[str]], references: Sequence[str]
 ) -> Iterator[NDArray[np.int64]]:
+    """Yield the statistics (N, K) of the sentences of each run. Raise an error if a translation is missing."""
     if not runs:
-        raise DataError(f"system {side} has no translations to compare")
-    for number, lines in enumerate(runs, start=1):
-        if len(lines) != len(references):
+        raise DataError(f"system {system} has no translations to compare")
+    for run_number, hypotheses in enumerate(runs, start=1):
+        if len(hypotheses) != len(references):
             raise DataError(
-                f"run {number} of system {side} has {len(lines):,} translations, but there are {len(references):,} "
-                "references; translate the text again"
+                f"run {run_number} of system {system} has {len(hypotheses):,} translations, but there are "
+                f"{len(references):,} references; translate the text again"
             )
-        yield sentence_statistics(bleu, lines, references)
+        yield sentence_statistics(bleu, hypotheses, references)
 
 
-def _holds_zero(interval: tuple[float, float]) -> bool:
-    low, high = interval
-    return low <= 0.0 <= high
+def _contains_zero(interval: tuple[float, float]) -> bool:
+    lower, upper = interval
+    return lower <= 0.0 <= upper

@@ -1,4 +1,7 @@
-"""Compute the hidden state before each token of a text, from which an output end predicts the token.
+"""Compute the hidden state before each token of a text, from which the output end (classifier) predicts the token.
+
+Start with `iterate_contexts`. Perplexity, the continuous cache, the rank of a model and its predictions are all
+computed from these hidden states. A context is the text before a token.
 
 Shapes: T tokens of the text, N tokens computed at once, D hidden dimension.
 """
@@ -31,31 +34,31 @@ class Contexts(NamedTuple):
     output: Tensor
     """Hidden states h_ND that the output end reads."""
     raw: Tensor
-    """Hidden states h_ND before the last dropout of the encoder."""
-    position: Tensor
-    """Positions position_N in the text of the tokens to predict."""
+    """The same hidden states before the last dropout of the encoder, h_ND."""
+    positions: Tensor
+    """Positions positions_N in the text of the tokens to predict."""
 
 
-def contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = None) -> Iterator[Contexts]:
+def iterate_contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = None) -> Iterator[Contexts]:
     """Yield the hidden state before each token of a text exactly once.
 
-    With `spans`, the text is read in evaluation windows that are independent of each other, in any order. Without, the
-    text is read as one stream, whose state starts empty and is carried to the end. Call this without gradients, and
-    inside `evaluating(model)` unless dropout is wanted.
+    With `spans`, the text is read in evaluation windows that are independent of each other, in any order. Otherwise it
+    is read as one stream, from start to end: the state starts empty and is carried along. Call this without gradients,
+    and inside `evaluating(model)` unless dropout is wanted.
     """
     device = next(model.parameters()).device
     if spans is None:
-        check_carries(model)
-        yield from _stream(model, x_T.to(device))
+        check_carries_state(model)
+        yield from _iterate_stream(model, x_T.to(device))
         return
-    from reefknot.lab.evaluation.windows import batches
+    from reefknot.lab.evaluation.windows import batch_windows
 
-    for batch in batches(x_T, spans, TOKENS_AT_ONCE):
+    for batch in batch_windows(x_T, spans, TOKENS_AT_ONCE):
         encoded = model(batch.x.to(device))
-        rows_N = batch.rows.to(device)
-        output_ND = encoded.output.flatten(0, 1)[rows_N]
-        raw_ND = output_ND if encoded.raw is encoded.output else encoded.raw.flatten(0, 1)[rows_N]
-        yield Contexts(output_ND, raw_ND, batch.position.to(device))
+        scored_N = batch.scored_indices.to(device)
+        output_ND = encoded.output.flatten(0, 1)[scored_N]
+        raw_ND = output_ND if encoded.raw is encoded.output else encoded.raw.flatten(0, 1)[scored_N]
+        yield Contexts(output_ND, raw_ND, batch.positions.to(device))
 
 
 def inputs_and_targets(split: Split) -> tuple[Tensor, Tensor]:
@@ -64,7 +67,7 @@ def inputs_and_targets(split: Split) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x_T), torch.from_numpy(y_T)
 
 
-def check_carries(model: LanguageModel) -> None:
+def check_carries_state(model: LanguageModel) -> None:
     """Raise an error if the encoder carries no state, because a stream would forget its past after every chunk."""
     if not model.encoder.carries_state:
         raise SettingsError(
@@ -73,10 +76,12 @@ def check_carries(model: LanguageModel) -> None:
         )
 
 
-def _stream(model: LanguageModel, x_T: Tensor) -> Iterator[Contexts]:
+def _iterate_stream(model: LanguageModel, x_T: Tensor) -> Iterator[Contexts]:
+    """Read a text in chunks of one stream, with the state carried from chunk to chunk."""
     state = model.initial_state(1)
-    position_T = torch.arange(len(x_T), device=x_T.device)
-    for x_N, position_N in zip(torch.split(x_T, STEPS_AT_ONCE), torch.split(position_T, STEPS_AT_ONCE), strict=True):
+    positions_T = torch.arange(len(x_T), device=x_T.device)
+    chunks = zip(torch.split(x_T, STEPS_AT_ONCE), torch.split(positions_T, STEPS_AT_ONCE), strict=True)
+    for x_N, positions_N in chunks:
         encoded = model(x_N[None], state)
         state = encoded.state
-        yield Contexts(encoded.output[0], encoded.raw[0], position_N)
+        yield Contexts(encoded.output[0], encoded.raw[0], positions_N)

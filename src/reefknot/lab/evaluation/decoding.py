@@ -1,8 +1,12 @@
-"""Decoding steps: each hypothesis of a batch reads one more token, and the best next words are computed.
+"""Run a translator step by step: each hypothesis of a batch reads one more token, and the best next words are computed.
 
-A step reorders the rows of the state, reads one token per row, and scores the next words at the output end. It consists
-of many small kernels, which take longer to launch on a GPU than to run. So on a GPU a step is captured as a CUDA graph,
-once for each shape, and replayed. There are few shapes, because
+`with decoding(model) as decoder` prepares a model, `decoder.start_batch` encodes the sources of a batch, and each call
+of the batch's `step` advances its hypotheses by one token. `beam.py` decides which hypotheses go on.
+
+A hypothesis is one row of the batch. A step reorders the rows of the state, reads one token per row, and scores the
+next words at the output end (classifier and softmax). It consists of many small kernels, which take longer to launch on
+a GPU than to run. So on a GPU a step is captured as a CUDA graph, once for each shape, and replayed. There are few
+shapes, because
 
     the KV cache has the capacity for all steps of a translation from the start (`Encoder.memory`),
     sources are padded to a multiple of 8 tokens, and the number of sentences to a sixteenth of a power of two,
@@ -12,7 +16,8 @@ Capturing a step for fewer rows would take as long as several steps, so the shap
 On a CPU, and if a part of the model `synchronizes` (reads a value from the device), steps run without a graph. There
 the KV cache grows with the steps, and the rows of finished sentences are removed.
 
-Shapes: B sentences, W rows per sentence, R rows, K words per row, S source tokens.
+Shapes: B sentences, W rows per sentence, R rows, K words per row, S source tokens. `inputs_2R` has two rows: the parent
+row of each hypothesis, and the token that it reads.
 """
 
 from __future__ import annotations
@@ -29,13 +34,13 @@ from torch import Tensor
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.capture import GraphCache, send, side_stream
-from reefknot.lab.evaluation.generation import candidates
+from reefknot.lab.evaluation.generation import top_candidates
 from reefknot.lab.text.pair_batches import MULTIPLE
 from reefknot.nn.encoders.contract import Encoded, State, overwrite
 from reefknot.nn.models.language_model import evaluating
 from reefknot.nn.models.translator import PAD, Translator
 
-GRAPHS = 2
+MAX_GRAPHS = 2
 """Number of graphs in memory, one per shape; the most recently used graphs stay. Each graph holds a state, and batches
 that are sorted by length do not return to an earlier shape. With a single graph, the memory pool that graphs share
 would be empty while the next graph is captured."""
@@ -43,9 +48,9 @@ MAX_STEPS = 1024
 """Maximum capacity of a KV cache of fixed size, in steps. Most translations end long before a larger limit."""
 
 Ints = NDArray[np.int64]
-Best = tuple[Tensor, Tensor]
+BestWords = tuple[Tensor, Tensor]
 """Log-probabilities logp_RK and ids ids_RK of the best next words of each row, best first."""
-Graphs = GraphCache[tuple[Best, State]]
+Graphs = GraphCache[tuple[BestWords, State]]
 """Captured steps, with their outputs: the best next words, and the state that the next replay reads."""
 
 
@@ -78,11 +83,11 @@ class Decoder:
     def __init__(self, model: Translator, fixed: bool | None) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        replays = self.device.type == "cuda" and not model.synchronizes
-        self.fixed = replays if fixed is None else fixed
-        self.graphs: Graphs | None = GraphCache(self.device, GRAPHS) if self.fixed and replays else None
+        can_replay = self.device.type == "cuda" and not model.synchronizes
+        self.fixed = can_replay if fixed is None else fixed
+        self.graphs: Graphs | None = GraphCache(self.device, MAX_GRAPHS) if self.fixed and can_replay else None
         """Captured steps; None if steps run without graphs."""
-        self._autocast = self._under_autocast()
+        self._autocast = self._autocast_enabled()
         self._closed = False
 
     def close(self) -> None:
@@ -90,40 +95,46 @@ class Decoder:
         self.graphs = None
         self._closed = True
 
-    def begin(
-        self, source_BS: Tensor, limit: Callable[[int], int], width: int, k: int | None, banned: Collection[int]
-    ) -> Rows:
-        """Read the sources of a batch and return its rows before the first step, one row per sentence.
+    def start_batch(
+        self,
+        source_BS: Tensor,
+        limit: Callable[[int], int],
+        rows_per_sentence: int,
+        k: int | None,
+        banned: Collection[int],
+    ) -> DecodingBatch:
+        """Encode the sources of a batch, and return the batch before its first step, with one row per sentence.
 
         Args:
             source_BS: Source ids, padded with `PAD`.
             limit: Function that returns the maximum number of steps for a source with this number of tokens.
-            width: Maximum number of rows per sentence.
+            rows_per_sentence: Maximum number of rows per sentence, which is the beam.
             k: Number of best words to compute for each row; None for all words.
             banned: Ids that are never among the best words.
         """
         if self._closed:
             raise ArgumentError("this decoder is closed; use it only inside `with decoding(model)`")
-        if self._under_autocast() != self._autocast:
+        if self._autocast_enabled() != self._autocast:
             raise ArgumentError("autocast was turned on or off inside `decoding`; enter autocast before `decoding`")
-        step = Step(self.model, k, frozenset(banned))
-        batch, tokens = source_BS.shape
-        source_BS = F.pad(source_BS.to(self.device), (0, self.width(tokens) - tokens), value=PAD)
-        steps = limit(self.width(tokens))
-        if self.fixed and batch and steps <= MAX_STEPS:
-            return FixedRows(step, source_BS, steps, width, self.graphs)
-        return Rows(step, self.model.start_decoding(source_BS) if batch else {}, np.arange(batch))
+        step = DecodingStep(self.model, k, frozenset(banned))
+        batch_size, tokens = source_BS.shape
+        padded = self.padded_length(tokens)
+        source_BS = F.pad(source_BS.to(self.device), (0, padded - tokens), value=PAD)
+        steps = limit(padded)
+        if self.fixed and batch_size and steps <= MAX_STEPS:
+            return FixedSizeBatch(step, source_BS, steps, rows_per_sentence, self.graphs)
+        return DecodingBatch(step, self.model.start_decoding(source_BS) if batch_size else {}, np.arange(batch_size))
 
-    def width(self, tokens: int) -> int:
+    def padded_length(self, tokens: int) -> int:
         """Return the length that a source of `tokens` tokens is padded to."""
         return -(-tokens // MULTIPLE) * MULTIPLE if self.fixed else tokens
 
-    def _under_autocast(self) -> bool:
+    def _autocast_enabled(self) -> bool:
         return torch.is_autocast_enabled(self.device.type)
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodingStep:
     """One decoding step: every row reads one token, and the best next words are computed."""
 
     model: Translator
@@ -131,65 +142,71 @@ class Step:
     banned: frozenset[int]
 
     def __call__(
-        self, state: State, parents_R: Tensor, tokens_R: Tensor, same: set[str]
-    ) -> tuple[Best, State, set[str]]:
+        self, state: State, parents_R: Tensor, tokens_R: Tensor, unchanged: set[str]
+    ) -> tuple[BestWords, State, set[str]]:
         """Return the best words, the next state, and the names of its tensors that the step has not changed.
 
         Args:
             state: The state of all rows.
             parents_R: The rows of the state to continue. A row may occur several times.
             tokens_R: The token that each row reads.
-            same: Names of the tensors in the state that need no reordering.
+            unchanged: Names of the tensors in the state that need no reordering.
         """
-        state = {name: tensor if name in same else tensor.index_select(1, parents_R) for name, tensor in state.items()}
+        state = {
+            name: tensor if name in unchanged else tensor.index_select(1, parents_R) for name, tensor in state.items()
+        }
         encoded: Encoded = self.model(tokens_R[:, None], state)
-        untouched = {name for name, tensor in encoded.state.items() if tensor is state.get(name)}
-        return candidates(self.model, encoded.output[:, -1], self.k, self.banned), encoded.state, untouched
+        still_unchanged = {name for name, tensor in encoded.state.items() if tensor is state.get(name)}
+        best = top_candidates(self.model, encoded.output[:, -1], self.k, self.banned)
+        return best, encoded.state, still_unchanged
 
 
-class Rows:
-    """States of the hypotheses of a batch, with the rows of a sentence next to each other.
+class DecodingBatch:
+    """The hypotheses of a batch and their states, with the rows of a sentence next to each other.
 
     Rows that are not continued are removed.
     """
 
-    def __init__(self, step: Step, state: State, sentence_R: Ints) -> None:
-        self._step = step
+    def __init__(self, step: DecodingStep, state: State, sentence_R: Ints) -> None:
+        self._decoding_step = step
         self._state = state
         self._sentence_R = sentence_R
-        self._untouched = set(state)
+        self._unchanged = set(state)
 
-    def read(self, parents_R: Ints, tokens_R: Ints) -> Best:
-        """Continue rows by one token, and return the best next words. A row may be continued several times.
+    def step(self, parents_R: Ints, tokens_R: Ints) -> BestWords:
+        """Continue rows by one token each, and return the best next words.
 
+        For example, parents [0, 0] and tokens [5, 7] continue row 0 twice, and the batch has two rows afterwards.
         The result is on the device. Use it before the next step, because that step may overwrite it.
         """
         sentence_R = self._sentence_R[parents_R]
         # Tensors that no step has changed depend on the source only, so all rows of a sentence hold the same values.
-        same = self._untouched if np.array_equal(sentence_R, self._sentence_R) else set()
+        unchanged = self._unchanged if np.array_equal(sentence_R, self._sentence_R) else set()
         self._sentence_R = sentence_R
-        return self._run_step(np.stack([parents_R, tokens_R]), same)
+        return self._run_step(np.stack([parents_R, tokens_R]), unchanged)
 
-    def _run_step(self, inputs_2R: Ints, same: set[str]) -> Best:
+    def _run_step(self, inputs_2R: Ints, unchanged: set[str]) -> BestWords:
         parents_R, tokens_R = send(torch.from_numpy(inputs_2R), next(iter(self._state.values())).device)
-        best, self._state, self._untouched = self._step(self._state, parents_R, tokens_R, same)
+        best, self._state, self._unchanged = self._decoding_step(self._state, parents_R, tokens_R, unchanged)
         return best
 
 
-class FixedRows(Rows):
-    """States of the hypotheses of a batch, with a fixed number of rows and a KV cache of fixed size.
+class FixedSizeBatch(DecodingBatch):
+    """The hypotheses of a batch, with a fixed number of rows and a KV cache of fixed size, as CUDA graphs need.
 
     Rows of finished sentences and padding rows are computed but never read.
     """
 
-    def __init__(self, step: Step, source_BS: Tensor, steps: int, width: int, graphs: Graphs | None) -> None:
-        batch, tokens = source_BS.shape
-        sentence_R = np.minimum(np.arange(_rounded_up(batch)), batch - 1).repeat(width)
+    def __init__(
+        self, step: DecodingStep, source_BS: Tensor, steps: int, rows_per_sentence: int, graphs: Graphs | None
+    ) -> None:
+        batch_size, tokens = source_BS.shape
+        sentence_R = np.minimum(np.arange(_round_up(batch_size)), batch_size - 1).repeat(rows_per_sentence)
         order_R = send(torch.from_numpy(sentence_R), source_BS.device)
         source = {name: tensor.index_select(1, order_R) for name, tensor in step.model.encode_source(source_BS).items()}
         super().__init__(step, source | step.model.decoding_state(len(sentence_R), steps), sentence_R)
-        self._width = width
-        self._at_R: Ints = width * np.arange(batch)
+        self._rows_per_sentence = rows_per_sentence
+        self._used_R: Ints = rows_per_sentence * np.arange(batch_size)
         """Indices of the rows that are in use."""
         self._graphs = graphs
         self._key = step, len(sentence_R), tokens, steps
@@ -199,39 +216,40 @@ class FixedRows(Rows):
             overwrite(state, self._state)
             self._state = {}
 
-    def read(self, parents_R: Ints, tokens_R: Ints) -> Best:
-        parent_R = self._at_R[parents_R]
-        sentence_R = parent_R // self._width
-        # A sentence uses the first rows of its block of `width` rows.
-        self._at_R = sentence_R * self._width + np.arange(len(sentence_R)) - np.searchsorted(sentence_R, sentence_R)
-        rows = len(self._sentence_R)
-        inputs_2R = np.stack([np.arange(rows), np.zeros(rows, dtype=np.int64)])
-        inputs_2R[:, self._at_R] = parent_R, tokens_R
-        logp_RK, ids_RK = self._run_step(inputs_2R, self._untouched)
-        if len(self._at_R) == rows:
+    def step(self, parents_R: Ints, tokens_R: Ints) -> BestWords:
+        parent_R = self._used_R[parents_R]
+        sentence_R = parent_R // self._rows_per_sentence
+        # A sentence uses the first rows of its block of `rows_per_sentence` rows.
+        index_in_sentence_R = np.arange(len(sentence_R)) - np.searchsorted(sentence_R, sentence_R)
+        self._used_R = sentence_R * self._rows_per_sentence + index_in_sentence_R
+        num_rows = len(self._sentence_R)
+        inputs_2R = np.stack([np.arange(num_rows), np.zeros(num_rows, dtype=np.int64)])
+        inputs_2R[:, self._used_R] = parent_R, tokens_R
+        logp_RK, ids_RK = self._run_step(inputs_2R, self._unchanged)
+        if len(self._used_R) == num_rows:
             return logp_RK, ids_RK
-        at_R = send(torch.from_numpy(self._at_R), ids_RK.device)
-        return logp_RK.index_select(0, at_R), ids_RK.index_select(0, at_R)
+        used_R = send(torch.from_numpy(self._used_R), ids_RK.device)
+        return logp_RK.index_select(0, used_R), ids_RK.index_select(0, used_R)
 
-    def _run_step(self, inputs_2R: Ints, same: set[str]) -> Best:
+    def _run_step(self, inputs_2R: Ints, unchanged: set[str]) -> BestWords:
         inputs = [torch.from_numpy(inputs_2R)]
         if self._graph is not None:
             best, _ = self._graph.replay(inputs)
             return best
-        best = super()._run_step(inputs_2R, same)
+        best = super()._run_step(inputs_2R, unchanged)
         if self._graphs is not None:
             # The first step, without a graph, makes initialisations that must not be captured and sets the dtypes.
-            self._graph = self._graphs.capture(self._key, self._replayed_step, inputs)
+            self._graph = self._graphs.capture(self._key, self._step_in_place, inputs)
         return best
 
-    def _replayed_step(self, inputs_2R: Tensor) -> tuple[Best, State]:
+    def _step_in_place(self, inputs_2R: Tensor) -> tuple[BestWords, State]:
         """Run a step that writes the new state over the old one, for the next replay. The graph owns the state."""
-        best, next_state, _ = self._step(self._state, inputs_2R[0], inputs_2R[1], self._untouched)
-        overwrite(self._state, {name: tensor for name, tensor in next_state.items() if name not in self._untouched})
+        best, next_state, _ = self._decoding_step(self._state, inputs_2R[0], inputs_2R[1], self._unchanged)
+        overwrite(self._state, {name: tensor for name, tensor in next_state.items() if name not in self._unchanged})
         return best, self._state
 
 
-def _rounded_up(number: int) -> int:
+def _round_up(count: int) -> int:
     """Round up to a sixteenth of a power of two, so that there are few sizes and at most an eighth is padding."""
-    part = max(1, (1 << (number - 1).bit_length()) // 16)
-    return -(-number // part) * part
+    multiple = max(1, (1 << (count - 1).bit_length()) // 16)
+    return -(-count // multiple) * multiple

@@ -1,14 +1,16 @@
 """Dynamic evaluation (Krause et al. 2018): the model keeps learning from the text that it is scored on.
 
-The text is read in short segments. Each segment is scored before the weights are updated on it, so no weights have seen
-the tokens that they score:
+`gradient_statistics` reads the training text once, `search_rates` searches for the rates on a validation text, and
+`dynamic_score` scores a text and restores the weights. The text is read in short segments. Each segment is scored
+before the weights are updated on it, so no weights have seen the tokens that they score:
 
     theta <- theta + lambda rate (theta_0 - theta) - eta g / (MS + epsilon)
 
 g is the gradient of the mean loss of the segment, and theta_0 are the trained weights. MS holds one number per weight:
-the root mean square of its gradient over the training text. The training text is read once, in 100 streams and segments
-of 5 tokens, without dropout. MS is never updated. Weights with large gradients are pulled back faster: rate = MS / m,
-where m is the mean over the tensors of each tensor's mean MS. lambda rate never exceeds 1.
+the root mean square of its gradient over the training text. The training text is read once, in 100 streams (contiguous
+parts that are read in parallel) and segments of 5 tokens, without dropout. MS is never updated. Weights with large
+gradients are pulled back faster: rate = MS / m, where m is the mean over the tensors of each tensor's mean MS. lambda
+rate never exceeds 1.
 
 Published values are on one of two scales. The formula above uses the newer scale ("mean"). The older scale ("sum"), in
 the paper and in the mixture of softmaxes, uses the root of the *sum* of squares for MS and the *sum* over the tensors
@@ -18,7 +20,7 @@ for m. With B batches in the statistics and K tensors in the model, the updates 
 
 Published values also depend on the 100 x 5 tokens per gradient, so these two numbers are constants.
 
-Shapes: T tokens of the text, which is read as one stream, S tokens of a segment.
+Shapes: B streams, T tokens of the text, which is scored as one stream, S tokens of a segment.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from torch import Tensor
 from reefknot.errors import NonFiniteError, SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
-from reefknot.lab.evaluation.grid import Grid, Point, Progress, ignore_progress, search
-from reefknot.lab.evaluation.perplexity import Score, autocast, one_stream, score
+from reefknot.lab.evaluation.grid import Grid, Point, Progress, grid_search, ignore_progress
+from reefknot.lab.evaluation.perplexity import Score, autocast, build_stream, score
 from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.scores import Dynamic
 from reefknot.lab.text.dataset import Split
@@ -52,7 +54,7 @@ STREAMS, SEGMENT = 100, 5
 
 ETA_FACTORS = (0.6, 0.8, 1.0, 1.2, 1.4, 2.0)
 LAMBDA_FACTORS = (0.5, 1.0, 1.5, 2.5)
-"""The authors' search grid, in multiples of the default rates. A search may continue beyond the grid."""
+"""The search grid of Krause et al., in multiples of the default rates. A search may continue beyond the grid."""
 
 _SEGMENTS_PER_REPORT = 50  # number of segments between two progress reports
 
@@ -76,8 +78,8 @@ class Rates:
         if scale == self.scale:
             return self
         power = 1 if scale == "sum" else -1
-        root, count = math.sqrt(batches) ** power, float(tensors) ** power
-        return Rates(self.eta * root, self.decay * count, self.epsilon * root, scale)
+        batch_factor, tensor_factor = math.sqrt(batches) ** power, float(tensors) ** power
+        return Rates(self.eta * batch_factor, self.decay * tensor_factor, self.epsilon * batch_factor, scale)
 
 
 DEFAULTS: dict[Scale, Rates] = {
@@ -151,21 +153,22 @@ def gradient_statistics(
     device = next(model.parameters()).device
     state = model.initial_state(STREAMS)
     with adapting(model) as (parameters, _):
-        squares = [torch.zeros_like(parameter) for parameter in parameters]
-        for number in range(windows.num_windows):
-            x_BT, y_BT = windows.window(number)
+        ms = [torch.zeros_like(parameter) for parameter in parameters]
+        for index in range(windows.num_windows):
+            x_BT, y_BT = windows.window(index)
+            # The plan groups the targets by band (a cluster of words of similar frequency) for an adaptive softmax.
             plan = model.output.prepare(y_BT).to(device)
             with autocast(device, precision):
                 losses = model.loss(send(x_BT, device), send(y_BT, device), state, plan)
             state = losses.state
             nll = losses.parts["nll"]
             gradients = _gradients(nll.sum / nll.count, parameters)
-            torch._foreach_addcmul_(squares, gradients, gradients)
-            if number % _SEGMENTS_PER_REPORT == 0:
-                progress("gradients of the training text", number / windows.num_windows)
-    torch._foreach_div_(squares, windows.num_windows)
-    torch._foreach_sqrt_(squares)
-    return GradientStatistics(squares, windows.num_windows)
+            torch._foreach_addcmul_(ms, gradients, gradients)
+            if index % _SEGMENTS_PER_REPORT == 0:
+                progress("gradients of the training text", index / windows.num_windows)
+    torch._foreach_div_(ms, windows.num_windows)
+    torch._foreach_sqrt_(ms)
+    return GradientStatistics(ms, windows.num_windows)
 
 
 def dynamic_score(
@@ -181,7 +184,7 @@ def dynamic_score(
     """Score a text by dynamic evaluation, and restore the weights of the model afterwards."""
     settings = settings or DynamicSettings()
     plain = score(model, split, vocabulary, precision=precision)
-    nll_T = _adapt(model, one_stream(split, vocabulary), statistics, settings, precision, progress)
+    nll_T = _score_while_learning(model, build_stream(split, vocabulary), statistics, settings, precision, progress)
     if not bool(nll_T.isfinite().all()):
         raise NonFiniteError(
             f"the loss of dynamic evaluation on the {split.name} text is NaN or infinite; "
@@ -216,20 +219,23 @@ def search_rates(
     Rates that are given explicitly are not searched. Returns the best settings, and the losses of all points.
     """
     settings = settings or DynamicSettings()
-    stream = one_stream(split, vocabulary)
-    start = settings.rates()
+    stream = build_stream(split, vocabulary)
+    initial = settings.rates()
+    eta_factors = ETA_FACTORS if settings.eta is None else (1.0,)
+    lambda_factors = LAMBDA_FACTORS if settings.decay is None else (1.0,)
     axes = {
-        "eta": [start.eta * factor for factor in (ETA_FACTORS if settings.eta is None else (1.0,))],
-        "lambda": [start.decay * factor for factor in (LAMBDA_FACTORS if settings.decay is None else (1.0,))],
+        "eta": [initial.eta * factor for factor in eta_factors],
+        "lambda": [initial.decay * factor for factor in lambda_factors],
     }
 
     def settings_at(point: Point) -> DynamicSettings:
         return settings.model_copy(update={"eta": point["eta"], "decay": point["lambda"]})
 
     def measure(point: Point, progress: Progress) -> float:
-        return float(_adapt(model, stream, statistics, settings_at(point), precision, progress).mean())
+        nll_T = _score_while_learning(model, stream, statistics, settings_at(point), precision, progress)
+        return float(nll_T.mean())
 
-    grid = search(axes, measure, split, progress)
+    grid = grid_search(axes, measure, split, progress)
     return settings_at(grid.best), grid
 
 
@@ -258,7 +264,7 @@ def adapting(model: LanguageModel) -> Iterator[tuple[list[Tensor], list[Tensor]]
         model.train(was_training)
 
 
-def _adapt(
+def _score_while_learning(
     model: LanguageModel,
     stream: tuple[Tensor, Tensor],
     statistics: GradientStatistics,
@@ -271,9 +277,9 @@ def _adapt(
     On a GPU, all segments are replays of one CUDA graph, except the first segment and a shorter last segment. This is
     possible because the start of a segment is a tensor on the device.
     """
-    first = next(model.parameters())
-    device, dtype = first.device, first.dtype
-    capture = device.type == "cuda" and not model.synchronizes
+    first_parameter = next(model.parameters())
+    device, dtype = first_parameter.device, first_parameter.dtype
+    use_graph = device.type == "cuda" and not model.synchronizes
     x_1T, y_1T = (ids_1T.to(device) for ids_1T in stream)
     tokens, full_segments = x_1T.shape[1], x_1T.shape[1] // settings.segment
     # Later states are copied into these tensors, so they need the same dtype, which is float64 for a float64 model.
@@ -282,32 +288,33 @@ def _adapt(
     }
     start = torch.zeros((), dtype=torch.int64, device=device)
     nll_T = torch.zeros(tokens, dtype=torch.float64, device=device)
-    with side_stream(device) if capture else nullcontext(), adapting(model) as (parameters, trained):
+    with side_stream(device) if use_graph else nullcontext(), adapting(model) as (parameters, trained):
         rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
-        pull = [(rates.decay * rate).clamp(max=1.0) for rate in statistics.rates()]
-        step = [rates.eta / (ms + rates.epsilon) for ms in statistics.ms]
+        pull_rates = [(rates.decay * rate).clamp(max=1.0) for rate in statistics.rates()]
+        step_sizes = [rates.eta / (ms + rates.epsilon) for ms in statistics.ms]
 
-        def read(length: int) -> None:
-            position_S = start + torch.arange(length, device=device)
+        def learn(length: int) -> None:
+            """Score the next `length` tokens and update the weights on them."""
+            positions_S = start + torch.arange(length, device=device)
             with autocast(device, precision):
-                logp_1S, next_state = model.target_log_probs(x_1T[:, position_S], y_1T[:, position_S], state)
+                logp_1S, next_state = model.target_log_probs(x_1T[:, positions_S], y_1T[:, positions_S], state)
             gradients = _gradients(-logp_1S.mean(), parameters)
             with torch.no_grad():
-                nll_T.index_copy_(0, position_S, -logp_1S[0].double())
-                torch._foreach_lerp_(parameters, trained, pull)
-                torch._foreach_addcmul_(parameters, gradients, step, value=-1.0)
+                nll_T.index_copy_(0, positions_S, -logp_1S[0].double())
+                torch._foreach_lerp_(parameters, trained, pull_rates)
+                torch._foreach_addcmul_(parameters, gradients, step_sizes, value=-1.0)
                 overwrite(state, next_state)
                 start.add_(length)
 
-        read_segment: Callable[[], None] = partial(read, settings.segment)
-        if capture:
-            read_segment = partial(RepeatedSteps[None](device), None, read_segment)
-        for number in range(full_segments):
-            read_segment()
-            if number % _SEGMENTS_PER_REPORT == 0:
-                progress("scoring and learning", number / full_segments)
-        if last_segment := tokens % settings.segment:
-            read(last_segment)
+        learn_segment: Callable[[], None] = partial(learn, settings.segment)
+        if use_graph:
+            learn_segment = partial(RepeatedSteps[None](device), None, learn_segment)
+        for index in range(full_segments):
+            learn_segment()
+            if index % _SEGMENTS_PER_REPORT == 0:
+                progress("scoring and learning", index / full_segments)
+        if remaining_tokens := tokens % settings.segment:
+            learn(remaining_tokens)
     return nll_T
 
 

@@ -1,8 +1,11 @@
-"""Loss by training frequency, either of the target or of the token before it.
+"""Loss by word frequency: the mean loss on frequent and on rare words, of one model or of two models compared.
 
-For one model, the frequency bands are powers of ten, as in Baevski & Auli 2019. Two models are compared in the bands of
-Pappas & Henderson 2019, Figure 3. Their difference is computed per token, with an interval, and also as in that figure:
-as the mean over the word types of a band, where every type has the same weight.
+Start with `loss_by_frequency` for one model, or `compare_by_target` for two. Words are grouped into bands (ranges of
+counts in the training text), by the count of the target or of the token before it.
+
+For one model, the bands are powers of ten, as in Baevski & Auli 2019. Two models are compared in the bands of Pappas &
+Henderson 2019, Figure 3. Their difference is computed per token, with an interval, and also as in that figure: as the
+mean over the word types (distinct words) of a band, where every type has the same weight.
 
 Shapes: N scored tokens, V types, T types of a band, R resamples.
 """
@@ -65,7 +68,7 @@ class TypeComparison(BandComparison):
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedLosses:
     """Losses of two systems on the same tokens, one array for each run, and the units of text that are resampled."""
 
     a: list[Losses]
@@ -73,16 +76,17 @@ class Pair:
     boundaries: NDArray[np.int64]
     """Boundaries of the units of text: 0, ..., number of tokens."""
 
-    def on(self, inside_N: NDArray[np.bool_]) -> TokenComparison:
+    def compare_on(self, mask_N: NDArray[np.bool_]) -> TokenComparison:
         """Compare the two systems on the tokens that a mask selects."""
         from reefknot.lab.evaluation.comparison import FEWEST_UNITS, compare
 
-        a, b = ([nll[inside_N] for nll in runs] for runs in (self.a, self.b))
-        ends = np.concatenate([[0], np.cumsum(inside_N)])[self.boundaries]
-        enough = len(np.unique(ends)) > FEWEST_UNITS
+        a, b = ([nll[mask_N] for nll in runs] for runs in (self.a, self.b))
         mean_a, mean_b = (float(np.mean([_mean(nll) for nll in runs])) for runs in (a, b))
-        interval = compare(a, b, ends).interval if enough else None
-        return TokenComparison(int(inside_N.sum()), mean_a, mean_b, mean_b - mean_a, interval)
+        # The boundaries of the same units of text, counted in selected tokens only.
+        boundaries = np.concatenate([[0], np.cumsum(mask_N)])[self.boundaries]
+        has_enough_units = len(np.unique(boundaries)) > FEWEST_UNITS
+        interval = compare(a, b, boundaries).interval if has_enough_units else None
+        return TokenComparison(int(mask_N.sum()), mean_a, mean_b, mean_b - mean_a, interval)
 
     @property
     def tokens(self) -> int:
@@ -93,90 +97,80 @@ class Pair:
 def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> Frequency:
     """Return the mean loss per band of training counts, of the target and of the token before it."""
     counts = np.asarray(vocabulary.counts)
-    band_of_type = _band(counts, EDGES)
+    band_of_type = _band_indices(counts, EDGES)
 
-    def bands(ids_N: NDArray[np.int64]) -> tuple[Band, ...]:
+    def build_bands(ids_N: NDArray[np.int64]) -> tuple[Band, ...]:
         return tuple(
             Band(
                 low=low,
                 high=high,
-                tokens=int(inside_N.sum()),
+                tokens=int(in_band_N.sum()),
                 types=int((band_of_type == index).sum()),
-                nll=_mean(score.nll[inside_N]),
+                nll=_mean(score.nll[in_band_N]),
             )
-            for index, low, high, inside_N in _occupied(counts[ids_N], EDGES)
+            for index, low, high, in_band_N in _iterate_bands(counts[ids_N], EDGES)
         )
 
-    targets_N, previous_N = _sides(len(score.nll), split, vocabulary)
-    return Frequency(target=bands(targets_N), previous=bands(previous_N))
+    targets_N, previous_N = _targets_and_previous(len(score.nll), split, vocabulary)
+    return Frequency(target=build_bands(targets_N), previous=build_bands(previous_N))
 
 
 def compare_by_target(
-    pair: Pair, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
+    losses: PairedLosses, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
 ) -> list[TypeComparison]:
     """Compare two systems by the training count of the target.
 
     A type on which the loss of B is zero has no relative difference and is left out of the mean over types.
     """
     counts = np.asarray(vocabulary.counts)
-    targets_N, _ = _sides(pair.tokens, split, vocabulary)
-    sums_a, sums_b = (
+    targets_N, _ = _targets_and_previous(losses.tokens, split, vocabulary)
+    sums_a_V, sums_b_V = (
         np.bincount(targets_N, weights=np.mean(runs, axis=0, dtype=np.float64), minlength=len(counts))
-        for runs in (pair.a, pair.b)
+        for runs in (losses.a, losses.b)
     )
-    present_V = np.bincount(targets_N, minlength=len(counts)) > 0
-    band_of_type = _band(counts, edges)
+    is_present_V = np.bincount(targets_N, minlength=len(counts)) > 0
+    band_of_type = _band_indices(counts, edges)
     comparisons = []
-    for index, low, high, inside_N in _occupied(counts[targets_N], edges):
-        types_V = present_V & (band_of_type == index)
-        divisible_V = types_V & (sums_b > 0)
-        relative = 100 * (1 - sums_a[divisible_V] / sums_b[divisible_V])
-        mean = float(relative.mean()) if relative.size else None
+    for index, low, high, in_band_N in _iterate_bands(counts[targets_N], edges):
+        in_band_V = is_present_V & (band_of_type == index)
+        has_loss_V = in_band_V & (sums_b_V > 0)
+        relative_T = 100 * (1 - sums_a_V[has_loss_V] / sums_b_V[has_loss_V])
+        mean_relative = float(relative_T.mean()) if relative_T.size else None
         comparisons.append(
             TypeComparison(
-                **vars(pair.on(inside_N)),
+                **vars(losses.compare_on(in_band_N)),
                 low=low,
                 high=high,
-                types=int(types_V.sum()),
-                relative=mean,
-                relative_interval=_resampled(relative),
+                types=int(in_band_V.sum()),
+                relative=mean_relative,
+                relative_interval=_bootstrap_interval(relative_T),
             )
         )
     return comparisons
 
 
-def _resampled(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[float, float] | None:
-    """Return a bootstrap interval of the mean of values. The seed is fixed, so the result is reproducible."""
-    if len(values_T) < 2:
-        return None
-    from reefknot.lab.evaluation.comparison import resample_counts
-
-    counts = resample_counts(len(values_T), resamples, np.random.default_rng(0))
-    means = np.concatenate([times_RT @ values_T / len(values_T) for times_RT in counts])
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
-
-
 def compare_by_previous(
-    pair: Pair, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
+    losses: PairedLosses, split: Split, vocabulary: Vocabulary, edges: tuple[int, ...] = FIGURE_3
 ) -> list[BandComparison]:
     """Compare two systems by the training count of the token before the target."""
-    _, previous_N = _sides(pair.tokens, split, vocabulary)
-    seen_N = np.asarray(vocabulary.counts)[previous_N]
+    _, previous_N = _targets_and_previous(losses.tokens, split, vocabulary)
+    counts_N = np.asarray(vocabulary.counts)[previous_N]
     return [
-        BandComparison(**vars(pair.on(inside_N)), low=low, high=high)
-        for _, low, high, inside_N in _occupied(seen_N, edges)
+        BandComparison(**vars(losses.compare_on(in_band_N)), low=low, high=high)
+        for _, low, high, in_band_N in _iterate_bands(counts_N, edges)
     ]
 
 
-def compare_on_symbols(pair: Pair, split: Split, vocabulary: Vocabulary) -> dict[str, TokenComparison]:
+def compare_on_symbols(losses: PairedLosses, split: Split, vocabulary: Vocabulary) -> dict[str, TokenComparison]:
     """Compare two systems on the targets <unk> and <eos>, which are frequent enough to dominate their bands."""
-    targets_N, _ = _sides(pair.tokens, split, vocabulary)
+    targets_N, _ = _targets_and_previous(losses.tokens, split, vocabulary)
     symbols = [symbol for symbol in (vocabulary.unk, vocabulary.eos) if symbol is not None and symbol in targets_N]
-    return {vocabulary.words[symbol]: pair.on(targets_N == symbol) for symbol in symbols}
+    return {vocabulary.words[symbol]: losses.compare_on(targets_N == symbol) for symbol in symbols}
 
 
-def _sides(scored: int, split: Split, vocabulary: Vocabulary) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _targets_and_previous(
+    scored: int, split: Split, vocabulary: Vocabulary
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the scored tokens and the tokens before them. <eos> precedes the first token, if it is scored."""
     ids = np.asarray(split.ids, dtype=np.int64)
     if scored < len(ids):
@@ -184,21 +178,35 @@ def _sides(scored: int, split: Split, vocabulary: Vocabulary) -> tuple[NDArray[n
     return ids, np.concatenate([[vocabulary.eos], ids[:-1]])
 
 
-def _occupied(
-    seen_N: NDArray[np.int64], edges: tuple[int, ...]
+def _iterate_bands(
+    counts_N: NDArray[np.int64], edges: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int | None, NDArray[np.bool_]]]:
     """Yield each band that has tokens: its index, its bounds, and a mask of the tokens in it."""
-    band_N = _band(seen_N, edges)
+    band_N = _band_indices(counts_N, edges)
     for index, low in enumerate(edges):
-        inside_N = band_N == index
-        if inside_N.any():
-            yield index, low, edges[index + 1] - 1 if index + 1 < len(edges) else None, inside_N
+        in_band_N = band_N == index
+        if in_band_N.any():
+            high = edges[index + 1] - 1 if index + 1 < len(edges) else None
+            yield index, low, high, in_band_N
 
 
-def _band(seen: NDArray[np.int64], edges: tuple[int, ...]) -> NDArray[np.int64]:
-    band: NDArray[np.int64] = np.searchsorted(edges, seen, side="right") - 1
-    return band
+def _band_indices(counts: NDArray[np.int64], edges: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the index of the band of each count: with edges 0, 10 and 100, the count 50 is in band 1."""
+    indices: NDArray[np.int64] = np.searchsorted(edges, counts, side="right") - 1
+    return indices
 
 
-def _mean(losses: Losses) -> float:
-    return float(losses.mean(dtype=np.float64))
+def _bootstrap_interval(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[float, float] | None:
+    """Return a bootstrap interval of the mean of values. The seed is fixed, so the result is reproducible."""
+    if len(values_T) < 2:
+        return None
+    from reefknot.lab.evaluation.comparison import resample_counts
+
+    weights = resample_counts(len(values_T), resamples, np.random.default_rng(0))
+    means_R = np.concatenate([weights_RT @ values_T / len(values_T) for weights_RT in weights])
+    low, high = np.quantile(means_R, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _mean(nll: Losses) -> float:
+    return float(nll.mean(dtype=np.float64))

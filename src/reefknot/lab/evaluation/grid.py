@@ -1,6 +1,9 @@
-"""Grid search for settings on a validation text. It continues beyond the grid if the best value is at an edge.
+"""Grid search for evaluation settings on a validation text.
 
-This module also has helpers that long evaluations share: the beginning of a text, and progress reports.
+Start with `grid_search`, which returns a `Grid` with the loss at every point. It continues beyond the grid if the
+best value is at an edge. The settings of the continuous cache (`cache.py`) and of dynamic evaluation (`dynamic.py`) are
+searched with it. This module also has helpers that long evaluations share: `shorten_split` for a part of a text, and
+the type of progress callbacks.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ Progress = Callable[[str, float], None]
 """Callback for progress. It is called with a description of the work and the fraction that is done."""
 
 
-def ignore_progress(what: str, done: float) -> None:
+def ignore_progress(description: str, fraction: float) -> None:
     """Ignore progress reports."""
 
 
@@ -44,7 +47,7 @@ class Grid:
     @property
     def best(self) -> Point:
         """The point with the smallest loss."""
-        return _best(self.points)
+        return _best_point(self.points)
 
     @property
     def axes(self) -> dict[str, list[float]]:
@@ -63,9 +66,9 @@ class Grid:
 
     def summary(self) -> Search:
         """Return the search as it is saved with an evaluation. A loss that is not finite becomes None."""
-        tried = [{**point, "nll": nll if math.isfinite(nll) else None} for point, nll in self.points]
+        points = [{**point, "nll": nll if math.isfinite(nll) else None} for point, nll in self.points]
         return Search(
-            text=self.text, best=self.best, edges=tuple(self.edges), note=self.note or None, points=tuple(tried)
+            text=self.text, best=self.best, edges=tuple(self.edges), note=self.note or None, points=tuple(points)
         )
 
     def table(self) -> str:
@@ -73,31 +76,35 @@ class Grid:
 
         `*` marks the best point. `-` marks points that were not tried: beyond the grid, only one setting varies.
         """
-        *downward, across = self.axes
+        *row_names, column_name = self.axes
+        column_values = self.axes[column_name]
         best = tuple(self.best.values())
-        cells = {
-            (values := tuple(point.values())): f"{shown(perplexity(nll))}{'*' if values == best else ' '}"
-            for point, nll in self.points
-        }
-        rows = [[*downward, *(f"{across} {_formatted(value)}" for value in self.axes[across])]]
-        for values in sorted({tried[:-1] for tried in cells}):
-            tried = [cells.get((*values, value), "- ") for value in self.axes[across]]
-            rows.append([*map(_formatted, values), *tried])
+        cells: dict[tuple[float, ...], str] = {}
+        for point, nll in self.points:
+            values = tuple(point.values())
+            mark = "*" if values == best else " "
+            cells[values] = f"{shown(perplexity(nll))}{mark}"
+        rows = [[*row_names, *(f"{column_name} {_format_value(value)}" for value in column_values)]]
+        for row_values in sorted({values[:-1] for values in cells}):
+            row_cells = [cells.get((*row_values, value), "- ") for value in column_values]
+            rows.append([*map(_format_value, row_values), *row_cells])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         lines = [f"perplexity of {self.text} (* the best)", *(line.rstrip() for line in lines)]
         if self.edges:
-            edges = ", ".join(f"{name} {_formatted(self.best[name])}" for name in self.edges)
+            edges = ", ".join(f"{name} {_format_value(self.best[name])}" for name in self.edges)
             lines.append(f"the best values ({edges}) are at the edge of the grid; there may be better values beyond it")
-        return "\n".join([*lines, self.note] if self.note else lines)
+        if self.note:
+            lines.append(self.note)
+        return "\n".join(lines)
 
 
-def search(
+def grid_search(
     axes: Mapping[str, Sequence[float]],
     measure: Callable[[Point, Progress], float],
     split: Split,
     progress: Progress = ignore_progress,
-    between: Mapping[str, tuple[float, float]] | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Grid:
     """Measure the mean loss at every combination of values, then extend the axes whose best value is at an end.
 
@@ -109,87 +116,92 @@ def search(
         measure: Function that returns the mean loss at a point.
         split: The validation text.
         progress: Callback for progress.
-        between: Bounds, exclusive, that extended values of a setting stay within.
+        bounds: Exclusive bounds that extended values of a setting stay within.
     """
-    combinations = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    count = len(combinations)
-    free = [name for name, values in axes.items() if len(values) > 1]
+    grid_points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    grid_size = len(grid_points)
+    searched = [name for name, values in axes.items() if len(values) > 1]
     points: list[tuple[Point, float]] = []
     # Assume that every extension is tried, so that the fraction never decreases.
-    total = count + EXTENSIONS * len(free)
+    total = grid_size + EXTENSIONS * len(searched)
 
-    def report(_: str, done: float) -> None:
-        progress(f"trying {count} settings or more on the {split.name} text", (len(points) + done) / total)
+    def report(_: str, fraction: float) -> None:
+        progress(f"trying {grid_size} settings or more on the {split.name} text", (len(points) + fraction) / total)
 
-    def attempt(point: Point) -> None:
+    def try_point(point: Point) -> None:
         nll = measure(point, report)
         points.append((point, nll if math.isfinite(nll) else math.inf))
         report("", 0.0)
 
-    for point in combinations:
-        attempt(point)
+    for point in grid_points:
+        try_point(point)
     if all(nll == math.inf for _, nll in points):
-        raise NonFiniteError(f"the loss on the {split.name} text is NaN or infinite at all {count} points of the grid")
-    for number, name in enumerate(free, start=1):
-        best = _best(points)
-        for value in extend_axis(axes[name], best[name], (between or {}).get(name)):
-            attempt({**best, name: value})
-            if _best(points)[name] != value:
+        raise NonFiniteError(
+            f"the loss on the {split.name} text is NaN or infinite at all {grid_size} points of the grid"
+        )
+    for axis_number, name in enumerate(searched, start=1):
+        best = _best_point(points)
+        for value in extend_axis(axes[name], best[name], (bounds or {}).get(name)):
+            try_point({**best, name: value})
+            if _best_point(points)[name] != value:
                 break
-        total = len(points) + EXTENSIONS * (len(free) - number)
+        total = len(points) + EXTENSIONS * (len(searched) - axis_number)
         report("", 0.0)
     return Grid(f"the {split.name} text, {split.tokens:,} tokens", tuple(points))
 
 
-def extend_axis(values: Sequence[float], end: float, between: tuple[float, float] | None = None) -> list[float]:
-    """Return values beyond `end` if it is the smallest or largest of several values; otherwise an empty list.
+def extend_axis(values: Sequence[float], edge: float, bounds: tuple[float, float] | None = None) -> list[float]:
+    """Return values beyond `edge` if it is the smallest or largest of several values; otherwise an empty list.
 
-    New values continue the ratio of the last two values if all are positive, and otherwise their difference. Integers
-    stay integers. Other values are rounded to the printed digits, so that a printed value can be passed as an option.
+    New values continue the ratio of the last two values if all are positive, and otherwise their difference. For
+    example, the values 1, 2 and 4 continue with 8, 16, 32 and 64 beyond the edge 4. Integers stay integers.
+    Other values are rounded to the printed digits, so that a printed value can be passed as an option.
     """
-    ordered = sorted(set(values))
-    if len(ordered) < 2 or end not in (ordered[0], ordered[-1]):
+    sorted_values = sorted(set(values))
+    if len(sorted_values) < 2 or edge not in (sorted_values[0], sorted_values[-1]):
         return []
-    inner = ordered[1] if end == ordered[0] else ordered[-2]
-    whole, positive = all(isinstance(value, int) for value in values), ordered[0] > 0
-    step = end / inner if positive else end - inner
-    least, greatest = between or (0.0 if positive else -math.inf, math.inf)
+    inner = sorted_values[1] if edge == sorted_values[0] else sorted_values[-2]
+    all_integers = all(isinstance(value, int) for value in values)
+    all_positive = sorted_values[0] > 0
+    step = edge / inner if all_positive else edge - inner
+    minimum, maximum = bounds or (0.0 if all_positive else -math.inf, math.inf)
     extension: list[float] = []
     for _ in range(EXTENSIONS):
-        exact = end * step if positive else end + step
-        value = round(exact) if whole else float(f"{exact:.4g}")
-        if value == end or not least < value < greatest:
+        exact = edge * step if all_positive else edge + step
+        value = round(exact) if all_integers else float(f"{exact:.4g}")
+        if value == edge or not minimum < value < maximum:
             break
         extension.append(value)
-        end = value
+        edge = value
     return extension
 
 
-def _best(points: Sequence[tuple[Point, float]]) -> Point:
+def _best_point(points: Sequence[tuple[Point, float]]) -> Point:
     """Return the best point. Among equal losses it is the first, so that a search stops when nothing changes."""
-    return min(points, key=lambda tried: tried[1])[0]
+    best, _ = min(points, key=lambda point_and_loss: point_and_loss[1])
+    return best
 
 
-def _formatted(value: float) -> str:
+def _format_value(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def beginning(split: Split, tokens: int | None, vocabulary: Vocabulary) -> Split:
-    """Return the first `tokens` tokens of a text, or the whole text if it is not longer.
+def shorten_split(split: Split, max_tokens: int | None, vocabulary: Vocabulary) -> Split:
+    """Return the first `max_tokens` tokens of a text, or the whole text if it is not longer.
 
     The numbers of words, lines and bytes are estimated in proportion, not counted.
     """
-    if tokens is None or tokens >= split.tokens:
+    if max_tokens is None or max_tokens >= split.tokens:
         return split
-    if tokens < 1:
-        raise SettingsError(f"cannot take the first {tokens} tokens of a text: must be at least 1")
-    ids = split.ids[:tokens]
-    share = tokens / split.tokens
+    if max_tokens < 1:
+        raise SettingsError(f"cannot take the first {max_tokens} tokens of a text: must be at least 1")
+    ids = split.ids[:max_tokens]
+    share = max_tokens / split.tokens
     return replace(
         split,
         name=f"shortened {split.name}",
         ids=ids,
-        spelled=None if split.spelled is None else split.spelled[:tokens],
+        spelled=None if split.spelled is None else split.spelled[:max_tokens],
         unknown=0 if vocabulary.unk is None else int((ids == vocabulary.unk).sum()),
         words=round(split.words * share),
         lines=round(split.lines * share),

@@ -1,9 +1,9 @@
 """Monte-Carlo dropout (Gal & Ghahramani 2016): average the probabilities of many passes with dropout.
 
-Each pass reads the text once, in windows as in training. A window is the part of the text that shares dropout masks.
-Either the state is carried from window to window, or every window is computed independently. The average is over the
-probability of each token, not over its logarithm. For a model without dropout, all passes are the same, so only one
-pass is made.
+Start with `monte_carlo_score`. Each pass reads the text once, in windows as in training. A window is the part of the
+text that shares dropout masks. Either the state is carried from window to window, or every window is computed
+independently. The average is over the probability of each token, not over its logarithm. For a model without dropout,
+all passes are the same, so only one pass is made.
 
 Shapes: T tokens of the text.
 """
@@ -25,9 +25,9 @@ from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import (
     Score,
     autocast,
-    log_probs,
-    one_stream,
+    build_stream,
     score,
+    stream_log_probs,
     window_log_probs,
 )
 from reefknot.lab.evaluation.windows import Spans, Windows
@@ -37,7 +37,7 @@ from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel
 
-_ROUNDING = 1e-3  # a larger difference between losses in training and evaluation mode is not due to rounding
+_ROUNDING_TOLERANCE = 1e-3  # a larger difference between losses in training and evaluation mode is not due to rounding
 
 
 @dataclass(frozen=True)
@@ -86,36 +86,38 @@ def monte_carlo_score(
         raise SettingsError(f"Monte-Carlo dropout: passes = {passes}, window = {window}: both must be at least 1")
     if not 0 <= seed < 2**63:
         raise SettingsError(f"Monte-Carlo dropout: seed = {seed}: must be at least 0 and less than 2**63")
-    plain = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
+    plain_score = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
     device = next(model.parameters()).device
-    x_1T, y_1T = one_stream(split, vocabulary)
-    cut = window if isinstance(window, int) else window.spans(y_1T[0], vocabulary.eos)
+    x_1T, y_1T = build_stream(split, vocabulary)
+    window_or_spans = window if isinstance(window, int) else window.spans(y_1T[0], vocabulary.eos)
     perplexities: list[float] = []
-    summed_T = torch.full(plain.nll.shape, -math.inf, dtype=torch.float64, device=device)
-    with _dropping(model, seed), autocast(device, precision):
-        for number in range(passes):
-            logp_T = _pass(model, x_1T, y_1T, cut)
+    log_sum_T = torch.full(plain_score.nll.shape, -math.inf, dtype=torch.float64, device=device)
+    with _dropout_enabled(model, seed), autocast(device, precision):
+        for pass_index in range(passes):
+            logp_T = _run_pass(model, x_1T, y_1T, window_or_spans)
             # Reading the mean waits for the device, so that the host is never more than one pass ahead.
             perplexities.append(perplexity(-float(logp_T.mean())))
-            if number == 0 and np.allclose(logp_T.cpu().numpy(), -plain.nll, rtol=_ROUNDING, atol=_ROUNDING):
-                return _in_mode(plain, plain.nll, perplexities, steps, seed, drops=False)
-            summed_T = torch.logaddexp(summed_T, logp_T)
-            progress("passes with dropout", (number + 1) / passes)
-    nll = (math.log(passes) - summed_T).float().cpu().numpy()
+            tolerance = _ROUNDING_TOLERANCE
+            if pass_index == 0 and np.allclose(logp_T.cpu().numpy(), -plain_score.nll, rtol=tolerance, atol=tolerance):
+                # The model has no dropout, so every pass gives the plain score.
+                return _build_score(plain_score, plain_score.nll, perplexities, steps, seed, drops=False)
+            log_sum_T = torch.logaddexp(log_sum_T, logp_T)
+            progress("passes with dropout", (pass_index + 1) / passes)
+    nll = (math.log(passes) - log_sum_T).float().cpu().numpy()
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the loss of Monte-Carlo dropout on the {split.name} text is NaN or infinite")
-    return _in_mode(plain, nll, perplexities, steps, seed)
+    return _build_score(plain_score, nll, perplexities, steps, seed)
 
 
-def _pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, cut: int | Spans) -> Tensor:
-    """Return the log-probabilities logp_T of one pass, over a stream in windows of `cut` tokens or over `Spans`."""
-    if isinstance(cut, Spans):
-        return window_log_probs(model, x_1T[0], y_1T[0], cut).double()
-    return torch.cat(list(log_probs(model, x_1T, y_1T, cut)), dim=1)[0].double()
+def _run_pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, window_or_spans: int | Spans) -> Tensor:
+    """Return the log-probabilities logp_T of one pass, in windows of a stream (a number of tokens) or in `Spans`."""
+    if isinstance(window_or_spans, Spans):
+        return window_log_probs(model, x_1T[0], y_1T[0], window_or_spans).double()
+    return torch.cat(list(stream_log_probs(model, x_1T, y_1T, window_or_spans)), dim=1)[0].double()
 
 
-def _in_mode(
-    plain: Score,
+def _build_score(
+    plain_score: Score,
     nll: NDArray[np.float32],
     perplexities: Sequence[float],
     window: int | None,
@@ -132,13 +134,13 @@ def _in_mode(
         drops=drops,
         lowest=min(perplexities),
         highest=max(perplexities),
-        plain=perplexity(plain.mean),
+        plain=perplexity(plain_score.mean),
     )
-    return MonteCarloScore(**vars(plain) | {"nll": nll, "mode": mode}, passes=tuple(perplexities))
+    return MonteCarloScore(**vars(plain_score) | {"nll": nll, "mode": mode}, passes=tuple(perplexities))
 
 
 @contextmanager
-def _dropping(model: LanguageModel, seed: int) -> Iterator[None]:
+def _dropout_enabled(model: LanguageModel, seed: int) -> Iterator[None]:
     """Turn dropout on and seed the random generators; restore the mode and the generators on exit."""
     device = next(model.parameters()).device
     # torch.manual_seed would seed the generators of all GPUs.

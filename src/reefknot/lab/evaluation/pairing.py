@@ -1,7 +1,7 @@
-"""Decide whether the losses of two runs can be paired, token by token or word by word.
+"""Decide whether the losses of two runs can be compared, token by token or word by word.
 
-`runs/comparability.py` decides this from the scores in the results. Results of format 1 do not describe the text, its
-unknown words and the vocabulary. For these results, the texts are opened.
+Start with `pair_scores`. The rules are in `runs/comparability.py`, which reads the scores in the results. Results of
+format 1 do not describe the text, its unknown words and the vocabulary. For these results, the texts are opened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.perplexity import scored_text
+from reefknot.lab.evaluation.perplexity import describe_text
 from reefknot.lab.runs.comparability import Difference, difference, same_tokens
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.scores import TextScore
@@ -24,23 +24,24 @@ class Pairing(NamedTuple):
     same_tokens: bool
 
 
-def pair(first: RunFolder, other: RunFolder, split: str, open_texts: Callable[[RunFolder], Dataset]) -> Pairing:
-    """Compare the texts that two finished runs were scored on.
+def pair_scores(run_a: RunFolder, run_b: RunFolder, split: str, open_texts: Callable[[RunFolder], Dataset]) -> Pairing:
+    """Compare how two finished runs were scored on a split, and on which text.
 
     Args:
-        first: The first run.
-        other: The other run.
+        run_a: A finished run.
+        run_b: Another finished run.
         split: Name of the split.
         open_texts: Function that opens the texts of a run. It is called only if a result does not describe its text.
     """
-    score_a, score_b = (_score(run, split) for run in (first, other))
-    if first.config.get("corpus") == other.config.get("corpus"):
+    score_a, score_b = (_score_of_run(run, split) for run in (run_a, run_b))
+    if run_a.config.get("corpus") == run_b.config.get("corpus"):
         return Pairing(difference(score_a, score_b, paired=True), same_tokens=True)
-    score_a, score_b = _with_text(score_a, split, first, open_texts), _with_text(score_b, split, other, open_texts)
+    score_a = _add_text(score_a, split, run_a, open_texts)
+    score_b = _add_text(score_b, split, run_b, open_texts)
     return Pairing(difference(score_a, score_b, paired=True), same_tokens(score_a, score_b))
 
 
-def _score(run: RunFolder, split: str) -> TextScore:
+def _score_of_run(run: RunFolder, split: str) -> TextScore:
     result = run.result
     score = result.score(split) if result else None
     if score is None:
@@ -48,9 +49,10 @@ def _score(run: RunFolder, split: str) -> TextScore:
     return score
 
 
-def _with_text(score: TextScore, split: str, run: RunFolder, open_texts: Callable[[RunFolder], Dataset]) -> TextScore:
+def _add_text(score: TextScore, split: str, run: RunFolder, open_texts: Callable[[RunFolder], Dataset]) -> TextScore:
+    """Return the score with a complete description of its text."""
     if score.text and score.text.complete:
         return score
     dataset = open_texts(run)
     text = dataset.splits[split]
-    return score.replace(text=scored_text(text, text.ids, dataset.vocabulary))
+    return score.replace(text=describe_text(text, text.ids, dataset.vocabulary))

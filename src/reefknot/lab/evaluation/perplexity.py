@@ -1,10 +1,12 @@
-"""Perplexity of a text. Every token is scored exactly once, however the text is split into windows and streams.
+"""Score every token of a text with a language model, and compute its perplexity.
 
-A model that carries its state reads the text from start to end, in one or several streams. A model that carries no
-state reads the text in evaluation windows, which are computed independently of each other (`windows.py`). A model that
-carries its state can be scored in evaluation windows, too.
+Start with `score`, which returns a `Score`: the loss of every token, and a record of how it was measured, so that two
+perplexities are compared only where that makes sense. Every token is scored exactly once, however the text is split.
 
-A score records how it was measured, so that two perplexities are compared only where that makes sense.
+A model that carries its state (an RNN) reads the text from start to end, in one or several streams (contiguous parts of
+the text that are read in parallel). A model that carries no state (a transformer) reads the text in evaluation windows,
+which are computed independently of each other (`windows.py`). A model that carries its state can be scored in
+evaluation windows, too.
 
 Shapes: B streams, T tokens of a stream or of the text, N tokens computed at once.
 """
@@ -25,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from reefknot.errors import DataError, NonFiniteError, SettingsError
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.evaluation.contexts import check_carries, contexts
+from reefknot.lab.evaluation.contexts import check_carries_state, iterate_contexts
 from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.scores import Mode, ScoredText, TextScore
 from reefknot.lab.text.dataset import Split
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     from reefknot.lab.text.pair_dataset import PairSplit
 
 ROWS_AT_ONCE = 8192
-"""Number of rows that the output end scores at once. It bounds the memory and does not change the result."""
-_AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Number of hidden states (rows) that the output end scores at once. It bounds the memory and does not change the
+result."""
+_AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def score(
         windows: Evaluation windows that are computed independently, instead of streams that carry a state.
         precision: `float32`, or `bfloat16` or `float16` for autocast.
     """
-    x_1T, y_1T = one_stream(split, vocabulary)
+    x_1T, y_1T = build_stream(split, vocabulary)
     streams = min(streams, y_1T.shape[1])
     if windows is not None:
         if streams > 1:
@@ -123,36 +126,39 @@ def score(
             )
         nll = window_losses(model, x_1T[0], y_1T[0], windows.spans(y_1T[0], vocabulary.eos), precision=precision)
     else:
-        y_BT = _fold(y_1T[0], streams, IGNORE)
-        nll_BT = losses(model, _fold(x_1T[0], streams, 0), y_BT, window=window, precision=precision)
+        y_BT = _split_into_streams(y_1T[0], streams, IGNORE)
+        nll_BT = stream_losses(
+            model, _split_into_streams(x_1T[0], streams, 0), y_BT, window=window, precision=precision
+        )
         nll = nll_BT[(y_BT != IGNORE).numpy()]
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the loss of the model on the {split.name} text is NaN or infinite")
-    words = int(ends_of_words(vocabulary)[y_1T[0].numpy()].sum())
-    text = scored_text(split, split.ids, vocabulary)
-    return Score(nll, words, split.bytes, text, precision, streams=streams, windows=windows)
+    word_count = int(word_end_mask(vocabulary)[y_1T[0].numpy()].sum())
+    text = describe_text(split, split.ids, vocabulary)
+    return Score(nll, word_count, split.bytes, text, precision, streams=streams, windows=windows)
 
 
-def scored_text(split: Split | PairSplit, ids: NDArray[np.int32], vocabulary: Vocabulary) -> ScoredText:
+def describe_text(split: Split | PairSplit, ids: NDArray[np.int32], vocabulary: Vocabulary) -> ScoredText:
     """Describe the text that was scored, and how its words were turned into the tokens `ids`."""
-    unknown_words = np.logical_or.reduceat(ids == vocabulary.unk, _starts_of_words(ids, vocabulary))
-    positions = np.flatnonzero(unknown_words).astype("<i8")
+    is_unknown_word = np.logical_or.reduceat(ids == vocabulary.unk, _word_starts(ids, vocabulary))
+    unknown_positions = np.flatnonzero(is_unknown_word).astype("<i8")
     return ScoredText(
         split=split.name,
         tokens=split.tokens,
         sha256=split.sha256,
         line_ends=vocabulary.eos is not None,
         unknown=split.unknown,
-        unknown_sha256=hashlib.sha256(positions.tobytes()).hexdigest(),
+        unknown_sha256=hashlib.sha256(unknown_positions.tobytes()).hexdigest(),
         tokenisation="words" if vocabulary.bpe is None else "pieces",
         vocabulary_sha256=vocabulary.tokens_sha256,
     )
 
 
-def one_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
-    """Return the inputs x_1T and the targets y_1T of a text.
+def build_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
+    """Return the inputs x_1T and the targets y_1T of a text that is read as one stream.
 
-    <eos> is the input before the first token. Without <eos> in the vocabulary, the first token is not a target.
+    <eos> is the input before the first token: the text "a b c" has the inputs <eos> a b and the targets a b c. Without
+    <eos> in the vocabulary, the first token is not a target.
     """
     inputs, targets = (np.asarray(ids, dtype=np.int64) for ids in (split.inputs[:-1], split.ids))
     if vocabulary.eos is None:
@@ -168,30 +174,30 @@ def one_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def losses(
+def stream_losses(
     model: LanguageModel, x_BT: Tensor, y_BT: Tensor, *, window: int | None = None, precision: str = "float32"
 ) -> NDArray[np.float32]:
     """Return the losses nll_BT of the targets of parallel streams, computed without dropout."""
     device = next(model.parameters()).device
     window = window or max(1, min(1024, ROWS_AT_ONCE // (model.output.rows_per_token * len(x_BT))))
     with evaluating(model), autocast(device, precision):
-        chunks = [-logp_BT.float().cpu() for logp_BT in log_probs(model, x_BT, y_BT, window)]
+        chunks = [-logp_BT.float().cpu() for logp_BT in stream_log_probs(model, x_BT, y_BT, window)]
     nll_BT: NDArray[np.float32] = torch.cat(chunks, dim=1).numpy()
     return nll_BT
 
 
-def log_probs(model: LanguageModel, x_BT: Tensor, y_BT: Tensor, window: int) -> Iterator[Tensor]:
+def stream_log_probs(model: LanguageModel, x_BT: Tensor, y_BT: Tensor, window: int) -> Iterator[Tensor]:
     """Yield the log-probabilities logp_BT of the targets, for `window` tokens of every stream at a time.
 
     Each stream starts from an empty state, which is carried from window to window. The model stays in its mode,
     training or evaluation.
     """
-    check_carries(model)
+    check_carries_state(model)
     device = next(model.parameters()).device
     state = model.initial_state(len(x_BT))
     for start in range(0, x_BT.shape[1], window):
-        x, y = (ids_BT[:, start : start + window].to(device) for ids_BT in (x_BT, y_BT))
-        logp_BT, state = model.target_log_probs(x, y, state)
+        window_x, window_y = (ids_BT[:, start : start + window].to(device) for ids_BT in (x_BT, y_BT))
+        logp_BT, state = model.target_log_probs(window_x, window_y, state)
         yield logp_BT
 
 
@@ -211,18 +217,18 @@ def window_log_probs(model: LanguageModel, x_T: Tensor, y_T: Tensor, spans: Span
     The model stays in its mode, training or evaluation.
     """
     y_T = y_T.to(next(model.parameters()).device)
-    log_probs, positions = [], []
-    for h_ND, _, position_N in contexts(model, x_T, spans):
-        log_probs.append(scored_rows(model, h_ND, y_T[position_N]))
-        positions.append(position_N)
-    logp_T = torch.cat(log_probs)
+    chunks, positions = [], []
+    for h_ND, _, positions_N in iterate_contexts(model, x_T, spans):
+        chunks.append(chunked_log_probs(model, h_ND, y_T[positions_N]))
+        positions.append(positions_N)
+    logp_T = torch.cat(chunks)
     return torch.empty_like(logp_T).index_copy_(0, torch.cat(positions), logp_T)
 
 
-def scored_rows(model: LanguageModel, h_ND: Tensor, y_N: Tensor) -> Tensor:
+def chunked_log_probs(model: LanguageModel, h_ND: Tensor, y_N: Tensor) -> Tensor:
     """Return the log-probabilities logp_N of targets given hidden states, scored in chunks that bound the memory."""
-    rows = max(1, ROWS_AT_ONCE // model.output.rows_per_token)
-    chunks = zip(torch.split(h_ND, rows), torch.split(y_N, rows), strict=True)
+    chunk_size = max(1, ROWS_AT_ONCE // model.output.rows_per_token)
+    chunks = zip(torch.split(h_ND, chunk_size), torch.split(y_N, chunk_size), strict=True)
     return torch.cat([model.output.target_log_probs(h_MD, y_M) for h_MD, y_M in chunks])
 
 
@@ -231,7 +237,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
     Exit and re-enter it after weights have changed, because autocast caches half-precision copies until it exits.
     """
-    return torch.autocast(device.type, dtype=_AUTOCAST.get(precision), enabled=precision in _AUTOCAST)
+    return torch.autocast(device.type, dtype=_AUTOCAST_DTYPES.get(precision), enabled=precision in _AUTOCAST_DTYPES)
 
 
 def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDArray[np.float64]:
@@ -240,23 +246,24 @@ def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDAr
     If the first token was not scored, the loss of the first word includes only its other sub-words.
     """
     targets = np.asarray(split.ids[split.tokens - len(nll) :])
-    losses: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), _starts_of_words(targets, vocabulary))
-    return losses
+    nll_of_words: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), _word_starts(targets, vocabulary))
+    return nll_of_words
 
 
-def _starts_of_words(ids: NDArray[Any], vocabulary: Vocabulary) -> NDArray[np.int64]:
+def _word_starts(ids: NDArray[Any], vocabulary: Vocabulary) -> NDArray[np.int64]:
     """Return the positions of the tokens that begin a word or are a line end."""
-    ends = ends_of_words(vocabulary)[ids]
-    return np.flatnonzero(np.concatenate([[True], ends[:-1]]))
+    ends_word = word_end_mask(vocabulary)[ids]
+    starts_word = np.concatenate([[True], ends_word[:-1]])
+    return np.flatnonzero(starts_word)
 
 
-def ends_of_words(vocabulary: Vocabulary) -> NDArray[np.bool_]:
+def word_end_mask(vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """Return, for each token of the vocabulary, whether it is the last token of a word."""
     if vocabulary.bpe is None:
         return np.ones(len(vocabulary), dtype=np.bool_)
     return np.fromiter(map(vocabulary.ends_word, vocabulary.words), dtype=np.bool_, count=len(vocabulary))
 
 
-def _fold(ids_T: Tensor, streams: int, filler: int) -> Tensor:
+def _split_into_streams(ids_T: Tensor, streams: int, padding: int) -> Tensor:
     """Split a text into contiguous streams, one per row, whose lengths differ by at most one. Pad the shorter rows."""
-    return pad_sequence(list(ids_T.tensor_split(streams)), batch_first=True, padding_value=filler)
+    return pad_sequence(list(ids_T.tensor_split(streams)), batch_first=True, padding_value=padding)

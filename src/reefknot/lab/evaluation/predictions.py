@@ -1,10 +1,10 @@
-"""Predictions of the next word (Inan et al. 2017, section 6.4 and Table 4).
+"""Predict the next word after a phrase or in a text (Inan et al. 2017, section 6.4 and Table 4).
 
 `predict` returns the most probable words after a phrase, and the probabilities of a few frequent words that are safe
-guesses. `tendency` returns the mean probability over a text of these frequent words, and of the neighbours of the
-target, which the augmented loss is meant to favour.
+guesses. `measure_tendency` returns the mean probability over a text of these frequent words, and of the neighbours of
+the target, which the augmented loss is meant to favour.
 
-Shapes: N contexts, D hidden dimension, V classes, W watched words, K neighbours of a word.
+Shapes: N contexts, D hidden dimension, V classes, W watched words, K neighbours of a word, S vectors of the input end.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.lab.evaluation.contexts import contexts, inputs_and_targets
-from reefknot.lab.evaluation.generation import prompt_ids
+from reefknot.lab.evaluation.contexts import inputs_and_targets, iterate_contexts
+from reefknot.lab.evaluation.generation import encode_prompt
 from reefknot.lab.evaluation.neighbors import nearest_ids
 from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.text.dataset import Split
@@ -62,25 +62,23 @@ def predict(model: LanguageModel, words: list[str], vocabulary: Vocabulary, k: i
     device = next(model.parameters()).device
     watched = watched_ids(vocabulary)
     with evaluating(model):
-        h_1D = model(torch.tensor([prompt_ids(words, vocabulary)], device=device)).output[:, -1]
+        h_1D = model(torch.tensor([encode_prompt(words, vocabulary)], device=device)).output[:, -1]
         logp_1K, ids_1K = model.output.topk(h_1D, min(k, model.output.vocab_size))
         ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
         logp_W = model.output.target_log_probs(h_1D.expand(len(ids_W), -1), ids_W)
-    best = zip(ids_1K[0].tolist(), logp_1K[0].exp().tolist(), strict=True)
-    return Prediction(
-        [(vocabulary.words[index], value) for index, value in best],
-        dict(zip(watched, logp_W.exp().tolist(), strict=True)),
-    )
+    best_ids = zip(ids_1K[0].tolist(), logp_1K[0].exp().tolist(), strict=True)
+    best_words = [(vocabulary.words[index], probability) for index, probability in best_ids]
+    return Prediction(best_words, dict(zip(watched, logp_W.exp().tolist(), strict=True)))
 
 
 def watched_ids(vocabulary: Vocabulary, words: Sequence[str] = WATCHED) -> dict[str, int]:
     """Return the ids of the words that are single tokens of the vocabulary."""
-    cuts = {word: vocabulary.encode([word]) for word in words if word in vocabulary}
-    return {word: ids[0] for word, ids in cuts.items() if len(ids) == 1}
+    encoded_words = {word: vocabulary.encode([word]) for word in words if word in vocabulary}
+    return {word: ids[0] for word, ids in encoded_words.items() if len(ids) == 1}
 
 
 @torch.no_grad()
-def tendency(
+def measure_tendency(
     model: LanguageModel, split: Split, vocabulary: Vocabulary, k: int = 10, windows: Windows | None = None
 ) -> Tendency:
     """Return mean probabilities over all contexts of a text, which is read as one stream or in evaluation windows.
@@ -95,29 +93,30 @@ def tendency(
     watched = watched_ids(vocabulary)
     device = next(model.parameters()).device
     ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
-    rows = max(1, SCORES_AT_ONCE // (model.output.rows_per_token * classes))
+    chunk_size = max(1, SCORES_AT_ONCE // (model.output.rows_per_token * classes))
     x_T, y_T = inputs_and_targets(split)
     spans = windows.spans(y_T, vocabulary.eos) if windows else None
     y_T = y_T.to(device)
-    target = torch.zeros((), dtype=torch.float64, device=device)
-    near, total_W = torch.zeros_like(target), torch.zeros(len(ids_W), dtype=torch.float64, device=device)
+    target_sum = torch.zeros((), dtype=torch.float64, device=device)
+    neighbor_sum = torch.zeros_like(target_sum)
+    watched_sum_W = torch.zeros(len(ids_W), dtype=torch.float64, device=device)
     with evaluating(model):
-        near_VK = _neighbors(model.input.vectors(), classes, k)
-        for chunk in contexts(model, x_T, spans):
-            pairs = zip(torch.split(chunk.output, rows), torch.split(chunk.position, rows), strict=True)
-            for h_ND, position_N in pairs:
-                p_NV, y_N = model.output.log_probs(h_ND).exp(), y_T[position_N]
-                target += p_NV.gather(1, y_N[:, None]).sum(dtype=torch.float64)
-                near += p_NV.gather(1, near_VK[y_N]).sum(dtype=torch.float64)
-                total_W += p_NV[:, ids_W].sum(0, dtype=torch.float64)
+        neighbors_VK = _neighbor_ids(model.input.vectors(), classes, k)
+        for chunk in iterate_contexts(model, x_T, spans):
+            parts = zip(torch.split(chunk.output, chunk_size), torch.split(chunk.positions, chunk_size), strict=True)
+            for h_ND, positions_N in parts:
+                p_NV, y_N = model.output.log_probs(h_ND).exp(), y_T[positions_N]
+                target_sum += p_NV.gather(1, y_N[:, None]).sum(dtype=torch.float64)
+                neighbor_sum += p_NV.gather(1, neighbors_VK[y_N]).sum(dtype=torch.float64)
+                watched_sum_W += p_NV[:, ids_W].sum(0, dtype=torch.float64)
     count = len(y_T)
-    means = (total_W / count).tolist()
-    return Tendency(count, float(target) / count, float(near) / count, k, dict(zip(watched, means, strict=True)))
+    watched_means = dict(zip(watched, (watched_sum_W / count).tolist(), strict=True))
+    return Tendency(count, float(target_sum) / count, float(neighbor_sum) / count, k, watched_means)
 
 
-def _neighbors(vectors_SD: Tensor, classes: int, k: int) -> Tensor:
-    """Return the ids of the k nearest classes of each class, near_VK, computed in chunks that bound the memory."""
+def _neighbor_ids(vectors_SD: Tensor, classes: int, k: int) -> Tensor:
+    """Return the ids of the k nearest classes of each class, neighbors_VK, computed in chunks that bound the memory."""
     unit_SD = F.normalize(vectors_SD.float(), dim=-1)
     ids_V = torch.arange(classes, device=unit_SD.device)
-    rows = max(1, SCORES_AT_ONCE // classes)
-    return torch.cat([nearest_ids(unit_SD, ids_W, classes, k)[1] for ids_W in torch.split(ids_V, rows)])
+    chunk_size = max(1, SCORES_AT_ONCE // classes)
+    return torch.cat([nearest_ids(unit_SD, ids_W, classes, k)[1] for ids_W in torch.split(ids_V, chunk_size)])

@@ -1,4 +1,7 @@
-"""Perplexity as computed by the papers' code, for comparison with their results. Ours is in `perplexity.py`.
+"""Perplexity as computed by the programs of the papers, to compare with their results.
+
+`get_protocol` returns the rules of a program for each text, and `score_by_protocol` applies them. Our own definition,
+which scores every token exactly once, is in `perplexity.py`. There are two protocols:
 
 - `zaremba`: The validation text is split into streams and full windows as in training; the test text is one stream.
   (Zaremba et al. 2014 and TensorFlow's tutorial, which Inan et al. 2017 and Press & Wolf 2017 build on.)
@@ -7,8 +10,9 @@
   & Henderson 2019 build on. Their program reads 70 tokens at once, which changes nothing, because the state is
   carried.)
 
-Both protocols drop the tokens at the end of the text that do not fill the streams. In both, there is no input before
-the first token of a stream, so that token is never scored.
+A stream is a contiguous part of the text that is read in order; all streams are read in parallel. Both protocols drop
+the tokens at the end of the text that do not fill the streams. In both, there is no input before the first token of a
+stream, so that token is never scored.
 
 Shapes: B streams, T targets per stream, L tokens per stream.
 """
@@ -24,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import DataError, SettingsError
-from reefknot.lab.evaluation.perplexity import losses
+from reefknot.lab.evaluation.perplexity import stream_losses
 from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.result import Counted, Protocol, ProtocolName
 from reefknot.lab.text.dataset import Split
@@ -36,6 +40,7 @@ class Counting:
     """How the program of a paper scores one text."""
 
     streams: int
+    """Number of streams that the text is split into."""
     window: int = 1
     """Number of targets that the program reads at once. Targets at the end of a stream that do not fill a window are
     dropped."""
@@ -54,40 +59,48 @@ class Counting:
 
     def inputs_and_targets(self, split: Split) -> tuple[Tensor, Tensor]:
         """Return the inputs x_BT and the scored targets y_BT."""
-        counted, length = self.targets(split), split.tokens // self.streams
+        num_targets, length = self.targets(split), split.tokens // self.streams
         inputs_BL, ids_BL = (
             torch.from_numpy(np.asarray(ids[: self.streams * length], dtype=np.int64)).view(self.streams, length)
             for ids in (split.inputs, split.ids)
         )
-        return inputs_BL[:, :counted], ids_BL[:, 1 : counted + 1]
+        return inputs_BL[:, :num_targets], ids_BL[:, 1 : num_targets + 1]
 
     def mean(self, nll_BT: NDArray[np.float32]) -> float:
         """Return the mean loss of the scored targets, with the divisor of the program."""
-        streams, counted = map(int, nll_BT.shape)
+        streams, num_targets = map(int, nll_BT.shape)
         total = float(nll_BT.sum(dtype=np.float64))
-        return total / (streams * (counted + self.rows_without_target))
+        return total / (streams * (num_targets + self.rows_without_target))
 
     def describe(self, split: Split) -> str:
         """Describe in words which tokens are scored."""
-        counted = self.targets(split)
+        num_targets = self.targets(split)
         length = split.tokens // self.streams
-        scored, short = self.streams * counted, length - 1 - counted
+        num_scored = self.streams * num_targets
+        num_dropped = length - 1 - num_targets
         if self.streams == 1:
-            cut = f"one stream of {length:,} tokens from an empty state that is carried to its end"
+            reading = f"one stream of {length:,} tokens from an empty state that is carried to its end"
         else:
-            cut = f"{self.streams:,} contiguous streams of {length:,} tokens, each from an empty state that is carried"
-        facts = [f"{split.name} text: {cut}"]
-        if left := split.tokens - length * self.streams:
-            facts.append(f"the last {left:,} tokens of the text are dropped")
-        facts.append("the first token of a stream is not scored")
-        if short:
-            facts.append(f"the last {short:,} of a stream, which do not fill a window of {self.window:,}, are dropped")
-        divisor = self.streams * (counted + self.rows_without_target)
-        facts.append(f"{scored:,} of {split.tokens:,} tokens are scored and the total is divided by {divisor:,}")
-        return "; ".join(facts)
+            reading = (
+                f"{self.streams:,} contiguous streams of {length:,} tokens, each from an empty state that is carried"
+            )
+        sentences = [f"{split.name} text: {reading}"]
+        remainder = split.tokens - length * self.streams
+        if remainder:
+            sentences.append(f"the last {remainder:,} tokens of the text are dropped")
+        sentences.append("the first token of a stream is not scored")
+        if num_dropped:
+            sentences.append(
+                f"the last {num_dropped:,} of a stream, which do not fill a window of {self.window:,}, are dropped"
+            )
+        divisor = self.streams * (num_targets + self.rows_without_target)
+        sentences.append(
+            f"{num_scored:,} of {split.tokens:,} tokens are scored and the total is divided by {divisor:,}"
+        )
+        return "; ".join(sentences)
 
 
-def protocol(name: ProtocolName, batch: int, steps: int) -> dict[str, Counting] | None:
+def get_protocol(name: ProtocolName, batch: int, steps: int) -> dict[str, Counting] | None:
     """Return how a paper's code scores each held-out text, or None for our definition, which scores all tokens.
 
     `batch` and `steps` are the training settings.
@@ -112,16 +125,16 @@ def score_by_protocol(
             f"the protocol {name} needs an encoder that carries its state, but {type(model.encoder).__name__} carries "
             'none; use the protocol "definition"'
         )
-    figures: dict[str, Counted] = {}
+    scores: dict[str, Counted] = {}
     for split_name, counting in countings.items():
         split = splits[split_name]
         x_BT, y_BT = counting.inputs_and_targets(split)
-        nll_BT = losses(model, x_BT, y_BT, precision=precision)
+        nll_BT = stream_losses(model, x_BT, y_BT, precision=precision)
         mean = counting.mean(nll_BT)
-        figures[split_name] = Counted(perplexity=perplexity(mean), nll=mean, tokens=nll_BT.size)
+        scores[split_name] = Counted(perplexity=perplexity(mean), nll=mean, tokens=nll_BT.size)
     lines = [
         "perplexity = exp(total negative log-likelihood / divisor), natural logarithm, temperature 1, per token",
         *(counting.describe(splits[split_name]) for split_name, counting in countings.items()),
         f"computed in {precision}, without dropout",
     ]
-    return Protocol(name=name, definition=".\n".join(lines), **figures)
+    return Protocol(name=name, definition=".\n".join(lines), **scores)

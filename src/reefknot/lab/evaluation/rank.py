@@ -1,13 +1,15 @@
-"""Numerical rank of the matrix of log-probabilities, one row per context (Yang et al. 2018; Pappas & Henderson 2019).
+"""Numerical rank of the matrix of log-probabilities of a language model (Yang et al. 2018; Pappas & Henderson 2019).
 
-The log-probabilities of a softmax over W h + b have rank at most D + 2, where D is the dimension of h: the bias and the
+Start with `compute_spectrum`, which returns the singular values of the matrix; `Spectrum.rank` counts those above a
+tolerance. The matrix has one row per context (the text before a token) and one column per class (word). The
+log-probabilities of a softmax over W h + b have rank at most D + 2, where D is the dimension of h: the bias and the
 normaliser add one each. A mixture of softmaxes has no such bound.
 
 The matrix is never stored. A QR decomposition folds blocks of rows into a triangular factor with the same singular
 values. Log-probabilities and factor are float64, so that rounding errors are far below the tolerance of numpy's
 `matrix_rank`. A Gram matrix would be less exact, because it squares the singular values.
 
-Shapes: N contexts, M = min(N, V), D hidden dimension, V classes.
+Shapes: N contexts, M = min(N, V), D hidden dimension, V classes, T tokens of the text.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import DataError, NonFiniteError, ResourceError, SettingsError
-from reefknot.lab.evaluation.contexts import contexts, inputs_and_targets
+from reefknot.lab.evaluation.contexts import inputs_and_targets, iterate_contexts
 from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.text.dataset import Split
 from reefknot.nn.models.language_model import LanguageModel, evaluating
@@ -29,7 +31,7 @@ from reefknot.nn.outputs.contract import OutputEnd
 from reefknot.nn.outputs.mixture import MixtureOfSoftmaxes
 from reefknot.nn.outputs.softmax import Softmax
 
-AUTHORS = 1.0
+AUTHORS_TOLERANCE = 1.0
 """The tolerance of Pappas & Henderson, whose program passes `tol=True` to numpy."""
 SCORES_AT_ONCE = 2**24
 """Number of scores in memory at once."""
@@ -52,7 +54,9 @@ class Spectrum:
         """Return the number of singular values above a tolerance, by default numpy's."""
         if tolerance is not None and not 0 <= tolerance < float("inf"):
             raise SettingsError(f"tolerance = {tolerance}: must be a finite number of at least 0")
-        return int((self.values > (self.numpy_tolerance if tolerance is None else tolerance)).sum())
+        if tolerance is None:
+            tolerance = self.numpy_tolerance
+        return int((self.values > tolerance).sum())
 
 
 class TriangularFactor:
@@ -62,47 +66,51 @@ class TriangularFactor:
         self.classes = classes
         self.rows = 0
         self._blocks: list[Tensor] = []
-        self._stored = 0
+        self._stored_rows = 0
 
     def add(self, rows_NV: Tensor) -> None:
         """Add rows of the matrix."""
         self.rows += len(rows_NV)
-        self._stored += len(rows_NV)
+        self._stored_rows += len(rows_NV)
         self._blocks.append(rows_NV.double())
         # Fold as many new rows as the factor has. Fewer rows would take more arithmetic, more rows more memory.
-        if self._stored >= 2 * self.classes:
-            self._fold()
+        if self._stored_rows >= 2 * self.classes:
+            self._fold_rows()
 
     def singular_values(self) -> Tensor:
         """Return the singular values, largest first, on the CPU."""
-        if self._stored > self.classes:
-            self._fold()
+        if self._stored_rows > self.classes:
+            self._fold_rows()
         rows_MV = torch.cat(self._blocks)
         # By default torch tries Jacobi's method first, which takes minutes instead of seconds.
         values_M: Tensor = torch.linalg.svdvals(rows_MV, driver="gesvd" if rows_MV.is_cuda else None)
         return values_M.cpu()
 
-    def _fold(self) -> None:
-        stacked = torch.cat(self._blocks)
+    def _fold_rows(self) -> None:
+        """Replace the stored rows by their triangular factor, which has at most as many rows as classes."""
+        rows = torch.cat(self._blocks)
         self._blocks.clear()
-        self._blocks = [torch.linalg.qr(stacked, mode="r").R]
-        self._stored = len(self._blocks[0])
+        self._blocks = [torch.linalg.qr(rows, mode="r").R]
+        self._stored_rows = len(self._blocks[0])
 
 
 @torch.no_grad()
-def bound(output: OutputEnd) -> int:
+def rank_bound(output: OutputEnd) -> int:
     """Return the upper bound on the rank of the log-probabilities of an output end, for any number of contexts."""
-    one_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
-    return min(output.vocab_size, output.vectors().shape[1] + 2) if one_softmax else output.vocab_size
+    is_single_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
+    if not is_single_softmax:
+        return output.vocab_size
+    dim = output.vectors().shape[1]
+    return min(output.vocab_size, dim + 2)
 
 
-def memory(contexts: int, classes: int) -> int:
+def required_memory(contexts: int, classes: int) -> int:
     """Return the maximum number of bytes that the factor and its decomposition need: four float64 matrices."""
     return 4 * 8 * min(contexts, 2 * classes) * classes
 
 
 @torch.no_grad()
-def spectrum(
+def compute_spectrum(
     model: LanguageModel,
     split: Split,
     limit: int | None = None,
@@ -128,32 +136,33 @@ def spectrum(
     if count < 1:
         raise SettingsError(f"contexts = {limit}: must be at least 1")
     classes = model.output.vocab_size
-    _check_memory(memory(count, classes), next(model.parameters()).device)
-    exact = deepcopy(model.output).double().eval()
+    _check_memory(required_memory(count, classes), next(model.parameters()).device)
+    # The copy computes in float64; the hidden states keep the precision of the model.
+    output = deepcopy(model.output).double().eval()
     factor = TriangularFactor(classes)
     x_T, y_T = (ids_T[:count] for ids_T in inputs_and_targets(split))
     spans = windows.spans(y_T, eos) if windows else None
-    with evaluating(model), exact.cache_for_evaluation():
-        for chunk in contexts(model, x_T, spans):
-            for h_ND in torch.split(chunk.output.double(), _rows_at_once(exact)):
-                logp_NV = exact.log_probs(h_ND)
+    with evaluating(model), output.cache_for_evaluation():
+        for chunk in iterate_contexts(model, x_T, spans):
+            for h_ND in torch.split(chunk.output.double(), _chunk_size(output)):
+                logp_NV = output.log_probs(h_ND)
                 if not bool(torch.isfinite(logp_NV).all()):
                     raise NonFiniteError(f"a log-probability of the model on the {split.name} text is NaN or infinite")
                 factor.add(logp_NV)
     return Spectrum(factor.singular_values(), factor.rows, classes)
 
 
-def _rows_at_once(output: OutputEnd) -> int:
+def _chunk_size(output: OutputEnd) -> int:
     return max(1, SCORES_AT_ONCE // (output.rows_per_token * output.vocab_size))
 
 
-def _check_memory(needed: int, device: torch.device) -> None:
+def _check_memory(required: int, device: torch.device) -> None:
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]
     else:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > available:
+    if required > available:
         raise ResourceError(
-            f"the rank needs {needed / 2**30:,.1f} GiB on {device}, which has {available / 2**30:,.1f}; "
+            f"the rank needs {required / 2**30:,.1f} GiB on {device}, which has {available / 2**30:,.1f}; "
             "use fewer contexts, though the rank cannot be larger than their number"
         )

@@ -1,8 +1,9 @@
-"""Saved evaluations of a finished run, in RUN/evaluations/NAME.json.
+"""Save the scores of an evaluation of a finished run, in RUN/evaluations/NAME.json.
 
-An evaluation scores a run by dynamic evaluation, with a cache, by Monte-Carlo dropout, in other evaluation windows
-(NAME is then, for example, context-2560-stride-512), or by another search for translations (for example
-beam-10-length-penalty-0.6). The plain scores are in result.json. `runs/result.py` defines the format of the file.
+Start with `save_evaluation`. An evaluation scores a run by dynamic evaluation, with a cache, by Monte-Carlo dropout, in
+other evaluation windows (NAME is then, for example, context-2560-stride-512), or by another search for translations
+(for example beam-10-length-penalty-0.6). The plain scores are in result.json. `runs/result.py` defines the format of
+the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import FORMAT, SPLITS, SavedEvaluation, Translated, Translations
 
 
-def save(
+def save_evaluation(
     run: RunFolder,
     kind: str,
     settings: dict[str, Any],
@@ -41,7 +42,7 @@ def save(
     """
     environment = capture()
     summaries = {split: score.summary() for split, score in scores.items()}
-    new = SavedEvaluation(
+    new_evaluation = SavedEvaluation(
         format=FORMAT,
         kind=kind,
         settings=settings,
@@ -54,16 +55,17 @@ def save(
         dirty=environment["dirty"],
         source_sha256=environment["source_sha256"],
     )
-    message, old = "", run.evaluation(kind)
-    if old is not None:
-        missing = [split for split in SPLITS if old.score(split) and not new.score(split)]
-        changed = differences(_origin(old), _origin(new))
-        if changed:
-            message = f", replacing an evaluation that differs ({'; '.join(map(str, changed))})"
-        elif missing:
-            new = _joined(old, new, missing[0])
-            message = f", together with the {missing[0]} score that was there"
-    return f"saved to {run.write_evaluation(new)}{message}"
+    message = ""
+    old_evaluation = run.evaluation(kind)
+    if old_evaluation is not None:
+        missing_splits = [split for split in SPLITS if old_evaluation.score(split) and not new_evaluation.score(split)]
+        origin_differences = differences(_origin(old_evaluation), _origin(new_evaluation))
+        if origin_differences:
+            message = f", replacing an evaluation that differs ({'; '.join(map(str, origin_differences))})"
+        elif missing_splits:
+            new_evaluation = _merge(old_evaluation, new_evaluation, missing_splits[0])
+            message = f", together with the {missing_splits[0]} score that was there"
+    return f"saved to {run.write_evaluation(new_evaluation)}{message}"
 
 
 def _origin(evaluation: SavedEvaluation) -> dict[str, Any]:
@@ -71,11 +73,15 @@ def _origin(evaluation: SavedEvaluation) -> dict[str, Any]:
     return {"settings": evaluation.settings, "source_sha256": evaluation.source_sha256}
 
 
-def _joined(old: SavedEvaluation, new: SavedEvaluation, split: str) -> SavedEvaluation:
+def _merge(old_evaluation: SavedEvaluation, new_evaluation: SavedEvaluation, split: str) -> SavedEvaluation:
     """Return the new evaluation with the scores of a split that only the old evaluation has."""
-    translated = {name: scores for name in SPLITS if (scores := new.translated(name) or old.translated(name))}
-    return new.replace(
-        **{split: old.score(split)},
-        search=new.search or old.search,
+    translated = {}
+    for name in SPLITS:
+        scores = new_evaluation.translated(name) or old_evaluation.translated(name)
+        if scores:
+            translated[name] = scores
+    return new_evaluation.replace(
+        **{split: old_evaluation.score(split)},
+        search=new_evaluation.search or old_evaluation.search,
         translation=Translations(**translated) if translated else None,
     )

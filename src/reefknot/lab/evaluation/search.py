@@ -1,4 +1,10 @@
-"""Measure how much of an adaptive softmax has to be computed to find the best next words."""
+"""Measure how much of an adaptive softmax has to be computed to find the best next words.
+
+An adaptive softmax has a head for frequent words, and tails: bands (clusters of words of similar frequency) that are
+opened, that is computed, only if they may contain one of the best words.
+
+Shapes: T tokens of the text, N contexts, D hidden dimension.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from reefknot.lab.evaluation.contexts import contexts, inputs_and_targets
+from reefknot.lab.evaluation.contexts import inputs_and_targets, iterate_contexts
 from reefknot.lab.evaluation.windows import Windows
 from reefknot.lab.runs.result import TailsOpened
 from reefknot.lab.text.dataset import Split
@@ -18,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def tails_opened(
+def measure_opened_tails(
     model: LanguageModel,
     split: Split,
     vocabulary: Vocabulary,
@@ -39,6 +45,6 @@ def tails_opened(
         return None
     spans = None if windows is None else windows.spans(y_T, vocabulary.eos)
     with evaluating(model):
-        hidden_ND = torch.cat([chunk.output for chunk in contexts(model, x_T, spans)])
-        best = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))
-    return TailsOpened(k=best.ids.shape[1], tokens=len(x_T), share=best.computed_share)
+        hidden_ND = torch.cat([chunk.output for chunk in iterate_contexts(model, x_T, spans)])
+        best_words = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))
+    return TailsOpened(k=best_words.ids.shape[1], tokens=len(x_T), share=best_words.computed_share)

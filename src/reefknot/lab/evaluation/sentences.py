@@ -1,4 +1,9 @@
-"""Log-probabilities of the tokens of sentences. Each sentence is scored independently."""
+"""Log-probability of every word of a sentence under a language model. Each sentence is scored independently.
+
+Start with `score_sentence`, or with `score_sentences` for many sentences, which are scored in batches.
+
+Shapes: S sentences, B sentences of a batch, T tokens of the longest sentence of a batch.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +33,11 @@ class ScoredWord:
     """Whether the word was scored as <unk>."""
 
 
-class _Tokens(NamedTuple):
-    shown: list[str]
+class _EncodedSentence(NamedTuple):
+    """A sentence as the model reads it, with one entry per scored token."""
+
+    tokens: list[str]
+    """The scored words or sub-words."""
     inputs: list[int]
     targets: list[int]
 
@@ -50,40 +58,47 @@ def score_sentences(
     """Score several sentences. Sentences of similar length are batched, which changes scores only by rounding."""
     if not sentences:
         return []
-    tokens = [_tokens(words, vocabulary) for words in sentences]
-    lengths_S = np.array([len(sentence.targets) for sentence in tokens], dtype=np.int64)
+    encoded = [_encode(words, vocabulary) for words in sentences]
+    lengths_S = np.array([len(sentence.targets) for sentence in encoded], dtype=np.int64)
     order_S = np.argsort(-lengths_S, kind="stable")
     capacity = max(ROWS_AT_ONCE // model.output.rows_per_token, int(lengths_S.max()))
-    scores: list[list[ScoredWord]] = [[] for _ in tokens]
+    scores: list[list[ScoredWord]] = [[] for _ in encoded]
     with evaluating(model):
-        for first, stop in pack_windows(lengths_S[order_S], capacity):
-            indices = order_S[first:stop].tolist()
-            batch = [tokens[index] for index in indices]
+        for start, stop in pack_windows(lengths_S[order_S], capacity):
+            indices = order_S[start:stop].tolist()
+            batch = [encoded[index] for index in indices]
             for index, sentence, logp_T in zip(indices, batch, _log_probs(model, batch), strict=True):
                 # The log-probabilities also cover the padding, which comes last.
-                scored = zip(sentence.shown, logp_T, sentence.targets, strict=False)
+                scored = zip(sentence.tokens, logp_T, sentence.targets, strict=False)
                 scores[index] = [ScoredWord(word, logp, target == vocabulary.unk) for word, logp, target in scored]
     return scores
 
 
-def _tokens(words: list[str], vocabulary: Vocabulary) -> _Tokens:
+def _encode(words: list[str], vocabulary: Vocabulary) -> _EncodedSentence:
+    """Encode a sentence. With <eos>, the words "a b" have the inputs <eos> a b and the targets a b <eos>."""
     ids, inputs = vocabulary.encode(words), vocabulary.encode_inputs(words)
-    shown = [token for word in words for token in vocabulary.split_word(word)]
-    if vocabulary.eos is not None:
-        return _Tokens([*shown, vocabulary.words[vocabulary.eos]], [vocabulary.eos, *inputs], [*ids, vocabulary.eos])
+    tokens = [token for word in words for token in vocabulary.split_word(word)]
+    eos = vocabulary.eos
+    if eos is not None:
+        return _EncodedSentence([*tokens, vocabulary.words[eos]], [eos, *inputs], [*ids, eos])
     if len(ids) < 2:
         raise DataError("a sentence needs at least two words when the vocabulary has no <eos>")
-    return _Tokens(shown[1:], inputs[:-1], ids[1:])
+    return _EncodedSentence(tokens[1:], inputs[:-1], ids[1:])
 
 
-def _log_probs(model: LanguageModel, batch: Sequence[_Tokens]) -> list[list[float]]:
+def _log_probs(model: LanguageModel, batch: Sequence[_EncodedSentence]) -> list[list[float]]:
     """Return the log-probabilities of the targets of each sentence, padding included.
 
     Shorter sentences are padded on the right, which does not affect the tokens before the padding.
     """
-    device, steps = next(model.parameters()).device, max(len(sentence.targets) for sentence in batch)
-    x_BT = torch.tensor([row.inputs + [0] * (steps - len(row.inputs)) for row in batch], device=device)
-    y_BT = torch.tensor([row.targets + [IGNORE] * (steps - len(row.targets)) for row in batch], device=device)
+    device = next(model.parameters()).device
+    longest = max(len(sentence.targets) for sentence in batch)
+
+    def pad(ids: list[int], filler: int) -> list[int]:
+        return ids + [filler] * (longest - len(ids))
+
+    x_BT = torch.tensor([pad(sentence.inputs, 0) for sentence in batch], device=device)
+    y_BT = torch.tensor([pad(sentence.targets, IGNORE) for sentence in batch], device=device)
     logp_BT, _ = model.target_log_probs(x_BT, y_BT)
     log_probs: list[list[float]] = logp_BT.tolist()
     return log_probs

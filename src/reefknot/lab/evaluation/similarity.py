@@ -1,8 +1,8 @@
 """Word similarity: do the cosines of word vectors rank pairs of words as people do? (Press & Wolf 2017, section 4.1)
 
-A benchmark is a list of word pairs with human similarity scores. The result is Spearman's correlation of these scores
-with the cosines, over the pairs whose words both have a vector, and the number of these pairs. A pair that a file lists
-twice counts twice, as in published results.
+Start with `score_benchmark`. A benchmark is a list of word pairs with human similarity scores. The result is Spearman's
+correlation of these scores with the cosines, over the pairs whose words both have a vector, and the number of these
+pairs. A pair that a file lists twice counts twice, as in published results.
 
 Shapes: N pairs, V words, U distinct words of the pairs, D dimension.
 """
@@ -26,9 +26,10 @@ from reefknot.vectors.lookup import Lookup
 from reefknot.vectors.word_vectors import WordVectors
 
 FOLDER = "word-similarity"
+"""Name of the folder of benchmark files in the data folder."""
 DECIMALS = 12
 """Number of decimals that cosines are rounded to. Later decimals depend on the order of additions."""
-_CHUNK = 1 << 18  # number of vector elements that are processed at once; they fit into the CPU cache
+_ELEMENTS_AT_ONCE = 1 << 18  # number of vector elements that are processed at once; they fit into the CPU cache
 
 Ids = NDArray[np.int64]
 
@@ -44,21 +45,23 @@ class Benchmark:
 def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
     """Read the published benchmarks from the folder word-similarity of `data`, by default of REEFKNOT_DATA."""
     root = data or os.environ.get("REEFKNOT_DATA")
-    first = next(iter(BENCHMARKS.values())).file
-    hint = f"expected {Path(root or 'DIR', FOLDER, first)} and the other files. Pass --data DIR or set REEFKNOT_DATA."
+    example_file = next(iter(BENCHMARKS.values())).file
+    expected = Path(root or "DIR", FOLDER, example_file)
+    hint = f"expected {expected} and the other files. Pass --data DIR or set REEFKNOT_DATA."
     if not root:
         raise CorpusNotFound(f"word-similarity benchmarks not found: {hint}")
     for folder in (Path(root) / FOLDER, Path(root)):
         paths = {name: folder / published.file for name, published in BENCHMARKS.items()}
-        files = {name: path for name, path in paths.items() if path.is_file()}
-        if files:
-            return {name: _published(name, path) for name, path in files.items()}
+        existing_paths = {name: path for name, path in paths.items() if path.is_file()}
+        if existing_paths:
+            return {name: _read_published(name, path) for name, path in existing_paths.items()}
     raise CorpusNotFound(f"word-similarity benchmarks not found in {root}: {hint}")
 
 
-def _published(name: str, path: Path) -> Benchmark:
-    benchmark, expected = read_benchmark(path, name), BENCHMARKS[name].pairs
-    count = len(benchmark.pairs)
+def _read_published(name: str, path: Path) -> Benchmark:
+    """Read a published benchmark. Raise an error if its number of pairs is not the published number."""
+    benchmark = read_benchmark(path, name)
+    expected, count = BENCHMARKS[name].pairs, len(benchmark.pairs)
     if count != expected:
         raise DataError(
             f"{path}: not the published {name}: {expected:,} pairs expected, {count:,} found; copy the file again"
@@ -72,63 +75,72 @@ def read_benchmark(path: Path, name: str | None = None) -> Benchmark:
     Lines that start with # are comments.
     """
     pairs = []
-    for number, line in enumerate(read_plain(path), start=1):
+    for line_number, line in enumerate(read_plain(path), start=1):
         if line.strip() and not line.startswith("#"):
-            pairs.append(_pair(line, f"{path}, line {number}"))
+            pairs.append(_parse_pair(line, f"{path}, line {line_number}"))
     if not pairs:
         raise DataError(f"{path}: holds no pairs of words; write two words and a score on each line")
     return Benchmark(name or path.stem, tuple(pairs))
 
 
-def _pair(line: str, where: str) -> tuple[str, str, float]:
-    separator = next((mark for mark in "\t," if mark in line), None)
+def _parse_pair(line: str, location: str) -> tuple[str, str, float]:
+    """Parse a line such as "cat, dog, 7.5". Errors name the location, a file and line."""
+    separator = next((character for character in "\t," if character in line), None)
     fields = [field.strip() for field in line.split(separator)]
     if len(fields) != 3 or not all(fields):
-        raise DataError(f"{where}: {shorten(repr(line))} is not two words and a score; correct the line")
-    one, other, written = fields
+        raise DataError(f"{location}: {shorten(repr(line))} is not two words and a score; correct the line")
+    first_word, second_word, score_text = fields
     try:
-        score = float(written)
+        score = float(score_text)
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
-        raise DataError(f"{where}: the score {shorten(repr(written))} is not a finite number; start comments with #")
-    return one, other, score
+        raise DataError(
+            f"{location}: the score {shorten(repr(score_text))} is not a finite number; start comments with #"
+        )
+    return first_word, second_word, score
 
 
-def judge(vectors: WordVectors, benchmark: Benchmark, *, resamples: int = 1000, seed: int = 0) -> Judgement:
+def score_benchmark(vectors: WordVectors, benchmark: Benchmark, *, resamples: int = 1000, seed: int = 0) -> Judgement:
     """Correlate the cosines of the pairs of a benchmark with the human scores.
 
     Words are looked up as written, then in lower case. Pairs with an unknown word are left out and counted. The
     interval is a bootstrap over pairs, if there are enough. It covers the choice of pairs, not training again.
     """
-    find = Lookup(vectors).find
-    ids = [(find(first), find(second), score) for first, second, score in benchmark.pairs]
-    known = [(first, second, score) for first, second, score in ids if first is not None and second is not None]
-    ids_N2 = np.array([pair[:2] for pair in known], dtype=np.int64).reshape(-1, 2)
-    scores_N = np.array([score for *_, score in known], dtype=np.float64)
+    find_id = Lookup(vectors).find
+    pairs = [(find_id(first_word), find_id(second_word), score) for first_word, second_word, score in benchmark.pairs]
+    known_pairs = [
+        (first_id, second_id, score)
+        for first_id, second_id, score in pairs
+        if first_id is not None and second_id is not None
+    ]
+    ids_N2 = np.array([pair[:2] for pair in known_pairs], dtype=np.int64).reshape(-1, 2)
+    scores_N = np.array([score for *_, score in known_pairs], dtype=np.float64)
     cosines_N = pair_cosines(vectors.vectors_VD, ids_N2[:, 0], ids_N2[:, 1])
     rho = spearman(cosines_N, scores_N)
     low, high = spearman_interval(cosines_N, scores_N, resamples=resamples, seed=seed) or (None, None)
-    return Judgement(name=benchmark.name, rho=rho, low=low, high=high, pairs=len(known), of=len(benchmark.pairs))
+    return Judgement(name=benchmark.name, rho=rho, low=low, high=high, pairs=len(known_pairs), of=len(benchmark.pairs))
 
 
-def pair_cosines(vectors_VD: NDArray[np.float32], one_N: Ids, other_N: Ids) -> NDArray[np.float64]:
+def pair_cosines(vectors_VD: NDArray[np.float32], first_N: Ids, second_N: Ids) -> NDArray[np.float64]:
     """Return the cosine of each pair of rows, in float64; 0 if a row is zero. Equal pairs have equal cosines."""
-    used_U, index_2N = np.unique(np.stack([one_N, other_N]), return_inverse=True)
-    lengths_2N = np.sqrt(_products(vectors_VD, used_U, used_U))[index_2N.reshape(2, -1)]
-    both_N = lengths_2N.prod(axis=0)
-    cosines_N = np.zeros(len(one_N))
-    np.divide(_products(vectors_VD, one_N, other_N), both_N, out=cosines_N, where=both_N > 0)
+    distinct_U, index_2N = np.unique(np.stack([first_N, second_N]), return_inverse=True)
+    lengths_2N = np.sqrt(_dot_products(vectors_VD, distinct_U, distinct_U))[index_2N.reshape(2, -1)]
+    length_products_N = lengths_2N.prod(axis=0)
+    cosines_N = np.zeros(len(first_N))
+    np.divide(
+        _dot_products(vectors_VD, first_N, second_N), length_products_N, out=cosines_N, where=length_products_N > 0
+    )
     np.round(cosines_N, DECIMALS, out=cosines_N)
     return cosines_N
 
 
-def _products(vectors_VD: NDArray[np.float32], one_N: Ids, other_N: Ids) -> NDArray[np.float64]:
+def _dot_products(vectors_VD: NDArray[np.float32], first_N: Ids, second_N: Ids) -> NDArray[np.float64]:
     """Return the dot product of each pair of rows, in float64, computed in chunks that bound the memory."""
-    products_N = np.empty(len(one_N))
-    rows = max(1, _CHUNK // max(1, vectors_VD.shape[1]))
-    for start in range(0, len(one_N), rows):
-        part = slice(start, start + rows)
-        a_ND, b_ND = (vectors_VD[ids[part]].astype(np.float64) for ids in (one_N, other_N))
-        products_N[part] = np.einsum("nd,nd->n", a_ND, b_ND)
+    products_N = np.empty(len(first_N))
+    chunk_size = max(1, _ELEMENTS_AT_ONCE // max(1, vectors_VD.shape[1]))
+    for start in range(0, len(first_N), chunk_size):
+        chunk = slice(start, start + chunk_size)
+        a_ND, b_ND = (vectors_VD[ids[chunk]].astype(np.float64) for ids in (first_N, second_N))
+        products_N[chunk] = np.einsum("nd,nd->n", a_ND, b_ND)
     return products_N

@@ -1,7 +1,8 @@
-"""Spearman's rank correlation, with mean ranks for ties and a bootstrap interval over pairs.
+"""Spearman's rank correlation, with mean ranks for ties, and a bootstrap interval over pairs.
 
-In a resample, the weight of a pair is the number of times that it occurs. The rank of a value follows from the weights
-of the smaller values, so one formula serves the original pairs (all weights are one) and every resample.
+Start with `spearman` and `spearman_interval`. In a resample, the weight of a pair is the number of times that it
+occurs. The rank of a value follows from the weights of the smaller values, so one formula serves the original pairs
+(all weights are one) and every resample.
 
 Shapes: N pairs of numbers, R resamples, G distinct numbers.
 """
@@ -25,7 +26,7 @@ Floats = NDArray[np.float64]
 
 def spearman(x_N: Floats, y_N: Floats) -> float | None:
     """Return the rank correlation; None for fewer than 3 pairs, or if all numbers of a side are equal."""
-    rho = float(_correlations(np.ones((1, len(x_N))), _Ranking.of(x_N), _Ranking.of(y_N))[0])
+    rho = float(_correlations(np.ones((1, len(x_N))), _Ranking.from_numbers(x_N), _Ranking.from_numbers(y_N))[0])
     return rho if len(x_N) >= FEWEST_PAIRS and np.isfinite(rho) else None
 
 
@@ -40,9 +41,9 @@ def spearman_interval(
     rho = spearman(x_N, y_N)
     if rho is None or len(x_N) < FEWEST_RESAMPLED or abs(rho) > 1 - 1e-12:  # 1 up to rounding
         return None
-    x, y = _Ranking.of(x_N), _Ranking.of(y_N)
-    resampled = resample_counts(len(x_N), resamples, np.random.default_rng(seed))
-    rho_R = np.concatenate([_correlations(times_RN, x, y) for times_RN in resampled])
+    x_ranking, y_ranking = _Ranking.from_numbers(x_N), _Ranking.from_numbers(y_N)
+    weight_chunks = resample_counts(len(x_N), resamples, np.random.default_rng(seed))
+    rho_R = np.concatenate([_correlations(weights_RN, x_ranking, y_ranking) for weights_RN in weight_chunks])
     rho_R = rho_R[np.isfinite(rho_R)]  # undefined if a resample repeats a single pair
     if not len(rho_R):
         return None
@@ -52,36 +53,39 @@ def spearman_interval(
 
 @dataclass(frozen=True)
 class _Ranking:
-    """The sort order of N numbers, the start of each distinct value in it, and the index of each number's value."""
+    """The sort order of N numbers with G distinct values, from which ranks are computed."""
 
-    order: NDArray[np.int64]  # (N,)
-    starts: NDArray[np.int64]  # (G,)
-    values: NDArray[np.int64]  # (N,)
+    order: NDArray[np.int64]
+    """Indices order_N that sort the numbers."""
+    starts: NDArray[np.int64]
+    """Position starts_G of the first number with each value, in sorted order."""
+    values: NDArray[np.int64]
+    """Index values_N of each number's value among the sorted distinct values."""
 
     @classmethod
-    def of(cls, numbers_N: Floats) -> _Ranking:
+    def from_numbers(cls, numbers_N: Floats) -> _Ranking:
         _, values_N, counts_G = np.unique(numbers_N, return_inverse=True, return_counts=True)
         return cls(np.argsort(values_N, kind="stable"), np.cumsum(counts_G) - counts_G, values_N)
 
-    def centred(self, times_RN: Floats) -> Floats:
+    def centred_ranks(self, weights_RN: Floats) -> Floats:
         """Return the ranks of the numbers minus the mean rank, given the number of times that each occurs.
 
         Equal numbers get the mean of their ranks.
         """
-        times_RG = np.add.reduceat(times_RN[:, self.order], self.starts, axis=1)
-        ranks_RG = np.cumsum(times_RG, axis=1) - (times_RG - 1) / 2
-        centred_RN: Floats = ranks_RG[:, self.values] - (times_RN.sum(axis=1, keepdims=True) + 1) / 2
+        weights_RG = np.add.reduceat(weights_RN[:, self.order], self.starts, axis=1)
+        ranks_RG = np.cumsum(weights_RG, axis=1) - (weights_RG - 1) / 2
+        centred_RN: Floats = ranks_RG[:, self.values] - (weights_RN.sum(axis=1, keepdims=True) + 1) / 2
         return centred_RN
 
 
-def _correlations(times_RN: Floats, x: _Ranking, y: _Ranking) -> Floats:
+def _correlations(weights_RN: Floats, x_ranking: _Ranking, y_ranking: _Ranking) -> Floats:
     """Return one correlation for each row of weights, NaN if it is undefined."""
-    if not times_RN.size:
-        return np.full(len(times_RN), np.nan)
-    x_RN, y_RN = x.centred(times_RN), y.centred(times_RN)
-    product_R, x_R, y_R = (
-        np.einsum("rn,rn,rn->r", times_RN, a, b) for a, b in ((x_RN, y_RN), (x_RN, x_RN), (y_RN, y_RN))
+    if not weights_RN.size:
+        return np.full(len(weights_RN), np.nan)
+    x_RN, y_RN = x_ranking.centred_ranks(weights_RN), y_ranking.centred_ranks(weights_RN)
+    covariance_R, x_variance_R, y_variance_R = (
+        np.einsum("rn,rn,rn->r", weights_RN, a_RN, b_RN) for a_RN, b_RN in ((x_RN, y_RN), (x_RN, x_RN), (y_RN, y_RN))
     )
-    spread_R = np.sqrt(x_R) * np.sqrt(y_R)
-    rho_R: Floats = np.divide(product_R, spread_R, out=np.full_like(spread_R, np.nan), where=spread_R > 0)
+    norm_R = np.sqrt(x_variance_R) * np.sqrt(y_variance_R)
+    rho_R: Floats = np.divide(covariance_R, norm_R, out=np.full_like(norm_R, np.nan), where=norm_R > 0)
     return np.clip(rho_R, -1.0, 1.0)

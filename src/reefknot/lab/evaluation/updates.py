@@ -1,4 +1,7 @@
-"""The changes that one training step makes to the tables (Press & Wolf 2017, section 3).
+"""Measure how much one training step changes each word vector (Press & Wolf 2017, section 3).
+
+Start with `measure_updates`. It shows how the two ends of a model (input table and output classifier) train their word
+vectors, separately or as one tied table.
 
 A step of plain gradient descent changes only the rows of an input table whose words are in the input. It changes every
 row of an output table: the row of word k by the sum over the tokens of (p_k - 1[k is the target]) h. A tied table gets
@@ -8,7 +11,8 @@ itself. So p(i_t), the probability that the current word is also the next word, 
 The change by a step at learning rate 1 is the gradient of the mean loss over the tokens of a training window, without
 dropout.
 
-Shapes: B streams, T steps, N = B x T tokens of a training window, W windows, V words, D dimension.
+Shapes: B streams (parts of the text that are read in parallel), T steps, N = B x T tokens of a training window, W
+windows, V words, D dimension.
 """
 
 from __future__ import annotations
@@ -46,13 +50,13 @@ class SeparateEnds:
     def __init__(self, model: LanguageModel) -> None:
         self.model = copy.deepcopy(model).eval()
         self.model.input = copy.deepcopy(self.model.input)
-        held, classes = model.input.tables(), model.output.tables()
-        tied = len(held) == len(classes) and all(one is other for one, other in zip(held, classes, strict=True))
-        named = {"tied": held} if tied else {"input": held, "output": classes}
-        self._tables = {name: tables for name, tables in named.items() if tables}
+        input_tables, output_tables = model.input.tables(), model.output.tables()
+        is_tied = [id(table) for table in input_tables] == [id(table) for table in output_tables]
+        tables_by_name = {"tied": input_tables} if is_tied else {"input": input_tables, "output": output_tables}
+        self._tables = {name: tables for name, tables in tables_by_name.items() if tables}
         self._copies = {
-            "input": _copies(model.input, self.model.input),
-            "output": _copies(model.output, self.model.output),
+            "input": _match_tables(model.input, self.model.input),
+            "output": _match_tables(model.output, self.model.output),
         }
 
     def changes(self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None) -> tuple[Changes, State]:
@@ -62,27 +66,29 @@ class SeparateEnds:
         losses.mean().backward()  # type: ignore[no-untyped-call]
         changes: Changes = {}
         for name, tables in self._tables.items():
-            bands = [self._norms(table) for table in tables]
-            changes[name] = {side: np.concatenate([band[side] for band in bands]) for side in SIDES}
+            # A banded table has one table per band (a cluster of words of similar frequency).
+            norms_of_bands = [self._gradient_norms(table) for table in tables]
+            changes[name] = {side: np.concatenate([norms[side] for norms in norms_of_bands]) for side in SIDES}
         return changes, losses.state
 
-    def _norms(self, table: WordTable) -> dict[str, Norms]:
-        parts = {}
+    def _gradient_norms(self, table: WordTable) -> dict[str, Norms]:
+        """Return, per side, the norm of the gradient of each row of a table; zero if the end does not use the table."""
+        gradients = {}
         for end, copies in self._copies.items():
-            copied = copies.get(table)
-            gradient = None if copied is None else copied.weight.grad
-            parts[end] = torch.zeros_like(table.weight) if gradient is None else gradient
-        parts["both"] = parts["input"] + parts["output"]
-        return {side: part_VD.double().norm(dim=-1).cpu().numpy() for side, part_VD in parts.items()}
+            table_copy = copies.get(table)
+            gradient = None if table_copy is None else table_copy.weight.grad
+            gradients[end] = torch.zeros_like(table.weight) if gradient is None else gradient
+        gradients["both"] = gradients["input"] + gradients["output"]
+        return {side: gradient_VD.double().norm(dim=-1).cpu().numpy() for side, gradient_VD in gradients.items()}
 
     @torch.no_grad()
-    def current_words(self, tokens_BT: Tensor, state: State | None = None) -> Norms:
+    def repeat_probabilities(self, tokens_BT: Tensor, state: State | None = None) -> Norms:
         """Return p(i_t), the probability that each input word is also the next word."""
         logp_BT, _ = self.model.target_log_probs(tokens_BT, tokens_BT, state)
         return logp_BT.double().exp().flatten().cpu().numpy()
 
 
-def update_rule(
+def measure_updates(
     model: LanguageModel,
     text: NDArray[np.int32],
     counts: Sequence[int],
@@ -101,65 +107,72 @@ def update_rule(
         steps: Number of tokens per stream and window.
         windows: Number of windows.
     """
-    separate, counts_V = SeparateEnds(model), np.asarray(counts, dtype=np.int64)
+    separate_ends, counts_V = SeparateEnds(model), np.asarray(counts, dtype=np.int64)
     device = next(model.parameters()).device
-    norms: dict[str, dict[str, list[Norms]]] = {}
-    current, inputs, repeats, state = [], [], [], None
-    read = Streams(text, streams, steps)
-    for tokens_BT, targets_BT in (read.window(index) for index in range(min(windows, read.num_windows))):
-        current.append(separate.current_words(tokens_BT.to(device), state))
-        changed, state = separate.changes(tokens_BT.to(device), targets_BT.to(device), state)
-        for name, sides in changed.items():
+    norms_by_table: dict[str, dict[str, list[Norms]]] = {}
+    p_chunks, id_chunks, repeat_chunks, state = [], [], [], None
+    text_windows = Streams(text, streams, steps)
+    for index in range(min(windows, text_windows.num_windows)):
+        tokens_BT, targets_BT = text_windows.window(index)
+        p_chunks.append(separate_ends.repeat_probabilities(tokens_BT.to(device), state))
+        changes, state = separate_ends.changes(tokens_BT.to(device), targets_BT.to(device), state)
+        for name, sides in changes.items():
             for side, norms_V in sides.items():
-                norms.setdefault(name, {}).setdefault(side, []).append(norms_V)
-        inputs.append(tokens_BT.flatten().numpy())
-        repeats.append((tokens_BT == targets_BT).flatten().numpy())
+                norms_by_table.setdefault(name, {}).setdefault(side, []).append(norms_V)
+        id_chunks.append(tokens_BT.flatten().numpy())
+        repeat_chunks.append((tokens_BT == targets_BT).flatten().numpy())
+    p_N, ids_N, is_repeat_N = map(np.concatenate, (p_chunks, id_chunks, repeat_chunks))
     return {
-        "windows": len(inputs),
-        "tokens": sum(map(len, inputs)),
+        "windows": len(id_chunks),
+        "tokens": len(ids_N),
         "types": len(counts_V),
-        "words_in": float(np.mean([len(np.unique(words_N)) for words_N in inputs])),
-        "tables": {name: _summary(sides, counts_V) for name, sides in norms.items()},
-        "current": _current(np.concatenate(current), np.concatenate(inputs), np.concatenate(repeats), counts_V),
+        "words_in": float(np.mean([len(np.unique(chunk)) for chunk in id_chunks])),
+        "tables": {name: _summarise_changes(sides, counts_V) for name, sides in norms_by_table.items()},
+        "current": _summarise_repeats(p_N, ids_N, is_repeat_N, counts_V),
     }
 
 
-def by_frequency(values_V: Norms, counts: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Return the mean of per-word values for each band of training counts."""
+def mean_by_frequency(values_V: Norms, counts: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Return the mean of per-word values for each band (range) of training counts."""
     counts_V = np.asarray(counts, dtype=np.int64)
     return [
-        {"low": low, "high": high, "types": int(inside_V.sum()), "mean": float(values_V[inside_V].mean())}
-        for low, high, inside_V in _bands(counts_V)
+        {"low": low, "high": high, "types": int(in_band_V.sum()), "mean": float(values_V[in_band_V].mean())}
+        for low, high, in_band_V in _iterate_bands(counts_V)
     ]
 
 
-def _bands(counts_V: NDArray[np.int64]) -> Iterator[tuple[int, int | None, NDArray[np.bool_]]]:
+def _iterate_bands(counts_V: NDArray[np.int64]) -> Iterator[tuple[int, int | None, NDArray[np.bool_]]]:
     """Yield the bands of training counts that have words, each with a mask of its words."""
-    for low, above in zip(EDGES, (*EDGES[1:], None), strict=True):
-        inside_V = (counts_V >= low) & (counts_V < above if above is not None else True)
-        if inside_V.any():
-            yield low, None if above is None else above - 1, inside_V
+    for low, next_low in zip(EDGES, (*EDGES[1:], None), strict=True):
+        high = None if next_low is None else next_low - 1
+        in_band_V = counts_V >= low
+        if high is not None:
+            in_band_V &= counts_V <= high
+        if in_band_V.any():
+            yield low, high, in_band_V
 
 
-def _summary(sides: dict[str, list[Norms]], counts_V: NDArray[np.int64]) -> dict[str, Any]:
+def _summarise_changes(sides: dict[str, list[Norms]], counts_V: NDArray[np.int64]) -> dict[str, Any]:
     """Return, per side, the share of rows that a step changes and the mean norm, over all words and by frequency."""
     summary = {}
-    for side, windows in sides.items():
-        norms_WV = np.stack(windows)
-        changed_V, norm_V = (norms_WV > 0).mean(0), norms_WV.mean(0)
-        bands = [
-            {**norm, "changed": changed["mean"]}
-            for norm, changed in zip(by_frequency(norm_V, counts_V), by_frequency(changed_V, counts_V), strict=True)
-        ]
-        summary[side] = {"changed": float(changed_V.mean()), "mean": float(norm_V.mean()), "bands": bands}
+    for side, norms_of_windows in sides.items():
+        norms_WV = np.stack(norms_of_windows)
+        mean_norm_V, changed_share_V = norms_WV.mean(0), (norms_WV > 0).mean(0)
+        norm_bands = mean_by_frequency(mean_norm_V, counts_V)
+        share_bands = mean_by_frequency(changed_share_V, counts_V)
+        summary[side] = {
+            "changed": float(changed_share_V.mean()),
+            "mean": float(mean_norm_V.mean()),
+            "bands": [{**norm, "changed": share["mean"]} for norm, share in zip(norm_bands, share_bands, strict=True)],
+        }
     return summary
 
 
-def _current(
-    p_N: Norms, words_N: NDArray[np.int64], repeats_N: NDArray[np.bool_], counts_V: NDArray[np.int64]
+def _summarise_repeats(
+    p_N: Norms, ids_N: NDArray[np.int64], is_repeat_N: NDArray[np.bool_], counts_V: NDArray[np.int64]
 ) -> dict[str, Any]:
     """Summarise the probability that a word follows itself, compared with a uniform and a unigram model."""
-    unigram_N = counts_V[words_N] / counts_V.sum()
+    unigram_N = counts_V[ids_N] / counts_V.sum()
     return {
         "mean": float(p_N.mean()),
         "quantiles": {str(share): float(np.quantile(p_N, share)) for share in QUANTILES},
@@ -167,11 +180,11 @@ def _current(
         "unigram": float(unigram_N.mean()),
         "below_uniform": float((p_N < 1 / len(counts_V)).mean()),
         "below_unigram": float((p_N < unigram_N).mean()),
-        "repeats": float(repeats_N.mean()),
+        "repeats": float(is_repeat_N.mean()),
     }
 
 
-def _copies(end: nn.Module, copied: nn.Module) -> dict[WordTable, WordTable]:
+def _match_tables(end: nn.Module, copied_end: nn.Module) -> dict[WordTable, WordTable]:
     """Return the tables of an end, each with its counterpart in the copy of the end."""
-    pairs = zip(end.modules(), copied.modules(), strict=True)
+    pairs = zip(end.modules(), copied_end.modules(), strict=True)
     return {table: copy_ for table, copy_ in pairs if isinstance(table, WordTable) and isinstance(copy_, WordTable)}

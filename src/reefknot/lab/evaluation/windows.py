@@ -1,10 +1,12 @@
-"""Evaluation windows, which are computed independently of each other. Every token is scored in exactly one window.
+"""Split a text into evaluation windows, for models that carry no state from one window to the next.
 
-A model that carries no state knows only as much of the past as its window holds (Baevski & Auli 2019, Table 5):
+Windows are computed independently of each other, and every token is scored in exactly one window. Choose one of the
+three classes below; `spans` returns the windows of a text, and `batch_windows` groups them into padded batches. A model
+that carries no state knows only as much of the past as its window holds (Baevski & Auli 2019, Table 5):
 
-- `sliding`: Each window scores the next `stride` tokens and reads up to `context` tokens before them.
-- `complete`: Windows are blocks of whole lines, as in the paper's experiments without context.
-- `lines`: Every line is a window, as in the paper's experiments on Billion Word.
+- `Sliding`: Each window scores the next `stride` tokens and reads up to `context` tokens before them.
+- `Complete`: Windows are blocks of whole lines, as in the paper's experiments without context.
+- `Lines`: Every line is a window, as in the paper's experiments on Billion Word.
 
 The input before the first token of a window is the token that precedes it in the text, which is <eos> at the start of a
 line. Positions are counted from the start of each window.
@@ -35,22 +37,26 @@ NO_LINES = "the text has no line ends to cut it at (vocabulary.end_of_line = fal
 
 
 class Spans(NamedTuple):
-    """Windows over a text, in order. A window reads tokens `start` to `stop`, and scores those from `scored` on."""
+    """Windows over a text, in order. A window reads tokens `start` to `stop` and scores those from `scored_start` on.
+
+    For example, `Sliding(context=2, stride=3)` splits 6 tokens into two windows: start [0, 1], scored_start [0, 3],
+    stop [3, 6].
+    """
 
     start: Ints
-    scored: Ints
+    scored_start: Ints
     stop: Ints
 
 
-class Batch(NamedTuple):
+class WindowBatch(NamedTuple):
     """Windows that are computed together. Shorter windows are padded on the right, and padding is not scored."""
 
     x: Tensor
     """Input ids x_BL."""
-    rows: Tensor
-    """Rows rows_N of the flattened batch that have a scored token."""
-    position: Tensor
-    """Positions position_N of the scored tokens in the text."""
+    scored_indices: Tensor
+    """Indices scored_N, in the flattened batch, of the tokens that are scored."""
+    positions: Tensor
+    """Positions positions_N of the scored tokens in the text."""
 
 
 class Windows:
@@ -93,8 +99,10 @@ class Sliding(Windows):
         return f"context-{self.context}-stride-{self.stride}"
 
     def spans(self, y_T: Tensor, eos: int | None) -> Spans:
-        scored_W = np.arange(0, len(y_T), self.stride)
-        return Spans(np.maximum(scored_W - self.context, 0), scored_W, np.minimum(scored_W + self.stride, len(y_T)))
+        scored_start_W = np.arange(0, len(y_T), self.stride)
+        start_W = np.maximum(scored_start_W - self.context, 0)
+        stop_W = np.minimum(scored_start_W + self.stride, len(y_T))
+        return Spans(start_W, scored_start_W, stop_W)
 
 
 class Complete(Windows):
@@ -116,12 +124,14 @@ class Complete(Windows):
     def spans(self, y_T: Tensor, eos: int | None) -> Spans:
         edges, line_start = [0], 0
         for line_end in _line_ends(y_T, eos).tolist():
+            # The line does not fit into the block any more, so the block ends before the line.
             if line_end - edges[-1] > self.length and line_start > edges[-1]:
                 edges.append(line_start)
+            # The line is too long for any block, so it is split.
             if line_end - line_start > self.length:
                 edges += [*range(line_start + self.length, line_end, self.length), line_end]
             line_start = line_end
-        return _between([*edges, len(y_T)] if edges[-1] < len(y_T) else edges)
+        return _adjacent_spans([*edges, len(y_T)] if edges[-1] < len(y_T) else edges)
 
 
 class Lines(Windows):
@@ -132,7 +142,7 @@ class Lines(Windows):
         return "lines"
 
     def spans(self, y_T: Tensor, eos: int | None) -> Spans:
-        return _between([0, *_line_ends(y_T, eos).tolist()])
+        return _adjacent_spans([0, *_line_ends(y_T, eos).tolist()])
 
 
 def parse_windows(name: str) -> Windows:
@@ -150,31 +160,34 @@ def _line_ends(y_T: Tensor, eos: int | None) -> Ints:
     if eos is None:
         raise SettingsError(f"windows by lines: {NO_LINES}")
     ends: Ints = np.flatnonzero(y_T.numpy() == eos) + 1
-    return ends if len(ends) and ends[-1] == len(y_T) else np.append(ends, len(y_T))
+    if len(ends) and ends[-1] == len(y_T):
+        return ends
+    return np.append(ends, len(y_T))
 
 
-def _between(edges: list[int]) -> Spans:
+def _adjacent_spans(edges: list[int]) -> Spans:
     """Return adjacent windows between these edges, which score all tokens that they read."""
-    edge_W = np.asarray(edges, dtype=np.int64)
-    return Spans(edge_W[:-1], edge_W[:-1], edge_W[1:])
+    edges_W = np.asarray(edges, dtype=np.int64)
+    return Spans(edges_W[:-1], edges_W[:-1], edges_W[1:])
 
 
-def batches(x_T: Tensor, spans: Spans, tokens: int) -> Iterator[Batch]:
+def batch_windows(x_T: Tensor, spans: Spans, max_tokens: int) -> Iterator[WindowBatch]:
     """Yield the windows of a text in batches of similar length.
 
-    The longest windows come first, so that running out of memory happens at once. A batch has at most `tokens` tokens,
-    padding included, unless a single window is longer. This bound does not change the result.
+    The longest windows come first, so that running out of memory happens at once. A batch has at most `max_tokens`
+    tokens, padding included, unless a single window is longer. This bound does not change the result.
     """
-    length_W = spans.stop - spans.start
-    order_W = np.argsort(-length_W, kind="stable")
-    done = 0
-    while done < len(order_W):
-        longest = int(length_W[order_W[done]])
-        window_B = order_W[done : done + max(1, tokens // longest)]
-        done += len(window_B)
-        start_B1, scored_B1, stop_B1 = (bounds_W[window_B, None] for bounds_W in spans)
-        position_BL = start_B1 + np.arange(longest)
-        inside_BL = position_BL < stop_B1
-        x_BL = torch.where(torch.from_numpy(inside_BL), x_T[np.minimum(position_BL, len(x_T) - 1)], 0)
-        is_scored_BL = inside_BL & (position_BL >= scored_B1)
-        yield Batch(x_BL, torch.from_numpy(np.flatnonzero(is_scored_BL)), torch.from_numpy(position_BL[is_scored_BL]))
+    lengths_W = spans.stop - spans.start
+    order_W = np.argsort(-lengths_W, kind="stable")
+    start = 0
+    while start < len(order_W):
+        longest = int(lengths_W[order_W[start]])
+        window_B = order_W[start : start + max(1, max_tokens // longest)]
+        start += len(window_B)
+        start_B1, scored_start_B1, stop_B1 = (bounds_W[window_B, None] for bounds_W in spans)
+        positions_BL = start_B1 + np.arange(longest)
+        inside_BL = positions_BL < stop_B1
+        x_BL = torch.where(torch.from_numpy(inside_BL), x_T[np.minimum(positions_BL, len(x_T) - 1)], 0)
+        is_scored_BL = inside_BL & (positions_BL >= scored_start_B1)
+        scored_N = torch.from_numpy(np.flatnonzero(is_scored_BL))
+        yield WindowBatch(x_BL, scored_N, torch.from_numpy(positions_BL[is_scored_BL]))

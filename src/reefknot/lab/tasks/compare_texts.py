@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reefknot.errors import DataError, SettingsError
-from reefknot.lab.evaluation.comparison import BLOCK, FEWEST_UNITS, Comparison, blocks, compare
+from reefknot.lab.evaluation.comparison import BLOCK, FEWEST_UNITS, Comparison, block_boundaries, compare
 from reefknot.lab.evaluation.documents import document_boundaries
 from reefknot.lab.evaluation.frequency import (
     BandComparison,
-    Pair,
+    PairedLosses,
     TokenComparison,
     TypeComparison,
     compare_by_previous,
     compare_by_target,
     compare_on_symbols,
 )
-from reefknot.lab.evaluation.pairing import pair
+from reefknot.lab.evaluation.pairing import pair_scores
 from reefknot.lab.evaluation.perplexity import word_losses
 from reefknot.lab.runs.comparability import in_comparison
 from reefknot.lab.runs.definition import seen
@@ -90,7 +90,7 @@ class TextComparison:
             "interval": list(result.interval),
             "ratio": result.ratio,
             "ratio_interval": list(result.ratio_interval),
-            "seen": result.seen,
+            "seen": result.is_significant,
             "units": result.units,
             "of": result.loss_unit,
             "seeds": [result.seeds_a, result.seeds_b],
@@ -162,7 +162,9 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     first, *others = systems
     tokens = len(losses_a[0])
     length = BLOCK if request.block is None else request.block
-    boundaries = blocks(tokens, length) if by == "blocks" else _documents(texts.open(first.runs[0]), split, tokens)
+    boundaries = (
+        block_boundaries(tokens, length) if by == "blocks" else _documents(texts.open(first.runs[0]), split, tokens)
+    )
     dataset = texts.open(first.runs[0]) if request.bands else None
     texts.check_data_option()
     comparisons = [
@@ -170,7 +172,7 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
             first,
             system,
             compare(losses_a, losses, boundaries, loss_unit=unit),
-            _by_frequency(Pair(losses_a, losses, boundaries), dataset, split) if dataset else None,
+            _by_frequency(PairedLosses(losses_a, losses, boundaries), dataset, split) if dataset else None,
         )
         for system, losses in zip(others, losses_b, strict=True)
     ]
@@ -230,7 +232,7 @@ def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, notify: N
     first, *others = runs
     notes, same_tokens = [], True
     for run in others:
-        pairing = pair(first, run, split, texts.open)
+        pairing = pair_scores(first, run, split, texts.open)
         same_tokens = same_tokens and pairing.same_tokens
         if difference := pairing.difference:
             both, reason = f"{first.path} and {run.path}", in_comparison(difference, split)
@@ -255,7 +257,7 @@ def _documents(dataset: Dataset, split: str, tokens: int) -> NDArray[np.int64]:
     return boundaries
 
 
-def _by_frequency(losses: Pair, dataset: Dataset, split: str) -> FrequencyComparison:
+def _by_frequency(losses: PairedLosses, dataset: Dataset, split: str) -> FrequencyComparison:
     text, words = dataset.splits[split], dataset.vocabulary
     return FrequencyComparison(
         compare_by_target(losses, text, words),

@@ -46,7 +46,7 @@ class TranslationComparison:
             "difference": result.difference,
             "interval": list(result.interval),
             "interval_with_seeds": None if with_seeds is None else list(with_seeds),
-            "seen": result.seen,
+            "seen": result.is_significant,
             "sentences": result.sentences,
             "resamples": result.resamples,
             "seeds": [len(result.bleu_a), len(result.bleu_b)],

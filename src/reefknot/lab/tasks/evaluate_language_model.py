@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from reefknot.errors import SettingsError
-from reefknot.lab.evaluation.grid import Grid, Progress, beginning
+from reefknot.lab.evaluation.grid import Grid, Progress, shorten_split
 from reefknot.lab.evaluation.perplexity import Score
-from reefknot.lab.evaluation.protocols import protocol, score_by_protocol
-from reefknot.lab.evaluation.saved import save
-from reefknot.lab.evaluation.search import tails_opened
+from reefknot.lab.evaluation.protocols import get_protocol, score_by_protocol
+from reefknot.lab.evaluation.saved import save_evaluation
+from reefknot.lab.evaluation.search import measure_opened_tails
 from reefknot.lab.runs.definition import shown
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.modes import windows_in_full
@@ -113,7 +113,7 @@ def evaluate_language_model(
     request.check_finished(run)
     dataset = trained.dataset(request.data)
     request.check_split(dataset.splits)
-    texts = {name: beginning(dataset.splits[name], request.limit, trained.vocabulary) for name in request.splits}
+    texts = {name: shorten_split(dataset.splits[name], request.limit, trained.vocabulary) for name in request.splits}
     _check_streams(request.streams, texts)
     chooser = ModeChooser(trained, dataset, request, progress)
     mode = chooser.choose()
@@ -127,14 +127,14 @@ def evaluate_language_model(
             scores[name],
             tokens=text.tokens,
             whole=dataset.splits[name].tokens,
-            tails=tails_opened(trained.model, text, trained.vocabulary, windows),
+            tails=measure_opened_tails(trained.model, text, trained.vocabulary, windows),
             protocol=_by_protocol(trained, dataset, name, request.protocol) if plain else None,
             recorded=_recorded(run, name, windows.name if windows else None, request.streams or 1) if plain else None,
         )
         for name, text in texts.items()
     ]
     if request.save:
-        notify(save(run, mode.kind, mode.settings, mode.grid, scores))
+        notify(save_evaluation(run, mode.kind, mode.settings, mode.grid, scores))
     return TextEvaluations(str(run.path), evaluations, mode.grid)
 
 
@@ -176,7 +176,7 @@ def _by_protocol(trained: TrainedLanguageModel, dataset: Dataset, split: str, re
     """Score a text as the program of a paper does, if the request or the settings of the run name one."""
     settings = trained.experiment
     name = cast(ProtocolName, requested or settings.evaluation.protocol)
-    countings = protocol(name, settings.training.batch, settings.training.steps) or {}
+    countings = get_protocol(name, settings.training.batch, settings.training.steps) or {}
     if split not in countings:
         return None
     return score_by_protocol(

@@ -10,8 +10,8 @@ from reefknot.lab.evaluation.beam import SearchSettings
 from reefknot.lab.evaluation.grid import Progress
 from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
-from reefknot.lab.evaluation.saved import save
-from reefknot.lab.evaluation.translation import beginning, evaluate_translations
+from reefknot.lab.evaluation.saved import save_evaluation
+from reefknot.lab.evaluation.translation import evaluate_translations, shorten_dataset
 from reefknot.lab.runs.definition import shown
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import LengthBand, Translated
@@ -95,7 +95,7 @@ def evaluate_translator(
     request.check_split(dataset.splits)
     evaluations = []
     for name in request.splits:
-        texts = beginning(dataset, name, request.limit)
+        texts = shorten_dataset(dataset, name, request.limit)
         translated = evaluate_translations(
             model, texts, name, search, experiment.bleu, precision=precision, notify=notify, progress=progress
         ).scores
@@ -104,7 +104,7 @@ def evaluate_translator(
     if request.save:
         scores = {evaluation.split: evaluation.score for evaluation in evaluations}
         translations = {evaluation.split: evaluation.translated for evaluation in evaluations}
-        notify(save(run, _kind(search), search.model_dump(), None, scores, translations))
+        notify(save_evaluation(run, _kind(search), search.model_dump(), None, scores, translations))
     return PairsEvaluations(str(run.path), evaluations)
 
 

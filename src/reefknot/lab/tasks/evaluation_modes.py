@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Settings, validate
-from reefknot.lab.evaluation.grid import beginning
+from reefknot.lab.evaluation.grid import shorten_split
 from reefknot.lab.tasks.requests import EvaluationRequest, option
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class ModeChooser:
     @property
     def _search_text(self) -> Split:
         """The text on which settings are tuned."""
-        return beginning(self.dataset.splits["valid"], self.request.search_tokens, self.trained.vocabulary)
+        return shorten_split(self.dataset.splits["valid"], self.request.search_tokens, self.trained.vocabulary)
 
     @property
     def _precision(self) -> str:

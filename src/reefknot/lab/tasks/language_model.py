@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from reefknot.lab.config.parts import WINDOWS
 from reefknot.lab.evaluation.frequency import loss_by_frequency
-from reefknot.lab.evaluation.generation import generate, prompt_ids
+from reefknot.lab.evaluation.generation import encode_prompt, generate
 from reefknot.lab.evaluation.perplexity import Score, score
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Sample
@@ -109,9 +109,9 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         name, training = self.experiment.evaluation.protocol, self.experiment.training
         if name == "definition":
             return None
-        from reefknot.lab.evaluation.protocols import protocol
+        from reefknot.lab.evaluation.protocols import get_protocol
 
-        return protocol(name, training.batch, training.steps)
+        return get_protocol(name, training.batch, training.steps)
 
     def score_split(self, model: LanguageModel, data: Dataset, split: str) -> Score:
         """Score one split in the experiment's windows or streams.
@@ -141,9 +141,9 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         fields["frequency"] = loss_by_frequency(scores["test"], text, data.vocabulary)
         fields["samples"] = _samples(model, data.vocabulary, experiment.training.steps)
         if model.output.bands > 1:
-            from reefknot.lab.evaluation.search import tails_opened
+            from reefknot.lab.evaluation.search import measure_opened_tails
 
-            fields["tails_opened"] = tails_opened(model, text, data.vocabulary, experiment.windows)
+            fields["tails_opened"] = measure_opened_tails(model, text, data.vocabulary, experiment.windows)
         return fields
 
     def evaluate(
@@ -164,7 +164,7 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
 def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
     """Return short texts that the model generates at several temperatures."""
-    start = prompt_ids([], vocabulary)
+    start = encode_prompt([], vocabulary)
     banned = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []
     for seed, temperature in enumerate(SAMPLE_TEMPERATURES):

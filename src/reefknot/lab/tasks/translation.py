@@ -164,8 +164,10 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
                 model, data, split, search, self.experiment.bleu, precision=precision
             )
             fields[split] = evaluated.scores
-            run.write_translations(split, evaluated.lines)
-        fields["examples"] = tuple(translation.examples(model, data, "test", EXAMPLES, search, precision=precision))
+            run.write_translations(split, evaluated.translations)
+        fields["examples"] = tuple(
+            translation.translate_examples(model, data, "test", EXAMPLES, search, precision=precision)
+        )
         tied = "three-way" if model.three_way else "decoder" if model.tied else "none"
         return {"translation": Translations(**fields), "tied": tied}
 

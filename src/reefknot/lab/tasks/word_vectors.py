@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from reefknot.lab.evaluation.neighbors import examples, nearest_words
+from reefknot.lab.evaluation.neighbors import nearest_words, select_examples
 from reefknot.lab.runs.result import Neighbors, RunResult, Subspace
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.models.language_model import LanguageModel, evaluating
@@ -54,12 +54,13 @@ def evaluate_vectors(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, benchmarks: Mapping[str, Benchmark], *, tied: bool
 ) -> dict[str, Any]:
     """Return fields of result.json: neighbours of example words, and the correlation with every available benchmark."""
-    fields: dict[str, Any] = {"neighbors": _neighbors(vectors, vocabulary, examples(vocabulary), tied=tied)}
+    fields: dict[str, Any] = {"neighbors": _neighbors(vectors, vocabulary, select_examples(vocabulary), tied=tied)}
     if benchmarks:
-        from reefknot.lab.evaluation.similarity import judge
+        from reefknot.lab.evaluation.similarity import score_benchmark
 
         fields["similarity"] = {
-            end: tuple(judge(table, benchmark) for benchmark in benchmarks.values()) for end, table in vectors.items()
+            end: tuple(score_benchmark(table, benchmark) for benchmark in benchmarks.values())
+            for end, table in vectors.items()
         }
     return fields
 
@@ -68,10 +69,10 @@ def look_at_words(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
 ) -> dict[str, Any]:
     """Return neighbours and a picture of tokens that all ends have."""
-    from reefknot.lab.evaluation.pca import embedding
+    from reefknot.lab.evaluation.pca import project_words
 
     near = _neighbors(vectors, vocabulary, words, tied=tied)
-    return {"neighbors": near, "embedding": embedding(vectors, vocabulary, words)}
+    return {"neighbors": near, "embedding": project_words(vectors, vocabulary, words)}
 
 
 def store_picture(folder: Path) -> RunResult:
@@ -79,13 +80,13 @@ def store_picture(folder: Path) -> RunResult:
 
     Training does not compute it. The first report or record that shows the picture does.
     """
-    from reefknot.lab.evaluation.pca import embedding
+    from reefknot.lab.evaluation.pca import project_words
     from reefknot.lab.tasks import open_run
 
     trained = open_run(folder)
     result = trained.run.result
     assert result is not None  # a finished run
-    result = result.replace(embedding=embedding(trained.vectors(), trained.vocabulary))
+    result = result.replace(embedding=project_words(trained.vectors(), trained.vocabulary))
     trained.run.write_result(result)
     return result
 

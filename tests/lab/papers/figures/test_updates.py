@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure as Canvas
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.updates import update_rule
+from reefknot.lab.evaluation.updates import measure_updates
 from reefknot.lab.papers.figures import updates as module
 from reefknot.lab.papers.figures.updates import UpdateRule, over_runs
 from reefknot.lab.reports.results import Result
@@ -73,7 +73,7 @@ def test_values_are_means_over_the_seeds_of_a_row(runs: list[Result]) -> None:
     measured = UpdateRule().measure(runs)
 
     assert [model["row"] for model in measured["models"]] == ["tied", "untied"]
-    rules = [update_rule(make_model(seed, tied=True), TEXT, COUNTS, streams=2, steps=5) for seed in (0, 1)]
+    rules = [measure_updates(make_model(seed, tied=True), TEXT, COUNTS, streams=2, steps=5) for seed in (0, 1)]
     tied = measured["models"][0]
     for side in ("input", "output", "both"):
         expected = np.mean([rule["tables"]["tied"][side]["mean"] for rule in rules])

@@ -97,7 +97,7 @@ def _from_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
     import torch
 
     from reefknot.errors import DataError
-    from reefknot.lab.evaluation.neighbors import nearest
+    from reefknot.lab.evaluation.neighbors import nearest_neighbors
     from reefknot.storage.lines import words_in
     from reefknot.vectors.lookup import unknown_words_error
 
@@ -121,6 +121,8 @@ def _from_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
     words = [token for (token,) in tokens_of.values()]
     tables = trained.vectors()
     return tables, {
-        end: nearest(torch.from_numpy(vectors.vectors_VD), vocabulary, [word for word in words if word in vectors], k)
+        end: nearest_neighbors(
+            torch.from_numpy(vectors.vectors_VD), vocabulary, [word for word in words if word in vectors], k
+        )
         for end, vectors in tables.items()
     }

@@ -130,13 +130,13 @@ def _unknown_set(name: str, published: dict[str, str]) -> SettingsError:
 
 def _judge(tables: list[NamedTable], benchmarks: list[Benchmark], seed: int, as_json: bool) -> None:
     """Compare every table with every benchmark and print the correlations."""
-    from reefknot.lab.evaluation.similarity import judge
+    from reefknot.lab.evaluation.similarity import score_benchmark
 
     records: list[dict[str, Any]] = []
     lines: list[str] = []
     width = max(len(benchmark.name) for benchmark in benchmarks)
     for source, name, vectors in tables:
-        judgements = [judge(vectors, benchmark, seed=seed) for benchmark in benchmarks]
+        judgements = [score_benchmark(vectors, benchmark, seed=seed) for benchmark in benchmarks]
         records.append(
             {
                 "source": str(source),

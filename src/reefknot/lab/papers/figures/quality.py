@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.benchmarks import BENCHMARKS, PRESS
-from reefknot.lab.evaluation.similarity import find_benchmarks, judge
+from reefknot.lab.evaluation.similarity import find_benchmarks, score_benchmark
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import (
     Estimate,
@@ -162,7 +162,7 @@ def _judged(result: Result, data: Path | None, device: str) -> Mapping[str, Sequ
         return result.record.similarity
     benchmarks = find_benchmarks(data)
     return {
-        end: [judge(vectors, benchmarks[name]) for name in PRESS if name in benchmarks]
+        end: [score_benchmark(vectors, benchmarks[name]) for name in PRESS if name in benchmarks]
         for end, vectors in open_vectors(result.folder, device=device).items()
     }
 

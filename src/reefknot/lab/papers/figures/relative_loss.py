@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.comparison import blocks
-from reefknot.lab.evaluation.frequency import FIGURE_3, Pair, TypeComparison, compare_by_target
-from reefknot.lab.evaluation.pairing import pair
+from reefknot.lab.evaluation.comparison import block_boundaries
+from reefknot.lab.evaluation.frequency import FIGURE_3, PairedLosses, TypeComparison, compare_by_target
+from reefknot.lab.evaluation.pairing import pair_scores
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import format_estimate
 from reefknot.lab.papers.figures.pictures import Panel, bars
@@ -106,10 +106,10 @@ class RelativeLoss(Figure):
         if not baselines:
             raise DataError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
         losses = {name: [_losses(result) for result in systems[name]] for name in (drill, *baselines)}
-        boundaries = blocks(len(losses[drill][0]))
+        boundaries = block_boundaries(len(losses[drill][0]))
         compared = []
         for name, results in baselines.items():
-            pair = Pair(losses[name], losses[drill], boundaries)
+            pair = PairedLosses(losses[name], losses[drill], boundaries)
             bands = compare_by_target(pair, texts.splits["test"], texts.vocabulary)
             compared.append(
                 {
@@ -253,7 +253,7 @@ def _why_unfair(first: Result, others: Sequence[Result], data: Path | None) -> s
     """Return why the token losses of some runs cannot be compared with the first run's, or None if they can."""
     ours = RunFolder.open(first.folder)
     for run in (RunFolder.open(result.folder) for result in others):
-        pairing = pair(ours, run, "test", lambda run: open_texts(run, data))
+        pairing = pair_scores(ours, run, "test", lambda run: open_texts(run, data))
         if pairing.difference:
             advice = "" if pairing.difference.prevents else "; train both with the same evaluation.windows"
             return in_comparison(pairing.difference, "test") + advice

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.updates import by_frequency, update_rule
+from reefknot.lab.evaluation.updates import mean_by_frequency, measure_updates
 from reefknot.lab.papers.figures.contract import Figure, Measured
 from reefknot.lab.papers.figures.intervals import format_estimate, over_seeds
 from reefknot.lab.papers.figures.pictures import Panel, bars
@@ -118,7 +118,7 @@ def _rule(result: Result, data: Path | None, device: str) -> dict[str, Any]:
     run = open_language_model(result.folder, device)
     training = run.experiment.training
     text = run.dataset(data).splits["train"].ids
-    return update_rule(run.model, text, run.vocabulary.counts, streams=training.batch, steps=training.steps)
+    return measure_updates(run.model, text, run.vocabulary.counts, streams=training.batch, steps=training.steps)
 
 
 def _norms(result: Result, device: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _norms(result: Result, device: str) -> dict[str, Any]:
     norms = {}
     for table, vectors in open_vectors(result.folder, device=device).items():
         assert vectors.counts is not None  # a run's words are counted
-        norms[table] = by_frequency(np.linalg.norm(vectors.vectors_VD.astype(np.float64), axis=1), vectors.counts)
+        norms[table] = mean_by_frequency(np.linalg.norm(vectors.vectors_VD.astype(np.float64), axis=1), vectors.counts)
     return norms
 
 

@@ -175,7 +175,7 @@ def _takes_table(registry: Registry, kind: str) -> bool:
 def _banded(registry: Registry, kind: str) -> bool:
     """Return whether an end needs a banded table or projections of bands."""
     return any(
-        argument.annotation is BandedTable or argument.group == "projections" for argument in registry.arguments(kind)
+        argument.annotation is BandedTable or argument.section == "projections" for argument in registry.arguments(kind)
     )
 
 

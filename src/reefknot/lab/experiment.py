@@ -126,9 +126,11 @@ def _build_model(
     seed_everything(seed)
     with recipe.add_row_to_errors(row):
         model = task.build_model(dataset.words)
-    parameters = sum(model.parameter_counts().values())
-    if row.parameters not in (None, parameters):
-        raise SettingsError(f'{recipe.name}, row "{row.name}": {parameters:,} parameters, expected {row.parameters:,}')
+    num_parameters = sum(model.parameter_counts().values())
+    if row.parameters not in (None, num_parameters):
+        raise SettingsError(
+            f'{recipe.name}, row "{row.name}": {num_parameters:,} parameters, expected {row.parameters:,}'
+        )
     messages = task.prepare(model, dataset, from_files=start is None, notify=notify)
     if start and start.run:
         _load_start_weights(model, start, task, dataset)

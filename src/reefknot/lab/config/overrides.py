@@ -134,8 +134,8 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
         if value == DEFAULT and key in merged:
             del merged[key]
         elif isinstance(value, Mapping):
-            keeps_old_settings = isinstance(old_value, Mapping) and "kind" not in value
-            merged[key] = merge(old_value if keeps_old_settings else {}, value)
+            old_table = old_value if isinstance(old_value, Mapping) and "kind" not in value else {}
+            merged[key] = merge(old_table, value)
         else:
             merged[key] = value
     return merged

@@ -54,7 +54,7 @@ class Argument:
     """The default value, or `...` if there is none."""
     description: str
     role: Literal["derived", "shared", "part", "setting"] = "setting"
-    group: str = ""
+    section: str = ""
     """For a shared object, the section of the recipe that has its name."""
     family: Registry | None = None
     """For a nested part, its registry."""
@@ -182,7 +182,7 @@ class Registry:
                 continue
             value = getattr(settings, argument.name)
             if argument.role == "shared" and value is not None:
-                value = available[argument.group][value]
+                value = available[argument.section][value]
             elif argument.family is not None and value is not None:
                 build_nested = argument.family.build
                 if isinstance(nested_available, list):
@@ -196,14 +196,14 @@ class Registry:
         """Return whether the constructor of a part has this argument."""
         return any(argument.name == name for argument in self.arguments(_kind_of(settings)))
 
-    def references(self, settings: Settings, group: str) -> Iterator[str]:
-        """Yield the names of the shared objects of a group that a part and its nested parts refer to."""
+    def references(self, settings: Settings, section: str) -> Iterator[str]:
+        """Yield the names of the shared objects of a section that a part and its nested parts refer to."""
         for argument in self.arguments(_kind_of(settings)):
             value = getattr(settings, argument.name, None)
-            if argument.role == "shared" and argument.group == group and value is not None:
+            if argument.role == "shared" and argument.section == section and value is not None:
                 yield value
             elif argument.family is not None and value is not None:
-                yield from argument.family.references(value, group)
+                yield from argument.family.references(value, section)
 
 
 def derive_settings(documented: type) -> type[Settings]:
@@ -258,9 +258,9 @@ def _assign_role(argument: Argument, nested: Mapping[str, Registry], shared: Map
     for location, family in nested.items():
         if location in locations:
             return replace(argument, role="part", family=family)
-    for location, group in shared.items():
+    for location, section in shared.items():
         if location in locations:
-            return replace(argument, role="shared", group=group)
+            return replace(argument, role="shared", section=section)
     return argument
 
 
@@ -270,7 +270,7 @@ def _pydantic_field(argument: Argument) -> tuple[Any, Any]:
     annotation = translate_bounds(argument.annotation)
     if argument.role == "shared":
         annotation = str if argument.default is ... else str | None
-        description = f"{description} The name of an entry in [{argument.group}]."
+        description = f"{description} The name of an entry in [{argument.section}]."
     elif argument.family is not None:
         annotation = argument.family.entry_type()
     return Annotated[annotation, Field(description=description or None)], argument.default
@@ -352,9 +352,9 @@ def _args_section(docstring: str) -> list[str]:
     lines = docstring.splitlines()
     if "Args:" not in lines:
         return []
-    section = []
+    section_lines = []
     for line in lines[lines.index("Args:") + 1 :]:
         if line and not line.startswith(" "):
             break
-        section.append(line)
-    return section
+        section_lines.append(line)
+    return section_lines

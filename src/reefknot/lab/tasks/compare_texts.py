@@ -171,7 +171,7 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     if unit == "word" and (request.bands or by == "documents"):
         remedy = "leave out --bands" if request.bands else "use --by blocks"
         raise SettingsError(f"these runs do not have the same tokens; {remedy}")
-    baseline, *others = systems
+    baseline, *other_systems = systems
     baseline_run = baseline.runs[0]
     tokens = len(baseline_losses[0])
     block_length = BLOCK if request.block is None else request.block
@@ -182,7 +182,7 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     band_dataset = opener.open(baseline_run) if request.bands else None
     opener.check_data_option()
     comparisons = []
-    for system, losses in zip(others, other_losses, strict=True):
+    for system, losses in zip(other_systems, other_losses, strict=True):
         result = compare(baseline_losses, losses, boundaries, loss_unit=unit)
         bands = None
         if band_dataset:

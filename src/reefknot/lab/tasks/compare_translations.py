@@ -71,10 +71,10 @@ class TranslationComparison:
             f"{mean:.2f}" if spread is None else f"{mean:.2f} +- {spread:.2f}"
             for mean, spread in zip(self.result.means, self.result.spreads, strict=True)
         ]
-        note = "" if self.result.spreads == (None, None) else " (standard deviation over seeds)"
+        spread_note = "" if self.result.spreads == (None, None) else " (standard deviation over seeds)"
         return [
             f"B = {self.b}",
-            f"  BLEU A {means[0]}, B {means[1]}{note}",
+            f"  BLEU A {means[0]}, B {means[1]}{spread_note}",
             f"  {_format_sizes(_count_parameters(self.a), _count_parameters(self.b))}",
             f"  {self.result.verdict}",
         ]
@@ -124,12 +124,12 @@ def compare_translators(
     evaluation_set = _shared_evaluation_set(systems, split, request.data)
     _note_different_searches(systems, split, notify)
     bleu = open_metrics(evaluation_set.bleu).bleu
-    baseline, *others = systems
+    baseline, *other_systems = systems
     baseline_lines, *other_lines = [[run.read_translations(split) for run in system.runs] for system in systems]
     references = evaluation_set.references
     comparisons = [
         TranslationComparison(baseline, system, compare_bleu(bleu, baseline_lines, lines, references))
-        for system, lines in zip(others, other_lines, strict=True)
+        for system, lines in zip(other_systems, other_lines, strict=True)
     ]
     # The signature names the number of references, which sacrebleu knows only after it has scored something.
     signature = str(bleu.get_signature())

@@ -146,18 +146,20 @@ class SequenceExperiment(Experiment):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        for group, entries in (("tables", self.tables), ("projections", self.projections)):
-            used = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
-            used |= set(self.source_references(group))
+        for section, entries in (("tables", self.tables), ("projections", self.projections)):
+            used = {*INPUTS.references(self.input, section), *OUTPUTS.references(self.output, section)}
+            used |= set(self.source_references(section))
             # A table that only projections refer to is not used by any end.
-            referenced = used.union(*(PROJECTIONS.references(entry, group) for entry in self.projections.values()))
+            referenced = used.union(*(PROJECTIONS.references(entry, section) for entry in self.projections.values()))
             missing, unused = sorted(referenced - set(entries)), sorted(set(entries) - used)
             if missing:
-                singular = group.removesuffix("s")
+                singular = section.removesuffix("s")
                 entry_names = ", ".join(entries) or "none"
-                raise ValueError(f"no {singular} '{shortened(missing[0], 60)}' in [{group}]; there are: {entry_names}")
+                raise ValueError(
+                    f"no {singular} '{shortened(missing[0], 60)}' in [{section}]; there are: {entry_names}"
+                )
             if unused:
-                raise ValueError(f"no end uses {group}.{shortened(unused[0], 60)}; remove it or name it in an end")
+                raise ValueError(f"no end uses {section}.{shortened(unused[0], 60)}; remove it or name it in an end")
         return self
 
     @model_validator(mode="after")
@@ -178,9 +180,9 @@ class SequenceExperiment(Experiment):
     def _check_task(self) -> None:
         """Raise an error for settings that have no meaning in the task."""
 
-    def source_references(self, group: str) -> list[str]:
+    def source_references(self, section: str) -> list[str]:
         """Return the names of the tables or projections that the input end of the source uses."""
-        return list(INPUTS.references(self.source, group)) if self.source is not None else []
+        return list(INPUTS.references(self.source, section)) if self.source is not None else []
 
     @model_validator(mode="after")
     def _check_average(self) -> Self:

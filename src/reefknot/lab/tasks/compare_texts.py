@@ -164,18 +164,18 @@ class _TextOpener:
 
 def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> TextComparisons:
     """Compare language models with the first one, by the losses that their runs have saved."""
-    by = request.by or "blocks"
-    _check_options(request, by)
+    resample_by = request.by or "blocks"
+    _check_options(request, resample_by)
     split, opener = request.split, _TextOpener(request.data)
-    unit, (baseline_losses, *other_losses) = _paired_losses(systems, split, opener, notify)
-    if unit == "word" and (request.bands or by == "documents"):
+    loss_unit, (baseline_losses, *other_losses) = _pair_losses(systems, split, opener, notify)
+    if loss_unit == "word" and (request.bands or resample_by == "documents"):
         remedy = "leave out --bands" if request.bands else "use --by blocks"
         raise SettingsError(f"these runs do not have the same tokens; {remedy}")
     baseline, *other_systems = systems
     baseline_run = baseline.runs[0]
     tokens = len(baseline_losses[0])
     block_length = BLOCK if request.block is None else request.block
-    if by == "blocks":
+    if resample_by == "blocks":
         boundaries = blocks(tokens, block_length)
     else:
         boundaries = _document_boundaries(opener.open(baseline_run), split, tokens)
@@ -183,28 +183,28 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     opener.check_data_option()
     comparisons = []
     for system, losses in zip(other_systems, other_losses, strict=True):
-        result = compare(baseline_losses, losses, boundaries, loss_unit=unit)
+        result = compare(baseline_losses, losses, boundaries, loss_unit=loss_unit)
         bands = None
         if band_dataset:
             bands = _compare_by_frequency(Pair(baseline_losses, losses, boundaries), band_dataset, split)
         comparisons.append(TextComparison(baseline, system, result, bands))
-    units = f"{split} text: {tokens:,} {unit}s in {len(boundaries) - 1:,} {by}"
-    if by == "blocks" and block_length > boundaries[1] and len(boundaries) > 2:
+    units = f"{split} text: {tokens:,} {loss_unit}s in {len(boundaries) - 1:,} {resample_by}"
+    if resample_by == "blocks" and block_length > boundaries[1] and len(boundaries) > 2:
         units += f" of {boundaries[1]:,}, because with {block_length:,} there would be fewer than {FEWEST_UNITS}"
-    return TextComparisons(by, units, comparisons)
+    return TextComparisons(resample_by, units, comparisons)
 
 
-def _check_options(request: ComparisonRequest, by: str) -> None:
+def _check_options(request: ComparisonRequest, resample_by: str) -> None:
     """Raise an error if options contradict each other, before anything is opened."""
-    if by not in ("blocks", "documents"):
-        raise SettingsError(f"--by {by}: must be blocks or documents")
-    if by == "documents" and request.block is not None:
+    if resample_by not in ("blocks", "documents"):
+        raise SettingsError(f"--by {resample_by}: must be blocks or documents")
+    if resample_by == "documents" and request.block is not None:
         raise SettingsError("--block has no effect with --by documents; leave one of them out")
     if request.figure is not None and not request.bands:
         raise SettingsError("--figure has no effect without --bands; add --bands or leave --figure out")
 
 
-def _paired_losses(
+def _pair_losses(
     systems: Sequence[System], split: str, opener: _TextOpener, notify: Notify
 ) -> tuple[str, list[list[Losses]]]:
     """Return the unit that is compared, token or word, and for each system its losses, one array per run.

@@ -245,10 +245,10 @@ class Task(ABC, Generic[E, D, M]):
         return cast(D, dataset)
 
     @abstractmethod
-    def build_model(self, words: Vocabulary | VocabularyPair | int) -> M:
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> M:
         """Build the model, with weights drawn from torch's current generator state.
 
-        A number of words is enough to count parameters.
+        The vocabulary may also be just a number of words, which is enough to count parameters.
         """
 
     def check_data(self, data: D, world: World) -> None:

@@ -256,14 +256,14 @@ class SequenceTask(Task[S, D, L]):
     tables: Mapping[str, nn.Module]
     """Tables of the model that was built last, by name."""
 
-    def build_model(self, words: Vocabulary | VocabularyPair | int) -> L:
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> L:
         """Build the model from its parts, and draw its parameters.
 
-        A number of words is enough to count parameters; an input end that reads spellings then gets empty spellings. If
-        a translator gets a single vocabulary, it uses it for both sides.
+        The vocabulary may also be just a number of words, which is enough to count parameters; an input end that reads
+        spellings then gets empty spellings. If a translator gets a single vocabulary, it uses it for both sides.
         """
         experiment = self.experiment
-        sides = words if isinstance(words, VocabularyPair) else VocabularyPair(words, words)
+        sides = vocabulary if isinstance(vocabulary, VocabularyPair) else VocabularyPair(vocabulary, vocabulary)
         shared: dict[str, Any] = {"tables": {}, "projections": {}}
         for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
             source_names = experiment.source_references(registry.family)
@@ -379,9 +379,9 @@ class SequenceTask(Task[S, D, L]):
     def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         return build_word_vectors(compute_end_vectors(model), vocabulary, tied=model.tied)
 
-    def _build_input_end(self, shared: dict[str, Any], words: Vocabulary | int) -> Any:
+    def _build_input_end(self, shared: dict[str, Any], vocabulary: Vocabulary | int) -> Any:
         with add_section_to_errors("input"):
-            return INPUTS.build(self.experiment.input, shared | spelling_arguments(self.experiment.input, words))
+            return INPUTS.build(self.experiment.input, shared | spelling_arguments(self.experiment.input, vocabulary))
 
     def _build_encoder(self, shared: dict[str, Any], dimensions: dict[str, int]) -> Any:
         with add_section_to_errors("encoder"):
@@ -392,19 +392,19 @@ class SequenceTask(Task[S, D, L]):
             return OUTPUTS.build(self.experiment.output, shared | {"context_dim": context_dim})
 
 
-def _vocab_size(words: Vocabulary | int) -> int:
-    return words if isinstance(words, int) else len(words)
+def _vocab_size(vocabulary: Vocabulary | int) -> int:
+    return vocabulary if isinstance(vocabulary, int) else len(vocabulary)
 
 
-def spelling_arguments(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
+def spelling_arguments(settings: Settings, vocabulary: Vocabulary | int) -> dict[str, Any]:
     """Return {"spellings": ...}, the argument of an input end that reads spellings; nothing for other input ends."""
     if not INPUTS.has_argument(settings, "spellings"):
         return {}
     from reefknot.nn.inputs.spelling import spell
 
-    if isinstance(words, int):
-        return {"spellings": spell([""]).expand(words, -1)}
-    return {"spellings": spell([*words.words, *words.spelled])}
+    if isinstance(vocabulary, int):
+        return {"spellings": spell([""]).expand(vocabulary, -1)}
+    return {"spellings": spell([*vocabulary.words, *vocabulary.spelled])}
 
 
 @contextmanager

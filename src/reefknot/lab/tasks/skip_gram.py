@@ -125,8 +125,9 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
     scores_text: ClassVar[bool] = False
     verbs: ClassVar[str] = "`reefknot vectors` or `reefknot report`"
 
-    def build_model(self, words: Vocabulary | VocabularyPair | int) -> SkipGram:
-        vocabulary = words.target if isinstance(words, VocabularyPair) else words
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> SkipGram:
+        if isinstance(vocabulary, VocabularyPair):
+            vocabulary = vocabulary.target
         vocab_size = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
         return self.experiment.skip_gram.build(vocab_size)
 

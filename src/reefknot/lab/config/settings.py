@@ -4,8 +4,8 @@
 or raises one `SettingsError` that lists all mistakes, with hints for misspelled keys:
 
     demo, row "tied":
-      training.batch_size: no such setting; did you mean training.batch?
       encoder.layers: must be greater than or equal to 1 (it is 0)
+      training.batch_size: no such setting; did you mean training.batch?
 
 `Count`, `Dim`, `Positive`, `NonNegative` and `Probability` are numbers with bounds, for the fields of `Settings`.
 

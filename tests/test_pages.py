@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pages import COMMANDS, ROOT, Page, code, experiments
-from reefknot.lab.recipes.file import shipped
+from reefknot.lab.recipes.file import list_shipped_recipes
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
@@ -56,7 +56,7 @@ def test_command_arguments_are_valid(page: Page) -> None:
 
 @every_page
 def test_rows_and_settings_of_commands_exist(page: Page) -> None:
-    known = shipped()
+    known = list_shipped_recipes()
     for verb, *words in page.commands():
         recipe = next((word for word in words if word in known or word.endswith(".toml")), None)
         assert recipe or verb not in ("train", "table", "sweep", "params")

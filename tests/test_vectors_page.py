@@ -13,7 +13,7 @@ from cli.conftest import run_command
 
 from pages import Page, code, experiments
 from reefknot.lab.tasks import build_model
-from reefknot.lab.tasks.initialisation import table_files
+from reefknot.lab.tasks.initialisation import list_table_files
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 from skip_gram_recipe import write_judgements, write_recipe
 
@@ -52,7 +52,7 @@ def test_table_starts_from_the_file_and_may_be_frozen(tmp_path: Path) -> None:
     drawn, started, frozen = experiments(tmp_path, START).values()
     with torch.device("meta"):
         tables = [build_model(experiment, 100).input.tables()[0] for experiment in (drawn, started, frozen)]
-    files = [list(table_files(experiment.tables).values()) for experiment in (drawn, started, frozen)]
+    files = [list(list_table_files(experiment.tables).values()) for experiment in (drawn, started, frozen)]
     assert files == [[], [Path("words.vec")], [Path("words.vec")]]
     assert [table.frozen for table in tables] == [False, False, True]
 

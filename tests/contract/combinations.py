@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from reefknot.lab.config.parts import CLASSIFIERS, ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WITHOUT_MEANING
+from reefknot.lab.config.parts import (
+    CLASSIFIERS,
+    ENCODERS,
+    INPUTS,
+    OUTPUTS,
+    PROJECTIONS,
+    TABLES,
+    UNSUPPORTED_COMBINATIONS,
+)
 from reefknot.lab.config.registry import Registry
 from reefknot.lab.tasks import build_model, check_experiment
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -167,7 +175,7 @@ def _takes_table(registry: Registry, kind: str) -> bool:
 def _banded(registry: Registry, kind: str) -> bool:
     """Return whether an end needs a banded table or projections of bands."""
     return any(
-        argument.annotation is BandedTable or argument.group == "projections" for argument in registry.arguments(kind)
+        argument.annotation is BandedTable or argument.section == "projections" for argument in registry.arguments(kind)
     )
 
 
@@ -197,7 +205,7 @@ def translating_cases() -> list[Case]:
 
 
 def _has_meaning(case: Case) -> bool:
-    return not any(case.matches(pattern) for pattern, _ in WITHOUT_MEANING)
+    return not any(case.matches(pattern) for pattern, _ in UNSUPPORTED_COMBINATIONS)
 
 
 def covering_cases(cases: Sequence[Case] | None = None) -> list[Case]:

@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def encoder(encoder_kind: str) -> Encoder:
     """Return an encoder of vectors with `DIM` dimensions, in float64 and without dropout."""
-    settings = TypeAdapter(ENCODERS.settings()).validate_python(part_settings(ENCODERS, encoder_kind, {}))
+    settings = TypeAdapter(ENCODERS.entry_type()).validate_python(part_settings(ENCODERS, encoder_kind, {}))
     torch.manual_seed(0)
     built: Encoder = ENCODERS.build(settings, {"input_dim": DIM})
     return built.double().eval()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.parts import CLASSIFIERS, ENCODERS, INPUTS, OUTPUTS, WITHOUT_MEANING
+from reefknot.lab.config.parts import CLASSIFIERS, ENCODERS, INPUTS, OUTPUTS, UNSUPPORTED_COMBINATIONS
 from reefknot.nn.classifiers.plain import Plain
 
 from .combinations import (
@@ -49,7 +49,7 @@ def test_every_registered_part_is_in_a_combination() -> None:
 
 
 def test_listed_combinations_raise_their_error() -> None:
-    for pattern, message in WITHOUT_MEANING:
+    for pattern, message in UNSUPPORTED_COMBINATIONS:
         matching = [case for case in all_cases() if case.matches(pattern)]
         assert matching, f"{pattern} matches no registered parts"
         for case in matching:

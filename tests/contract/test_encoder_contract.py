@@ -27,7 +27,7 @@ def with_dropout(encoder_kind: str) -> Encoder:
     rates = [argument.name for argument in ENCODERS.arguments(encoder_kind) if "drop" in argument.name]
     settings = part_settings(ENCODERS, encoder_kind, {}) | dict.fromkeys(rates, 0.5)
     torch.manual_seed(0)
-    built: Encoder = ENCODERS.build(TypeAdapter(ENCODERS.settings()).validate_python(settings), {"input_dim": DIM})
+    built: Encoder = ENCODERS.build(TypeAdapter(ENCODERS.entry_type()).validate_python(settings), {"input_dim": DIM})
     return built.double().train()
 
 

@@ -15,10 +15,10 @@ from made_results import result
 from reefknot.lab.evaluation.perplexity import score
 from reefknot.lab.evaluation.protocols import get_protocol, score_by_protocol
 from reefknot.lab.evaluation.subspace import subspace_distance
-from reefknot.lab.experiment import headline
+from reefknot.lab.experiment import format_headline
 from reefknot.lab.runs.result import RunResult
 from reefknot.lab.tasks import open_run
-from reefknot.lab.tasks.word_vectors import end_vectors
+from reefknot.lab.tasks.word_vectors import compute_end_vectors
 
 
 def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]:
@@ -66,7 +66,7 @@ def test_subspace_distance_between_the_ends_is_stored(
     options = ("--row", row, "--out", run, "--device", "cpu", "evaluation.subspace=true")
     assert run_command("train", tiny_recipe(), *options).code == 0
     subspace = json.loads((run / "result.json").read_text(encoding="utf-8"))["subspace"]
-    vectors = [tensor.detach().double().numpy() for tensor in end_vectors(open_run(run).model).values()]
+    vectors = [tensor.detach().double().numpy() for tensor in compute_end_vectors(open_run(run).model).values()]
     assert subspace["distance"] == pytest.approx(subspace_distance(*vectors))
     assert (subspace["words"], subspace["dim"]) == vectors[0].shape
     assert (subspace["distance"] < 1e-6) == (row == "tied")
@@ -100,12 +100,14 @@ def result_with(**fields: Any) -> RunResult:
 
 def test_headline_lists_the_available_scores() -> None:
     test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "nll": 4.5, "tokens": 20, "words": 10, "streams": 1}
-    assert headline(result_with(test=test | {"words": 20, "streams": 20})) == "test perplexity 90.00 in 20 streams"
-    assert headline(result_with(test=test | {"words": 20})) == "test perplexity 90.00"
-    assert headline(result_with(test=test)) == "test perplexity 90.00, 1,200.50 per word"
+    assert (
+        format_headline(result_with(test=test | {"words": 20, "streams": 20})) == "test perplexity 90.00 in 20 streams"
+    )
+    assert format_headline(result_with(test=test | {"words": 20})) == "test perplexity 90.00"
+    assert format_headline(result_with(test=test)) == "test perplexity 90.00, 1,200.50 per word"
     counted = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}
     train = {"perplexity": 30.0, "nll": 3.4}
-    assert headline(result_with(test=test | {"words": 20}, train=train, protocol=counted)) == (
+    assert format_headline(result_with(test=test | {"words": 20}, train=train, protocol=counted)) == (
         "test perplexity 90.00, train 30.00, counted as awd: valid 61.20, test 58.80"
     )
 
@@ -114,7 +116,7 @@ def test_headline_states_the_number_of_pairs_of_a_correlation() -> None:
     men = {"name": "MEN", "rho": 1.0, "pairs": 3, "of": 3_000}
     simlex = {"name": "SimLex-999", "rho": -0.123, "pairs": 940, "of": 999}
     others = [{"name": "RG-65", "rho": 0.5, "pairs": 60, "of": 65}, men | {"name": "Verb-143", "rho": None}]
-    assert headline(result_with(similarity={"tied": [simlex, men, *others]})) == (
+    assert format_headline(result_with(similarity={"tied": [simlex, men, *others]})) == (
         "rho of tied vectors: SimLex-999 -0.12 (940 of 999 pairs), MEN 1.00 (3 of 3,000 pairs)"
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import reefknot.nn
-from reefknot.lab.config.registry import argument_descriptions
+from reefknot.lab.config.registry import parse_argument_descriptions
 
 
 def public_objects() -> Iterator[tuple[str, Any]]:
@@ -45,7 +45,7 @@ def test_args_sections_describe_arguments_that_exist() -> None:
     for name, documented in public_objects():
         if not (inspect.isclass(documented) or inspect.isfunction(documented)):
             continue
-        descriptions = argument_descriptions(documented)
+        descriptions = parse_argument_descriptions(documented)
         parameters = [
             parameter for parameter in inspect.signature(documented).parameters if parameter not in ("self", "cls")
         ]

@@ -74,7 +74,7 @@ def test_invalid_bands_are_rejected(arguments: dict[str, Any], message: str) -> 
 
 
 def test_recipe_lists_the_sizes_of_bands() -> None:
-    settings = TypeAdapter(TABLES.settings()).validate_python({"kind": "banded", "dim": 16, "sizes": [2, 3]})
+    settings = TypeAdapter(TABLES.entry_type()).validate_python({"kind": "banded", "dim": 16, "sizes": [2, 3]})
     assert TABLES.build(settings, {"vocab_size": 11}).sizes == (2, 3, 6)
 
 
@@ -160,7 +160,7 @@ def test_frozen_table_requires_no_gradient() -> None:
 
 
 def test_recipe_names_a_vector_file_and_freezes_the_table() -> None:
-    kinds = TypeAdapter(TABLES.settings())
+    kinds = TypeAdapter(TABLES.entry_type())
     settings = kinds.validate_python({"kind": "word", "dim": 4, "vectors": "v.txt", "frozen": True})
     assert settings.vectors == "v.txt"
     assert TABLES.build(settings, {"vocab_size": 11}).frozen

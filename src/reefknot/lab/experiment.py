@@ -1,7 +1,7 @@
-"""Training of one row of a recipe: open the text, build the model, train, score, and write the result.
+"""Trains one row of a recipe (one experiment): opens the text, builds the model, trains, scores, writes the result.
 
-`train` is the same for every task (see `lab/tasks`). It creates the run folder only after all checks, so that invalid
-settings leave no folder behind.
+`train` is the entry point. It is the same for every task (language models, translation, skip-gram; see `lab/tasks`). It
+creates the run folder only after all checks, so that invalid settings leave no folder behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reefknot.lab.runs.environment import capture
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import FORMAT, Corpus, Judgement, Parameters, RunResult, Training
 from reefknot.lab.runs.scores import TextScore
-from reefknot.lab.tasks import task_of
+from reefknot.lab.tasks import create_task
 from reefknot.lab.tasks.contract import Data, Experiment, Session, Task
 from reefknot.lab.training.display import Display, Logged
 from reefknot.lab.training.distributed import World
@@ -60,55 +60,58 @@ def train(
             that `training.start` names, next to `out` or in its default folder.
     """
     experiment = recipe.experiments[row.name]
-    name = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
+    label = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
     out = out or default_folder(recipe, row, experiment.seed)
-    starting_run = _find_start(recipe, row, experiment.seed, start, out, data)
-    dataset = task_of(experiment).open_data(data, notify=display.print)
+    start_run = _load_start_run(recipe, row, experiment.seed, start, out, data)
+    dataset = create_task(experiment).open_data(data, notify=display.print)
     existing_run = RunFolder.open(out) if (out / "config.json").is_file() else None
-    config = run_config(recipe, row, experiment, dataset, starting_run, existing_run)
+    config = build_run_config(recipe, row, experiment, dataset, start_run, existing_run)
     if existing_run:
         _reject_changed_files(existing_run, config)
         # A resumed run has its tables in its checkpoint and does not read the vector files again.
-        if "vectors" in config and (
-            existing_run.result is not None or existing_run.checkpoints.latest(silent) is not None
-        ):
+        if "vectors" in config and _has_weights(existing_run):
             experiment = experiment.without_files()
-    task = task_of(experiment)
-    model, notes = _build(task, recipe, row, dataset, starting_run, world, display.print)
-    with _enter(out, config, world) as run, _logging_errors(run, world):
+    task = create_task(experiment)
+    model, messages = _build_model(task, recipe, row, dataset, start_run, world, display.print)
+    with _enter_folder(out, config, world) as run, _logging_errors(run, world):
         if run.result is not None:
-            display.print(f"{name}  done already: {out}")
+            display.print(f"{label}  done already: {out}")
             return run.result
         if world.is_first:
             display = Logged(display, run.log)
             run.log(dataset.describe())
-            task.save_words(run, dataset)
-            _note_environment(run, display)
-        display.print(f"{name}  {out}  {dataset.summary}")
-        if starting_run and starting_run.run:
-            display.print(f"{name}  starts from the best weights of {starting_run.run.path}")
-        for note in notes:
-            display.print(f"{name}  {note}")
-        session = Session(run, world, display, name, _trackers(run) if track and world.is_first else [])
-        benchmarks = _benchmarks(experiment, data, display)
+            task.save_vocabularies(run, dataset)
+            _record_environment(run, display)
+        display.print(f"{label}  {out}  {dataset.summary}")
+        if start_run and start_run.run:
+            display.print(f"{label}  starts from the best weights of {start_run.run.path}")
+        for message in messages:
+            display.print(f"{label}  {message}")
+        trackers = _open_trackers(run) if track and world.is_first else []
+        session = Session(run, world, display, label, trackers)
+        benchmarks = _load_benchmarks(experiment, data, display)
         fitted = task.fit(model, dataset, session)
         if fitted is None:
             return None
-        display.update(f"{name}  scoring the trained model")
+        display.update(f"{label}  scoring the trained model")
         scores = task.score(fitted.model, dataset, session, fitted.progress, benchmarks)
         result = RunResult(
-            **_provenance(run, row, dataset, experiment),
+            **_describe_origin(run, row, dataset, experiment),
             changed=tuple(recipe.changed[row.name]),
-            parameters=_parameters(fitted.model, row),
-            training=_training(experiment, session, fitted.progress),
+            parameters=_count_parameters(fitted.model, row),
+            training=_summarise_training(experiment, session, fitted.progress),
             **scores,
         )
         run.write_result(result)
-        display.print(f"{name}  {headline(result) if show_test else 'finished'}")
+        display.print(f"{label}  {format_headline(result) if show_test else 'finished'}")
         return result
 
 
-def _build(
+def _has_weights(run: RunFolder) -> bool:
+    return run.result is not None or run.checkpoints.latest(silent) is not None
+
+
+def _build_model(
     task: Task[Any, Any, Any],
     recipe: Recipe,
     row: Row,
@@ -117,24 +120,26 @@ def _build(
     world: World,
     notify: Notify,
 ) -> tuple[Any, list[str]]:
-    """Return the model that training starts from, and notes for the display."""
-    task.check(dataset, world)
+    """Return the model with the weights that training starts from, and messages for the display."""
+    task.check_data(dataset, world)
     seed = task.experiment.seed
     seed_everything(seed)
-    with recipe.naming(row):
+    with recipe.add_row_to_errors(row):
         model = task.build_model(dataset.vocabulary_pair)
-    total = sum(model.parameter_counts().values())
-    if row.parameters not in (None, total):
-        raise SettingsError(f'{recipe.name}, row "{row.name}": {total:,} parameters, expected {row.parameters:,}')
-    notes = task.prepare(model, dataset, from_files=start is None, notify=notify)
+    num_parameters = sum(model.parameter_counts().values())
+    if row.parameters not in (None, num_parameters):
+        raise SettingsError(
+            f'{recipe.name}, row "{row.name}": {num_parameters:,} parameters, expected {row.parameters:,}'
+        )
+    messages = task.prepare(model, dataset, from_files=start is None, notify=notify)
     if start and start.run:
-        _load_start(model, start, task, dataset)
+        _load_start_weights(model, start, task, dataset)
     # All ranks build the same weights, but each draws its own dropout masks.
     seed_everything(seed, world.rank)
-    return model, notes
+    return model, messages
 
 
-def _find_start(
+def _load_start_run(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
 ) -> Start | None:
     """Return the run whose weights a row starts from, or None if the row starts from random weights."""
@@ -145,12 +150,12 @@ def _find_start(
     return load_start(recipe, row, seed, folder, out, data)
 
 
-def _load_start(model: Any, start: Start, task: Task[Any, Any, Any], dataset: Data) -> None:
+def _load_start_weights(model: Any, start: Start, task: Task[Any, Any, Any], dataset: Data) -> None:
     """Load the weights of another run into the model; raise an error if they do not fit."""
     run = start.run
     assert run is not None
-    known = [vocabulary.fingerprint for vocabulary in task.saved_words(run).vocabularies]
-    if known != [vocabulary.fingerprint for vocabulary in dataset.vocabulary_pair.vocabularies]:
+    start_fingerprints = [vocabulary.fingerprint for vocabulary in task.load_vocabularies(run).vocabularies]
+    if start_fingerprints != [vocabulary.fingerprint for vocabulary in dataset.vocabulary_pair.vocabularies]:
         raise DataError(
             f"cannot start from {run.path}: it has another vocabulary; start from a run with the same vocabulary"
         )
@@ -171,7 +176,7 @@ def _logging_errors(run: RunFolder, world: World) -> Iterator[None]:
         raise
 
 
-def run_config(
+def build_run_config(
     recipe: Recipe,
     row: Row,
     experiment: Experiment,
@@ -202,16 +207,19 @@ def run_config(
     }
     if start:
         return config | {"start": start.record}
-    files = experiment.file_hashes(existing_run.config.get("vectors") if existing_run else None)
-    return config | ({"vectors": files} if files else {})
+    recorded_hashes = existing_run.config.get("vectors") if existing_run else None
+    file_hashes = experiment.hash_files(recorded_hashes)
+    return config | ({"vectors": file_hashes} if file_hashes else {})
 
 
 def _reject_changed_files(existing_run: RunFolder, config: dict[str, Any]) -> None:
     """Raise an error that names the vector file that has changed. The general message would only show its hashes."""
-    old, new = existing_run.config, config
-    for name, digest in new.get("vectors", {}).items():
-        if old.get("settings") == new["settings"] and old.get("vectors", {}).get(name) != digest:
-            file = new["settings"]["tables"][name]["vectors"]
+    old_config = existing_run.config
+    if old_config.get("settings") != config["settings"]:
+        return
+    for name, file_hash in config.get("vectors", {}).items():
+        if old_config.get("vectors", {}).get(name) != file_hash:
+            file = config["settings"]["tables"][name]["vectors"]
             raise SettingsError(
                 f"{file}, the file of tables.{name}.vectors, has changed since training began; restore it, or use "
                 "another --out"
@@ -223,31 +231,36 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
     if not (out / "result.json").exists():
         return False
     experiment = recipe.experiments[row.name].with_seed(seed)
-    starting_run = _find_start(recipe, row, seed, start, out)
+    start_run = _load_start_run(recipe, row, seed, start, out)
     run = RunFolder.open(out)
-    return run.config == run_config(recipe, row, experiment, dataset, starting_run, run)
+    return run.config == build_run_config(recipe, row, experiment, dataset, start_run, run)
 
 
-def _note_environment(run: RunFolder, display: Display) -> None:
+def _record_environment(run: RunFolder, display: Display) -> None:
     """Record the environment of this session, and the different environments of earlier sessions."""
-    now, before = capture(), run.environment or {}
-    earlier = before.pop("earlier", [])
-    changed = [key for key in ("source_sha256", "python", "torch", "gpus") if before and before.get(key) != now[key]]
+    environment, last_environment = capture(), run.environment or {}
+    earlier = last_environment.pop("earlier", [])
+    changed = [
+        key
+        for key in ("source_sha256", "python", "torch", "gpus")
+        if last_environment and last_environment.get(key) != environment[key]
+    ]
     if changed:
-        earlier = [*earlier, before]
+        earlier = [*earlier, last_environment]
         display.print(f"this run was started in another environment ({', '.join(changed)}); both are recorded")
-    run.write_environment(now | ({"earlier": earlier} if earlier else {}))
+    run.write_environment(environment | ({"earlier": earlier} if earlier else {}))
 
 
-def _enter(out: Path, config: dict[str, Any], world: World) -> RunFolder:
+def _enter_folder(out: Path, config: dict[str, Any], world: World) -> RunFolder:
+    """Open the run folder. The first process creates it; the other processes wait for it."""
     run = RunFolder.open_for_training(out, config) if world.is_first else None
     world.wait()
     return run or RunFolder.open(out)
 
 
-def _benchmarks(experiment: Experiment, data: Path | None, display: Display) -> dict[str, Benchmark]:
+def _load_benchmarks(experiment: Experiment, data: Path | None, display: Display) -> dict[str, Benchmark]:
     """Return the word-similarity benchmarks; none if they were not requested or are not on this machine."""
-    if not experiment.judges_similarity:
+    if not experiment.evaluates_similarity:
         return {}
     from reefknot.lab.evaluation.similarity import find_benchmarks
 
@@ -258,7 +271,7 @@ def _benchmarks(experiment: Experiment, data: Path | None, display: Display) -> 
         return {}
 
 
-def _trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
+def _open_trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
     from reefknot.lab.training.trackers import tensorboard
 
     return [tensorboard(run.path / "tensorboard")]
@@ -267,7 +280,7 @@ def _trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
 # -- result.json -------------------------------------------------------------------------------------------------------
 
 
-def _provenance(run: RunFolder, row: Row, dataset: Data, experiment: Experiment) -> dict[str, Any]:
+def _describe_origin(run: RunFolder, row: Row, dataset: Data, experiment: Experiment) -> dict[str, Any]:
     """Return the fields of a result that describe its origin, for every task."""
     environment = run.environment or {}
     return {
@@ -284,12 +297,12 @@ def _provenance(run: RunFolder, row: Row, dataset: Data, experiment: Experiment)
     }
 
 
-def _parameters(model: Any, row: Row) -> Parameters:
-    parts: dict[str, int] = model.parameter_counts()
-    return Parameters(total=sum(parts.values()), parts=parts, expected=row.parameters)
+def _count_parameters(model: Any, row: Row) -> Parameters:
+    count_by_part: dict[str, int] = model.parameter_counts()
+    return Parameters(total=sum(count_by_part.values()), parts=count_by_part, expected=row.parameters)
 
 
-def _training(experiment: Experiment, session: Session, progress: Progress) -> Training:
+def _summarise_training(experiment: Experiment, session: Session, progress: Progress) -> Training:
     world, environment = session.world, session.run.environment or {}
     gpus = environment.get("gpus") or ["GPU"]
     return Training(
@@ -307,15 +320,17 @@ def _training(experiment: Experiment, session: Session, progress: Progress) -> T
     )
 
 
-def headline(result: RunResult) -> str:
+def format_headline(result: RunResult) -> str:
     """Return the scores of a result in one line: perplexities, BLEU, correlations with human judgements."""
-    parts = [", ".join(_scores(result, result.test))] if result.test else []
-    correlations = {end: _correlations(judgements) for end, judgements in result.similarity.items()}
-    parts += [f"rho of {end} vectors: {text}" for end, text in correlations.items() if text]
+    parts = [", ".join(_format_scores(result, result.test))] if result.test else []
+    for end, judgements in result.similarity.items():
+        correlations = _format_correlations(judgements)
+        if correlations:
+            parts.append(f"rho of {end} vectors: {correlations}")
     return "; ".join(parts) or "finished"
 
 
-def _correlations(judgements: Iterable[Judgement]) -> str:
+def _format_correlations(judgements: Iterable[Judgement]) -> str:
     """Return the correlations on the benchmarks of Press & Wolf, with their numbers of pairs."""
     from reefknot.lab.evaluation.benchmarks import PRESS
 
@@ -326,17 +341,19 @@ def _correlations(judgements: Iterable[Judgement]) -> str:
     )
 
 
-def _scores(result: RunResult, test: TextScore) -> list[str]:
+def _format_scores(result: RunResult, test: TextScore) -> list[str]:
     streams = f" in {test.streams} streams" if test.streams and test.streams > 1 else ""
     parts = [f"test perplexity {shown(test.perplexity)}{streams}"]
-    if translated := result.translated("test"):
+    translated = result.translated("test")
+    if translated:
         parts.insert(0, f"test BLEU {translated.bleu:.2f}")
     if test.words != test.tokens:
         parts.append(f"{shown(test.per_word)} per word")
     if result.train:
         parts.append(f"train {shown(result.train.perplexity)}")
-    if counted := result.protocol:
-        splits = {"valid": counted.valid, "test": counted.test}
-        perplexities = ", ".join(f"{split} {shown(score.perplexity)}" for split, score in splits.items() if score)
-        parts.append(f"counted as {counted.name}: {perplexities}")
+    protocol = result.protocol
+    if protocol:
+        scores = {"valid": protocol.valid, "test": protocol.test}
+        perplexities = ", ".join(f"{split} {shown(score.perplexity)}" for split, score in scores.items() if score)
+        parts.append(f"counted as {protocol.name}: {perplexities}")
     return parts

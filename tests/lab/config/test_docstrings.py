@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.lab.config.registry import argument_descriptions
+from reefknot.lab.config.registry import parse_argument_descriptions
 
 
 def documented(docstring: str | None) -> object:
@@ -28,12 +28,12 @@ def test_args_section_ends_with_its_indentation() -> None:
         three: Not an argument.
     """
     expected = {"one": "The first: with a colon.", "two": "A description that needs a second line."}
-    assert argument_descriptions(documented(section)) == expected
+    assert parse_argument_descriptions(documented(section)) == expected
 
 
 @pytest.mark.parametrize("docstring", [None, "", "A summary.", "A summary.\n\n    Args:\n"])
 def test_docstring_without_args_has_no_descriptions(docstring: str | None) -> None:
-    assert argument_descriptions(documented(docstring)) == {}
+    assert parse_argument_descriptions(documented(docstring)) == {}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_docstring_without_args_has_no_descriptions(docstring: str | None) -> No
 def test_invalid_lines_in_args_are_rejected(line: str, message: str | None) -> None:
     docstring = f"A summary.\n\n    Args:\n        one: The first.\n        {line}\n"
     if message is None:
-        assert argument_descriptions(documented(docstring)) == {"one": "The first. odd: Indented by five."}
+        assert parse_argument_descriptions(documented(docstring)) == {"one": "The first. odd: Indented by five."}
         return
     with pytest.raises(ValueError, match=message):
-        argument_descriptions(documented(docstring))
+        parse_argument_descriptions(documented(docstring))

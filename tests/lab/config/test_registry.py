@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import FAMILIES
-from reefknot.lab.config.registry import DERIVED, Registry, argument_descriptions, derive_settings
+from reefknot.lab.config.registry import DERIVED_ARGUMENTS, Registry, derive_settings, parse_argument_descriptions
 from reefknot.lab.config.settings import WRONG_KIND
 from reefknot.nn.bounds import Dim, Probability
 from reefknot.nn.models.regularisation import RegularisationSettings
@@ -97,7 +97,7 @@ def part_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(raw: Any) -> Any:
-    return TypeAdapter(OUTER.settings()).validate_python(raw)
+    return TypeAdapter(OUTER.entry_type()).validate_python(raw)
 
 
 def problems(raw: dict[str, Any]) -> set[tuple[str, str]]:
@@ -108,7 +108,7 @@ def problems(raw: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def test_settings_are_the_constructor_arguments() -> None:
-    fields = OUTER.settings_of("branch").model_fields
+    fields = OUTER.settings_class("branch").model_fields
     assert set(fields) == {"kind", "width", "inner", "rate", "mode", "spare", "other"}
     assert {name for name, field in fields.items() if field.is_required()} == {"kind", "width", "inner"}
     assert fields["rate"].default == 0.5
@@ -119,8 +119,8 @@ def test_settings_are_the_constructor_arguments() -> None:
 
 
 def test_arguments_given_by_the_model_are_not_settings() -> None:
-    assert "vocab_size" in DERIVED
-    assert set(INNER.settings_of("leaf").model_fields) == {"kind", "table", "sharp"}
+    assert "vocab_size" in DERIVED_ARGUMENTS
+    assert set(INNER.settings_class("leaf").model_fields) == {"kind", "table", "sharp"}
     assert problems(VALID | {"inner": {"kind": "leaf", "table": "words", "vocab_size": 3}}) == {
         ("vocab_size", "extra_forbidden")
     }
@@ -206,9 +206,9 @@ def test_every_argument_of_every_part_is_documented() -> None:
     for family, kind in PARTS:
         part = family.load(kind)
         signature = list(inspect.signature(part).parameters)
-        assert list(argument_descriptions(part)) == signature, f"{family.family}.{kind}"
-        described = {name for name, field in family.settings_of(kind).model_fields.items() if field.description}
-        assert described == set(family.settings_of(kind).model_fields) - {"kind"}, f"{family.family}.{kind}"
+        assert list(parse_argument_descriptions(part)) == signature, f"{family.family}.{kind}"
+        described = {name for name, field in family.settings_class(kind).model_fields.items() if field.description}
+        assert described == set(family.settings_class(kind).model_fields) - {"kind"}, f"{family.family}.{kind}"
 
 
 def test_settings_are_derived_from_a_dataclass() -> None:

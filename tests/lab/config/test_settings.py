@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
-from reefknot.lab.config.settings import Settings, with_bounds
+from reefknot.lab.config.settings import Settings, translate_bounds
 from reefknot.nn import bounds
 from reefknot.nn.bounds import Ge, Gt, Le, Length, Lt
 
@@ -25,7 +25,7 @@ from reefknot.nn.bounds import Ge, Gt, Le, Length, Lt
     ],
 )
 def test_bounds_of_annotations_are_checked(annotation: Any, valid: list[Any], invalid: list[Any]) -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(with_bounds(annotation))
+    adapter: TypeAdapter[Any] = TypeAdapter(translate_bounds(annotation))
     for value in valid:
         assert adapter.validate_python(value) == value
     for value in invalid:
@@ -35,7 +35,7 @@ def test_bounds_of_annotations_are_checked(annotation: Any, valid: list[Any], in
 
 def test_other_annotations_are_rejected() -> None:
     with pytest.raises(TypeError, match=r"bounds of reefknot\.nn\.bounds"):
-        with_bounds(Annotated[int, Field(ge=1)])
+        translate_bounds(Annotated[int, Field(ge=1)])
 
 
 @pytest.mark.parametrize("annotation", [bounds.Count, bounds.Count | None, Sequence[bounds.Count]])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.config.settings import check
+from reefknot.lab.config.settings import check_settings
 from reefknot.lab.evaluation import cache as module
 from reefknot.lab.evaluation.cache import (
     CacheSettings,
@@ -256,7 +256,7 @@ def test_nan_model_is_rejected(opened: Open, model_for: Build) -> None:
 )
 def test_invalid_cache_settings_are_rejected(given: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        check(CacheSettings, given, "here")
+        check_settings(CacheSettings, given, "here")
 
 
 def test_one_cache_spans_all_windows(opened: Open, transformer_for: Build) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from contract.combinations import WORDS, Case
 from reefknot.errors import DataError, NonFiniteError, SettingsError
 from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS
-from reefknot.lab.config.settings import check
+from reefknot.lab.config.settings import check_settings
 from reefknot.lab.evaluation import dynamic
 from reefknot.lab.evaluation.dynamic import (
     DEFAULTS,
@@ -350,7 +350,7 @@ def test_default_rates_depend_on_scale_and_segment() -> None:
 )
 def test_invalid_dynamic_settings_are_rejected(given: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        check(DynamicSettings, given, "here")
+        check_settings(DynamicSettings, given, "here")
 
 
 def test_too_short_training_text_is_rejected(opened: Open, model_for: Build) -> None:

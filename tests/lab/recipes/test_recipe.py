@@ -13,7 +13,7 @@ import torch
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.parts import ENCODERS
-from reefknot.lab.recipes.file import FOLDER, find_recipe, shipped
+from reefknot.lab.recipes.file import FOLDER, find_recipe, list_shipped_recipes
 from reefknot.lab.recipes.recipe import Row, load_recipe
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.tasks import build_model, check_experiment
@@ -390,12 +390,12 @@ def test_slugs_are_safe_folder_names(name: str, slug: str) -> None:
 # -- shipped recipes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize("name", sorted(list_shipped_recipes()))
 def test_every_shipped_recipe_loads_and_builds(name: str) -> None:
     recipe = load_recipe(name)
     text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     assert recipe.name == tomllib.loads(text).get("extends", name)
-    assert recipe.title == shipped()[name]
+    assert recipe.title == list_shipped_recipes()[name]
     assert recipe.experiments
     for experiment in recipe.experiments.values():
         with torch.device("meta"):
@@ -422,7 +422,7 @@ def vocabulary_size(experiment: LanguageModelExperiment) -> int | None:
     return fairseq_dictionary_size(number) if number and vocabulary.dictionary == "fairseq" else number
 
 
-@pytest.mark.parametrize("name", sorted(name for name in shipped() if "/" in name))
+@pytest.mark.parametrize("name", sorted(name for name in list_shipped_recipes() if "/" in name))
 def test_parameter_counts_of_paper_tables_are_exact(name: str) -> None:
     recipe = load_recipe(name)
     for row in recipe.rows:
@@ -435,7 +435,7 @@ def test_parameter_counts_of_paper_tables_are_exact(name: str) -> None:
         assert sum(model.parameter_counts().values()) == row.parameters, row.name
 
 
-@pytest.mark.parametrize("name", sorted(name for name in shipped() if "/" in name))
+@pytest.mark.parametrize("name", sorted(name for name in list_shipped_recipes() if "/" in name))
 def test_every_row_of_a_paper_table_has_scores_or_a_reason(name: str) -> None:
     """First stages, our own rows and tables, tables of seconds, and figures have no scores."""
     recipe = load_recipe(name)

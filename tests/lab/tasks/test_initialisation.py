@@ -13,8 +13,14 @@ from torch import nn
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.parts import TABLES
-from reefknot.lab.config.settings import check
-from reefknot.lab.tasks.initialisation import InitialisationSettings, file_hashes, initialise, start_table, start_tables
+from reefknot.lab.config.settings import check_settings
+from reefknot.lab.tasks.initialisation import (
+    InitialisationSettings,
+    fill_table,
+    fill_tables,
+    hash_table_files,
+    initialise,
+)
 from reefknot.lab.text.vocabulary import BPESettings, Vocabulary, VocabularyPair, VocabularySettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
@@ -126,7 +132,7 @@ def test_normal_works_without_bands_or_clusters() -> None:
 @pytest.mark.parametrize("value", ["uniform", 0.0, -1.0, float("inf"), True, [0.1]])
 def test_invalid_tables_setting_gives_a_one_line_error(value: object) -> None:
     with pytest.raises(SettingsError, match=r"^recipe:\n  tables: must be a number greater than 0, or 'normal'[^\n]*$"):
-        check(InitialisationSettings, {"tables": value}, "recipe")
+        check_settings(InitialisationSettings, {"tables": value}, "recipe")
 
 
 WORDS = ("The", "sea", "<unk>", "SEA", "Été", "nowhere")
@@ -146,7 +152,7 @@ def file(tmp_path: Path) -> Path:
 def test_words_get_vectors_by_exact_then_lower_case_match(file: Path) -> None:
     table = WordTable(len(WORDS), 3)
     drawn = table.weight.detach().clone()
-    message = start_table(table, file, vocabulary_of(WORDS))
+    message = fill_table(table, file, vocabulary_of(WORDS))
     assert message == f"{file} has vectors of 4 of the 6 words; the other vectors are random"
     assert table.weight[[0, 1, 3, 4]].tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [6, 7, 8]]
     assert torch.equal(table.weight[[2, 5]], drawn[[2, 5]])
@@ -166,7 +172,7 @@ def start_from_words(sub_words: Vocabulary, path: Path, *words: str) -> dict[str
     rows = np.repeat(np.arange(1.0, len(words) + 1, dtype=np.float32)[:, None], 3, axis=1)
     write_vectors(WordVectors(words, rows), path, "glove")
     table = WordTable(len(sub_words), 3)
-    message = start_table(table, path, sub_words)
+    message = fill_table(table, path, sub_words)
     given = {
         word: row for word, row in zip(sub_words.words, table.weight[:, 0].tolist(), strict=True) if row == int(row)
     }
@@ -205,7 +211,7 @@ def test_unsuitable_vectors_file_is_rejected(
     arguments: dict[str, Any], words: tuple[str, ...], error: type[Exception], message: str, file: Path
 ) -> None:
     with pytest.raises(error, match=message):
-        start_table(WordTable(6, **arguments), file, vocabulary_of(words))
+        fill_table(WordTable(6, **arguments), file, vocabulary_of(words))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -216,7 +222,7 @@ def test_only_tables_with_a_vectors_setting_are_started(tied: bool, file: Path) 
     model = LanguageModel(Lookup(table), LSTM(3, 3), Softmax(Plain(classes)))
     settings = table_settings({"words": {"dim": 3, "vectors": str(file)}, "classes": {"dim": 3}})
     tables = {"words": table, "classes": classes}
-    assert len(start_tables(tables, settings, (), VocabularyPair(vocabulary_of(WORDS), vocabulary_of(WORDS)))) == 1
+    assert len(fill_tables(tables, settings, (), VocabularyPair(vocabulary_of(WORDS), vocabulary_of(WORDS)))) == 1
     assert table.weight[0].tolist() == [9, 10, 11]
     assert torch.equal(classes.weight, drawn) != tied
     model.loss(torch.tensor([[0, 1, 2, 3]])).mean().backward()
@@ -225,7 +231,7 @@ def test_only_tables_with_a_vectors_setting_are_started(tied: bool, file: Path) 
 
 
 def table_settings(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    kinds: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, TABLES.settings()])  # type: ignore[misc]
+    kinds: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, TABLES.entry_type()])  # type: ignore[misc]
     return kinds.validate_python({name: {"kind": "word"} | table for name, table in tables.items()})
 
 
@@ -238,9 +244,9 @@ def test_vector_files_are_identified_by_their_content(file: Path) -> None:
         }
     )
     known = fingerprint(file)
-    assert file_hashes(tables) == {"words": known}
-    assert file_hashes(tables, {"words": "another"}) == {"words": known}
+    assert hash_table_files(tables) == {"words": known}
+    assert hash_table_files(tables, {"words": "another"}) == {"words": known}
     file.unlink()
-    assert file_hashes(tables, {"words": "recorded"}) == {"words": "recorded"}
+    assert hash_table_files(tables, {"words": "recorded"}) == {"words": "recorded"}
     with pytest.raises(DataError, match="cannot be read"):
-        file_hashes(tables)
+        hash_table_files(tables)

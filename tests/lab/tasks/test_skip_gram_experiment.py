@@ -13,10 +13,10 @@ import torch
 from cli.conftest import run_command
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.upgrade import task_of_settings
+from reefknot.lab.config.upgrade import detect_task
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model, check_experiment
-from reefknot.lab.tasks.word_vectors import store_picture
+from reefknot.lab.tasks.word_vectors import store_embedding
 from reefknot.nn.models.skip_gram import SkipGram
 from skip_gram_recipe import write_judgements, write_recipe
 
@@ -35,9 +35,9 @@ def train(recipe: Path, row: str, out: Path, *more: object) -> tuple[dict[str, A
 
 
 def test_task_is_inferred_from_the_settings() -> None:
-    assert task_of_settings(SETTINGS) == "skip_gram"
-    assert task_of_settings({"encoder": {"kind": "lstm"}}) == "language_model"
-    assert task_of_settings({"corpus": {"pairs": {"source": "en", "target": "de"}}}) == "translation"
+    assert detect_task(SETTINGS) == "skip_gram"
+    assert detect_task({"encoder": {"kind": "lstm"}}) == "language_model"
+    assert detect_task({"corpus": {"pairs": {"source": "en", "target": "de"}}}) == "translation"
     experiment = check_experiment(SETTINGS, "test")
     assert check_experiment(experiment.model_dump(mode="json"), "test") == experiment
     assert experiment.start is None
@@ -110,7 +110,7 @@ def test_symbols_are_not_neighbours(tmp_path: Path) -> None:
             assert {word: {near for near, _ in nearest} for word, nearest in neighbors[end].items()} == {
                 word: {"alpha", "beta", "gamma", "delta"} - {word} for word in ("alpha", "beta", "gamma", "delta")
             }
-        picture = store_picture(tmp_path / row).record()["embedding"]
+        picture = store_embedding(tmp_path / row).record()["embedding"]
         assert set(picture["words"]) == {"alpha", "beta", "gamma", "delta"}
         assert ends <= set(picture)
         assert json.loads((tmp_path / row / "result.json").read_text())["embedding"] == picture

@@ -18,7 +18,7 @@ from reefknot.lab.config.parts import CLASSIFIERS, OUTPUTS
 from reefknot.lab.experiment import is_done
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.tasks import build_model, check_experiment, open_run, task_of
+from reefknot.lab.tasks import build_model, check_experiment, create_task, open_run
 from reefknot.storage import files as durable
 from reefknot.vectors.files import fingerprint, read_vectors, write_vectors
 from reefknot.vectors.word_vectors import WordVectors
@@ -117,7 +117,7 @@ def test_run_with_checkpoints_resumes_without_the_vector_file(
     (line,) = display.lines
     assert "done already" in line
     recipe = load_recipe(str(tmp_path / "tiny.toml"), settings)
-    dataset = task_of(recipe.experiments["tied"]).open_data()
+    dataset = create_task(recipe.experiments["tied"]).open_data()
     assert is_done(tmp_path / "stopped", recipe, recipe.row("tied"), 0, dataset)
 
 

@@ -15,10 +15,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from reefknot.lab.experiment import run_config
+from reefknot.lab.experiment import build_run_config
 from reefknot.lab.recipes.recipe import Recipe, Row, load_recipe
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.tasks import build_model, task_of
+from reefknot.lab.tasks import build_model, create_task
 from reefknot.lab.text.batches import build_batches
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.training.distributed import World, join_world
@@ -37,13 +37,15 @@ def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
     model = build_model(experiment, dataset.vocabulary).double()
     if experiment.training.precision == "float16" and world.rank == world.size - 1:
         overflow(model)
-    run = RunFolder.open_for_training(out, run_config(recipe, row, experiment, dataset)) if world.is_first else None
+    run = (
+        RunFolder.open_for_training(out, build_run_config(recipe, row, experiment, dataset)) if world.is_first else None
+    )
     world.wait()
     with run or RunFolder.open(out) as opened:
         Trainer(
             model,
             batches.shard(world.rank, world.size),
-            lambda: task_of(experiment).score_split(model, dataset, "valid").mean,
+            lambda: create_task(experiment).score_split(model, dataset, "valid").mean,
             experiment.training,
             opened,
             world=world,

@@ -320,7 +320,7 @@ def test_gpu_agrees_with_cpu_without_synchronising(autocast: bool, monkeypatch: 
 
 
 def test_recipe_builds_the_encoder() -> None:
-    settings = TypeAdapter(ENCODERS.settings()).validate_python({"kind": "attention_gru", "units": UNITS})
+    settings = TypeAdapter(ENCODERS.entry_type()).validate_python({"kind": "attention_gru", "units": UNITS})
     encoder = ENCODERS.build(settings, {"source_dim": SOURCE_DIM, "input_dim": TARGET_DIM})
     assert isinstance(encoder, AttentionGRU)
     assert (encoder.source_dim, encoder.input_dim, encoder.dim) == (SOURCE_DIM, TARGET_DIM, TARGET_DIM)

@@ -193,7 +193,7 @@ def test_parameter_counts_equal_the_paper(highway: int, count: int) -> None:
 
 
 def test_recipe_lists_filters_and_rejects_invalid_ones() -> None:
-    adapter = TypeAdapter(INPUTS.settings())
+    adapter = TypeAdapter(INPUTS.entry_type())
     settings = adapter.validate_python({"kind": "char_cnn", "dim": 6, "filters": FILTERS})
     model = INPUTS.build(settings, {"spellings": spell(WORDS)})
     assert [tuple(c.weight.shape) for c in model.convolutions] == [(3, 128, 1), (4, 128, 2), (2, 128, 5)]

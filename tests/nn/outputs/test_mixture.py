@@ -141,7 +141,7 @@ def test_parameter_count_equals_the_paper() -> None:
 @pytest.mark.parametrize(("latent_dim", "dim"), [(None, CONTEXT_DIM), (5, 5)])
 def test_recipe_gives_the_classifier_the_latent_dimension(latent_dim: int | None, dim: int) -> None:
     classifier = {"kind": "projected", "table": "words"}
-    settings = TypeAdapter(OUTPUTS.settings()).validate_python(
+    settings = TypeAdapter(OUTPUTS.entry_type()).validate_python(
         {"kind": "mixture", "classifier": classifier, "experts": 2, "latent_dim": latent_dim}
     )
     context = {"context_dim": CONTEXT_DIM, "tables": {"words": WordTable(WORDS, DIM)}}

@@ -22,7 +22,7 @@ import torch
 
 from reefknot.lab.bench.measure import reason, work_times
 from reefknot.lab.bench.steps import CAPTURED, EAGER, Job, Text, Workload
-from reefknot.lab.config.settings import check
+from reefknot.lab.config.settings import check_settings
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
@@ -147,7 +147,7 @@ def experiment(
             "determinism": "fast",
         },
     }
-    return check(LanguageModelExperiment, settings, f"advise, {end}")
+    return check_settings(LanguageModelExperiment, settings, f"advise, {end}")
 
 
 def _ends(end: str, dim: int, sizes: Sequence[int]) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def ls(
 
 def _families() -> dict[str, dict[str, str]]:
     """Return the descriptions of all entries, by family and entry."""
-    from reefknot.lab.config.parts import FAMILIES, VALUES
-    from reefknot.lab.recipes.file import shipped
+    from reefknot.lab.config.parts import FAMILIES, SETTING_CHOICES
+    from reefknot.lab.recipes.file import list_shipped_recipes
     from reefknot.lab.text.corpora import known_corpora
 
     corpora = {
@@ -54,20 +54,20 @@ def _families() -> dict[str, dict[str, str]]:
         for name, corpus in known_corpora().items()
     }
     parts = {family.family: {kind: family.summary(kind) for kind in family} for family in FAMILIES}
-    return {"recipes": shipped(), "corpora": corpora, **parts, **VALUES}
+    return {"recipes": list_shipped_recipes(), "corpora": corpora, **parts, **SETTING_CHOICES}
 
 
 def _list_rows(name: str, families: list[str], as_json: bool) -> None:
     """Print the rows of a recipe."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.recipes.file import find_recipe, read_file, setting
+    from reefknot.lab.recipes.file import find_recipe, get_string, read_recipe_file
 
     try:
         path, _ = find_recipe(name)
     except SettingsError as error:
         raise SettingsError(f"no family '{name[:60]}'; the families are: {', '.join(families)}; {error}") from error
-    file = read_file(path, name)
-    corpora = {row.name: row.corpus or setting(file.base, "corpus", "name") for row in file.rows if not row.quoted}
+    file = read_recipe_file(path, name)
+    corpora = {row.name: row.corpus or get_string(file.base, "corpus", "name") for row in file.rows if not row.quoted}
     several = len(set(corpora.values())) > 1
     records, lines = [], [file.title]
     width = max(len(row.name) for row in file.rows)

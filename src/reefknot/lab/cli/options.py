@@ -161,13 +161,13 @@ def is_downloaded(corpus: str) -> bool:
 def check_training_data(data: Path | None, experiments: Iterable[Experiment], reader: str) -> None:
     """Raise an error if `data` is set, but training these experiments reads nothing from it."""
     experiments = list(experiments)
-    if not any(experiment.judges_similarity for experiment in experiments):
+    if not any(experiment.evaluates_similarity for experiment in experiments):
         check_data(data, (experiment.corpus.name for experiment in experiments), reader)
 
 
 def data_for(experiment: Experiment, data: Path | None) -> Path | None:
     """Return the data folder if training the experiment reads from it, and None otherwise."""
-    return data if experiment.judges_similarity or is_downloaded(experiment.corpus.name) else None
+    return data if experiment.evaluates_similarity or is_downloaded(experiment.corpus.name) else None
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:

@@ -58,7 +58,7 @@ def predict(
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.predictions import measure_tendency
     from reefknot.lab.evaluation.predictions import predict as predict_next
-    from reefknot.lab.tasks import check_data_option, task_of
+    from reefknot.lab.tasks import check_data_option, create_task
     from reefknot.storage.lines import words_in
 
     _check(invocation, phrases or [], split)
@@ -67,7 +67,7 @@ def predict(
     record: dict[str, Any] = {"run": str(run), "phrases": []}
     lines: list[str] = []
     if split is not None:
-        check_data_option(data, [task_of(trained.experiment)])
+        check_data_option(data, [create_task(trained.experiment)])
         texts = trained.dataset(data).splits
         if split not in texts:
             raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")

@@ -45,7 +45,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page with tables, figures, curves, neighbours, samples and settings."""
     from reefknot.lab.papers.figures.section import sections
-    from reefknot.lab.recipes.file import find_recipe, read_file, shipped
+    from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_recipe_file
     from reefknot.lab.reports.page import write_report
     from reefknot.lab.reports.results import collect
     from reefknot.lab.reports.rows import join, name_recipes
@@ -54,9 +54,9 @@ def report(
     chosen_words = _split_words(words)
     results = collect(runs)
     _check_figures(results, figures, data)
-    known = [name for name in shipped() if any(result.recipe == name for result in results)]
+    known = [name for name in list_shipped_recipes() if any(result.recipe == name for result in results)]
     # Rows are in the order of their recipe. Rows without runs are left out; `reefknot table` shows them.
-    listed = [row for name in known for row in from_recipe(read_file(find_recipe(name)[0], name).rows, name)]
+    listed = [row for name in known for row in from_recipe(read_recipe_file(find_recipe(name)[0], name).rows, name)]
     rows = name_recipes(row for row in join(listed, results) if row.results)
     if chosen_words:
         rows = _show_words(rows, chosen_words)
@@ -128,11 +128,11 @@ def _show_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow
 def _look_at_words(result: Result, words: Sequence[str]) -> Mapping[str, Stored]:
     """Return the neighbours and the picture of words, computed from the weights of a run."""
     from reefknot.lab.tasks import open_run
-    from reefknot.lab.tasks.word_vectors import look_at_words
+    from reefknot.lab.tasks.word_vectors import describe_words
     from reefknot.vectors.lookup import Lookup
 
     trained = open_run(result.folder)
     tables = trained.vectors()
     known = min(tables.values(), key=len)  # an input end that reads spellings may have more words than the output
     tokens = [known.words[row] for row in Lookup(known).require(words, str(result.folder))]
-    return look_at_words(tables, trained.vocabulary, tokens, tied=trained.model.tied)
+    return describe_words(tables, trained.vocabulary, tokens, tied=trained.model.tied)

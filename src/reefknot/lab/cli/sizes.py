@@ -10,7 +10,7 @@ import torch
 
 from reefknot.errors import CorpusNotFound, ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row
-from reefknot.lab.tasks import build_model, task_of
+from reefknot.lab.tasks import build_model, create_task
 from reefknot.lab.tasks.contract import Data, Experiment
 from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_dictionary_size
@@ -98,7 +98,7 @@ class Texts:
         """Return the text of an experiment."""
         key = (experiment.task, experiment.corpus.model_dump_json(), experiment.vocabulary.model_dump_json())
         if key not in self._opened:
-            self._opened[key] = task_of(experiment).open_data(self._data, notify=self._notify)
+            self._opened[key] = create_task(experiment).open_data(self._data, notify=self._notify)
         return self._opened[key]
 
     def open_checked(self, row: Row, experiment: Experiment) -> Data:

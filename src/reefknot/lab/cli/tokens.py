@@ -58,12 +58,14 @@ def tokens(
     Sub-words are learned on both sides together. They are counted in the pairs that a model is trained on, without
     <eos> and <unk>. The last two columns are the numbers of tokens.
     """
-    from reefknot.lab.config.settings import check
+    from reefknot.lab.config.settings import check_settings
     from reefknot.lab.text.pair_dataset import open_pairs
     from reefknot.lab.text.vocabulary import VocabularySettings
 
     settings = _corpus_texts(texts, row, source, target, data) or _recipe_texts(texts, row, source or target)
-    with_merges = check(VocabularySettings, {"bpe": {"merges": merges}}, "--merges") if merges is not None else None
+    with_merges = (
+        check_settings(VocabularySettings, {"bpe": {"merges": merges}}, "--merges") if merges is not None else None
+    )
     counts = {}
     for name, (corpus, vocabulary) in settings.items():
         notify = partial(typer.echo, err=True)
@@ -82,7 +84,7 @@ def _corpus_texts(
 ) -> Texts | None:
     """Return the settings of a parallel corpus or of a folder; None if the name is neither."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.config.settings import check
+    from reefknot.lab.config.settings import check_settings
     from reefknot.lab.text.corpora import parallel_corpora
     from reefknot.lab.text.corpus import CorpusSettings
     from reefknot.lab.text.vocabulary import BPESettings, VocabularySettings
@@ -98,7 +100,7 @@ def _corpus_texts(
     pairs = {"source": source or languages[0], "target": target or languages[1]}
     if None in pairs.values():
         raise SettingsError(f"{name}: name the languages with --source and --target, as in the names of the files")
-    corpus = check(CorpusSettings, {"name": name, "pairs": pairs}, name)
+    corpus = check_settings(CorpusSettings, {"name": name, "pairs": pairs}, name)
     return {name: (corpus, VocabularySettings(bpe=BPESettings()))}
 
 

@@ -1,7 +1,11 @@
-"""The index of all parts that a recipe can name. `reefknot ls` prints it.
+"""The list of all parts that a recipe can name by a `kind`: `encoder.kind = "lstm"` means the class `LSTM`.
 
-To add a part, write its file and add its line here. Its settings are derived from its constructor (see `registry.py`),
-and the contract tests cover it. Nothing is imported until a part is used.
+Each family of parts, such as `ENCODERS`, is a `Registry` (see `registry.py`), which derives the settings of a part from
+its constructor. `reefknot ls` prints the list. To add a part, write its class and add one line here; the contract tests
+then cover it. Nothing is imported until a part is used.
+
+The model has an input end (turns ids into vectors), an encoder (turns vectors into hidden states) and an output end
+(classifier and loss). A table holds the parameters of every word. A band is a group of words of similar frequency.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ TABLES = Registry(
         "word": "reefknot.nn.tables:WordTable",
         "banded": "reefknot.nn.tables:BandedTable",
     },
-    added={"word": "reefknot.lab.tasks.initialisation:TableStart"},
+    extra_settings={"word": "reefknot.lab.tasks.initialisation:TableFileSettings"},
 )
 
 PROJECTIONS = Registry(
@@ -117,7 +121,7 @@ WINDOWS = Registry(
     },
 )
 
-VALUES = {
+SETTING_CHOICES = {
     "evaluation.protocol": {
         "definition": "Score every token, as `reefknot evaluate` does.",
         "zaremba": "Also score like Zaremba et al. (2014): validation in the streams and whole windows of training.",
@@ -135,14 +139,14 @@ VALUES = {
 """Settings with a fixed set of values that are not parts, and the meaning of each value."""
 
 
-def describe_values(setting: str) -> str:
-    """Return a description of a setting in `VALUES`: its values and their meanings."""
-    return " ".join(f"{value}: {meaning}" for value, meaning in VALUES[setting].items())
+def describe_choices(setting: str) -> str:
+    """Return a description of a setting in `SETTING_CHOICES`: its possible values and their meanings."""
+    return " ".join(f"{value}: {meaning}" for value, meaning in SETTING_CHOICES[setting].items())
 
 
 FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, CLASSIFIERS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
 
-WITHOUT_MEANING: tuple[tuple[dict[str, object], str], ...] = (
+UNSUPPORTED_COMBINATIONS: tuple[tuple[dict[str, object], str], ...] = (
     ({"input": "char_cnn", "tied": True}, NO_TABLE_TO_SHARE),
     *(
         ({"input": "adaptive", "output": kind, "tied": True}, NEEDS_WORD_TABLE)

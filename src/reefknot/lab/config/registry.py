@@ -1,17 +1,20 @@
-"""Registries of parts: the name of each part, the location of its class, and its settings.
+"""Registries: they find the class of a part by its `kind` in a recipe, derive its settings, and build it.
 
-A part is one class in one file and one line in the registry of its family (see `parts.py`):
+A part is anything that a recipe names by a `kind`: an encoder, a classifier, an optimiser. A family of parts has one
+`Registry`, which maps each kind to the location of a class (`parts.py` lists all registries):
 
     CLASSIFIERS = Registry("classifiers", {"plain": "reefknot.nn.classifiers.plain:Plain"})
 
-The settings of a part in a recipe are the arguments of its constructor. Types, bounds and defaults come from the
-signature, and descriptions from the `Args:` section of the Google-style docstring. So the Python call and the recipe
-cannot disagree. The name and the annotation of an argument decide what it is:
+Start reading at `Registry.build`, which calls the constructor of a part with the values in a recipe.
 
-* If its name is in `DERIVED`, its value follows from the rest of the model, such as a dimension. It is not a setting.
-* If its class is in `nested`, such as `Classifier`, it is another part. The recipe has a table with its own `kind`.
-* If its class is in `shared`, such as `WordTable`, it is an object that several parts can share. The recipe names it.
-* Every other argument is a plain setting.
+The settings of a part are the arguments of its constructor. Types, bounds and defaults come from the signature, and
+descriptions from the `Args:` section of the Google-style docstring. So the Python call and the recipe cannot disagree.
+The name and the annotation of an argument decide its role (`Argument.role`):
+
+    derived    The name is in `DERIVED_ARGUMENTS`. The value, such as a dimension, follows from the rest of the model.
+    part       The class is in `nested`, such as `Classifier`. The recipe has a table with its own `kind`.
+    shared     The class is in `shared`, such as `WordTable`. Several parts can share the object; the recipe names it.
+    setting    Every other argument. The recipe has its value.
 
 If an annotation contains both a nested and a shared class, the argument is a nested part.
 """
@@ -33,10 +36,11 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic_core import PydanticCustomError, core_schema
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import WRONG_KIND, Settings, with_bounds
+from reefknot.lab.config.settings import WRONG_KIND, Settings, translate_bounds
 
 PACKAGE = Path(__file__).resolve().parents[2]
-DERIVED = frozenset({"vocab_size", "source_dim", "input_dim", "context_dim", "spellings", "parameters"})
+"""The folder of the package `reefknot`."""
+DERIVED_ARGUMENTS = frozenset({"vocab_size", "source_dim", "input_dim", "context_dim", "spellings", "parameters"})
 """Arguments whose values follow from the rest of the model."""
 
 
@@ -50,7 +54,7 @@ class Argument:
     """The default value, or `...` if there is none."""
     description: str
     role: Literal["derived", "shared", "part", "setting"] = "setting"
-    group: str = ""
+    section: str = ""
     """For a shared object, the section of the recipe that has its name."""
     family: Registry | None = None
     """For a nested part, its registry."""
@@ -69,8 +73,9 @@ class Registry:
         scopes: Functions, as `module:function`, for kinds whose nested parts are built with other values than the part
             itself. A function gets the settings of the part and the available values (see `build`). It returns the
             available values of the nested part, or a list of them if there are several nested parts.
-        added: `Settings` classes, as `module:Class`, for kinds that have settings in addition to the arguments of the
-            constructor. The fields are added before the argument that the class attribute `before` names.
+        extra_settings: `Settings` classes, as `module:Class`, for kinds that have settings in addition to the
+            arguments of the constructor. The fields are added before the argument that the class attribute `before`
+            names.
     """
 
     def __init__(
@@ -81,14 +86,14 @@ class Registry:
         nested: Mapping[str, Registry] | None = None,
         shared: Mapping[str, str] | None = None,
         scopes: Mapping[str, str] | None = None,
-        added: Mapping[str, str] | None = None,
+        extra_settings: Mapping[str, str] | None = None,
     ) -> None:
         self.family = family
         self._parts = dict(parts)
         self._nested = dict(nested or {})
         self._shared = dict(shared or {})
         self._scopes = dict(scopes or {})
-        self._added = dict(added or {})
+        self._extra_settings = dict(extra_settings or {})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -99,17 +104,17 @@ class Registry:
     def location(self, kind: str) -> str:
         """Return the location of a part's class, as `module:Class`."""
         if kind not in self._parts:
-            raise SettingsError(self._unknown_kind(kind))
+            raise SettingsError(self._unknown_kind_message(kind))
         return self._parts[kind]
 
-    def _unknown_kind(self, kind: str) -> str:
-        near = get_close_matches(kind[:60], self._parts, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(self._parts)}"
+    def _unknown_kind_message(self, kind: str) -> str:
+        matches = get_close_matches(kind[:60], self._parts, n=1)
+        hint = f"did you mean {matches[0]}?" if matches else f"there are: {', '.join(self._parts)}"
         return f"no {self.family.removesuffix('s')} is called {kind[:60]!r}; {hint}"
 
     def load(self, kind: str) -> Any:
         """Import a part and return its class."""
-        return _load(self.location(kind))
+        return _import_object(self.location(kind))
 
     def summary(self, kind: str) -> str:
         """Return the first line of a part's docstring, read from its source so that the part is not imported."""
@@ -122,47 +127,54 @@ class Registry:
 
     def arguments(self, kind: str) -> tuple[Argument, ...]:
         """Return the arguments of a part's constructor."""
-        return _arguments(self, kind)
+        return _part_arguments(self, kind)
 
-    def settings(self) -> Any:
-        """Return the type of a recipe's entry for this family: the settings of the part that its `kind` names."""
-        return Annotated[Settings, _Entry(self)]
+    def entry_type(self) -> Any:
+        """Return the type of a recipe's entry for this family: the settings of the part that its `kind` names.
 
-    def settings_of(self, kind: str) -> type[Settings]:
+        For example, a field of type `ENCODERS.entry_type()` accepts {"kind": "lstm", "hidden_dim": 200} and
+        {"kind": "transformer", "heads": 4}, and checks each against its own class of settings.
+        """
+        return Annotated[Settings, _EntryValidator(self)]
+
+    def settings_class(self, kind: str) -> type[Settings]:
         """Return the settings class of one part."""
-        return _settings(self, kind)
+        return _build_settings_class(self, kind)
 
-    def check_kind(self, raw: Any) -> Any:
+    def check_entry(self, raw: Any) -> Any:
         """Reject an entry of unknown kind. Its other settings cannot be checked, because they depend on the kind."""
         if isinstance(raw, Settings):
             return raw
-        known = f"there are: {', '.join(self._parts)}"
+        known_kinds = f"there are: {', '.join(self._parts)}"
         if not isinstance(raw, Mapping):
-            raise ValueError(f"must be a table with a kind; {known}")
+            raise ValueError(f"must be a table with a kind; {known_kinds}")
         kind = raw.get("kind")
         if kind is None:
-            error = f"must be set; {known}"
+            error = f"must be set; {known_kinds}"
         elif not isinstance(kind, str):
-            error = f"must be a name; {known}"
+            error = f"must be a name; {known_kinds}"
         elif kind not in self._parts:
-            error = self._unknown_kind(kind)
+            error = self._unknown_kind_message(kind)
         else:
             return raw
         raise PydanticCustomError(WRONG_KIND, "{error}", {"error": error})
 
-    def names(self, kind: str) -> frozenset[str]:
+    def setting_names(self, kind: str) -> frozenset[str]:
         """Return the names of a part's settings."""
-        return frozenset(_settings(self, kind).model_fields)
+        return frozenset(self.settings_class(kind).model_fields)
 
     def build(self, settings: Settings, available: Mapping[str, Any]) -> Any:
         """Build the part that `settings` describe.
 
         Args:
             settings: The settings of the part, with its `kind`.
-            available: The values of the arguments in `DERIVED`, by name, and the shared objects, by section and name.
+            available: The values of the arguments in `DERIVED_ARGUMENTS`, by name, and the shared objects, by section
+                and name.
         """
-        kind = _kind(settings)
-        scope = _load(self._scopes[kind])(settings, available) if kind in self._scopes else available
+        kind = _kind_of(settings)
+        nested_available: Any = available
+        if kind in self._scopes:
+            nested_available = _import_object(self._scopes[kind])(settings, available)
         values: dict[str, Any] = {}
         for argument in self.arguments(kind):
             if argument.role == "derived":
@@ -170,153 +182,165 @@ class Registry:
                 continue
             value = getattr(settings, argument.name)
             if argument.role == "shared" and value is not None:
-                value = available[argument.group][value]
+                value = available[argument.section][value]
             elif argument.family is not None and value is not None:
-                build = argument.family.build
-                value = [build(value, inner) for inner in scope] if isinstance(scope, list) else build(value, scope)
+                build_nested = argument.family.build
+                if isinstance(nested_available, list):
+                    value = [build_nested(value, part_available) for part_available in nested_available]
+                else:
+                    value = build_nested(value, nested_available)
             values[argument.name] = value
         return self.load(kind)(**values)
 
-    def takes(self, settings: Settings, name: str) -> bool:
+    def has_argument(self, settings: Settings, name: str) -> bool:
         """Return whether the constructor of a part has this argument."""
-        return any(argument.name == name for argument in self.arguments(_kind(settings)))
+        return any(argument.name == name for argument in self.arguments(_kind_of(settings)))
 
-    def references(self, settings: Settings, group: str) -> Iterator[str]:
-        """Yield the names of the shared objects of a group that a part and its nested parts refer to."""
-        for argument in self.arguments(_kind(settings)):
+    def references(self, settings: Settings, section: str) -> Iterator[str]:
+        """Yield the names of the shared objects of a section that a part and its nested parts refer to."""
+        for argument in self.arguments(_kind_of(settings)):
             value = getattr(settings, argument.name, None)
-            if argument.role == "shared" and argument.group == group and value is not None:
+            if argument.role == "shared" and argument.section == section and value is not None:
                 yield value
             elif argument.family is not None and value is not None:
-                yield from argument.family.references(value, group)
+                yield from argument.family.references(value, section)
 
 
 def derive_settings(documented: type) -> type[Settings]:
     """Return a settings class with the arguments of a class, all of which must be plain settings."""
-    fields: dict[str, Any] = {argument.name: _field(argument) for argument in _signature(documented, {}, {})}
+    arguments = _read_signature(documented, {}, {})
+    fields: dict[str, Any] = {argument.name: _pydantic_field(argument) for argument in arguments}
     return create_model(documented.__name__, __base__=Settings, **fields)
 
 
-def _load(location: str) -> Any:
+def _import_object(location: str) -> Any:
+    """Import a class or function by its location, `module:name`."""
     module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def _kind(settings: Settings) -> str:
+def _kind_of(settings: Settings) -> str:
     kind: str = settings.kind  # type: ignore[attr-defined]
     return kind
 
 
-def _class_names(annotation: Any) -> Iterator[str]:
-    """Yield the classes in an annotation and their base classes, as `module:Class`."""
+def _class_locations(annotation: Any) -> Iterator[str]:
+    """Yield the locations, `module:Class`, of the classes in an annotation and of their base classes."""
     if isinstance(annotation, type):
         for base in annotation.__mro__:
             yield f"{base.__module__}:{base.__qualname__}"
     for inner in get_args(annotation):
-        yield from _class_names(inner)
+        yield from _class_locations(inner)
 
 
 @cache
-def _arguments(registry: Registry, kind: str) -> tuple[Argument, ...]:
-    return _signature(registry.load(kind), registry._nested, registry._shared)
+def _part_arguments(registry: Registry, kind: str) -> tuple[Argument, ...]:
+    return _read_signature(registry.load(kind), registry._nested, registry._shared)
 
 
-def _signature(part: Any, nested: Mapping[str, Registry], shared: Mapping[str, str]) -> tuple[Argument, ...]:
+def _read_signature(part: Any, nested: Mapping[str, Registry], shared: Mapping[str, str]) -> tuple[Argument, ...]:
+    """Return the arguments of a class or function, with their roles."""
     hints = get_type_hints(part.__init__ if inspect.isclass(part) else part, include_extras=True)
-    descriptions = argument_descriptions(part)
+    descriptions = parse_argument_descriptions(part)
     arguments = []
     for name, parameter in inspect.signature(part).parameters.items():
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
         argument = Argument(name, hints[name], default, descriptions.get(name, ""))
-        arguments.append(_with_role(argument, nested, shared))
+        arguments.append(_assign_role(argument, nested, shared))
     return tuple(arguments)
 
 
-def _with_role(argument: Argument, nested: Mapping[str, Registry], shared: Mapping[str, str]) -> Argument:
+def _assign_role(argument: Argument, nested: Mapping[str, Registry], shared: Mapping[str, str]) -> Argument:
     """Return an argument with the role that its name and annotation give it."""
-    if argument.name in DERIVED:
+    if argument.name in DERIVED_ARGUMENTS:
         return replace(argument, role="derived")
-    classes = set(_class_names(argument.annotation))
+    locations = set(_class_locations(argument.annotation))
     for location, family in nested.items():
-        if location in classes:
+        if location in locations:
             return replace(argument, role="part", family=family)
-    for location, group in shared.items():
-        if location in classes:
-            return replace(argument, role="shared", group=group)
+    for location, section in shared.items():
+        if location in locations:
+            return replace(argument, role="shared", section=section)
     return argument
 
 
-def _field(argument: Argument) -> tuple[Any, Any]:
+def _pydantic_field(argument: Argument) -> tuple[Any, Any]:
     """Return the type and the default of an argument's setting, as pydantic reads them."""
     description = argument.description
-    annotation = with_bounds(argument.annotation)
+    annotation = translate_bounds(argument.annotation)
     if argument.role == "shared":
         annotation = str if argument.default is ... else str | None
-        description = f"{description} The name of an entry in [{argument.group}]."
+        description = f"{description} The name of an entry in [{argument.section}]."
     elif argument.family is not None:
-        annotation = argument.family.settings()
+        annotation = argument.family.entry_type()
     return Annotated[annotation, Field(description=description or None)], argument.default
 
 
 @cache
-def _settings(registry: Registry, kind: str) -> type[Settings]:
+def _build_settings_class(registry: Registry, kind: str) -> type[Settings]:
     fields: dict[str, Any] = {"kind": (Literal[kind], ...)}
-    added = _load(registry._added[kind]) if kind in registry._added else None
+    extra = _import_object(registry._extra_settings[kind]) if kind in registry._extra_settings else None
     for argument in registry.arguments(kind):
-        if added is not None and argument.name == added.before:
-            fields |= {name: (field.annotation, field) for name, field in added.model_fields.items()}
+        if extra is not None and argument.name == extra.before:
+            fields |= {name: (field.annotation, field) for name, field in extra.model_fields.items()}
         if argument.role != "derived":
-            fields[argument.name] = _field(argument)
+            fields[argument.name] = _pydantic_field(argument)
     return create_model(registry.load(kind).__name__ + "Settings", __base__=Settings, **fields)
 
 
-class _Entry:
+class _EntryValidator:
     """The pydantic type of a recipe's entry for a family. Only the part that an entry names is imported."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        dump = core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True)
-        return core_schema.no_info_plain_validator_function(self._validate, serialization=dump)
+        serializer = core_schema.plain_serializer_function_ser_schema(_dump_settings, info_arg=True)
+        return core_schema.no_info_plain_validator_function(self._validate, serialization=serializer)
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Return the schema of all parts. Only hints for misspelled settings need it."""
         registry = self._registry
-        members: Any = Union[tuple(_settings(registry, kind) for kind in registry)]  # noqa: UP007 - known at run time
-        return handler(TypeAdapter(members).core_schema)
+        settings_classes = tuple(registry.settings_class(kind) for kind in registry)
+        any_part: Any = Union[settings_classes]  # noqa: UP007 - known at run time
+        return handler(TypeAdapter(any_part).core_schema)
 
     def _validate(self, raw: Any) -> Settings:
-        entry = self._registry.check_kind(raw)
-        return entry if isinstance(entry, Settings) else _settings(self._registry, entry["kind"]).model_validate(entry)
+        entry = self._registry.check_entry(raw)
+        if isinstance(entry, Settings):
+            return entry
+        return self._registry.settings_class(entry["kind"]).model_validate(entry)
 
 
-def _dump(settings: Settings, info: core_schema.SerializationInfo) -> dict[str, Any]:
+def _dump_settings(settings: Settings, info: core_schema.SerializationInfo) -> dict[str, Any]:
     return settings.model_dump(mode=info.mode)
 
 
-_ARGUMENT = re.compile(r"(\w+): +(\S.*)")
+_ARGUMENT_LINE = re.compile(r"(\w+): +(\S.*)")
+_ARGUMENT_INDENT = 4
 
 
-def argument_descriptions(documented: Any) -> dict[str, str]:
+def parse_argument_descriptions(documented: Any) -> dict[str, str]:
     """Return the description of each argument that the docstring of a class or function lists.
 
-    A docstring without an `Args:` section gives an empty dictionary. A line that is neither an argument nor its
-    continuation raises a `ValueError`, so that a typo cannot lose a description.
+    For example, `Registry` gives {"family": "Name of the family, in the plural.", ...}. A docstring without an `Args:`
+    section gives an empty dictionary. A line that is neither an argument nor its continuation raises a `ValueError`, so
+    that a typo cannot lose a description.
     """
     descriptions: dict[str, str] = {}
     name = None
     for line in _args_section(inspect.cleandoc(documented.__doc__ or "")):
         text = line.strip()
         indent = len(line) - len(line.lstrip())
-        if argument := _ARGUMENT.fullmatch(text) if indent == 4 else None:
-            name, description = argument.groups()
+        match = _ARGUMENT_LINE.fullmatch(text) if indent == _ARGUMENT_INDENT else None
+        if match:
+            name, description = match.groups()
             if name in descriptions:
                 raise ValueError(f"{documented.__qualname__}: Args: lists {name} twice")
             descriptions[name] = description
-        elif name is not None and indent > 4:
+        elif name is not None and indent > _ARGUMENT_INDENT:
             descriptions[name] += f" {text}"
         elif text:
             raise ValueError(f"{documented.__qualname__}: Args: has the line {text!r}; expected `name: description`")
@@ -328,9 +352,9 @@ def _args_section(docstring: str) -> list[str]:
     lines = docstring.splitlines()
     if "Args:" not in lines:
         return []
-    section = []
+    section_lines = []
     for line in lines[lines.index("Args:") + 1 :]:
         if line and not line.startswith(" "):
             break
-        section.append(line)
-    return section
+        section_lines.append(line)
+    return section_lines

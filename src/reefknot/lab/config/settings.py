@@ -1,4 +1,16 @@
-"""Strict settings: the base class of all sections of a recipe, the number types, and error messages."""
+"""Strict settings: the base class of all sections of a recipe, and the error messages for wrong settings.
+
+`Settings` is a pydantic model that rejects unknown keys. `check_settings` turns a dictionary into a `Settings` object,
+or raises one `SettingsError` that lists all mistakes, with hints for misspelled keys:
+
+    demo, row "tied":
+      encoder.layers: must be greater than or equal to 1 (it is 0)
+      training.batch_size: no such setting; did you mean training.batch?
+
+`Count`, `Dim`, `Positive`, `NonNegative` and `Probability` are numbers with bounds, for the fields of `Settings`.
+
+A part is an object that a recipe names by its `kind`, such as `encoder.kind = "lstm"`. Each kind has its own settings.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +29,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from reefknot.errors import SettingsError, shorten
 from reefknot.nn import bounds
 
-LINES_SHOWN = 10
+MAX_ERROR_LINES = 10
 """Maximum number of lines of an error message."""
 WRONG_KIND = "wrong_kind"
 """The type of pydantic's error if the `kind` of a part is missing or unknown."""
-OTHER_NAMES = {
+MAX_KEY_LENGTH = 200
+"""Keys that are longer than this get no hint."""
+NAMES_IN_OTHER_PROGRAMS = {
     "batch": ("batch_size", "bs", "bsz"),
     "steps": ("bptt", "seq_len", "sequence_length"),
     "epochs": ("num_epochs", "max_epochs"),
@@ -36,7 +50,7 @@ OTHER_NAMES = {
     "heads": ("num_heads", "n_heads", "nhead", "nheads"),
     "dim": ("emb", "emb_dim", "emb_size", "emsize", "embedding_dim", "embedding_size"),
 }
-"""Names of our settings in other programs. They differ too much from ours to be recognised as misspellings."""
+"""For each of our settings, its names in other programs. They differ too much from ours to look like misspellings."""
 
 
 class Settings(BaseModel):
@@ -48,31 +62,39 @@ class Settings(BaseModel):
     def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
         """Reject a number type of `reefknot.nn.bounds`, because pydantic would ignore its bounds."""
         for name, field in cls.model_fields.items():
-            if any(map(_has_bounds, [*field.metadata, field.annotation])):
+            annotations = [*field.metadata, field.annotation]
+            if any(_has_bounds(annotation) for annotation in annotations):
                 raise TypeError(f"{cls.__name__}.{name}: use the number types of reefknot.lab.config.settings")
 
 
 def _has_bounds(annotation: Any) -> bool:
-    return isinstance(annotation, bounds.BOUNDS) or any(map(_has_bounds, get_args(annotation)))
+    """Return whether an annotation contains a bound of `reefknot.nn.bounds`, at any depth."""
+    return isinstance(annotation, bounds.BOUNDS) or any(_has_bounds(inner) for inner in get_args(annotation))
 
 
-def with_bounds(annotation: Any) -> Any:
-    """Return an annotation with the bounds of `reefknot.nn.bounds` translated to those of pydantic."""
+def translate_bounds(annotation: Any) -> Any:
+    """Return an annotation with the bounds of `reefknot.nn.bounds` translated to those of pydantic.
+
+    For example, `Annotated[int, bounds.Ge(1)]` becomes `Annotated[int, Field(ge=1)]`.
+    """
     arguments = get_args(annotation)
     origin = get_origin(annotation)
     if origin is Annotated:
-        limits: dict[str, Any] = {}
-        for limit in arguments[1:]:
-            limits |= _pydantic_limits(limit)
-        return Annotated[with_bounds(arguments[0]), Field(**limits)]
+        inner, *limits = arguments
+        constraints: dict[str, Any] = {}
+        for limit in limits:
+            constraints |= _pydantic_constraint(limit)
+        return Annotated[translate_bounds(inner), Field(**constraints)]
+    translated = tuple(translate_bounds(argument) for argument in arguments)
     if origin in (Union, UnionType):
-        return reduce(or_, map(with_bounds, arguments))
+        return reduce(or_, translated)
     if isinstance(origin, type):
-        return origin[tuple(map(with_bounds, arguments))]  # type: ignore[index]
+        return origin[translated]  # type: ignore[index]
     return annotation
 
 
-def _pydantic_limits(limit: Any) -> dict[str, Any]:
+def _pydantic_constraint(limit: Any) -> dict[str, Any]:
+    """Return a bound as keyword arguments of pydantic's `Field`."""
     match limit:
         case bounds.Gt(value):
             return {"gt": value}
@@ -82,8 +104,8 @@ def _pydantic_limits(limit: Any) -> dict[str, Any]:
             return {"lt": value}
         case bounds.Le(value):
             return {"le": value}
-        case bounds.Length(least, most):
-            return {"min_length": least, "max_length": most}
+        case bounds.Length(min_length, max_length):
+            return {"min_length": min_length, "max_length": max_length}
     raise TypeError(f"{limit!r}: annotate the arguments of a part only with the bounds of reefknot.nn.bounds")
 
 
@@ -94,85 +116,92 @@ if TYPE_CHECKING:
     from reefknot.nn.bounds import Positive as Positive
     from reefknot.nn.bounds import Probability as Probability
 else:
-    Count = with_bounds(bounds.Count)
-    Dim = with_bounds(bounds.Dim)
-    NonNegative = with_bounds(bounds.NonNegative)
-    Positive = with_bounds(bounds.Positive)
-    Probability = with_bounds(bounds.Probability)
+    Count = translate_bounds(bounds.Count)
+    Dim = translate_bounds(bounds.Dim)
+    NonNegative = translate_bounds(bounds.NonNegative)
+    Positive = translate_bounds(bounds.Positive)
+    Probability = translate_bounds(bounds.Probability)
 
 T = TypeVar("T", bound=Settings)
+
+
+def check_settings(settings_class: type[T], raw: Any, source: str) -> T:
+    """Return `raw` as settings, or raise one error that lists all mistakes in it.
+
+    Args:
+        settings_class: The class of the settings.
+        raw: Settings as they were read from a file, usually a dictionary.
+        source: Where `raw` comes from, such as a recipe and its row. Error messages begin with it.
+    """
+    with reject_deep_nesting(source):
+        settings = validate(settings_class, raw, source)
+    if isinstance(settings, list):
+        raise build_settings_error(settings)
+    return settings
+
+
+def validate(settings_class: type[T], raw: Any, source: str) -> T | list[Mistake]:
+    """Return `raw` as settings, or the mistakes in it for a caller that checks more before it raises an error."""
+    try:
+        return settings_class.model_validate(raw)
+    except ValidationError as error:
+        return [Mistake(source, settings_class, dict(details)) for details in error.errors(include_url=False)]
+
+
+@contextmanager
+def reject_deep_nesting(source: str) -> Iterator[None]:
+    """Raise a `SettingsError` if settings are nested more deeply than Python's stack allows."""
+    try:
+        yield
+    except RecursionError:
+        raise SettingsError(f"{source}: nested too deeply") from None
 
 
 @dataclass(frozen=True)
 class Mistake:
     """An error that pydantic found in settings."""
 
-    where: str
+    source: str
     """The recipe or file that has the settings."""
-    kind: type[Settings]
+    settings_class: type[Settings]
     """The class that the settings were checked against."""
-    problem: dict[str, Any]
-    """The error as pydantic reports it."""
+    details: dict[str, Any]
+    """The error as pydantic reports it: `loc` (the keys that lead to the setting), `type`, `msg` and `input`."""
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """A key that is equal for two mistakes with the same message."""
-        return _dotted(self.problem["loc"]), self.problem["type"], self.problem["msg"], self.shown_value
+        return _join_keys(self.details["loc"]), self.details["type"], self.details["msg"], self.formatted_value
 
     @property
-    def shown_value(self) -> str:
+    def formatted_value(self) -> str:
         """The wrong value in parentheses; empty if it is a table or a list."""
-        value = self.problem["input"]
-        return "" if isinstance(value, Mapping | list) else f" (it is {_written(value)})"
+        value = self.details["input"]
+        return "" if isinstance(value, Mapping | list) else f" (it is {_format_value(value)})"
 
     def message(self) -> str:
         """Return the setting as a recipe writes it, what is wrong with it, and a hint if there is one."""
-        location, kind = self.problem["loc"], self.problem["type"]
-        wrong_name = kind == "literal_error" and location[-1] == "[key]"
-        key = _dotted(location[:-1] if wrong_name else location)
-        if kind == "extra_forbidden" or wrong_name:
-            hint = _hint(key, self.kind)
+        location, error_type = self.details["loc"], self.details["type"]
+        # Where a dictionary allows only some names as keys, pydantic reports a wrong name as a wrong value of "[key]".
+        is_wrong_name = error_type == "literal_error" and location[-1] == "[key]"
+        key = _join_keys(location[:-1] if is_wrong_name else location)
+        if error_type == "extra_forbidden" or is_wrong_name:
+            hint = _hint_for_unknown_key(key, self.settings_class)
             return shorten(f"{key}: no such setting") + (f"; {hint}" if hint else "")
-        if kind == "missing":
+        if error_type == "missing":
             return shorten(f"{key}: must be set")
-        message = self.problem["msg"].removeprefix("Value error, ")
-        if kind == WRONG_KIND:
+        message = self.details["msg"].removeprefix("Value error, ")
+        if error_type == WRONG_KIND:
             return shorten(f"{key}.kind: {message}", 200)
         # Pydantic writes "Input should be". An input is an end of the model here, so the message says "must be".
         message = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", message)
         message = message.replace(" after validation", "")
         message = f"{message[:1].lower()}{message[1:]}"
-        return shorten(f"{key}: {message}" if key else message, 160) + self.shown_value
+        return shorten(f"{key}: {message}" if key else message, 160) + self.formatted_value
 
 
-def check(kind: type[T], raw: Any, where: str) -> T:
-    """Return the settings, or raise one error that lists all mistakes in them."""
-    with not_too_deep(where):
-        settings = validate(kind, raw, where)
-    if isinstance(settings, list):
-        raise complaint(settings)
-    return settings
-
-
-def validate(kind: type[T], raw: Any, where: str) -> T | list[Mistake]:
-    """Return the settings, or the mistakes in them for a caller that checks more before it raises an error."""
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        return [Mistake(where, kind, dict(problem)) for problem in error.errors(include_url=False)]
-
-
-@contextmanager
-def not_too_deep(where: str) -> Iterator[None]:
-    """Raise a `SettingsError` if a file is nested more deeply than Python's stack allows."""
-    try:
-        yield
-    except RecursionError:
-        raise SettingsError(f"{where}: nested too deeply") from None
-
-
-def complaint(mistakes: list[Mistake]) -> SettingsError:
-    """Return an error of at most `LINES_SHOWN` lines that lists all mistakes.
+def build_settings_error(mistakes: list[Mistake]) -> SettingsError:
+    """Return an error of at most `MAX_ERROR_LINES` lines that lists all mistakes.
 
     A mistake in the base of a recipe occurs in every row, but is listed once.
     """
@@ -180,74 +209,86 @@ def complaint(mistakes: list[Mistake]) -> SettingsError:
     for mistake in mistakes:
         distinct.setdefault(mistake.identity, mistake)
     lines: list[str] = []
-    where = None
-    for listed, mistake in enumerate(distinct.values()):
-        left = len(distinct) - listed
-        heading = [] if mistake.where == where else [f"{mistake.where}:"]
+    source = None
+    for index, mistake in enumerate(distinct.values()):
+        remaining = len(distinct) - index
+        heading = [] if mistake.source == source else [f"{mistake.source}:"]
+        # Unless this is the last mistake, keep one line free for "and N more".
+        available_lines = MAX_ERROR_LINES - (1 if remaining > 1 else 0)
         # There may be thousands of mistakes, so messages are made only for those that are shown.
-        if len(lines) + len(heading) + 1 > LINES_SHOWN - (left > 1):
-            lines.append(f"  and {left} more")
+        if len(lines) + len(heading) + 1 > available_lines:
+            lines.append(f"  and {remaining} more")
             break
         lines += [*heading, f"  {mistake.message()}"]
-        where = mistake.where
+        source = mistake.source
     return SettingsError("\n".join(lines))
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a value as a recipe writes it. Huge integers are hexadecimal, because Python limits decimal conversion."""
-    huge = isinstance(value, int) and value.bit_length() > 64
-    return shorten(hex(value) if huge else repr(value), 60)
+    is_huge = isinstance(value, int) and value.bit_length() > 64
+    return shorten(hex(value) if is_huge else repr(value), 60)
 
 
-def _dotted(location: tuple[str | int, ...]) -> str:
-    return ".".join(map(str, location))
+def _join_keys(location: tuple[str | int, ...]) -> str:
+    """Return a location as a dotted key: ("training", "epochs") as `training.epochs`."""
+    return ".".join(str(name) for name in location)
 
 
-def _hint(key: str, kind: type[Settings]) -> str | None:
-    """Return a hint for a key that does not exist.
+def _hint_for_unknown_key(key: str, settings_class: type[Settings]) -> str | None:
+    """Return a hint for a dotted key that does not exist, or None.
 
     The hint names the kinds of part that have this setting, or else the setting that was probably meant. Candidates
     are, in this order: the setting that has this name in other programs, a setting with the same name in another
     section, a similar name in the same section, and a similar name in another section.
     """
-    if len(key) > 200:
+    if len(key) > MAX_KEY_LENGTH:
         return None
-    parent, _, last = key.rpartition(".")
-    keys = list(_keys(_schema(kind), key.split(".")))
-    if kinds := dict.fromkeys(part for path, part in keys if path == key and part):
-        return f"kinds that have it: {', '.join(kinds)}"
-    known = [path for path, _ in keys if path != key]
-    siblings = [path for path in known if path.rpartition(".")[0] == parent]
-    if meant := _by_other_name(
-        last, siblings, [path for path in known if path.startswith(key[: len(key) - len(last)])]
-    ):
-        return f"did you mean {meant}?"
-    for paths, cutoff in ((known, 1.0), (siblings, 0.6), (known, 0.7)):
-        names = {path.rpartition(".")[2]: path for path in reversed(paths)}
-        for near in get_close_matches(last, names, n=1, cutoff=cutoff):
-            return f"did you mean {names[near]}?"
+    keys_and_kinds = list(_list_keys(_json_schema(settings_class), key.split(".")))
+    kinds_with_key = dict.fromkeys(kind for known_key, kind in keys_and_kinds if known_key == key and kind)
+    if kinds_with_key:
+        return f"kinds that have it: {', '.join(kinds_with_key)}"
+    section, _, name = key.rpartition(".")
+    known_keys = [known_key for known_key, _ in keys_and_kinds if known_key != key]
+    siblings = [known_key for known_key in known_keys if known_key.rpartition(".")[0] == section]
+    prefix = key.removesuffix(name)
+    in_section = [known_key for known_key in known_keys if known_key.startswith(prefix)]
+    translated_key = _translate_foreign_name(name, siblings, in_section)
+    if translated_key:
+        return f"did you mean {translated_key}?"
+    for candidates, cutoff in ((known_keys, 1.0), (siblings, 0.6), (known_keys, 0.7)):
+        # If two keys end with the same name, the first one is suggested.
+        key_by_name = {candidate.rpartition(".")[2]: candidate for candidate in reversed(candidates)}
+        for match in get_close_matches(name, key_by_name, n=1, cutoff=cutoff):
+            return f"did you mean {key_by_name[match]}?"
     return None
 
 
-def _by_other_name(name: str, siblings: list[str], section: list[str]) -> str | None:
-    """Return the setting that other programs call `name`, if exactly one in the section or below it matches."""
-    ours = {setting for setting, others in OTHER_NAMES.items() if name.lower() in others}
-    for paths in (siblings, section):
-        meant = list(dict.fromkeys(path for path in paths if path.rpartition(".")[2] in ours))
-        if len(meant) == 1:
-            return meant[0]
+def _translate_foreign_name(name: str, siblings: list[str], in_section: list[str]) -> str | None:
+    """Return the key of the setting that other programs call `name`, or None unless exactly one key matches.
+
+    Keys in the same section come first, then keys of its subsections.
+    """
+    reefknot_names = {
+        setting for setting, foreign_names in NAMES_IN_OTHER_PROGRAMS.items() if name.lower() in foreign_names
+    }
+    for keys in (siblings, in_section):
+        matches = list(dict.fromkeys(key for key in keys if key.rpartition(".")[2] in reefknot_names))
+        if len(matches) == 1:
+            return matches[0]
     return None
 
 
 @cache
-def _schema(kind: type[Settings]) -> dict[str, Any]:
-    return kind.model_json_schema()
+def _json_schema(settings_class: type[Settings]) -> dict[str, Any]:
+    return settings_class.model_json_schema()
 
 
-def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[tuple[str, str]]:
-    """Return all dotted settings of a schema, and for each the `kind` of part that has it, or "" if it has no kind.
+def _list_keys(schema: dict[str, Any], wrong_key: list[str]) -> Iterable[tuple[str, str]]:
+    """Yield all dotted keys of a JSON schema, each with the `kind` of part that has it, or "" if it has no kind.
 
-    Where any name or number is allowed, as in [tables], the name or number in `key` is used.
+    Where any name or number is allowed, as in [tables], the name or number in `wrong_key` is used. So the keys of
+    `tables.words` are listed if `wrong_key` is `["tables", "words", "dimm"]`.
     """
 
     def walk(node: dict[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
@@ -262,17 +303,19 @@ def _keys(schema: dict[str, Any], key: list[str]) -> Iterable[tuple[str, str]]:
         for name in node.get("propertyNames", {}).get("enum", []):
             yield f"{prefix}{name}", kind
         depth = prefix.count(".")
-        for free in (node.get("additionalProperties"), node.get("items")):
-            if isinstance(free, dict) and depth < len(key) and prefix == "".join(f"{name}." for name in key[:depth]):
-                yield from walk(free, f"{prefix}{key[depth]}.")
+        leads_to_wrong_key = depth < len(wrong_key) and prefix == "".join(f"{name}." for name in wrong_key[:depth])
+        for any_entry in (node.get("additionalProperties"), node.get("items")):
+            if isinstance(any_entry, dict) and leads_to_wrong_key:
+                yield from walk(any_entry, f"{prefix}{wrong_key[depth]}.")
 
     return walk(schema, "")
 
 
-def _one_line(text: str) -> str:
+def _check_one_line(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must be one line of printable characters")
     return text
 
 
-OneLine = Annotated[str, AfterValidator(_one_line)]
+OneLine = Annotated[str, AfterValidator(_check_one_line)]
+"""A string of one line, such as a title or a name."""

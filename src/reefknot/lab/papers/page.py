@@ -188,9 +188,9 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
         added.append(folder)
     for result, folder in zip(results, added, strict=True):
         if result.record and not result.record.embedding.words and (result.folder / "best").exists():
-            from reefknot.lab.tasks.word_vectors import store_picture  # imports torch, which nothing else here needs
+            from reefknot.lab.tasks.word_vectors import store_embedding  # imports torch, which nothing else here needs
 
-            store_picture(result.folder)
+            store_embedding(result.folder)
         folder.mkdir(parents=True, exist_ok=True)
         if result.evaluations:
             (folder / EVALUATED).mkdir(exist_ok=True)

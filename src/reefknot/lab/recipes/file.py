@@ -1,7 +1,11 @@
-"""The format of a recipe file: a title, base settings, and the rows of a paper's table with the paper's scores.
+"""Reads and checks a recipe file: a TOML file with a title, base settings, and the rows of a paper's table.
 
-There are three kinds of rows. Most rows are trained. A row is quoted if the paper took its score from another paper. A
-third kind of row evaluates the model of another row (`of`) in another mode (`by`):
+`read_recipe_file` reads a file, and `find_recipe` finds a shipped recipe by its name. `recipe.py` turns the content
+into experiments. A row is one line of the paper's table. There are three kinds of rows:
+
+* A trained row, which is the normal case. Its settings are the base settings with the changes in `set`.
+* A quoted row (`quoted = true`). The paper took its score from another paper.
+* A row that evaluates the model of another row (`of`) in another mode (`by`):
 
     [[rows]]
     name = "AWD-LSTM + dynamic evaluation"
@@ -12,7 +16,7 @@ The scores of such a row come from the runs of the other row, where `reefknot ev
 them. `by = "context-2560-stride-512"` stands for `reefknot evaluate RUN --context 2560 --stride 512 --save`.
 
 `paper` holds the paper's scores, such as `paper = { valid = 120.7, test = 114.5 }`. `paper_similarity` holds the
-correlations of its word vectors, by end:
+correlations of its word vectors with human judgements, by end of the model (input or output):
 
     [rows.paper_similarity]
     input = { SimLex-999 = 0.30, MEN = 0.66 }
@@ -38,7 +42,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from reefknot.errors import SettingsError, shorten
-from reefknot.lab.config.settings import OneLine, Positive, Settings, check
+from reefknot.lab.config.settings import OneLine, Positive, Settings, check_settings
 from reefknot.lab.config.upgrade import upgrade_settings, warn_renamed
 from reefknot.lab.runs.folder import folder_name
 from reefknot.lab.text.corpus import SPLITS
@@ -54,7 +58,7 @@ else:
 Correlation = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
-def _known_mode(name: str) -> str:
+def _check_mode_name(name: str) -> str:
     """Check the name of an evaluation mode. The modes are imported here, because most recipes do not name any."""
     from reefknot.lab.runs.modes import check_mode
 
@@ -70,7 +74,7 @@ class Row(Settings):
     )
     of: Annotated[OneLine | None, Field(description="Name of the trained row whose model this row evaluates.")] = None
     by: Annotated[
-        Annotated[str, AfterValidator(_known_mode)] | None,
+        Annotated[str, AfterValidator(_check_mode_name)] | None,
         Field(description="Mode of evaluation: dynamic, cache, mc, or windows such as context-2560-stride-512."),
     ] = None
     parameters: Annotated[
@@ -89,13 +93,15 @@ class Row(Settings):
     def _check_benchmarks(cls, similarity: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
         from reefknot.lab.evaluation.benchmarks import BENCHMARKS
 
-        for name in (name for scores in similarity.values() for name in scores):
-            if name not in BENCHMARKS:
-                raise ValueError(f"unknown benchmark {shorten(name)!r}; known benchmarks: {', '.join(BENCHMARKS)}")
+        known_names = ", ".join(BENCHMARKS)
+        for correlations in similarity.values():
+            for name in correlations:
+                if name not in BENCHMARKS:
+                    raise ValueError(f"unknown benchmark {shorten(name)!r}; known benchmarks: {known_names}")
         return similarity
 
     @model_validator(mode="after")
-    def _check_kind(self) -> Row:
+    def _check_evaluated(self) -> Row:
         if (self.of is None) != (self.by is None):
             raise ValueError("set both of (the row whose model is evaluated) and by (the mode), or neither")
         if self.of is not None and (self.quoted or self.set or self.parameters is not None):
@@ -115,12 +121,12 @@ class Row(Settings):
     @property
     def start(self) -> str | None:
         """The row whose best weights this row starts from."""
-        return setting(self.set, "training", "start", "row")
+        return get_string(self.set, "training", "start", "row")
 
     @property
     def corpus(self) -> str | None:
         """The name of the row's corpus, if it differs from the base."""
-        return setting(self.set, "corpus", "name")
+        return get_string(self.set, "corpus", "name")
 
 
 class RecipeFile(Settings):
@@ -142,73 +148,83 @@ class Selection(Settings):
     rows: Annotated[list[OneLine], Field(min_length=1)]
 
 
-def read_file(path: Path, name: str) -> RecipeFile:
+def read_recipe_file(path: Path, name: str) -> RecipeFile:
     """Read and check a recipe file. `name` is its name in error messages."""
-    raw = _with_current_names(_read_toml(path), name)
-    parsed = _selected(check(Selection, raw, name), name) if "extends" in raw else check(RecipeFile, raw, name)
-    _check_folders(parsed.rows, name)
-    _check_evaluated_rows(parsed.rows, name)
-    return parsed
+    raw = _upgrade_names(_read_toml(path), name)
+    if "extends" in raw:
+        file = _select_rows(check_settings(Selection, raw, name), name)
+    else:
+        file = check_settings(RecipeFile, raw, name)
+    _check_folders(file.rows, name)
+    _check_evaluated_rows(file.rows, name)
+    return file
 
 
-def _selected(selection: Selection, where: str) -> RecipeFile:
-    """Return the selected rows of another recipe as a file, in the order of the selection."""
-    path, known_as = find_recipe(selection.extends)
+def _select_rows(selection: Selection, name: str) -> RecipeFile:
+    """Return the selected rows of another recipe as a file, in the order of the selection. `name` is for messages."""
+    path, extended_name = find_recipe(selection.extends)
     if "extends" in _read_toml(path):
-        raise SettingsError(f"{where}: {known_as} itself selects rows of another recipe; extend that recipe")
-    whole = read_file(path, known_as)
-    by_name = {row.name: row for row in whole.rows}
-    for row in selection.rows:
-        if row not in by_name:
-            names = ", ".join(f'"{name}"' for name in by_name)
-            raise SettingsError(f'{where}: {known_as} has no row "{shorten(row)}"; there are: {names}')
-    rows = [by_name[row] for row in selection.rows]
-    changes = {"title": selection.title, "paper": selection.paper, "rows": rows, "extends": known_as}
-    return whole.model_copy(update=changes)
+        raise SettingsError(f"{name}: {extended_name} itself selects rows of another recipe; extend that recipe")
+    extended_file = read_recipe_file(path, extended_name)
+    row_by_name = {row.name: row for row in extended_file.rows}
+    for row_name in selection.rows:
+        if row_name not in row_by_name:
+            known_names = ", ".join(f'"{known_name}"' for known_name in row_by_name)
+            raise SettingsError(f'{name}: {extended_name} has no row "{shorten(row_name)}"; there are: {known_names}')
+    rows = [row_by_name[row_name] for row_name in selection.rows]
+    changes = {"title": selection.title, "paper": selection.paper, "rows": rows, "extends": extended_name}
+    return extended_file.model_copy(update=changes)
 
 
-def setting(raw: Any, *keys: str) -> str | None:
-    """Return a string inside nested settings that are not checked yet; None if it is missing or not a string."""
+def get_string(raw: Any, *keys: str) -> str | None:
+    """Return a string inside nested settings that are not checked yet; None if it is missing or not a string.
+
+    For example, `get_string(settings, "corpus", "name")` returns settings["corpus"]["name"].
+    """
+    value = raw
     for key in keys:
-        raw = raw.get(key) if isinstance(raw, Mapping) else None
-    return raw if isinstance(raw, str) else None
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else None
 
 
-def _check_folders(rows: Sequence[Row], where: str) -> None:
+def _check_folders(rows: Sequence[Row], recipe: str) -> None:
     """Reject two rows whose runs would be in the same folder."""
-    seen: dict[str, str] = {}
+    name_by_slug: dict[str, str] = {}
     for row in rows:
-        if row.slug in seen:
-            raise SettingsError(f'{where}: rows "{seen[row.slug]}" and "{row.name}" would share a folder; rename one')
-        seen[row.slug] = row.name
+        if row.slug in name_by_slug:
+            other_name = name_by_slug[row.slug]
+            raise SettingsError(f'{recipe}: rows "{other_name}" and "{row.name}" would share a folder; rename one')
+        name_by_slug[row.slug] = row.name
 
 
-def _check_evaluated_rows(rows: Sequence[Row], where: str) -> None:
+def _check_evaluated_rows(rows: Sequence[Row], recipe: str) -> None:
     """Reject rows that evaluate the model of a row that is missing or not trained."""
-    trained = [row.name for row in rows if row.trained]
+    trained_names = [row.name for row in rows if row.trained]
     for row in rows:
-        if row.of is not None and row.of not in trained:
-            names = ", ".join(f'"{name}"' for name in trained) or "none"
+        if row.of is not None and row.of not in trained_names:
+            names = ", ".join(f'"{name}"' for name in trained_names) or "none"
             raise SettingsError(
-                f'{where}, row "{row.name}":\n  of: no trained row is called "{shorten(row.of)}"; there are: {names}'
+                f'{recipe}, row "{row.name}":\n  of: no trained row is called "{shorten(row.of)}"; there are: {names}'
             )
 
 
-def _with_current_names(raw: dict[str, Any], where: str) -> dict[str, Any]:
+def _upgrade_names(raw: dict[str, Any], recipe: str) -> dict[str, Any]:
     """Return the content of a recipe file with old names of settings replaced. Warn if there are old names."""
     upgraded = dict(raw)
-    if isinstance(base := raw.get("base"), Mapping):
+    base, rows = raw.get("base"), raw.get("rows")
+    if isinstance(base, Mapping):
         upgraded["base"] = upgrade_settings(base)
-    if isinstance(rows := raw.get("rows"), list):
-        upgraded["rows"] = [
-            {**row, "set": upgrade_settings(row["set"])}
-            if isinstance(row, Mapping) and isinstance(row.get("set"), Mapping)
-            else row
-            for row in rows
-        ]
+    if isinstance(rows, list):
+        upgraded["rows"] = [_upgrade_row(row) for row in rows]
     if upgraded != raw:
-        warn_renamed(where)
+        warn_renamed(recipe)
     return upgraded
+
+
+def _upgrade_row(row: Any) -> Any:
+    if isinstance(row, Mapping) and isinstance(row.get("set"), Mapping):
+        return {**row, "set": upgrade_settings(row["set"])}
+    return row
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -225,24 +241,25 @@ def _read_toml(path: Path) -> dict[str, Any]:
 # -- the recipes that come with the package ------------------------------------------------------------------------
 
 FOLDER = Path(__file__).parent
+"""The folder of the shipped recipes."""
 
 
 class RecipeNotFound(SettingsError):
     """The name is neither a shipped recipe nor a file."""
 
 
-def shipped() -> dict[str, str]:
+def list_shipped_recipes() -> dict[str, str]:
     """Return the title of every shipped recipe, by name."""
     paths = sorted(FOLDER.rglob("*.toml"))
     titles = [tomllib.loads(path.read_text(encoding="utf-8"))["title"] for path in paths]
-    return {_name(path): title for path, title in zip(paths, titles, strict=True)}
+    return {_recipe_name(path): title for path, title in zip(paths, titles, strict=True)}
 
 
 def find_recipe(name: str) -> tuple[Path, str]:
     """Return the file of a recipe and its name: the name of a shipped recipe, or the stem of a path."""
-    known = {_name(path): path for path in FOLDER.rglob("*.toml")}
-    if name in known:
-        return known[name], name
+    shipped_paths = {_recipe_name(path): path for path in FOLDER.rglob("*.toml")}
+    if name in shipped_paths:
+        return shipped_paths[name], name
     path = Path(name)
     with suppress(OSError):  # the name is too long for a file
         if path.is_file():
@@ -253,10 +270,11 @@ def find_recipe(name: str) -> tuple[Path, str]:
             f"{setting} is a setting, not a recipe; `train`, `table` and `params` take settings after the recipe, and "
             f"`validate` takes none: to check a row with a setting, use `reefknot params RECIPE --row ROW {setting}`"
         )
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"shipped recipes: {', '.join(sorted(known))}"
+    matches = get_close_matches(name, shipped_paths, n=1)
+    hint = f"did you mean {matches[0]}?" if matches else f"shipped recipes: {', '.join(sorted(shipped_paths))}"
     raise RecipeNotFound(f"no recipe {name[:200]!r}: it is neither a shipped recipe nor a file; {hint}")
 
 
-def _name(path: Path) -> str:
+def _recipe_name(path: Path) -> str:
+    """Return the name of a shipped recipe, such as "press2017/table6"."""
     return path.relative_to(FOLDER).with_suffix("").as_posix()

@@ -1,4 +1,7 @@
-"""Recipes: a base of settings and named rows that differ from it, read from TOML and checked strictly.
+"""Loads a recipe: checks the settings of its rows, with overrides, and turns each trained row into an experiment.
+
+`load_recipe` is the entry point; it returns a `Recipe`. A recipe is a TOML file with base settings and named rows that
+differ from the base (`file.py` describes the format). On the command line:
 
     reefknot validate RECIPE        check a recipe without training
     reefknot ls                     list the shipped recipes
@@ -24,18 +27,20 @@ import torch
 
 from reefknot.errors import SettingsError, shorten
 from reefknot.lab.config.overrides import merge, override
-from reefknot.lab.config.settings import Mistake, complaint, not_too_deep
-from reefknot.lab.recipes.file import RecipeFile, find_recipe, read_file, setting
+from reefknot.lab.config.settings import Mistake, build_settings_error, reject_deep_nesting
+from reefknot.lab.recipes.file import RecipeFile, find_recipe, get_string, read_recipe_file
 from reefknot.lab.recipes.file import Row as Row
 from reefknot.lab.runs.changes import Change, differences
 from reefknot.lab.tasks import build_model, load_task, validate_experiment
 from reefknot.lab.tasks.contract import Experiment
 
-MODEL = ("corpus", "vocabulary", "tables", "projections", "source", "input", "encoder", "output", "skip_gram")
+MODEL_SECTIONS = ("corpus", "vocabulary", "tables", "projections", "source", "input", "encoder", "output", "skip_gram")
 """Sections of an experiment that determine the number of parameters."""
-ROWS_LISTED = 6
-"""Error messages list the rows of a recipe if there are at most this many."""
-WITHOUT_EFFECT = ("training.seed", "training.log_every", "training.save_every", "training.keep")
+MAX_ROWS_LISTED = 6
+"""Error messages list the rows of a recipe only if there are at most this many."""
+META_VOCAB_SIZE = 300_000
+"""Vocabulary size of models that are built only to compare the shapes of their parameters."""
+IGNORED_SETTINGS = ("training.seed", "training.log_every", "training.save_every", "training.keep")
 """Settings that can change without making the experiment a different one."""
 
 
@@ -54,11 +59,11 @@ class Recipe:
     """The experiment of every trained row, by name."""
     overrides: tuple[str, ...]
     changed: Mapping[str, list[Change]]
-    """The settings of each row that overrides changed, except those in `WITHOUT_EFFECT`."""
+    """The settings of each row that overrides changed, except those in `IGNORED_SETTINGS`."""
 
     def build(self, row: Row, words: Any) -> Any:
         """Build the model of a row; see `tasks.build_model`."""
-        with self.naming(row):
+        with self.add_row_to_errors(row):
             return build_model(self.experiments[row.name], words)
 
     def experiment(self, row: Row, task: str, advice: str) -> Experiment:
@@ -70,7 +75,7 @@ class Recipe:
         return experiment
 
     @contextmanager
-    def naming(self, row: Row) -> Iterator[None]:
+    def add_row_to_errors(self, row: Row) -> Iterator[None]:
         """Add the recipe and the row to the message of a `SettingsError` that building a model raises."""
         try:
             yield
@@ -79,7 +84,7 @@ class Recipe:
 
     def row(self, name: str | None) -> Row:
         """Return the trained row with this name, ignoring case; without a name, the only trained row."""
-        return _choose(self.rows, name, self.given_name)
+        return _choose_row(self.rows, name, self.given_name)
 
 
 def load_recipe(
@@ -96,95 +101,115 @@ def load_recipe(
         alone: With a list of names, return the trained rows in the order of the names, without the rows that they
             start from.
     """
-    path, known_as = find_recipe(name)
-    file, overrides = read_file(path, name), tuple(overrides)
+    path, recipe_name = find_recipe(name)
+    file, overrides = read_recipe_file(path, name), tuple(overrides)
     if row is None:
         rows = list(file.rows)
     elif isinstance(row, str):
-        rows = [_choose(file.rows, row, name)]
+        rows = [_choose_row(file.rows, row, name)]
     else:
-        rows = _matching(file.rows, row, name, trained=alone)
-        rows = rows if alone else _with_needed(file, rows, overrides)
+        rows = _match_rows(file.rows, row, name, only_trained=alone)
+        rows = rows if alone else _add_needed_rows(file, rows, overrides)
     experiments: dict[str, Experiment] = {}
     changed: dict[str, list[Change]] = {}
     mistakes: list[Mistake] = []
-    for number, chosen in enumerate(rows):
+    for index, chosen in enumerate(rows):
         if not chosen.trained:
             continue
-        where = f'{name}, row "{chosen.name}"'
-        with not_too_deep(where):
-            plain = merge(file.base, chosen.set)
-            settings = override(plain, overrides)
-            experiment = validate_experiment(settings, where)
+        source = f'{name}, row "{chosen.name}"'
+        with reject_deep_nesting(source):
+            row_settings = merge(file.base, chosen.set)
+            settings = override(row_settings, overrides)
+            experiment = validate_experiment(settings, source)
             if isinstance(experiment, list):
                 mistakes += experiment
                 continue
             experiments[chosen.name] = experiment
-            changed[chosen.name] = _changes(plain, settings, experiment) if overrides else []
-        if any(change.section in MODEL for change in changed[chosen.name]):
+            changed[chosen.name] = _list_changes(row_settings, settings, experiment) if overrides else []
+        if any(change.section in MODEL_SECTIONS for change in changed[chosen.name]):
             # The paper's number of parameters may be wrong for the changed model, so it is not checked.
-            rows[number] = chosen.model_copy(update={"parameters": None})
+            rows[index] = chosen.model_copy(update={"parameters": None})
     if mistakes:
-        raise complaint(mistakes)
+        raise build_settings_error(mistakes)
     _check_starts(file, experiments, name)
-    owner = file.extends or known_as
-    return Recipe(owner, name, file.title, file.paper, tuple(rows), experiments, overrides, changed)
+    run_owner = file.extends or recipe_name
+    return Recipe(run_owner, name, file.title, file.paper, tuple(rows), experiments, overrides, changed)
 
 
-def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], where: str) -> None:
+def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], recipe: str) -> None:
     """Check rows that start from another row: that row is trained, the chain of rows ends, and the shapes agree."""
-    starts = {
-        row.name: setting(merge(file.base, row.set), "training", "start", "row") for row in file.rows if row.trained
-    }
+    starts: dict[str, str | None] = {}  # for each trained row, the row that it starts from
+    for row in file.rows:
+        if row.trained:
+            starts[row.name] = get_string(merge(file.base, row.set), "training", "start", "row")
     starts |= {name: experiment.start for name, experiment in experiments.items()}
     messages = []
-    for name, experiment in experiments.items():
-        chain = [name]
-        while (start := starts.get(chain[-1])) and start not in chain:
-            chain.append(start)
-        if len(chain) > 1 and chain[1] not in starts:
-            names = ", ".join(f'"{row}"' for row in starts)
-            error = f'no trained row is called "{shorten(chain[1])}"; there are: {names}'
-        elif start:
-            error = "a row cannot start from its own weights: " + " <- ".join(f'"{row}"' for row in (*chain, start))
-        elif (
-            len(chain) > 1 and chain[1] in experiments and (differing := _mismatches(experiment, experiments[chain[1]]))
-        ):
-            error = f'row "{chain[1]}" has another model; these parameters differ: {", ".join(differing[:5])}'
-        else:
-            continue
-        messages.append(f'{where}, row "{name}":\n  training.start.row: {error}')
+    for name in experiments:
+        error = _find_start_error(name, starts, experiments)
+        if error:
+            messages.append(f'{recipe}, row "{name}":\n  training.start.row: {error}')
     if messages:
         raise SettingsError("\n".join(messages))
 
 
-def _mismatches(one: Experiment, other: Experiment) -> list[str]:
-    """Return the names of parameters that differ in shape or that only one model has.
+def _find_start_error(name: str, starts: Mapping[str, str | None], experiments: Mapping[str, Experiment]) -> str | None:
+    """Return what is wrong with the rows that a row starts from, or None.
+
+    Args:
+        name: The name of the row.
+        starts: For each trained row of the recipe, the row that it starts from, or None.
+        experiments: The experiments of the rows that were chosen.
+    """
+    chain = [name]
+    while (start := starts.get(chain[-1])) and start not in chain:
+        chain.append(start)
+    is_cycle = bool(start)
+    if len(chain) > 1 and chain[1] not in starts:
+        trained_names = ", ".join(f'"{trained_name}"' for trained_name in starts)
+        return f'no trained row is called "{shortened(chain[1])}"; there are: {trained_names}'
+    if is_cycle:
+        return "a row cannot start from its own weights: " + " <- ".join(f'"{row}"' for row in (*chain, start))
+    if len(chain) > 1 and chain[1] in experiments:
+        mismatches = _list_mismatches(experiments[name], experiments[chain[1]])
+        if mismatches:
+            return f'row "{chain[1]}" has another model; these parameters differ: {", ".join(mismatches[:5])}'
+    return None
+
+
+def _list_mismatches(experiment: Experiment, start: Experiment) -> list[str]:
+    """Return the names of parameters that differ in shape or that only one of the two models has.
 
     The list is empty if a model cannot be built. Both models are built for the vocabulary of a large text, on the meta
     device, which needs no memory.
     """
     try:
         with torch.device("meta"):
-            first, second = (dict(build_model(experiment, 300_000).named_parameters()) for experiment in (one, other))
+            parameters = dict(build_model(experiment, META_VOCAB_SIZE).named_parameters())
+            start_parameters = dict(build_model(start, META_VOCAB_SIZE).named_parameters())
     except SettingsError:
         return []  # this error is reported when the model is built for its vocabulary
-    reshaped = [name for name in first.keys() & second.keys() if first[name].shape != second[name].shape]
-    return sorted([*reshaped, *(first.keys() ^ second.keys())])
+    common_names = parameters.keys() & start_parameters.keys()
+    reshaped = [name for name in common_names if parameters[name].shape != start_parameters[name].shape]
+    return sorted([*reshaped, *(parameters.keys() ^ start_parameters.keys())])
 
 
-def _changes(plain: Mapping[str, Any], settings: Mapping[str, Any], after: Experiment) -> list[Change]:
+def _list_changes(row_settings: Mapping[str, Any], settings: Mapping[str, Any], experiment: Experiment) -> list[Change]:
     """Return the settings that overrides changed.
 
     Complete experiments with all defaults are compared. If the row is not valid without the overrides, the settings are
     compared as they are written.
+
+    Args:
+        row_settings: The settings of the row without overrides.
+        settings: The settings of the row with overrides.
+        experiment: The experiment that `settings` describe.
     """
-    before = validate_experiment(plain, "")
-    if not isinstance(before, list):
-        changes = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    original = validate_experiment(row_settings, "")
+    if isinstance(original, list):
+        changes = differences(_as_json(row_settings), _as_json(settings))
     else:
-        changes = differences(_as_json(plain), _as_json(settings))
-    return [change for change in changes if change.key not in WITHOUT_EFFECT]
+        changes = differences(original.model_dump(mode="json"), experiment.model_dump(mode="json"))
+    return [change for change in changes if change.key not in IGNORED_SETTINGS]
 
 
 def _as_json(raw: Any) -> Any:
@@ -198,59 +223,62 @@ def _as_json(raw: Any) -> Any:
     return raw
 
 
-def _choose(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
+def _choose_row(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
     """Return the trained row with this name, ignoring case; without a name, the only trained row."""
     rows = list(rows)
-    trained = [row for row in rows if row.trained]
-    if name is None and len(trained) == 1:
-        return trained[0]
+    trained_rows = [row for row in rows if row.trained]
+    if name is None and len(trained_rows) == 1:
+        return trained_rows[0]
     if name is None:
-        raise SettingsError(f"{recipe}: choose a row with --row; {_available(trained, recipe)}")
+        raise SettingsError(f"{recipe}: choose a row with --row; {_format_available(trained_rows, recipe)}")
     chosen = next((row for row in rows if name.lower() in (row.name.lower(), row.slug)), None)
     if chosen is None:
-        names = {row.name.lower(): row.name for row in trained}
-        near = get_close_matches(name[:100].lower(), names, n=1)
-        hint = f'did you mean "{names[near[0]]}"?' if near else _available(trained, recipe)
+        names = {row.name.lower(): row.name for row in trained_rows}
+        matches = get_close_matches(name[:100].lower(), names, n=1)
+        hint = f'did you mean "{names[matches[0]]}"?' if matches else _format_available(trained_rows, recipe)
         raise SettingsError(f'{recipe}: no row "{shorten(name)}"; {hint}')
+    if chosen.of:
+        raise SettingsError(f'{recipe}: row "{chosen.name}" evaluates the model of row "{chosen.of}"; train that row')
     if not chosen.trained:
-        evaluated = f'evaluates the model of row "{chosen.of}"; train that row'
-        reason = evaluated if chosen.of else "is quoted from another paper: there is nothing to train"
-        raise SettingsError(f'{recipe}: row "{chosen.name}" {reason}')
+        raise SettingsError(f'{recipe}: row "{chosen.name}" is quoted from another paper: there is nothing to train')
     return chosen
 
 
-def _available(rows: list[Row], recipe: str) -> str:
+def _format_available(rows: list[Row], recipe: str) -> str:
     """Return the part of an error message that names the rows, or the command that lists them."""
-    if len(rows) > ROWS_LISTED:
+    if len(rows) > MAX_ROWS_LISTED:
         return f"`reefknot ls {recipe}` lists the {len(rows)} rows"
     return "there are: " + ", ".join(f'"{row.name}"' for row in rows)
 
 
-def _matching(rows: Sequence[Row], patterns: Iterable[str], recipe: str, trained: bool) -> list[Row]:
-    """Return the rows that match any pattern, in the order of the patterns; only trained rows if `trained`."""
+def _match_rows(rows: Sequence[Row], patterns: Iterable[str], recipe: str, *, only_trained: bool) -> list[Row]:
+    """Return the rows that match any pattern, in the order of the patterns. In a pattern, * matches anything."""
     chosen: dict[str, Row] = {}
     for pattern in patterns:
-        expression = re.compile(re.escape(pattern.lower()).replace(r"\*", ".*"))
-        matches = [row for row in rows if expression.fullmatch(row.name.lower()) and (row.trained or not trained)]
         if "*" not in pattern:
-            matches = [_choose(rows, pattern, recipe)]
-        elif all(row.quoted for row in matches):
-            available = _available([row for row in rows if row.trained], recipe)
+            row = _choose_row(rows, pattern, recipe)
+            chosen[row.name] = row
+            continue
+        expression = re.compile(re.escape(pattern.lower()).replace(r"\*", ".*"))
+        matches = [row for row in rows if expression.fullmatch(row.name.lower()) and (row.trained or not only_trained)]
+        if all(row.quoted for row in matches):
+            available = _format_available([row for row in rows if row.trained], recipe)
             raise SettingsError(f'{recipe}: no row to train matches "{shorten(pattern)}"; {available}')
         chosen |= {row.name: row for row in matches}
     return list(chosen.values())
 
 
-def _with_needed(file: RecipeFile, chosen_rows: Iterable[Row], overrides: tuple[str, ...]) -> list[Row]:
+def _add_needed_rows(file: RecipeFile, chosen_rows: Iterable[Row], overrides: tuple[str, ...]) -> list[Row]:
     """Return the chosen rows and the rows whose weights they need, in the order of the recipe."""
-    rows = {row.name: row for row in file.rows}
-    chosen = [row.name for row in chosen_rows]
-    for name in chosen:  # the loop appends to this list, so it also visits the rows that it adds
-        settings = override(merge(file.base, rows[name].set), overrides) if rows[name].trained else {}
-        needed = rows[name].of or setting(settings, "training", "start", "row")
-        if needed in rows and needed not in chosen:
-            chosen.append(needed)
-    return [row for row in file.rows if row.name in chosen]
+    row_by_name = {row.name: row for row in file.rows}
+    names = [row.name for row in chosen_rows]
+    for name in names:  # the loop appends to this list, so it also visits the rows that it adds
+        row = row_by_name[name]
+        settings = override(merge(file.base, row.set), overrides) if row.trained else {}
+        needed_name = row.of or get_string(settings, "training", "start", "row")
+        if needed_name in row_by_name and needed_name not in names:
+            names.append(needed_name)
+    return [row for row in file.rows if row.name in names]
 
 
 def default_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path:

@@ -1,4 +1,8 @@
-"""Find and load the run whose weights a row starts from."""
+"""Finds and loads the finished run whose best weights a row starts from.
+
+A row (one experiment of a recipe) with `training.start.row = "NAME"` does not start from random weights, but from those
+of row NAME. `load_start` returns that run with its weights. `find_start` only looks for its folder.
+"""
 
 from __future__ import annotations
 
@@ -41,40 +45,49 @@ def find_start(
     Returns None if the row starts from random weights, or if the run in `out` has weights already. Raises
     `SettingsError` if the run is missing.
     """
-    wanted = recipe.experiments[row.name].start
-    if wanted is None:
+    start_name = recipe.experiments[row.name].start
+    if start_name is None:
         if folder is not None:
             raise SettingsError(f'row "{row.name}" does not start from a run; --start needs training.start.row=NAME')
         return None
-    first = Row(name=wanted)
+    start_row = Row(name=start_name)
     # Runs of several seeds are in ROW/seedN, a single run may be in ROW: the sibling has the same layout as `out`.
-    single = out.name != f"seed{seed}"
-    sibling = out.parent / first.slug if single else out.parent.parent / first.slug / out.name
-    default = default_folder(recipe, first, seed)
-    identity = {"recipe": recipe.name, "row": first.name}
+    has_seed_folder = out.name == f"seed{seed}"
+    sibling = out.parent.parent / start_row.slug / out.name if has_seed_folder else out.parent / start_row.slug
+    default = default_folder(recipe, start_row, seed)
+    expected_config = {"recipe": recipe.name, "row": start_row.name}
     for candidate in (folder,) if folder else (sibling, default):
-        finished = (candidate / "result.json").exists()
-        if finished and (folder or identity.items() <= RunFolder.open(candidate).config.items()):
+        is_finished = (candidate / "result.json").exists()
+        if is_finished and (folder or expected_config.items() <= RunFolder.open(candidate).config.items()):
             return candidate
     if _recorded_start(out):
         return None
     missing = folder or (default if out == default_folder(recipe, row, seed) else sibling)
-    arguments = ["reefknot", "train", recipe.given_name, "--row", first.name]
-    arguments += [text for text in recipe.overrides if not text.startswith(("training.seed=", "training.start"))]
-    arguments += [f"training.seed={seed}"] if seed else []
-    arguments += ["--data", str(data)] if data else []
-    arguments += ["--out", str(missing)] if missing != default else []
-    command = shlex.join(arguments)
+    command = _training_command(recipe, start_row, seed, data, None if missing == default else missing)
     if folder not in (None, default):  # a sweep without --start passes the default folder
-        subject = f'--start {missing}: row "{row.name}" starts from row "{first.name}", but this folder'
-        if runs := sorted(path.parent for path in missing.glob("*/result.json")):
-            raise SettingsError(f"{subject} contains several runs; pass one of them, such as {runs[0]}")
+        subject = f'--start {missing}: row "{row.name}" starts from row "{start_row.name}", but this folder'
+        inner_runs = sorted(path.parent for path in missing.glob("*/result.json"))
+        if inner_runs:
+            raise SettingsError(f"{subject} contains several runs; pass one of them, such as {inner_runs[0]}")
         problem = "is not a finished run of that row (no result.json)" if missing.is_dir() else "does not exist"
         raise SettingsError(f"{subject} {problem}. Pass the folder of a finished run, or train it there: `{command}`")
     raise SettingsError(
-        f'row "{row.name}" starts from row "{first.name}", which has no finished run in {missing.absolute()}. '
+        f'row "{row.name}" starts from row "{start_row.name}", which has no finished run in {missing.absolute()}. '
         f"Train it: `{command}`, or pass the folder of a finished run with --start"
     )
+
+
+def _training_command(recipe: Recipe, row: Row, seed: int, data: Path | None, out: Path | None) -> str:
+    """Return the command that trains a row with this seed, for an error message."""
+    arguments = ["reefknot", "train", recipe.given_name, "--row", row.name]
+    arguments += [text for text in recipe.overrides if not text.startswith(("training.seed=", "training.start"))]
+    if seed:
+        arguments.append(f"training.seed={seed}")
+    if data:
+        arguments += ["--data", str(data)]
+    if out:
+        arguments += ["--out", str(out)]
+    return shlex.join(arguments)
 
 
 def load_start(

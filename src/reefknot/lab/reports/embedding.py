@@ -107,10 +107,10 @@ def with_picture(row: TableRow) -> TableRow:
     shown = shown_of(row)
     if shown is None or shown.record is None or shown.record.embedding.words or not (shown.folder / "best").exists():
         return row
-    from reefknot.lab.tasks.word_vectors import store_picture
+    from reefknot.lab.tasks.word_vectors import store_embedding
 
     try:
-        record = store_picture(shown.folder)
+        record = store_embedding(shown.folder)
     except ReefknotError:
         return row  # leave the picture out if the weights are damaged or incomplete
     pictured = replace(shown, record=record)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.errors import DataError
-from reefknot.lab.config.upgrade import task_of_settings, upgrade_settings
+from reefknot.lab.config.upgrade import detect_task, upgrade_settings
 from reefknot.lab.runs.result import (
     MetricsLine,
     RunResult,
@@ -54,7 +54,7 @@ class Result:
     @property
     def task(self) -> str:
         """The kind of experiment, such as `language_model`; see `lab/tasks`."""
-        return self.record.task if self.record else task_of_settings(self.settings)
+        return self.record.task if self.record else detect_task(self.settings)
 
     def last(self, kind: str) -> MetricsLine | None:
         """Return the newest metrics of a kind, such as `train` or `valid`."""

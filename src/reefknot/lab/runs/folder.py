@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import DataError, SettingsError
-from reefknot.lab.config.upgrade import task_of_settings, upgrade_settings
+from reefknot.lab.config.upgrade import detect_task, upgrade_settings
 from reefknot.lab.runs.changes import canonical, differences
 from reefknot.lab.runs.checkpoints import RESTORE, Checkpoints
 from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
@@ -113,7 +113,7 @@ class RunFolder:
         settings = config.get("settings")
         if not isinstance(settings, dict):
             return config
-        return config | {"task": config.get("task", task_of_settings(settings)), "settings": upgrade_settings(settings)}
+        return config | {"task": config.get("task", detect_task(settings)), "settings": upgrade_settings(settings)}
 
     @property
     def task(self) -> str:

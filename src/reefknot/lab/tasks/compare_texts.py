@@ -1,4 +1,10 @@
-"""Comparison of language models by their losses, paired over blocks or documents of a text, with several seeds."""
+"""Compares language models by their losses on the same text, with confidence intervals from paired resampling.
+
+`compare_texts` is the entry point. A system is one model trained with several seeds; the first system is the baseline
+A, and every other system B is compared with it. Units of the text (blocks of tokens, or documents) are resampled, and a
+unit has the losses of both systems: so the comparison is paired. It reads the losses that training has saved, one per
+token. `--bands` also compares by band (a group of words of similar training frequency).
+"""
 
 from __future__ import annotations
 
@@ -33,6 +39,7 @@ from reefknot.lab.text.dataset import Dataset
 from reefknot.storage.progress import Notify
 
 Losses = NDArray[Any]
+"""The loss of every token, or of every word, of a text."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +47,11 @@ class FrequencyComparison:
     """A comparison of two systems by the training frequency of tokens."""
 
     targets: list[TypeComparison]
+    """Comparisons by the frequency of the predicted token."""
     symbols: dict[str, TokenComparison]
     """Comparisons on <unk> and <eos>, which are also part of `targets`."""
     previous: list[BandComparison]
+    """Comparisons by the frequency of the token before the predicted token."""
 
     def record(self) -> dict[str, Any]:
         """Return all bands as JSON values."""
@@ -55,20 +64,20 @@ class FrequencyComparison:
     def lines(self) -> list[str]:
         """Return a table of all bands."""
         columns = f"  {'seen':>12} {'tokens':>9} {'A':>7} {'B':>7} {'B - A':>8}  {'95 % interval':<17}"
-        return [
+        lines = [
             "  loss per token by how often the target was seen in training",
             "  by type: 100 (B - A) / B of each type's loss, the mean over the types of the band",
             f"{columns} {'types':>6} {'by type':>9}",
-            *(
-                f"{_row(seen(band.low, band.high), band)} {band.types:>6,} {_percent(band.relative)}".rstrip()
-                for band in self.targets
-            ),
-            *([f"  {'of these:':>12}"] if self.symbols else []),
-            *(_row(name, comparison).rstrip() for name, comparison in self.symbols.items()),
-            "  loss per token by how often the token before was seen",
-            columns.rstrip(),
-            *(_row(seen(band.low, band.high), band).rstrip() for band in self.previous),
         ]
+        for band in self.targets:
+            line = f"{_format_line(seen(band.low, band.high), band)} {band.types:>6,} {_format_percent(band.relative)}"
+            lines.append(line.rstrip())
+        if self.symbols:
+            lines.append(f"  {'of these:':>12}")
+        lines += [_format_line(name, comparison).rstrip() for name, comparison in self.symbols.items()]
+        lines += ["  loss per token by how often the token before was seen", columns.rstrip()]
+        lines += [_format_line(seen(band.low, band.high), band).rstrip() for band in self.previous]
+        return lines
 
 
 @dataclass(frozen=True)
@@ -76,9 +85,11 @@ class TextComparison:
     """A comparison of one system with the first one."""
 
     a: System
+    """The first system, which is the baseline."""
     b: System
     result: Comparison
     bands: FrequencyComparison | None
+    """The comparison by training frequency, if it was requested."""
 
     def record(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
@@ -112,6 +123,7 @@ class TextComparisons:
     """Comparisons of several systems with the first one."""
 
     by: str
+    """The unit that is resampled: blocks or documents."""
     units: str
     """Description of the text and of the units that are resampled."""
     comparisons: list[TextComparison]
@@ -130,21 +142,21 @@ class TextComparisons:
 
 
 @dataclass
-class _Texts:
+class _TextOpener:
     """Opens the texts of runs when they are needed. Many comparisons need only the losses that a run has saved."""
 
     data: Path | None
-    used: bool = False
+    has_opened: bool = False
     """Whether a text was opened."""
 
     def open(self, run: RunFolder) -> Dataset:
         """Return the texts of a run."""
-        self.used = True
+        self.has_opened = True
         return open_texts(run, self.data)
 
     def check_data_option(self) -> None:
         """Raise an error if `--data` was given but no text was opened."""
-        if self.data is not None and not self.used:
+        if self.data is not None and not self.has_opened:
             raise SettingsError(
                 "--data has no effect, because this comparison needs only the losses in the run folders; leave it out"
             )
@@ -152,68 +164,67 @@ class _Texts:
 
 def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> TextComparisons:
     """Compare language models with the first one, by the losses that their runs have saved."""
-    by = request.by or "blocks"
-    _check(request, by)
-    split, texts = request.split, _Texts(request.data)
-    unit, (losses_a, *losses_b) = _paired_losses(systems, split, texts, notify)
-    if unit == "word" and (request.bands or by == "documents"):
+    resample_by = request.by or "blocks"
+    _check_options(request, resample_by)
+    split, opener = request.split, _TextOpener(request.data)
+    loss_unit, (baseline_losses, *other_losses) = _pair_losses(systems, split, opener, notify)
+    if loss_unit == "word" and (request.bands or resample_by == "documents"):
         remedy = "leave out --bands" if request.bands else "use --by blocks"
         raise SettingsError(f"these runs do not have the same tokens; {remedy}")
-    first, *others = systems
-    tokens = len(losses_a[0])
-    length = BLOCK if request.block is None else request.block
-    boundaries = (
-        block_boundaries(tokens, length) if by == "blocks" else _documents(texts.open(first.runs[0]), split, tokens)
-    )
-    dataset = texts.open(first.runs[0]) if request.bands else None
-    texts.check_data_option()
-    comparisons = [
-        TextComparison(
-            first,
-            system,
-            compare(losses_a, losses, boundaries, loss_unit=unit),
-            _by_frequency(PairedLosses(losses_a, losses, boundaries), dataset, split) if dataset else None,
-        )
-        for system, losses in zip(others, losses_b, strict=True)
-    ]
-    units = f"{split} text: {tokens:,} {unit}s in {len(boundaries) - 1:,} {by}"
-    if by == "blocks" and length > boundaries[1] and len(boundaries) > 2:
-        units += f" of {boundaries[1]:,}, because with {length:,} there would be fewer than {FEWEST_UNITS}"
-    return TextComparisons(by, units, comparisons)
+    baseline, *other_systems = systems
+    baseline_run = baseline.runs[0]
+    tokens = len(baseline_losses[0])
+    block_length = BLOCK if request.block is None else request.block
+    if resample_by == "blocks":
+        boundaries = block_boundaries(tokens, block_length)
+    else:
+        boundaries = _document_boundaries(opener.open(baseline_run), split, tokens)
+    band_dataset = opener.open(baseline_run) if request.bands else None
+    opener.check_data_option()
+    comparisons = []
+    for system, losses in zip(other_systems, other_losses, strict=True):
+        result = compare(baseline_losses, losses, boundaries, loss_unit=loss_unit)
+        bands = None
+        if band_dataset:
+            bands = _compare_by_frequency(PairedLosses(baseline_losses, losses, boundaries), band_dataset, split)
+        comparisons.append(TextComparison(baseline, system, result, bands))
+    units = f"{split} text: {tokens:,} {loss_unit}s in {len(boundaries) - 1:,} {resample_by}"
+    if resample_by == "blocks" and block_length > boundaries[1] and len(boundaries) > 2:
+        units += f" of {boundaries[1]:,}, because with {block_length:,} there would be fewer than {FEWEST_UNITS}"
+    return TextComparisons(resample_by, units, comparisons)
 
 
-def _check(request: ComparisonRequest, by: str) -> None:
+def _check_options(request: ComparisonRequest, resample_by: str) -> None:
     """Raise an error if options contradict each other, before anything is opened."""
-    if by not in ("blocks", "documents"):
-        raise SettingsError(f"--by {by}: must be blocks or documents")
-    if by == "documents" and request.block is not None:
+    if resample_by not in ("blocks", "documents"):
+        raise SettingsError(f"--by {resample_by}: must be blocks or documents")
+    if resample_by == "documents" and request.block is not None:
         raise SettingsError("--block has no effect with --by documents; leave one of them out")
     if request.figure is not None and not request.bands:
         raise SettingsError("--figure has no effect without --bands; add --bands or leave --figure out")
 
 
-def _paired_losses(
-    systems: Sequence[System], split: str, texts: _Texts, notify: Notify
+def _pair_losses(
+    systems: Sequence[System], split: str, opener: _TextOpener, notify: Notify
 ) -> tuple[str, list[list[Losses]]]:
     """Return the unit that is compared, token or word, and for each system its losses, one array per run.
 
     Runs with different tokens are compared by words. For this, the same words must be in all vocabularies.
     """
-    losses = [_losses(system, split) for system in systems]
-    if _same_tokens([run for system in systems for run in system.runs], split, texts, notify):
-        return "token", losses
+    token_losses = [_read_losses(system, split) for system in systems]
+    if _have_same_tokens([run for system in systems for run in system.runs], split, opener, notify):
+        return "token", token_losses
+    losses = []
+    for system, system_losses in zip(systems, token_losses, strict=True):
+        run_losses = []
+        for run, nll in zip(system.runs, system_losses, strict=True):
+            dataset = opener.open(run)
+            run_losses.append(word_losses(nll, dataset.splits[split], dataset.vocabulary))
+        losses.append(run_losses)
+    return "word", losses
 
-    def by_word(nll: Losses, run: RunFolder) -> Losses:
-        dataset = texts.open(run)
-        return word_losses(nll, dataset.splits[split], dataset.vocabulary)
 
-    return "word", [
-        [by_word(nll, run) for nll, run in zip(system_losses, system.runs, strict=True)]
-        for system_losses, system in zip(losses, systems, strict=True)
-    ]
-
-
-def _losses(system: System, split: str) -> list[Losses]:
+def _read_losses(system: System, split: str) -> list[Losses]:
     """Return the losses of every token, one array per run."""
     losses = []
     for run in system.runs:
@@ -224,27 +235,28 @@ def _losses(system: System, split: str) -> list[Losses]:
     return losses
 
 
-def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, notify: Notify) -> bool:
+def _have_same_tokens(runs: Sequence[RunFolder], split: str, opener: _TextOpener, notify: Notify) -> bool:
     """Return whether all runs have the same tokens; raise an error if their losses cannot be paired.
 
     Different windows do not prevent a comparison, because they may be what is compared. They are noted once.
     """
-    first, *others = runs
-    notes, same_tokens = [], True
-    for run in others:
-        pairing = pair_scores(first, run, split, texts.open)
-        same_tokens = same_tokens and pairing.same_tokens
-        if difference := pairing.difference:
-            both, reason = f"{first.path} and {run.path}", in_comparison(difference, split)
+    baseline_run, *other_runs = runs
+    notes, have_same_tokens = [], True
+    for run in other_runs:
+        pairing = pair_scores(baseline_run, run, split, opener.open)
+        have_same_tokens = have_same_tokens and pairing.same_tokens
+        difference = pairing.difference
+        if difference:
+            paths, reason = f"{baseline_run.path} and {run.path}", in_comparison(difference, split)
             if difference.prevents:
-                raise SettingsError(f"{both}: no fair comparison: {reason}")
-            notes.append(f"note: {both}: {reason}")
+                raise SettingsError(f"{paths}: no fair comparison: {reason}")
+            notes.append(f"note: {paths}: {reason}")
     if notes:
         notify(notes[0])
-    return same_tokens
+    return have_same_tokens
 
 
-def _documents(dataset: Dataset, split: str, tokens: int) -> NDArray[np.int64]:
+def _document_boundaries(dataset: Dataset, split: str, tokens: int) -> NDArray[np.int64]:
     """Return the boundaries of the documents of a text."""
     if tokens != dataset.splits[split].tokens:
         raise DataError("the first token was not scored, so the scores do not line up with documents; use --by blocks")
@@ -257,20 +269,20 @@ def _documents(dataset: Dataset, split: str, tokens: int) -> NDArray[np.int64]:
     return boundaries
 
 
-def _by_frequency(losses: PairedLosses, dataset: Dataset, split: str) -> FrequencyComparison:
-    text, words = dataset.splits[split], dataset.vocabulary
+def _compare_by_frequency(losses: PairedLosses, dataset: Dataset, split: str) -> FrequencyComparison:
+    text, vocabulary = dataset.splits[split], dataset.vocabulary
     return FrequencyComparison(
-        compare_by_target(losses, text, words),
-        compare_on_symbols(losses, text, words),
-        compare_by_previous(losses, text, words),
+        compare_by_target(losses, text, vocabulary),
+        compare_on_symbols(losses, text, vocabulary),
+        compare_by_previous(losses, text, vocabulary),
     )
 
 
-def _row(name: str, comparison: TokenComparison) -> str:
+def _format_line(name: str, comparison: TokenComparison) -> str:
     interval = "{:+.4f} {:+.4f}".format(*comparison.interval) if comparison.interval else "too few tokens"
     losses = f"{comparison.nll_a:>7.4f} {comparison.nll_b:>7.4f} {comparison.difference:>+8.4f}"
     return f"  {name:>12} {comparison.tokens:>9,} {losses}  {interval:<17}"
 
 
-def _percent(number: float | None) -> str:
-    return "" if number is None else f"{number:>+8.2f}%"
+def _format_percent(percent: float | None) -> str:
+    return "" if percent is None else f"{percent:>+8.2f}%"

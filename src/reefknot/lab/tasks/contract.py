@@ -1,9 +1,14 @@
-"""The interface of a task: one kind of experiment, from its settings to its scores.
+"""The interface of a task: one kind of experiment, such as language modelling, from its settings to its scores.
+
+`Task` is the base class. `lab/experiment.py` calls its methods in this order, in a run folder, for every task:
 
     Settings -> open_data -> build_model -> prepare -> fit -> score
 
-`lab/experiment.py` calls these methods in this order, in a run folder, for every task. A task gets its settings, a seed
-and possibly weights to start from. It knows nothing about recipes and rows.
+A task gets its settings, a seed and possibly weights to start from. It knows nothing about recipes and rows. The other
+classes here are what a task reads and returns: `Experiment` (settings), `Data` (texts), `Session` (one training
+process), `FittedModel` and `TrainedRun` (trained models).
+
+The ends of a model are the input end (turns ids into vectors) and the output end (classifier and loss).
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from reefknot.storage.progress import Notify, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
-    from reefknot.lab.evaluation.grid import Progress as Reporter
+    from reefknot.lab.evaluation.grid import Progress as ProgressCallback
     from reefknot.lab.evaluation.similarity import Benchmark
     from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
 
@@ -94,11 +99,11 @@ class Experiment(Settings):
         return None
 
     @property
-    def judges_similarity(self) -> bool:
+    def evaluates_similarity(self) -> bool:
         """Whether the word vectors are compared with human judgements after training."""
         return self.evaluation.similarity
 
-    def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
+    def hash_files(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the SHA-256 of every file that a table starts from, by table name.
 
         If a file is gone, the recorded hash is returned.
@@ -135,6 +140,7 @@ class Data(Protocol):
         """Return a description of the texts and of how they are read, in a few lines."""
 
 
+# The types of a task: its settings, its data and its model.
 E = TypeVar("E", bound=Experiment)
 D = TypeVar("D", bound=Data)
 M = TypeVar("M", bound=torch.nn.Module)
@@ -142,7 +148,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 @dataclass(frozen=True)
 class Session:
-    """The run folder, the processes and the display of a training session."""
+    """What one training process (or group of processes) works with: the run folder, the processes, the display."""
 
     run: RunFolder
     world: World
@@ -154,7 +160,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Fitted(Generic[M]):
+class FittedModel(Generic[M]):
     """A trained model with the weights that are scored, and the progress of its training."""
 
     model: M
@@ -177,16 +183,16 @@ class TrainedRun(Generic[E, D, M]):
 
     def dataset(self, data: Path | None) -> D:
         """Open the text that the run was trained on and scored with."""
-        from reefknot.lab.tasks import task_of
+        from reefknot.lab.tasks import create_task
 
-        opened: D = task_of(self.experiment).open_run_data(self.run, data)
-        return opened
+        dataset: D = create_task(self.experiment).open_run_data(self.run, data)
+        return dataset
 
     def vectors(self) -> dict[str, WordVectors]:
         """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
-        from reefknot.lab.tasks import task_of
+        from reefknot.lab.tasks import create_task
 
-        return task_of(self.experiment).vectors(self.model, self.vocabulary)
+        return create_task(self.experiment).vectors(self.model, self.vocabulary)
 
     def with_spellings(self, words: Iterable[str]) -> Self:
         """Return this run with an input end that also reads the spellings of these words.
@@ -200,12 +206,13 @@ class Task(ABC, Generic[E, D, M]):
     """One kind of experiment. A task object holds the settings of one experiment."""
 
     Settings: ClassVar[type[Experiment]]
+    """The class of this task's settings."""
     noun: ClassVar[str]
     """What a trained run of this task is called in messages, such as "a language model"."""
     scores_text: ClassVar[bool] = True
     """Whether the model assigns a probability to a text. If not, its runs cannot be evaluated or compared."""
     verbs: ClassVar[str]
-    """The verbs that read runs of this task, for messages."""
+    """The subcommands of `reefknot` that read runs of this task, for messages."""
     evaluation_options: ClassVar[frozenset[str]] = frozenset()
     """Fields of `EvaluationRequest` that `evaluate` uses, in addition to the fields that every task uses."""
     comparison_options: ClassVar[frozenset[str]] = frozenset()
@@ -233,17 +240,18 @@ class Task(ABC, Generic[E, D, M]):
             notify: Called with messages about progress.
         """
         experiment = self.experiment
-        opened = open_dataset(corpus or experiment.corpus, experiment.vocabulary, data=data, words=words, notify=notify)
-        return cast(D, opened)
+        corpus = corpus or experiment.corpus
+        dataset = open_dataset(corpus, experiment.vocabulary, data=data, words=words, notify=notify)
+        return cast(D, dataset)
 
     @abstractmethod
-    def build_model(self, words: Vocabulary | VocabularyPair | int) -> M:
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> M:
         """Build the model, with weights drawn from torch's current generator state.
 
-        A number of words is enough to count parameters.
+        The vocabulary may also be just a number of words, which is enough to count parameters.
         """
 
-    def check(self, data: D, world: World) -> None:
+    def check_data(self, data: D, world: World) -> None:
         """Raise an error if a model cannot be trained on the data, or cannot score them. Called before training."""
 
     def prepare(self, model: M, data: D, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
@@ -259,7 +267,7 @@ class Task(ABC, Generic[E, D, M]):
         return []
 
     @abstractmethod
-    def fit(self, model: M, data: D, session: Session) -> Fitted[M] | None:
+    def fit(self, model: M, data: D, session: Session) -> FittedModel[M] | None:
         """Train to the end, starting from the newest checkpoint of the run if there is one.
 
         Returns None in all processes but the first.
@@ -275,10 +283,12 @@ class Task(ABC, Generic[E, D, M]):
     def vectors(self, model: M, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
 
-    # -- finished runs of tasks that score texts. Evaluation and comparison are imported on request, so that training
-    #    does not load them.
+    # -- finished runs of tasks that score texts -----------------------------------------------------------------------
+    # Subclasses import the code of evaluation and comparison inside these methods, so that training does not load it.
 
-    def evaluate(self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Reporter) -> Answer:
+    def evaluate(
+        self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback
+    ) -> Answer:
         """Score texts with the best weights of a run. `tasks.evaluate_run` has checked the options."""
         raise NotImplementedError
 
@@ -288,12 +298,12 @@ class Task(ABC, Generic[E, D, M]):
 
     # -- run folders ---------------------------------------------------------------------------------------------------
 
-    def save_words(self, run: RunFolder, data: D) -> None:
-        """Write the vocabulary to the run folder."""
+    def save_vocabularies(self, run: RunFolder, data: D) -> None:
+        """Write the vocabulary, or the vocabularies of both languages, to the run folder."""
         data.vocabulary.save(run.vocabulary_path)
 
-    def saved_words(self, run: RunFolder) -> VocabularyPair:
-        """Read the vocabulary from the run folder."""
+    def load_vocabularies(self, run: RunFolder) -> VocabularyPair:
+        """Read the vocabularies of the source and of the target from the run folder."""
         vocabulary = Vocabulary.load(run.vocabulary_path)
         return VocabularyPair(vocabulary, vocabulary)
 
@@ -301,12 +311,12 @@ class Task(ABC, Generic[E, D, M]):
         """Open a run folder with its best weights."""
         # Look for the checkpoint first: it has the best error message for a record of a run, which has no weights.
         checkpoint = run.best_checkpoint()
-        words = self.saved_words(run)
+        words = self.load_vocabularies(run)
         model = self.build_model(words)
         load_weights(model, run.checkpoints.load(checkpoint).model)
-        return self._trained(run, words, model.to(choose_device(device)).eval())
+        return self._wrap_trained(run, words, model.to(choose_device(device)).eval())
 
-    def _trained(self, run: RunFolder, words: VocabularyPair, model: M) -> TrainedRun[E, D, M]:
+    def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: M) -> TrainedRun[E, D, M]:
         return TrainedRun(run, self.experiment, words, model)
 
     def open_run_data(self, run: RunFolder, data: Path | None) -> D:
@@ -319,10 +329,10 @@ class Task(ABC, Generic[E, D, M]):
         if run.imported and run.config.get("corpus") is None:
             raise DataError(f"{run.path} was imported without a text; import it again with --corpus NAME to score one")
         words = Vocabulary.load(run.vocabulary_path) if run.imported else None
-        opened = self.open_data(data, corpus=self._moved_corpus(run, data), words=words)
-        if opened.fingerprint != run.config.get("corpus"):
+        dataset = self.open_data(data, corpus=self._locate_corpus(run, data), words=words)
+        if dataset.fingerprint != run.config.get("corpus"):
             raise DataError(f"the text that {run.path} was trained on has changed; restore it to score this run")
-        return opened
+        return dataset
 
     @property
     def reads_data_folder(self) -> bool:
@@ -331,10 +341,13 @@ class Task(ABC, Generic[E, D, M]):
         This is false if the text is part of Python, or if it is a folder of text that still exists.
         """
         name = self.experiment.corpus.name
-        known = known_corpus(name)
-        return not Path(name).expanduser().is_dir() if known is None else known.needs_data
+        corpus = known_corpus(name)
+        if corpus is None:
+            return not Path(name).expanduser().is_dir()
+        return corpus.needs_data
 
-    def _moved_corpus(self, run: RunFolder, data: Path | None) -> CorpusSettings:
+    def _locate_corpus(self, run: RunFolder, data: Path | None) -> CorpusSettings:
+        """Return the settings of the run's corpus, with `data` as its folder if it is no longer in its old folder."""
         corpus = self.experiment.corpus
         if corpus.name in CORPORA or Path(corpus.name).expanduser().is_dir():
             return corpus

@@ -1,4 +1,9 @@
-"""Evaluation of a language model: perplexity with its definition, in one of several modes."""
+"""Evaluates a trained language model: perplexity on a text, with the exact definition of the score.
+
+`evaluate_language_model` is the entry point; `reefknot evaluate` calls it. A text is scored in one of several modes,
+such as plain or dynamic evaluation (see `evaluation_modes.py`). It is read as one stream that carries the recurrent
+state, as several parallel streams (contiguous parts of the text), or in independent windows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from reefknot.lab.runs.modes import windows_in_full
 from reefknot.lab.runs.result import Protocol, ProtocolName, TailsOpened
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks.evaluation_modes import MODES, ModeChooser, check_modes, check_windows, requested_modes
-from reefknot.lab.tasks.requests import EvaluationRequest, option
+from reefknot.lab.tasks.requests import EvaluationRequest, format_option
 from reefknot.lab.training.generators import set_determinism
 from reefknot.storage.progress import Notify
 
@@ -35,9 +40,10 @@ class TextEvaluation:
     score: Score
     tokens: int
     """Number of tokens of the text that was scored."""
-    whole: int
+    total_tokens: int
     """Number of tokens of the whole text. It is larger than `tokens` if `--limit` is used."""
     tails: TailsOpened | None = None
+    """For an adaptive softmax, the share of its tails (bands of rare words) that a search for the best words reads."""
     protocol: Protocol | None = None
     """The same weights scored as the program of a paper scores them."""
     recorded: TextScore | None = None
@@ -46,7 +52,7 @@ class TextEvaluation:
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         record = {"split": self.split, **self.score.summary().record()}
-        if self.tokens < self.whole:
+        if self.tokens < self.total_tokens:
             record["limit"] = self.tokens
         if self.tails is not None:
             record["tails_opened"] = self.tails.record()
@@ -64,21 +70,22 @@ class TextEvaluation:
             f"bits per byte {summary.bits_per_byte:.4f}",
             summary.definition,
         ]
-        if self.tokens < self.whole:
+        if self.tokens < self.total_tokens:
             lines.append(
-                f"limit: only the first {self.tokens:,} of {self.whole:,} tokens; the number of bytes is estimated"
+                f"limit: only the first {self.tokens:,} of {self.total_tokens:,} tokens; the number of bytes is "
+                "estimated"
             )
         if self.tails is not None:
             lines.append(str(self.tails))
         if self.protocol is not None:
-            counted = self.protocol.valid if self.split == "valid" else self.protocol.test
-            assert counted is not None  # `_by_protocol` scores this split
+            protocol_score = self.protocol.valid if self.split == "valid" else self.protocol.test
+            assert protocol_score is not None  # `_score_by_protocol` scores this split
             lines += [
-                f"counted as {self.protocol.name}: {self.split} perplexity {shown(counted.perplexity)}",
+                f"counted as {self.protocol.name}: {self.split} perplexity {shown(protocol_score.perplexity)}",
                 self.protocol.definition,
             ]
         if self.recorded is not None:
-            lines.append(f"training recorded {shown(self.recorded.perplexity)}, in {_reading(self.recorded)}")
+            lines.append(f"training recorded {shown(self.recorded.perplexity)}, in {_describe_reading(self.recorded)}")
         return lines
 
 
@@ -93,71 +100,76 @@ class TextEvaluations:
 
     def record(self) -> Any:
         """Return the record of the text, or a list of records if there are two texts."""
-        search = {} if self.grid is None else {"search": self.grid.summary().record()}
-        records = [{"run": self.run, **text.record(), **search} for text in self.texts]
+        search_record = {} if self.grid is None else {"search": self.grid.summary().record()}
+        records = [{"run": self.run, **text.record(), **search_record} for text in self.texts]
         return records[0] if len(records) == 1 else records
 
     def text(self) -> str:
         """Return a table of the search, and the scores of every text with their definitions."""
-        search = [] if self.grid is None else [self.grid.table()]
-        return "\n".join([*search, *(line for text in self.texts for line in text.lines())])
+        lines = [] if self.grid is None else [self.grid.table()]
+        for text in self.texts:
+            lines += text.lines()
+        return "\n".join(lines)
 
 
 def evaluate_language_model(
     task: LanguageModelTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
 ) -> TextEvaluations:
     """Score texts with the best weights of a run."""
-    _check(request)
+    _check_options(request)
     trained = cast("TrainedLanguageModel", task.open_run(run, request.device))
     set_determinism(task.experiment.training.determinism)
     request.check_finished(run)
     dataset = trained.dataset(request.data)
     request.check_split(dataset.splits)
-    texts = {name: shorten_split(dataset.splits[name], request.limit, trained.vocabulary) for name in request.splits}
+    texts = {split: shorten_split(dataset.splits[split], request.limit, trained.vocabulary) for split in request.splits}
     _check_streams(request.streams, texts)
     chooser = ModeChooser(trained, dataset, request, progress)
     mode = chooser.choose()
-    scores = {name: mode.score(text) for name, text in texts.items()}
+    scores = {split: mode.score(text) for split, text in texts.items()}
     windows = chooser.windows
+    windows_name = windows.name if windows else None
     # Other scores of the same text are comparable only with a plain score of the whole text.
-    plain = not requested_modes(request) and request.limit is None
+    is_plain = not requested_modes(request) and request.limit is None
     evaluations = [
         TextEvaluation(
-            name,
-            scores[name],
+            split,
+            scores[split],
             tokens=text.tokens,
-            whole=dataset.splits[name].tokens,
+            total_tokens=dataset.splits[split].tokens,
             tails=measure_opened_tails(trained.model, text, trained.vocabulary, windows),
-            protocol=_by_protocol(trained, dataset, name, request.protocol) if plain else None,
-            recorded=_recorded(run, name, windows.name if windows else None, request.streams or 1) if plain else None,
+            protocol=_score_by_protocol(trained, dataset, split, request.protocol) if is_plain else None,
+            recorded=_find_recorded_score(run, split, windows_name, request.streams or 1) if is_plain else None,
         )
-        for name, text in texts.items()
+        for split, text in texts.items()
     ]
     if request.save:
-        notify(save_evaluation(run, mode.kind, mode.settings, mode.grid, scores))
+        notify(save_evaluation(run, mode.name, mode.settings, mode.grid, scores))
     return TextEvaluations(str(run.path), evaluations, mode.grid)
 
 
-def _check(request: EvaluationRequest) -> None:
+def _check_options(request: EvaluationRequest) -> None:
     """Raise an error if options contradict each other, before anything is opened."""
     check_modes(request)
     check_windows(request)
     if request.protocol is not None:
         _check_protocol(request.protocol, request)
-    if request.save and not (
-        requested_modes(request) or {"context", "stride", "windows"} & set(request.given_options())
-    ):
-        needed = ", ".join(map(option, (*MODES, "context", "stride")))
-        raise SettingsError(f"--save needs {needed} or --windows, because training has saved the plain scores")
+    has_window_option = bool({"context", "stride", "windows"} & set(request.given_options()))
+    if request.save and not requested_modes(request) and not has_window_option:
+        needed_options = ", ".join(map(format_option, (*MODES, "context", "stride")))
+        raise SettingsError(f"--save needs {needed_options} or --windows, because training has saved the plain scores")
     request.check_saved_texts()
 
 
 def _check_protocol(name: str, request: EvaluationRequest) -> None:
-    known = get_args(ProtocolName)
-    if name not in known:
-        raise SettingsError(f"--protocol {name}: must be one of {', '.join(known)}")
-    conflicts = [option(mode) for mode in requested_modes(request)]
-    conflicts += ["--limit"] * (request.limit is not None) + ["--split train"] * (request.split == "train")
+    protocol_names = get_args(ProtocolName)
+    if name not in protocol_names:
+        raise SettingsError(f"--protocol {name}: must be one of {', '.join(protocol_names)}")
+    conflicts = [format_option(mode) for mode in requested_modes(request)]
+    if request.limit is not None:
+        conflicts.append("--limit")
+    if request.split == "train":
+        conflicts.append("--split train")
     if conflicts:
         raise SettingsError(
             f"--protocol: the programs of papers score the whole valid or test text; leave {conflicts[0]} out"
@@ -172,25 +184,29 @@ def _check_streams(streams: int | None, texts: Mapping[str, Split]) -> None:
             )
 
 
-def _by_protocol(trained: TrainedLanguageModel, dataset: Dataset, split: str, requested: str | None) -> Protocol | None:
+def _score_by_protocol(
+    trained: TrainedLanguageModel, dataset: Dataset, split: str, requested: str | None
+) -> Protocol | None:
     """Score a text as the program of a paper does, if the request or the settings of the run name one."""
-    settings = trained.experiment
-    name = cast(ProtocolName, requested or settings.evaluation.protocol)
-    countings = get_protocol(name, settings.training.batch, settings.training.steps) or {}
+    experiment = trained.experiment
+    name = cast(ProtocolName, requested or experiment.evaluation.protocol)
+    countings = get_protocol(name, experiment.training.batch, experiment.training.steps) or {}
     if split not in countings:
         return None
     return score_by_protocol(
-        name, trained.model, dataset.splits, {split: countings[split]}, settings.training.precision
+        name, trained.model, dataset.splits, {split: countings[split]}, experiment.training.precision
     )
 
 
-def _recorded(run: RunFolder, split: str, windows: str | None, streams: int) -> TextScore | None:
+def _find_recorded_score(run: RunFolder, split: str, windows: str | None, streams: int) -> TextScore | None:
     """Return the score in result.json, or None if it was computed in the same windows or streams."""
     score = run.result.score(split) if run.result else None
-    return None if score is None or (score.windows, score.streams) == (windows, streams) else score
+    if score is None or (score.windows, score.streams) == (windows, streams):
+        return None
+    return score
 
 
-def _reading(score: TextScore) -> str:
+def _describe_reading(score: TextScore) -> str:
     """Return a description of the windows or streams in which a text was read."""
     if score.windows:
         return windows_in_full(score.windows)

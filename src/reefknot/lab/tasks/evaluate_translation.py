@@ -1,4 +1,8 @@
-"""Evaluation of a translator: BLEU and chrF with their signatures, perplexity with its definition."""
+"""Evaluates a trained translator: BLEU and chrF of its translations, and the perplexity of the references.
+
+`evaluate_translator` is the entry point; `reefknot evaluate` calls it. It translates a text with beam search. Every
+score comes with its definition: the signatures of sacrebleu, and how the perplexity is computed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ class PairsEvaluation:
     """Scores of the translations that the search returned."""
     score: Score
     """Losses of the reference translations."""
-    whole: int
+    total_pairs: int
     """Number of pairs of the whole split. It is larger than the number of scored pairs if `--limit` is used."""
 
     def record(self) -> dict[str, Any]:
@@ -43,7 +47,9 @@ class PairsEvaluation:
         """Return the scores and their definitions in lines for people."""
         translated, summary = self.translated, self.score.summary()
         search, pairs = translated.search, translated.pairs
-        bands = ", ".join(f"{_bounds(band)}: {band.bleu:.1f} ({band.pairs:,})" for band in translated.by_length)
+        bleu_by_length = ", ".join(
+            f"{_format_lengths(band)}: {band.bleu:.1f} ({band.pairs:,})" for band in translated.by_length
+        )
         lines = [
             f"{self.split} BLEU {translated.bleu:.2f}  chrF {translated.chrf:.2f}  "
             f"perplexity {shown(summary.perplexity)}  word perplexity {shown(summary.per_word)}",
@@ -52,11 +58,11 @@ class PairsEvaluation:
             f"brevity penalty {translated.brevity_penalty:.3f}, length ratio {translated.length_ratio:.3f}; "
             f"beam {search['beam']}, length penalty {search['length_penalty']:g}; "
             f"{translated.unfinished:,} of {pairs:,} translations reached the length limit",
-            f"BLEU by source tokens (pairs): {bands}",
+            f"BLEU by source tokens (pairs): {bleu_by_length}",
             summary.definition,
         ]
-        if pairs < self.whole:
-            lines.append(f"limit: only the first {pairs:,} of {self.whole:,} pairs")
+        if pairs < self.total_pairs:
+            lines.append(f"limit: only the first {pairs:,} of {self.total_pairs:,} pairs")
         return lines
 
 
@@ -90,28 +96,30 @@ def evaluate_translator(
     experiment, model = task.experiment, trained.model
     set_determinism(experiment.training.determinism)
     request.check_finished(run)
-    search, precision = experiment.search_with(request.beam, request.length_penalty), experiment.training.precision
+    search = experiment.search_with(request.beam, request.length_penalty)
+    precision = experiment.training.precision
     dataset = trained.dataset(request.data)
     request.check_split(dataset.splits)
     evaluations = []
-    for name in request.splits:
-        texts = shorten_dataset(dataset, name, request.limit)
+    for split in request.splits:
+        texts = shorten_dataset(dataset, split, request.limit)
         translated = evaluate_translations(
-            model, texts, name, search, experiment.bleu, precision=precision, notify=notify, progress=progress
+            model, texts, split, search, experiment.bleu, precision=precision, notify=notify, progress=progress
         ).scores
-        score = score_pairs(model, texts.splits[name], texts.vocabulary, precision=precision)
-        evaluations.append(PairsEvaluation(name, translated, score, dataset.splits[name].pairs))
+        score = score_pairs(model, texts.splits[split], texts.vocabulary, precision=precision)
+        evaluations.append(PairsEvaluation(split, translated, score, dataset.splits[split].pairs))
     if request.save:
         scores = {evaluation.split: evaluation.score for evaluation in evaluations}
         translations = {evaluation.split: evaluation.translated for evaluation in evaluations}
-        notify(save_evaluation(run, _kind(search), search.model_dump(), None, scores, translations))
+        notify(save_evaluation(run, _saved_name(search), search.model_dump(), None, scores, translations))
     return PairsEvaluations(str(run.path), evaluations)
 
 
-def _kind(search: SearchSettings) -> str:
+def _saved_name(search: SearchSettings) -> str:
     """Return the name that the scores of a search are saved under."""
     return f"beam-{search.beam}-length-penalty-{search.length_penalty:g}"
 
 
-def _bounds(band: LengthBand) -> str:
+def _format_lengths(band: LengthBand) -> str:
+    """Return a range of sentence lengths, such as "11-20" or "over 50"."""
     return f"over {band.low - 1}" if band.high is None else f"{band.low}-{band.high}"

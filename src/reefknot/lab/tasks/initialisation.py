@@ -1,6 +1,9 @@
-"""Initial weights: one distribution for the whole model or for all word tables, and tables that start from a file.
+"""Initial weights of a model: one random distribution for all parameters or word tables, or vectors from a file.
 
-Without these settings, every part initialises its own weights.
+`initialise` draws the weights, and `fill_tables` copies word vectors from files into word tables (the parameters of
+every word). Without the settings here, every part of a model initialises its own weights.
+
+Shapes: R rows of a table that are in the file, V words, D dimensions.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from reefknot.storage.progress import Notify, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 
-def _one_message(raw: object, check: ValidatorFunctionWrapHandler) -> object:
+def _validate_scale(raw: object, validate: ValidatorFunctionWrapHandler) -> object:
     """Validate a number or a word with one error message. Pydantic would give one message for each alternative."""
     try:
-        return check(raw)
+        return validate(raw)
     except ValidationError:
         raise ValueError("must be a number greater than 0, or 'normal'") from None
 
@@ -45,7 +48,7 @@ class InitialisationSettings(Settings):
             "(Baevski), draw them with standard deviation dim^-0.5; then projections and clusters of "
             "bands, and tables that an adaptive softmax does not share with the input, are Xavier-uniform."
         ),
-        WrapValidator(_one_message),
+        WrapValidator(_validate_scale),
     ] = None
 
 
@@ -70,17 +73,20 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
 def _draw_normal_tables(model: nn.Module) -> None:
     """Draw the word tables, the projections of their bands and the cluster vectors like the code of Baevski & Auli.
 
-    In that code, the tables of an adaptive softmax are linear layers. So they are initialised like matrices, unless the
-    input shares them.
+    A band is a group of words of similar frequency; the words of a band have vectors of the same dimension.
+
+    In their code, the tables of an adaptive softmax are linear layers. So they are initialised like matrices, unless
+    the input shares them.
     """
     from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 
     modules = list(model.modules())
     input_tables = {table for end in modules if isinstance(end, InputEnd) for table in end.tables()}
-    untied = {table for end in modules if isinstance(end, AdaptiveSoftmax) for table in end.tables()} - input_tables
+    softmax_tables = {table for end in modules if isinstance(end, AdaptiveSoftmax) for table in end.tables()}
+    untied_tables = softmax_tables - input_tables
     for module in modules:
         if isinstance(module, WordTable):
-            if module in untied:
+            if module in untied_tables:
                 nn.init.xavier_uniform_(module.weight)
             else:
                 module.weight.normal_(std=module.dim**-0.5)
@@ -91,8 +97,11 @@ def _draw_normal_tables(model: nn.Module) -> None:
             nn.init.xavier_uniform_(module.clusters)
 
 
-class TableStart(Settings):
-    """Settings of a word table in a recipe that are not arguments of `WordTable`. The registry adds them."""
+class TableFileSettings(Settings):
+    """The setting of a word table that is not an argument of `WordTable`: the file that its vectors start from.
+
+    The registry adds it to the settings of a word table in a recipe (see `TABLES` in `lab/config/parts.py`).
+    """
 
     before: ClassVar[str] = "frozen"
     """The setting that follows `vectors` in config.json."""
@@ -105,30 +114,31 @@ class TableStart(Settings):
     ] = None
 
 
-def table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
+def list_table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
     """Return the vector files that tables start from, by table name."""
     files = {name: getattr(settings, "vectors", None) for name, settings in tables.items()}
     return {name: Path(file).expanduser() for name, file in files.items() if file is not None}
 
 
-def file_hashes(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
+def hash_table_files(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the SHA-256 of every vector file, by table name.
 
     If a file is gone, the recorded hash is returned. The hashes are part of config.json, because a run with other
     vectors is a different run.
     """
-    files, recorded = table_files(tables), recorded or {}
+    files, recorded = list_table_files(tables), recorded or {}
     if not files:
         return {}
     from reefknot.vectors.files import fingerprint
 
-    return {
-        name: recorded[name] if name in recorded and not file.exists() else fingerprint(file)
-        for name, file in files.items()
-    }
+    hashes = {}
+    for name, file in files.items():
+        is_gone = name in recorded and not file.exists()
+        hashes[name] = recorded[name] if is_gone else fingerprint(file)
+    return hashes
 
 
-def start_tables(
+def fill_tables(
     tables: Mapping[str, nn.Module],
     settings: Mapping[str, Settings],
     source_tables: Collection[str],
@@ -142,20 +152,21 @@ def start_tables(
     Args:
         tables: The tables of the model by name.
         settings: The settings of the tables by name.
-        source_tables: Names of the tables that hold the words of a source.
-        words: The words of both sides.
+        source_tables: Names of the tables that hold the words of the source language, in translation.
+        words: The vocabularies of the source and of the target.
         notify: Called with messages about the progress of reading a file.
     """
-    source, target = words.vocabularies
+    source_vocabulary, target_vocabulary = words.vocabularies
     messages = []
-    for name, file in table_files(settings).items():
+    for name, file in list_table_files(settings).items():
         table = tables[name]
         assert isinstance(table, WordTable)  # only the settings of word tables name a file
-        messages.append(start_table(table, file, source if name in source_tables else target, notify))
+        vocabulary = source_vocabulary if name in source_tables else target_vocabulary
+        messages.append(fill_table(table, file, vocabulary, notify))
     return messages
 
 
-def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, notify: Notify = silent) -> str:
+def fill_table(table: WordTable, file: Path, vocabulary: Vocabulary, notify: Notify = silent) -> str:
     """Fill a table with the vectors of a file, and return a message with the number of words in the file.
 
     Words are looked up with `Lookup`. Words that are not in the file keep their initial vectors. A sub-word that does
@@ -165,22 +176,26 @@ def start_table(table: WordTable, file: Path, vocabulary: Vocabulary, notify: No
     tokens = vocabulary.words
     if len(tokens) != table.vocab_size:
         raise SettingsError(f"{len(tokens):,} words for a table of {table.vocab_size:,}; pass the table's vocabulary")
-    vectors = _read_for(vocabulary, file, notify)
+    vectors = _read_vectors_for(vocabulary, file, notify)
     if vectors.dim != table.dim:
         raise SettingsError(
             f"{file} has vectors of dimension {vectors.dim:,} but the table has dim = {table.dim}; make them equal"
         )
-    sources = [_row(token, vocabulary, vectors) for token in tokens]
-    rows = [row for row, source in enumerate(sources) if source is not None]
-    if not rows:
+    table_rows, file_rows = [], []
+    for table_row, token in enumerate(tokens):
+        file_row = _find_file_row(token, vocabulary, vectors)
+        if file_row is not None:
+            table_rows.append(table_row)
+            file_rows.append(file_row)
+    if not table_rows:
         raise DataError(f"{file} has none of the {len(tokens):,} words; use a file of vectors of the same language")
-    vectors_RD = vectors.vectors_VD[[source for source in sources if source is not None]]
+    vectors_RD = vectors.vectors_VD[file_rows]
     with torch.no_grad():
-        table.weight[rows] = torch.from_numpy(vectors_RD).to(table.weight)
-    return f"{file} has vectors of {len(rows):,} of the {len(tokens):,} words; the other vectors are random"
+        table.weight[table_rows] = torch.from_numpy(vectors_RD).to(table.weight)
+    return f"{file} has vectors of {len(table_rows):,} of the {len(tokens):,} words; the other vectors are random"
 
 
-def _read_for(vocabulary: Vocabulary, file: Path, notify: Notify) -> WordVectors:
+def _read_vectors_for(vocabulary: Vocabulary, file: Path, notify: Notify) -> WordVectors:
     """Read the vectors of a vocabulary's words, and decide whether the file has sub-words.
 
     A file has sub-words, as exports of sub-word models do, if more words occur in it with the ending `</w>` than
@@ -189,14 +204,19 @@ def _read_for(vocabulary: Vocabulary, file: Path, notify: Notify) -> WordVectors
     from reefknot.vectors.files import read_vectors
     from reefknot.vectors.lookup import as_subword
 
-    words = {word for token in vocabulary.words if (word := whole_word(token, vocabulary)) is not None}
-    words |= {word.lower() for word in words}
+    words = set()
+    for token in vocabulary.words:
+        word = whole_word(token, vocabulary)
+        if word is not None:
+            words |= {word, word.lower()}
     subwords = {as_subword(word) for word in words}
     vectors = read_vectors(file, only={*vocabulary.words, *words, *subwords}, notify=notify)
-    return replace(vectors, subwords=sum(map(vectors.__contains__, subwords)) > sum(map(vectors.__contains__, words)))
+    num_subwords = sum(subword in vectors for subword in subwords)
+    num_words = sum(word in vectors for word in words)
+    return replace(vectors, subwords=num_subwords > num_words)
 
 
-def _row(token: str, vocabulary: Vocabulary, vectors: WordVectors) -> int | None:
+def _find_file_row(token: str, vocabulary: Vocabulary, vectors: WordVectors) -> int | None:
     """Return the row of a token's vector in the file; None if the file does not have it."""
     from reefknot.vectors.lookup import Lookup
 

@@ -1,4 +1,8 @@
-"""The task of language models. A text is scored by its perplexity, as one stream or in windows."""
+"""The task of language modelling: building the model, and scoring a text by its perplexity.
+
+`LanguageModelTask` is the class to start from; settings and training are those of `sequence_model.py`. A text is scored
+as one stream (a contiguous text through which the recurrent state is carried) or in independent windows.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,9 @@ if TYPE_CHECKING:
     from reefknot.storage.progress import Notify
 
 SAMPLE_TOKENS = 50
+"""Length of the generated texts in a result, in tokens."""
 SAMPLE_TEMPERATURES = (1.0, 0.8, 0.5)
-"""Length and temperatures of the generated texts in a result."""
+"""Sampling temperatures of the generated texts in a result."""
 
 
 class LanguageModelExperiment(SequenceExperiment):
@@ -55,8 +60,8 @@ class LanguageModelExperiment(SequenceExperiment):
         from reefknot.lab.evaluation.windows import Lines, Sliding
 
         # Use windows like those of training: single lines, or blocks of the same number of tokens.
-        by_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
-        return Lines() if by_lines else Sliding(context=0, stride=self.training.steps)
+        scores_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
+        return Lines() if scores_lines else Sliding(context=0, stride=self.training.steps)
 
 
 @dataclass(frozen=True)
@@ -90,22 +95,24 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     )
     comparison_options: ClassVar[frozenset[str]] = frozenset({"by", "block", "bands", "figure"})
 
-    def _join(self, shared: dict[str, Any], sides: VocabularyPair) -> LanguageModel:
-        input_end = self._input_end(shared, sides.target)
-        encoder = self._encoder(shared, {"input_dim": input_end.dim})
-        return LanguageModel(input_end, encoder, self._output_end(shared, encoder.dim), self.regularisation)
+    def _assemble(self, shared: dict[str, Any], sides: VocabularyPair) -> LanguageModel:
+        input_end = self._build_input_end(shared, sides.target)
+        encoder = self._build_encoder(shared, {"input_dim": input_end.dim})
+        output_end = self._build_output_end(shared, encoder.dim)
+        return LanguageModel(input_end, encoder, output_end, self.regularisation)
 
     def batches(self, data: Dataset) -> Batches:
         text = data.splits["train"]
         return build_batches(self.experiment.training, text.ids, text.inputs, data.vocabulary.eos)
 
-    def check(self, data: Dataset, world: World) -> None:
-        super().check(data, world)
+    def check_data(self, data: Dataset, world: World) -> None:
+        super().check_data(data, world)
         # Reject a text that is too short for the paper's protocol now, not after training.
-        for split, counting in (self._countings() or {}).items():
+        for split, counting in (self._protocol_countings() or {}).items():
             counting.targets(data.splits[split])
 
-    def _countings(self) -> dict[str, Counting] | None:
+    def _protocol_countings(self) -> dict[str, Counting] | None:
+        """Return how a paper's program counts tokens, by split; None if the settings name no such protocol."""
         name, training = self.experiment.evaluation.protocol, self.experiment.training
         if name == "definition":
             return None
@@ -133,13 +140,14 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         fields: dict[str, Any] = {}
         if experiment.evaluation.train:
             fields["train"] = self.score_split(model, data, "train").summary()
-        if countings := self._countings():
+        countings = self._protocol_countings()
+        if countings:
             from reefknot.lab.evaluation.protocols import score_by_protocol
 
             name, precision = experiment.evaluation.protocol, experiment.training.precision
             fields["protocol"] = score_by_protocol(name, model, data.splits, countings, precision)
         fields["frequency"] = loss_by_frequency(scores["test"], text, data.vocabulary)
-        fields["samples"] = _samples(model, data.vocabulary, experiment.training.steps)
+        fields["samples"] = _generate_samples(model, data.vocabulary, experiment.training.steps)
         if model.output.bands > 1:
             from reefknot.lab.evaluation.search import measure_opened_tails
 
@@ -158,17 +166,19 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
         return compare_texts(systems, request, notify=notify)
 
-    def _trained(self, run: RunFolder, words: VocabularyPair, model: LanguageModel) -> TrainedLanguageModel:
+    def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: LanguageModel) -> TrainedLanguageModel:
         return TrainedLanguageModel(run, self.experiment, words, model)
 
 
-def _samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
+def _generate_samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
     """Return short texts that the model generates at several temperatures."""
-    start = encode_prompt([], vocabulary)
-    banned = () if vocabulary.unk is None else (vocabulary.unk,)
+    start_ids = encode_prompt([], vocabulary)
+    banned_ids = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []
     for seed, temperature in enumerate(SAMPLE_TEMPERATURES):
-        ids = generate(model, start, SAMPLE_TOKENS, temperature=temperature, banned=banned, seed=seed, window=window)
+        ids = generate(
+            model, start_ids, SAMPLE_TOKENS, temperature=temperature, banned=banned_ids, seed=seed, window=window
+        )
         text = vocabulary.text(ids).strip()
         samples.append(Sample(prompt="", text=text, temperature=temperature, seed=seed))
     return tuple(samples)

@@ -1,7 +1,8 @@
-"""Requests that verbs pass to tasks, to evaluate a run or to compare systems, and the answers of the tasks.
+"""Requests that verbs (subcommands of `reefknot`) pass to tasks, and the answers that they print.
 
-The fields of a request have the names of the options on the command line: `dynamic_rate` is `--dynamic-rate`. A field
-that has its default value was not set by the user. So one function can reject every option that has no effect on a run.
+`EvaluationRequest` asks a task to evaluate a run, `ComparisonRequest` to compare systems. The fields of a request have
+the names of the options on the command line: `dynamic_rate` is `--dynamic-rate`. A field that has its default value was
+not set by the user. So one function can reject every option that has no effect on a run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from reefknot.lab.runs.folder import RunFolder
 
 
-def option(name: str) -> str:
-    """Return the option on the command line that sets a field of a request."""
+def format_option(name: str) -> str:
+    """Return the option on the command line that sets a field of a request: `--dynamic-rate` for `dynamic_rate`."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -45,16 +46,17 @@ class Request:
         """Return the values of the fields that were set and start with a prefix, by name without the prefix."""
         return {name.removeprefix(prefix): getattr(self, name) for name in self.given_options(prefix)}
 
-    def reject_unused(self, used: Collection[str], what: str) -> None:
+    def reject_unused(self, used: Collection[str], subject: str) -> None:
         """Raise an error if an option was given that has no effect.
 
         Args:
             used: Fields that the task uses, in addition to the shared fields.
-            what: What the option has no effect on, for the message.
+            subject: What the option has no effect on, for the message.
         """
         for name in self.given_options():
             if name not in self.shared and name not in used:
-                raise SettingsError(f"{option(name)} has no effect on {what}; leave {option(name)} out")
+                option = format_option(name)
+                raise SettingsError(f"{option} has no effect on {subject}; leave {option} out")
 
 
 @dataclass(frozen=True)
@@ -103,18 +105,24 @@ class EvaluationRequest(Request):
     @property
     def splits(self) -> list[str]:
         """The texts to score."""
-        return [self.split] if self.split else ["valid", "test"] if self.save else ["test"]
+        if self.split:
+            return [self.split]
+        return ["valid", "test"] if self.save else ["test"]
 
-    def check_split(self, known: Collection[str]) -> None:
-        """Raise an error if the dataset does not have the split."""
-        if self.split is not None and self.split not in known:
-            raise SettingsError(f"--split {self.split}: must be one of {', '.join(known)}")
+    def check_split(self, splits: Collection[str]) -> None:
+        """Raise an error if the requested split is not one of the dataset's splits."""
+        if self.split is not None and self.split not in splits:
+            raise SettingsError(f"--split {self.split}: must be one of {', '.join(splits)}")
 
     def check_saved_texts(self) -> None:
         """Raise an error if scores are to be saved that do not cover a whole valid or test text."""
-        for conflict, is_set in (("--limit", self.limit is not None), ("--split train", self.split == "train")):
-            if self.save and is_set:
-                raise SettingsError(f"--save stores scores of the whole valid and test texts; leave {conflict} out")
+        conflicts = []
+        if self.limit is not None:
+            conflicts.append("--limit")
+        if self.split == "train":
+            conflicts.append("--split train")
+        if self.save and conflicts:
+            raise SettingsError(f"--save stores scores of the whole valid and test texts; leave {conflicts[0]} out")
 
     def check_finished(self, run: RunFolder) -> None:
         """Raise an error if scores are to be saved for a run that has no result of training."""
@@ -151,8 +159,10 @@ class System:
     """Number of seeds, including those whose training is not finished."""
 
     def __str__(self) -> str:
-        count = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
-        return f"{self.path} ({count if len(self.runs) == self.seeds else f'{len(self.runs)} of {count} finished'})"
+        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        if len(self.runs) != self.seeds:
+            seeds = f"{len(self.runs)} of {seeds} finished"
+        return f"{self.path} ({seeds})"
 
 
 class Answer(Protocol):

@@ -1,7 +1,13 @@
-"""The common base of language models and translators: their settings, the model, and its training.
+"""The common base of the tasks language modelling and translation: settings, building the model, and training.
 
-Settings come from a recipe (see `lab/recipes/recipe.py`) or from the config.json of a run. This module checks that they
-are consistent before anything is read or built.
+`SequenceExperiment` holds the settings and checks that they are consistent before anything is read or built. They come
+from a recipe (see `lab/recipes/recipe.py`) or from the config.json of a run. `SequenceTask` builds the model from its
+parts, trains it with `Trainer`, and scores the best checkpoint. `language_model.py` and `translation.py` have the
+subclasses.
+
+A model has an input end (turns ids into vectors), an encoder (turns vectors into hidden states) and an output end
+(classifier and loss). The ends refer by name to tables (the parameters of every word) and to projections (matrices
+between the bands of a table and the model, where a band is a group of words of similar frequency).
 """
 
 from __future__ import annotations
@@ -15,20 +21,20 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from reefknot.errors import SettingsError, shorten
-from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS, describe_values
+from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS, describe_choices
 from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.runs.result import Best, ProtocolName, Start
-from reefknot.lab.tasks.contract import D, Experiment, Fitted, Session, Task
+from reefknot.lab.tasks.contract import D, Experiment, FittedModel, Session, Task
 from reefknot.lab.tasks.initialisation import (
     InitialisationSettings,
-    file_hashes,
+    fill_tables,
+    hash_table_files,
     initialise,
-    start_tables,
-    table_files,
+    list_table_files,
 )
-from reefknot.lab.tasks.word_vectors import end_vectors, evaluate_vectors, named_vectors, subspace
+from reefknot.lab.tasks.word_vectors import build_word_vectors, compute_end_vectors, evaluate_vectors, measure_subspace
 from reefknot.lab.text.batches import Batches
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.training.distributed import World
@@ -52,12 +58,16 @@ if TYPE_CHECKING:
     WindowsSettings = Settings
     ActivationSettings = Settings
 else:
-    TableSettings, ProjectionSettings, InputSettings = TABLES.settings(), PROJECTIONS.settings(), INPUTS.settings()
-    EncoderSettings, OutputSettings = ENCODERS.settings(), OUTPUTS.settings()
-    WindowsSettings = WINDOWS.settings()
+    TableSettings, ProjectionSettings, InputSettings = (
+        TABLES.entry_type(),
+        PROJECTIONS.entry_type(),
+        INPUTS.entry_type(),
+    )
+    EncoderSettings, OutputSettings = ENCODERS.entry_type(), OUTPUTS.entry_type()
+    WindowsSettings = WINDOWS.entry_type()
     ActivationSettings = derive_settings(RegularisationSettings)
 
-SCORED = ("valid", "test")
+SCORED_SPLITS = ("valid", "test")
 """Splits that every finished model is scored on."""
 
 
@@ -79,7 +89,7 @@ class EvaluationSettings(Settings):
         ),
     ] = None
     train: Annotated[bool, Field(description="After training, score the training text too, without dropout.")] = False
-    protocol: Annotated[ProtocolName, Field(description=describe_values("evaluation.protocol"))] = "definition"
+    protocol: Annotated[ProtocolName, Field(description=describe_choices("evaluation.protocol"))] = "definition"
     search: Annotated[Any, Field(description="Not available for language models; see translation.")] = None
     bleu: Annotated[Any, Field(description="Not available for language models; see translation.")] = None
     average: Annotated[
@@ -136,30 +146,32 @@ class SequenceExperiment(Experiment):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        for group, entries in (("tables", self.tables), ("projections", self.projections)):
-            used = {*INPUTS.references(self.input, group), *OUTPUTS.references(self.output, group)}
-            used |= set(self.source_references(group))
+        for section, entries in (("tables", self.tables), ("projections", self.projections)):
+            used = {*INPUTS.references(self.input, section), *OUTPUTS.references(self.output, section)}
+            used |= set(self.source_references(section))
             # A table that only projections refer to is not used by any end.
-            named = used.union(*(PROJECTIONS.references(entry, group) for entry in self.projections.values()))
-            missing, unused = sorted(named - set(entries)), sorted(set(entries) - used)
+            referenced = used.union(*(PROJECTIONS.references(entry, section) for entry in self.projections.values()))
+            missing, unused = sorted(referenced - set(entries)), sorted(set(entries) - used)
             if missing:
-                singular = group.removesuffix("s")
-                known = ", ".join(entries) or "none"
-                raise ValueError(f"no {singular} '{shorten(missing[0], 60)}' in [{group}]; there are: {known}")
+                singular = section.removesuffix("s")
+                entry_names = ", ".join(entries) or "none"
+                raise ValueError(
+                    f"no {singular} '{shorten(missing[0], 60)}' in [{section}]; there are: {entry_names}"
+                )
             if unused:
-                raise ValueError(f"no end uses {group}.{shorten(unused[0], 60)}; remove it or name it in an end")
+                raise ValueError(f"no end uses {section}.{shorten(unused[0], 60)}; remove it or name it in an end")
         return self
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        needed = {
+        is_present = {
             "corpus.pairs": self.corpus.pairs is not None,
             "[source]": self.source is not None,
             "an encoder such as encoder_decoder": self._reads_source,
             'training.batching = "pairs"': self.training.batching == "pairs",
         }
-        present = [name for name, is_set in needed.items() if is_set]
-        missing = [name for name, is_set in needed.items() if not is_set]
+        present = [name for name, is_set in is_present.items() if is_set]
+        missing = [name for name, is_set in is_present.items() if not is_set]
         if present and missing:
             raise ValueError(f"{present[0]} is for translation, which also needs {', '.join(missing)}")
         self._check_task()
@@ -168,9 +180,9 @@ class SequenceExperiment(Experiment):
     def _check_task(self) -> None:
         """Raise an error for settings that have no meaning in the task."""
 
-    def source_references(self, group: str) -> list[str]:
+    def source_references(self, section: str) -> list[str]:
         """Return the names of the tables or projections that the input end of the source uses."""
-        return list(INPUTS.references(self.source, group)) if self.source is not None else []
+        return list(INPUTS.references(self.source, section)) if self.source is not None else []
 
     @model_validator(mode="after")
     def _check_average(self) -> Self:
@@ -183,17 +195,17 @@ class SequenceExperiment(Experiment):
 
     @model_validator(mode="after")
     def _check_spellings(self) -> Self:
-        spelled = INPUTS.takes(self.input, "spellings")
+        reads_spellings = INPUTS.has_argument(self.input, "spellings")
         kind = self.input.kind  # type: ignore[attr-defined]
-        if self.vocabulary.keep_spellings and not spelled:
+        if self.vocabulary.keep_spellings and not reads_spellings:
             raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} cannot read spellings; use char_cnn")
-        if self.vocabulary.bpe and spelled:
+        if self.vocabulary.bpe and reads_spellings:
             raise ValueError(f"vocabulary.bpe: an input of kind {kind} reads the spelling of whole words; leave it out")
         return self
 
     @model_validator(mode="after")
     def _check_windows(self) -> Self:
-        windows, evaluation = self.evaluation.windows, self.evaluation
+        evaluation, windows = self.evaluation, self.evaluation.windows
         if windows is not None and not self.vocabulary.end_of_line and WINDOWS.build(windows, {}).by_lines:
             from reefknot.lab.evaluation.windows import NO_LINES
 
@@ -210,12 +222,15 @@ class SequenceExperiment(Experiment):
     def start(self) -> str | None:
         return self.training.start.row if self.training.start else None
 
-    def file_hashes(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-        return file_hashes(self.tables, recorded)
+    def hash_files(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
+        return hash_table_files(self.tables, recorded)
 
     def without_files(self) -> Self:
-        bare = {name: self.tables[name].model_copy(update={"vectors": None}) for name in table_files(self.tables)}
-        return self.model_copy(update={"tables": {**self.tables, **bare}}) if bare else self
+        names = list_table_files(self.tables)
+        if not names:
+            return self
+        tables_without_files = {name: self.tables[name].model_copy(update={"vectors": None}) for name in names}
+        return self.model_copy(update={"tables": {**self.tables, **tables_without_files}})
 
     @property
     def carries_state(self) -> bool:
@@ -225,10 +240,11 @@ class SequenceExperiment(Experiment):
 
     @property
     def _reads_source(self) -> bool:
-        reads: bool = ENCODERS.load(self.encoder.kind).reads_source  # type: ignore[attr-defined]
-        return reads
+        reads_source: bool = ENCODERS.load(self.encoder.kind).reads_source  # type: ignore[attr-defined]
+        return reads_source
 
 
+# The types of the settings and of the model. A translator is a `LanguageModel` too.
 S = TypeVar("S", bound=SequenceExperiment)
 L = TypeVar("L", bound=LanguageModel)
 
@@ -240,22 +256,22 @@ class SequenceTask(Task[S, D, L]):
     tables: Mapping[str, nn.Module]
     """Tables of the model that was built last, by name."""
 
-    def build_model(self, words: Vocabulary | VocabularyPair | int) -> L:
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> L:
         """Build the model from its parts, and draw its parameters.
 
-        A number of words is enough to count parameters; an input end that reads spellings then gets empty spellings. If
-        a translator gets a single vocabulary, it uses it for both sides.
+        The vocabulary may also be just a number of words, which is enough to count parameters; an input end that reads
+        spellings then gets empty spellings. If a translator gets a single vocabulary, it uses it for both sides.
         """
         experiment = self.experiment
-        sides = words if isinstance(words, VocabularyPair) else VocabularyPair(words, words)
+        sides = vocabulary if isinstance(vocabulary, VocabularyPair) else VocabularyPair(vocabulary, vocabulary)
         shared: dict[str, Any] = {"tables": {}, "projections": {}}
         for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
             source_names = experiment.source_references(registry.family)
             for name, settings in entries.items():
-                size = _size(sides.source if name in source_names else sides.target)
-                with naming_section(f"{registry.family}.{name}"):
-                    shared[registry.family][name] = registry.build(settings, shared | {"vocab_size": size})
-        model = self._join(shared, sides)
+                vocab_size = _vocab_size(sides.source if name in source_names else sides.target)
+                with add_section_to_errors(f"{registry.family}.{name}"):
+                    shared[registry.family][name] = registry.build(settings, shared | {"vocab_size": vocab_size})
+        model = self._assemble(shared, sides)
         initialise(model, experiment.init)
         self.tables = shared["tables"]
         return model
@@ -266,7 +282,7 @@ class SequenceTask(Task[S, D, L]):
         return RegularisationSettings(**self.experiment.regularisation.model_dump())
 
     @abstractmethod
-    def _join(self, shared: dict[str, Any], sides: VocabularyPair) -> L:
+    def _assemble(self, shared: dict[str, Any], sides: VocabularyPair) -> L:
         """Build the ends and the encoder, and join them into a model.
 
         Args:
@@ -282,16 +298,16 @@ class SequenceTask(Task[S, D, L]):
     def batches(self, data: D) -> Batches:
         """Return the training text as batches of windows."""
 
-    def check(self, data: D, world: World) -> None:
+    def check_data(self, data: D, world: World) -> None:
         self.batches(data).shard(world.rank, world.size)
 
     def prepare(self, model: L, data: D, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
         set_determinism(self.experiment.training.determinism)
         if self.experiment.evaluation.subspace:
-            subspace(model, data.vocabulary)  # so that an error is raised now, not after training
+            measure_subspace(model, data.vocabulary)  # so that an error is raised now, not after training
         if not from_files:
             return []
-        return start_tables(
+        return fill_tables(
             self.tables,
             self.experiment.tables,
             self.experiment.source_references("tables"),
@@ -299,7 +315,7 @@ class SequenceTask(Task[S, D, L]):
             notify,
         )
 
-    def fit(self, model: L, data: D, session: Session) -> Fitted[L] | None:
+    def fit(self, model: L, data: D, session: Session) -> FittedModel[L] | None:
         settings, run, world = self.experiment.training, session.run, session.world
         if settings.shard and world.size == 1:
             session.display.print(
@@ -322,22 +338,23 @@ class SequenceTask(Task[S, D, L]):
             return None
         self._average_checkpoints(session)
         # With sharding, every process has a part of the model. So the first process builds a whole model to score.
-        sharded = settings.shard and world.size > 1
-        scored = self.build_model(data.vocabulary_pair).to(world.device) if sharded else model
-        load_weights(scored, run.best_weights())
-        return Fitted(scored, progress)
+        is_sharded = settings.shard and world.size > 1
+        whole_model = self.build_model(data.vocabulary_pair).to(world.device) if is_sharded else model
+        load_weights(whole_model, run.best_weights())
+        return FittedModel(whole_model, progress)
 
     def _average_checkpoints(self, session: Session) -> None:
-        number = self.experiment.evaluation.average
-        if number is None:
+        requested_count = self.experiment.evaluation.average
+        if requested_count is None:
             return
         checkpoints = session.run.checkpoints
-        checkpoints.average(number)
-        if (averaged := len(checkpoints.averaged())) < number:
-            available = "1 checkpoint" if averaged == 1 else f"{averaged} checkpoints"
+        checkpoints.average(requested_count)
+        count = len(checkpoints.averaged())
+        if count < requested_count:
+            available = "1 checkpoint" if count == 1 else f"{count} checkpoints"
             session.display.print(
-                f"{session.name}  evaluation.average = {number}, but the run has only {available} to average; a "
-                "smaller training.save_every or training.validate_every saves more checkpoints"
+                f"{session.name}  evaluation.average = {requested_count}, but the run has only {available} to average; "
+                "a smaller training.save_every or training.validate_every saves more checkpoints"
             )
 
     def score(
@@ -346,7 +363,7 @@ class SequenceTask(Task[S, D, L]):
         import torch
 
         run, experiment = session.run, self.experiment
-        scores = {split: self.score_split(model, data, split) for split in SCORED}
+        scores = {split: self.score_split(model, data, split) for split in SCORED_SPLITS}
         run.write_scores({split: torch.from_numpy(score.nll) for split, score in scores.items()})
         averaged, start = run.checkpoints.averaged(), run.config.get("start")
         return {
@@ -356,7 +373,7 @@ class SequenceTask(Task[S, D, L]):
             "start": Start(**start) if start else None,
             **self._task_fields(model, data, run, scores),
             **evaluate_vectors(self.vectors(model, data.vocabulary), data.vocabulary, benchmarks, tied=model.tied),
-            "subspace": subspace(model, data.vocabulary) if experiment.evaluation.subspace else None,
+            "subspace": measure_subspace(model, data.vocabulary) if experiment.evaluation.subspace else None,
         }
 
     @abstractmethod
@@ -364,39 +381,39 @@ class SequenceTask(Task[S, D, L]):
         """Return the fields of result.json that are specific to the task."""
 
     def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
-        return named_vectors(end_vectors(model), vocabulary, tied=model.tied)
+        return build_word_vectors(compute_end_vectors(model), vocabulary, tied=model.tied)
 
-    def _input_end(self, shared: dict[str, Any], words: Vocabulary | int) -> Any:
-        with naming_section("input"):
-            return INPUTS.build(self.experiment.input, shared | spelled(self.experiment.input, words))
+    def _build_input_end(self, shared: dict[str, Any], vocabulary: Vocabulary | int) -> Any:
+        with add_section_to_errors("input"):
+            return INPUTS.build(self.experiment.input, shared | spelling_arguments(self.experiment.input, vocabulary))
 
-    def _encoder(self, shared: dict[str, Any], dimensions: dict[str, int]) -> Any:
-        with naming_section("encoder"):
+    def _build_encoder(self, shared: dict[str, Any], dimensions: dict[str, int]) -> Any:
+        with add_section_to_errors("encoder"):
             return ENCODERS.build(self.experiment.encoder, shared | dimensions)
 
-    def _output_end(self, shared: dict[str, Any], context_dim: int) -> Any:
-        with naming_section("output"):
+    def _build_output_end(self, shared: dict[str, Any], context_dim: int) -> Any:
+        with add_section_to_errors("output"):
             return OUTPUTS.build(self.experiment.output, shared | {"context_dim": context_dim})
 
 
-def _size(words: Vocabulary | int) -> int:
-    return words if isinstance(words, int) else len(words)
+def _vocab_size(vocabulary: Vocabulary | int) -> int:
+    return vocabulary if isinstance(vocabulary, int) else len(vocabulary)
 
 
-def spelled(settings: Settings, words: Vocabulary | int) -> dict[str, Any]:
-    """Return the spellings as an argument for an input end, if it reads spellings."""
-    if not INPUTS.takes(settings, "spellings"):
+def spelling_arguments(settings: Settings, vocabulary: Vocabulary | int) -> dict[str, Any]:
+    """Return {"spellings": ...}, the argument of an input end that reads spellings; nothing for other input ends."""
+    if not INPUTS.has_argument(settings, "spellings"):
         return {}
     from reefknot.nn.inputs.spelling import spell
 
-    if isinstance(words, int):
-        return {"spellings": spell([""]).expand(words, -1)}
-    return {"spellings": spell([*words.words, *words.spelled])}
+    if isinstance(vocabulary, int):
+        return {"spellings": spell([""]).expand(vocabulary, -1)}
+    return {"spellings": spell([*vocabulary.words, *vocabulary.spelled])}
 
 
 @contextmanager
-def naming_section(section: str) -> Iterator[None]:
-    """Put the name of a recipe's section before the message of an error. A part does not know its section."""
+def add_section_to_errors(section: str) -> Iterator[None]:
+    """Put the name of a recipe's section before the message of a `SettingsError`. A part does not know its section."""
     try:
         yield
     except SettingsError as error:

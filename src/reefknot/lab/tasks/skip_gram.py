@@ -1,7 +1,8 @@
-"""The task of skip-gram with negative sampling (Press & Wolf 2017, section 3).
+"""The task of skip-gram with negative sampling (word2vec; Press & Wolf 2017, section 3): trains word vectors.
 
-There is no encoder, and no text is scored. Two tables are trained, or one table that both ends share. Word vectors are
-evaluated by the correlation of their similarities with human judgements.
+`SkipGramTask` is the class to start from, and the shortest complete task. There is no encoder, and no text is scored.
+Two tables of word vectors are trained, or one table that input and output share. Word vectors are evaluated by the
+correlation of their similarities with human judgements.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.skip_gram_draws import Counts, Draws, learned
 from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.tasks.contract import Experiment, Fitted, Session, Task, TrainedRun
-from reefknot.lab.tasks.word_vectors import evaluate_vectors, named_vectors
+from reefknot.lab.tasks.contract import Experiment, FittedModel, Session, Task, TrainedRun
+from reefknot.lab.tasks.word_vectors import build_word_vectors, evaluate_vectors
 from reefknot.lab.text.dataset import Dataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.training.distributed import World
@@ -56,7 +57,7 @@ class SkipGramSettings(Settings):
     ] = 1e-3
 
     def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> Draws:
-        """Return the random draws for a text with these word counts.
+        """Return the random draws (windows, noise words, words that are left out) for a text with these word counts.
 
         Args:
             counts: Number of occurrences of every word.
@@ -124,24 +125,28 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
     scores_text: ClassVar[bool] = False
     verbs: ClassVar[str] = "`reefknot vectors` or `reefknot report`"
 
-    def build_model(self, words: Vocabulary | VocabularyPair | int) -> SkipGram:
-        target = words.target if isinstance(words, VocabularyPair) else words
-        return self.experiment.skip_gram.build(target if isinstance(target, int) else len(target))
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> SkipGram:
+        if isinstance(vocabulary, VocabularyPair):
+            vocabulary = vocabulary.target
+        vocab_size = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
+        return self.experiment.skip_gram.build(vocab_size)
 
-    def check(self, data: Dataset, world: World) -> None:
+    def check_data(self, data: Dataset, world: World) -> None:
         if world.size > 1:
             raise SettingsError("skip-gram is trained by one process; set training.workers instead of using torchrun")
-        self._draws(data)
+        self._create_draws(data)  # raises an error if the text has too few words
 
-    def _draws(self, data: Dataset) -> Draws:
-        words, experiment = data.vocabulary, self.experiment
-        return experiment.skip_gram.draws(words.counts, eos=words.eos, unknown=words.unk, seed=experiment.seed)
+    def _create_draws(self, data: Dataset) -> Draws:
+        vocabulary, experiment = data.vocabulary, self.experiment
+        return experiment.skip_gram.draws(
+            vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk, seed=experiment.seed
+        )
 
-    def fit(self, model: SkipGram, data: Dataset, session: Session) -> Fitted[SkipGram]:
+    def fit(self, model: SkipGram, data: Dataset, session: Session) -> FittedModel[SkipGram]:
         trainer = SkipGramTrainer(
             model,
             data.splits["train"].ids,
-            self._draws(data),
+            self._create_draws(data),
             self.experiment.training,
             session.run,
             display=session.display,
@@ -149,7 +154,7 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
             name=session.name,
             trackers=session.trackers,
         )
-        return Fitted(model, trainer.train())
+        return FittedModel(model, trainer.train())
 
     def score(
         self,
@@ -159,16 +164,16 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
         progress: Progress,
         benchmarks: Mapping[str, Benchmark],
     ) -> dict[str, Any]:
-        words = data.vocabulary
-        return evaluate_vectors(self.vectors(model, words), words, benchmarks, tied=model.tied)
+        vocabulary = data.vocabulary
+        return evaluate_vectors(self.vectors(model, vocabulary), vocabulary, benchmarks, tied=model.tied)
 
     def vectors(self, model: SkipGram, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         """Return the vectors of the trained words. <eos> and <unk> are left out, because their rows are not trained."""
         with torch.no_grad():
             tensors = {"input": model.input.vectors(), "output": model.output.vectors()}
         learned_V = learned(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)
-        tables = named_vectors(tensors, vocabulary, tied=model.tied)
+        tables = build_word_vectors(tensors, vocabulary, tied=model.tied)
         return {end: table.select(compress(table.words, learned_V)) for end, table in tables.items()}
 
-    def _trained(self, run: RunFolder, words: VocabularyPair, model: SkipGram) -> TrainedVectors:
+    def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: SkipGram) -> TrainedVectors:
         return TrainedVectors(run, self.experiment, words, model)

@@ -1,4 +1,9 @@
-"""The task of translation. A model reads a source and generates a target. It is scored by perplexity and BLEU."""
+"""The task of translation: settings, building the model, and scoring by perplexity and BLEU.
+
+`TranslationTask` trains a model that reads a text in the source language and generates the target language. Training is
+that of `sequence_model.py`, on pairs of sentences. Compared with a language model, there is a second input end (turns
+ids into vectors) for the source.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 from pydantic import Field, field_validator
 
 from reefknot.lab.config.parts import INPUTS, OUTPUTS
-from reefknot.lab.config.settings import check
+from reefknot.lab.config.settings import check_settings
 from reefknot.lab.evaluation import translation
 from reefknot.lab.evaluation.beam import SearchSettings
 from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
@@ -20,12 +25,12 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import Translations
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.tasks.sequence_model import (
-    SCORED,
+    SCORED_SPLITS,
     EvaluationSettings,
     SequenceExperiment,
     SequenceTask,
-    naming_section,
-    spelled,
+    add_section_to_errors,
+    spelling_arguments,
 )
 from reefknot.lab.text.batches import Batches
 from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.evaluate_translation import PairsEvaluations
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
 
-EXAMPLES = 5
+NUM_EXAMPLES = 5
 """Number of example translations in a result, with their attention."""
 
 
@@ -70,13 +75,11 @@ class TranslationExperiment(SequenceExperiment):
     evaluation: TranslationEvaluation = TranslationEvaluation()
 
     def _check_task(self) -> None:
-        shared = set(self.source_references("tables")) & {
-            *INPUTS.references(self.input, "tables"),
-            *OUTPUTS.references(self.output, "tables"),
-        }
-        if shared and self.vocabulary.sides != "joint":
+        target_tables = {*INPUTS.references(self.input, "tables"), *OUTPUTS.references(self.output, "tables")}
+        shared_tables = set(self.source_references("tables")) & target_tables
+        if shared_tables and self.vocabulary.sides != "joint":
             raise ValueError(
-                f"tables.{min(shared)} is used by the source and by the target, whose vocabularies differ; use "
+                f"tables.{min(shared_tables)} is used by the source and by the target, whose vocabularies differ; use "
                 'vocabulary.sides = "joint", or one table per side'
             )
         if self.evaluation.windows is not None or self.evaluation.train or not self.vocabulary.end_of_line:
@@ -100,8 +103,8 @@ class TranslationExperiment(SequenceExperiment):
     def search_with(self, beam: int | None, length_penalty: float | None) -> SearchSettings:
         """Return the beam-search settings, with `beam` and `length_penalty` replaced unless they are None."""
         options = {"beam": beam, "length_penalty": length_penalty}
-        changed = {name: value for name, value in options.items() if value is not None}
-        return check(SearchSettings, self.search.model_dump() | changed, "beam search")
+        given_options = {name: value for name, value in options.items() if value is not None}
+        return check_settings(SearchSettings, self.search.model_dump() | given_options, "beam search")
 
     @property
     def bleu(self) -> BleuSettings:
@@ -132,14 +135,14 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
     ) -> PairDataset:
         return open_pairs(corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, notify=notify)
 
-    def _join(self, shared: dict[str, Any], sides: VocabularyPair) -> Translator:
+    def _assemble(self, shared: dict[str, Any], sides: VocabularyPair) -> Translator:
         source_settings = self.experiment.source
         assert source_settings is not None  # checked when the settings were read
-        with naming_section("source"):
-            source_end = INPUTS.build(source_settings, shared | spelled(source_settings, sides.source))
-        input_end = self._input_end(shared, sides.target)
-        encoder = self._encoder(shared, {"input_dim": input_end.dim, "source_dim": source_end.dim})
-        output_end = self._output_end(shared, encoder.dim)
+        with add_section_to_errors("source"):
+            source_end = INPUTS.build(source_settings, shared | spelling_arguments(source_settings, sides.source))
+        input_end = self._build_input_end(shared, sides.target)
+        encoder = self._build_encoder(shared, {"input_dim": input_end.dim, "source_dim": source_end.dim})
+        output_end = self._build_output_end(shared, encoder.dim)
         return Translator(source_end, input_end, encoder, output_end, self.regularisation)
 
     def batches(self, data: PairDataset) -> Batches:
@@ -147,8 +150,8 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
         assert eos is not None  # every line of a pair ends with <eos>
         return PairBatches(pairs.source, pairs.target, training.batch, training.steps, eos=eos, seed=training.seed)
 
-    def check(self, data: PairDataset, world: World) -> None:
-        super().check(data, world)
+    def check_data(self, data: PairDataset, world: World) -> None:
+        super().check_data(data, world)
         open_metrics(self.experiment.bleu)  # raises an error if a package that the metric needs is not installed
 
     def score_split(self, model: Translator, data: PairDataset, split: str) -> Score:
@@ -159,28 +162,27 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
     ) -> dict[str, Any]:
         search, precision = self.experiment.search, self.experiment.training.precision
         fields: dict[str, Any] = {}
-        for split in SCORED:
-            evaluated = translation.evaluate_translations(
+        for split in SCORED_SPLITS:
+            evaluation = translation.evaluate_translations(
                 model, data, split, search, self.experiment.bleu, precision=precision
             )
-            fields[split] = evaluated.scores
-            run.write_translations(split, evaluated.translations)
-        fields["examples"] = tuple(
-            translation.translate_examples(model, data, "test", EXAMPLES, search, precision=precision)
-        )
-        tied = "three-way" if model.three_way else "decoder" if model.tied else "none"
-        return {"translation": Translations(**fields), "tied": tied}
+            fields[split] = evaluation.scores
+            run.write_translations(split, evaluation.translations)
+        examples = translation.translate_examples(model, data, "test", NUM_EXAMPLES, search, precision=precision)
+        fields["examples"] = tuple(examples)
+        return {"translation": Translations(**fields), "tied": _describe_tying(model)}
 
-    def save_words(self, run: RunFolder, data: PairDataset) -> None:
+    def save_vocabularies(self, run: RunFolder, data: PairDataset) -> None:
         if not data.vocabulary_pair.joint:
             run.source_vocabulary_path.parent.mkdir(exist_ok=True)
             data.vocabulary_pair.vocabularies[0].save(run.source_vocabulary_path)
-        super().save_words(run, data)
+        super().save_vocabularies(run, data)
 
-    def saved_words(self, run: RunFolder) -> VocabularyPair:
+    def load_vocabularies(self, run: RunFolder) -> VocabularyPair:
         target = Vocabulary.load(run.vocabulary_path)
-        joint = self.experiment.vocabulary.sides == "joint"
-        return VocabularyPair(target if joint else Vocabulary.load(run.source_vocabulary_path), target)
+        is_joint = self.experiment.vocabulary.sides == "joint"
+        source = target if is_joint else Vocabulary.load(run.source_vocabulary_path)
+        return VocabularyPair(source, target)
 
     def evaluate(
         self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
@@ -196,8 +198,15 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
         return compare_translators(systems, request, notify=notify)
 
-    def _trained(self, run: RunFolder, words: VocabularyPair, model: Translator) -> TrainedTranslator:
+    def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: Translator) -> TrainedTranslator:
         return TrainedTranslator(run, self.experiment, words, model)
+
+
+def _describe_tying(model: Translator) -> str:
+    """Return which word tables are the same: those of the source and both decoder ends, of the decoder, or none."""
+    if model.three_way:
+        return "three-way"
+    return "decoder" if model.tied else "none"
 
 
 def open_translator(path: Path | str, device: str = "cpu") -> TrainedTranslator:

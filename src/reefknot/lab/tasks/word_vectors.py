@@ -1,4 +1,10 @@
-"""Word vectors of trained models: read from the two ends, evaluated, and opened from a path."""
+"""Word vectors of a trained model: reads them from its input end and output end, evaluates them, and opens them.
+
+`open_vectors` opens the word vectors of a run folder or of a file. `evaluate_vectors` computes what result.json records
+about them. The input end turns ids into vectors; the output end (classifier and loss) has one class vector per word.
+
+Shapes: V words of the vocabulary, D dimensions.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +25,11 @@ from reefknot.vectors.word_vectors import WordVectors
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.similarity import Benchmark
 
-NEIGHBORS = 5
-"""Number of neighbours of a word in a result."""
+NUM_NEIGHBORS = 5
+"""Number of nearest neighbours of a word in a result."""
 
 
-def end_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
+def compute_end_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
     """Return the vectors of all tokens at the input and at the output.
 
     An input end that reads spellings may have additional vectors, of words outside the vocabulary.
@@ -32,21 +38,24 @@ def end_vectors(model: LanguageModel) -> dict[str, torch.Tensor]:
         return {"input": model.input.vectors(), "output": model.output.vectors()}
 
 
-def named_vectors(tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *, tied: bool) -> dict[str, WordVectors]:
+def build_word_vectors(
+    tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, *, tied: bool
+) -> dict[str, WordVectors]:
     """Return vectors with their words and counts. If tied ends have equal vectors, return them once, as `tied`."""
-    arrays = {end: tensor.detach().float().cpu() for end, tensor in tensors.items()}
-    if tied and torch.equal(arrays["input"][: len(vocabulary)], arrays["output"]):
-        arrays = {"tied": arrays["input"]}
+    vectors_by_end = {end: tensor.detach().float().cpu() for end, tensor in tensors.items()}
+    if tied and torch.equal(vectors_by_end["input"][: len(vocabulary)], vectors_by_end["output"]):
+        vectors_by_end = {"tied": vectors_by_end["input"]}
+    # Words that are only spelled do not occur in the vocabulary, so they have no counts. They come last.
     words = (*vocabulary.words, *vocabulary.spelled)
     counts = (*vocabulary.counts, *(0 for _ in vocabulary.spelled))
     return {
         end: WordVectors(
-            words[: len(array)],
-            array.numpy(),
-            np.asarray(counts[: len(array)]),
+            words[: len(vectors_VD)],
+            vectors_VD.numpy(),
+            np.asarray(counts[: len(vectors_VD)]),
             subwords=vocabulary.bpe is not None,
         )
-        for end, array in arrays.items()
+        for end, vectors_VD in vectors_by_end.items()
     }
 
 
@@ -54,7 +63,7 @@ def evaluate_vectors(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, benchmarks: Mapping[str, Benchmark], *, tied: bool
 ) -> dict[str, Any]:
     """Return fields of result.json: neighbours of example words, and the correlation with every available benchmark."""
-    fields: dict[str, Any] = {"neighbors": _neighbors(vectors, vocabulary, select_examples(vocabulary), tied=tied)}
+    fields: dict[str, Any] = {"neighbors": _find_neighbors(vectors, vocabulary, select_examples(vocabulary), tied=tied)}
     if benchmarks:
         from reefknot.lab.evaluation.similarity import score_benchmark
 
@@ -65,18 +74,18 @@ def evaluate_vectors(
     return fields
 
 
-def look_at_words(
+def describe_words(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
 ) -> dict[str, Any]:
-    """Return neighbours and a picture of tokens that all ends have."""
+    """Return the nearest neighbours of words that all ends have, and a two-dimensional picture (PCA) of the words."""
     from reefknot.lab.evaluation.pca import project_words
 
-    near = _neighbors(vectors, vocabulary, words, tied=tied)
-    return {"neighbors": near, "embedding": project_words(vectors, vocabulary, words)}
+    neighbors = _find_neighbors(vectors, vocabulary, words, tied=tied)
+    return {"neighbors": neighbors, "embedding": project_words(vectors, vocabulary, words)}
 
 
-def store_picture(folder: Path) -> RunResult:
-    """Compute the picture of a finished run's word vectors and store it in result.json.
+def store_embedding(folder: Path) -> RunResult:
+    """Compute the two-dimensional picture (PCA) of a finished run's word vectors, and store it in result.json.
 
     Training does not compute it. The first report or record that shows the picture does.
     """
@@ -91,24 +100,24 @@ def store_picture(folder: Path) -> RunResult:
     return result
 
 
-def _neighbors(
+def _find_neighbors(
     vectors: Mapping[str, WordVectors], vocabulary: Vocabulary, words: Sequence[str], *, tied: bool
 ) -> Neighbors:
     """Return neighbours by end. Words outside the vocabulary, which only have a spelling, are not neighbours."""
     if vocabulary.spelled:
         vectors = {end: table.select(table.words[: len(vocabulary)]) for end, table in vectors.items()}
-    near = {end: nearest_words(table, list(words), NEIGHBORS) for end, table in vectors.items()}
-    input_end, output_end = ("tied", "tied") if "tied" in near else ("input", "output")
-    return Neighbors(input=near[input_end], output=near[output_end], tied=tied)
+    neighbors = {end: nearest_words(table, list(words), NUM_NEIGHBORS) for end, table in vectors.items()}
+    input_end, output_end = ("tied", "tied") if "tied" in neighbors else ("input", "output")
+    return Neighbors(input=neighbors[input_end], output=neighbors[output_end], tied=tied)
 
 
-def subspace(model: LanguageModel, vocabulary: Vocabulary) -> Subspace:
+def measure_subspace(model: LanguageModel, vocabulary: Vocabulary) -> Subspace:
     """Return the subspace distance of Inan et al. between the ends, over the words of the vocabulary."""
     from reefknot.lab.evaluation.subspace import between_ends
 
-    tensors = end_vectors(model)
+    vectors_by_end = compute_end_vectors(model)
     input_VD, output_VD = (
-        tensors[end][: len(vocabulary)].detach().float().cpu().numpy() for end in ("input", "output")
+        vectors_by_end[end][: len(vocabulary)].detach().float().cpu().numpy() for end in ("input", "output")
     )
     return between_ends(input_VD, output_VD)
 

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from reefknot.lab.config.parts import describe_values
+from reefknot.lab.config.parts import describe_choices
 from reefknot.lab.config.settings import Count, Settings
 
 
@@ -37,7 +37,7 @@ def is_out_of_patience(earlier: Sequence[float], current: float, interval: int) 
 class AveragingSettings(Settings):
     """Settings of weight averaging. The mean of the iterates is validated and saved; training continues without it."""
 
-    start: Annotated[Literal["nonmonotone", "at_once"], Field(description=describe_values("training.averaging.start"))]
+    start: Annotated[Literal["nonmonotone", "at_once"], Field(description=describe_choices("training.averaging.start"))]
     interval: Annotated[Count, Field(description="Number of recent validations that the nonmonotone rule ignores.")] = 5
 
     def starts(self, earlier: Sequence[float], current: float) -> bool:
@@ -48,7 +48,7 @@ class AveragingSettings(Settings):
 class StoppingSettings(Settings):
     """Settings of early stopping. With averaging, only the validation losses of the averaged weights count."""
 
-    rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_values("training.stop.rule"))]
+    rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_choices("training.stop.rule"))]
     interval: Annotated[Count, Field(description="Number of validations that the rule waits for an improvement.")] = 5
 
     def reason_to_stop(self, earlier: Sequence[float], current: float) -> str | None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     OptimiserSettings = Settings
     ScheduleSettings = Settings
 else:
-    OptimiserSettings = OPTIMISERS.settings()
-    ScheduleSettings = SCHEDULES.settings()
+    OptimiserSettings = OPTIMISERS.entry_type()
+    ScheduleSettings = SCHEDULES.entry_type()
 
 
 class StartSettings(Settings):

@@ -13,7 +13,7 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.papers.figures import FIGURES, open_figure
 from reefknot.lab.papers.figures.record import record_of
 from reefknot.lab.papers.figures.runs import among, choose, rows_of
-from reefknot.lab.recipes.file import shipped
+from reefknot.lab.recipes.file import list_shipped_recipes
 
 from .conftest import Write
 
@@ -24,8 +24,8 @@ LARGE = "inan2017/table1"
 def test_every_figure_has_a_description_and_existing_recipes(name: str) -> None:
     figure = open_figure(name)
     assert figure.name == name
-    assert set(figure.recipes) <= set(shipped())
-    assert figure.stand_in is None or figure.stand_in in shipped()
+    assert set(figure.recipes) <= set(list_shipped_recipes())
+    assert figure.stand_in is None or figure.stand_in in list_shipped_recipes()
     assert all(rows.names for rows in rows_of(figure))
     assert figure.title
     assert figure.shows.endswith(".")

@@ -124,7 +124,7 @@ def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[Text,
     try:
         dataset = open_dataset(experiment.corpus, experiment.vocabulary, data=data)
     except CorpusNotFound:
-        if INPUTS.takes(experiment.input, "spellings"):
+        if INPUTS.has_argument(experiment.input, "spellings"):
             raise
         words = Texts(data).vocabulary_size(experiment)
         known = known_corpus(experiment.corpus.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reefknot.errors import DataError
 from reefknot.lab.papers.figures.contract import Figure
-from reefknot.lab.recipes.file import find_recipe, read_file
+from reefknot.lab.recipes.file import find_recipe, read_recipe_file
 from reefknot.lab.reports.results import Result, collect, differing, distinguishing
 from reefknot.lab.reports.rows import TableRow, group
 from reefknot.lab.reports.table import changed_settings
@@ -139,7 +139,7 @@ def check_one_row(runs: Sequence[Result]) -> None:
 
 def _rows(name: str) -> Rows:
     path, known_as = find_recipe(name)
-    file = read_file(path, name)
+    file = read_recipe_file(path, name)
     return Rows(file.extends or known_as, name, tuple(row.name for row in file.rows if row.trained))
 
 

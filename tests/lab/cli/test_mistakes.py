@@ -258,7 +258,7 @@ def test_a_full_disk_or_memory_prints_a_message(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("reefknot.lab.cli.ls._families", fail)
+    monkeypatch.setattr("reefknot.lab.cli.ls._collect_families", fail)
     outcome = cli("ls")
     assert outcome.code == code
     assert re.search(message, outcome.err)
@@ -276,7 +276,7 @@ def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     def fail() -> None:
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr("reefknot.lab.cli.ls._families", fail)
+    monkeypatch.setattr("reefknot.lab.cli.ls._collect_families", fail)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         cli("ls")
 

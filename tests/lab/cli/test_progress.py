@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.lab.cli.progress import LineCount, live_progress
+from reefknot.lab.cli.progress import LineProgress, live_progress
 from reefknot.lab.training import display
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def report_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display.Lines.__init__, "__defaults__", (0.0,))
 
 
@@ -18,7 +18,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     [(200, "translating  ━━╌╌╌╌╌╌╌╌ 25%, 0s left  50 of 200 lines\n"), (None, "translating  50 lines\n")],
 )
 def test_the_number_of_lines_is_printed(capsys: pytest.CaptureFixture[str], total: int | None, line: str) -> None:
-    LineCount("translating", total).report(50)
+    LineProgress("translating", total).report(50)
     print("a result")
     assert tuple(capsys.readouterr()) == ("a result\n", line)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reefknot.errors import CorpusNotFound
-from reefknot.lab.cli.sizes import Texts
+from reefknot.lab.cli.sizes import TextCache
 from reefknot.lab.recipes.recipe import load_recipe
 
 
@@ -16,11 +16,11 @@ from reefknot.lab.recipes.recipe import load_recipe
 def test_a_published_corpus_has_a_known_size(settings: list[str], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     recipe = load_recipe("press2017/table6", settings)
-    assert {Texts(None).vocabulary_size(experiment) for experiment in recipe.experiments.values()} == {size}
+    assert {TextCache(None).vocabulary_size(experiment) for experiment in recipe.experiments.values()} == {size}
 
 
 def test_sub_words_need_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     recipe = load_recipe("press2017/table6", ["vocabulary.bpe={}"])
     with pytest.raises(CorpusNotFound):
-        Texts(None).vocabulary_size(next(iter(recipe.experiments.values())))
+        TextCache(None).vocabulary_size(next(iter(recipe.experiments.values())))

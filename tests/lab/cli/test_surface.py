@@ -12,12 +12,12 @@ import pytest
 import typer
 from click.testing import CliRunner
 
-from reefknot.lab.cli.main import VERBS, Verb, every_verb, load_verb
+from reefknot.lab.cli.main import VERBS, Verb, iter_verbs, load_verb
 
 from .conftest import Outcome
 
 Cli = Callable[..., Outcome]
-COMMANDS = {" ".join(words): command for words, command in every_verb()}
+COMMANDS = {" ".join(words): command for words, command in iter_verbs()}
 GROUPS = ("bench", "vectors")
 PAGES = ["", *GROUPS, *COMMANDS]
 """Everything that has a help page, as the words after `reefknot`."""

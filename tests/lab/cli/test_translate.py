@@ -191,7 +191,7 @@ def test_lines_stay_in_order_in_groups_and_batches(
     cli: Cli, run: Path, file: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = cli("translate", run, file, "--n-best", 2)
-    monkeypatch.setattr(verb, "LINES_AT_ONCE", 7)
+    monkeypatch.setattr(verb, "GROUP_SIZE", 7)
     assert cli("translate", run, file, "--n-best", 2, "--batch-tokens", 30).out == whole.out
     numbers = [int(line.split(" ||| ")[0]) for line in whole.out.splitlines()]
     assert numbers == [number for number in range(1, len(sources) + 1) for _ in range(2)]
@@ -278,7 +278,7 @@ def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: 
 def test_rescored_words_are_split_at_ascii_whitespace(runs: Runs) -> None:
     """Words are split as in the training text of the language model: a no-break space is part of its word."""
     rescorer = verb._Rescorer(open_trained(runs.tied, "cpu"), 1.0, SearchSettings(), runs.tied)
-    rescorer.rescored([[Translation("10\u00a0000 Hunde\u2028", -1.0, -0.25, True, 4)]])
+    rescorer.rescore([[Translation("10\u00a0000 Hunde\u2028", -1.0, -0.25, True, 4)]])
     assert rescorer.unknown == 2
 
 

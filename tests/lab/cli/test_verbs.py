@@ -364,7 +364,7 @@ def mixed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record the jobs instead of running them."""
     planned_jobs: list[Any] = []
-    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: planned_jobs.extend(jobs))
+    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, max_parallel: planned_jobs.extend(jobs))
     return planned_jobs
 
 

@@ -17,7 +17,7 @@ from .conftest import Outcome
 DATA = Path("corpora")
 
 
-def test_data_must_be_read_by_one_of_the_corpora() -> None:
+def test_data_option_is_rejected_if_no_corpus_needs_it() -> None:
     check_data(None, ["python-docs"], "demo")
     check_data(DATA, ["python-docs", "ptb"], "a recipe")
     with pytest.raises(SettingsError, match="--data has no effect: demo reads python-docs, mine, not a data folder"):
@@ -39,7 +39,7 @@ def test_training_reads_downloaded_corpora_and_similarity_benchmarks(overrides: 
             check_training_data(DATA, [experiment], "demo")
 
 
-def test_table_passes_data_only_to_the_rows_that_read_it(
+def test_table_passes_data_only_to_rows_that_read_it(
     cli: Callable[..., Outcome], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Any] = []
@@ -52,7 +52,7 @@ def test_table_passes_data_only_to_the_rows_that_read_it(
     assert {job.row: job.data for job in planned} == {"tied": None, "untied": None, "judged": tmp_path}
 
 
-def test_a_sweep_passes_data_only_to_the_combinations_that_read_it(
+def test_sweep_passes_data_only_to_combinations_that_read_it(
     cli: Callable[..., Outcome], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Any] = []

@@ -20,18 +20,18 @@ RATE = "training.optimiser.learning_rate"
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """The jobs that were run: in this process, which has imported everything already."""
-    ran: list[Job] = []
+    """Run jobs in this process, which has already imported everything, and return the list of jobs."""
+    finished: list[Job] = []
 
     def run(jobs: list[Job], max_parallel: int) -> None:
         for job in jobs:
             outcome = run_command(*job.command())
             assert outcome.code == 0, outcome.err
             assert "test perplexity" not in outcome.out
-            ran.append(job)
+            finished.append(job)
 
     monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", run)
-    return ran
+    return finished
 
 
 def test_combinations_are_trained_ranked_and_resumed(
@@ -93,7 +93,7 @@ def test_mistakes_are_reported_before_anything_is_trained(
     assert "choose a row with --row" in cli("sweep", recipe, "training.clip=1,2").err
 
 
-def test_a_second_stage_starts_from_the_first(
+def test_second_stage_starts_from_the_first(
     cli: Cli, recipe: Path, runs: Runs, tmp_path: Path, trained: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -113,7 +113,7 @@ def test_a_second_stage_starts_from_the_first(
     assert "2 of them done" in cli(*words, "--start", runs.tied).out
 
 
-def test_the_kind_of_an_encoder_can_vary(cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]) -> None:
+def test_encoder_kind_can_vary(cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]) -> None:
     words = ("--row", "tied", "--device", "cpu", "--out", tmp_path, "training.epochs=1")
     outcome = cli("sweep", recipe, "encoder.kind=gru,rnn", *words)
     assert outcome.code == 0, outcome.err
@@ -123,7 +123,7 @@ def test_the_kind_of_an_encoder_can_vary(cli: Cli, recipe: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("max_parallel", [1, 2])
-def test_output_of_runs_has_their_label(
+def test_output_of_every_run_has_its_label(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, max_parallel: int
 ) -> None:
     monkeypatch.setattr(Job, "command", lambda job: ["ls", "schedules"])
@@ -139,7 +139,7 @@ def test_output_of_runs_has_their_label(
         assert all(line.startswith("clip=") for line in lines)
 
 
-def test_a_stopped_sweep_shows_the_finished_runs(
+def test_stopped_sweep_shows_finished_runs(
     cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from reefknot.lab.cli import jobs
@@ -174,7 +174,7 @@ def test_names_are_short_only_if_unambiguous() -> None:
     assert first.name == "encoder.dropout=0.1, output.classifier.dropout=0.2, clip=1"
 
 
-def test_a_folder_is_named_after_its_settings() -> None:
+def test_folder_is_named_after_its_settings() -> None:
     def folder(**settings: str) -> str:
         return combine({key: [value] for key, value in settings.items()})[0].folder
 

@@ -64,10 +64,11 @@ def compare(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test whether systems differ from the first system: language models by perplexity, translators by BLEU.
+    """Test whether trained models differ significantly: language models by perplexity, translators by BLEU.
 
-    The test is a paired bootstrap: over blocks or documents of the text for language models, and over sentences for
-    translators. If a system was trained with several seeds, the interval also covers the spread over the seeds.
+    A system is a model that was trained with one or more seeds. The test is a paired bootstrap, over blocks or
+    documents of the text for language models, and over sentences for translators. If there are several seeds, the
+    interval also covers the spread over the seeds.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks import compare_systems

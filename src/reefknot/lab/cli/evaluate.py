@@ -69,8 +69,8 @@ Context = Annotated[
     typer.Option(
         min=0,
         rich_help_panel=WINDOWS,
-        help="Number of context tokens that a window reads before the tokens that it scores. [default: windows are as "
-        "long as in training]",
+        help="Number of context tokens that a window reads before the tokens that it scores. [default: chosen so "
+        "that windows are as long as in training]",
     ),
 ]
 Stride = Annotated[
@@ -79,15 +79,15 @@ Stride = Annotated[
         min=1,
         rich_help_panel=WINDOWS,
         help="Number of tokens that a window scores. With a smaller stride, tokens have more context and scoring takes "
-        "longer. [default: windows are as long as in training]",
+        "longer. [default: chosen so that windows are as long as in training]",
     ),
 ]
 Windows = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=WINDOWS,
-        help="Windows instead of --context and --stride: `lines` scores every line on its own, and `complete-L`, such "
-        "as complete-512, scores blocks of complete lines with at most L tokens. [default: the run's setting]",
+        help="Use other windows than --context and --stride: `lines` scores every line on its own, and `complete-L`, "
+        "such as complete-512, scores blocks of complete lines with at most L tokens. [default: the run's setting]",
     ),
 ]
 Dynamic = Annotated[
@@ -102,8 +102,8 @@ DynamicRate = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Learning rate (eta in the paper). [default: 5e-5, or 0.002 with --dynamic-scale sum, both times the "
-        "length of a segment / 5]",
+        help="Learning rate (eta in the paper). [default: 5e-5, or 0.002 with --dynamic-scale sum; multiplied by the "
+        "segment length / 5]",
     ),
 ]
 DynamicDecay = Annotated[
@@ -111,15 +111,15 @@ DynamicDecay = Annotated[
     typer.Option(
         rich_help_panel=DYNAMIC,
         help="Rate at which the weights decay back to the trained weights (lambda in the paper). [default: 0.002, or "
-        "0.02 with --dynamic-scale sum, both times the length of a segment / 5]",
+        "0.02 with --dynamic-scale sum; multiplied by the segment length / 5]",
     ),
 ]
 DynamicEpsilon = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Constant that is added to the root mean square of the gradients, which divides the update. [default: "
-        "2e-5, or 0.001 with --dynamic-scale sum]",
+        help="Each update is divided by the root mean square of the gradients plus this constant. [default: 2e-5, or "
+        "0.001 with --dynamic-scale sum]",
     ),
 ]
 DynamicScale = Annotated[
@@ -185,7 +185,7 @@ Search = Annotated[
     typer.Option(
         "--search",
         rich_help_panel=SEARCH,
-        help="Before scoring, tune on the valid text all settings of --dynamic or --cache that you do not set.",
+        help="Before scoring, tune the settings of --dynamic or --cache on the valid text, except those that you set.",
     ),
 ]
 SearchTokens = Annotated[

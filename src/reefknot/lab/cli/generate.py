@@ -59,7 +59,7 @@ def generate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Generate text with the best weights of a run of a language model."""
+    """Generate text with a trained language model, using the best weights of its run."""
     from reefknot.lab.evaluation.generation import generate as generate_ids
     from reefknot.lab.evaluation.generation import prompt_ids
     from reefknot.storage.lines import words_in

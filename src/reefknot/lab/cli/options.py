@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RECIPE_HELP = "Name of a built-in recipe (`reefknot ls recipes` lists them), or path of a TOML file."
 Recipe = Annotated[str, typer.Argument(help=RECIPE_HELP)]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings of the recipe to change, as key=value, such as training.epochs=3.")
+    list[str] | None, typer.Argument(help="Settings to change in the recipe, as key=value, such as training.epochs=3.")
 ]
 Run = Annotated[Path, typer.Argument(help="A run folder, as `reefknot train` writes it.")]
 VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")]

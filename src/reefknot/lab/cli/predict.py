@@ -51,8 +51,7 @@ def predict(
         int,
         typer.Option(
             min=1,
-            help="With --split, also print the total probability of this many words that are most similar to the next "
-            "word.",
+            help="With --split: number of nearest neighbours of the next word whose total probability is printed.",
         ),
     ] = 10,
     data: Data = None,

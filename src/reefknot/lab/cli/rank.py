@@ -42,7 +42,7 @@ def rank(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compute the rank of a language model's matrix of log-probabilities.
+    """Compute the rank of the log-probability matrix of a language model.
 
     The matrix has one row per context and one column per word. With one softmax over D dimensions, its rank is at most
     D + 2.

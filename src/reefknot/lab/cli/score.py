@@ -26,7 +26,7 @@ def score(
 ) -> None:
     """Print the log-probability of sentences, in total and token by token.
 
-    The run is a language model; its best weights are used. Every sentence is scored on its own. Words are separated by
+    A trained language model scores every sentence on its own, with the best weights of its run. Words are separated by
     spaces.
     """
     from dataclasses import asdict

@@ -46,7 +46,7 @@ def sweep(
         Path | None, typer.Option(help="Folder to write the runs to. [default: runs/sweeps/RECIPE/ROW]")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="Number of runs to train per combination, each with another seed.")
+        int, typer.Option(min=1, max=1000, help="Number of runs to train per combination, each with a different seed.")
     ] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")] = 1,
     start: Annotated[

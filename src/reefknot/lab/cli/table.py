@@ -40,7 +40,7 @@ def table(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write the runs to. [default: runs/RECIPE]")] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="Number of runs to train per row, each with another seed.")
+        int, typer.Option(min=1, max=1000, help="Number of runs to train per row, each with a different seed.")
     ] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")] = 1,
     data: Data = None,

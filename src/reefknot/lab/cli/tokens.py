@@ -57,7 +57,7 @@ def tokens(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the sub-words of a parallel text that only the source language has, only the target language, and both.
+    """Count the sub-words of a parallel text that occur only in the source, only in the target, or in both.
 
     Sub-words are learned from both languages together, and counted in the sentence pairs that a model is trained on.
     <eos> and <unk> do not count. The last two columns are the numbers of tokens in each language.

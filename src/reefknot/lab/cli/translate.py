@@ -146,7 +146,7 @@ def translate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Translate text line by line with the best weights of a run of a translator."""
+    """Translate text line by line with a trained translator, using the best weights of its run."""
     from reefknot.lab.evaluation.translation import beam_decoder
     from reefknot.storage.lines import count_lines
 

@@ -41,7 +41,7 @@ def encoders(
     json: RecordFile = None,
     device: Device = "auto",
 ) -> None:
-    """Measure the recurrent encoders: time, gradient error, and whether two runs give the same bits."""
+    """Measure the recurrent encoders: time, gradient error, and whether results are reproducible bit for bit."""
     from reefknot.lab.bench.encoders import DTYPES, SHAPES, Bench, Shape, facts, measure_all
 
     check_names("--weights", [weights] if weights else [], ("float32", "bfloat16", "tf32"))

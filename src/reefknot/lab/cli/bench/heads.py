@@ -64,7 +64,7 @@ def heads(
     json: RecordFile = None,
     device: Device = "auto",
 ) -> None:
-    """Measure the output ends: time, memory, gradient error, and whether two runs give the same bits."""
+    """Measure the output ends: time, memory, gradient error, and whether results are reproducible bit for bit."""
     from reefknot.lab.bench.heads import FAMILIES, LEAN, Bench, cases, facts, measure_all
     from reefknot.lab.bench.measure import SUSTAINED
     from reefknot.lab.bench.problems import ENDS, Shape

@@ -29,7 +29,7 @@ def export(
     ],
     output: Annotated[
         Path,
-        typer.Option("-o", "--output", help="File to write. With --format projector, the folder.", show_default=False),
+        typer.Option("-o", "--output", help="File to write, or the folder for --format projector.", show_default=False),
     ],
     table: Annotated[
         str | None,

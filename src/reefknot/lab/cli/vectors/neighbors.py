@@ -43,25 +43,25 @@ def neighbors(
 ) -> None:
     """Print the nearest words by cosine, in every table of a run or in a file.
 
-    The output table of a run has its class vectors.
+    A run has an input table and an output table, which holds the class vectors, or one tied table for both.
     """
     if _has_language_model(source):
         tables, nearest = _find_in_model(source, words, k)
     else:
         tables, nearest = _find_in_tables(source, words, k)
-    neighbors: dict[str, dict[str, Neighbors]] = {}
+    record: dict[str, dict[str, Neighbors]] = {}
     for table, neighbors_by_word in nearest.items():
-        neighbors[table] = {}
+        record[table] = {}
         for word, word_neighbors in neighbors_by_word.items():
-            neighbors[table][word] = check_neighbors(word_neighbors, tables[table], [word], f"{word} ({table})")
+            record[table][word] = check_neighbors(word_neighbors, tables[table], [word], f"{word} ({table})")
     # Only the input table has the neighbours of a word that is outside the vocabulary and read by its spelling.
-    all_words = dict.fromkeys(word for neighbors_by_word in neighbors.values() for word in neighbors_by_word)
+    all_words = dict.fromkeys(word for table_record in record.values() for word in table_record)
     lines = []
     for word in all_words:
-        for table, neighbors_by_word in neighbors.items():
-            if word in neighbors_by_word:
-                lines.append(f"{word} ({table}): {format_neighbors(neighbors_by_word[word])}")
-    emit(neighbors, "\n".join(lines), as_json)
+        for table, table_record in record.items():
+            if word in table_record:
+                lines.append(f"{word} ({table}): {format_neighbors(table_record[word])}")
+    emit(record, "\n".join(lines), as_json)
 
 
 def check_neighbors(neighbors: Neighbors, vectors: WordVectors, words: Sequence[str], label: str) -> Neighbors:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, warn_if_unfinished
+from reefknot.lab.cli.options import BEAM_HELP, LENGTH_PENALTY_HELP, AsJson, Data, Device, Run, emit, warn_if_unfinished
 from reefknot.lab.cli.progress import live_progress
 
 EXAMPLES = """\b
@@ -201,14 +201,14 @@ Beam = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TRANSLATION,
-        help="Beam size: number of hypotheses that beam search keeps. [default: the run's setting]",
+        help=BEAM_HELP,
     ),
 ]
 LengthPenalty = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=TRANSLATION,
-        help="Length penalty: the exponent in score = log-probability / length ^ penalty. [default: the run's setting]",
+        help=LENGTH_PENALTY_HELP,
     ),
 ]
 Save = Annotated[

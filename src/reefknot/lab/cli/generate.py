@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.options import (
+    TOP_K_HELP,
+    TOP_P_HELP,
     AsJson,
     Device,
     Run,
@@ -45,12 +47,10 @@ def generate(
             "probable word.",
         ),
     ] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample only from the k most probable words.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help=TOP_K_HELP)] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            min=1e-9, max=1.0, help="Sample only from the fewest words whose probabilities sum to at least p."
-        ),
+        typer.Option(min=1e-9, max=1.0, help=TOP_P_HELP),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 0,
     unknown: Annotated[

@@ -81,7 +81,7 @@ def run_unfinished(jobs: Sequence[tuple[Job, bool]], max_parallel: int, root: Pa
         max_parallel: Maximum number of runs that are trained at the same time.
         root: The folder that holds the runs, for the printed message.
     """
-    unfinished = [job for job, done in jobs if not done]
+    unfinished = [job for job, is_finished in jobs if not is_finished]
     typer.echo(f"{len(jobs)} runs in {root}, {len(jobs) - len(unfinished)} of them done")
     run_jobs(unfinished, max_parallel)
 

@@ -30,6 +30,17 @@ Recipe = Annotated[str, typer.Argument(help=RECIPE_HELP)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings to change in the recipe, as key=value, such as training.epochs=3.")
 ]
+RowName = Annotated[
+    str | None, typer.Option(help="Row (experiment of the recipe) to train. Required if there are several.")
+]
+StartRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="Finished run to start from, if the row sets training.start. With --seeds, the folder that holds one run "
+        "per seed. [default: the run of the row that training.start names]"
+    ),
+]
+MaxParallel = Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")]
 Run = Annotated[Path, typer.Argument(help="A run folder, as `reefknot train` writes it.")]
 VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")]
 Data = Annotated[
@@ -41,6 +52,12 @@ Data = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda.")]
+BEAM_HELP = "Beam size: number of hypotheses that beam search keeps. [default: the run's setting]"
+LENGTH_PENALTY_HELP = (
+    "Length penalty: the exponent in score = log-probability / length ^ penalty. [default: the run's setting]"
+)
+TOP_K_HELP = "Sample only from the k most probable words."
+TOP_P_HELP = "Sample only from the fewest words whose probabilities sum to at least p."
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -193,8 +210,8 @@ def needs_data_folder(corpus: str) -> bool:
     """
     from reefknot.lab.text.corpora import known_corpus
 
-    known = known_corpus(corpus)
-    return known is not None and known.needs_data
+    published = known_corpus(corpus)
+    return published is not None and published.needs_data
 
 
 def check_training_data(data: Path | None, experiments: Iterable[Experiment], reader: str) -> None:

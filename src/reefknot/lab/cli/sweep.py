@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, Recipe
+from reefknot.lab.cli.options import Data, Device, MaxParallel, Recipe, RowName, StartRun
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.combinations import Combination
@@ -39,23 +40,15 @@ def sweep(
             "are written as in TOML; a list in brackets is one value."
         ),
     ],
-    row: Annotated[
-        str | None, typer.Option(help="Row (experiment of the recipe) to train. Required if there are several.")
-    ] = None,
+    row: RowName = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write the runs to. [default: runs/sweeps/RECIPE/ROW]")
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to train per combination, each with a different seed.")
     ] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")] = 1,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            help="Finished run to start from, if the row sets training.start. With --seeds, the folder that holds one "
-            "run per seed. [default: the run of the row that training.start names]"
-        ),
-    ] = None,
+    jobs: MaxParallel = 1,
+    start: StartRun = None,
     test: Annotated[
         bool, typer.Option("--test", help="Also print the test perplexity of the best combination.")
     ] = False,
@@ -86,8 +79,8 @@ def sweep(
     trials = []
     for name, seed_jobs in planned.items():
         trials.append(Trial(name, combinations[name].settings, tuple(job.out for job, _ in seed_jobs)))
-    all_jobs = [job_and_done for seed_jobs in planned.values() for job_and_done in seed_jobs]
-    _check_starts([job for job, done in all_jobs if not done], fixed)
+    all_jobs = list(chain.from_iterable(planned.values()))
+    _check_starts([job for job, is_finished in all_jobs if not is_finished], fixed)
     try:
         run_unfinished(all_jobs, jobs, root)
     finally:
@@ -143,8 +136,8 @@ def _plan_jobs(
             out = root / combination.folder / f"seed{seed}"
             start_run = start / f"seed{seed}" if start and num_seeds > 1 else start
             start_run = start_run or start_folder(loaded, row, seed)
-            done = is_done(out, loaded, row, seed, dataset, start_run)
-            seed_jobs.append((row_options.for_run(seed, out, start_run, label=combination.name), done))
+            is_finished = is_done(out, loaded, row, seed, dataset, start_run)
+            seed_jobs.append((row_options.for_run(seed, out, start_run, label=combination.name), is_finished))
         return seed_jobs
 
     planned = map_items(options.recipe, "combination", combinations, plan_combination)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
+from reefknot.lab.cli.options import Data, Device, MaxParallel, Overrides, Recipe
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import Job
@@ -42,7 +42,7 @@ def table(
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to train per row, each with a different seed.")
     ] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")] = 1,
+    jobs: MaxParallel = 1,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
@@ -74,8 +74,8 @@ def table(
         for seed in range(seeds):
             start = start_folder(loaded, recipe_row, seed, root)
             job = options.for_run(seed, default_folder(loaded, recipe_row, seed, root), start)
-            done = is_done(job.out, loaded, recipe_row, seed, datasets[recipe_row.name], start)
-            planned.append((job, done))
+            is_finished = is_done(job.out, loaded, recipe_row, seed, datasets[recipe_row.name], start)
+            planned.append((job, is_finished))
     try:
         run_unfinished(planned, jobs, root)
     finally:

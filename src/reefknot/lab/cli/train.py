@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
+from reefknot.lab.cli.options import Data, Device, Overrides, Recipe, RowName, StartRun
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
@@ -32,9 +32,7 @@ Examples:
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    row: Annotated[
-        str | None, typer.Option(help="Row (experiment of the recipe) to train. Required if there are several.")
-    ] = None,
+    row: RowName = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -45,13 +43,7 @@ def train(
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to train. They use seeds 0, 1, 2 and so on.")
     ] = 1,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            help="Finished run to start from, if the row sets training.start. With --seeds, the folder that holds one "
-            "run per seed. [default: the run of the row that training.start names]"
-        ),
-    ] = None,
+    start: StartRun = None,
     data: Data = None,
     device: Device = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,

@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, open_language_model, open_standard_input, open_translator
+from reefknot.lab.cli.options import (
+    BEAM_HELP,
+    LENGTH_PENALTY_HELP,
+    TOP_K_HELP,
+    TOP_P_HELP,
+    AsJson,
+    Device,
+    Run,
+    open_language_model,
+    open_standard_input,
+    open_translator,
+)
 from reefknot.lab.cli.progress import LineProgress
 
 if TYPE_CHECKING:
@@ -66,14 +77,14 @@ Beam = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=SEARCH,
-        help="Beam size: number of hypotheses that beam search keeps. [default: the run's setting]",
+        help=BEAM_HELP,
     ),
 ]
 LengthPenalty = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=SEARCH,
-        help="Length penalty: the exponent in score = log-probability / length ^ penalty. [default: the run's setting]",
+        help=LENGTH_PENALTY_HELP,
     ),
 ]
 Greedy = Annotated[
@@ -93,16 +104,14 @@ Temperature = Annotated[
         help="Sampling temperature. Lower values make translations more predictable. [default: 1]",
     ),
 ]
-TopK = Annotated[
-    int | None, typer.Option(min=1, rich_help_panel=SAMPLING, help="Sample only from the k most probable words.")
-]
+TopK = Annotated[int | None, typer.Option(min=1, rich_help_panel=SAMPLING, help=TOP_K_HELP)]
 TopP = Annotated[
     float | None,
     typer.Option(
         min=1e-9,
         max=1.0,
         rich_help_panel=SAMPLING,
-        help="Sample only from the fewest words whose probabilities sum to at least p.",
+        help=TOP_P_HELP,
     ),
 ]
 Seed = Annotated[
@@ -223,8 +232,10 @@ def _check_output(scores: bool, n_best: int | None, as_json: bool) -> None:
     from reefknot.errors import SettingsError
 
     if scores and (n_best is not None or as_json):
-        other = "--json" if as_json else "--n-best"
-        raise SettingsError(f"--scores has no effect with {other}, which prints scores anyway; leave --scores out")
+        stronger_option = "--json" if as_json else "--n-best"
+        raise SettingsError(
+            f"--scores has no effect with {stronger_option}, which prints scores anyway; leave --scores out"
+        )
 
 
 def _check_n_best(n_best: int | None, search: SearchSettings) -> None:

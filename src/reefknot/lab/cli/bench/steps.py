@@ -63,9 +63,11 @@ def steps(
     )
     for description in dict.fromkeys(job.text.description for job in jobs):
         record.print(description)
-    for reason in dict.fromkeys(missing.values()):
-        names = ", ".join(name for name, other in missing.items() if other == reason)
-        record.print(f"not measured: {names}, because their vocabulary is made from the corpus: {reason}")
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in missing.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    for reason, names in names_by_reason.items():
+        record.print(f"not measured: {', '.join(names)}, because their vocabulary is made from the corpus: {reason}")
     for modes in measure_all(jobs, record.device, rates, seconds, record.print_progress):
         row_name = modes[0].row
         del unmeasured[row_name]

@@ -9,11 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from reefknot.lab.cli.main import VERBS, every_verb
+from reefknot.lab.cli.main import VERBS, iter_verbs
 from reefknot.lab.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = {" ".join(words): command for words, command in every_verb()}
+COMMANDS = {" ".join(words): command for words, command in iter_verbs()}
 """Every command by its verb, such as "train" and "bench heads"."""
 GROUPS = {verb.partition(" ")[0] for verb in COMMANDS if " " in verb}
 OPTIONS = {

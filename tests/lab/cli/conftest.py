@@ -57,9 +57,9 @@ def run_command(*words: object) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["reefknot", *map(str, words)])
-        with pytest.raises(SystemExit) as leaving:
+        with pytest.raises(SystemExit) as exit_info:
             main()
-    code = leaving.value.code
+    code = exit_info.value.code
     return Outcome(code if isinstance(code, int) else int(code is not None), out.getvalue(), err.getvalue())
 
 
@@ -71,11 +71,11 @@ def cli() -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write lines of six words with an empty line after every second line, so that there are documents to resample."""
+    """Write random lines of six words. An empty line after every second line separates documents."""
     folder = tmp_path_factory.mktemp("corpus")
-    draw = random.Random(0)
+    rng = random.Random(0)
     for name, lines in (("train", 150), ("valid", 20), ("test", 60)):
-        text = [" ".join(draw.choice(WORDS) for _ in range(6)) + "\n" * (1 + line % 2) for line in range(lines)]
+        text = [" ".join(rng.choice(WORDS) for _ in range(6)) + "\n" * (1 + line % 2) for line in range(lines)]
         (folder / f"{name}.txt").write_text("".join(text), encoding="utf-8")
     return folder
 
@@ -106,7 +106,7 @@ class Runs:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, recipe: Path, cli: Callable[..., Outcome]) -> Runs:
-    """Trained once. Tests read them and change nothing."""
+    """Train both runs once. Tests must not change them."""
     root = tmp_path_factory.mktemp("runs")
     printed = ""
     for row in ("tied", "untied"):

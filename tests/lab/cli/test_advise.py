@@ -21,7 +21,7 @@ TINY = ("--dim", 16, "--layers", 1, "--heads", 2, "--ffn", 16, "--tokens", 32, "
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     for split in ("train", "valid", "test"):
-        words = [f"w{number // (1 + number % 7)}" for number in range(200)]
+        words = [f"w{index // (1 + index % 7)}" for index in range(200)]
         lines = [" ".join(words[start : start + 10]) for start in range(0, 200, 10)]
         (tmp_path / f"{split}.txt").write_text("\n".join(lines) + "\n")
     return tmp_path
@@ -38,7 +38,7 @@ def test_one_end_is_measured_in_this_process(cli: Cli, text: Path, monkeypatch: 
     assert record["advice"] == "Only ADP-T was measured: there is nothing to compare it with."
 
 
-def test_an_update_is_cut_to_the_length_of_the_text(cli: Cli, text: Path) -> None:
+def test_update_is_not_longer_than_the_text(cli: Cli, text: Path) -> None:
     command = ("advise", text, "--end", "SM-T", *TINY, "--tokens", 5000)
     assert "; updates of 1 x 220 tokens; " in cli(*command).out
     assert cli(*command, "--json").json()["body"]["tokens"] == 220

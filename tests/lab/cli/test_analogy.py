@@ -26,13 +26,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_answer_is_nearest_to_b_minus_a_plus_c(cli: Cli, file: Path) -> None:
+def test_answer_is_nearest_to_b_minus_a_plus_c(cli: Cli, file: Path) -> None:
     answers = cli("vectors", "analogy", file, "man", "king", "woman", "--json").json()
     assert [word for word, _ in answers["vectors"]] == ["queen", "apple"]
     assert cli("vectors", "analogy", file, "man", "king", "woman", "-k", 1).out == "vectors: queen 0.79\n"
 
 
-def test_a_zero_vector_and_a_lack_of_other_words_print_a_note(cli: Cli, tmp_path: Path) -> None:
+def test_zero_vector_or_no_other_word_prints_a_warning(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("nil 0 0\na 1 2\nb 2 1\n")
     note = "vectors: the vector of nil is zero, which has no direction\n"
     for words in (("nil", "a", "b"), ("a", "NIL", "nil")):
@@ -48,11 +48,11 @@ def test_words_are_looked_up_once(cli: Cli, file: Path, monkeypatch: pytest.Monk
     lookups: list[list[str]] = []
     require = Lookup.require
 
-    def watched(lookup: Lookup, words: Sequence[str], where: str) -> list[int]:
+    def counting_require(lookup: Lookup, words: Sequence[str], where: str) -> list[int]:
         lookups.append(list(words))
         return require(lookup, words, where)
 
-    monkeypatch.setattr(Lookup, "require", watched)
+    monkeypatch.setattr(Lookup, "require", counting_require)
     assert cli("vectors", "analogy", file, "Man", "king", "WOMAN", "-k", 1).out == "vectors: queen 0.79\n"
     assert lookups.count(["Man", "king", "WOMAN"]) == 1
 
@@ -61,12 +61,13 @@ def test_every_table_of_a_run_gives_answers(cli: Cli, runs: Runs) -> None:
     answers = cli("vectors", "analogy", runs.untied, "green", "river", "house", "-k", 3, "--json").json()
     assert list(answers) == ["input", "output"]
     assert all(
-        len(near) == 3 and not {"green", "river", "house"} & {word for word, _ in near} for near in answers.values()
+        len(neighbors) == 3 and not {"green", "river", "house"} & {word for word, _ in neighbors}
+        for neighbors in answers.values()
     )
     assert cli("vectors", "analogy", runs.tied, "Green", "river", "house").out.startswith("tied: ")
 
 
-def test_a_file_of_questions_gives_the_share_of_correct_answers(cli: Cli, file: Path, tmp_path: Path) -> None:
+def test_questions_file_prints_the_share_of_correct_answers(cli: Cli, file: Path, tmp_path: Path) -> None:
     questions = tmp_path / "questions.txt"
     text = ": family\nman king woman queen\nMan woman king apple\n: fruit\npear apple man king\n"
     questions.write_text(text, encoding="utf-8")

@@ -85,7 +85,7 @@ def test_steps_print_a_table_and_write_a_record(cli: Cli, recipe: Path, tmp_path
         ("encoders", ("--shape", "2,3,4-4", "--shape", "2,3,5-5"), "B = 2, T = 3, 5-5, float32"),
     ],
 )
-def test_the_record_of_a_stopped_benchmark_names_what_it_did_not_reach(
+def test_record_of_stopped_benchmark_lists_unmeasured_cases(
     cli: Cli,
     recipe: Path,
     tmp_path: Path,
@@ -97,12 +97,12 @@ def test_the_record_of_a_stopped_benchmark_names_what_it_did_not_reach(
     module = {"steps": steps, "encoders": encoders}[verb]
     measure_all = module.measure_all
 
-    def stopped(*arguments: Any) -> Iterator[list[Any]]:
+    def stop_after_first(*arguments: Any) -> Iterator[list[Any]]:
         yield next(measure_all(*arguments))
         raise ReefknotError("stopped")
 
     path = tmp_path / "record.json"
-    monkeypatch.setattr(module, "measure_all", stopped)
+    monkeypatch.setattr(module, "measure_all", stop_after_first)
     words = [recipe] if verb == "steps" else []
     quick = ("--seconds", "0", "--device", "cpu", "--json", path)
     assert "stopped" in cli("bench", verb, *words, *options, *quick).err
@@ -113,10 +113,10 @@ def test_the_record_of_a_stopped_benchmark_names_what_it_did_not_reach(
     assert record["not_measured"] == {unreached: "not reached"}
 
 
-def test_a_pattern_selects_rows_without_the_rows_that_they_start_from(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_row_pattern_does_not_add_the_rows_that_rows_start_from(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     path, resumed = tmp_path / "record.json", tmp_path / "resumed.toml"
-    again = '[[rows]]\nname = "tied again"\nset.training.start = { row = "tied" }\n'
-    resumed.write_text(recipe.read_text(encoding="utf-8") + again, encoding="utf-8")
+    second_row = '[[rows]]\nname = "tied again"\nset.training.start = { row = "tied" }\n'
+    resumed.write_text(recipe.read_text(encoding="utf-8") + second_row, encoding="utf-8")
     quick = ("training.batch=2", "--seconds", "0", "--device", "cpu", "--json", path)
     for patterns, rows in ((("*again",), ["tied again"]), (("UN*", "*D", "tied"), ["untied", "tied"])):
         outcome = cli("bench", "steps", resumed, *(word for pattern in patterns for word in ("--row", pattern)), *quick)
@@ -164,7 +164,7 @@ projections.bands = { kind = "bands", table = "words", dim = 8 }
 input = { kind = "adaptive", table = "words", projections = "bands" }
 output = { kind = "adaptive", projections = "bands", classifier = { kind = "plain", table = "words", bias = false } }
 [[rows]]
-name = "pieces"
+name = "subwords"
 [rows.set]
 vocabulary.bpe.merges = 20
 tables.words = { kind = "word", dim = 8 }
@@ -189,14 +189,14 @@ def test_steps_of_transformers_leave_out_rows_that_need_the_corpus(
     outcome = cli("bench", "steps", recipe, *quick)
     assert outcome.code == 0, outcome.err
     assert "plain: 4 blocks of 8 steps, in 2 parts" in outcome.out
-    assert "not measured: pieces, spellings, because their vocabulary is made from the corpus:" in outcome.out
+    assert "not measured: subwords, spellings, because their vocabulary is made from the corpus:" in outcome.out
     record = json.loads(path.read_text())
-    assert list(record["not_measured"]) == ["pieces", "spellings"]
+    assert list(record["not_measured"]) == ["subwords", "spellings"]
     modes = [(row["row"], row["mode"], row["note"]) for row in record["rows"]]
     assert modes == [(name, mode, "") for name in ("plain", "adaptive") for mode in ("stored logits", "eager")]
-    alone = cli("bench", "steps", recipe, "--row", "pieces", *quick)
-    assert alone.code == 3
-    assert "ptb not found: expected DIR/ptb" in alone.err
+    outcome = cli("bench", "steps", recipe, "--row", "subwords", *quick)
+    assert outcome.code == 3
+    assert "ptb not found: expected DIR/ptb" in outcome.err
 
 
 def test_translation_measures_training_and_decoding(cli: Cli, tmp_path: Path) -> None:

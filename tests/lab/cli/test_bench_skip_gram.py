@@ -35,7 +35,7 @@ def test_table_is_printed_and_record_is_written(cli: Cli, made_text: Callable[[i
 def test_several_seeds_give_intervals(cli: Cli, made_text: Callable[[int], Path], tmp_path: Path) -> None:
     pytest.importorskip("gensim")
     path, data = tmp_path / "record.json", write_judgements(tmp_path)
-    # RG-65 is not one of the five benchmarks that are used.
+    # The verb uses five benchmarks; RG-65 is not one of them.
     pairs = "".join(f"w{n % 10}\tw{n % 7 + 10}\t{n}\n" for n in range(65))
     (data / "word-similarity" / "EN-RG-65.txt").write_text(pairs, encoding="utf-8")
     options = ("--seeds", "3", "--data", data, "--device", "cpu", "--json", path)
@@ -57,8 +57,8 @@ def test_several_seeds_give_intervals(cli: Cli, made_text: Callable[[int], Path]
         assert row["mean_rho"]["low"] == pytest.approx(expected.low)
         assert row["mean_rho"]["high"] == pytest.approx(expected.high)
     for row in reefknot:
-        both = [[trial["rhos"]["SimLex-999"] for trial in system["trials"]] for system in (row, gensim)]
-        expected = scipy.stats.ttest_ind(*both, equal_var=False).confidence_interval(0.95)
+        rhos = [[trial["rhos"]["SimLex-999"] for trial in system["trials"]] for system in (row, gensim)]
+        expected = scipy.stats.ttest_ind(*rhos, equal_var=False).confidence_interval(0.95)
         assert row["less_gensim"]["low"] == pytest.approx(expected.low)
         assert row["less_gensim"]["high"] == pytest.approx(expected.high)
     assert "less_gensim" not in gensim

@@ -32,7 +32,7 @@ def copy_run(run: Path, to: Path, seed: int = 0, **settings: dict[str, Any]) -> 
 
 @pytest.fixture
 def seeds(runs: Runs, tmp_path: Path) -> Path:
-    """Three seeds of a row. The training of the last is not finished."""
+    """Three seeds of a row. The last run is not finished."""
     folders = [copy_run(runs.tied, tmp_path / "seeds" / f"seed{seed}", seed=seed) for seed in range(3)]
     (folders[2] / "result.json").unlink()
     return tmp_path / "seeds"
@@ -55,12 +55,12 @@ def test_runs_with_different_settings_are_rejected(cli: Cli, runs: Runs, seeds: 
     assert outcome.code == 2
     assert f"{seeds} holds runs that differ in more than the seed" in outcome.err
     assert "training.epochs=9" in outcome.err
-    alone = cli("compare", runs.root)
-    assert alone.code == 2
-    assert f"so name one folder per system: reefknot compare {runs.tied} {runs.untied}" in alone.err
+    outcome = cli("compare", runs.root)
+    assert outcome.code == 2
+    assert f"so name one folder per system: reefknot compare {runs.tied} {runs.untied}" in outcome.err
 
 
-def test_a_repeated_seed_is_rejected(cli: Cli, runs: Runs, seeds: Path) -> None:
+def test_repeated_seed_is_rejected(cli: Cli, runs: Runs, seeds: Path) -> None:
     copy_run(runs.tied, seeds / "again", seed=1)
     outcome = cli("compare", runs.untied, seeds)
     assert outcome.code == 2
@@ -84,7 +84,7 @@ def test_different_texts_are_rejected(cli: Cli, runs: Runs, recipe: Path, corpus
     assert cli("compare", runs.untied, other, "--split", "valid", "--json").json()[0]["of"] == "token"
 
 
-def test_different_windows_are_noted(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+def test_different_windows_print_a_warning(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     lines = train(cli, recipe, tmp_path / "lines", 'evaluation.windows={kind="lines"}')
     outcome = cli("compare", runs.tied, lines)
     assert outcome.code == 0
@@ -102,18 +102,18 @@ def test_different_unknown_words_are_rejected(cli: Cli, recipe: Path, runs: Runs
 
 
 def test_models_with_and_without_spellings_are_compared_by_token(cli: Cli, recipe: Path, tmp_path: Path) -> None:
-    words = train(cli, recipe, tmp_path / "words", "vocabulary.max_size=9")
+    word_run = train(cli, recipe, tmp_path / "words", "vocabulary.max_size=9")
     spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
-    spelled = train(cli, recipe, tmp_path / "spelled", "vocabulary.max_size=9", *spelling)
-    (record,) = cli("compare", words, spelled, "--by", "documents", "--json").json()
+    spelling_run = train(cli, recipe, tmp_path / "spelled", "vocabulary.max_size=9", *spelling)
+    (record,) = cli("compare", word_run, spelling_run, "--by", "documents", "--json").json()
     assert (record["of"], record["units"]) == ("token", 30)
-    results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in (words, spelled)]
+    results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in (word_run, spelling_run)]
     expected = [result["test"]["perplexity"] for result in results]
     assert [record["perplexity_a"], record["perplexity_b"]] == pytest.approx(expected)
 
 
-def without_facts(run: Path) -> None:
-    """Remove from the result of a run what it was scored on."""
+def remove_text_description(run: Path) -> None:
+    """Remove the description of the scored texts from the result of a run."""
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     for split in ("valid", "test"):
         del result[split]["text"]
@@ -126,23 +126,23 @@ def test_texts_are_opened_only_if_results_do_not_describe_them(
     text = tmp_path / "text"
     shutil.copytree(corpus, text)
     name = f"corpus.name={text}"
-    words = train(cli, recipe, tmp_path / "words", name, "vocabulary.max_size=9")
+    word_run = train(cli, recipe, tmp_path / "words", name, "vocabulary.max_size=9")
     spelling = ['input={kind="char_cnn", dim=8, filters=[[1, 4]], byte_dim=4}', "vocabulary.keep_spellings=true"]
-    spelled = train(cli, recipe, tmp_path / "spelled", name, "vocabulary.max_size=9", *spelling)
+    spelling_run = train(cli, recipe, tmp_path / "spelled", name, "vocabulary.max_size=9", *spelling)
     fewer = train(cli, recipe, tmp_path / "fewer", name, "vocabulary.max_size=8")
-    rejected = cli("compare", words, fewer)
-    record = cli("compare", words, spelled, "--json").json()
+    rejected = cli("compare", word_run, fewer)
+    record = cli("compare", word_run, spelling_run, "--json").json()
     text.rename(tmp_path / "gone")
-    assert cli("compare", words, spelled, "--json").json() == record, "the results say that the tokens are the same"
-    assert cli("compare", words, fewer).err == rejected.err
-    without_facts(words)
-    assert cli("compare", words, spelled).code == 3
+    assert cli("compare", word_run, spelling_run, "--json").json() == record, "the results describe equal tokens"
+    assert cli("compare", word_run, fewer).err == rejected.err
+    remove_text_description(word_run)
+    assert cli("compare", word_run, spelling_run).code == 3
     (tmp_path / "gone").rename(text)
-    assert cli("compare", words, spelled, "--json").json() == record, "the texts say it as well"
-    assert cli("compare", words, fewer).err == rejected.err
+    assert cli("compare", word_run, spelling_run, "--json").json() == record, "the texts have equal tokens"
+    assert cli("compare", word_run, fewer).err == rejected.err
 
 
-def test_a_moved_text_is_found_with_data(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
+def test_moved_text_is_found_with_data_option(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
     text, moved = tmp_path / "text", tmp_path / "moved"
     shutil.copytree(corpus, text)
     run = train(cli, recipe, tmp_path / "run", f"corpus.name={text}")
@@ -165,7 +165,7 @@ def test_different_streams_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) ->
     assert f"{runs.untied} and {other}: no fair comparison: scored in 1 and in 7 streams; train both" in outcome.err
 
 
-def test_data_is_rejected_if_no_text_is_read_from_it(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
+def test_data_option_is_rejected_if_no_text_is_read_from_it(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
     for words in (
         ("evaluate", runs.tied),
         ("predict", runs.tied, "--split", "test"),
@@ -180,10 +180,12 @@ def test_data_is_rejected_if_no_text_is_read_from_it(cli: Cli, recipe: Path, run
     assert "--data has no effect, because this comparison needs only the losses" in outcome.err
 
 
-def test_documents_need_the_text_but_no_weights(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
-    light = copy_run(runs.tied, tmp_path / "light")
-    shutil.rmtree(light / "checkpoints")
-    (record,) = cli("compare", light, runs.untied, "--by", "documents", "--json").json()
+def test_comparison_by_documents_needs_the_text_but_no_weights(
+    cli: Cli, runs: Runs, corpus: Path, tmp_path: Path
+) -> None:
+    without_weights = copy_run(runs.tied, tmp_path / "without weights")
+    shutil.rmtree(without_weights / "checkpoints")
+    (record,) = cli("compare", without_weights, runs.untied, "--by", "documents", "--json").json()
     assert record["units"] == 30
     changed = tmp_path / "text"
     shutil.copytree(corpus, changed)
@@ -203,7 +205,7 @@ def test_bands_cover_all_tokens(cli: Cli, runs: Runs, recipe: Path, tmp_path: Pa
         for side in "ab":
             mean = sum(band["tokens"] * band[f"nll_{side}"] for band in bands) / tokens
             assert math.exp(mean) == pytest.approx(record[f"perplexity_{side}"])
-    # Ten words of about ninety occurrences each, <eos> after 225 lines, and <unk> that no text has.
+    # Ten words with about ninety occurrences each, <eos> after 225 lines, and <unk>, which does not occur.
     types = {(band["low"], band["high"]): band["types"] for band in record["bands"]["target"]}
     assert sum(types.values()) == 11
     assert types[100, 249] >= 1
@@ -220,8 +222,8 @@ def test_bands_cover_all_tokens(cli: Cli, runs: Runs, recipe: Path, tmp_path: Pa
     assert sum(band["tokens"] for band in record["bands"]["target"]) == 60 * 7 + 30
     assert re.search(r"\n +of these:\n +<eos> +90 .* \+0\.0000  \+0\.0000 \+0\.0000\n  loss per token by", text)
     assert max(map(len, text.splitlines()[5:])) <= 85
-    pieces = train(cli, recipe, tmp_path / "pieces", "vocabulary.bpe={merges=8}")
-    rejected = cli("compare", runs.tied, pieces, "--bands")
+    subword_run = train(cli, recipe, tmp_path / "subwords", "vocabulary.bpe={merges=8}")
+    rejected = cli("compare", runs.tied, subword_run, "--bands")
     assert rejected.code == 2
     assert "these runs do not have the same tokens; leave out --bands" in rejected.err
 
@@ -232,9 +234,9 @@ def test_figure_draws_the_bands(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     svg = xml.etree.ElementTree.parse(file).getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     drawn = "".join(svg.itertext())
-    lows = [f"{band['low']:,}-" for band in record["bands"]["target"] if band["high"] not in (None, band["low"])]
-    assert lows
-    assert all(low in drawn for low in lows)
+    labels = [f"{band['low']:,}-" for band in record["bands"]["target"] if band["high"] not in (None, band["low"])]
+    assert labels
+    assert all(label in drawn for label in labels)
     rejected = cli("compare", runs.tied, runs.untied, "--figure", file)
     assert (rejected.code, rejected.out) == (2, "")
     assert "--figure has no effect without --bands" in rejected.err

@@ -16,7 +16,7 @@ from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
 
 from .conftest import Outcome, Runs
 from .test_compare import copy_run
-from .test_translate import RECIPE, WORDS, translated
+from .test_translate import RECIPE, WORDS, translate_line
 
 Cli = Callable[..., Outcome]
 
@@ -33,10 +33,10 @@ SENTENCES = 60
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")
-    draw = random.Random(0)
-    for split, number in (("train", 80), ("valid", 30), ("test", SENTENCES)):
-        lines = [" ".join(draw.sample(list(WORDS), draw.randint(4, 8))) for _ in range(number)]
-        for language, text in (("en", lines), ("de", map(translated, lines))):
+    rng = random.Random(0)
+    for split, num_lines in (("train", 80), ("valid", 30), ("test", SENTENCES)):
+        lines = [" ".join(rng.sample(list(WORDS), rng.randint(4, 8))) for _ in range(num_lines)]
+        for language, text in (("en", lines), ("de", map(translate_line, lines))):
             (folder / f"{split}.{language}").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
     return folder
 
@@ -70,24 +70,24 @@ def untied(train: Callable[..., Path], pairs: Path) -> Path:
 def copy_with_translations(tmp_path: Path, pairs: Path) -> Callable[..., Path]:
     """Copy a run with translations in which a word is correct with a given probability."""
 
-    def make(run: Path, right: float, name: str, seed: int = 0, **settings: Any) -> Path:
+    def copy_run_with(run: Path, accuracy: float, name: str, seed: int = 0, **settings: Any) -> Path:
         copy = copy_run(run, tmp_path / name, seed=seed, **settings)
-        draw = random.Random(seed + int(1000 * right))
+        rng = random.Random(seed + int(1000 * accuracy))
         for split in ("valid", "test"):
             lines = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
-            spoilt = [
-                " ".join(word if draw.random() < right else draw.choice(list(WORDS.values())) for word in line.split())
+            translations = [
+                " ".join(word if rng.random() < accuracy else rng.choice(list(WORDS.values())) for word in line.split())
                 for line in lines
             ]
             (copy / "translations" / f"{split}.txt").write_text(
-                "".join(f"{line}\n" for line in spoilt), encoding="utf-8"
+                "".join(f"{line}\n" for line in translations), encoding="utf-8"
             )
         return copy
 
-    return make
+    return copy_run_with
 
 
-def total(run: Path) -> int:
+def count_parameters(run: Path) -> int:
     return int(json.loads((run / "result.json").read_text(encoding="utf-8"))["parameters"]["total"])
 
 
@@ -96,21 +96,25 @@ def test_bleu_equals_the_metric_on_saved_translations(
 ) -> None:
     runs = copy_with_translations(untied, 0.5, "a"), copy_with_translations(tied, 0.7, "b")
     metrics = open_metrics(BleuSettings(tokenize="none"))
-    for split, number in (("valid", 30), ("test", SENTENCES)):
+    for split, num_sentences in (("valid", 30), ("test", SENTENCES)):
         references = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
         texts = [(run / "translations" / f"{split}.txt").read_text(encoding="utf-8").splitlines() for run in runs]
         a, b = (metrics.score(lines, references) for lines in texts)
         (record,) = cli("compare", *runs, "--split", split, "--json").json()
         assert (record["bleu_a"], record["bleu_b"]) == (a.bleu, b.bleu)
         assert 5 < record["bleu_a"] < record["bleu_b"] < 95
-        assert (record["split"], record["sentences"], record["bleu_signature"]) == (split, number, a.bleu_signature)
+        assert (record["split"], record["sentences"], record["bleu_signature"]) == (
+            split,
+            num_sentences,
+            a.bleu_signature,
+        )
 
 
 def test_bleu_equals_the_result_of_the_run(cli: Cli, tied: Path) -> None:
     (record,) = cli("compare", tied, tied, "--json").json()
-    figures = json.loads((tied / "result.json").read_text(encoding="utf-8"))["translation"]["test"]
-    assert (record["bleu_a"], record["bleu_signature"]) == (figures["bleu"], figures["bleu_signature"])
-    assert record["sentences"] == figures["pairs"]
+    scores = json.loads((tied / "result.json").read_text(encoding="utf-8"))["translation"]["test"]
+    assert (record["bleu_a"], record["bleu_signature"]) == (scores["bleu"], scores["bleu_signature"])
+    assert record["sentences"] == scores["pairs"]
 
 
 def test_clear_difference_is_reported(
@@ -122,22 +126,22 @@ def test_clear_difference_is_reported(
     assert 0 < low < record["difference"] == record["bleu_b"] - record["bleu_a"] < high
     assert record["seen"]
     assert record["interval_with_seeds"] is None
-    saved = total(untied) - total(tied)
+    saved = count_parameters(untied) - count_parameters(tied)
     assert saved > 0
     assert record["parameters_difference"] == -saved
     text = cli("compare", a, b).out
     assert f"A = {a} (1 seed)\ntest text: {SENTENCES} sentences, en to de\nBLEU|nrefs:1|case:mixed" in text
     assert f"B = {b} (1 seed)\n  BLEU A {record['bleu_a']:.2f}, B {record['bleu_b']:.2f}\n" in text
-    assert f": {saved:,} fewer, {saved / total(untied):.1%} of A's\n" in text
+    assert f": {saved:,} fewer, {saved / count_parameters(untied):.1%} of A's\n" in text
     assert f"  B is better: {record['difference']:.2f} BLEU more" in text
     assert f"{saved:,} more" in cli("compare", b, a).out
 
 
-def test_a_run_does_not_differ_from_itself(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
+def test_run_does_not_differ_from_itself(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
     a = copy_with_translations(tied, 0.6, "a")
     text = cli("compare", a, a).out
     assert "  no difference seen (B - A +0.00, 95 % interval over sentences +0.00 to +0.00)" in text
-    assert f"parameters A {total(tied):,}, B {total(tied):,}: as many\n" in text
+    assert f"parameters A {count_parameters(tied):,}, B {count_parameters(tied):,}: as many\n" in text
 
 
 def test_seeds_are_averaged_and_widen_the_interval(
@@ -160,7 +164,7 @@ def test_seeds_are_averaged_and_widen_the_interval(
     assert len(cli("compare", a / "seed0", b, a / "seed1", "--json").json()) == 2
 
 
-def test_a_translator_is_not_compared_with_a_language_model(cli: Cli, tied: Path, runs: Runs) -> None:
+def test_translator_and_language_model_are_not_compared(cli: Cli, tied: Path, runs: Runs) -> None:
     for words in ((tied, runs.tied), (runs.tied, tied)):
         outcome = cli("compare", *words)
         assert outcome.code == 2
@@ -178,7 +182,7 @@ def test_options_for_language_models_are_rejected(cli: Cli, tied: Path, words: t
     assert re.search(rf"{words[0]} has no effect on .*, which is a translator; leave {words[0]} out", outcome.err)
 
 
-def test_the_training_text_is_rejected(cli: Cli, tied: Path) -> None:
+def test_training_text_is_rejected(cli: Cli, tied: Path) -> None:
     outcome = cli("compare", tied, tied, "--split", "train")
     expected = "reefknot: --split train: a run stores translations of valid and test only\n"
     assert (outcome.code, outcome.err) == (2, expected)
@@ -214,7 +218,9 @@ def test_different_settings_of_bleu_are_rejected(
     assert "no fair comparison: their settings of BLEU differ" in outcome.err
 
 
-def test_a_different_search_is_noted(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
+def test_different_search_settings_print_a_warning(
+    cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]
+) -> None:
     other = copy_with_translations(tied, 0.5, "other")
     result = json.loads((other / "result.json").read_text(encoding="utf-8"))
     result["translation"]["test"]["search"]["beam"] = 9
@@ -237,10 +243,12 @@ def test_missing_translations_are_rejected(cli: Cli, tied: Path, copy_with_trans
     assert f"{short / 'translations' / 'test.txt'}: cannot be read: No such file" in outcome.err
 
 
-def test_moved_pairs_are_found_with_data(cli: Cli, train: Callable[..., Path], pairs: Path, tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    shutil.copytree(pairs, here)
-    run = train(here, "--row", "tiny")
-    here.rename(there)
-    assert f"its text was in {here}, which does not exist here" in cli("compare", run, run).err
-    assert cli("compare", run, run, "--data", there).code == 0
+def test_moved_pairs_are_found_with_data_option(
+    cli: Cli, train: Callable[..., Path], pairs: Path, tmp_path: Path
+) -> None:
+    text, moved = tmp_path / "text", tmp_path / "moved"
+    shutil.copytree(pairs, text)
+    run = train(text, "--row", "tiny")
+    text.rename(moved)
+    assert f"its text was in {text}, which does not exist here" in cli("compare", run, run).err
+    assert cli("compare", run, run, "--data", moved).code == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reefknot.errors import SettingsError
-from reefknot.lab.cli.options import check_data, check_training_data, data_for
+from reefknot.lab.cli.options import check_data, check_training_data, data_folder_for
 from reefknot.lab.recipes.recipe import load_recipe
 
 from .conftest import Outcome
@@ -17,7 +17,7 @@ from .conftest import Outcome
 DATA = Path("corpora")
 
 
-def test_data_must_be_read_by_one_of_the_corpora() -> None:
+def test_data_option_is_rejected_if_no_corpus_needs_it() -> None:
     check_data(None, ["python-docs"], "demo")
     check_data(DATA, ["python-docs", "ptb"], "a recipe")
     with pytest.raises(SettingsError, match="--data has no effect: demo reads python-docs, mine, not a data folder"):
@@ -31,7 +31,7 @@ def test_data_must_be_read_by_one_of_the_corpora() -> None:
 )
 def test_training_reads_downloaded_corpora_and_similarity_benchmarks(overrides: list[str], is_read: bool) -> None:
     experiment = load_recipe("demo", overrides, "tied").experiments["tied"]
-    assert data_for(experiment, DATA) == (DATA if is_read else None)
+    assert data_folder_for(experiment, DATA) == (DATA if is_read else None)
     if is_read:
         check_training_data(DATA, [experiment], "demo")
     else:
@@ -39,11 +39,11 @@ def test_training_reads_downloaded_corpora_and_similarity_benchmarks(overrides: 
             check_training_data(DATA, [experiment], "demo")
 
 
-def test_table_passes_data_only_to_the_rows_that_read_it(
+def test_table_passes_data_only_to_rows_that_read_it(
     cli: Callable[..., Outcome], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Any] = []
-    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: planned.extend(jobs))
+    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, max_parallel: planned.extend(jobs))
     mixed = tmp_path / "mixed.toml"
     judged = '[[rows]]\nname = "judged"\nset.evaluation.similarity = true\n'
     mixed.write_text(recipe.read_text("utf-8") + judged, encoding="utf-8")
@@ -52,11 +52,11 @@ def test_table_passes_data_only_to_the_rows_that_read_it(
     assert {job.row: job.data for job in planned} == {"tied": None, "untied": None, "judged": tmp_path}
 
 
-def test_a_sweep_passes_data_only_to_the_combinations_that_read_it(
+def test_sweep_passes_data_only_to_combinations_that_read_it(
     cli: Callable[..., Outcome], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Any] = []
-    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: planned.extend(jobs))
+    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, max_parallel: planned.extend(jobs))
     setting = "evaluation.similarity=true,false"
     outcome = cli("sweep", recipe, setting, "--row", "tied", "--out", tmp_path / "runs", "--data", tmp_path)
     assert outcome.code == 0, outcome.err

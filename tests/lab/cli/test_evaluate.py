@@ -30,12 +30,12 @@ def plain(cli: Cli, runs: Runs) -> float:
     return float(cli("evaluate", runs.tied, "--json").json()["perplexity"])
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_dynamic_evaluation_learns_and_leaves_the_run_unchanged(cli: Cli, runs: Runs, plain: float) -> None:
-    before = files(runs.tied)
+    before = read_files(runs.tied)
     options = ("--dynamic-rate", 0.001, "--dynamic-decay", 0.01, "--dynamic-segment", 4)
     record = cli("evaluate", runs.tied, "--dynamic", *options, "--json").json()
     assert record["perplexity"] == pytest.approx(math.exp(record["nll"]))
@@ -43,9 +43,9 @@ def test_dynamic_evaluation_learns_and_leaves_the_run_unchanged(cli: Cli, runs: 
     assert "segments of 4 tokens are scored, then trained on" in record["definition"]
     assert "eta 0.001, lambda 0.01, epsilon 2e-05 on the scale 'mean'" in record["definition"]
     assert "search" not in record
-    older = cli("evaluate", runs.tied, "--dynamic", "--dynamic-scale", "sum", "--limit", 40)
-    assert "eta 0.002, lambda 0.02, epsilon 0.001 on the scale 'sum'" in older.out
-    assert files(runs.tied) == before
+    summed = cli("evaluate", runs.tied, "--dynamic", "--dynamic-scale", "sum", "--limit", 40)
+    assert "eta 0.002, lambda 0.02, epsilon 0.001 on the scale 'sum'" in summed.out
+    assert read_files(runs.tied) == before
 
 
 def test_cache_reports_its_settings_and_the_plain_perplexity(cli: Cli, runs: Runs, plain: float) -> None:
@@ -64,7 +64,7 @@ def test_monte_carlo_depends_only_on_its_seed(cli: Cli, runs: Runs, plain: float
     assert first == again
     assert first["perplexity"] != other["perplexity"]
     assert len(first["passes"]) == 3
-    # Masks change after every window of training.
+    # New masks are drawn for every 10 tokens, the length of a training window.
     assert "mean probability of 3 passes, masks drawn for every 10 tokens (seed 1)" in first["definition"]
 
 
@@ -73,11 +73,11 @@ def test_search_tunes_the_cache(cli: Cli, runs: Runs) -> None:
     record = cli(*words, "--json").json()
     points = record["search"]["points"]
     assert {point["window"] for point in points} == {20}
-    began = {(theta, weight) for theta in cache.THETAS for weight in cache.WEIGHTS}
-    assert {(point["theta"], point["weight"]) for point in points[:30]} == began
-    least = min(points, key=lambda point: point["nll"])
+    initial_grid = {(theta, weight) for theta in cache.THETAS for weight in cache.WEIGHTS}
+    assert {(point["theta"], point["weight"]) for point in points[:30]} == initial_grid
+    lowest = min(points, key=lambda point: point["nll"])
     best = record["search"]["best"]
-    assert best == {name: least[name] for name in ("window", "theta", "weight")}
+    assert best == {name: lowest[name] for name in ("window", "theta", "weight")}
     assert f"weight {best['weight']:.4g}, theta {best['theta']:.4g}, over the last 20" in record["definition"]
     table, _, scores = cli(*words).out.partition("test perplexity")
     title, header, *rows = table.splitlines()
@@ -85,7 +85,7 @@ def test_search_tunes_the_cache(cli: Cli, runs: Runs) -> None:
     assert header.split()[:3] == ["window", "theta", "weight"]
     assert "weight 0.05  weight 0.1  weight 0.15" in header
     assert sum(row.count("*") for row in rows) == 1
-    assert f"{math.exp(least['nll']):,.2f}*" in table
+    assert f"{math.exp(lowest['nll']):,.2f}*" in table
     assert "continuous cache" in scores
 
 
@@ -124,8 +124,8 @@ def test_limit_scores_the_beginning_of_the_text(cli: Cli, runs: Runs) -> None:
     assert record["bits_per_byte"] == pytest.approx(
         cli("evaluate", runs.tied, "--json").json()["bits_per_byte"], rel=0.2
     )
-    whole = cli("evaluate", runs.tied, "--limit", 10**6, "--json").json()
-    assert "limit" not in whole
+    unlimited = cli("evaluate", runs.tied, "--limit", 10**6, "--json").json()
+    assert "limit" not in unlimited
 
 
 def test_progress_is_printed_to_stderr(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def run(runs: Runs, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs.tied, tmp_path / "run", symlinks=True))
 
 
-def saved(run: Path, kind: str) -> Any:
+def read_saved(run: Path, kind: str) -> Any:
     return json.loads((run / "evaluations" / f"{kind}.json").read_text(encoding="utf-8"))
 
 
@@ -152,7 +152,7 @@ def test_save_scores_valid_and_test(cli: Cli, run: Path) -> None:
     assert outcome.err == f"saved to {run}/evaluations/cache.json\n"
     valid, test = outcome.json()
     assert (valid["split"], test["split"]) == ("valid", "test")
-    stored = saved(run, "cache")
+    stored = read_saved(run, "cache")
     assert (stored["format"], stored["kind"]) == (2, "cache")
     assert stored["search"] == test["search"]
     assert stored["settings"] == {"fill": "partial", **stored["search"]["best"]}
@@ -170,20 +170,20 @@ def test_save_scores_valid_and_test(cli: Cli, run: Path) -> None:
 def test_saving_one_split_keeps_the_other_only_with_equal_settings(cli: Cli, run: Path) -> None:
     rates = ("--dynamic", "--dynamic-rate", 0.001, "--save")
     cli("evaluate", run, *rates, "--split", "valid")
-    first = saved(run, "dynamic")
+    first = read_saved(run, "dynamic")
     assert "test" not in first
     assert first["settings"] == {"scale": "mean", "eta": 0.001, "lambda": 0.002, "epsilon": 2e-5, "segment": 5}
     outcome = cli("evaluate", run, *rates, "--split", "test")
     assert outcome.err.endswith("dynamic.json, together with the valid score that was there\n")
-    both = saved(run, "dynamic")
-    assert both["valid"] == first["valid"]
-    assert both["test"]["tokens"] > both["valid"]["tokens"]
+    combined = read_saved(run, "dynamic")
+    assert combined["valid"] == first["valid"]
+    assert combined["test"]["tokens"] > combined["valid"]["tokens"]
     outcome = cli("evaluate", run, *rates, "--split", "test", "--dynamic-segment", 10)
     assert "dynamic.json, replacing an evaluation that differs (settings.lambda: 0.002 -> 0.004; " in outcome.err
-    assert "valid" not in saved(run, "dynamic")
+    assert "valid" not in read_saved(run, "dynamic")
     cli("evaluate", run, "--monte-carlo", 2, "--split", "test", "--save")
-    assert saved(run, "mc")["settings"] == {"passes": 2, "window": 10, "seed": 0}
-    assert "valid" not in saved(run, "dynamic")
+    assert read_saved(run, "mc")["settings"] == {"passes": 2, "window": 10, "seed": 0}
+    assert "valid" not in read_saved(run, "dynamic")
     (run / "result.json").unlink()
     assert "train this run to its end first" in cli("evaluate", run, "--monte-carlo", 2, "--save").err
 
@@ -202,15 +202,15 @@ def test_scores_of_the_protocol_and_of_training_are_printed(cli: Cli, recipe: Pa
     text = cli("evaluate", out).out
     assert f"counted as zaremba: test perplexity {result['protocol']['test']['perplexity']:,.2f}\n" in text
     assert f"training recorded {result['test']['perplexity']:,.2f}, in 3 streams, each of which begins" in text
-    same = cli("evaluate", out, "--streams", 3, "--protocol", "awd", "--json").json()
-    assert same["protocol"]["name"] == "awd"
-    assert same["perplexity"] == pytest.approx(result["test"]["perplexity"])
-    assert "recorded" not in same
+    recomputed = cli("evaluate", out, "--streams", 3, "--protocol", "awd", "--json").json()
+    assert recomputed["protocol"]["name"] == "awd"
+    assert recomputed["perplexity"] == pytest.approx(result["test"]["perplexity"])
+    assert "recorded" not in recomputed
     assert "protocol" not in cli("evaluate", out, "--protocol", "definition", "--json").json()
     assert "counted as" not in cli("evaluate", out, "--limit", 50).out
 
 
-def test_a_diverging_rate_is_visible_in_the_definition(cli: Cli, runs: Runs, plain: float) -> None:
+def test_definition_shows_that_plain_evaluation_is_better(cli: Cli, runs: Runs, plain: float) -> None:
     text = cli("evaluate", runs.tied, "--dynamic", "--dynamic-rate", 100).out
     assert max(map(len, text.splitlines())) < 500
     assert f"without it: perplexity {plain:,.2f}, which is better" in text
@@ -227,27 +227,27 @@ def test_windows_are_set_by_context_and_stride(cli: Cli, run: Path, plain: float
     assert record["perplexity"] == pytest.approx(plain, rel=0.05)
     assert record["recorded"] == {"perplexity": pytest.approx(plain), "streams": 1}
     assert "training recorded" in cli("evaluate", run, "--windows", "lines").out
-    # The option that is left out makes windows as long as those of training.
+    # If one of the options is left out, windows are as long as in training.
     assert cli("evaluate", run, "--context", 7, "--json").json()["windows"] == "context-7-stride-3"
     assert cli("evaluate", run, "--stride", 7, "--json").json()["windows"] == "context-3-stride-7"
     assert cli("evaluate", run, "--context", 30, "--json").json()["windows"] == "context-30-stride-1"
-    whole = cli("evaluate", run, "--windows", "complete-1000000", "--json").json()
-    assert whole["perplexity"] == pytest.approx(plain)
+    one_window = cli("evaluate", run, "--windows", "complete-1000000", "--json").json()
+    assert one_window["perplexity"] == pytest.approx(plain)
     cached = cli("evaluate", run, "--cache", "--context", 20, "--json").json()
     assert "windows of 21 tokens" in cached["definition"]
     assert "continuous cache: weight 0.1" in cached["definition"]
     outcome = cli("evaluate", run, "--context", 20, "--stride", 5, "--save")
     assert outcome.err == f"saved to {run}/evaluations/context-20-stride-5.json\n"
-    stored = saved(run, "context-20-stride-5")
+    stored = read_saved(run, "context-20-stride-5")
     assert stored["settings"] == {"windows": "context-20-stride-5"}
     assert stored["test"]["perplexity"] == record["perplexity"]
     assert stored["valid"]["tokens"] == 150
 
 
 @pytest.fixture(scope="module")
-def attentive(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose encoder carries no state, and whose settings do not set windows."""
-    out = tmp_path_factory.mktemp("attentive") / "run"
+def transformer(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose encoder carries no state and whose settings do not define windows."""
+    out = tmp_path_factory.mktemp("transformer") / "run"
     settings = (
         encoder("transformer"),
         "training.epochs=1",
@@ -259,22 +259,22 @@ def attentive(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
-def test_a_transformer_is_scored_in_windows(cli: Cli, attentive: Path) -> None:
-    result = json.loads((attentive / "result.json").read_text(encoding="utf-8"))
+def test_transformer_is_scored_in_windows(cli: Cli, transformer: Path) -> None:
+    result = json.loads((transformer / "result.json").read_text(encoding="utf-8"))
     for split in ("train", "valid", "test"):
         assert "context: blocks of 10 tokens, each computed independently" in result[split]["definition"]
-        record = cli("evaluate", attentive, "--split", split, "--json").json()
+        record = cli("evaluate", transformer, "--split", split, "--json").json()
         assert record["perplexity"] == pytest.approx(result[split]["perplexity"])
         assert "recorded" not in record
-    more = cli("evaluate", attentive, "--context", 10, "--json").json()
-    assert more["windows"] == "context-10-stride-1"
-    assert more["perplexity"] != pytest.approx(result["test"]["perplexity"], rel=1e-4)
-    assert more["recorded"]["windows"] == "context-0-stride-10"
-    assert "training recorded" in cli("evaluate", attentive, "--windows", "lines").out
-    dropped = cli("evaluate", attentive, "--monte-carlo", 2, "--limit", 40, "--json").json()
+    with_context = cli("evaluate", transformer, "--context", 10, "--json").json()
+    assert with_context["windows"] == "context-10-stride-1"
+    assert with_context["perplexity"] != pytest.approx(result["test"]["perplexity"], rel=1e-4)
+    assert with_context["recorded"]["windows"] == "context-0-stride-10"
+    assert "training recorded" in cli("evaluate", transformer, "--windows", "lines").out
+    dropped = cli("evaluate", transformer, "--monte-carlo", 2, "--limit", 40, "--json").json()
     assert "masks drawn for every window" in dropped["definition"]
-    assert cli("rank", attentive, "--contexts", 30, "--json").json()["contexts"] == 30
-    assert "mean probability over" in cli("predict", attentive, "--split", "valid").out
+    assert cli("rank", transformer, "--contexts", 30, "--json").json()["contexts"] == 30
+    assert "mean probability over" in cli("predict", transformer, "--split", "valid").out
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_a_transformer_is_scored_in_windows(cli: Cli, attentive: Path) -> None:
     ],
 )
 def test_options_that_need_a_state_are_rejected_for_a_transformer(
-    cli: Cli, attentive: Path, options: Any, message: str
+    cli: Cli, transformer: Path, options: Any, message: str
 ) -> None:
-    outcome = cli("evaluate", attentive, *options)
+    outcome = cli("evaluate", transformer, *options)
     assert outcome.code == 2
     assert message in outcome.err
 
@@ -352,7 +352,7 @@ def test_contradictory_options_are_rejected(cli: Cli, runs: Runs, options: str, 
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED_OPTIONS["evaluate"].items())
-def test_an_old_option_name_is_rejected_with_the_new_name(cli: Cli, runs: Runs, old: str, new: str) -> None:
+def test_old_option_name_prints_the_new_name(cli: Cli, runs: Runs, old: str, new: str) -> None:
     options = {name for parameter in load_verb("evaluate").params for name in parameter.opts}
     assert new in options
     assert old not in options

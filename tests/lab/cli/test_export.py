@@ -18,7 +18,7 @@ Cli = Callable[..., Outcome]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_tied_table_of_a_run_is_written_in_every_format(format: str, cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_tied_table_is_written_in_every_format(format: str, cli: Cli, runs: Runs, tmp_path: Path) -> None:
     done = cli("vectors", "export", runs.tied, "--format", format, "-o", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
     assert done.out == f"{tmp_path / 'out'}: 12 words, dimension 8 (tied), read back\n"
@@ -28,7 +28,7 @@ def test_the_tied_table_of_a_run_is_written_in_every_format(format: str, cli: Cl
     assert written.vectors_VD.tolist() == trained.model.input.tables()[0].weight.tolist()
 
 
-def test_a_run_with_several_tables_needs_the_name_of_one(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_table_option_is_required_for_several_tables(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     out = tmp_path / "v.txt"
     several = cli("vectors", "export", runs.untied, "--format", "glove", "-o", out)
     assert (several.code, several.out) == (2, "")
@@ -48,7 +48,7 @@ def test_a_run_with_several_tables_needs_the_name_of_one(cli: Cli, runs: Runs, t
     assert not np.array_equal(tables["input"], tables["output"])
 
 
-def test_a_file_is_converted_and_repeated_words_print_a_note(cli: Cli, tmp_path: Path) -> None:
+def test_file_is_converted_with_a_warning_about_repeated_words(cli: Cli, tmp_path: Path) -> None:
     foreign, out = tmp_path / "foreign.txt", tmp_path / "out.safetensors"
     foreign.write_bytes(b"a 1 2\nb 3 4\na 5 6\n")
     done = cli("vectors", "export", foreign, "--format", "safetensors", "-o", out)

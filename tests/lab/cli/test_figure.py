@@ -38,14 +38,14 @@ def skip_gram(tmp_path_factory: pytest.TempPathFactory, cli: Cli, corpus: Path) 
     return folder / "seed0"
 
 
-def test_without_a_name_all_figures_are_listed(cli: Cli) -> None:
+def test_figures_are_listed_without_a_name(cli: Cli) -> None:
     outcome = cli("figure")
     assert outcome.code == 0, outcome.err
     assert [line.split()[0] for line in outcome.out.splitlines()] == list(FIGURES)
     assert "(reads weights)" in outcome.out
 
 
-def test_a_figure_of_curves_is_printed_drawn_and_recorded(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_figure_of_curves_is_printed_drawn_and_recorded(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     for suffix, start in ((".svg", b"<svg xmlns="), (".png", b"\x89PNG"), (".html", b"<!doctype html>")):
         picture, record = tmp_path / f"figure{suffix}", tmp_path / "figure.json"
         outcome = cli("figure", "inan2017/2", runs.root, "-o", picture, "--json", record)
@@ -59,10 +59,10 @@ def test_a_figure_of_curves_is_printed_drawn_and_recorded(cli: Cli, runs: Runs, 
     assert {curve["row"] for curve in written["measured"]["curves"]} == {"tied", "untied"}
 
 
-def test_next_words_of_the_papers_contexts(cli: Cli, runs: Runs) -> None:
+def test_next_words_are_predicted_for_the_contexts_of_the_paper(cli: Cli, runs: Runs) -> None:
     outcome = cli("figure", "inan2017/table4", runs.tied, runs.untied, "--device", "cpu")
     assert outcome.code == 0, outcome.err
-    # No line of this text ends like the paper's contexts, so the contexts are read as beginnings of lines.
+    # This text does not have the paper's contexts, so they are read as beginnings of lines.
     assert outcome.out.count("   read as the beginning of a line\n") == len(CONTEXTS)
     assert all(f"{context.end} [{context.next}]" in outcome.out for context in CONTEXTS)
     assert "paper: VD-LSTM+REAL large" in outcome.out
@@ -101,8 +101,8 @@ def test_relative_loss_by_band_equals_compare(cli: Cli, runs: Runs, drill: Path,
     (compared,) = measured["compared"]  # an untied table is not a baseline of the paper
     assert compared["baseline"] == "weight tying"
     # The numbers equal those of `compare` for the same runs.
-    (other,) = cli("compare", runs.tied, drill, "--bands", "--json").json()
-    expected = {band["low"]: band["relative"] for band in other["bands"]["target"]}
+    (comparison,) = cli("compare", runs.tied, drill, "--bands", "--json").json()
+    expected = {band["low"]: band["relative"] for band in comparison["bands"]["target"]}
     assert {band["low"]: band["relative"]["mean"] for band in compared["bands"]} == pytest.approx(expected)
     for band in compared["bands"]:
         if band["types"] > 1:
@@ -140,7 +140,7 @@ def test_mistakes_print_a_message(cli: Cli, words: list[str], message: str) -> N
     assert message in outcome.err
 
 
-def test_a_report_shows_the_figures_of_its_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_report_shows_figures_of_its_runs(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     assert cli("report", runs.root, "-o", page).code == 0
     assert "figure-inan2017-2" not in page.read_text()

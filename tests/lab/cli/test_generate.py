@@ -15,31 +15,32 @@ Cli = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def run(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformer that is trained on windows of 10 tokens."""
-    folder = tmp_path_factory.mktemp("attentive") / "run"
+    """A Transformer that was trained on windows of 10 tokens."""
+    folder = tmp_path_factory.mktemp("transformer") / "run"
     changes = (encoder("transformer"), "training.epochs=1", "training.optimiser.learning_rate=0.1")
     outcome = cli("train", recipe, *changes, "--row", "tied", "--out", folder, "--device", "cpu")
     assert outcome.code == 0, outcome.err
     return folder
 
 
-@pytest.mark.parametrize(("length", "full"), [(8, False), (9, True), (40, True)])
-def test_a_text_longer_than_the_window_is_noted_once(cli: Cli, run: Path, length: int, full: bool) -> None:
-    """The model reads <eos>, two words of the prompt, and every word that it writes except the last."""
+@pytest.mark.parametrize(("length", "is_full"), [(8, False), (9, True), (40, True)])
+def test_text_longer_than_the_window_prints_one_warning(cli: Cli, run: Path, length: int, is_full: bool) -> None:
+    """The model reads <eos>, two words of the prompt, and every word that it generates except the last."""
     outcome = cli("generate", run, "--prompt", "green river", "--length", length, "--json")
     assert len(outcome.json()["tokens"]) == length
-    assert outcome.err.count("longer than the 10 tokens of a training window") == full
-    assert outcome.err.count("continued from the last 5 tokens") == full
+    assert outcome.err.count("longer than the 10 tokens of a training window") == is_full
+    assert outcome.err.count("continued from the last 5 tokens") == is_full
 
 
 def test_sentences_are_scored_independently(cli: Cli, run: Path) -> None:
-    alone, after = (cli("score", run, *lines, "--json").json() for lines in (["green river"], ["house", "green river"]))
-    assert alone[-1] == after[-1]
-    assert sum(word["log_prob"] for word in alone[0]["words"]) == pytest.approx(alone[0]["log_prob"])
+    (single,) = cli("score", run, "green river", "--json").json()
+    _, second = cli("score", run, "house", "green river", "--json").json()
+    assert single == second
+    assert sum(word["log_prob"] for word in single["words"]) == pytest.approx(single["log_prob"])
 
 
 @pytest.mark.parametrize("option", [("--seed", 0), ("--top-k", 3), ("--top-p", 0.9)], ids=lambda option: option[0])
-def test_options_of_sampling_are_rejected_at_temperature_0(cli: Cli, run: Path, option: tuple[str, float]) -> None:
+def test_sampling_options_are_rejected_at_temperature_0(cli: Cli, run: Path, option: tuple[str, float]) -> None:
     outcome = cli("generate", run, "--temperature", 0, *option)
     assert (outcome.code, outcome.out) == (2, "")
     assert f"{option[0]} has no effect at temperature 0" in outcome.err

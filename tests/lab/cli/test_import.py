@@ -60,11 +60,11 @@ def test_text_is_evaluated_in_windows_with_context(cli: Cli, fairseq_model: Fair
 
 
 def test_generate_neighbors_and_evaluate_work(cli: Cli, run: Path) -> None:
-    written = cli("generate", run, "--prompt", "w3", "--length", 7, "--json").json()
-    assert len(written["tokens"]) == 7
-    near = cli("vectors", "neighbors", run, "w5", "-k", 3, "--json").json()
-    for end in near.values():
-        assert {word for word, _ in end["w5"]} < {*WORDS, "<s>", "<pad>", "<eos>", "<unk>"}
+    generated = cli("generate", run, "--prompt", "w3", "--length", 7, "--json").json()
+    assert len(generated["tokens"]) == 7
+    neighbors = cli("vectors", "neighbors", run, "w5", "-k", 3, "--json").json()
+    for table in neighbors.values():
+        assert {word for word, _ in table["w5"]} < {*WORDS, "<s>", "<pad>", "<eos>", "<unk>"}
     assert cli("evaluate", run, "--json").json()["tokens"] == 10
 
 

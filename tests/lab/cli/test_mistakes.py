@@ -126,7 +126,7 @@ MISTAKES = [
 
 
 @pytest.fixture
-def places(runs: Runs, recipe: Path, corpus: Path) -> dict[str, Path | str]:
+def arguments(runs: Runs, recipe: Path, corpus: Path) -> dict[str, Path | str]:
     return {
         "recipe": recipe,
         "corpus": corpus,
@@ -138,9 +138,9 @@ def places(runs: Runs, recipe: Path, corpus: Path) -> dict[str, Path | str]:
 
 
 @pytest.mark.parametrize(("command", "code", "message"), MISTAKES, ids=[command for command, _, _ in MISTAKES])
-def test_a_mistake_prints_a_short_message(
+def test_mistake_prints_a_short_message(
     cli: Cli,
-    places: dict[str, Path | str],
+    arguments: dict[str, Path | str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     command: str,
@@ -149,8 +149,8 @@ def test_a_mistake_prints_a_short_message(
 ) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    outcome = cli(*command.format(**places).split())
-    assert re.search(message.replace("{recipe}", re.escape(str(places["recipe"]))), outcome.err), outcome.err
+    outcome = cli(*command.format(**arguments).split())
+    assert re.search(message.replace("{recipe}", re.escape(str(arguments["recipe"]))), outcome.err), outcome.err
     assert outcome.code == code or (code is None and outcome.code in (2, 3))
     assert "Traceback" not in outcome.err
     assert len(outcome.err.splitlines()) <= 5
@@ -158,15 +158,15 @@ def test_a_mistake_prints_a_short_message(
     assert list(tmp_path.iterdir()) == [] or command.startswith("train")
 
 
-def test_many_mistakes_take_ten_lines_at_most(cli: Cli, recipe: Path) -> None:
-    wrong = [f"training.wrong{number}=1" for number in range(30)]
-    outcome = cli("params", recipe, *wrong)
+def test_many_mistakes_print_at_most_ten_lines(cli: Cli, recipe: Path) -> None:
+    overrides = [f"training.wrong{index}=1" for index in range(30)]
+    outcome = cli("params", recipe, *overrides)
     assert outcome.code == 2
     assert len(outcome.err.splitlines()) <= 10
     assert "and 22 more" in outcome.err
 
 
-def test_a_run_without_weights_yet_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_run_without_weights_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, ignore=shutil.ignore_patterns("best", "checkpoints", "result.json"))
     for verb, *words in (("evaluate",), ("generate",), ("score", "green"), ("vectors neighbors", "green")):
@@ -178,12 +178,12 @@ def test_a_run_without_weights_yet_is_rejected(cli: Cli, runs: Runs, tmp_path: P
     assert "training is not finished" in outcome.err
 
 
-def test_a_run_that_has_lost_its_weights_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    """A record has no weights. A finished run may have lost its weights, with or without the link to them."""
+def test_run_whose_weights_were_deleted_is_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    """A record never has weights. In a finished run, the weights may be missing with or without the link `best`."""
     record, bare, dangling = tmp_path / "record", tmp_path / "bare", tmp_path / "dangling"
-    lost = ("best", "checkpoints")
-    shutil.copytree(runs.tied, record, ignore=shutil.ignore_patterns(*lost, "vocabulary.json"))
-    shutil.copytree(runs.tied, bare, ignore=shutil.ignore_patterns(*lost))
+    weights = ("best", "checkpoints")
+    shutil.copytree(runs.tied, record, ignore=shutil.ignore_patterns(*weights, "vocabulary.json"))
+    shutil.copytree(runs.tied, bare, ignore=shutil.ignore_patterns(*weights))
     shutil.copytree(runs.tied, dangling, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
     messages = {
         record: "is the record of a run, without weights; name the folder it was trained in",
@@ -191,8 +191,11 @@ def test_a_run_that_has_lost_its_weights_is_rejected(cli: Cli, runs: Runs, tmp_p
         dangling: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
     }
     for folder, message in messages.items():
-        near, analogy = ("vectors neighbors", "green"), ("vectors analogy", "green", "river", "house")
-        for verb, *words in (near, analogy, ("score", "green")):
+        for verb, *words in (
+            ("vectors neighbors", "green"),
+            ("vectors analogy", "green", "river", "house"),
+            ("score", "green"),
+        ):
             outcome = cli(*verb.split(), folder, *words)
             assert (outcome.code, outcome.out) == (3, "")
             assert re.search(f"{re.escape(str(folder))} {message}", outcome.err), outcome.err
@@ -217,7 +220,7 @@ def test_damaged_runs_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None
     assert cli("evaluate", damaged).code == 3
 
 
-def test_a_corpus_that_has_changed_is_rejected(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
+def test_changed_corpus_is_rejected(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(runs.tied, moved, symlinks=True)
     other = tmp_path / "text"
@@ -231,7 +234,7 @@ def test_a_corpus_that_has_changed_is_rejected(cli: Cli, runs: Runs, corpus: Pat
     assert "has changed; restore it" in outcome.err
 
 
-def test_a_wrong_size_is_rejected_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_wrong_model_size_is_rejected_before_training(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     text = recipe.read_text(encoding="utf-8")
     wrong.write_text(text.replace('name = "tied"\n', 'name = "tied"\nparameters = 9\n'), encoding="utf-8")
@@ -252,19 +255,19 @@ def test_a_wrong_size_is_rejected_before_training(cli: Cli, recipe: Path, tmp_pa
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 3, "/x/y: Permission denied"),
     ],
 )
-def test_a_full_disk_or_memory_prints_a_message(
+def test_full_disk_or_memory_prints_a_message(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
 ) -> None:
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("reefknot.lab.cli.ls._families", fail)
+    monkeypatch.setattr("reefknot.lab.cli.ls._collect_families", fail)
     outcome = cli("ls")
     assert outcome.code == code
     assert re.search(message, outcome.err)
 
 
-def test_a_closed_output_is_an_error() -> None:
+def test_closed_standard_output_is_an_error() -> None:
     """`>&-` closes standard output in a shell. All verbs share this check."""
     command = f"exec {shlex.quote(sys.executable)} -m reefknot ls >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
@@ -272,11 +275,11 @@ def test_a_closed_output_is_an_error() -> None:
     assert done.stderr == "reefknot: standard output is closed; send it to a file, or to /dev/null\n"
 
 
-def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr("reefknot.lab.cli.ls._families", fail)
+    monkeypatch.setattr("reefknot.lab.cli.ls._collect_families", fail)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         cli("ls")
 
@@ -284,10 +287,12 @@ def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
 def test_seeds_cannot_be_combined_with_a_seed_or_a_run_folder(
     cli: Callable[..., Outcome], runs: Runs, recipe: Path
 ) -> None:
-    twice = cli("train", recipe, "--row", "tied", "--seeds", 2, "training.seed=7")
-    assert (twice.code, "leave training.seed out" in twice.err) == (2, True)
-    inside = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", runs.tied)
-    assert (inside.code, "is a run; with --seeds" in inside.err) == (2, True)
+    outcome = cli("train", recipe, "--row", "tied", "--seeds", 2, "training.seed=7")
+    assert outcome.code == 2
+    assert "leave training.seed out" in outcome.err
+    outcome = cli("train", recipe, "--row", "tied", "--seeds", 2, "--out", runs.tied)
+    assert outcome.code == 2
+    assert "is a run; with --seeds" in outcome.err
 
 
 def test_torchrun_cannot_train_several_runs(
@@ -299,7 +304,7 @@ def test_torchrun_cannot_train_several_runs(
     assert "start several runs without torchrun" in outcome.err
 
 
-def test_weights_of_an_unfinished_run_print_a_note(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:
+def test_unfinished_run_prints_a_warning(cli: Callable[..., Outcome], runs: Runs, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, symlinks=True)
     (unfinished / "result.json").unlink()

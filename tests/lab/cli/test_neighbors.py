@@ -42,7 +42,7 @@ def run(cli: Cli, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder / "run"
 
 
-def test_neighbors_of_a_file(cli: Cli, tmp_path: Path) -> None:
+def test_neighbors_are_found_in_a_file(cli: Cli, tmp_path: Path) -> None:
     rows = np.array([[1, 0], [3, 1], [-1, 9], [0, 0]], np.float32)
     write_vectors(WordVectors(("King", "queen", "pear", "nil"), rows), tmp_path / "file.vec", "word2vec")
     neighbors = cli("vectors", "neighbors", tmp_path / "file.vec", "King", "PEAR", "-k", 2, "--json").json()
@@ -64,7 +64,7 @@ def test_neighbors_of_a_file(cli: Cli, tmp_path: Path) -> None:
     assert "file.vec: queeen (did you mean queen?)" in outcome.err
 
 
-def test_a_zero_vector_and_a_lack_of_other_words_print_a_note(cli: Cli, tmp_path: Path) -> None:
+def test_zero_vector_or_no_other_word_prints_a_warning(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("nil 0 0\na 1 2\nb 2 1\n")
     outcome = cli("vectors", "neighbors", tmp_path / "v.txt", "nil", "a")
     assert (outcome.code, outcome.out) == (0, "nil (vectors): none\na (vectors): b 0.80, nil 0.00\n")
@@ -76,7 +76,7 @@ def test_a_zero_vector_and_a_lack_of_other_words_print_a_note(cli: Cli, tmp_path
     assert outcome.err == "a (vectors): there is no other word\n"
 
 
-def test_neighbors_in_both_tables_of_a_skip_gram_run(cli: Cli, run: Path) -> None:
+def test_neighbors_are_found_in_both_tables_of_a_skip_gram_run(cli: Cli, run: Path) -> None:
     neighbors = cli("vectors", "neighbors", run, "green", "-k", 3, "--json").json()
     assert list(neighbors) == ["input", "output"]
     for end, vectors in open_vectors(run).items():

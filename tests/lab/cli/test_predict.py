@@ -33,7 +33,7 @@ def test_predicted_probabilities_agree_with_score(cli: Cli, runs: Runs) -> None:
     assert 2.718281828 ** scored["words"][2]["log_prob"] == pytest.approx(value, rel=1e-4)
 
 
-def test_unknown_words_are_noted(cli: Cli, runs: Runs) -> None:
+def test_unknown_words_print_a_warning(cli: Cli, runs: Runs) -> None:
     outcome = cli("predict", runs.tied, "green zebra", "zebra", "--json")
     assert outcome.code == 0
     assert outcome.err == "not in the vocabulary, read as <unk>: zebra\n"

@@ -9,7 +9,7 @@ from .conftest import Outcome, Runs
 Cli = Callable[..., Outcome]
 
 
-def test_the_rank_is_within_the_bound_of_a_softmax(cli: Cli, runs: Runs) -> None:
+def test_rank_is_within_the_bound_of_a_softmax(cli: Cli, runs: Runs) -> None:
     record = cli("rank", runs.untied, "--tolerance", 1e6, "--json").json()
     assert (record["contexts"], record["classes"], record["width"]) == (449, 12, 8)
     ranks = {rank["whose"]: rank for rank in record["ranks"]}
@@ -30,7 +30,7 @@ def test_the_rank_is_within_the_bound_of_a_softmax(cli: Cli, runs: Runs) -> None
     assert "MiB" in text
 
 
-def test_few_contexts_are_mentioned(cli: Cli, runs: Runs) -> None:
+def test_too_few_contexts_are_mentioned(cli: Cli, runs: Runs) -> None:
     text = cli("rank", runs.tied, "--contexts", 5, "--split", "train").out
     assert "after the first 5 contexts of the train text" in text
     assert "the rank of this end is at most 10, and 5 with this few contexts\n" in text

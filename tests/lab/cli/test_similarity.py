@@ -25,15 +25,15 @@ Cli = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with two benchmarks over words of the runs, a third of their pairs with an unknown word."""
+    """A data folder with two benchmarks. A third of their pairs have a word that the runs do not know."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "word-similarity").mkdir()
     rng = np.random.default_rng(0)
     for name, count in (("EN-MC-30.txt", 30), ("EN-RG-65.txt", 65)):
         lines = []
-        for number in range(count):
-            one, other = rng.choice(WORDS[:9], 2, replace=False)
-            lines.append(f"{'zebra' if number % 3 == 0 else one.title()}\t{other}\t{rng.integers(9) / 2}")
+        for index in range(count):
+            first, second = rng.choice(WORDS[:9], 2, replace=False)
+            lines.append(f"{'zebra' if index % 3 == 0 else first.title()}\t{second}\t{rng.integers(9) / 2}")
         (folder / "word-similarity" / name).write_text("\n".join(lines), encoding="utf-8")
     return folder
 
@@ -64,7 +64,7 @@ def test_every_table_is_compared_with_every_benchmark(cli: Cli, runs: Runs, data
     assert records[1]["judgements"][0]["rho"] == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_printed_lines_have_the_coverage(cli: Cli, runs: Runs, data: Path) -> None:
+def test_coverage_is_printed(cli: Cli, runs: Runs, data: Path) -> None:
     output = cli("vectors", "similarity", runs.tied, "--data", data).out.splitlines()
     assert output[0] == f"{runs.tied}, tied: 12 words"
     assert output[1].startswith("  RG-65  ")
@@ -88,15 +88,15 @@ def test_benchmarks_are_named_in_any_case_or_by_file(cli: Cli, runs: Runs, data:
 
 
 def test_few_pairs_and_a_perfect_order_have_no_interval(cli: Cli, tmp_path: Path) -> None:
-    words = ("a", *(f"w{number}" for number in range(12)))
+    words = ("a", *(f"w{index}" for index in range(12)))
     angles = np.linspace(0, 1, len(words))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     write_vectors(WordVectors(words, rows), tmp_path / "v.txt", "glove")
     mine = tmp_path / "mine.tsv"
-    for pairs, why in ((3, "fewer than 10 pairs"), (12, "the order is perfect, also in every resample")):
-        mine.write_text("".join(f"a\tw{number}\t{-number}\n" for number in range(pairs)), encoding="utf-8")
+    for pairs, reason in ((3, "fewer than 10 pairs"), (12, "the order is perfect, also in every resample")):
+        mine.write_text("".join(f"a\tw{index}\t{-index}\n" for index in range(pairs)), encoding="utf-8")
         output = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine).out
-        assert f"mine   1.000  (no interval: {why}), {pairs} of {pairs} pairs\n" in output
+        assert f"mine   1.000  (no interval: {reason}), {pairs} of {pairs} pairs\n" in output
         (record,) = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine, "--json").json()
         assert (record["judgements"][0]["low"], record["judgements"][0]["high"]) == (None, None)
 
@@ -106,14 +106,14 @@ def test_between_compares_every_two_tables(cli: Cli, runs: Runs, file: Path) -> 
     sides = [(record["a"]["table"], record["b"]["table"]) for record in records]
     assert sides == [("input", "output"), ("input", "tied"), ("output", "tied")]
     assert all(record["exact"] and record["pairs"] == 66 and record["low"] is None for record in records)
-    (same,) = cli("vectors", "similarity", file, runs.tied, "--between", "--json").json()
-    assert same["pairs"] == 45  # the symbols are in the run alone
+    (record,) = cli("vectors", "similarity", file, runs.tied, "--between", "--json").json()
+    assert record["pairs"] == 45  # only the run has the symbols
     output = cli("vectors", "similarity", "--between", runs.untied).out
     assert output.startswith(f"{runs.untied}, input and {runs.untied}, output: ")
     assert output.endswith(", over all 66 pairs\n")
 
 
-def test_between_draws_pairs_of_large_vocabularies(cli: Cli, tmp_path: Path) -> None:
+def test_between_samples_pairs_of_large_vocabularies(cli: Cli, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     words = tuple(f"w{index}" for index in range(60))
     for name in ("one", "other"):
@@ -123,8 +123,8 @@ def test_between_draws_pairs_of_large_vocabularies(cli: Cli, tmp_path: Path) -> 
     output = cli(*command).out
     assert " to " in output
     assert output.endswith("over 500 pairs drawn from all\n")
-    (first,), (again,), (other,) = (cli(*command, "--seed", seed, "--json").json() for seed in (1, 1, 2))
-    assert first == again != other
+    (first,), (repeated,), (other_seed,) = (cli(*command, "--seed", seed, "--json").json() for seed in (1, 1, 2))
+    assert first == repeated != other_seed
     assert not first["exact"]
     assert first["low"] < first["rho"] < first["high"]
 
@@ -134,7 +134,7 @@ def test_defaults_equal_those_of_the_library() -> None:
     assert (options["exact_below"].default, options["samples"].default) == (EXACT_BELOW, SAMPLES)
 
 
-def test_an_unfinished_run_prints_a_note(cli: Cli, runs: Runs, data: Path, tmp_path: Path) -> None:
+def test_unfinished_run_prints_a_warning(cli: Cli, runs: Runs, data: Path, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs.tied, unfinished, symlinks=True, ignore=shutil.ignore_patterns("result.json"))
     outcome = cli("vectors", "similarity", unfinished, "--data", data, "--json")
@@ -180,7 +180,7 @@ def test_mistakes_print_a_message(
     message: str,
 ) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
-    places = {"tied": runs.tied, "untied": runs.untied, "data": data, "file": file, "empty": tmp_path}
-    outcome = cli(*(word.format(**places) for word in command.split()))
+    arguments = {"tied": runs.tied, "untied": runs.untied, "data": data, "file": file, "empty": tmp_path}
+    outcome = cli(*(word.format(**arguments) for word in command.split()))
     assert (outcome.code, outcome.out) == (code, "")
     assert message in outcome.err

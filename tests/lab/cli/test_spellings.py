@@ -33,20 +33,21 @@ def run(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_spelling_of_an_unknown_word_changes_the_next_score(cli: Cli, run: Path) -> None:
     spelled = Vocabulary.load(run / "vocabulary.json").spelled
     assert len(spelled) == 3
-    read = [*spelled[:2], "zoo", "öl", "<unk>"]
-    scored = [sentence["words"] for sentence in cli("score", run, *(f"{word} stone" for word in read), "--json").json()]
+    first_words = [*spelled[:2], "zoo", "öl", "<unk>"]
+    sentences = cli("score", run, *(f"{word} stone" for word in first_words), "--json").json()
+    scored = [sentence["words"] for sentence in sentences]
     assert all(words[0]["unknown"] for words in scored)
     assert len({words[0]["log_prob"] for words in scored}) == 1
-    assert len({words[1]["log_prob"] for words in scored}) == len(read)
+    assert len({words[1]["log_prob"] for words in scored}) == len(first_words)
 
 
 def test_score_does_not_depend_on_other_sentences(cli: Cli, run: Path) -> None:
-    alone = cli("score", run, "zoo stone", "--json").json()
+    single = cli("score", run, "zoo stone", "--json").json()
     together = cli("score", run, "ark green", "zoo stone", "zoo ark", "--json").json()
-    assert [word["log_prob"] for word in together[1]["words"]] == [word["log_prob"] for word in alone[0]["words"]]
+    assert [word["log_prob"] for word in together[1]["words"]] == [word["log_prob"] for word in single[0]["words"]]
 
 
-def test_prompt_with_unknown_words_prints_no_note(cli: Cli, run: Path) -> None:
+def test_prompt_with_unknown_words_prints_no_warning(cli: Cli, run: Path) -> None:
     vocabulary = Vocabulary.load(run / "vocabulary.json")
     outcome = cli("generate", run, "--prompt", f"{vocabulary.spelled[0]} zoo", "--length", 5, "--json")
     assert outcome.err == ""
@@ -62,7 +63,7 @@ def test_neighbors_of_any_spelling_are_words_of_the_vocabulary(cli: Cli, run: Pa
     assert neighbors["output"].keys() == {known}
     assert {word for word, _ in neighbors["input"][known]} == set(vocabulary.words) - {known}
     for word in (spelled, "zoo"):
-        assert {near for near, _ in neighbors["input"][word]} == set(vocabulary.words)
+        assert {neighbor for neighbor, _ in neighbors["input"][word]} == set(vocabulary.words)
     text = cli("vectors", "neighbors", run, "zoo").out
     assert text.startswith("zoo (input): ")
     assert "output" not in text

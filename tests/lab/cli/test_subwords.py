@@ -20,7 +20,7 @@ Cli = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def subword_run(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tied row with sub-words: some words are one sub-word, `mountain` is several."""
+    """The tied row with sub-words. Some words are a single sub-word; `mountain` is split."""
     out = tmp_path_factory.mktemp("subwords") / "run"
     outcome = cli("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", "vocabulary.bpe.merges=20")
     assert outcome.code == 0, outcome.err
@@ -55,23 +55,23 @@ def test_prompt_is_split_and_generated_text_is_joined(cli: Cli, subword_run: Pat
 
 def test_neighbors_need_a_word_that_is_one_subword(cli: Cli, subword_run: Path) -> None:
     subwords = {word: Vocabulary.load(subword_run / "vocabulary.json").split_word(word) for word in WORDS}
-    whole = next(word for word, parts in subwords.items() if len(parts) == 1)
-    assert list(cli("vectors", "neighbors", subword_run, whole, "--json").json()["tied"]) == [f"{whole}</w>"]
+    unsplit = next(word for word, parts in subwords.items() if len(parts) == 1)
+    assert list(cli("vectors", "neighbors", subword_run, unsplit, "--json").json()["tied"]) == [f"{unsplit}</w>"]
     outcome = cli("vectors", "neighbors", subword_run, "mountain")
     assert outcome.code == 3
     parts = " ".join(subwords["mountain"])
     assert f"mountain does not have its own vector in {subword_run}: it is split into {parts}" in outcome.err
 
 
-def test_subword_inside_of_words_is_not_accepted_as_a_word(cli: Cli, subword_run: Path) -> None:
+def test_subword_that_does_not_end_a_word_is_rejected(cli: Cli, subword_run: Path) -> None:
     vocabulary = Vocabulary.load(subword_run / "vocabulary.json")
     ((_, table),) = open_vectors(subword_run).items()
     assert table.subwords
-    whole = [token.removesuffix("</w>") for token in table.words if token.endswith("</w>")]
-    assert [table.words[row] for row in Lookup(table).require(whole, "x")] == [f"{word}</w>" for word in whole]
+    unsplit = [token.removesuffix("</w>") for token in table.words if token.endswith("</w>")]
+    assert [table.words[row] for row in Lookup(table).require(unsplit, "x")] == [f"{word}</w>" for word in unsplit]
     inside = (token for token in vocabulary.words if not vocabulary.ends_word(token))
     unknown = next(token for token in inside if f"{token}</w>" not in table)
-    outcome = cli("vectors", "analogy", subword_run, unknown, whole[0], whole[1])
+    outcome = cli("vectors", "analogy", subword_run, unknown, unsplit[0], unsplit[1])
     assert (outcome.code, outcome.out) == (3, "")
     assert f"not in the vocabulary of {subword_run} as a single sub-word: {unknown}" in outcome.err
 

@@ -12,12 +12,12 @@ import pytest
 import typer
 from click.testing import CliRunner
 
-from reefknot.lab.cli.main import VERBS, Verb, every_verb, load_verb
+from reefknot.lab.cli.main import VERBS, Verb, iter_verbs, load_verb
 
 from .conftest import Outcome
 
 Cli = Callable[..., Outcome]
-COMMANDS = {" ".join(words): command for words, command in every_verb()}
+COMMANDS = {" ".join(words): command for words, command in iter_verbs()}
 GROUPS = ("bench", "vectors")
 PAGES = ["", *GROUPS, *COMMANDS]
 """Everything that has a help page, as the words after `reefknot`."""
@@ -54,7 +54,7 @@ def test_no_verb_prints_the_help_page(cli: Cli, words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("old", ["neighbors", "analogy", "similarity", "export"])
 @pytest.mark.parametrize("words", [(), ("--help",), ("RUN", "word", "--no-such-option")], ids=str)
-def test_a_verb_that_has_moved_prints_its_new_name(cli: Cli, old: str, words: tuple[str, ...]) -> None:
+def test_moved_verb_prints_its_new_name(cli: Cli, old: str, words: tuple[str, ...]) -> None:
     outcome = cli(old, *words)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == f"reefknot: `reefknot {old}` is now `reefknot vectors {old}`\n"
@@ -111,7 +111,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
     assert "HEAVY set()" in done.stdout
 
 
-def test_a_closed_pipe_is_not_an_error() -> None:
+def test_closed_pipe_is_not_an_error() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "reefknot", "ls"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

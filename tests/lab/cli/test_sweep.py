@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reefknot.errors import SettingsError, Stopped
-from reefknot.lab.cli.combinations import combine, parse
+from reefknot.lab.cli.combinations import combine, parse_settings
 from reefknot.lab.cli.jobs import Job, run_jobs
 
 from .conftest import Outcome, Runs, run_command
@@ -20,18 +20,18 @@ RATE = "training.optimiser.learning_rate"
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """The jobs that were run: in this process, which has imported everything already."""
-    ran: list[Job] = []
+    """Run jobs in this process, which has already imported everything, and return the list of jobs."""
+    finished: list[Job] = []
 
-    def run(jobs: list[Job], at_once: int) -> None:
+    def run(jobs: list[Job], max_parallel: int) -> None:
         for job in jobs:
             outcome = run_command(*job.command())
             assert outcome.code == 0, outcome.err
             assert "test perplexity" not in outcome.out
-            ran.append(job)
+            finished.append(job)
 
     monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", run)
-    return ran
+    return finished
 
 
 def test_combinations_are_trained_ranked_and_resumed(
@@ -71,7 +71,7 @@ def test_every_combination_has_every_seed(
     cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Job] = []
-    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: planned.extend(jobs))
+    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, max_parallel: planned.extend(jobs))
     monkeypatch.chdir(tmp_path)
     outcome = cli("sweep", recipe, "training.clip=1,5", "encoder.dropout=0.1,0.2", "--row", "tied", "--seeds", 3)
     assert (outcome.code, len(planned)) == (0, 12)
@@ -93,7 +93,7 @@ def test_mistakes_are_reported_before_anything_is_trained(
     assert "choose a row with --row" in cli("sweep", recipe, "training.clip=1,2").err
 
 
-def test_a_second_stage_starts_from_the_first(
+def test_second_stage_starts_from_the_first(
     cli: Cli, recipe: Path, runs: Runs, tmp_path: Path, trained: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -113,7 +113,7 @@ def test_a_second_stage_starts_from_the_first(
     assert "2 of them done" in cli(*words, "--start", runs.tied).out
 
 
-def test_the_kind_of_an_encoder_can_vary(cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]) -> None:
+def test_encoder_kind_can_vary(cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job]) -> None:
     words = ("--row", "tied", "--device", "cpu", "--out", tmp_path, "training.epochs=1")
     outcome = cli("sweep", recipe, "encoder.kind=gru,rnn", *words)
     assert outcome.code == 0, outcome.err
@@ -122,14 +122,14 @@ def test_the_kind_of_an_encoder_can_vary(cli: Cli, recipe: Path, tmp_path: Path,
     assert config["settings"]["encoder"] == {"kind": "gru", "hidden_dim": 8, "layers": 1, "dropout": 0.2, "biases": 1}
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_output_of_runs_has_their_label(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at_once: int
+@pytest.mark.parametrize("max_parallel", [1, 2])
+def test_output_of_every_run_has_its_label(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, max_parallel: int
 ) -> None:
     monkeypatch.setattr(Job, "command", lambda job: ["ls", "schedules"])
-    run_jobs([Job("demo", "tied", 0, Path(name), label=name) for name in ("clip=1", "clip=5")], at_once)
+    run_jobs([Job("demo", "tied", seed=0, out=Path(name), label=name) for name in ("clip=1", "clip=5")], max_parallel)
     lines = capfd.readouterr().out.splitlines()
-    if at_once == 1:
+    if max_parallel == 1:
         half = len(lines) // 2
         assert [lines[0], lines[half]] == ["clip=1", "clip=5"]
         assert lines[1:half] == lines[half + 1 :]
@@ -139,15 +139,15 @@ def test_output_of_runs_has_their_label(
         assert all(line.startswith("clip=") for line in lines)
 
 
-def test_a_stopped_sweep_shows_the_finished_runs(
+def test_stopped_sweep_shows_finished_runs(
     cli: Cli, recipe: Path, tmp_path: Path, trained: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from reefknot.lab.cli import jobs
 
     run = jobs.run_jobs
 
-    def stop(planned: list[Job], at_once: int) -> None:
-        run(planned[:1], at_once)
+    def stop(planned: list[Job], max_parallel: int) -> None:
+        run(planned[:1], max_parallel)
         raise Stopped("stopped")
 
     monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", stop)
@@ -160,7 +160,7 @@ def test_a_stopped_sweep_shows_the_finished_runs(
 
 
 def test_commas_inside_brackets_and_quotes_do_not_separate_values() -> None:
-    fixed, varied = parse(["a.b=[1,2],[3]", "c={x=1,y=2},{x=3}", "d='p,q',r", "e=[7,8]"])
+    fixed, varied = parse_settings(["a.b=[1,2],[3]", "c={x=1,y=2},{x=3}", "d='p,q',r", "e=[7,8]"])
     assert varied == {"a.b": ["[1,2]", "[3]"], "c": ["{x=1,y=2}", "{x=3}"], "d": ["'p,q'", "r"]}
     assert fixed == ["e=[7,8]"]
     combinations = combine(varied)
@@ -174,7 +174,7 @@ def test_names_are_short_only_if_unambiguous() -> None:
     assert first.name == "encoder.dropout=0.1, output.classifier.dropout=0.2, clip=1"
 
 
-def test_a_folder_is_named_after_its_settings() -> None:
+def test_folder_is_named_after_its_settings() -> None:
     def folder(**settings: str) -> str:
         return combine({key: [value] for key, value in settings.items()})[0].folder
 
@@ -199,4 +199,4 @@ def test_a_folder_is_named_after_its_settings() -> None:
 )
 def test_mistyped_settings_are_rejected(settings: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        combine(parse(settings)[1])
+        combine(parse_settings(settings)[1])

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_sub_words_are_counted_as_by_hand(cli: Cli, folder: Path) -> None:
+def test_subword_counts_are_correct(cli: Cli, folder: Path) -> None:
     command = ("tokens", folder, "--source", "en", "--target", "de", "--merges", 1)
     (counts,) = cli(*command, "--json").json().values()
     assert counts == {
@@ -41,7 +41,7 @@ def test_sub_words_are_counted_as_by_hand(cli: Cli, folder: Path) -> None:
     assert lines[1].split() == [str(folder), "1", "1", "1", "5", "4"]
 
 
-def test_sub_words_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) -> None:
+def test_subword_counts_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: Path) -> None:
     """Table 1 of Press & Wolf counts the vocabularies that determine the model sizes of their Table 8."""
     texts = {"en": "the table is in the park\nno station\n", "fr": "la table est dans le parc\naucune station\n"}
     place = tmp_path / "wmt14-en-fr"

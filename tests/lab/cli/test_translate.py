@@ -40,7 +40,7 @@ WORDS = {
     "now": "jetzt",
 }
 RECIPE = """
-title = "Tiny: a translator that knows its pairs by heart"
+title = "Tiny: a translator that memorises its pairs"
 
 [base.corpus]
 name = {corpus}
@@ -87,17 +87,17 @@ name = "tiny"
 """
 
 
-def translated(line: str) -> str:
+def translate_line(line: str) -> str:
     return " ".join(WORDS[word] for word in line.split())
 
 
 @pytest.fixture(scope="module")
 def sources() -> list[str]:
     """Return 50 different sentences."""
-    draw = random.Random(0)
+    rng = random.Random(0)
     lines: dict[str, None] = {}
     while len(lines) < 50:
-        lines[" ".join(draw.sample(list(WORDS), draw.randint(3, 6)))] = None
+        lines[" ".join(rng.sample(list(WORDS), rng.randint(3, 6)))] = None
     return list(lines)
 
 
@@ -105,10 +105,10 @@ def sources() -> list[str]:
 def run(cli: Cli, sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is trained on its test sentences. Tests do not change it."""
     folder = tmp_path_factory.mktemp("pairs")
-    # An epoch ends with a checkpoint, so there are few of them.
+    # Every epoch saves a checkpoint, which takes time, so there are few long epochs.
     for split, lines in (("train", sources * 10), ("valid", sources[:10]), ("test", sources)):
         (folder / f"{split}.en").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        (folder / f"{split}.de").write_text("".join(f"{translated(line)}\n" for line in lines), encoding="utf-8")
+        (folder / f"{split}.de").write_text("".join(f"{translate_line(line)}\n" for line in lines), encoding="utf-8")
     recipe = folder / "tiny.toml"
     recipe.write_text(RECIPE.format(corpus=repr(str(folder))), encoding="utf-8")
     outcome = cli("train", recipe, "--out", folder / "run", "--device", "cpu")
@@ -124,61 +124,63 @@ def file(tmp_path: Path, sources: list[str]) -> Path:
 
 
 @pytest.fixture
-def typed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def run_with_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """Run a command with the given bytes as its standard input."""
 
-    def run_with(data: bytes, *words: object) -> Outcome:
+    def run(data: bytes, *words: object) -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         return cli(*words)
 
-    return run_with
+    return run
 
 
 def test_training_sentences_are_translated_correctly(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
     outcome = cli("translate", run, file)
     assert outcome.code == 0
-    assert outcome.out == "".join(f"{translated(line)}\n" for line in sources)
+    assert outcome.out == "".join(f"{translate_line(line)}\n" for line in sources)
     assert outcome.err == ""
-    figures = json.loads((run / "result.json").read_text())["translation"]["test"]
-    assert figures["bleu"] == pytest.approx(100.0)
+    scores = json.loads((run / "result.json").read_text())["translation"]["test"]
+    assert scores["bleu"] == pytest.approx(100.0)
     assert (run / "translations" / "test.txt").read_text(encoding="utf-8") == outcome.out
 
 
-def test_standard_input_may_have_odd_lines(typed: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
-    """CRLF, an empty line, one of spaces, an unknown character, a carriage return inside a line, no last line end."""
+def test_unusual_lines_of_standard_input_are_translate_line(
+    run_with_input: Callable[..., Outcome], run: Path, sources: list[str]
+) -> None:
+    """Lines with CRLF, only spaces, an unknown character or a carriage return, and no line end after the last line."""
     first, second, *_ = sources
     data = f"{first}\r\n\n  \t\n{second} ☃\nthe\rdog\n{first}".encode()
-    outcome = typed(data, "translate", run)
+    outcome = run_with_input(data, "translate", run)
     assert outcome.code == 0, outcome.err
     lines = outcome.out.split("\n")
     assert len(lines) == 7
-    assert lines[0] == lines[5] == translated(first)
+    assert lines[0] == lines[5] == translate_line(first)
     assert lines[1] == lines[2] == lines[6] == ""
     assert lines[3]
     assert lines[4]
     assert outcome.err == "1 word of the source with unknown characters, which are read as <unk>\n"
-    assert typed(b"", "translate", run).out == ""
+    assert run_with_input(b"", "translate", run).out == ""
 
 
-def test_a_long_line_is_translated_with_a_warning(typed: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
-    outcome = typed(f"{sources[0]}\n{'the dog ' * 20}\n".encode(), "translate", run)
+def test_long_line_prints_a_warning(run_with_input: Callable[..., Outcome], run: Path, sources: list[str]) -> None:
+    outcome = run_with_input(f"{sources[0]}\n{'the dog ' * 20}\n".encode(), "translate", run)
     lines = outcome.out.splitlines()
     assert len(lines) == 2
     assert lines[1]
     assert re.fullmatch(r"line 2: \d+ tokens, but .* had 20; the translation may be poor\n", outcome.err)
 
 
-def test_invalid_utf_8_is_rejected(typed: Callable[..., Outcome], run: Path, tmp_path: Path) -> None:
-    outcome = typed(b"the dog\nthe \xff\n", "translate", run)
+def test_invalid_utf_8_is_rejected(run_with_input: Callable[..., Outcome], run: Path, tmp_path: Path) -> None:
+    outcome = run_with_input(b"the dog\nthe \xff\n", "translate", run)
     assert outcome.code == 3
     assert "standard input, line 2: byte 12 (0xff) is not valid UTF-8" in outcome.err
-    outcome = typed(b"", "translate", run, tmp_path / "nowhere")
+    outcome = run_with_input(b"", "translate", run, tmp_path / "nowhere")
     assert outcome.code == 3
     assert "nowhere: cannot be read" in outcome.err
 
 
 @pytest.mark.parametrize("verb", ["translate", "score"])
-def test_a_closed_standard_input_is_rejected(
+def test_closed_standard_input_is_rejected(
     cli: Cli, run: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
@@ -190,11 +192,11 @@ def test_a_closed_standard_input_is_rejected(
 def test_lines_stay_in_order_in_groups_and_batches(
     cli: Cli, run: Path, file: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = cli("translate", run, file, "--n-best", 2)
-    monkeypatch.setattr(verb, "LINES_AT_ONCE", 7)
-    assert cli("translate", run, file, "--n-best", 2, "--batch-tokens", 30).out == whole.out
-    numbers = [int(line.split(" ||| ")[0]) for line in whole.out.splitlines()]
-    assert numbers == [number for number in range(1, len(sources) + 1) for _ in range(2)]
+    expected = cli("translate", run, file, "--n-best", 2)
+    monkeypatch.setattr(verb, "GROUP_SIZE", 7)
+    assert cli("translate", run, file, "--n-best", 2, "--batch-tokens", 30).out == expected.out
+    numbers = [int(line.split(" ||| ")[0]) for line in expected.out.splitlines()]
+    assert numbers == [line_number for line_number in range(1, len(sources) + 1) for _ in range(2)]
 
 
 def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: list[str]) -> None:
@@ -214,16 +216,16 @@ def test_n_best_scores_and_json_agree(cli: Cli, run: Path, file: Path, sources: 
         assert line == f"{translations[0]['text']} ||| {scores[0]:.4f}"
 
 
-def test_greedy_and_sampled_words(cli: Cli, run: Path, file: Path) -> None:
+def test_greedy_equals_beam_1_and_sampling_depends_on_the_seed(cli: Cli, run: Path, file: Path) -> None:
     greedy = cli("translate", run, file, "--greedy").out
     assert greedy == cli("translate", run, file, "--beam", 1).out
     assert greedy == cli("translate", run, file, "--sample", "--temperature", 0).out
-    drawn, again, other = (
+    sampled, repeated, other_seed = (
         cli("translate", run, file, "--sample", "--temperature", 3, "--seed", seed).out for seed in (1, 1, 2)
     )
-    assert drawn == again
-    assert drawn != other
-    assert len(drawn.split("\n")) == len(greedy.split("\n"))
+    assert sampled == repeated
+    assert sampled != other_seed
+    assert len(sampled.split("\n")) == len(greedy.split("\n"))
     narrow = cli("translate", run, file, "--sample", "--temperature", 3, "--top-k", 1, "--seed", 5).out
     assert narrow == greedy
 
@@ -231,17 +233,17 @@ def test_greedy_and_sampled_words(cli: Cli, run: Path, file: Path) -> None:
 def test_detokenize_uses_the_target_language(
     cli: Cli, run: Path, file: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def joined(language: str) -> Callable[[str], str]:
+    def build_joiner(language: str) -> Callable[[str], str]:
         return lambda line: f"{language}:{line.replace(' ', '')}"
 
-    monkeypatch.setattr("reefknot.lab.text.detokenization.build_detokenizer", joined)
-    expected = [f"de:{translated(line).replace(' ', '')}" for line in sources]
+    monkeypatch.setattr("reefknot.lab.text.detokenization.build_detokenizer", build_joiner)
+    expected = [f"de:{translate_line(line).replace(' ', '')}" for line in sources]
     assert cli("translate", run, file, "--detokenize").out.splitlines() == expected
     n_best = cli("translate", run, file, "--detokenize", "--n-best", 2).out.splitlines()
     assert [line.split(" ||| ")[1] for line in n_best[::2]] == expected
 
 
-def test_without_a_length_penalty_the_score_is_the_log_probability(cli: Cli, run: Path, file: Path) -> None:
+def test_score_without_length_penalty_is_the_log_probability(cli: Cli, run: Path, file: Path) -> None:
     printed = cli("translate", run, file, "--length-penalty", 0, "--json").out
     for line in printed.splitlines():
         (best,) = json.loads(line)["translations"]
@@ -249,10 +251,10 @@ def test_without_a_length_penalty_the_score_is_the_log_probability(cli: Cli, run
 
 
 def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: Runs, file: Path) -> None:
-    """The language model knows none of these words, so its scores depend on the length of a translation only."""
+    """The language model knows none of these words, so its scores depend only on the length of a translation."""
     plain = [json.loads(line) for line in cli("translate", run, file, "--n-best", 3, "--json").out.splitlines()]
     rescored = ("translate", run, file, "--rescore", runs.tied, "--weight")
-    moved = 0
+    num_changed = 0
     for weight in (10.0, -10.0):
         outcome = cli(*rescored, weight, "--n-best", 3, "--json")
         assert re.search("words of translations not in the vocabulary of .*: scored as <unk>\n$", outcome.err)
@@ -265,12 +267,12 @@ def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: 
         assert [translation["score"] for translation in printed[0]] == pytest.approx(expected)
         for translations in printed:
             assert translations == sorted(translations, key=lambda best: (not best["finished"], -best["score"]))
-        moved += sum(
+        num_changed += sum(
             now[0]["text"] != before["translations"][0]["text"] for now, before in zip(printed, plain, strict=True)
         )
         best = cli(*rescored, weight).out.splitlines()
         assert best == [translations[0]["text"] for translations in printed]
-    assert moved > 0
+    assert num_changed > 0
     unchanged = [json.loads(line) for line in cli(*rescored, 0, "--n-best", 3, "--json").out.splitlines()]
     assert unchanged == plain
 
@@ -278,7 +280,7 @@ def test_rescoring_adds_the_weighted_log_probability(cli: Cli, run: Path, runs: 
 def test_rescored_words_are_split_at_ascii_whitespace(runs: Runs) -> None:
     """Words are split as in the training text of the language model: a no-break space is part of its word."""
     rescorer = verb._Rescorer(open_trained(runs.tied, "cpu"), 1.0, SearchSettings(), runs.tied)
-    rescorer.rescored([[Translation("10\u00a0000 Hunde\u2028", -1.0, -0.25, True, 4)]])
+    rescorer.rescore([[Translation("10\u00a0000 Hunde\u2028", -1.0, -0.25, True, 4)]])
     assert rescorer.unknown == 2
 
 
@@ -321,7 +323,7 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("words", "message"), REJECTED, ids=[words for words, _ in REJECTED])
-def test_options_and_runs_that_do_not_fit_are_rejected(
+def test_unsuitable_options_and_runs_are_rejected(
     cli: Cli, run: Path, runs: Runs, file: Path, tmp_path: Path, words: str, message: str
 ) -> None:
     copy = tmp_path / "copy"
@@ -354,8 +356,8 @@ def test_limit_evaluates_the_first_pairs(cli: Cli, run: Path) -> None:
     printed = cli("evaluate", run, "--split", "valid", "--limit", 3, "--beam", 2, "--json").json()
     assert printed["pairs"] == 3
     assert printed["search"]["beam"] == 2
-    whole = cli("evaluate", run, "--split", "valid", "--json").json()
-    assert printed["tokens"] < whole["tokens"]
+    full = cli("evaluate", run, "--split", "valid", "--json").json()
+    assert printed["tokens"] < full["tokens"]
     text = cli("evaluate", run, "--split", "valid", "--limit", 3).out
     assert text.endswith("limit: only the first 3 of 10 pairs\n")
 
@@ -368,14 +370,14 @@ def test_save_writes_the_scores_of_both_splits(cli: Cli, run: Path, tmp_path: Pa
     record: dict[str, Any] = json.loads(path.read_text())
     for printed in outcome.json():
         assert record[printed["split"]]["perplexity"] == printed["perplexity"]
-        translated = record["translation"][printed["split"]]
-        assert (translated["bleu"], translated["bleu_signature"]) == (printed["bleu"], printed["bleu_signature"])
+        saved_scores = record["translation"][printed["split"]]
+        assert (saved_scores["bleu"], saved_scores["bleu_signature"]) == (printed["bleu"], printed["bleu_signature"])
     assert record["kind"] == "beam-2-length-penalty-0.6"
     assert record["settings"]["beam"] == 2
     assert cli("report", tmp_path / "run", "-o", tmp_path / "report").code == 0
 
 
-def test_a_closed_pipe_is_not_an_error(run: Path, file: Path) -> None:
+def test_closed_pipe_is_not_an_error(run: Path, file: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "reefknot", "translate", run, file, "--device", "cpu"],

@@ -95,23 +95,23 @@ def test_validate_needs_no_text_of_a_known_corpus(
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
     changed = tmp_path / "changed.toml"
 
-    def of(name: str, *options: object) -> Outcome:
-        changed.write_text(recipe.read_text("utf-8").replace(repr(str(corpus)), name), encoding="utf-8")
+    def validate_with_corpus(corpus_name: str, *options: object) -> Outcome:
+        changed.write_text(recipe.read_text("utf-8").replace(repr(str(corpus)), corpus_name), encoding="utf-8")
         return cli("validate", changed, *options)
 
-    assert "tied: valid, 90,544 parameters" in of("'ptb'").out
-    cut = "'ptb'\ntokens = 100"
-    assert "tied: valid, size unknown" in of(cut).out
-    assert of(cut, "--data", tmp_path).code == 0
+    assert "tied: valid, 90,544 parameters" in validate_with_corpus("'ptb'").out
+    shortened = "'ptb'\ntokens = 100"
+    assert "tied: valid, size unknown" in validate_with_corpus(shortened).out
+    assert validate_with_corpus(shortened, "--data", tmp_path).code == 0
     (tmp_path / "ptb.test.txt").write_text("half a corpus", encoding="utf-8")
-    assert of(cut, "--data", tmp_path).code == 3
-    mistyped = of("'ptbb'")
+    assert validate_with_corpus(shortened, "--data", tmp_path).code == 3
+    mistyped = validate_with_corpus("'ptbb'")
     assert (mistyped.code, mistyped.out) == (3, "")
     assert mistyped.err.count("corpus 'ptbb' is neither a known corpus") == 1
-    (tmp_path / "train.txt").write_text("a text alone", encoding="utf-8")
-    alone = of(repr(str(tmp_path)))
-    assert alone.code == 3
-    assert "the valid text" in alone.err
+    (tmp_path / "train.txt").write_text("only one split", encoding="utf-8")
+    incomplete = validate_with_corpus(repr(str(tmp_path)))
+    assert incomplete.code == 3
+    assert "the valid text" in incomplete.err
 
 
 def test_validate_checks_every_recipe_and_reports_all_problems(cli: Cli, recipe: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_validate_checks_every_recipe_and_reports_all_problems(cli: Cli, recipe:
     assert cli("validate", small, lost).code == 2
 
 
-def test_a_mistake_is_reported_once_with_all_rows_that_have_it(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_common_mistake_is_reported_once_with_all_its_rows(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     rows = """
 [[rows]]
@@ -180,7 +180,7 @@ def test_params_counts_the_rows_that_need_no_text(cli: Cli, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("options", [("--row", "BPE"), ("--data", "DIR")], ids=" ".join)
-def test_params_fails_if_a_row_that_was_asked_for_cannot_be_counted(
+def test_params_fails_if_a_requested_row_cannot_be_counted(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
 ) -> None:
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
@@ -232,7 +232,7 @@ def test_report_writes_a_page(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert cli("report", runs.tied, "-o", page).out == f"report: {page.resolve()}\n"
 
 
-def test_a_report_shows_the_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+def test_report_shows_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     page, record = tmp_path / "page.html", tmp_path / "record"
     chosen = ("--words", "Green, river", "--words", "house")
     outcome = cli("report", runs.root, "-o", page, *chosen)
@@ -240,8 +240,8 @@ def test_a_report_shows_the_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -
     html = page.read_text(encoding="utf-8")
     shown_words = re.findall(r'<tr><th scope="row"><bdi>(.*?)</bdi>', html)
     assert shown_words == ["green", "river", "house"] * 2
-    near = cli("vectors", "neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"][0]
-    assert f"<bdi>{near[0]}</bdi> <small>{near[1]:.2f}</small>" in html
+    (neighbor, cosine), *_ = cli("vectors", "neighbors", runs.tied, "green", "-k", 1, "--json").json()["tied"]["green"]
+    assert f"<bdi>{neighbor}</bdi> <small>{cosine:.2f}</small>" in html
     # A row without weights, or without one of the words, shows the words in its record.
     shutil.copytree(runs.untied, record, ignore=shutil.ignore_patterns("best", "checkpoints", "vocabulary.json"))
     outcome = cli("report", runs.tied, record, "-o", page, *chosen)
@@ -273,7 +273,7 @@ def test_generate_continues_the_prompt(cli: Cli, runs: Runs) -> None:
     assert cli("generate", runs.tied, "--length", 1).code == 0
 
 
-def test_generate_notes_unknown_words(cli: Cli, runs: Runs) -> None:
+def test_generate_warns_about_unknown_words(cli: Cli, runs: Runs) -> None:
     outcome = cli("generate", runs.tied, "--prompt", "green zebra", "--json")
     assert outcome.json()["prompt"] == "green zebra"
     assert "not in the vocabulary, read as <unk>: zebra" in outcome.err
@@ -302,7 +302,7 @@ def test_neighbors_prints_every_table(cli: Cli, runs: Runs) -> None:
     output = cli("vectors", "neighbors", runs.tied, "green", "river", "-k", 3, "--json").json()
     assert list(output) == ["tied"]
     assert set(output["tied"]) == {"green", "river"}
-    assert [len(near) for near in output["tied"].values()] == [3, 3]
+    assert [len(neighbors) for neighbors in output["tied"].values()] == [3, 3]
     assert cli("vectors", "neighbors", runs.tied, "green").out.count("green (tied): ") == 1
     untied = cli("vectors", "neighbors", runs.untied, "green", "--json").json()
     assert list(untied) == ["input", "output"]
@@ -311,17 +311,17 @@ def test_neighbors_prints_every_table(cli: Cli, runs: Runs) -> None:
     assert [line.partition(":")[0] for line in lines] == ["green (input)", "green (output)"]
 
 
-def test_a_report_keeps_the_order_of_a_recipe(cli: Cli, tmp_path: Path) -> None:
+def test_report_keeps_the_order_of_the_recipe(cli: Cli, tmp_path: Path) -> None:
     records = Path(__file__).parents[3] / "results/press2017/table6"
     cli("report", records, "-o", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     names = ["Small model", "Small + WT", "Small + PR", "Small + WT + PR"]
-    places = [page.index(f">{name}<") for name in names]
-    assert places == sorted(places)
+    positions = [page.index(f">{name}<") for name in names]
+    assert positions == sorted(positions)
 
 
 def test_table_trains_the_missing_rows_and_writes_a_report(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
-    """One row is finished; the other is trained in a new process."""
+    """The row "tied" is already finished. The row "untied" is trained in a new process."""
     root = tmp_path / "table"
     shutil.copytree(runs.tied, root / "tied" / "seed0", symlinks=True)
     outcome = cli("table", recipe, "--out", root, "--device", "cpu")
@@ -331,7 +331,7 @@ def test_table_trains_the_missing_rows_and_writes_a_report(cli: Cli, recipe: Pat
     assert all(name in outcome.out for name in ("quoted", "tied", "untied", "parameters", "tokens/s", "memory"))
     assert f"report: {(root / 'report.html').resolve()}" in outcome.out
     assert "untied" in (root / "report.html").read_text(encoding="utf-8")
-    # The same seed gives the same run, alone or in a table, in this process or in a new one.
+    # The same seed gives the same scores, by `train` in this process and by `table` in a new process.
     results = [json.loads((folder / "result.json").read_text()) for folder in (root / "untied" / "seed0", runs.untied)]
     assert results[0]["test"] == results[1]["test"]
     again = cli("table", recipe, "--out", root)
@@ -364,7 +364,7 @@ def mixed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record the jobs instead of running them."""
     planned_jobs: list[Any] = []
-    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, at_once: planned_jobs.extend(jobs))
+    monkeypatch.setattr("reefknot.lab.cli.jobs.run_jobs", lambda jobs, max_parallel: planned_jobs.extend(jobs))
     return planned_jobs
 
 
@@ -413,7 +413,7 @@ def test_train_warns_if_a_model_is_worse_than_uniform(cli: Cli, recipe: Path, tm
     assert "kernels of the output end: " in (tmp_path / "run" / "log.txt").read_text("utf-8")
 
 
-def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, planned: list[Any]) -> None:
+def test_train_plans_one_job_per_seed(cli: Cli, recipe: Path, tmp_path: Path, planned: list[Any]) -> None:
     assert cli("train", recipe, "--row", "tied", "--seeds", 3, "--out", tmp_path / "runs").code == 0
     assert [job.seed for job in planned] == [0, 1, 2]
     assert [job.out for job in planned] == [tmp_path / "runs" / f"seed{seed}" for seed in range(3)]
@@ -425,12 +425,12 @@ def test_train_takes_several_seeds(cli: Cli, recipe: Path, tmp_path: Path, plann
 def test_train_evaluate_and_report_do_not_use_the_network(
     cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> NoReturn:
+    def fail(*_: object) -> NoReturn:
         raise AssertionError("a default run opened a connection")
 
     for name in ("connect", "connect_ex", "sendto"):
-        monkeypatch.setattr(socket.socket, name, refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+        monkeypatch.setattr(socket.socket, name, fail)
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
     out = tmp_path / "run"
     assert cli("train", recipe, "training.epochs=1", "--row", "tied", "--out", out, "--device", "cpu").code == 0
     assert cli("evaluate", out).code == 0

@@ -236,7 +236,7 @@ def test_folder_of_a_start_has_the_row_and_the_seed(staged: Callable[..., str]) 
 
 
 def make_job(name: str, start: str | None = None) -> Job:
-    return Job("recipe", name, 0, Path(name), start=Path(start) if start else None)
+    return Job("recipe", name, seed=0, out=Path(name), start=Path(start) if start else None)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 8])

@@ -1,7 +1,8 @@
-"""`reefknot advise`: measure which ends suit a text and this machine.
+"""`reefknot advise`: measure which ends (input embeddings and output classifier) suit a text and this machine.
 
-Every end is measured in its own process, by `reefknot advise CORPUS --end END --json`. So the memory of an end is
-measured without the memory of other ends, and an end that is killed for lack of memory does not stop the others.
+`advise` measures every end in its own process, which runs `reefknot advise CORPUS --end END --json`. Separate processes
+have two advantages: the peak memory of an end is measured without the memory of other ends, and an end that is killed
+for lack of memory does not stop the others. `lab/bench/advise.py` builds and measures the models.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, plain_corpus
+from reefknot.lab.cli.options import AsJson, Data, Device, monolingual_corpus
 
 if TYPE_CHECKING:
     from reefknot.lab.bench.advise import Body, Row
@@ -29,7 +31,7 @@ Examples:
   reefknot advise ptb --data DIR --end ADP-T --end BPE-T --json
 """
 
-MODEL = "Model between the ends"
+MODEL = "Transformer between the ends"
 
 
 def advise(
@@ -39,12 +41,13 @@ def advise(
     end: Annotated[
         list[str] | None,
         typer.Option(
-            help="End to measure: SM, SM-T, BPE, BPE-T, ASM, CNN, ADP or ADP-T. Can be repeated. [default: all]"
+            help="Pair of input and output ends to measure, named as in the paper: SM, SM-T, BPE, BPE-T, ASM, CNN, ADP "
+            "or ADP-T. Can be repeated. [default: all]"
         ),
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option(min=16, help="Dimension of the model. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=16, help="Hidden dimension. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
     ] = None,
     layers: Annotated[
         int | None, typer.Option(min=1, help="Number of layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL)
@@ -60,17 +63,20 @@ def advise(
     tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Maximum number of tokens per update. [default: 4096; 512 on a CPU]", rich_help_panel=MODEL
+            min=1,
+            help="Maximum number of tokens per training step. [default: 4096; 512 on a CPU]",
+            rich_help_panel=MODEL,
         ),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0.0, help="Approximate number of seconds for which every end is timed.")
-    ] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Approximate number of seconds to time each end for.")] = 1.0,
     data: Data = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compare the ends of Baevski & Auli (2019) for a text on this machine: parameters, memory and speed."""
+    """Find out which input and output ends suit your text and this machine.
+
+    The eight pairs of ends of Baevski & Auli (2019) are compared by parameters, memory and training speed.
+    """
     from reefknot.errors import SettingsError
     from reefknot.lab.bench.advise import BODIES, ENDS, advice, choose_bands
     from reefknot.lab.cli.options import check_data
@@ -86,51 +92,59 @@ def advise(
     sizes = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
     body = replace(BODIES[chosen_device], **{name: size for name, size in sizes.items() if size is not None})
     request = _Request(corpus, body, chosen_device, seconds, data)
-    words = request.open(VocabularySettings())
-    request = replace(request, body=body.within(words.splits["train"].tokens))
-    bands, description = choose_bands(words.vocabulary)
+    dataset = request.open_text(VocabularySettings())
+    request = replace(request, body=body.within(dataset.splits["train"].tokens))
+    bands, bands_description = choose_bands(dataset.vocabulary)
     ends = list(dict.fromkeys(end or ENDS))
-    rows = [request.measure(name, len(words.vocabulary), bands, in_this_process=len(ends) == 1) for name in ends]
-    machine = capture()
-    device_name = machine["gpus"][0] if chosen_device == "cuda" else machine["cpu"]
+    num_words = len(dataset.vocabulary)
+    rows = [request.measure(name, num_words, bands, in_this_process=len(ends) == 1) for name in ends]
+    environment = capture()
+    device_name = environment["gpus"][0] if chosen_device == "cuda" else environment["cpu"]
     if as_json:
-        record = {"corpus": words.summary, "device": device_name, "body": asdict(request.body), "bands": bands}
-        typer.echo(json.dumps(record | {"rows": [row.record() for row in rows], "advice": advice(rows)}, indent=2))
+        record = {"corpus": dataset.summary, "device": device_name, "body": asdict(request.body), "bands": bands}
+        record |= {"rows": [row.record() for row in rows], "advice": advice(rows)}
+        typer.echo(json.dumps(record, indent=2))
         return
-    for line in (words.summary, description, f"{request.body}; {device_name}"):
+    for line in (dataset.summary, bands_description, f"{request.body}; {device_name}"):
         typer.echo(line)
-    _print(rows)
+    _print_table(rows)
     typer.echo(advice(rows))
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A request to measure ends: the text, the model between the ends, and the device."""
+    """What all measurements have in common."""
 
     corpus: str
     body: Body
+    """The Transformer between the ends."""
     device: str
     seconds: float
     data: Path | None
 
-    def open(self, vocabulary: VocabularySettings) -> Dataset:
+    def open_text(self, vocabulary: VocabularySettings) -> Dataset:
         """Return the text, split into the words or sub-words of a vocabulary."""
         from reefknot.lab.text.dataset import open_dataset
 
-        def notify(text: str) -> None:
-            typer.echo(text, err=True)
+        notify = partial(typer.echo, err=True)
+        return open_dataset(monolingual_corpus(self.corpus), vocabulary, data=self.data, notify=notify)
 
-        return open_dataset(plain_corpus(self.corpus), vocabulary, data=self.data, notify=notify)
+    def measure(self, end: str, num_words: int, bands: tuple[int, ...], in_this_process: bool) -> Row:
+        """Count the parameters of an end, and measure its memory and speed.
 
-    def measure(self, end: str, types: int, bands: tuple[int, ...], in_this_process: bool) -> Row:
-        """Count the parameters of an end, and measure it in this process or in a new one."""
+        Args:
+            end: Name of the end.
+            num_words: Number of distinct words in the text.
+            bands: Sizes of the bands (clusters of words of similar frequency), for adaptive ends.
+            in_this_process: Measure in this process instead of a new one.
+        """
         from reefknot.errors import ReefknotError
         from reefknot.lab.bench.advise import ENDS, Row, count, experiment, measure, vocabulary_of
 
-        vocabulary = vocabulary_of(end, types)
+        vocabulary = vocabulary_of(end, num_words)
         settings = experiment(end, self.corpus, self.body, vocabulary, bands, self.device)
         try:
-            dataset = self.open(vocabulary)
+            dataset = self.open_text(vocabulary)
         except ReefknotError as error:  # the package that learns sub-words may not be installed
             return Row(end, note=str(error))
         row = count(Row(end), settings, len(dataset.vocabulary))
@@ -140,33 +154,37 @@ class _Request:
         return _measure_in_new_process(row, self.command(end))
 
     def command(self, end: str) -> list[str]:
-        """Return the command that measures one end, as a user would type it."""
-        words = ["advise", self.corpus, "--end", end, "--seconds", str(self.seconds), "--device", self.device]
-        words += [word for name, size in asdict(self.body).items() for word in (f"--{name}", str(size))]
-        return [*words, *(["--data", str(self.data)] if self.data else []), "--json"]
+        """Return the arguments of `reefknot` that measure one end, as a user would type them."""
+        arguments = ["advise", self.corpus, "--end", end, "--seconds", str(self.seconds), "--device", self.device]
+        for name, size in asdict(self.body).items():
+            arguments += [f"--{name}", str(size)]
+        if self.data:
+            arguments += ["--data", str(self.data)]
+        return [*arguments, "--json"]
 
 
-def _measure_in_new_process(row: Row, command: list[str]) -> Row:
-    """Return the row with the measurements of another process, or with a note if that process failed."""
+def _measure_in_new_process(row: Row, arguments: list[str]) -> Row:
+    """Return the row with the measurements of a new process, or with a note if that process failed."""
     from reefknot.lab.bench.measure import OUT_OF_MEMORY
 
-    done = subprocess.run([sys.executable, "-m", "reefknot", *command], capture_output=True, text=True)
-    if done.returncode == 0:
-        measured: dict[str, Any] = json.loads(done.stdout)["rows"][0]
-        return replace(row, **measured)
-    # The system kills a process that uses too much memory, without a message.
-    killed = done.returncode < 0
-    last_line = done.stderr.strip().splitlines()[-1:]
-    return replace(row, note=f"killed, perhaps {OUT_OF_MEMORY}" if killed else " ".join(last_line))
+    process = subprocess.run([sys.executable, "-m", "reefknot", *arguments], capture_output=True, text=True)
+    if process.returncode == 0:
+        measurements: dict[str, Any] = json.loads(process.stdout)["rows"][0]
+        return replace(row, **measurements)
+    if process.returncode < 0:
+        # The system kills a process that uses too much memory, without a message.
+        return replace(row, note=f"killed, perhaps {OUT_OF_MEMORY}")
+    last_line = process.stderr.strip().splitlines()[-1:]
+    return replace(row, note=" ".join(last_line))
 
 
-def _print(rows: list[Row]) -> None:
-    from reefknot.lab.cli.bench.printing import print_numbers
+def _print_table(rows: list[Row]) -> None:
+    from reefknot.lab.cli.bench.printing import print_table
 
     lines = []
     for row in rows:
-        memory = None if row.memory_bytes is None else row.memory_bytes / 2**20
-        numbers = (row.ends_parameters, row.parameters, memory, row.tokens_per_second, row.words_per_second)
-        lines.append([row.end, *("-" if number is None else f"{number:,.0f}" for number in numbers)])
+        memory_mib = None if row.memory_bytes is None else row.memory_bytes / 2**20
+        values = (row.ends_parameters, row.parameters, memory_mib, row.tokens_per_second, row.words_per_second)
+        lines.append([row.end, *("-" if value is None else f"{value:,.0f}" for value in values)])
     titles = ["end", "parameters of ends", "of the model", "MiB", "tokens/s", "words + line ends/s"]
-    print_numbers(titles, lines, [(row.end, row.note) for row in rows])
+    print_table(titles, lines, [(row.end, row.note) for row in rows])

@@ -1,6 +1,7 @@
-"""`reefknot compare`: test whether one system is better than another or the difference is noise.
+"""`reefknot compare`: test whether one system is better than another, or whether the difference is noise.
 
-Each task has its own comparison: `lab/tasks/compare_texts.py` and `compare_translations.py`.
+A system is a model that was trained with one or more seeds (`lab/cli/systems.py`). Each task has its own comparison:
+`lab/tasks/compare_texts.py` for language models and `compare_translations.py` for translators.
 """
 
 from __future__ import annotations
@@ -30,43 +31,44 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Two or more systems: run folders, or folders with one run per seed. The first system is A."
+            help="Two or more systems: run folders, or folders that hold one run per seed. All systems are compared "
+            "with the first."
         ),
     ],
-    split: Annotated[str, typer.Option(help="Text to compare on: valid or test.")] = "test",
+    split: Annotated[str, typer.Option(help="Text to compare the systems on: valid or test.")] = "test",
     by: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=LANGUAGE_MODELS,
-            help="Units of text to resample: blocks or documents. Documents begin at headings, or after empty lines if "
-            "there are no headings. The default is blocks.",
+            help="Units of text that the bootstrap resamples: blocks or documents. A document begins at a heading, or "
+            "after an empty line if the text has no headings. [default: blocks]",
         ),
     ] = None,
     block: Annotated[
         int | None,
-        typer.Option(min=1, rich_help_panel=LANGUAGE_MODELS, help="Number of tokens in a block. The default is 500."),
+        typer.Option(min=1, rich_help_panel=LANGUAGE_MODELS, help="Number of tokens in a block. [default: 500]"),
     ] = None,
     bands: Annotated[
         bool,
         typer.Option(
             "--bands",
             rich_help_panel=LANGUAGE_MODELS,
-            help="Also compare by the training frequency of the target and of the token before it.",
+            help="Also compare by frequency: group tokens by how often they, or the tokens before them, occur in the "
+            "training text.",
         ),
     ] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            rich_help_panel=LANGUAGE_MODELS, help="Draw the differences that --bands computes into this SVG file."
-        ),
+        typer.Option(rich_help_panel=LANGUAGE_MODELS, help="Draw the differences of --bands as bars in this SVG file."),
     ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare systems with the first one: language models by perplexity, translators by BLEU.
+    """Test whether trained models differ significantly: language models by perplexity, translators by BLEU.
 
-    Language models are compared by a paired bootstrap over blocks or documents of the text, and translators by a
-    paired bootstrap over sentences. If a system was trained with several seeds, their spread widens the interval.
+    A system is a model that was trained with one or more seeds. The test is a paired bootstrap, over blocks or
+    documents of the text for language models, and over sentences for translators. If there are several seeds, the
+    interval also covers the spread over the seeds.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks import compare_systems
@@ -78,26 +80,26 @@ def compare(
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
     request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
-    answer = compare_systems(systems, request, notify=partial(typer.echo, err=True))
-    record, text = answer.record(), answer.text()
+    comparison = compare_systems(systems, request, notify=partial(typer.echo, err=True))
+    record, text = comparison.record(), comparison.text()
     if figure is not None:
-        _draw(figure, record)
+        _plot_bands(figure, record)
         text += f"\nfigure: {figure.resolve()}"
     emit(record, text, as_json)
 
 
-def _draw(path: Path, comparisons: list[dict[str, Any]]) -> None:
-    """Draw bars of the differences by training frequency, as in Figure 3 of Pappas & Henderson (2019)."""
+def _plot_bands(path: Path, comparisons: list[dict[str, Any]]) -> None:
+    """Plot the difference in every frequency band as a bar, as in Figure 3 of Pappas & Henderson (2019)."""
     from reefknot.lab.evaluation.frequency import TypeComparison
     from reefknot.lab.papers.figures.relative_loss import CAPTION, band_json, draw_bands
     from reefknot.storage.files import write_text
 
-    first = comparisons[0]["a"]
+    baseline = comparisons[0]["a"]
     bands = {
         comparison["b"]: [band_json(TypeComparison(**band)) for band in comparison["bands"]["target"]]
         for comparison in comparisons
     }
-    caption = f"Loss against {first}, A; lower is better. {CAPTION}"
+    caption = f"Loss against {baseline}, A; lower is better. {CAPTION}"
     axes = "B less A, % of A's loss", "B less A, % of B's loss"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, draw_bands("bands", bands, caption, axes, against=f", against {first}").file)
+    write_text(path, draw_bands("bands", bands, caption, axes, against=f", against {baseline}").file)

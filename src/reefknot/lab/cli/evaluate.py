@@ -1,6 +1,7 @@
 """`reefknot evaluate`: score a text with a trained model, and print the exact definition of the score.
 
-The task of the run evaluates it: `lab/tasks/evaluate_language_model.py` and `evaluate_translation.py`.
+This file only declares the options and collects them in an `EvaluationRequest`. `lab/tasks/evaluate_language_model.py`
+and `evaluate_translation.py` do the work.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, note_unfinished
+from reefknot.lab.cli.options import BEAM_HELP, LENGTH_PENALTY_HELP, AsJson, Data, Device, Run, emit, warn_if_unfinished
 from reefknot.lab.cli.progress import live_progress
 
 EXAMPLES = """\b
@@ -26,15 +27,15 @@ WINDOWS = "Context windows (language models)"
 DYNAMIC = "Dynamic evaluation (language models)"
 CACHE = "Cache (language models)"
 MONTE_CARLO = "Monte Carlo dropout (language models)"
-SEARCH = "Search for settings (language models)"
-TRANSLATION = "Translation"
+SEARCH = "Tuning of --dynamic and --cache (language models)"
+TRANSLATION = "Beam search (translators)"
 OUTPUT = "Output"
 
 Split = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TEXT,
-        help="Text to score: train, valid or test. The default is test, or with --save both valid and test.",
+        help="Text to score: train, valid or test. [default: test; valid and test with --save]",
     ),
 ]
 Limit = Annotated[
@@ -42,8 +43,8 @@ Limit = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TEXT,
-        help="Number of tokens to score from the start of the text, or of pairs of sentences for a translator. By "
-        "default, the whole text is scored.",
+        help="Score only the start of the text: this many tokens, or sentence pairs for a translator. [default: the "
+        "whole text]",
     ),
 ]
 Streams = Annotated[
@@ -51,16 +52,16 @@ Streams = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TEXT,
-        help="Number of contiguous streams that the text is cut into. Each stream is read from an empty state. The "
-        "default is 1. Only for models that carry a state.",
+        help="Cut the text into this many contiguous streams, and read each from an empty state. Only for models that "
+        "carry a state, such as LSTMs. [default: 1]",
     ),
 ]
 Protocol = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=TEXT,
-        help="Also compute the perplexity like the code of a paper: zaremba or awd. The value `definition` turns this "
-        "off. By default, the setting evaluation.protocol of the run is used.",
+        help="Also compute the perplexity exactly as the code of a paper does: zaremba or awd. The value `definition` "
+        "turns this off. [default: the run's setting evaluation.protocol]",
     ),
 ]
 Context = Annotated[
@@ -68,8 +69,8 @@ Context = Annotated[
     typer.Option(
         min=0,
         rich_help_panel=WINDOWS,
-        help="Number of tokens that a window reads before the tokens that it scores. By default, windows are as long "
-        "as the run's windows.",
+        help="Number of context tokens that a window reads before the tokens that it scores. [default: chosen so "
+        "that windows are as long as in training]",
     ),
 ]
 Stride = Annotated[
@@ -77,16 +78,16 @@ Stride = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=WINDOWS,
-        help="Number of tokens that a window scores. A smaller stride gives tokens more context and takes longer. By "
-        "default, windows are as long as the run's windows.",
+        help="Number of tokens that a window scores. With a smaller stride, tokens have more context and scoring takes "
+        "longer. [default: chosen so that windows are as long as in training]",
     ),
 ]
 Windows = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=WINDOWS,
-        help="Other windows, instead of --context and --stride: `lines` scores every line on its own, and "
-        "`complete-L` scores blocks of whole lines with at most L tokens. By default, the windows of the run are used.",
+        help="Use other windows than --context and --stride: `lines` scores every line on its own, and `complete-L`, "
+        "such as complete-512, scores blocks of complete lines with at most L tokens. [default: the run's setting]",
     ),
 ]
 Dynamic = Annotated[
@@ -94,76 +95,76 @@ Dynamic = Annotated[
     typer.Option(
         "--dynamic",
         rich_help_panel=DYNAMIC,
-        help="Adapt the weights to the text: every segment is scored first, and then the model learns from it.",
+        help="Adapt the weights while reading the text: each segment is scored, and then the model is trained on it.",
     ),
 ]
 DynamicRate = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Learning rate, eta in the paper. The default is 5e-5, or 0.002 with --dynamic-scale sum, times the "
-        "length of a segment divided by 5.",
+        help="Learning rate (eta in the paper). [default: 5e-5, or 0.002 with --dynamic-scale sum; multiplied by the "
+        "segment length / 5]",
     ),
 ]
 DynamicDecay = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Rate at which the weights return to the trained weights, lambda in the paper. The default is 0.002, or "
-        "0.02 with --dynamic-scale sum, times the length of a segment divided by 5.",
+        help="Rate at which the weights decay back to the trained weights (lambda in the paper). [default: 0.002, or "
+        "0.02 with --dynamic-scale sum; multiplied by the segment length / 5]",
     ),
 ]
 DynamicEpsilon = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Constant added to the root mean square of the gradients, by which an update is divided. The default is "
-        "2e-5, or 0.001 with --dynamic-scale sum.",
+        help="Each update is divided by the root mean square of the gradients plus this constant. [default: 2e-5, or "
+        "0.001 with --dynamic-scale sum]",
     ),
 ]
 DynamicScale = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=DYNAMIC,
-        help="Scale of rate, decay and epsilon: `mean` averages the squared gradients over batches, `sum` adds them up "
-        "as in the paper. The default is mean.",
+        help="How squared gradients are combined over batches: `mean`, or `sum` as in the paper. It sets the scale of "
+        "rate, decay and epsilon. [default: mean]",
     ),
 ]
 DynamicSegment = Annotated[
     int | None,
-    typer.Option(rich_help_panel=DYNAMIC, help="Number of tokens in a segment. The default is 5."),
+    typer.Option(rich_help_panel=DYNAMIC, help="Number of tokens in a segment. [default: 5]"),
 ]
 Cache = Annotated[
     bool,
     typer.Option(
         "--cache",
         rich_help_panel=CACHE,
-        help="Mix the model with a cache, which predicts words that followed similar hidden states before.",
+        help="Mix the model with a cache, which predicts the words that followed similar hidden states earlier.",
     ),
 ]
 CacheWeight = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=CACHE, help="Weight of the cache in the mixture, from 0 to less than 1. The default is 0.1."
+        rich_help_panel=CACHE, help="Weight of the cache in the mixture, from 0 to less than 1. [default: 0.1]"
     ),
 ]
 CacheTheta = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=CACHE,
-        help="Sharpness of the cache. With 0, all stored words count equally. The default is 1.",
+        help="Sharpness of the cache. With 0, all stored words count equally. [default: 1]",
     ),
 ]
 CacheWindow = Annotated[
     int | None,
-    typer.Option(rich_help_panel=CACHE, help="Number of tokens that the cache stores. The default is 500."),
+    typer.Option(rich_help_panel=CACHE, help="Number of tokens that the cache stores. [default: 500]"),
 ]
 CacheFill = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=CACHE,
-        help="When the cache is used: from the start of the text (partial), or only after the cache is full (full, as "
-        "in the code of AWD-LSTM). The default is partial.",
+        help="When the cache is used: `partial` uses it from the start of the text, and `full` only once it is full, "
+        "like the code of AWD-LSTM. [default: partial]",
     ),
 ]
 MonteCarlo = Annotated[
@@ -172,19 +173,19 @@ MonteCarlo = Annotated[
         min=1,
         metavar="PASSES",
         rich_help_panel=MONTE_CARLO,
-        help="Number of passes over the text with dropout, whose probabilities are averaged.",
+        help="Score with dropout: average the probabilities of this many passes over the text.",
     ),
 ]
 MonteCarloSeed = Annotated[
     int | None,
-    typer.Option(min=0, rich_help_panel=MONTE_CARLO, help="Random seed of the dropout masks. The default is 0."),
+    typer.Option(min=0, rich_help_panel=MONTE_CARLO, help="Random seed of the dropout masks. [default: 0]"),
 ]
 Search = Annotated[
     bool,
     typer.Option(
         "--search",
         rich_help_panel=SEARCH,
-        help="Before scoring, tune the settings of --dynamic or --cache that you do not set, on the valid text.",
+        help="Before scoring, tune the settings of --dynamic or --cache on the valid text, except those that you set.",
     ),
 ]
 SearchTokens = Annotated[
@@ -192,7 +193,7 @@ SearchTokens = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=SEARCH,
-        help="Number of tokens of the valid text to tune on. By default, the whole valid text is used.",
+        help="Tune on this many tokens from the start of the valid text. [default: the whole valid text]",
     ),
 ]
 Beam = Annotated[
@@ -200,15 +201,14 @@ Beam = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TRANSLATION,
-        help="Number of hypotheses that beam search keeps open. By default, the setting of the run is used.",
+        help=BEAM_HELP,
     ),
 ]
 LengthPenalty = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=TRANSLATION,
-        help="Exponent of the length penalty: score = log-probability / length ^ penalty. By default, the setting of "
-        "the run is used.",
+        help=LENGTH_PENALTY_HELP,
     ),
 ]
 Save = Annotated[
@@ -216,7 +216,7 @@ Save = Annotated[
     typer.Option(
         "--save",
         rich_help_panel=OUTPUT,
-        help="Save the scores in RUN/evaluations, where tables and reports read them.",
+        help="Save the scores in RUN/evaluations. `reefknot table` and `report` show them.",
     ),
 ]
 
@@ -254,8 +254,8 @@ def evaluate(
 ) -> None:
     """Score a text with the best weights of a run, and print the definition of the score.
 
-    A language model is scored by perplexity. --dynamic, --cache and --monte-carlo choose a mode of evaluation; the
-    default is plain evaluation. A translator is scored by BLEU, chrF and perplexity.
+    A language model is scored by perplexity. By default, its weights are used as they are; --dynamic, --cache and
+    --monte-carlo choose another mode of evaluation. A translator is scored by BLEU, chrF and perplexity.
     """
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks import evaluate_run
@@ -292,6 +292,6 @@ def evaluate(
     )
     folder = RunFolder.open(run)
     with live_progress() as progress:
-        answer = evaluate_run(folder, request, notify=partial(typer.echo, err=True), progress=progress)
-    note_unfinished(folder)
-    emit(answer.record(), answer.text(), as_json)
+        evaluation = evaluate_run(folder, request, notify=partial(typer.echo, err=True), progress=progress)
+    warn_if_unfinished(folder)
+    emit(evaluation.record(), evaluation.text(), as_json)

@@ -1,4 +1,8 @@
-"""`reefknot figure`: measure a figure of a paper on our runs, and draw it."""
+"""`reefknot figure`: measure a figure of a paper on the user's runs, and draw it.
+
+`lab/papers/figures/` has one module per figure. The verb chooses the runs, asks the figure to measure them, and writes
+the table, the picture and the record.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.bench.record import check_output_file
-from reefknot.lab.cli.options import Data, Device, given_options
+from reefknot.lab.cli.options import Data, Device, reject_options, user_options
 
 if TYPE_CHECKING:
     from reefknot.lab.papers.figures.contract import Figure, Measured
@@ -25,17 +29,17 @@ SUFFIXES = (".svg", ".png", ".html")
 
 
 def figure(
-    invocation: typer.Context,
+    ctx: typer.Context,
     name: Annotated[
         str | None, typer.Argument(help="Name of a figure, such as inan2017/1. [default: list all figures]")
     ] = None,
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders, or folders that hold runs. [default: the folder of the recipe's runs]"),
+        typer.Argument(help="Run folders, or folders that hold runs. [default: the runs of the figure's recipe]"),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Draw the figure into this .svg, .png or .html file.", show_default=False),
+        typer.Option("-o", "--output", help="Draw the figure in this .svg, .png or .html file.", show_default=False),
     ] = None,
     json: Annotated[
         Path | None, typer.Option(help="Write the measurements to this JSON file.", show_default=False)
@@ -43,43 +47,44 @@ def figure(
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Reproduce a figure of a paper from your runs: print it as a table, and draw it next to the paper's numbers."""
+    """Reproduce a figure of a paper with your runs.
+
+    The measurements are printed as a table, next to the paper's numbers. Use -o to draw the figure.
+    """
     from reefknot.errors import SettingsError
     from reefknot.storage.files import write_json
 
-    options = dict(given_options(invocation))
     if name is None:
+        options = user_options(ctx)
         if options:
             raise SettingsError(f"{', '.join(options.values())}: name a figure; `reefknot figure` lists them")
-        _list()
+        _list_figures()
         return
-    _check_files(output, json)
+    _check_output_files(output, json)
     from reefknot.lab.papers.figures import open_figure
     from reefknot.lab.papers.figures.record import record_of
     from reefknot.lab.papers.figures.runs import choose
     from reefknot.lab.training.distributed import choose_device
 
-    chosen = open_figure(name)
-    for option in ("data", "device"):
-        if option in options and option not in chosen.options:
-            raise SettingsError(
-                f"{options[option]} has no effect on {name}, which reads {_needs(chosen)}; leave it out"
-            )
-    selection = choose(chosen, runs or [])
+    paper_figure = open_figure(name)
+    unused_options = {"data", "device"} - set(paper_figure.options)
+    inputs = paper_figure.needs or "results and metrics only"
+    reject_options(ctx, unused_options, f"on {name}, which reads {inputs}; leave it out")
+    selection = choose(paper_figure, runs or [])
     for note in selection.notes:
         typer.echo(f"{name}: {note}", err=True)
-    measured = chosen.measure(selection.runs, data=data, device=choose_device(device))
-    typer.echo(f"{chosen.title}\n{chosen.shows}\n")
-    typer.echo("\n".join(chosen.lines(measured)))
+    measured = paper_figure.measure(selection.runs, data=data, device=choose_device(device))
+    typer.echo(f"{paper_figure.title}\n{paper_figure.shows}\n")
+    typer.echo("\n".join(paper_figure.lines(measured)))
     if json is not None:
-        write_json(json, record_of(chosen, measured, selection.runs, selection.notes))
+        write_json(json, record_of(paper_figure, measured, selection.runs, selection.notes))
         typer.echo(f"record: {json.resolve()}")
     if output is not None:
-        _write(output, chosen, measured, selection.notes)
+        _write_figure(output, paper_figure, measured, selection.notes)
         typer.echo(f"figure: {output.resolve()}")
 
 
-def _list() -> None:
+def _list_figures() -> None:
     from reefknot.lab.papers.figures import FIGURES, open_figure
 
     for name in FIGURES:
@@ -87,11 +92,7 @@ def _list() -> None:
         typer.echo(f"{name:<20} {figure.title}{f' (reads {figure.needs})' if figure.needs else ''}")
 
 
-def _needs(figure: Figure) -> str:
-    return figure.needs or "results and metrics only"
-
-
-def _check_files(output: Path | None, json: Path | None) -> None:
+def _check_output_files(output: Path | None, json: Path | None) -> None:
     """Raise an error if an output file cannot be written. Called before anything is measured."""
     from reefknot.errors import SettingsError
 
@@ -101,11 +102,13 @@ def _check_files(output: Path | None, json: Path | None) -> None:
     check_output_file("--json", json)
 
 
-def _write(path: Path, figure: Figure, measured: Measured, notes: list[str]) -> None:
+def _write_figure(path: Path, figure: Figure, measured: Measured, notes: list[str]) -> None:
     from reefknot.lab.papers.figures.section import page
     from reefknot.storage.files import write_bytes, write_text
 
     if path.suffix == ".png":
         write_bytes(path, figure.draw(measured).png)
+    elif path.suffix == ".svg":
+        write_text(path, figure.draw(measured).file)
     else:
-        write_text(path, figure.draw(measured).file if path.suffix == ".svg" else page(figure, measured, notes))
+        write_text(path, page(figure, measured, notes))

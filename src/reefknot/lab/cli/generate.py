@@ -1,4 +1,4 @@
-"""`reefknot generate`: generate text with a language model."""
+"""`reefknot generate`: generate text with a language model, word by word."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.options import (
+    TOP_K_HELP,
+    TOP_P_HELP,
     AsJson,
     Device,
     Run,
     emit,
-    given_options,
-    note_unknown_words,
     open_language_model,
+    reject_options,
+    warn_about_unknown_words,
 )
 
 if TYPE_CHECKING:
@@ -31,46 +33,64 @@ SAMPLING_OPTIONS = ("top_k", "top_p", "seed")
 
 
 def generate(
-    invocation: typer.Context,
+    ctx: typer.Context,
     run: Run,
-    prompt: Annotated[str, typer.Option(help="Words to start from. By default, the text starts a new line.")] = "",
+    prompt: Annotated[
+        str, typer.Option(help="Words to start from. [default: the start of a new line]", show_default=False)
+    ] = "",
     length: Annotated[int, typer.Option(min=1, max=100_000, help="Number of tokens to generate.")] = 60,
     temperature: Annotated[
         float,
         typer.Option(
             min=0.0,
-            help="Sampling temperature. Lower values make the text more predictable, and 0 always chooses the most "
+            help="Sampling temperature. Lower values make the text more predictable; 0 always chooses the most "
             "probable word.",
         ),
     ] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most probable words.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help=TOP_K_HELP)] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=1e-9, max=1.0, help="Sample from the most probable words that together have probability p."),
+        typer.Option(min=1e-9, max=1.0, help=TOP_P_HELP),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 0,
-    unknown: Annotated[bool, typer.Option("--unknown", help="Allow <unk> in the text.")] = False,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Allow <unk>, the symbol for unknown words, in the text.")
+    ] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Generate text with the best weights of a run."""
+    """Generate text with a trained language model, using the best weights of its run."""
     from reefknot.lab.evaluation.generation import encode_prompt
     from reefknot.lab.evaluation.generation import generate as generate_ids
     from reefknot.storage.lines import words_in
 
-    _check_sampling(invocation, temperature)
+    if temperature == 0:
+        reject_options(
+            ctx, SAMPLING_OPTIONS, "at temperature 0, which always chooses the most probable word; leave it out"
+        )
     words = words_in(prompt, "the prompt")
     trained = open_language_model(run, device).with_spellings(words)
     vocabulary = trained.vocabulary
     _check_unknown(unknown, vocabulary, run)
     ids = encode_prompt(words, vocabulary)
-    banned = () if unknown or vocabulary.unk is None else (vocabulary.unk,)
+    banned: tuple[int, ...] = ()
+    if vocabulary.unk is not None and not unknown:
+        banned = (vocabulary.unk,)
     model, window = trained.model, trained.experiment.training.steps
-    generator = generate_ids(
-        model, ids, length, temperature=temperature, top_k=top_k, top_p=top_p, banned=banned, seed=seed, window=window
+    generated_ids = list(
+        generate_ids(
+            model,
+            ids,
+            length,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            banned=banned,
+            seed=seed,
+            window=window,
+        )
     )
-    generated = list(generator)
-    note_unknown_words(words, vocabulary)
+    warn_about_unknown_words(words, vocabulary)
     # The last token is generated but not read by the model.
     if not model.encoder.carries_state and len(ids) + length - 1 > window:
         typer.echo(
@@ -78,19 +98,9 @@ def generate(
             f"generation continued from the last {max(1, window // 2)} tokens",
             err=True,
         )
-    text = " ".join([*words, vocabulary.text(generated)])
-    emit({"prompt": prompt, "tokens": [vocabulary.words[index] for index in generated], "text": text}, text, as_json)
-
-
-def _check_sampling(invocation: typer.Context, temperature: float) -> None:
-    """Raise an error if options of sampling are set but nothing is sampled."""
-    from reefknot.errors import SettingsError
-
-    for name, option in given_options(invocation):
-        if temperature == 0 and name in SAMPLING_OPTIONS:
-            raise SettingsError(
-                f"{option} has no effect at temperature 0, which always chooses the most probable word; leave it out"
-            )
+    tokens = [vocabulary.words[token_id] for token_id in generated_ids]
+    text = " ".join([*words, vocabulary.text(generated_ids)])
+    emit({"prompt": prompt, "tokens": tokens, "text": text}, text, as_json)
 
 
 def _check_unknown(unknown: bool, vocabulary: Vocabulary, run: Path) -> None:

@@ -1,4 +1,4 @@
-"""`reefknot import`: create a run folder from a model that another program has trained."""
+"""`reefknot import`: create a run folder from a language model that was trained with fairseq."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, plain_corpus
+from reefknot.lab.cli.options import Data, monolingual_corpus
 
 EXAMPLES = """\b
 Examples:
@@ -22,13 +22,13 @@ def import_(
     out: Annotated[Path, typer.Option(help="Run folder to create.", show_default=False)],
     corpus: Annotated[
         str | None,
-        typer.Option(help="Text to evaluate the run on: a corpus (see `reefknot ls corpora`) or a folder of text."),
+        typer.Option(help="Text to evaluate the model on: a corpus (see `reefknot ls corpora`) or a folder of text."),
     ] = None,
     data: Data = None,
 ) -> None:
-    """Import a model trained with fairseq as a run folder, to evaluate it, score sentences and generate text.
+    """Create a run folder from a fairseq checkpoint, for `evaluate`, `score`, `generate` and other commands.
 
-    Only tensors, numbers and options are read from the checkpoint. No code in it is run.
+    Only tensors, numbers and options are read from the checkpoint. Code in it is never run.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.cli.options import check_data
@@ -40,5 +40,5 @@ def import_(
         raise SettingsError("--corpus: name a corpus (see `reefknot ls corpora`) or a folder of text")
     if corpus is not None:
         check_data(data, [corpus], "this command")
-    text = None if corpus is None else plain_corpus(corpus)
-    import_checkpoint(checkpoint, dictionary, out, corpus=text, data=data, notify=typer.echo)
+    corpus_settings = None if corpus is None else monolingual_corpus(corpus)
+    import_checkpoint(checkpoint, dictionary, out, corpus=corpus_settings, data=data, notify=typer.echo)

@@ -1,6 +1,8 @@
-"""Train several runs, every run in its own process.
+"""Train several runs, each in its own process.
 
-So the memory of a run is measured without the memory of other runs, and a run that is killed does not end other runs.
+`reefknot table`, `sweep` and `train --seeds` describe every run as a `Job`, and `run_jobs` trains them. Separate
+processes have two advantages: the peak memory of a run is measured without the memory of other runs, and a run that is
+killed does not stop the others.
 """
 
 from __future__ import annotations
@@ -22,100 +24,127 @@ from reefknot.lab.training.signals import listen, restore
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run that `reefknot train` trains."""
+class TrainOptions:
+    """The options of `reefknot train` that several jobs share. `for_run` adds what only one run has."""
 
     recipe: str
     row: str
-    seed: int
-    out: Path
+    """Name of the row: one experiment of the recipe."""
     overrides: tuple[str, ...] = ()
+    """Settings to change, as `key=value`."""
     data: Path | None = None
     device: str = "auto"
     tensorboard: bool = False
+    withhold_test: bool = False
+
+    def for_run(self, seed: int, out: Path, start: Path | None = None, label: str = "") -> Job:
+        """Return the job that trains one run with these options."""
+        return Job(**vars(self), seed=seed, out=out, start=start, label=label)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(TrainOptions):
+    """One run, and the command that trains it."""
+
+    seed: int
+    out: Path
+    """The run folder."""
     start: Path | None = None
     """The finished run that this run starts from."""
-    withhold_test: bool = False
     label: str = ""
     """Text before the output of the run, if row and seed do not distinguish it from other runs."""
 
     def command(self) -> list[str]:
-        """Return the command line, as a user would type it."""
-        words = ["train", self.recipe, *self.overrides, f"training.seed={self.seed}", "--row", self.row]
-        words += ["--out", str(self.out), "--device", self.device]
-        words += ["--data", str(self.data)] if self.data else []
-        words += ["--start", str(self.start)] if self.start else []
-        words += ["--tensorboard"] if self.tensorboard else []
-        return [*words, *(["--withhold-test"] if self.withhold_test else [])]
+        """Return the arguments of `reefknot`, as a user would type them."""
+        arguments = ["train", self.recipe, *self.overrides, f"training.seed={self.seed}", "--row", self.row]
+        arguments += ["--out", str(self.out), "--device", self.device]
+        if self.data:
+            arguments += ["--data", str(self.data)]
+        if self.start:
+            arguments += ["--start", str(self.start)]
+        if self.tensorboard:
+            arguments += ["--tensorboard"]
+        if self.withhold_test:
+            arguments += ["--withhold-test"]
+        return arguments
 
 
 class JobFailed(ReefknotError):
     """A run ended with an error. The run has already printed the message."""
 
 
-def run_missing(planned: Sequence[tuple[Job, bool]], at_once: int, root: Path) -> None:
-    """Print the number of runs, and train the runs that are not done."""
-    waiting = [job for job, done in planned if not done]
-    typer.echo(f"{len(planned)} runs in {root}, {len(planned) - len(waiting)} of them done")
-    run_jobs(waiting, at_once)
+def run_unfinished(jobs: Sequence[tuple[Job, bool]], max_parallel: int, root: Path) -> None:
+    """Train the runs that are not done.
+
+    Args:
+        jobs: Every job, with True if its run is already finished.
+        max_parallel: Maximum number of runs that are trained at the same time.
+        root: The folder that holds the runs, for the printed message.
+    """
+    unfinished = [job for job, is_finished in jobs if not is_finished]
+    typer.echo(f"{len(jobs)} runs in {root}, {len(jobs) - len(unfinished)} of them done")
+    run_jobs(unfinished, max_parallel)
 
 
-def run_jobs(jobs: list[Job], at_once: int) -> None:
-    """Run all jobs, at most `at_once` of them at the same time.
+def run_jobs(jobs: list[Job], max_parallel: int) -> None:
+    """Run all jobs, at most `max_parallel` of them at the same time.
 
     A job runs after the run that it starts from. If a job fails, the jobs that start from its run are skipped, and all
     others are run. A stop signal stops all jobs.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise SettingsError("torchrun can train only one run at a time; start several runs without torchrun")
-    running: set[subprocess.Popen[str]] = set()
-    starting = RLock()  # prevents a job from starting after a signal arrives but before `stopping` is set
+    processes: set[subprocess.Popen[str]] = set()
+    lock = RLock()  # prevents a job from starting after a signal arrives but before `stopping` is set
     stopping = False
 
-    def forward(number: int, frame: FrameType | None) -> None:
+    def forward_signal(signal_number: int, frame: FrameType | None) -> None:
         nonlocal stopping
-        with starting:
+        with lock:
             stopping = True
-            for process in running:
-                process.send_signal(number)
+            for process in processes:
+                process.send_signal(signal_number)
 
-    def run(job: Job) -> int:
-        with starting:
+    def run_job(job: Job) -> int:
+        with lock:
             if stopping:
                 return Stopped.exit_code
-            if job.label and at_once == 1:
+            if job.label and max_parallel == 1:
                 print(job.label, flush=True)
-            # The child gets its own session, so that Ctrl-C reaches it once, through `forward`, and not twice.
+            # The child gets its own session, so that Ctrl-C reaches it once, through `forward_signal`, and not twice.
             process = subprocess.Popen(
                 [sys.executable, "-m", "reefknot", *job.command()],
-                stdout=None if at_once == 1 else subprocess.PIPE,
+                stdout=None if max_parallel == 1 else subprocess.PIPE,
                 text=True,
                 start_new_session=True,
             )
-            running.add(process)
+            processes.add(process)
         if process.stdout is not None:
             for line in process.stdout:
                 print(f"{job.label}  {line}" if job.label else line, end="", flush=True)
-        code = process.wait()
-        with starting:
-            running.discard(process)
-        return code
+        exit_code = process.wait()
+        with lock:
+            processes.discard(process)
+        return exit_code
 
-    previous = listen(forward)
+    previous_handlers = listen(forward_signal)
     try:
-        with ThreadPoolExecutor(at_once) as pool:
-            codes = _run_in_order(jobs, lambda job: pool.submit(run, job))
+        with ThreadPoolExecutor(max_parallel) as pool:
+            exit_codes = _run_in_order(jobs, lambda job: pool.submit(run_job, job))
     finally:
-        restore(previous)
+        restore(previous_handlers)
     # A job that received the signal before it installed its handler was killed. It can be resumed like other jobs.
-    if any(codes) and (stopping or Stopped.exit_code in codes):
+    if any(exit_codes) and (stopping or Stopped.exit_code in exit_codes):
         raise Stopped("stopped; run the same command to resume")
-    _report_failures(jobs, codes)
+    _report_failures(jobs, exit_codes)
 
 
 def _run_in_order(jobs: Sequence[Job], submit: Callable[[Job], Future[int]]) -> list[int]:
-    """Return the exit codes of the jobs. A job that starts from a failed run is skipped and gets the same code."""
-    codes: dict[Path | None, int] = {}
+    """Run every job after the run that it starts from, and return the exit codes of the jobs.
+
+    A job that starts from a failed run is skipped and gets the exit code of that run.
+    """
+    exit_codes: dict[Path | None, int] = {}
     running: dict[Future[int], Job] = {}
     waiting = list(jobs)
     while waiting or running:
@@ -123,23 +152,26 @@ def _run_in_order(jobs: Sequence[Job], submit: Callable[[Job], Future[int]]) -> 
         ready = [job for job in waiting if job.start not in unfinished]
         waiting = [job for job in waiting if job not in ready]
         for job in ready:
-            if codes.get(job.start):
-                codes[job.out] = codes[job.start]
+            if exit_codes.get(job.start):
+                exit_codes[job.out] = exit_codes[job.start]
             else:
                 running[submit(job)] = job
-        ended, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in ended:
-            codes[running.pop(future).out] = future.result()
-    return [codes[job.out] for job in jobs]
+        completed, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in completed:
+            exit_codes[running.pop(future).out] = future.result()
+    return [exit_codes[job.out] for job in jobs]
 
 
-def _report_failures(jobs: list[Job], codes: list[int]) -> None:
+def _report_failures(jobs: list[Job], exit_codes: list[int]) -> None:
     """Raise an error that names the failed runs, with the exit code of the first of them."""
-    failed = {job.out: code for job, code in zip(jobs, codes, strict=True) if code}
-    if failed:
-        skipped = [str(job.out) for job in jobs if job.start in failed]
-        names = ", ".join(str(out) for out in failed if str(out) not in skipped)
-        others = f"; these runs start from a failed run and were not run: {', '.join(skipped)}" if skipped else ""
-        error = JobFailed(f"these runs failed: {names}{others}")
-        error.exit_code = next((code for code in failed.values() if code > 0), 1)
-        raise error
+    failed = {job.out: code for job, code in zip(jobs, exit_codes, strict=True) if code}
+    if not failed:
+        return
+    skipped = [str(job.out) for job in jobs if job.start in failed]
+    message = f"these runs failed: {', '.join(str(out) for out in failed if str(out) not in skipped)}"
+    if skipped:
+        message += f"; these runs start from a failed run and were not run: {', '.join(skipped)}"
+    error = JobFailed(message)
+    # A negative code is the number of a signal that killed the process.
+    error.exit_code = next((code for code in failed.values() if code > 0), 1)
+    raise error

@@ -1,4 +1,8 @@
-"""`reefknot ls`: list recipes, corpora, parts and rules."""
+"""`reefknot ls`: list what a recipe can name, or the rows of one recipe.
+
+A family is a list of choices, such as the corpora or the classifiers. Most families are the registries of
+`lab/config/parts.py`: a part is anything that a recipe names by its `kind`. A row is one experiment of a recipe.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +29,30 @@ def ls(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A family, such as recipes or classifiers, or a recipe to list its rows. [default: all families]"
+            help="A family of choices, such as recipes, corpora or classifiers; or a recipe, to list its rows. "
+            "[default: all families]"
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes, corpora and parts, or the rows of a recipe with the paper's scores."""
-    families = _families()
+    """List the available recipes, corpora and model parts, or the rows of one recipe.
+
+    A row is one experiment of a recipe. Rows are listed with the paper's scores.
+    """
+    families = _collect_families()
     if name is not None and name not in families:
         _list_rows(name, list(families), as_json)
         return
-    shown = {family: entries for family, entries in families.items() if name in (None, family)}
+    selected = families if name is None else {name: families[name]}
     lines = []
-    for family, entries in shown.items():
+    for family, entries in selected.items():
         lines.append(family)
-        lines += [f"  {entry:<24} {text}" for entry, text in entries.items()]
-    emit(shown, "\n".join(lines), as_json)
+        lines += [f"  {entry:<24} {description}" for entry, description in entries.items()]
+    emit(selected, "\n".join(lines), as_json)
 
 
-def _families() -> dict[str, dict[str, str]]:
-    """Return the descriptions of all entries, by family and entry."""
+def _collect_families() -> dict[str, dict[str, str]]:
+    """Return the descriptions of all entries by family: {"corpora": {"ptb": "Penn Treebank ...", ...}, ...}."""
     from reefknot.lab.config.parts import FAMILIES, SETTING_CHOICES
     from reefknot.lab.recipes.file import list_shipped_recipes
     from reefknot.lab.text.corpora import known_corpora
@@ -53,7 +61,7 @@ def _families() -> dict[str, dict[str, str]]:
         name: f"{corpus.description} ({'needs --data' if corpus.needs_data else 'needs no data'})"
         for name, corpus in known_corpora().items()
     }
-    parts = {family.family: {kind: family.summary(kind) for kind in family} for family in FAMILIES}
+    parts = {registry.family: {kind: registry.summary(kind) for kind in registry} for registry in FAMILIES}
     return {"recipes": list_shipped_recipes(), "corpora": corpora, **parts, **SETTING_CHOICES}
 
 
@@ -68,27 +76,37 @@ def _list_rows(name: str, families: list[str], as_json: bool) -> None:
         raise SettingsError(f"no family '{name[:60]}'; the families are: {', '.join(families)}; {error}") from error
     file = read_recipe_file(path, name)
     corpora = {row.name: row.corpus or get_string(file.base, "corpus", "name") for row in file.rows if not row.quoted}
-    several = len(set(corpora.values())) > 1
+    has_several_corpora = len(set(corpora.values())) > 1
     records, lines = [], [file.title]
     width = max(len(row.name) for row in file.rows)
     for row in file.rows:
         record = row.model_dump(include={"name", "quoted", "of", "by", "parameters", "paper", "paper_similarity"})
         corpus = corpora.get(row.name)
         records.append(record | {"start": row.start, "corpus": corpus})
-        facts = [*_facts(row), *([corpus] if corpus and several else [])]
-        lines.append(f"  {row.name:<{width}}  {'; '.join(facts)}".rstrip())
+        details = _describe_row(row)
+        if corpus and has_several_corpora:
+            details.append(corpus)
+        lines.append(f"  {row.name:<{width}}  {'; '.join(details)}".rstrip())
     emit(records, "\n".join(lines), as_json)
 
 
-def _facts(row: Row) -> list[str]:
-    """Return the facts that a recipe states about a row."""
-    facts = [f"{row.parameters:,} parameters"] if row.parameters else []
-    facts += [f"paper: {_listed(row.paper)}"] if row.paper else []
-    facts += [f"paper's rho, {end}: {_listed(rhos)}" for end, rhos in row.paper_similarity.items()]
-    facts += ["quoted"] if row.quoted else []
-    facts += [f'evaluates "{row.of}" by {row.by}'] if row.of else []
-    return [*facts, *([f'starts from "{row.start}"'] if row.start else [])]
+def _describe_row(row: Row) -> list[str]:
+    """Return what a recipe states about a row, such as ["2,651,600 parameters", "paper: test 114.5"]."""
+    details = []
+    if row.parameters:
+        details.append(f"{row.parameters:,} parameters")
+    if row.paper:
+        details.append(f"paper: {_format_scores(row.paper)}")
+    for end, rhos in row.paper_similarity.items():
+        details.append(f"paper's rho, {end}: {_format_scores(rhos)}")
+    if row.quoted:
+        details.append("quoted")
+    if row.of:
+        details.append(f'evaluates "{row.of}" by {row.by}')
+    if row.start:
+        details.append(f'starts from "{row.start}"')
+    return details
 
 
-def _listed(scores: Mapping[str, float]) -> str:
+def _format_scores(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {score:g}" for name, score in scores.items())

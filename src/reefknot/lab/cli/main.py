@@ -1,7 +1,15 @@
-"""`reefknot VERB`: find the verb, run it, and turn its errors into messages and exit codes.
+"""The command line, `reefknot VERB`: find the verb, run it, and turn its errors into messages and exit codes.
 
-Exit codes: 0 success, 2 bad settings, 3 bad data, 4 non-finite numbers, 5 out of disk or memory or standard output is
-closed, 75 stopped and resumable.
+`main` is the entry point. `VERBS` lists the verbs; `load_verb` imports the module of one verb, so that
+`reefknot --help` and every other verb start fast. `_report_errors` wraps each verb.
+
+Exit codes:
+     0  success
+     2  bad settings
+     3  bad data
+     4  non-finite numbers
+     5  out of disk space or memory, or standard output is closed
+    75  stopped; the same command resumes
 """
 
 from __future__ import annotations
@@ -25,9 +33,16 @@ from reefknot.lab.config.upgrade import RENAMED_OPTIONS
 
 EXAMPLES = """\b
 Examples:
-  reefknot table demo                     # train every row of a recipe, compare, report
+  reefknot table demo                     # train every row of a recipe, print a table, write a report
   reefknot train press2017/table6 --row "Small + WT" --data DIR
   reefknot generate runs/demo/tied/seed0 --prompt "this function"
+"""
+
+HELP = """The two ends of a language model: how words go in, how words come out, and how to tie them.
+
+A recipe is a TOML file with experiments, which are called rows. Training a row with one seed writes a run folder: the
+settings, the weights and the scores. Most other commands read run folders. The ends are the input embeddings and the
+output classifier; the tables hold their word vectors.
 """
 
 VERBS = (
@@ -54,9 +69,9 @@ VERBS = (
 )
 """Every verb, in the order of the help page.
 
-The verb `x` is the function `x` in `lab/cli/x.py`, with an underscore after a word that Python reserves. `EXAMPLES` of
-that module ends its help page. A group of verbs is a package: `lab/cli/x/__init__.py` defines `HELP`, `EXAMPLES` and
-`VERBS`, and the verb `x y` is the function `y` in `lab/cli/x/y.py`.
+The verb `train` is the function `train` in `lab/cli/train.py`, and `EXAMPLES` in that module ends its help page. A word
+that Python reserves gets an underscore: `import_`. A group of verbs is a package: `lab/cli/bench/__init__.py` defines
+`HELP`, `EXAMPLES` and `VERBS`, and the verb `bench heads` is the function `heads` in `lab/cli/bench/heads.py`.
 """
 
 MOVED = {
@@ -65,12 +80,12 @@ MOVED = {
     "similarity": "vectors similarity",
     "export": "vectors export",
 }
-"""Verbs that have moved into a group. The old name is an error whose message has the new name."""
+"""Verbs that have moved into a group. The old name raises an error that names the new one."""
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
-WHOLE_SENTENCE = 1000
-"""More characters than the summary of any verb has, so that no summary is cut off."""
+SUMMARY_LENGTH = 1000
+"""Maximum number of characters of a summary: more than any verb has, so that typer does not cut summaries off."""
 
 
 class Verb(TyperCommand):
@@ -85,8 +100,8 @@ class Verb(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                default = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                title = getattr(parameter, "rich_help_panel", None) or default
+                default_title = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                title = getattr(parameter, "rich_help_panel", None) or default_title
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             if records:
@@ -110,11 +125,11 @@ class VerbGroup(TyperGroup):
         """Write the verbs with the first sentence of their help. typer's implementation cuts long sentences off."""
         verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, verb.get_short_help_str(WHOLE_SENTENCE)) for name, verb in verbs])
+            formatter.write_dl([(name, verb.get_short_help_str(SUMMARY_LENGTH)) for name, verb in verbs])
 
 
 class Reefknot(VerbGroup):
-    """All verbs, and messages about verbs that have moved."""
+    """The group of all verbs. It also explains verbs and options that have new names."""
 
     verbs = VERBS
 
@@ -122,24 +137,26 @@ class Reefknot(VerbGroup):
         """Return the verb and its arguments; exit with a message if the verb or one of its options has a new name."""
         if args[0] in MOVED:
             raise typer.Exit(_print_renamed(args[0], MOVED[args[0]]))
-        verb, command, words = super().resolve_command(ctx, args)
-        renamed = RENAMED_OPTIONS.get(str(verb), {})
-        for word in words:
-            option = word.partition("=")[0]
-            if option in renamed:
-                raise typer.Exit(_print_renamed(f"{verb} {option}", f"{verb} {renamed[option]}"))
-        return verb, command, words
+        verb, command, arguments = super().resolve_command(ctx, args)
+        new_names = RENAMED_OPTIONS.get(str(verb), {})
+        for argument in arguments:
+            option = argument.partition("=")[0]
+            if option in new_names:
+                raise typer.Exit(_print_renamed(f"{verb} {option}", f"{verb} {new_names[option]}"))
+        return verb, command, arguments
 
 
 @cache
 def load_verb(name: str, package: str = VerbGroup.package) -> Any:
-    """Return the command of a verb, or the group of that name."""
-    attribute = name.replace("-", "_") + "_" * iskeyword(name)
+    """Import the module of a verb or of a group, and return its command."""
+    attribute = name.replace("-", "_")
+    if iskeyword(attribute):
+        attribute += "_"
     module = import_module(f"{package}.{attribute}")
     if hasattr(module, "VERBS"):
         return _load_group(name, module)
     verb = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=HELP_OPTIONS)
-    verb.command(name, cls=Verb, epilog=module.EXAMPLES)(_guarded(getattr(module, attribute)))
+    verb.command(name, cls=Verb, epilog=module.EXAMPLES)(_report_errors(getattr(module, attribute)))
     return typer.main.get_command(verb)
 
 
@@ -158,16 +175,17 @@ def _load_group(name: str, module: Any) -> Any:
         rich_markup_mode=None,
         context_settings=HELP_OPTIONS,
     )
-    group.callback()(lambda: None)  # typer makes a group only of an app with a callback
+    group.callback()(lambda: None)  # without a callback, typer would not make it a group
     return typer.main.get_command(group)
 
 
-def every_verb() -> Iterator[tuple[tuple[str, ...], Any]]:
+def iter_verbs() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every verb as the words that name it, such as ("bench", "heads"), and its command."""
     for name in VERBS:
         command = load_verb(name)
         if isinstance(command, VerbGroup):
-            yield from (((name, verb), command.get_command(None, verb)) for verb in command.verbs)
+            for verb in command.verbs:
+                yield (name, verb), command.get_command(None, verb)
         else:
             yield (name,), command
 
@@ -175,7 +193,7 @@ def every_verb() -> Iterator[tuple[tuple[str, ...], Any]]:
 app = typer.Typer(
     name="reefknot",
     cls=Reefknot,
-    help="The two ends of a language model: how words go in, how words come out, and how to tie them.",
+    help=HELP,
     epilog=EXAMPLES,
     no_args_is_help=True,
     add_completion=False,
@@ -200,25 +218,25 @@ def _options(
     """Handle the options that come before the verb."""
 
 
-def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
+def _report_errors(verb: Callable[..., None]) -> Callable[..., None]:
     """Wrap a verb so that its errors become messages and exit codes. typer itself reports invalid command lines."""
 
     @wraps(verb)
-    def run(*args: Any, **options: Any) -> None:
-        code = 0
+    def run_verb(*args: Any, **options: Any) -> None:
+        exit_code = 0
         try:
             _check_output()
             verb(*args, **options)
         except ReefknotError as error:
-            code = _print_error(error)
+            exit_code = _print_error(error)
         except BrokenPipeError:
             # The reader of our output has closed it, as `| head` does, so there is no one to print a message to.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (MemoryError, OSError, RuntimeError) as error:
-            code = _print_error(_machine_error(error))
-        raise typer.Exit(code)
+            exit_code = _print_error(_convert_system_error(error))
+        raise typer.Exit(exit_code)
 
-    return run
+    return run_verb
 
 
 def main() -> None:
@@ -236,8 +254,10 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning of reefknot in one line, and the warning of a library as Python does."""
-    ours = category.__module__.startswith("reefknot")
-    text = f"reefknot: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
+    if category.__module__.startswith("reefknot"):
+        text = f"reefknot: {message}\n"
+    else:
+        text = warnings.formatwarning(message, category, filename, lineno, line)
     print(text, end="", file=file or sys.stderr)
 
 
@@ -260,7 +280,7 @@ def _print_error(error: ReefknotError) -> int:
     return error.exit_code
 
 
-def _machine_error(error: MemoryError | OSError | RuntimeError) -> ReefknotError:
+def _convert_system_error(error: MemoryError | OSError | RuntimeError) -> ReefknotError:
     """Convert a full disk, an unreadable file or a lack of memory to an error of reefknot.
 
     Any other error is a bug in reefknot. It is raised again and keeps its traceback.

@@ -1,10 +1,14 @@
-"""Arguments, options and functions that several verbs share."""
+"""Arguments, options and functions that several verbs share.
+
+The types at the top, such as `Run`, are the annotations of a verb's arguments: they hold the help text. Below them are
+functions that open runs, print warnings and reject options without effect. `emit` prints the result of a verb.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -17,113 +21,133 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.language_model import TrainedLanguageModel
     from reefknot.lab.tasks.translation import TrainedTranslator
     from reefknot.lab.text.corpus import CorpusSettings
+    from reefknot.lab.text.dataset import Split
     from reefknot.lab.text.vocabulary import Vocabulary
     from reefknot.vectors.word_vectors import WordVectors
 
-Recipe = Annotated[
-    str, typer.Argument(help="The name of a shipped recipe (`reefknot ls` lists them), or the path of a TOML file.")
-]
+RECIPE_HELP = "Name of a built-in recipe (`reefknot ls recipes` lists them), or path of a TOML file."
+Recipe = Annotated[str, typer.Argument(help=RECIPE_HELP)]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings to change, as key=value, such as training.epochs=3.")
+    list[str] | None, typer.Argument(help="Settings to change in the recipe, as key=value, such as training.epochs=3.")
 ]
-Run = Annotated[Path, typer.Argument(help="A run folder.")]
+RowName = Annotated[
+    str | None, typer.Option(help="Row (experiment of the recipe) to train. Required if there are several.")
+]
+StartRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="Finished run to start from, if the row sets training.start. With --seeds, the folder that holds one run "
+        "per seed. [default: the run of the row that training.start names]"
+    ),
+]
+MaxParallel = Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")]
+Run = Annotated[Path, typer.Argument(help="A run folder, as `reefknot train` writes it.")]
 VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that holds the corpora, or the files of one corpus. The default is the environment variable "
-        "REEFKNOT_DATA.",
+        help="Folder with one subfolder per corpus, or the folder of a single corpus. [default: the environment "
+        "variable REEFKNOT_DATA]",
         show_default=False,
     ),
 ]
 Device = Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+BEAM_HELP = "Beam size: number of hypotheses that beam search keeps. [default: the run's setting]"
+LENGTH_PENALTY_HELP = (
+    "Length penalty: the exponent in score = log-probability / length ^ penalty. [default: the run's setting]"
+)
+TOP_K_HELP = "Sample only from the k most probable words."
+TOP_P_HELP = "Sample only from the fewest words whose probabilities sum to at least p."
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def open_trained(run: Path, device: str = "cpu") -> TrainedRun[Any, Any, Any]:
-    """Open a run of any task, and print a note if its training is not finished."""
+    """Open a run of any task, and print a warning if its training is not finished."""
     from reefknot.lab.tasks import open_run
 
     trained = open_run(run, device)
-    note_unfinished(trained.run)
+    warn_if_unfinished(trained.run)
     return trained
 
 
 def open_language_model(run: Path, device: str = "cpu") -> TrainedLanguageModel:
-    """Open the run of a language model, and print a note if its training is not finished."""
+    """Open the run of a language model, and print a warning if its training is not finished."""
     from reefknot.lab.tasks.language_model import open_language_model
     from reefknot.lab.training.generators import set_determinism
 
     trained = open_language_model(run, device)
     set_determinism(trained.experiment.training.determinism)
-    note_unfinished(trained.run)
+    warn_if_unfinished(trained.run)
     return trained
 
 
 def open_translator(run: Path, device: str = "cpu") -> TrainedTranslator:
-    """Open the run of a translator, and print a note if its training is not finished."""
+    """Open the run of a translator, and print a warning if its training is not finished."""
     from reefknot.lab.tasks.translation import open_translator
     from reefknot.lab.training.generators import set_determinism
 
     trained = open_translator(run, device)
     set_determinism(trained.experiment.training.determinism)
-    note_unfinished(trained.run)
+    warn_if_unfinished(trained.run)
     return trained
 
 
 def open_tables(source: Path) -> dict[str, WordVectors]:
-    """Return the word vectors of a run or of a file, by the names of their tables.
+    """Return the word vectors of a run or of a file, by the name of their table.
 
-    Notes on an unfinished run, or on unusual lines of a file, are printed on stderr.
+    An untied run gives {"input": ..., "output": ...}, a tied run {"tied": ...} and a file {"vectors": ...}. Warnings
+    about an unfinished run, or about unusual lines of a file, are printed on stderr.
     """
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks.word_vectors import open_vectors
 
     tables = open_vectors(source, notify=partial(typer.echo, err=True))
-    if is_run(source):
-        note_unfinished(RunFolder.open(source))
+    if is_run_folder(source):
+        warn_if_unfinished(RunFolder.open(source))
     return tables
 
 
-def is_run(source: Path) -> bool:
+def is_run_folder(source: Path) -> bool:
     """Return whether a path is a run folder, and not a file of vectors or a folder of the TensorBoard projector."""
     return (source / "config.json").is_file()
 
 
-def note_unfinished(run: RunFolder) -> None:
-    """Print a note if the training of a run is not finished."""
+def warn_if_unfinished(run: RunFolder) -> None:
+    """Print a warning on stderr if the training of a run is not finished."""
     if run.result is None and not run.imported:
         typer.echo(f"{run.path}: training is not finished; these are its best weights so far", err=True)
 
 
-def given_options(invocation: typer.Context) -> Iterator[tuple[str, str]]:
-    """Yield the parameters that the user has set: the name in Python, and the option on the command line."""
-    for parameter in invocation.command.params:
-        source = invocation.get_parameter_source(str(parameter.name))
-        if source is not None and source.name == "COMMANDLINE":
-            yield str(parameter.name), parameter.opts[0]
-
-
-def plain_corpus(name: str) -> CorpusSettings:
+def monolingual_corpus(name: str) -> CorpusSettings:
     """Return the settings of a corpus for a language model; raise an error if it is parallel text."""
     from reefknot.errors import SettingsError
     from reefknot.lab.text.corpora import known_corpus
     from reefknot.lab.text.corpus import CorpusSettings
 
-    known = known_corpus(name)
-    if known is not None and known.languages:
+    corpus = known_corpus(name)
+    if corpus is not None and corpus.languages:
         raise SettingsError(f"{name} is parallel text, for translation; name a text of one language")
     return CorpusSettings(name=name)
 
 
-def note_unknown_words(words: Iterable[str], vocabulary: Vocabulary) -> None:
-    """Print the words of a prompt that are not in the vocabulary, if there are any."""
+def warn_about_unknown_words(words: Iterable[str], vocabulary: Vocabulary) -> None:
+    """Print the words that the model reads as <unk>, on stderr, if there are any."""
     unknown = dict.fromkeys(word for word in words if not vocabulary.can_read(word))
     if unknown:
         typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(unknown)}", err=True)
 
 
-def standard_input() -> BinaryIO:
+def open_split(trained: TrainedLanguageModel, split: str, data: Path | None) -> Split:
+    """Return one split of the text that a language model was trained on; raise an error if there is no such split."""
+    from reefknot.errors import SettingsError
+
+    splits = trained.dataset(data).splits
+    if split not in splits:
+        raise SettingsError(f"--split {split}: must be one of {', '.join(splits)}")
+    return splits[split]
+
+
+def open_standard_input() -> BinaryIO:
     """Return standard input as a binary stream; raise an error if it is closed."""
     from reefknot.errors import DataError
 
@@ -132,7 +156,36 @@ def standard_input() -> BinaryIO:
     return sys.stdin.buffer
 
 
-# -- `--data DIR`. It is an error if nothing is read from the folder, because the user expects otherwise.
+def user_options(ctx: typer.Context) -> dict[str, str]:
+    """Return the options that the user has set on the command line: {"top_k": "--top-k"} for `--top-k 3`.
+
+    An option that is set to its default value is included.
+    """
+    options = {}
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            options[str(parameter.name)] = parameter.opts[0]
+    return options
+
+
+def reject_options(ctx: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raise an error if the user has set one of the named options.
+
+    Args:
+        ctx: The call of the verb.
+        names: Python names of the options, such as "top_k".
+        reason: Ends the message "--top-k has no effect ...". It may contain `{option}` for the name of the option.
+    """
+    from reefknot.errors import SettingsError
+
+    for name, option in user_options(ctx).items():
+        if name in names:
+            raise SettingsError(f"{option} has no effect {reason.format(option=option)}")
+
+
+# The functions below check `--data DIR`. If no text is read from the folder, the user has made a mistake: that is an
+# error.
 
 
 def check_data(data: Path | None, corpora: Iterable[str], reader: str) -> None:
@@ -146,16 +199,19 @@ def check_data(data: Path | None, corpora: Iterable[str], reader: str) -> None:
     from reefknot.errors import SettingsError
 
     names = list(dict.fromkeys(corpora))
-    if data is not None and names and not any(map(is_downloaded, names)):
+    if data is not None and names and not any(map(needs_data_folder, names)):
         raise SettingsError(f"--data has no effect: {reader} reads {', '.join(names)}, not a data folder; leave it out")
 
 
-def is_downloaded(corpus: str) -> bool:
-    """Return whether a corpus is read from the data folder: not a folder of text, and not part of Python."""
+def needs_data_folder(corpus: str) -> bool:
+    """Return whether a corpus is read from the data folder.
+
+    False for the user's own folder of text, and for corpora that are part of Python, such as python-docs.
+    """
     from reefknot.lab.text.corpora import known_corpus
 
-    known = known_corpus(corpus)
-    return known is not None and known.needs_data
+    published = known_corpus(corpus)
+    return published is not None and published.needs_data
 
 
 def check_training_data(data: Path | None, experiments: Iterable[Experiment], reader: str) -> None:
@@ -165,11 +221,11 @@ def check_training_data(data: Path | None, experiments: Iterable[Experiment], re
         check_data(data, (experiment.corpus.name for experiment in experiments), reader)
 
 
-def data_for(experiment: Experiment, data: Path | None) -> Path | None:
+def data_folder_for(experiment: Experiment, data: Path | None) -> Path | None:
     """Return the data folder if training the experiment reads from it, and None otherwise."""
-    return data if experiment.evaluates_similarity or is_downloaded(experiment.corpus.name) else None
+    return data if experiment.evaluates_similarity or needs_data_folder(experiment.corpus.name) else None
 
 
 def emit(value: Any, text: str, as_json: bool) -> None:
-    """Print the result of a verb: the value as JSON for programs, or the text for people."""
+    """Print the result of a verb: `value` as JSON with `--json`, and `text` without it."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2) if as_json else text)

@@ -1,4 +1,7 @@
-"""`reefknot params`: count the parameters of a recipe's rows."""
+"""`reefknot params`: count the parameters of a recipe's models.
+
+Every row (one experiment) of a recipe has a model. It is built on torch's meta device, which takes no memory.
+"""
 
 from __future__ import annotations
 
@@ -20,64 +23,80 @@ Examples:
 """
 
 NEEDS_TEXT = "the vocabulary is made from the text"
-"""The reason why a row cannot be counted without its corpus, unless the vocabulary size is published."""
+"""The reason why a model cannot be counted without its corpus, unless the vocabulary size is published."""
 
 
 def params(
     recipe: Recipe,
     overrides: Overrides = None,
-    row: Annotated[str | None, typer.Option(help="Count this row only, and list all its parts.")] = None,
+    row: Annotated[
+        str | None, typer.Option(help="Count only this row (experiment of the recipe), and list its parts in detail.")
+    ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count parameters by part, without building the model in memory.
+    """Count the parameters of the input, the encoder and the output of every model in a recipe.
 
-    A table that two ends share is counted once, at the input. A row whose vocabulary is made from its text, such as a
-    row with sub-words, is counted only if the corpus is on this machine.
+    A table that input and output share is counted once, at the input. If the size of a vocabulary depends on the text,
+    as with sub-words, the model is counted only if the corpus is on this machine.
     """
     from reefknot.lab.cli.options import check_data
+    from reefknot.lab.cli.sizes import format_missing
     from reefknot.lab.recipes.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [], row)
     check_data(data, (experiment.corpus.name for experiment in loaded.experiments.values()), recipe)
-    models, uncounted = _models(loaded, data, as_json)
-    counts = {name: _with_total(model.parameter_counts()) for name, model in models.items()}
-    record = {name: counts[name] | {"parts": model.parameter_counts_by_module()} for name, model in models.items()}
-    width = max(map(len, counts))
-    lines = [
-        f"{name:<{width}}  " + "  ".join(f"{part} {count:>12,}" for part, count in by_part.items())
-        for name, by_part in counts.items()
-    ]
-    if row is not None:
+    models, missing = _build_models(loaded, data)
+    if not as_json:
+        for line in format_missing("not counted", missing):
+            typer.echo(line, err=True)
+    counts = {name: _add_total(model.parameter_counts()) for name, model in models.items()}
+    records: dict[str, Any] = {}
+    for name in loaded.experiments:
+        if name in models:
+            records[name] = counts[name] | {"parts": models[name].parameter_counts_by_module()}
+        else:
+            records[name] = {"not_counted": missing[name]}
+    if row is None:
+        lines = _format_rows(counts)
+    else:
         (model,) = models.values()
-        parts = _with_total(model.parameter_counts_by_module())
-        width = max(map(len, parts))
-        lines = [f"{part:<{width}}  {count:>13,}" for part, count in parts.items()]
-    both = record | uncounted
-    emit({name: both[name] for name in loaded.experiments}, "\n".join(lines), as_json)
+        lines = _format_parts(_add_total(model.parameter_counts_by_module()))
+    emit(records, "\n".join(lines), as_json)
 
 
-def _models(recipe: LoadedRecipe, data: Path | None, as_json: bool) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """Return the models of the rows that can be counted, and for JSON the reasons why other rows cannot be counted.
+def _build_models(recipe: LoadedRecipe, data: Path | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return by row the models that can be counted, and the reason why the model of another row cannot be counted.
 
-    For people, the reasons are printed on stderr. It is an error if no row can be counted, or if the user has set
-    `--data` and a corpus is not in this folder.
+    It is an error if no model can be counted, or if the user has set `--data` and a corpus is not in this folder.
     """
     from reefknot.errors import CorpusNotFound
-    from reefknot.lab.cli.sizes import Texts, describe_missing, for_rows_with_text
+    from reefknot.lab.cli.sizes import TextCache, format_missing, map_rows_with_text
 
-    texts = Texts(data)
+    texts = TextCache(data)
     required = () if data is None else tuple(recipe.experiments)
-    models, missing = for_rows_with_text(recipe, lambda _, experiment: texts.unbuilt_model(experiment), required)
+    models, missing = map_rows_with_text(recipe, lambda _, experiment: texts.build_meta_model(experiment), required)
     reasons = {row: f"{NEEDS_TEXT}; {message}" for row, message in missing.items()}
-    lines = describe_missing("not counted", reasons)
     if not models:
-        raise CorpusNotFound("\n".join(lines))
-    if not as_json:
-        for line in lines:
-            typer.echo(line, err=True)
-    return models, {row: {"not_counted": reason} for row, reason in reasons.items()}
+        raise CorpusNotFound("\n".join(format_missing("not counted", reasons)))
+    return models, reasons
 
 
-def _with_total(counts: dict[str, int]) -> dict[str, int]:
+def _format_rows(counts: dict[str, dict[str, int]]) -> list[str]:
+    """Return one line per row: `tied  input 96  encoder 544  output 12  total 652`."""
+    width = max(map(len, counts))
+    lines = []
+    for name, part_counts in counts.items():
+        cells = "  ".join(f"{part} {count:>12,}" for part, count in part_counts.items())
+        lines.append(f"{name:<{width}}  {cells}")
+    return lines
+
+
+def _format_parts(counts: dict[str, int]) -> list[str]:
+    """Return one line per part of a single model."""
+    width = max(map(len, counts))
+    return [f"{part:<{width}}  {count:>13,}" for part, count in counts.items()]
+
+
+def _add_total(counts: dict[str, int]) -> dict[str, int]:
     return counts | {"total": sum(counts.values())}

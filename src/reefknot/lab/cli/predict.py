@@ -1,4 +1,7 @@
-"""`reefknot predict`: print the most probable next words."""
+"""`reefknot predict`: print the most probable next words after a phrase.
+
+With `--split`, it also prints mean probabilities over a text, as Inan et al. (2017) analyse their models.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from reefknot.lab.cli.options import (
     Device,
     Run,
     emit,
-    given_options,
-    note_unknown_words,
     open_language_model,
+    open_split,
+    reject_options,
+    warn_about_unknown_words,
 )
 
 if TYPE_CHECKING:
@@ -29,84 +33,87 @@ Examples:
 """
 
 TEXT_OPTIONS = ("neighbors", "data")
-"""Options that have an effect on the means over a text, but not on phrases."""
+"""Options that only affect the mean probabilities over a text."""
 
 
 def predict(
-    invocation: typer.Context,
+    ctx: typer.Context,
     run: Run,
     phrases: Annotated[
-        list[str] | None, typer.Argument(help="Phrases to continue. Each phrase is read as the start of a line.")
+        list[str] | None, typer.Argument(help="Phrases to continue. Every phrase is read as the start of a line.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Number of words to print after each phrase.")] = 10,
     split: Annotated[
-        str | None, typer.Option(help="Also print mean probabilities over this text: train, valid or test.")
+        str | None,
+        typer.Option(help="Also print mean probabilities over this text of the corpus: train, valid or test."),
     ] = None,
     neighbors: Annotated[
         int,
         typer.Option(
-            min=1, help="With --split: number of nearest neighbours of the next word whose probabilities are added up."
+            min=1,
+            help="With --split: number of nearest neighbours of the next word whose total probability is printed.",
         ),
     ] = 10,
     data: Data = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Print the most probable next words, and the probability of <unk>, a, an and the."""
+    """Print the most probable next words after a phrase, with their probabilities.
+
+    The probabilities of <unk>, a, an and the are always printed, because these words are a safe guess anywhere.
+    """
     from itertools import chain
 
-    from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.predictions import measure_tendency
     from reefknot.lab.evaluation.predictions import predict as predict_next
     from reefknot.lab.tasks import check_data_option, create_task
     from reefknot.storage.lines import words_in
 
-    _check(invocation, phrases or [], split)
+    _check_options(ctx, phrases or [], split)
     trained = open_language_model(run, device)
-    words_of_phrases = [words_in(phrase, "the phrase") for phrase in phrases or []]
+    split_phrases = [words_in(phrase, "the phrase") for phrase in phrases or []]
     record: dict[str, Any] = {"run": str(run), "phrases": []}
     lines: list[str] = []
     if split is not None:
         check_data_option(data, [create_task(trained.experiment)])
-        texts = trained.dataset(data).splits
-        if split not in texts:
-            raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
-        means = measure_tendency(trained.model, texts[split], trained.vocabulary, neighbors, trained.experiment.windows)
+        text = open_split(trained, split, data)
+        means = measure_tendency(trained.model, text, trained.vocabulary, neighbors, trained.experiment.windows)
         record["text"] = {"split": split, **asdict(means)}
-        lines += _mean_lines(split, means)
-    trained = trained.with_spellings(chain.from_iterable(words_of_phrases))
-    note_unknown_words(chain.from_iterable(words_of_phrases), trained.vocabulary)
-    for words in words_of_phrases:
+        lines += _format_means(split, means)
+    all_words = list(chain.from_iterable(split_phrases))
+    trained = trained.with_spellings(all_words)
+    warn_about_unknown_words(all_words, trained.vocabulary)
+    for words in split_phrases:
         prediction = predict_next(trained.model, words, trained.vocabulary, top)
         phrase = " ".join(words)
         record["phrases"].append({"phrase": phrase, **asdict(prediction)})
-        lines += [phrase or "(start of line)", *(f"  {value:.4f}  {word}" for word, value in prediction.words)]
-        lines.append(_watched_line(prediction.watched))
+        lines.append(phrase or "(start of line)")
+        lines += [f"  {probability:.4f}  {word}" for word, probability in prediction.words]
+        lines.append(_format_safe_guesses(prediction.watched))
     emit(record, "\n".join(lines), as_json)
 
 
-def _check(invocation: typer.Context, phrases: Sequence[str], split: str | None) -> None:
-    """Raise an error if an option has no effect, before anything is opened."""
+def _check_options(ctx: typer.Context, phrases: Sequence[str], split: str | None) -> None:
+    """Raise an error if there is nothing to predict or an option has no effect. Called before anything is opened."""
     from reefknot.errors import SettingsError
 
     if not phrases and split is None:
         raise SettingsError("nothing to predict; pass phrases, or a text with --split")
-    for name, option in given_options(invocation):
-        if name in TEXT_OPTIONS and split is None:
-            raise SettingsError(f"{option} has no effect without --split; add --split or leave {option} out")
-        if name == "top" and not phrases:
-            raise SettingsError(f"{option} has no effect without phrases; add phrases or leave {option} out")
+    if split is None:
+        reject_options(ctx, TEXT_OPTIONS, "without --split; add --split or leave {option} out")
+    if not phrases:
+        reject_options(ctx, ["top"], "without phrases; add phrases or leave {option} out")
 
 
-def _mean_lines(split: str, means: Tendency) -> list[str]:
+def _format_means(split: str, means: Tendency) -> list[str]:
     return [
         f"{split} text, mean probability over {means.contexts:,} contexts, one before every token but the first",
         f"  next word {means.target:.4f}, its {means.k} nearest neighbours at the input end {means.neighbors:.4f}",
-        _watched_line(means.watched),
+        _format_safe_guesses(means.watched),
     ]
 
 
-def _watched_line(watched: dict[str, float]) -> str:
-    """Return the probability of words that are a safe guess in any context."""
-    listed = ", ".join(f"{word} {value:.4f}" for word, value in watched.items())
-    return f"  safe guesses in any context: {listed or 'none of them is in the vocabulary'}"
+def _format_safe_guesses(probabilities: dict[str, float]) -> str:
+    """Format the probabilities of words that are a safe guess in any context."""
+    text = ", ".join(f"{word} {probability:.4f}" for word, probability in probabilities.items())
+    return f"  safe guesses in any context: {text or 'none of them is in the vocabulary'}"

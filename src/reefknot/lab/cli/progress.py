@@ -1,4 +1,7 @@
-"""Progress of long computations, printed on stderr because stdout is for the result."""
+"""Report the progress of long computations on stderr, because stdout is for the result.
+
+`live_progress` updates one line in place. `LineProgress` is for verbs that print results in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,23 @@ if TYPE_CHECKING:
 
 @contextmanager
 def live_progress() -> Iterator[Progress]:
-    """Yield a function that updates a progress line in place. In the meantime, stdout is redirected to stderr."""
+    """Yield a function that updates a progress line in place.
+
+    The function is called with a description of the work and the fraction that is done: `update("scoring", 0.5)`.
+    Inside the block, everything that is printed goes to stderr.
+    """
     from reefknot.lab.training.display import open_display, progress_line
 
-    started: dict[str, float] = {}
+    start_times: dict[str, float] = {}
     with redirect_stdout(sys.stderr):
         display = open_display()
 
-        def update(what: str, done: float) -> None:
+        def update(description: str, fraction: float) -> None:
             now = time.monotonic()
-            seconds = now - started.setdefault(what, now)
-            if done > 0:
-                display.update(progress_line(what, {}, done, seconds * (1 - done) / done))
+            elapsed = now - start_times.setdefault(description, now)
+            if fraction > 0:
+                remaining = elapsed * (1 - fraction) / fraction
+                display.update(progress_line(description, {}, fraction, remaining))
 
         try:
             yield update
@@ -33,24 +41,29 @@ def live_progress() -> Iterator[Progress]:
             display.close()
 
 
-class LineCount:
-    """Progress in lines of text, printed every few seconds, for verbs that print results in the meantime."""
+class LineProgress:
+    """Prints every few seconds how many lines of text are done.
 
-    def __init__(self, what: str, total: int | None) -> None:
-        """Start to count. `what` names the work, and `total` is the number of lines, or None if it is unknown."""
+    Args:
+        description: Name of the work, such as "translating".
+        total: Number of lines, or None if it is unknown. If it is known, the remaining time is printed as well.
+    """
+
+    def __init__(self, description: str, total: int | None) -> None:
         from reefknot.lab.training.display import Lines
 
-        self._what, self._total = what, total
-        self._display, self._started = Lines(), time.monotonic()
+        self._description, self._total = description, total
+        self._display, self._start_time = Lines(), time.monotonic()
 
-    def report(self, lines: float) -> None:
-        """Report how many lines are done. A fraction stands for a line that is partly done."""
+    def report(self, lines_done: float) -> None:
+        """Report how many lines are done. The number has a fraction if a line is partly done."""
         from reefknot.lab.training.display import progress_line
 
-        line = f"{self._what}  {lines:,.0f} lines"
-        if self._total and lines > 0:
-            done = min(lines / self._total, 1.0)
-            left = (time.monotonic() - self._started) * (1 - done) / done
-            line = progress_line(self._what, [f"{lines:,.0f} of {self._total:,} lines"], done, left)
+        text = f"{self._description}  {lines_done:,.0f} lines"
+        if self._total and lines_done > 0:
+            fraction = min(lines_done / self._total, 1.0)
+            remaining = (time.monotonic() - self._start_time) * (1 - fraction) / fraction
+            counts = [f"{lines_done:,.0f} of {self._total:,} lines"]
+            text = progress_line(self._description, counts, fraction, remaining)
         with redirect_stdout(sys.stderr):
-            self._display.update(line)
+            self._display.update(text)

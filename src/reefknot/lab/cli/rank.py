@@ -1,4 +1,8 @@
-"""`reefknot rank`: compute the numerical rank of a run's log-probabilities."""
+"""`reefknot rank`: compute the numerical rank of a language model's log-probabilities.
+
+The log-probabilities of all next words after every context form a matrix. Its rank shows how expressive the output end
+(classifier and loss) is: one softmax over D dimensions reaches at most D + 2 (Yang et al. 2018).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, open_language_model
+from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, open_language_model, open_split
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.rank import Spectrum
@@ -24,63 +28,68 @@ def rank(
     run: Run,
     split: Annotated[str, typer.Option(help="Text to take the contexts from: train, valid or test.")] = "test",
     contexts: Annotated[
-        int | None, typer.Option(min=1, help="Number of contexts, from the start of the text. [default: all]")
+        int | None, typer.Option(min=1, help="Number of contexts to use, from the start of the text. [default: all]")
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Also count the singular values above this tolerance.", show_default=False),
+        typer.Option(
+            min=0.0,
+            help="Also compute the rank with this tolerance: the number of larger singular values.",
+            show_default=False,
+        ),
     ] = None,
     data: Data = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compute the rank of the matrix of log-probabilities, which has one row per context.
+    """Compute the rank of the log-probability matrix of a language model.
 
-    The rank is at most D + 2 for one softmax over D dimensions.
+    The matrix has one row per context and one column per word. With one softmax over D dimensions, its rank is at most
+    D + 2.
     """
-    from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.rank import AUTHORS_TOLERANCE, compute_spectrum, rank_bound, required_memory
 
     trained = open_language_model(run, device)
     _check_data(data, trained)
-    texts = trained.dataset(data).splits
-    if split not in texts:
-        raise SettingsError(f"--split {split}: must be one of {', '.join(texts)}")
+    text = open_split(trained, split, data)
     output = trained.model.output
-    windows, eos = trained.experiment.windows, trained.vocabulary.eos
-    values, most = compute_spectrum(trained.model, texts[split], contexts, windows=windows, eos=eos), rank_bound(output)
-    tolerances = {"numpy's": values.numpy_tolerance, "the paper's": AUTHORS_TOLERANCE}
+    singular = compute_spectrum(trained.model, text, contexts, windows=trained.experiment.windows, eos=trained.vocabulary.eos)
+    rank_bound = rank_bound(output)
+    tolerances = {"numpy's": singular.numpy_tolerance, "the paper's": AUTHORS_TOLERANCE}
     if tolerance is not None:
         tolerances["your own"] = tolerance
-    ranks = [{"whose": whose, "tolerance": limit, "rank": values.rank(limit)} for whose, limit in tolerances.items()]
-    needed = required_memory(values.contexts, values.classes)
+    ranks = [{"whose": whose, "tolerance": limit, "rank": singular.rank(limit)} for whose, limit in tolerances.items()]
+    memory_bytes = required_memory(singular.contexts, singular.classes)
+    largest, smallest = float(singular.values[0]), float(singular.values[-1])
     record = {
         "run": str(run),
         "split": split,
-        "contexts": values.contexts,
-        "classes": values.classes,
+        "contexts": singular.contexts,
+        "classes": singular.classes,
         "width": output.context_dim,
-        "bound": most,
+        "bound": rank_bound,
         "ranks": ranks,
-        "largest": float(values.values[0]),
-        "smallest": float(values.values[-1]),
-        "memory_bytes": needed,
+        "largest": largest,
+        "smallest": smallest,
+        "memory_bytes": memory_bytes,
     }
-    few = f", and {values.contexts:,} with this few contexts" if values.contexts < most else ""
-    size = f"{needed / 2**30:,.1f} GiB" if needed >= 2**30 else f"{needed / 2**20:,.1f} MiB"
+    context_bound = ""
+    if singular.contexts < rank_bound:
+        context_bound = f", and {singular.contexts:,} with this few contexts"
     lines = [
-        _title(values, split, contexts),
-        *(_rank_line(whose, limit, values) for whose, limit in tolerances.items()),
-        f"dimension of the hidden state {output.context_dim:,}; the rank of this end is at most {most:,}{few}",
-        f"singular values {values.values[0]:.4g} to {values.values[-1]:.3g}, in float64, in at most {size}",
+        _format_title(singular, split, contexts),
+        *(_format_rank(whose, limit, singular) for whose, limit in tolerances.items()),
+        f"dimension of the hidden state {output.context_dim:,}; the rank of this end is at most {rank_bound:,}"
+        f"{context_bound}",
+        f"singular values {largest:.4g} to {smallest:.3g}, in float64, in at most {_format_memory(memory_bytes)}",
     ]
     emit(record, "\n".join(lines), as_json)
 
 
 def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:
-    """Raise an error if --data is set but the run's text is part of Python.
+    """Raise an error if --data is set but the run reads a published corpus that is not in the data folder.
 
-    A run on a folder of text can need --data, because the folder may have moved.
+    A run on the user's own folder of text may need --data, because the folder may have moved.
     """
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.text.corpora import known_corpus
@@ -90,15 +99,21 @@ def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:
         check_data(data, [corpus], str(trained.run.path))
 
 
-def _rank_line(whose: str, tolerance: float, values: Spectrum) -> str:
+def _format_rank(whose: str, tolerance: float, singular: Spectrum) -> str:
     note = " (numpy's matrix_rank(tol=True); not informative for a small model)" if whose == "the paper's" else ""
-    return f"rank {values.rank(tolerance):,} with {whose} tolerance, {tolerance:.3g}{note}"
+    return f"rank {singular.rank(tolerance):,} with {whose} tolerance, {tolerance:.3g}{note}"
 
 
-def _title(values: Spectrum, split: str, requested: int | None) -> str:
-    which = "the first" if requested == values.contexts else "all"
-    fewer = f"; {requested:,} were requested" if requested is not None and requested > values.contexts else ""
+def _format_title(singular: Spectrum, split: str, requested: int | None) -> str:
+    quantifier = "the first" if requested == singular.contexts else "all"
+    shortage = ""
+    if requested is not None and requested > singular.contexts:
+        shortage = f"; {requested:,} were requested"
     return (
-        f"log-probabilities of {values.classes:,} words after {which} {values.contexts:,} contexts of the {split} text "
-        f"(every token but the last ends a context){fewer}"
+        f"log-probabilities of {singular.classes:,} words after {quantifier} {singular.contexts:,} contexts of the "
+        f"{split} text (every token but the last ends a context){shortage}"
     )
+
+
+def _format_memory(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"

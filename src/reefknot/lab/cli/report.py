@@ -1,4 +1,7 @@
-"""`reefknot report`: write an HTML page about some runs."""
+"""`reefknot report`: write an HTML page about some runs.
+
+The verb collects the results of the runs and passes them to `lab/reports/page.py`, which writes the page.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +29,28 @@ Examples:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold runs.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write the page to.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Reefknot report",
     figures: Annotated[
         bool,
         typer.Option(
-            "--figures", help="Also draw figures of the papers that need the weights or token losses of runs."
+            "--figures",
+            help="Also draw the papers' figures that are computed from the weights or token losses of the runs.",
         ),
     ] = False,
     words: Annotated[
         list[str] | None,
         typer.Option(
-            help="Words whose neighbours are shown, such as king,queen. Can be repeated. [default: common words]"
+            help="Words to show the nearest neighbours of, such as king,queen. Can be repeated. [default: common words]"
         ),
     ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained HTML page with tables, figures, curves, neighbours, samples and settings."""
+    """Write an HTML report about runs, in one file.
+
+    It has tables of scores, figures, learning curves, nearest neighbours of words, generated text and all settings.
+    """
     from reefknot.lab.papers.figures.section import sections
     from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_recipe_file
     from reefknot.lab.reports.page import write_report
@@ -51,19 +58,22 @@ def report(
     from reefknot.lab.reports.rows import join, name_recipes
     from reefknot.lab.reports.table import from_recipe
 
-    chosen_words = _split_words(words)
+    chosen_words = _parse_words(words)
     results = collect(runs)
     _check_figures(results, figures, data)
-    known = [name for name in list_shipped_recipes() if any(result.recipe == name for result in results)]
+    recipes = [name for name in list_shipped_recipes() if any(result.recipe == name for result in results)]
     # Rows are in the order of their recipe. Rows without runs are left out; `reefknot table` shows them.
-    listed = [row for name in known for row in from_recipe(read_recipe_file(find_recipe(name)[0], name).rows, name)]
-    rows = name_recipes(row for row in join(listed, results) if row.results)
+    recipe_rows: list[TableRow] = []
+    for name in recipes:
+        path, _ = find_recipe(name)
+        recipe_rows += from_recipe(read_recipe_file(path, name).rows, name)
+    rows = name_recipes(row for row in join(recipe_rows, results) if row.results)
     if chosen_words:
-        rows = _show_words(rows, chosen_words)
-    drawn, notes = sections(results, weights=figures, data=data)
+        rows = _replace_words(rows, chosen_words)
+    figure_sections, notes = sections(results, weights=figures, data=data)
     for note in notes:
         typer.echo(note, err=True)
-    page = write_report(results, output, rows=rows, title=title, sections=drawn).resolve()
+    page = write_report(results, output, rows=rows, title=title, sections=figure_sections).resolve()
     emit({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)
 
 
@@ -77,18 +87,22 @@ def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) 
         raise SettingsError("--data has no effect without --figures; add --figures or leave --data out")
     if not figures:
         return
-    opened = [figure for figure in map(open_figure, FIGURES) if figure.needs and among(figure, results) is not None]
-    if not opened:
+    matching_figures = []
+    for name in FIGURES:
+        figure = open_figure(name)
+        if figure.needs and among(figure, results) is not None:
+            matching_figures.append(figure)
+    if not matching_figures:
         raise SettingsError(
             "--figures has no effect: no figure that reads weights or token losses is about these runs; leave it out"
         )
-    if data is not None and not any("data" in figure.options for figure in opened):
-        names = ", ".join(figure.name for figure in opened)
+    if data is not None and not any("data" in figure.options for figure in matching_figures):
+        names = ", ".join(figure.name for figure in matching_figures)
         raise SettingsError(f"--data has no effect: the figures of these runs ({names}) read no text; leave it out")
 
 
-def _split_words(options: Sequence[str] | None) -> list[str]:
-    """Return the words that --words names, without repetitions."""
+def _parse_words(options: Sequence[str] | None) -> list[str]:
+    """Return the words in all values of --words, without repetitions: ["a,b", "b,c"] becomes ["a", "b", "c"]."""
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.neighbors import NUM_EXAMPLES
 
@@ -103,10 +117,11 @@ def _split_words(options: Sequence[str] | None) -> list[str]:
     return words
 
 
-def _show_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow]:
-    """Return the rows with these words instead of the words that training chose.
+def _replace_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow]:
+    """Return the rows with the neighbours of these words instead of the words that training chose.
 
-    A row that cannot show the words stays unchanged, and a note is printed. It is an error if no row can show them.
+    A row without weights, or without one of the words, stays unchanged, and a note is printed. It is an error if all
+    rows stay unchanged.
     """
     from reefknot.errors import DataError, ReefknotError
     from reefknot.lab.reports.embedding import with_words
@@ -114,7 +129,7 @@ def _show_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow
     changed, errors = [], {}
     for row in rows:
         try:
-            changed.append(with_words(row, lambda result: _look_at_words(result, words)))
+            changed.append(with_words(row, lambda result: _find_neighbors(result, words)))
         except ReefknotError as error:
             changed.append(row)
             errors[row.name] = error
@@ -125,14 +140,16 @@ def _show_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[TableRow
     return changed
 
 
-def _look_at_words(result: Result, words: Sequence[str]) -> Mapping[str, Stored]:
-    """Return the neighbours and the picture of words, computed from the weights of a run."""
+def _find_neighbors(result: Result, words: Sequence[str]) -> Mapping[str, Stored]:
+    """Compute the neighbours and the picture of words from the weights of a run."""
     from reefknot.lab.tasks import open_run
     from reefknot.lab.tasks.word_vectors import describe_words
     from reefknot.vectors.lookup import Lookup
 
     trained = open_run(result.folder)
     tables = trained.vectors()
-    known = min(tables.values(), key=len)  # an input end that reads spellings may have more words than the output
-    tokens = [known.words[row] for row in Lookup(known).require(words, str(result.folder))]
+    # An input end that reads spellings may have more words than the output end. All tables have the words of the
+    # smallest.
+    smallest = min(tables.values(), key=len)
+    tokens = [smallest.words[row] for row in Lookup(smallest).require(words, str(result.folder))]
     return describe_words(tables, trained.vocabulary, tokens, tied=trained.model.tied)

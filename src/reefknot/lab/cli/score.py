@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, emit, open_language_model, standard_input
+from reefknot.lab.cli.options import AsJson, Device, Run, emit, open_language_model, open_standard_input
 
 EXAMPLES = """\b
 Examples:
@@ -19,14 +19,15 @@ Examples:
 def score(
     run: Run,
     sentences: Annotated[
-        list[str] | None, typer.Argument(help="Sentences to score. By default, lines are read from standard input.")
+        list[str] | None, typer.Argument(help="Sentences to score. [default: the lines of standard input]")
     ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Print the log-probability of sentences under the best weights of a run, token by token.
+    """Print the log-probability of sentences, in total and token by token.
 
-    Every sentence is scored on its own. Words are separated by spaces.
+    A trained language model scores every sentence on its own, with the best weights of its run. Words are separated by
+    spaces.
     """
     from dataclasses import asdict
 
@@ -34,14 +35,16 @@ def score(
     from reefknot.storage.lines import read_stream, words_in
 
     trained = open_language_model(run, device)
-    lines = sentences or [" ".join(line.words) for line in read_stream(standard_input(), "standard input")]
-    words_of_lines = [words_in(line, "the sentence") for line in lines]
-    trained = trained.with_spellings(chain.from_iterable(words_of_lines))
-    records, text = [], []
-    for line, words in zip(lines, words_of_lines, strict=True):
-        scores = score_sentence(trained.model, words, trained.vocabulary)
-        total = sum(score.log_prob for score in scores)
-        records.append({"sentence": line, "log_prob": total, "words": [asdict(score) for score in scores]})
-        text.append(f"{total:10.3f}  {line}")
-        text += [f"{score.log_prob:10.3f}    {score.word}{'  (unknown)' if score.unknown else ''}" for score in scores]
-    emit(records, "\n".join(text), as_json)
+    lines = sentences or [" ".join(line.words) for line in read_stream(open_standard_input(), "standard input")]
+    split_lines = [words_in(line, "the sentence") for line in lines]
+    trained = trained.with_spellings(chain.from_iterable(split_lines))
+    records, output_lines = [], []
+    for line, words in zip(lines, split_lines, strict=True):
+        word_scores = score_sentence(trained.model, words, trained.vocabulary)
+        total = sum(score.log_prob for score in word_scores)
+        records.append({"sentence": line, "log_prob": total, "words": [asdict(score) for score in word_scores]})
+        output_lines.append(f"{total:10.3f}  {line}")
+        for score in word_scores:
+            note = "  (unknown)" if score.unknown else ""
+            output_lines.append(f"{score.log_prob:10.3f}    {score.word}{note}")
+    emit(records, "\n".join(output_lines), as_json)

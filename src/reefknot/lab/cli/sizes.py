@@ -1,4 +1,9 @@
-"""The texts and the model sizes of a recipe's rows, for checks before training."""
+"""Check the rows of a recipe before training: open their texts and count the parameters of their models.
+
+A row is one experiment of a recipe. `map_rows` applies a check to every row and collects the errors of all rows, so
+that the user sees all mistakes at once. `TextCache` has the checks: it opens the text of a row and counts parameters on
+torch's meta device, where a model takes no memory.
+"""
 
 from __future__ import annotations
 
@@ -20,53 +25,62 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def for_each_row(recipe: Recipe, function: Callable[[Row, Experiment], Result]) -> dict[str, Result]:
+def map_rows(recipe: Recipe, function: Callable[[Row, Experiment], Result]) -> dict[str, Result]:
     """Apply a function to every row that can be trained and return the results by row."""
-    trained = {row.name: row for row in recipe.rows if row.name in recipe.experiments}
-    return for_each(recipe.given_name, "row", trained, lambda row: function(row, recipe.experiments[row.name]))
+    trainable_rows = {row.name: row for row in recipe.rows if row.name in recipe.experiments}
+    return map_items(recipe.given_name, "row", trainable_rows, lambda row: function(row, recipe.experiments[row.name]))
 
 
-def for_each(
-    recipe: str, kind: str, items: Mapping[str, Item], function: Callable[[Item], Result]
+def map_items(
+    recipe: str, noun: str, items: Mapping[str, Item], function: Callable[[Item], Result]
 ) -> dict[str, Result]:
-    """Apply a function to every item and return the results.
+    """Apply a function to every item and return the results by name.
+
+    Args:
+        recipe: Name of the recipe, for error messages.
+        noun: What an item is, for error messages: "row" or "combination".
+        items: The items by name.
+        function: The function of an item.
 
     Raises:
-        ReefknotError: The function failed for some items. One error lists all messages, with the items concerned.
+        ReefknotError: The function failed for some items. One error lists all messages, each with the names of its
+            items. It has the type of the first error.
     """
     results: dict[str, Result] = {}
-    mistakes: dict[tuple[type[ReefknotError], str], list[str]] = {}
+    names_by_message: dict[str, list[str]] = {}
+    first_error: ReefknotError | None = None
     for name, item in items.items():
         try:
             results[name] = function(item)
         except ReefknotError as error:
-            mistakes.setdefault((type(error), str(error)), []).append(f'"{name}"')
-    if mistakes:
-        error_kind, _ = next(iter(mistakes))
-        lines = [
-            f"{recipe}, {kind}{'s' * (len(names) > 1)} {', '.join(names)}: {mistake}"
-            for (_, mistake), names in mistakes.items()
-        ]
-        raise error_kind("\n".join(lines))
+            if first_error is None:
+                first_error = error
+            names_by_message.setdefault(str(error), []).append(f'"{name}"')
+    if first_error is not None:
+        lines = []
+        for message, names in names_by_message.items():
+            plural = "s" if len(names) > 1 else ""
+            lines.append(f"{recipe}, {noun}{plural} {', '.join(names)}: {message}")
+        raise type(first_error)("\n".join(lines))
     return results
 
 
-def for_rows_with_text(
+def map_rows_with_text(
     recipe: Recipe, function: Callable[[Row, Experiment], Result], required: Collection[str] = ()
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """Apply a function to the rows whose corpus is on this machine, or that do not need it.
 
     Args:
         recipe: The recipe that has the rows.
-        function: Function of a row. It raises `CorpusNotFound` if the row needs a missing corpus.
-        required: Names of rows whose missing corpus is an error.
+        function: The function of a row. It raises `CorpusNotFound` if the row needs a missing corpus.
+        required: Names of the rows for which a missing corpus is an error.
 
     Returns:
         The results by row, and for each row without a result the error message about its corpus.
     """
     missing: dict[str, str] = {}
 
-    def try_row(row: Row, experiment: Experiment) -> Result | None:
+    def call_or_record_missing(row: Row, experiment: Experiment) -> Result | None:
         try:
             return function(row, experiment)
         except CorpusNotFound as error:
@@ -75,20 +89,25 @@ def for_rows_with_text(
             missing[row.name] = str(error)
             return None
 
-    results = for_each_row(recipe, try_row)
+    results = map_rows(recipe, call_or_record_missing)
     return {row: result for row, result in results.items() if result is not None}, missing
 
 
-def describe_missing(heading: str, missing: Mapping[str, str]) -> list[str]:
-    """Return one line per message, with the rows that have this message."""
-    rows_of: dict[str, list[str]] = {}
+def format_missing(heading: str, missing: Mapping[str, str]) -> list[str]:
+    """Return one line per message, with the names of its rows: `not run: "A", "B": ptb not found`."""
+    rows_by_message: dict[str, list[str]] = {}
     for row, message in missing.items():
-        rows_of.setdefault(message, []).append(f'"{row}"')
-    return [f"{heading}: {', '.join(rows)}: {message}" for message, rows in rows_of.items()]
+        rows_by_message.setdefault(message, []).append(f'"{row}"')
+    return [f"{heading}: {', '.join(rows)}: {message}" for message, rows in rows_by_message.items()]
 
 
-class Texts:
-    """The texts of a recipe's rows. A text that several rows read is opened once."""
+class TextCache:
+    """Opens the texts of a recipe's rows. A text that several rows read is opened once.
+
+    Args:
+        data: The value of `--data`.
+        notify: Called with messages about the preparation of a text.
+    """
 
     def __init__(self, data: Path | None, notify: Notify = silent) -> None:
         self._data, self._notify = data, notify
@@ -101,17 +120,14 @@ class Texts:
             self._opened[key] = create_task(experiment).open_data(self._data, notify=self._notify)
         return self._opened[key]
 
-    def open_checked(self, row: Row, experiment: Experiment) -> Data:
-        """Return the text of a row after checking that its model has the size that the recipe states.
-
-        So a wrong size is reported before any row is trained.
-        """
+    def open_and_check_size(self, row: Row, experiment: Experiment) -> Data:
+        """Return the text of a row; raise an error if its model does not have the size that the recipe states."""
         dataset = self.open(experiment)
         _check_size(row, experiment, dataset.vocabulary_pair)
         return dataset
 
-    def checked_size(self, row: Row, experiment: Experiment) -> int | None:
-        """Return the number of parameters of a row after checking that the recipe states the same number.
+    def check_size(self, row: Row, experiment: Experiment) -> int | None:
+        """Return the number of parameters of a row; raise an error if the recipe states another number.
 
         Returns None if the number depends on a text that is not on this machine.
         """
@@ -120,26 +136,31 @@ class Texts:
         except CorpusNotFound:
             return None
 
-    def unbuilt_model(self, experiment: Experiment) -> Any:
+    def build_meta_model(self, experiment: Experiment) -> Any:
         """Return a model on the meta device, whose parameters can be counted but have no values."""
         with torch.device("meta"):
             return build_model(experiment, self.vocabulary_size(experiment))
 
     def vocabulary_size(self, experiment: Experiment) -> Any:
-        """Return the published vocabulary size if the whole corpus is used, or else the vocabulary of the text."""
+        """Return what the model needs to know about the vocabulary: its size, or the vocabulary itself.
+
+        The size of a published corpus is known without opening it, unless only a part of the corpus is used or the
+        settings change its words.
+        """
         corpus, vocabulary = experiment.corpus, experiment.vocabulary
-        words = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
-        whole = corpus.part is None and corpus.tokens is None and words == VocabularySettings()
-        known = known_corpus(corpus.name)
-        if whole and known is not None and known.types is not None:
-            types = known.types
+        # These two settings do not change which words the text has.
+        word_settings = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
+        is_unchanged = corpus.part is None and corpus.tokens is None and word_settings == VocabularySettings()
+        published = known_corpus(corpus.name)
+        if is_unchanged and published is not None and published.types is not None:
+            types = published.types
             return fairseq_dictionary_size(types) if vocabulary.dictionary == "fairseq" else types
         return self.open(experiment).vocabulary_pair
 
 
-def _check_size(row: Row, experiment: Experiment, words: Any) -> int:
+def _check_size(row: Row, experiment: Experiment, vocabulary: Any) -> int:
     with torch.device("meta"):
-        model = build_model(experiment, words)
+        model = build_model(experiment, vocabulary)
     total: int = sum(model.parameter_counts().values())
     if row.parameters not in (None, total):
         raise SettingsError(f"{total:,} parameters, expected {row.parameters:,}")

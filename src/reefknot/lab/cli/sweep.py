@@ -1,19 +1,24 @@
-"""`reefknot sweep`: train every combination of some settings and rank them on the validation text."""
+"""`reefknot sweep`: train every combination of some settings, and rank the combinations on the validation text.
+
+`lab/cli/combinations.py` parses the settings, `_plan_jobs` checks all combinations before any is trained, and
+`lab/cli/jobs.py` trains them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, Recipe
+from reefknot.lab.cli.options import Data, Device, MaxParallel, Recipe, RowName, StartRun
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.combinations import Combination
-    from reefknot.lab.cli.jobs import Job
+    from reefknot.lab.cli.jobs import Job, TrainOptions
     from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
     from reefknot.lab.recipes.recipe import Row
     from reefknot.lab.reports.sweep import Trial
@@ -31,58 +36,55 @@ def sweep(
     settings: Annotated[
         list[str],
         typer.Argument(
-            help="Settings: key=a,b,c tries several values, and key=a sets one value for all runs. Values are TOML; a "
-            "list in brackets is one value."
+            help="Settings of the recipe. key=a,b,c tries three values, and key=a uses one value for all runs. Values "
+            "are written as in TOML; a list in brackets is one value."
         ),
     ],
-    row: Annotated[str | None, typer.Option(help="Row to train. Required if the recipe has several rows.")] = None,
+    row: RowName = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write the runs to. [default: runs/sweeps/RECIPE/ROW]")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds of every combination.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")] = 1,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            help="Finished run to start from, for a row with training.start. With --seeds, the folder that has one run "
-            "per seed. [default: the run of the row that training.start names]"
-        ),
-    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of runs to train per combination, each with a different seed.")
+    ] = 1,
+    jobs: MaxParallel = 1,
+    start: StartRun = None,
     test: Annotated[
         bool, typer.Option("--test", help="Also print the test perplexity of the best combination.")
     ] = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Train every combination of settings, print a table with the best first, and write sweep.json and report.html.
+    """Train every combination of some settings, and print a table with the best combination first.
 
-    Combinations are ranked on the validation text. Test perplexities are not shown, because a text that has helped to
-    choose settings cannot test the choice. Run the same command again to resume where it stopped. Add values to the
-    command to train only the new combinations.
+    The table is also written to sweep.json and report.html. Combinations are ranked by their validation perplexity.
+    Test perplexities are hidden, so that they cannot influence your choice of settings; --test prints the one of the
+    best combination. Run the same command again to continue where it stopped. If you add values to the command, only
+    the new combinations are trained.
     """
-    from reefknot.lab.cli.combinations import combine, parse
-    from reefknot.lab.cli.jobs import Job, run_missing
+    from reefknot.lab.cli.combinations import combine, parse_settings
+    from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.reports.sweep import Trial
 
-    fixed, varied = parse(settings)
-    unchanged = load_recipe(recipe, row=row)
-    chosen = unchanged.row(row)
-    _check_scored(unchanged, chosen)
-    root = out or Path("runs") / "sweeps" / unchanged.name / chosen.slug
+    fixed, varied = parse_settings(settings)
+    loaded = load_recipe(recipe, row=row)
+    chosen_row = loaded.row(row)
+    _check_scored(loaded, chosen_row)
+    root = out or Path("runs") / "sweeps" / loaded.name / chosen_row.slug
     combinations = {combination.name: combination for combination in combine(varied)}
-    typer.echo(f"{unchanged.title}\n{chosen.name}: {len(combinations)} combinations of settings")
-    job = Job(recipe, chosen.name, 0, root, tuple(fixed), data, device, start=start, withhold_test=True)
-    planned = _plan(job, combinations, seeds)
-    trials = [
-        Trial(name, combinations[name].settings, tuple(job.out for job, _ in runs)) for name, runs in planned.items()
-    ]
-    runs = [run for seed_runs in planned.values() for run in seed_runs]
-    _check_starts([job for job, done in runs if not done], fixed)
+    typer.echo(f"{loaded.title}\n{chosen_row.name}: {len(combinations)} combinations of settings")
+    options = TrainOptions(recipe, chosen_row.name, tuple(fixed), data, device, withhold_test=True)
+    planned = _plan_jobs(options, combinations, seeds, root, start)
+    trials = []
+    for name, seed_jobs in planned.items():
+        trials.append(Trial(name, combinations[name].settings, tuple(job.out for job, _ in seed_jobs)))
+    all_jobs = list(chain.from_iterable(planned.values()))
+    _check_starts([job for job, is_finished in all_jobs if not is_finished], fixed)
     try:
-        run_missing(runs, jobs, root)
+        run_unfinished(all_jobs, jobs, root)
     finally:
-        _show(trials, root, f"{unchanged.title}: a sweep of {chosen.name}", test)
+        _print_and_write_table(trials, root, f"{loaded.title}: a sweep of {chosen_row.name}", test)
 
 
 def _check_scored(recipe: LoadedRecipe, row: Row) -> None:
@@ -97,54 +99,57 @@ def _check_scored(recipe: LoadedRecipe, row: Row) -> None:
         )
 
 
-def _plan(job: Job, combinations: Mapping[str, Combination], seeds: int) -> dict[str, list[tuple[Job, bool]]]:
-    """Return for every combination the jobs of all seeds, and whether each job is done.
+def _plan_jobs(
+    options: TrainOptions, combinations: Mapping[str, Combination], num_seeds: int, root: Path, start: Path | None
+) -> dict[str, list[tuple[Job, bool]]]:
+    """Return for every combination the jobs of all seeds, each with True if its run is already finished.
 
     Args:
-        job: The common part of all jobs. Its overrides are the fixed settings, its folder is the folder of the sweep,
-            and its start is the value of --start.
+        options: The options that all jobs share. Their overrides are the settings that do not vary.
         combinations: The combinations of settings, by name.
-        seeds: Number of seeds.
+        num_seeds: Number of seeds.
+        root: The folder of the sweep.
+        start: The value of --start.
 
     Raises:
         ReefknotError: Some combinations cannot be trained. The error is raised before any combination is trained.
     """
-    from reefknot.lab.cli.options import check_training_data, data_for
-    from reefknot.lab.cli.sizes import Texts, for_each
+    from reefknot.lab.cli.options import check_training_data, data_folder_for
+    from reefknot.lab.cli.sizes import TextCache, map_items
     from reefknot.lab.experiment import is_done
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.recipes.starts import start_folder
 
-    texts = Texts(job.data, typer.echo)
+    texts = TextCache(options.data, typer.echo)
     experiments: list[Experiment] = []
 
-    def plan(combination: Combination) -> list[tuple[Job, bool]]:
-        overrides = (*job.overrides, *combination.overrides)
-        loaded = load_recipe(job.recipe, overrides, job.row)
-        row = loaded.row(job.row)
+    def plan_combination(combination: Combination) -> list[tuple[Job, bool]]:
+        overrides = (*options.overrides, *combination.overrides)
+        loaded = load_recipe(options.recipe, overrides, options.row)
+        row = loaded.row(options.row)
         experiment = loaded.experiments[row.name]
         experiments.append(experiment)
-        dataset = texts.open_checked(row, experiment)
-        common = replace(job, overrides=overrides, data=data_for(experiment, job.data), label=combination.name)
-        planned = []
-        for seed in range(seeds):
-            out = job.out / combination.folder / f"seed{seed}"
-            requested = job.start / f"seed{seed}" if job.start and seeds > 1 else job.start
-            start = requested or start_folder(loaded, row, seed)
-            done = is_done(out, loaded, row, seed, dataset, start)
-            planned.append((replace(common, seed=seed, out=out, start=start), done))
-        return planned
+        dataset = texts.open_and_check_size(row, experiment)
+        row_options = replace(options, overrides=overrides, data=data_folder_for(experiment, options.data))
+        seed_jobs = []
+        for seed in range(num_seeds):
+            out = root / combination.folder / f"seed{seed}"
+            start_run = start / f"seed{seed}" if start and num_seeds > 1 else start
+            start_run = start_run or start_folder(loaded, row, seed)
+            is_finished = is_done(out, loaded, row, seed, dataset, start_run)
+            seed_jobs.append((row_options.for_run(seed, out, start_run, label=combination.name), is_finished))
+        return seed_jobs
 
-    planned = for_each(job.recipe, "combination", combinations, plan)
-    check_training_data(job.data, experiments, job.recipe)  # not earlier, because the corpus may vary
+    planned = map_items(options.recipe, "combination", combinations, plan_combination)
+    check_training_data(options.data, experiments, options.recipe)  # not earlier, because the corpus may vary
     return planned
 
 
 def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
-    """Raise one error if the runs that the jobs start from are missing.
+    """Raise an error if a run that a job starts from is missing.
 
-    The command in its message has only the settings that all combinations share, because the run to start from is
-    trained once for all combinations.
+    Its message suggests a command that trains the missing run. The command has only the `fixed` settings, because all
+    combinations start from the same run.
     """
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.recipes.starts import find_start
@@ -155,8 +160,8 @@ def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
             find_start(loaded, loaded.row(job.row), job.seed, job.start, job.out, job.data)
 
 
-def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
-    """Print and write the table of the runs that exist, even if training was stopped or failed."""
+def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
+    """Print and write the table of the runs that exist. Called even if training was stopped or failed."""
     from rich.console import Console
 
     from reefknot.lab.reports.cells import format_spread
@@ -170,8 +175,10 @@ def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
     if not ranked:
         return
     rows = [row for _, row in ranked]
-    same_size = len({row.size for row in rows}) == 1
-    print_table(rows, Console(), leave_out=("tokens/s", "memory", *(["parameters"] if same_size else [])))
+    hidden_columns = ["tokens/s", "memory"]
+    if len({row.size for row in rows}) == 1:
+        hidden_columns.append("parameters")
+    print_table(rows, Console(), leave_out=hidden_columns)
     record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summary(ranked, root)}
     best = ranked[0][0].row()
     if test and (perplexities := best.mean_score(PERPLEXITY, "test")):

@@ -1,4 +1,8 @@
-"""Open the systems that `reefknot compare` compares: one row of a recipe each, trained with one or more seeds."""
+"""Open the systems that `reefknot compare` compares.
+
+A system is one row of a recipe (one experiment), trained with one or more seeds. It is named by a folder: either the
+run folder of a single seed, or a folder that holds one run per seed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def open_system(path: Path) -> System:
-    """Return the finished runs below a path; raise an error if they differ in more than the seed."""
+    """Return the finished runs in a folder as one system; raise an error if they differ in more than the seed."""
     from reefknot.errors import DataError, SettingsError
     from reefknot.lab.reports.results import collect
     from reefknot.lab.reports.rows import group
@@ -19,20 +23,21 @@ def open_system(path: Path) -> System:
 
     groups = group(collect([path]))
     if len(groups) > 1:
-        a, b, *_ = (runs[0].folder if len(runs) == 1 else runs[0].folder.parent for runs in groups.values())
+        folders = [runs[0].folder if len(runs) == 1 else runs[0].folder.parent for runs in groups.values()]
         raise SettingsError(
             f"{path} holds runs that differ in more than the seed: {'; '.join(groups)}; a folder is read as one "
-            f"system, so name one folder per system: reefknot compare {a} {b}"
+            f"system, so name one folder per system: reefknot compare {folders[0]} {folders[1]}"
         )
     (results,) = groups.values()
     finished = [result for result in results if result.record is not None]
     if not finished:
         raise DataError(f"{path}: training is not finished, so there is nothing to compare yet")
-    folders = {result.seed: result.folder for result in finished}
+    folder_by_seed = {result.seed: result.folder for result in finished}
     for result in finished:
-        if result.folder != folders[result.seed]:
+        other_folder = folder_by_seed[result.seed]
+        if result.folder != other_folder:
             raise SettingsError(
-                f"{result.folder} and {folders[result.seed]} both have seed {result.seed}; leave one of them out"
+                f"{result.folder} and {other_folder} both have seed {result.seed}; leave one of them out"
             )
-    runs = [RunFolder.open(folder) for folder in folders.values()]
+    runs = [RunFolder.open(folder) for folder in folder_by_seed.values()]
     return System(path, runs, seeds=len({result.seed for result in results}))

@@ -1,4 +1,8 @@
-"""`reefknot table`: train every row of a recipe and print our scores next to the paper's."""
+"""`reefknot table`: train every row (experiment) of a recipe, and print the scores next to the paper's scores.
+
+The steps are: open the texts of all rows, train the runs that are not finished yet (`lab/cli/jobs.py`), then print the
+table and write report.html.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
+from reefknot.lab.cli.options import Data, Device, MaxParallel, Overrides, Recipe
 
 if TYPE_CHECKING:
+    from reefknot.lab.cli.jobs import Job
     from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
     from reefknot.lab.tasks.contract import Data as OpenedData
 
@@ -29,23 +34,25 @@ def table(
     row: Annotated[
         list[str] | None,
         typer.Option(
-            help="Row to train, or a pattern with * for several rows. The rows that they start from are trained too. "
-            "Can be repeated. [default: all rows]"
+            help="Row to train, or a pattern with * for several rows. Can be repeated. If a row starts from another "
+            "row, that row is trained too. [default: all rows]"
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write the runs to. [default: runs/RECIPE]")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Number of seeds of every row.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of runs to train per row, each with a different seed.")
+    ] = 1,
+    jobs: MaxParallel = 1,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Train every row of a recipe, print one table and write report.html.
+    """Train every row of a recipe, print a table with the paper's scores, and write report.html.
 
-    Run the same command again to resume where it stopped. Rows whose corpus is not on this machine are left out, unless
-    --row names them without a *.
+    A row is one experiment of the recipe. Run the same command again to continue where it stopped. Rows whose corpus is
+    not on this machine are left out. If --row names such a row exactly, without a *, that is an error.
     """
-    from reefknot.lab.cli.jobs import Job, run_missing
-    from reefknot.lab.cli.options import check_training_data, data_for
+    from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
+    from reefknot.lab.cli.options import check_training_data, data_folder_for
     from reefknot.lab.experiment import is_done
     from reefknot.lab.recipes.recipe import default_folder, load_recipe
     from reefknot.lab.recipes.starts import start_folder
@@ -54,45 +61,38 @@ def table(
     check_training_data(data, loaded.experiments.values(), recipe)
     root = out or Path("runs") / loaded.name
     typer.echo(loaded.title)
-    named = {loaded.row(name).name for name in row or [] if "*" not in name}
-    datasets = _open_texts(loaded, named, data)
+    required_rows = {loaded.row(name).name for name in row or [] if "*" not in name}
+    datasets = _open_texts(loaded, required_rows, data)
     for description in dict.fromkeys(dataset.describe() for dataset in datasets.values()):
         typer.echo(description)
-    planned = [
-        Job(
-            recipe,
-            row.name,
-            seed,
-            default_folder(loaded, row, seed, root),
-            tuple(overrides or []),
-            data_for(loaded.experiments[row.name], data),
-            device,
-            start=start_folder(loaded, row, seed, root),
-        )
-        for row in loaded.rows
-        if row.name in datasets
-        for seed in range(seeds)
-    ]
-    finished = [
-        is_done(job.out, loaded, loaded.row(job.row), job.seed, datasets[job.row], job.start) for job in planned
-    ]
+    planned: list[tuple[Job, bool]] = []
+    for recipe_row in loaded.rows:
+        if recipe_row.name not in datasets:
+            continue
+        row_data = data_folder_for(loaded.experiments[recipe_row.name], data)
+        options = TrainOptions(recipe, recipe_row.name, tuple(overrides or []), row_data, device)
+        for seed in range(seeds):
+            start = start_folder(loaded, recipe_row, seed, root)
+            job = options.for_run(seed, default_folder(loaded, recipe_row, seed, root), start)
+            is_finished = is_done(job.out, loaded, recipe_row, seed, datasets[recipe_row.name], start)
+            planned.append((job, is_finished))
     try:
-        run_missing(list(zip(planned, finished, strict=True)), jobs, root)
+        run_unfinished(planned, jobs, root)
     finally:
-        _show(loaded, [job.out for job in planned if (job.out / "config.json").exists()], root)
+        _print_and_write_table(loaded, [job.out for job, _ in planned if (job.out / "config.json").exists()], root)
 
 
-def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None) -> dict[str, OpenedData]:
-    """Return the texts of all rows that can be trained on this machine, and print which rows cannot be trained.
+def _open_texts(recipe: LoadedRecipe, required_rows: Collection[str], data: Path | None) -> dict[str, OpenedData]:
+    """Return the text of every row that can be trained on this machine, and print which rows are left out.
 
-    A row cannot be trained if its corpus is missing. The table shows it as not run. It is an error if such a row is
-    named on the command line, or if no row can be trained.
+    A row is left out if its corpus is missing. It is an error if such a row is in `required_rows`, or if all rows are
+    left out.
     """
     from reefknot.errors import CorpusNotFound
-    from reefknot.lab.cli.sizes import Texts, describe_missing, for_rows_with_text
+    from reefknot.lab.cli.sizes import TextCache, format_missing, map_rows_with_text
 
-    datasets, missing = for_rows_with_text(recipe, Texts(data, typer.echo).open_checked, named)
-    lines = describe_missing("not run", missing)
+    datasets, missing = map_rows_with_text(recipe, TextCache(data, typer.echo).open_and_check_size, required_rows)
+    lines = format_missing("not run", missing)
     if not datasets:
         raise CorpusNotFound("\n".join(lines))
     for line in lines:
@@ -100,8 +100,8 @@ def _open_texts(recipe: LoadedRecipe, named: Collection[str], data: Path | None)
     return datasets
 
 
-def _show(recipe: LoadedRecipe, runs: list[Path], root: Path) -> None:
-    """Print and write the table of the runs that exist, even if training was stopped or failed."""
+def _print_and_write_table(recipe: LoadedRecipe, runs: list[Path], root: Path) -> None:
+    """Print the table of the runs that exist, and write report.html. Called even if training was stopped or failed."""
     from rich.console import Console
 
     from reefknot.lab.reports.page import write_report

@@ -1,4 +1,8 @@
-"""`reefknot tokens`: count the sub-words that the two sides of a parallel text share (Press & Wolf 2017, Table 1)."""
+"""`reefknot tokens`: count the sub-words that both languages of a parallel text share (Press & Wolf 2017, Table 1).
+
+The more sub-words the two languages share, the more a translator gains from one table for both. `tokens` finds the
+texts of a corpus, a folder or a recipe, and `_count_subwords` counts one text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
     from reefknot.lab.text.pair_dataset import PairDataset
     from reefknot.lab.text.vocabulary import VocabularySettings
 
-    Texts = dict[str, tuple[CorpusSettings, VocabularySettings]]
+    TextSettings = dict[str, tuple[CorpusSettings, VocabularySettings]]
     """Settings of parallel texts, by the name that the table shows."""
 
 EXAMPLES = """\b
@@ -26,7 +30,7 @@ Examples:
 """
 
 COUNTS = ("source_only", "target_only", "both", "source_tokens", "target_tokens")
-"""Names of the counts of a text, in the order of the columns."""
+"""Names of the counts, in the order of the columns. They are also the keys in JSON."""
 
 
 def tokens(
@@ -35,41 +39,45 @@ def tokens(
         typer.Argument(metavar="RECIPE|CORPUS", help="A recipe, a parallel corpus, or a folder of parallel text."),
     ],
     row: Annotated[
-        str | None, typer.Option(help="Count only this row of the recipe. By default, all rows are counted.")
+        str | None, typer.Option(help="Count only the text of this row (experiment of the recipe). [default: all rows]")
     ] = None,
     data: Data = None,
     source: Annotated[
-        str | None, typer.Option(help="Source language of a folder, or of a corpus that has several languages.")
+        str | None, typer.Option(help="Source language, if you name a folder or a corpus with several languages.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Target language of a folder, or of a corpus that has several languages.")
+        str | None, typer.Option(help="Target language, if you name a folder or a corpus with several languages.")
     ] = None,
     merges: Annotated[
         int | None,
         typer.Option(
-            help="Number of merges of byte-pair encoding. The default is the recipe's setting, or 32,000.",
+            help="Number of byte-pair merges to learn. [default: the recipe's setting, or 32,000]",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count how many sub-words of a training text are in the source only, in the target only, and in both.
+    """Count the sub-words of a parallel text that occur only in the source, only in the target, or in both.
 
-    Sub-words are learned on both sides together. They are counted in the pairs that a model is trained on, without
-    <eos> and <unk>. The last two columns are the numbers of tokens.
+    Sub-words are learned from both languages together, and counted in the sentence pairs that a model is trained on.
+    <eos> and <unk> do not count. The last two columns are the numbers of tokens in each language.
     """
     from reefknot.lab.config.settings import check_settings
     from reefknot.lab.text.pair_dataset import open_pairs
     from reefknot.lab.text.vocabulary import VocabularySettings
 
-    settings = _corpus_texts(texts, row, source, target, data) or _recipe_texts(texts, row, source or target)
-    with_merges = (
-        check_settings(VocabularySettings, {"bpe": {"merges": merges}}, "--merges") if merges is not None else None
+    settings = _find_corpus_texts(texts, row, source, target, data)
+    if settings is None:
+        settings = _find_recipe_texts(texts, row, source or target)
+    merges_vocabulary = None
+    if merges is not None:
+        merges_vocabulary = (
+        check_settings(VocabularySettings, {"bpe": {"merges": merges}}, "--merges")
     )
     counts = {}
     for name, (corpus, vocabulary) in settings.items():
         notify = partial(typer.echo, err=True)
-        counts[name] = _count(open_pairs(corpus, with_merges or vocabulary, data=data, notify=notify))
+        counts[name] = _count_subwords(open_pairs(corpus, merges_vocabulary or vocabulary, data=data, notify=notify))
     width = max(map(len, counts))
     lines = [" " * width + "".join(f"  {column.replace('_', ' '):>13}" for column in COUNTS)]
     lines += [
@@ -79,24 +87,24 @@ def tokens(
     emit(counts, "\n".join(lines), as_json)
 
 
-def _corpus_texts(
+def _find_corpus_texts(
     name: str, row: str | None, source: str | None, target: str | None, data: Path | None
-) -> Texts | None:
-    """Return the settings of a parallel corpus or of a folder; None if the name is neither."""
+) -> TextSettings | None:
+    """Return the settings of a parallel corpus or of a folder; None if `name` is neither."""
     from reefknot.errors import SettingsError
     from reefknot.lab.config.settings import check_settings
     from reefknot.lab.text.corpora import parallel_corpora
     from reefknot.lab.text.corpus import CorpusSettings
     from reefknot.lab.text.vocabulary import BPESettings, VocabularySettings
 
-    known = parallel_corpora().get(name)
-    if known is None and not Path(name).is_dir():
+    published = parallel_corpora().get(name)
+    if published is None and not Path(name).is_dir():
         return None
     if row is not None:
         raise SettingsError(f"--row has no effect on {name}, which is a corpus and not a recipe; leave --row out")
-    if known is None and data is not None:
+    if published is None and data is not None:
         raise SettingsError(f"--data has no effect on {name}, which is itself the folder of a text; leave --data out")
-    languages = (None, None) if known is None else known.languages
+    languages = (None, None) if published is None else published.languages
     pairs = {"source": source or languages[0], "target": target or languages[1]}
     if None in pairs.values():
         raise SettingsError(f"{name}: name the languages with --source and --target, as in the names of the files")
@@ -104,10 +112,10 @@ def _corpus_texts(
     return {name: (corpus, VocabularySettings(bpe=BPESettings()))}
 
 
-def _recipe_texts(name: str, row: str | None, language: str | None) -> Texts:
-    """Return the settings of the parallel texts of a recipe, by the name of the first row that is trained on the text.
+def _find_recipe_texts(name: str, row: str | None, language: str | None) -> TextSettings:
+    """Return the settings of a recipe's parallel texts, each by the name of the first row that is trained on it.
 
-    Sub-words are counted as if both sides shared one vocabulary, whatever the row's setting is.
+    Sub-words are counted as if both languages shared one vocabulary, whatever the row's setting is.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.recipes.file import RecipeNotFound
@@ -123,7 +131,7 @@ def _recipe_texts(name: str, row: str | None, language: str | None) -> Texts:
         raise SettingsError(
             "--source and --target have no effect on a recipe, which names its languages; leave them out"
         )
-    texts: Texts = {}
+    texts: TextSettings = {}
     for row_name, experiment in recipe.experiments.items():
         settings = experiment.corpus, experiment.vocabulary.model_copy(update={"sides": "joint"})
         if experiment.corpus.pairs is not None and settings not in texts.values():
@@ -135,22 +143,24 @@ def _recipe_texts(name: str, row: str | None, language: str | None) -> Texts:
     return texts
 
 
-def _count(dataset: PairDataset) -> dict[str, str | int | None]:
+def _count_subwords(dataset: PairDataset) -> dict[str, str | int | None]:
     """Count the sub-words and tokens of the training text."""
     import numpy as np
 
     from reefknot.lab.text.vocabulary import END_OF_LINE, UNKNOWN
 
-    words, split = dataset.vocabulary, dataset.splits["train"]
-    occurrences = [np.bincount(side.ids, minlength=len(words)) for side in (split.source, split.target)]
-    for side in occurrences:
-        side[[words.id_of(symbol) for symbol in (END_OF_LINE, UNKNOWN) if symbol in words]] = 0
-    source, target = (side > 0 for side in occurrences)
+    vocabulary, split = dataset.vocabulary, dataset.splits["train"]
+    symbol_ids = [vocabulary.id_of(symbol) for symbol in (END_OF_LINE, UNKNOWN) if symbol in vocabulary]
+    source_counts = np.bincount(split.source.ids, minlength=len(vocabulary))
+    target_counts = np.bincount(split.target.ids, minlength=len(vocabulary))
+    source_counts[symbol_ids] = 0
+    target_counts[symbol_ids] = 0
+    in_source, in_target = source_counts > 0, target_counts > 0
     bpe = dataset.vocabulary_settings.bpe
-    counted = (source & ~target, target & ~source, source & target, *occurrences)
+    columns = (in_source & ~in_target, in_target & ~in_source, in_source & in_target, source_counts, target_counts)
     return {
         "corpus": dataset.name,
         "merges": None if bpe is None else bpe.merges,
         "pairs": split.pairs,
-        **{column: int(values.sum()) for column, values in zip(COUNTS, counted, strict=True)},
+        **{column: int(values.sum()) for column, values in zip(COUNTS, columns, strict=True)},
     }

@@ -1,18 +1,21 @@
-"""`reefknot train`: train one row of a recipe, with one seed or several."""
+"""`reefknot train`: train one row of a recipe (one experiment), with one seed or several.
+
+One seed is trained in this process. Several seeds are trained one after another, each by a `reefknot train` of its own
+(`lab/cli/jobs.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
+from reefknot.lab.cli.options import Data, Device, Overrides, Recipe, RowName, StartRun
 
 if TYPE_CHECKING:
-    from reefknot.lab.cli.jobs import Job
+    from reefknot.lab.cli.jobs import TrainOptions
     from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
 
 EXAMPLES = """\b
@@ -29,33 +32,30 @@ Examples:
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    row: Annotated[str | None, typer.Option(help="Row to train. Required if the recipe has several rows.")] = None,
+    row: RowName = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder. With --seeds, the folder in which every run has its own folder. "
+            help="Run folder to write, or with --seeds the folder that will hold one run folder per seed. "
             "[default: runs/RECIPE/ROW/seedN]",
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="Number N of seeds. Seeds 0 to N-1 are trained, one run per seed.")
+        int, typer.Option(min=1, max=1000, help="Number of runs to train. They use seeds 0, 1, 2 and so on.")
     ] = 1,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            help="Finished run to start from, for a row with training.start. With --seeds, the folder that has one run "
-            "per seed. [default: the run of the row that training.start names]"
-        ),
-    ] = None,
+    start: StartRun = None,
     data: Data = None,
     device: Device = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     withhold_test: Annotated[
         bool,
-        typer.Option("--withhold-test", help="Do not print the test score. Use this while you choose settings."),
+        typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
     ] = False,
 ) -> None:
-    """Train one row of a recipe, or resume it if its run folder exists."""
+    """Train one row of a recipe, or continue its training if the run folder exists.
+
+    A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows.
+    """
     from reefknot.lab.cli.options import check_training_data
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
@@ -63,31 +63,29 @@ def train(
     from reefknot.lab.training.distributed import choose_device, join_world
 
     loaded = load_recipe(recipe, overrides or [], row)
-    chosen = loaded.row(row)
-    check_training_data(data, [loaded.experiments[chosen.name]], recipe)
+    chosen_row = loaded.row(row)
+    check_training_data(data, [loaded.experiments[chosen_row.name]], recipe)
     if seeds > 1:
-        from reefknot.lab.cli.jobs import Job
+        from reefknot.lab.cli.jobs import TrainOptions
 
         _check_seeds(overrides or [], out)
-        job = Job(
+        options = TrainOptions(
             recipe,
-            chosen.name,
-            seed=0,
-            out=out or Path(),
+            chosen_row.name,
             overrides=tuple(overrides or []),
             data=data,
             device=device,
             tensorboard=tensorboard,
             withhold_test=withhold_test,
         )
-        _train_seeds(loaded, job, seeds, out, start)
+        _train_seeds(loaded, options, seeds, out, start)
         return
     with join_world(choose_device(device)) as world:
         display = open_display() if world.is_first else Silent()
         try:
             train_row(
                 loaded,
-                chosen,
+                chosen_row,
                 out,
                 data=data,
                 world=world,
@@ -110,21 +108,27 @@ def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:
         raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")
 
 
-def _train_seeds(recipe: LoadedRecipe, job: Job, seeds: int, out: Path | None, start: Path | None) -> None:
-    """Train seeds 0 to `seeds` - 1 of a job, one after another."""
+def _train_seeds(
+    recipe: LoadedRecipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None
+) -> None:
+    """Train one run for each of the seeds 0 to `num_seeds` - 1, one after another.
+
+    Args:
+        recipe: The loaded recipe.
+        options: The options that all runs share.
+        num_seeds: Number of runs.
+        out: The folder that will hold one run folder per seed, or None for the default folders.
+        start: The folder that holds one run to start from per seed, or None.
+    """
     from reefknot.lab.cli.jobs import run_jobs
-    from reefknot.lab.cli.sizes import Texts, for_each_row
+    from reefknot.lab.cli.sizes import TextCache, map_rows
     from reefknot.lab.recipes.recipe import default_folder
 
-    row = recipe.row(job.row)
-    for_each_row(recipe, Texts(job.data).checked_size)
-    jobs = [
-        replace(
-            job,
-            seed=seed,
-            out=out / f"seed{seed}" if out else default_folder(recipe, row, seed),
-            start=start / f"seed{seed}" if start else None,
-        )
-        for seed in range(seeds)
-    ]
-    run_jobs(jobs, at_once=1)
+    row = recipe.row(options.row)
+    # A model of the wrong size is reported before the first run starts.
+    map_rows(recipe, TextCache(options.data).check_size)
+    jobs = []
+    for seed in range(num_seeds):
+        run_folder = out / f"seed{seed}" if out else default_folder(recipe, row, seed)
+        jobs.append(options.for_run(seed, run_folder, start=start / f"seed{seed}" if start else None))
+    run_jobs(jobs, max_parallel=1)

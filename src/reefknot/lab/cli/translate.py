@@ -1,4 +1,8 @@
-"""`reefknot translate`: translate lines of text."""
+"""`reefknot translate`: translate lines of text with a translator.
+
+`translate` checks the options and then works in groups of lines: read a group, decode it, rescore it with a language
+model if the user asked for that, detokenise it and print it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, open_language_model, open_translator, standard_input
-from reefknot.lab.cli.progress import LineCount
+from reefknot.lab.cli.options import (
+    BEAM_HELP,
+    LENGTH_PENALTY_HELP,
+    TOP_K_HELP,
+    TOP_P_HELP,
+    AsJson,
+    Device,
+    Run,
+    open_language_model,
+    open_standard_input,
+    open_translator,
+)
+from reefknot.lab.cli.progress import LineProgress
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.beam import SearchSettings
@@ -30,86 +45,85 @@ Examples:
   reefknot translate RUN test.en --rescore LM_RUN --weight 0.2
 """
 
-LINES_AT_ONCE = 2000
-"""Number of lines that are translated as a group.
-
-A group is large enough that batches can be filled with lines of similar length. A long file is never all in memory."""
+GROUP_SIZE = 2000
+"""Number of lines in a group: enough to fill batches with lines of similar length, without reading a whole file."""
 
 SEARCH = "Search"
 SAMPLING = "Sampling"
 RESCORING = "Rescoring"
 OUTPUT = "Output"
 
-File = Annotated[Path | None, typer.Argument(help="File with lines to translate. By default, standard input is read.")]
+File = Annotated[Path | None, typer.Argument(help="File of lines to translate. [default: standard input]")]
 NBest = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="N",
         rich_help_panel=OUTPUT,
-        help="Print the N best translations of each line, as LINE ||| TEXT ||| SCORE. Finished translations come "
-        "first. By default, the text of the best translation is printed.",
+        help="Print the N best translations of every line, as LINE NUMBER ||| TEXT ||| SCORE. Complete translations "
+        "come first. [default: print only the text of the best translation]",
     ),
 ]
 Scores = Annotated[
     bool,
-    typer.Option("--scores", rich_help_panel=OUTPUT, help="Print the score of each translation: TEXT ||| SCORE."),
+    typer.Option("--scores", rich_help_panel=OUTPUT, help="Also print the score of every translation: TEXT ||| SCORE."),
 ]
 Detokenize = Annotated[
     bool,
-    typer.Option("--detokenize", rich_help_panel=OUTPUT, help="Attach punctuation to words, as in ordinary text."),
+    typer.Option("--detokenize", rich_help_panel=OUTPUT, help="Join punctuation to words, as in ordinary text."),
 ]
 Beam = Annotated[
     int | None,
     typer.Option(
         min=1,
         rich_help_panel=SEARCH,
-        help="Number of hypotheses that beam search keeps open. By default, the setting of the run is used.",
+        help=BEAM_HELP,
     ),
 ]
 LengthPenalty = Annotated[
     float | None,
     typer.Option(
         rich_help_panel=SEARCH,
-        help="Exponent of the length penalty: score = log-probability / length ^ penalty. By default, the setting of "
-        "the run is used.",
+        help=LENGTH_PENALTY_HELP,
     ),
 ]
 Greedy = Annotated[
     bool,
-    typer.Option("--greedy", rich_help_panel=SEARCH, help="Do not search: always choose the most probable word."),
+    typer.Option(
+        "--greedy", rich_help_panel=SEARCH, help="Choose the most probable word at every step instead of searching."
+    ),
 ]
-Sample = Annotated[bool, typer.Option("--sample", rich_help_panel=SAMPLING, help="Do not search: sample every word.")]
+Sample = Annotated[
+    bool, typer.Option("--sample", rich_help_panel=SAMPLING, help="Sample every word instead of searching.")
+]
 Temperature = Annotated[
     float | None,
     typer.Option(
         min=0.0,
         rich_help_panel=SAMPLING,
-        help="Sampling temperature. Lower values make translations more predictable. The default is 1.",
+        help="Sampling temperature. Lower values make translations more predictable. [default: 1]",
     ),
 ]
-TopK = Annotated[
-    int | None, typer.Option(min=1, rich_help_panel=SAMPLING, help="Sample from the k most probable words.")
-]
+TopK = Annotated[int | None, typer.Option(min=1, rich_help_panel=SAMPLING, help=TOP_K_HELP)]
 TopP = Annotated[
     float | None,
     typer.Option(
         min=1e-9,
         max=1.0,
         rich_help_panel=SAMPLING,
-        help="Sample from the most probable words that together have probability p.",
+        help=TOP_P_HELP,
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(min=0, max=2**62, rich_help_panel=SAMPLING, help="Random seed of sampling. The default is 0."),
+    typer.Option(min=0, max=2**62, rich_help_panel=SAMPLING, help="Random seed. [default: 0]"),
 ]
 Rescore = Annotated[
     Path | None,
     typer.Option(
         rich_help_panel=RESCORING,
-        help="Run of a language model that rescores the translations of the beam: score = (log p + weight x log p "
-        "of the language model) / length ^ penalty.",
+        help="Run of a language model that rescores the translations in the beam: score = (log p of the translator + "
+        "weight x log p of the language model) / length ^ penalty.",
     ),
 ]
 Weight = Annotated[
@@ -117,7 +131,7 @@ Weight = Annotated[
 ]
 BatchTokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of source tokens in a batch. It changes memory and speed, not the translations."),
+    typer.Option(min=1, help="Number of source tokens per batch. Affects memory and speed, not the translations."),
 ]
 
 
@@ -141,53 +155,64 @@ def translate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Translate lines with the best weights of a run, one line of output for each line of input."""
+    """Translate text line by line with a trained translator, using the best weights of its run."""
     from reefknot.lab.evaluation.translation import beam_decoder
     from reefknot.storage.lines import count_lines
 
-    searched = {"n-best": n_best, "beam": beam, "length-penalty": length_penalty, "rescore": rescore}
-    sampling = {"temperature": temperature, "top-k": top_k, "top-p": top_p, "seed": seed}
-    _check_decoding(greedy, sample, searched, sampling)
+    search_options = {"n-best": n_best, "beam": beam, "length-penalty": length_penalty, "rescore": rescore}
+    sampling_options = {"temperature": temperature, "top-k": top_k, "top-p": top_p, "seed": seed}
+    _check_decoding(greedy, sample, search_options, sampling_options)
     _check_rescoring(rescore, weight)
     _check_output(scores, n_best, as_json)
     trained = open_translator(run, device)
     search = trained.experiment.search_with(beam, length_penalty)
     _check_n_best(n_best, search)
-    rescorer = None if rescore is None else _Rescorer.open(rescore, device, cast(float, weight), search)
+    rescorer = None
+    if rescore is not None:
+        rescorer = _Rescorer.open(rescore, device, cast(float, weight), search)
     if greedy or sample:
-        decode = _without_search(trained, search, sampling if sample else None)
+        decode = _build_decoder_without_search(trained, search, sampling_options if sample else None)
     else:
+        # The rescorer needs all translations of the beam, because it may prefer another one.
         decode = beam_decoder(trained.words, search, search.beam if rescorer else n_best or 1)
-    translator = _translator(trained, decode, batch_tokens)
-    finish = _detokenizer(trained) if detokenize else list
-    formatted = _as_json if as_json else _as_n_best if n_best else _as_scored if scores else _as_text
-    count = LineCount("translating", count_lines(file) if file is not None and file.is_file() else None)
-    for lines in _groups_of_lines(file):
-        before = lines[0].number - 1
-        translations = translator.translate(lines, lambda _, done: count.report(before + done * len(lines)))  # noqa: B023
+    translator = _build_translator(trained, decode, batch_tokens)
+    postprocess = _build_detokenizer(trained) if detokenize else list
+    format_line = _choose_format(scores, n_best, as_json)
+    progress = LineProgress("translating", count_lines(file) if file is not None and file.is_file() else None)
+    for lines in _read_groups(file):
+        translations = translator.translate(lines, partial(_report_progress, progress, lines))
         if rescorer is not None:
-            translations = rescorer.rescored(translations)
-        best = (finish(candidates[: n_best or 1]) for candidates in translations)
-        typer.echo("\n".join(formatted(line, candidates) for line, candidates in zip(lines, best, strict=True)))
+            translations = rescorer.rescore(translations)
+        output_lines = []
+        for line, candidates in zip(lines, translations, strict=True):
+            output_lines.append(format_line(line, postprocess(candidates[: n_best or 1])))
+        typer.echo("\n".join(output_lines))
     translator.report_unknown()
     if rescorer is not None:
-        rescorer.note_unknown()
+        rescorer.report_unknown()
 
 
-def _check_decoding(greedy: bool, sample: bool, searched: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
-    """Raise an error if options of decoding contradict each other or have no effect. Called before a run is opened."""
+def _report_progress(progress: LineProgress, lines: Sequence[Line], description: str, fraction: float) -> None:
+    """Report the progress in the whole file, given the fraction of a group of lines that is done."""
+    progress.report(lines[0].number - 1 + fraction * len(lines))
+
+
+def _check_decoding(
+    greedy: bool, sample: bool, search_options: Mapping[str, Any], sampling_options: Mapping[str, Any]
+) -> None:
+    """Raise an error if decoding options contradict each other or have no effect. Called before a run is opened."""
     from reefknot.errors import SettingsError
 
     if greedy and sample:
         raise SettingsError("--greedy and --sample exclude each other; leave one of them out")
-    for name, value in searched.items():
+    for name, value in search_options.items():
         if value is not None and (greedy or sample):
-            without = "--greedy" if greedy else "--sample"
-            raise SettingsError(f"--{name} is for beam search, which {without} does not use; leave one of them out")
-    for name, value in sampling.items():
+            mode = "--greedy" if greedy else "--sample"
+            raise SettingsError(f"--{name} is for beam search, which {mode} does not use; leave one of them out")
+    for name, value in sampling_options.items():
         if value is not None and not sample:
             raise SettingsError(f"--{name} has no effect without --sample; add --sample or leave --{name} out")
-        if value is not None and name != "temperature" and sampling["temperature"] == 0:
+        if value is not None and name != "temperature" and sampling_options["temperature"] == 0:
             raise SettingsError(
                 f"--{name} has no effect at temperature 0, which always chooses the most probable word; leave it out"
             )
@@ -207,8 +232,10 @@ def _check_output(scores: bool, n_best: int | None, as_json: bool) -> None:
     from reefknot.errors import SettingsError
 
     if scores and (n_best is not None or as_json):
-        other = "--json" if as_json else "--n-best"
-        raise SettingsError(f"--scores has no effect with {other}, which prints scores anyway; leave --scores out")
+        stronger_option = "--json" if as_json else "--n-best"
+        raise SettingsError(
+            f"--scores has no effect with {stronger_option}, which prints scores anyway; leave --scores out"
+        )
 
 
 def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
@@ -220,22 +247,27 @@ def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
         )
 
 
-def _without_search(trained: TrainedTranslator, search: SearchSettings, sampling: Mapping[str, Any] | None) -> Decode:
-    """Return a function that decodes word by word: greedily, or by sampling if there are options of sampling."""
+def _build_decoder_without_search(
+    trained: TrainedTranslator, search: SearchSettings, sampling_options: Mapping[str, Any] | None
+) -> Decode:
+    """Return a function that decodes word by word: by sampling if there are sampling options, greedily otherwise.
+
+    Shapes: B sentences, S source tokens.
+    """
     from reefknot.lab.evaluation.beam import greedy, sample
     from reefknot.lab.evaluation.translation import banned_ids, require_eos
 
-    words = trained.vocabulary
-    eos, banned = require_eos(words), banned_ids(words)
-    if sampling is None:
+    vocabulary = trained.vocabulary
+    eos, banned = require_eos(vocabulary), banned_ids(vocabulary)
+    if sampling_options is None:
         return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, banned)]
-    options = {name.replace("-", "_"): value for name, value in sampling.items() if value is not None}
+    options = {name.replace("-", "_"): value for name, value in sampling_options.items() if value is not None}
     return lambda decoder, source_BS: [
         [sampled] for sampled in sample(decoder, source_BS, eos, search, banned=banned, **options)
     ]
 
 
-def _translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | None) -> LineTranslator:
+def _build_translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | None) -> LineTranslator:
     from reefknot.lab.evaluation.translation import BATCH_TOKENS, LineTranslator
 
     experiment = trained.experiment
@@ -250,29 +282,32 @@ def _translator(trained: TrainedTranslator, decode: Decode, batch_tokens: int | 
     )
 
 
-def _detokenizer(trained: TrainedTranslator) -> Callable[[Sequence[Translation]], list[Translation]]:
-    """Return a function that detokenises translations. Rescoring comes first, because it needs tokens."""
+def _build_detokenizer(trained: TrainedTranslator) -> Callable[[Sequence[Translation]], list[Translation]]:
+    """Return a function that detokenises translations. It is called after rescoring, which needs tokens."""
     from reefknot.lab.text.detokenization import build_detokenizer
 
-    detokenized = build_detokenizer(trained.experiment.pairs.target)
+    detokenize_text = build_detokenizer(trained.experiment.pairs.target)
     return lambda translations: [
-        replace(translation, text=detokenized(translation.text)) for translation in translations
+        replace(translation, text=detokenize_text(translation.text)) for translation in translations
     ]
 
 
-def _groups_of_lines(file: Path | None) -> Iterator[list[Line]]:
-    """Yield groups of lines of a file or of standard input. On a terminal, every line is a group."""
+def _read_groups(file: Path | None) -> Iterator[list[Line]]:
+    """Yield groups of lines from a file or from standard input.
+
+    If a user types the lines on a terminal, every line is a group, so that it is translated at once.
+    """
     from reefknot.storage.lines import read_file, read_stream
 
-    lines = read_file(file) if file is not None else read_stream(standard_input(), "standard input")
-    size = 1 if file is None and standard_input().isatty() else LINES_AT_ONCE
-    while group := list(islice(lines, size)):
+    lines = read_file(file) if file is not None else read_stream(open_standard_input(), "standard input")
+    is_terminal = file is None and open_standard_input().isatty()
+    while group := list(islice(lines, 1 if is_terminal else GROUP_SIZE)):
         yield group
 
 
 @dataclass
 class _Rescorer:
-    """A language model that contributes to the scores of translations."""
+    """Rescores translations with a language model: score = (log p + weight x log p of the model) / length ^ penalty."""
 
     trained: TrainedLanguageModel
     weight: float
@@ -293,47 +328,59 @@ class _Rescorer:
             )
         return cls(trained, weight, search, path)
 
-    def rescored(self, translations: Sequence[Sequence[Translation]]) -> list[list[Translation]]:
-        """Return the translations of each line with their new scores, best first."""
+    def rescore(self, translations: Sequence[Sequence[Translation]]) -> list[list[Translation]]:
+        """Return the translations of every line with their new scores, best first."""
         from reefknot.lab.evaluation.sentences import score_sentences
         from reefknot.lab.evaluation.translation import rerank
         from reefknot.storage.lines import words_in
 
-        texts = {
+        # A text that occurs several times is scored once.
+        words_by_text = {
             translation.text: words_in(translation.text, "a translation")
             for translation in chain.from_iterable(translations)
         }
-        trained = self.trained.with_spellings(chain.from_iterable(texts.values()))
-        scores = score_sentences(trained.model, list(texts.values()), trained.vocabulary)
-        log_probs = {text: sum(word.log_prob for word in words) for text, words in zip(texts, scores, strict=True)}
-        self.unknown += sum(word.unknown for word in chain.from_iterable(scores))
+        trained = self.trained.with_spellings(chain.from_iterable(words_by_text.values()))
+        word_scores = score_sentences(trained.model, list(words_by_text.values()), trained.vocabulary)
+        log_probs = {}
+        for text, scores in zip(words_by_text, word_scores, strict=True):
+            log_probs[text] = sum(score.log_prob for score in scores)
+            self.unknown += sum(score.unknown for score in scores)
         return [
             rerank(candidates, [log_probs[candidate.text] for candidate in candidates], self.weight, self.search)
             for candidates in translations
         ]
 
-    def note_unknown(self) -> None:
+    def report_unknown(self) -> None:
         """Print the number of unknown words, if there are any."""
         if self.unknown:
-            words = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
-            typer.echo(f"{words} of translations not in the vocabulary of {self.path}: scored as <unk>", err=True)
+            count = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
+            typer.echo(f"{count} of translations not in the vocabulary of {self.path}: scored as <unk>", err=True)
 
 
-def _as_text(_: Line, translations: Sequence[Translation]) -> str:
+def _choose_format(scores: bool, n_best: int | None, as_json: bool) -> Callable[[Line, Sequence[Translation]], str]:
+    """Return the function that formats a source line with its best translations, as the output options ask for."""
+    if as_json:
+        return _format_json
+    if n_best:
+        return _format_n_best
+    return _format_scored if scores else _format_text
+
+
+def _format_text(_: Line, translations: Sequence[Translation]) -> str:
     return translations[0].text
 
 
-def _as_scored(_: Line, translations: Sequence[Translation]) -> str:
+def _format_scored(_: Line, translations: Sequence[Translation]) -> str:
     return f"{translations[0].text} ||| {translations[0].score:.4f}"
 
 
-def _as_n_best(line: Line, translations: Sequence[Translation]) -> str:
+def _format_n_best(line: Line, translations: Sequence[Translation]) -> str:
     return "\n".join(
         f"{line.number} ||| {translation.text} ||| {translation.score:.4f}" for translation in translations
     )
 
 
-def _as_json(line: Line, translations: Sequence[Translation]) -> str:
+def _format_json(line: Line, translations: Sequence[Translation]) -> str:
     record = {
         "line": line.number,
         "source": " ".join(line.words),

@@ -1,15 +1,15 @@
-"""`reefknot validate`: check recipes without training them."""
+"""`reefknot validate`: check the settings and model sizes of recipes without training them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reefknot.lab.cli.options import AsJson, Data, emit
 
 if TYPE_CHECKING:
-    from reefknot.lab.recipes.recipe import Recipe, Row
+    from reefknot.lab.recipes.recipe import Row
 
 EXAMPLES = """\b
 Examples:
@@ -19,44 +19,46 @@ Examples:
 
 
 def validate(
-    recipes: Annotated[list[str], typer.Argument(help="Shipped recipes, or paths of TOML files.")],
+    recipes: Annotated[list[str], typer.Argument(help="Names of built-in recipes, or paths of TOML files.")],
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every setting of every row, and that every model has the number of parameters that its recipe states."""
+    """Check recipes without training: all settings, and the number of parameters of every model.
+
+    A model must have the number of parameters that its recipe states, if it states one.
+    """
     from reefknot.errors import ReefknotError
     from reefknot.lab.cli.options import check_data
-    from reefknot.lab.cli.sizes import Texts, for_each_row
+    from reefknot.lab.cli.sizes import TextCache, map_rows
     from reefknot.lab.recipes.recipe import load_recipe
 
-    records, lines = [], []
-    texts = Texts(data)
+    records: list[dict[str, Any]] = []
+    lines: list[str] = []
     corpora: list[str] = []
-    problems: list[ReefknotError] = []
-    # After a mistake in one recipe, the other recipes are still checked.
+    errors: list[ReefknotError] = []
+    texts = TextCache(data)
+    # After an error in one recipe, the other recipes are still checked.
     for name in recipes:
         try:
             loaded = load_recipe(name)
-            corpora += _corpora(loaded)
-            sizes = for_each_row(loaded, texts.checked_size)
+            corpora += [experiment.corpus.name for experiment in loaded.experiments.values()]
+            sizes = map_rows(loaded, texts.check_size)
         except ReefknotError as error:
-            problems.append(error)
+            errors.append(error)
         else:
             records += [{"recipe": name, "row": row, "parameters": size} for row, size in sizes.items()]
-            lines += [f"{name}  {row}: valid, {_size(loaded.row(row), size)}" for row, size in sizes.items()]
-            if others := len(loaded.rows) - len(sizes):
-                lines.append(f"{name}  {others} other row{'s' * (others > 1)}: nothing to train")
-    if problems:
-        raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems))))
+            lines += [f"{name}  {row}: valid, {_format_size(loaded.row(row), size)}" for row, size in sizes.items()]
+            num_untrained = len(loaded.rows) - len(sizes)
+            if num_untrained:
+                plural = "s" if num_untrained > 1 else ""
+                lines.append(f"{name}  {num_untrained} other row{plural}: nothing to train")
+    if errors:
+        raise type(errors[0])("\n".join(dict.fromkeys(map(str, errors))))
     check_data(data, corpora, " and ".join(recipes))
     emit(records, "\n".join(lines), as_json)
 
 
-def _corpora(recipe: Recipe) -> list[str]:
-    return [experiment.corpus.name for experiment in recipe.experiments.values()]
-
-
-def _size(row: Row, parameters: int | None) -> str:
+def _format_size(row: Row, parameters: int | None) -> str:
     if parameters is None:
         return "size unknown, because the corpus is not on this machine"
     return f"{parameters:,} parameters" + (", as the recipe says" if row.parameters else "")

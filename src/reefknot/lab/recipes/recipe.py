@@ -166,7 +166,7 @@ def _find_start_error(name: str, starts: Mapping[str, str | None], experiments: 
     is_cycle = bool(start)
     if len(chain) > 1 and chain[1] not in starts:
         trained_names = ", ".join(f'"{trained_name}"' for trained_name in starts)
-        return f'no trained row is called "{shortened(chain[1])}"; there are: {trained_names}'
+        return f'no trained row is called "{shorten(chain[1])}"; there are: {trained_names}'
     if is_cycle:
         return "a row cannot start from its own weights: " + " <- ".join(f'"{row}"' for row in (*chain, start))
     if len(chain) > 1 and chain[1] in experiments:

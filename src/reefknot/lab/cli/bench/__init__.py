@@ -1,8 +1,8 @@
-"""`reefknot bench`: verbs that measure our parts next to other implementations, on this machine."""
+"""`reefknot bench`: a group of verbs that measure reefknot and other implementations on this machine."""
 
 from __future__ import annotations
 
-HELP = "Measure speed and memory on this machine, next to other implementations."
+HELP = "Measure the speed and memory of reefknot and of other implementations, on this machine."
 
 EXAMPLES = """\b
 Examples:

@@ -1,7 +1,11 @@
-"""`reefknot bench encoders`: measure our masked recurrences next to nn.LSTM."""
+"""`reefknot bench encoders`: measure the recurrent encoders, with nn.LSTM as the baseline.
+
+The verb reads its options and prints; `lab/bench/encoders.py` measures.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,45 +29,42 @@ def encoders(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="Shape to measure: B,T,D-H-H for streams, steps, and the dimensions of the input and of every "
-            "layer. Can be repeated. [default: several]"
+            help="Shape to measure: B,T,D-H-H for the batch size, the number of time steps, and the dimensions of the "
+            "input and of every layer. Can be repeated. [default: several shapes]"
         ),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Type of the matrix products: float32, bfloat16 or tf32. [default: all]")
+        str | None, typer.Option(help="Data type of the matrix products: float32, bfloat16 or tf32. [default: all]")
     ] = None,
     seconds: Seconds = 2.0,
     graph: Graph = False,
     json: RecordFile = None,
     device: Device = "auto",
 ) -> None:
-    """Measure the recurrent encoders: time, gradient error, and whether results repeat bit for bit."""
+    """Measure the recurrent encoders: time, gradient error, and whether results are reproducible bit for bit."""
     from reefknot.lab.bench.encoders import DTYPES, SHAPES, Bench, Shape, facts, measure_all
 
     check_names("--weights", [weights] if weights else [], ("float32", "bfloat16", "tf32"))
     record = open_record("encoders", device, json)
     check_gpu_options(record, weights, graph)
-    setup = Bench(record.device, (weights,) if weights else DTYPES[record.device], seconds, graph)
-    shapes = [Shape.read(text) for text in shape or []] or SHAPES[record.device]
+    dtypes = (weights,) if weights else DTYPES[record.device]
+    shapes = [Shape.read(text) for text in shape] if shape else SHAPES[record.device]
     # If the benchmark is stopped, its record says which cases were not reached.
-    unmeasured = {f"{shape}, {dtype}": "not reached" for shape in shapes for dtype in setup.dtypes}
-    record.begin(facts(), not_measured=unmeasured)
-    for rows in measure_all(setup, shapes, record.progress):
+    unmeasured = {f"{shape}, {dtype}": "not reached" for shape in shapes for dtype in dtypes}
+    record.print_header(facts(), not_measured=unmeasured)
+    for rows in measure_all(Bench(record.device, dtypes, seconds, graph), shapes, record.print_progress):
         case = f"{rows[0].shape}, {rows[0].dtype}"
         del unmeasured[case]
-        record.print(f"\n{case}")
-        titles = ["competitor", "ms", *(["graph ms"] if graph else []), "x nn.LSTM", "worst error", "same bits"]
-        lines = [_line(row, graph) for row in rows if row.ms is not None]
-        printing.print_numbers(titles, lines, [(row.competitor, row.note) for row in rows])
-        record.add(row.record() for row in rows)
+        record.add_table(case, rows, partial(_format_cells, graph=graph))
 
 
-def _line(row: Row, graph: bool) -> list[str]:
-    return [
-        row.competitor,
-        printing.number(row.ms),
-        *([printing.number(row.graph_ms)] if graph else []),
-        printing.number(row.over_lstm),
-        printing.error(row.worst_error),
-        printing.yes_or_no(row.deterministic),
-    ]
+def _format_cells(row: Row, graph: bool) -> dict[str, str]:
+    graph_cell = {"graph ms": printing.format_number(row.graph_ms)} if graph else {}
+    return {
+        "competitor": row.competitor,
+        "ms": printing.format_number(row.ms),
+        **graph_cell,
+        "x nn.LSTM": printing.format_number(row.over_lstm),
+        "worst error": printing.format_error(row.worst_error),
+        "same bits": printing.format_bool(row.deterministic),
+    }

@@ -1,7 +1,12 @@
-"""`reefknot bench heads`: measure our output ends next to other implementations."""
+"""`reefknot bench heads`: measure the output ends (classifier and loss) of reefknot and of other implementations.
+
+The verb reads its options and prints; `lab/bench/heads.py` measures.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,14 +31,15 @@ def heads(
     end: Annotated[
         list[str] | None,
         typer.Option(
-            help="Output end to measure: plain, adaptive, augmented, augmented-detached, mixture or drill. Can be "
-            "repeated. [default: all]"
+            help="Output end (classifier and loss) to measure: plain, adaptive, augmented, augmented-detached, mixture "
+            "or drill. Can be repeated. [default: all]"
         ),
     ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="Shape to measure: N,D,V for rows, dimension and classes. Can be repeated. [default: several per end]"
+            help="Shape to measure: N,D,V for the numbers of hidden states, dimensions and classes. Can be repeated. "
+            "[default: several shapes per end]"
         ),
     ] = None,
     competitor: Annotated[
@@ -44,21 +50,22 @@ def heads(
         ),
     ] = None,
     vocabulary: Annotated[
-        bool, typer.Option("--vocabulary", help="Measure a range of vocabulary sizes instead of shapes.")
+        bool, typer.Option("--vocabulary", help="Measure vocabularies of 10 K to 1 M words instead of shapes.")
     ] = False,
-    weights: Annotated[str | None, typer.Option(help="Type of the weights: float32 or bfloat16.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Data type of the weights: float32 or bfloat16.")] = None,
     memory: Annotated[
         list[float] | None,
-        typer.Option(help="Working memory of reefknot in MiB. Can be repeated. [default: 256 on a GPU, 32 on a CPU]"),
+        typer.Option(
+            help="Working memory that reefknot may use, in MiB. Can be repeated. [default: 256 on a GPU, 32 on a CPU]"
+        ),
     ] = None,
     seconds: Seconds = 2.0,
     graph: Graph = False,
     json: RecordFile = None,
     device: Device = "auto",
 ) -> None:
-    """Measure the output ends: time, memory, gradient error, and whether results repeat bit for bit."""
-    from reefknot.errors import SettingsError
-    from reefknot.lab.bench.heads import FAMILIES, LEAN, SWEPT, Bench, cases, facts, measure_all
+    """Measure the output ends: time, memory, gradient error, and whether results are reproducible bit for bit."""
+    from reefknot.lab.bench.heads import FAMILIES, LEAN, Bench, cases, facts, measure_all
     from reefknot.lab.bench.measure import SUSTAINED
     from reefknot.lab.bench.problems import ENDS, Shape
     from reefknot.lab.training.throughput import matrix_rate
@@ -66,42 +73,55 @@ def heads(
     check_names("--end", end or [], ENDS)
     check_names("--competitor", competitor or [], FAMILIES)
     check_names("--weights", [weights] if weights else [], ("float32", "bfloat16"))
-    for budget in memory or []:
+    _check_memory(memory or [], competitor or FAMILIES)
+    _check_vocabulary(vocabulary, end or [], shape or [])
+    record = open_record("heads", device, json)
+    check_gpu_options(record, weights, graph)
+    budgets = memory or (LEAN[record.device],)
+    settings = Bench(record.device, competitor or FAMILIES, weights, budgets, seconds, graph)
+    ends_and_shapes = cases(record.device, end or [], [Shape.read(text) for text in shape or []], vocabulary)
+    rate = matrix_rate(record.device, settings.dtype, 2 * SUSTAINED)
+    machine = facts(settings, rate)
+    notes = [machine["dtype"], f"{machine['matrix_tflops']:,.3g} TFLOP/s in large products"]
+    record.print_header(machine, notes, vocabulary=vocabulary)
+    for rows in measure_all(settings, rate, ends_and_shapes, record.print_progress):
+        heading = f"{rows[0].end}, {rows[0].shape}: floor {printing.format_number(rows[0].floor_ms)} ms"
+        record.add_table(heading, rows, partial(_format_cells, graph=graph))
+
+
+def _check_memory(budgets: Sequence[float], competitors: Sequence[str]) -> None:
+    """Raise an error if a budget of --memory is not positive, or if reefknot is not measured."""
+    from reefknot.errors import SettingsError
+
+    for budget in budgets:
         if not budget > 0:
             raise SettingsError(f"--memory {budget:g}: must be a number of MiB above 0")
-    if memory and competitor and "reefknot" not in competitor:
+    if budgets and "reefknot" not in competitors:
         raise SettingsError(
             "--memory has no effect without --competitor reefknot; add this competitor or leave --memory out"
         )
-    if vocabulary and shape:
+
+
+def _check_vocabulary(vocabulary: bool, ends: Sequence[str], shapes: Sequence[str]) -> None:
+    """Raise an error if --vocabulary contradicts the ends or shapes."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.bench.heads import SWEPT
+
+    if not vocabulary:
+        return
+    if shapes:
         raise SettingsError("--shape has no effect with --vocabulary, which chooses the shapes; leave --shape out")
-    if vocabulary:
-        check_names("--vocabulary --end", end or [], SWEPT)
-    record = open_record("heads", device, json)
-    check_gpu_options(record, weights, graph)
-    lean = (LEAN[record.device],)
-    setup = Bench(record.device, competitor or FAMILIES, weights, memory or lean, seconds, graph)
-    chosen = cases(record.device, end or [], [Shape.read(text) for text in shape or []], vocabulary)
-    rate = matrix_rate(record.device, setup.dtype, 2 * SUSTAINED)
-    machine = facts(setup, rate)
-    notes = [machine["dtype"], f"{machine['matrix_tflops']:,.3g} TFLOP/s in large products"]
-    record.begin(machine, notes, vocabulary=vocabulary)
-    for rows in measure_all(setup, rate, chosen, record.progress):
-        record.print(f"\n{rows[0].end}, {rows[0].shape}: floor {printing.number(rows[0].floor_ms)} ms")
-        titles = ["competitor", "ms", "x floor", "over MiB", "worst error", "same bits"]
-        titles += ["graph ms"] if graph else []
-        lines = [_line(row, graph) for row in rows if row.ms is not None]
-        printing.print_numbers(titles, lines, [(row.competitor, row.note) for row in rows])
-        record.add(row.record() for row in rows)
+    check_names("--vocabulary --end", ends, SWEPT)
 
 
-def _line(row: Row, graph: bool) -> list[str]:
-    return [
-        row.competitor,
-        printing.number(row.ms),
-        printing.number(row.over_floor),
-        printing.number(row.over_mib),
-        printing.error(row.worst_error),
-        printing.yes_or_no(row.deterministic),
-        *([printing.number(row.graph_ms)] if graph else []),
-    ]
+def _format_cells(row: Row, graph: bool) -> dict[str, str]:
+    graph_cell = {"graph ms": printing.format_number(row.graph_ms)} if graph else {}
+    return {
+        "competitor": row.competitor,
+        "ms": printing.format_number(row.ms),
+        "x floor": printing.format_number(row.over_floor),
+        "over MiB": printing.format_number(row.over_mib),
+        "worst error": printing.format_error(row.worst_error),
+        "same bits": printing.format_bool(row.deterministic),
+        **graph_cell,
+    }

@@ -1,4 +1,4 @@
-"""Tables of measurements: names on the left, numbers on the right, notes below."""
+"""Print tables of measurements: names on the left, numbers on the right, notes below the table."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ FILE_WIDTH = 120
 """Width in characters of a table that is printed to a file or a pipe."""
 
 
-def print_numbers(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[tuple[str, str]]) -> None:
-    """Print a table, and below it the notes on its rows.
+def print_table(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[tuple[str, str]]) -> None:
+    """Print a table, and below it the notes on its lines.
 
-    A note is a pair (name, note). It says, for example, why a competitor was not measured. Equal notes are printed
-    once, with all their names.
+    Args:
+        titles: One title per column. The first column has the names of the lines.
+        lines: The cells of every line. Without lines, only the notes are printed.
+        notes: Pairs (name, note), such as ("cce", "not installed"). Equal notes are printed once, with all their names.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -28,42 +30,47 @@ def print_numbers(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: 
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     if lines:
         console.print(table)
-    for note in dict.fromkeys(note for _, note in notes if note):
-        names = ", ".join(name for name, other in notes if other == note)
-        console.print(f"{names}: {note}", highlight=False, markup=False)
+    names_by_note: dict[str, list[str]] = {}
+    for name, note in notes:
+        if note:
+            names_by_note.setdefault(note, []).append(name)
+    for note, names in names_by_note.items():
+        console.print(f"{', '.join(names)}: {note}", highlight=False, markup=False)
 
 
-def print_cells(cells: Sequence[Mapping[str, str]], notes: Sequence[tuple[str, str]]) -> None:
-    """Print rows of cells by title, without the columns that are empty in every row."""
-    titles = [title for title in cells[0] if any(row[title] for row in cells)] if cells else []
-    print_numbers(titles, [[row[title] for title in titles] for row in cells], notes)
+def filled_columns(lines: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the titles of the columns that have a value in at least one line."""
+    titles = list(lines[0]) if lines else []
+    return [title for title in titles if any(line[title] for line in lines)]
 
 
-def number(value: float | None) -> str:
-    """Return a number with three significant digits, or without decimals from 100 on."""
-    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def format_number(value: float | None) -> str:
+    """Format a number with three significant digits, or without decimals from 100 on."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def whole(value: float | None) -> str:
-    """Return a number without decimals."""
+def format_integer(value: float | None) -> str:
+    """Format a number without decimals."""
     return "" if value is None else f"{value:,.0f}"
 
 
-def gib(size: int | None) -> str:
-    """Return a number of bytes in GiB."""
-    return "" if size is None else f"{size / 2**30:.1f}"
+def format_gib(num_bytes: int | None) -> str:
+    """Format a number of bytes in GiB."""
+    return "" if num_bytes is None else f"{num_bytes / 2**30:.1f}"
 
 
-def percent(share: float | None) -> str:
-    """Return a share in percent."""
-    return "" if share is None else f"{share:.0%}"
+def format_percent(fraction: float | None) -> str:
+    """Format a fraction in percent: `0.5` becomes `50%`."""
+    return "" if fraction is None else f"{fraction:.0%}"
 
 
-def error(value: float | None) -> str:
-    """Return a relative error with two digits."""
+def format_error(value: float | None) -> str:
+    """Format a relative error with two digits."""
     return "" if value is None else f"{value:.1e}"
 
 
-def yes_or_no(value: bool | None) -> str:
-    """Return yes or no, or nothing if the value is unknown."""
+def format_bool(value: bool | None) -> str:
+    """Return "yes" or "no", or an empty text if the value is unknown."""
     return {True: "yes", False: "no", None: ""}[value]

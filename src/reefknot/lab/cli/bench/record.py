@@ -1,23 +1,53 @@
-"""Common code of all benchmarks: options, checks of options, and the record that `--json FILE` writes."""
+"""Code that all benchmarks share: their options, checks of these options, and the file that `--json FILE` writes.
+
+A benchmark opens a `Record`, prints its header, and then adds one table after another. Every table is printed at once
+and saved at once, so a benchmark that is stopped keeps what it has measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
 from reefknot.errors import SettingsError
+from reefknot.lab.cli.bench import printing
 
-Seconds = Annotated[
-    float, typer.Option(min=0.0, help="Approximate number of seconds for which every competitor is timed.")
-]
+if TYPE_CHECKING:
+    from reefknot.lab.recipes.recipe import Recipe, Row
+
+Seconds = Annotated[float, typer.Option(min=0.0, help="Approximate number of seconds to time each implementation for.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Also time a captured CUDA graph. Needs a GPU.")]
-RecordFile = Annotated[
-    Path | None, typer.Option("--json", help="JSON file to write all measurements to.", show_default=False)
+RowPatterns = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Row to measure, or a pattern with * for several rows. Can be repeated. [default: all rows of RECIPE]"
+    ),
 ]
+RecordFile = Annotated[
+    Path | None, typer.Option("--json", help="Write all measurements to this JSON file.", show_default=False)
+]
+
+
+class Measurement(Protocol):
+    """The measurements of one implementation, which is one line of a table."""
+
+    @property
+    def ms(self) -> float | None:
+        """Time in milliseconds; None if nothing was measured."""
+
+    @property
+    def note(self) -> str:
+        """The reason why something was not measured, or an empty text."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the measurements as plain JSON values."""
+
+
+AnyMeasurement = TypeVar("AnyMeasurement", bound=Measurement)
 
 
 @dataclass
@@ -27,39 +57,65 @@ class Record:
     benchmark: str
     device: str
     path: Path | None
-    head: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def begin(self, machine: dict[str, Any], notes: Sequence[str] = (), **facts: Any) -> None:
-        """Print the machine, its software and `notes`, and record them together with `facts`."""
+    def print_header(self, machine: dict[str, Any], notes: Sequence[str] = (), **details: Any) -> None:
+        """Print the machine, its software and `notes`, and record them together with `details`."""
         from reefknot.lab.runs.environment import capture
 
         environment = capture()
-        device = environment["cpu"] if self.device == "cpu" else environment["gpus"][0]
-        self.head = {
+        device_name = environment["cpu"] if self.device == "cpu" else environment["gpus"][0]
+        self.header = {
             "bench": self.benchmark,
-            "machine": {"device": device, **machine},
+            "machine": {"device": device_name, **machine},
             "environment": environment,
-            **facts,
+            **details,
         }
         triton = f"triton {machine['triton']}" if machine["triton"] else "no triton"
-        self.print(", ".join([device, f"torch {machine['torch']}", triton, *notes]))
+        self.print(", ".join([device_name, f"torch {machine['torch']}", triton, *notes]))
 
     def print(self, text: str) -> None:
         """Print a line of the result."""
         typer.echo(text)
 
-    def progress(self, text: str) -> None:
+    def print_progress(self, text: str) -> None:
         """Print a line about the progress, on stderr."""
         typer.echo(text, err=True)
 
+    def add_table(
+        self,
+        heading: str,
+        measurements: Sequence[AnyMeasurement],
+        format_cells: Callable[[AnyMeasurement], Mapping[str, str]],
+        hide_empty: bool = False,
+    ) -> None:
+        """Print measurements as a table below a heading, and add them to the record.
+
+        Args:
+            heading: The line above the table.
+            measurements: One measurement per line. A measurement without a time has only a note, below the table.
+            format_cells: Returns the cells of a measurement by column title. The first cell is its name.
+            hide_empty: Leave out columns that are empty in every line.
+        """
+        self.print(f"\n{heading}")
+        cells = [format_cells(measurement) for measurement in measurements]
+        timed = [line for line, measurement in zip(cells, measurements, strict=True) if measurement.ms is not None]
+        titles = printing.filled_columns(timed) if hide_empty else list(cells[0])
+        names = [next(iter(line.values())) for line in cells]
+        notes = [measurement.note for measurement in measurements]
+        printing.print_table(
+            titles, [[line[title] for title in titles] for line in timed], list(zip(names, notes, strict=True))
+        )
+        self.add(measurement.record() for measurement in measurements)
+
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Add rows and write the file again, so that a benchmark that is stopped keeps what it has measured."""
+        """Add rows of JSON values, and write the whole file again."""
         from reefknot.storage.files import write_json
 
         self.rows += rows
         if self.path is not None:
-            write_json(self.path, self.head | {"rows": self.rows})
+            write_json(self.path, self.header | {"rows": self.rows})
 
 
 def open_record(benchmark: str, device: str, path: Path | None) -> Record:
@@ -70,19 +126,39 @@ def open_record(benchmark: str, device: str, path: Path | None) -> Record:
     return Record(benchmark, choose_device(device), path)
 
 
+def load_rows(
+    recipe: str, overrides: Sequence[str] | None, patterns: Sequence[str] | None, data: Path | None
+) -> tuple[Recipe, list[Row]]:
+    """Load a recipe, and return it with the rows to measure.
+
+    Args:
+        recipe: The recipe's name or path.
+        overrides: Settings to change, as `key=value`.
+        patterns: Names of rows, or patterns with `*`. None selects all rows that can be trained.
+        data: The value of `--data`. It is an error if no row reads a text from it.
+    """
+    from reefknot.lab.cli.options import check_data
+    from reefknot.lab.recipes.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or [], patterns or None, alone=True)
+    rows = [row for row in loaded.rows if row.trained]
+    check_data(data, [loaded.experiments[row.name].corpus.name for row in rows], recipe)
+    return loaded, rows
+
+
 def check_output_file(option: str, path: Path | None) -> None:
-    """Raise an error if a file cannot be written because of its path."""
+    """Raise an error if `path` is a folder, or if its parent folder does not exist."""
     if path is not None and path.is_dir():
         raise SettingsError(f"{option} {path}: is a folder; name a file")
     if path is not None and not path.resolve().parent.is_dir():
         raise SettingsError(f"{option} {path}: the folder {path.resolve().parent} does not exist; create it first")
 
 
-def check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise an error if a value of an option is not one of the known names."""
+def check_names(option: str, names: Sequence[str], choices: Sequence[str]) -> None:
+    """Raise an error if a value of an option is not one of the choices."""
     for name in names:
-        if name not in known:
-            raise SettingsError(f"{option} {name}: must be {' or '.join(known)}")
+        if name not in choices:
+            raise SettingsError(f"{option} {name}: must be {' or '.join(choices)}")
 
 
 def check_gpu_options(record: Record, weights: str | None, graph: bool) -> None:

@@ -1,4 +1,8 @@
-"""`reefknot bench skip-gram`: measure our skip-gram next to gensim's Word2Vec, on one text in one run."""
+"""`reefknot bench skip-gram`: measure reefknot's skip-gram and gensim's Word2Vec on the same text.
+
+The verb reads its options and prints; `lab/bench/skip_gram.py` trains and times both. If the word-similarity benchmarks
+are on this machine, the quality of the vectors is measured as well (Spearman's rho).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import typer
 from reefknot.errors import CorpusNotFound, SettingsError
 from reefknot.lab.cli.bench import printing
 from reefknot.lab.cli.bench.record import Record, RecordFile, open_record
-from reefknot.lab.cli.options import Data, Device, plain_corpus
+from reefknot.lab.cli.options import Data, Device, monolingual_corpus
 
 if TYPE_CHECKING:
     from reefknot.lab.bench.skip_gram import Job, Row
@@ -30,14 +34,21 @@ def skip_gram(
         str | None,
         typer.Argument(help="A corpus (see `reefknot ls corpora`), or a folder of text. [default: enwiki-sample]"),
     ] = None,
-    workers: Annotated[str, typer.Option(help="Numbers of threads to measure, such as 1,2.")] = "1",
+    workers: Annotated[
+        str, typer.Option(help="Numbers of threads to measure, separated by commas, such as 1,2.")
+    ] = "1",
     epochs: Annotated[int, typer.Option(min=1, help="Number of passes over the text.")] = 1,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of seeds. Two or more give intervals.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=100, help="Number of seeds to train. With two or more, intervals are printed.")
+    ] = 1,
     json: RecordFile = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure skip-gram: words per second, and the similarity benchmarks if they are in the data folder."""
+    """Measure skip-gram against gensim: words per second, and the quality of the vectors.
+
+    Quality is the correlation with word-similarity benchmarks. It is measured if the benchmarks are in the data folder.
+    """
     from reefknot.lab.bench.skip_gram import CORPUS, LEAST, Job, measure_all
     from reefknot.lab.tasks.skip_gram import SkipGramSettings
     from reefknot.lab.text.dataset import open_dataset
@@ -45,90 +56,96 @@ def skip_gram(
     from reefknot.lab.training.skip_gram import SkipGramTraining
 
     record = open_record("skip-gram", device, json)
-    thread_counts = _thread_counts(workers)
-    dataset = open_dataset(
-        plain_corpus(corpus or CORPUS), VocabularySettings(min_count=LEAST), data=data, notify=record.progress
-    )
-    job = Job(dataset, SkipGramSettings(), SkipGramTraining(epochs=epochs), _benchmarks(data), seeds)
-    _print_setup(record, job)
-    names = list(job.benchmarks)
-    for rows in measure_all(job, thread_counts, record.device, record.progress):
+    thread_counts = _parse_thread_counts(workers)
+    settings = monolingual_corpus(corpus or CORPUS)
+    dataset = open_dataset(settings, VocabularySettings(min_count=LEAST), data=data, notify=record.print_progress)
+    job = Job(dataset, SkipGramSettings(), SkipGramTraining(epochs=epochs), _find_benchmarks(data), seeds)
+    _print_header(record, job)
+    benchmarks = list(job.benchmarks)
+    spread_titles = ["slowest", "fastest"] if seeds > 1 else []
+    for rows in measure_all(job, thread_counts, record.device, record.print_progress):
         record.print(f"\nworkers: {rows[0].workers}")
-        titles = ["competitor", "words/s", *(["slowest", "fastest"] if seeds > 1 else []), "x gensim", *names]
-        lines = [_line(row, names) for row in rows if row.trials]
-        printing.print_numbers(titles, lines, [(row.competitor, row.note) for row in rows])
-        quality = _quality(rows)
+        titles = ["competitor", "words/s", *spread_titles, "x gensim", *benchmarks]
+        lines = [_format_line(row, benchmarks) for row in rows if row.trials]
+        printing.print_table(titles, lines, [(row.competitor, row.note) for row in rows])
+        quality = _estimate_quality(rows)
         if quality:
             record.print("")
-            printing.print_numbers(["competitor", "mean rho", "less gensim's"], _quality_lines(quality), [])
+            printing.print_table(["competitor", "mean rho", "less gensim's"], _format_quality(quality), [])
         record.add(row.record() | quality.get(row.competitor, {}) for row in rows)
 
 
-def _print_setup(record: Record, job: Job) -> None:
+def _print_header(record: Record, job: Job) -> None:
     """Print and record the machine, the text, the settings, and the coverage of the benchmarks."""
     from reefknot.lab.bench.skip_gram import facts
 
-    dataset, coverage, machine = job.dataset, job.coverage(), facts()
+    dataset = job.dataset
+    coverage = job.coverage()
+    machine = facts()
     settings = job.settings.model_dump() | job.training.model_dump(include={"epochs", "learning_rate", "lowest_rate"})
     notes = [f"{name} {machine[name] or 'absent'}" for name in ("numba", "gensim")]
     text = {"corpus": dataset.name, "fingerprint": dataset.fingerprint, "pairs": coverage}
-    record.begin(machine, notes, **text, settings=settings, seeds=job.seeds)
+    record.print_header(machine, notes, **text, settings=settings, seeds=job.seeds)
     epochs = job.training.epochs
     record.print(f"{dataset.summary}; dimension {job.settings.dim}, epochs {epochs}, seeds {job.seeds}")
     if coverage:
-        pairs = ", ".join(f"{name} {known:,} of {total:,}" for name, (known, total) in coverage.items())
+        pairs = ", ".join(f"{name} {covered:,} of {total:,}" for name, (covered, total) in coverage.items())
         record.print(f"pairs whose words are known: {pairs}")
 
 
-def _line(row: Row, names: list[str]) -> list[str]:
-    rhos = row.similarity
-    speeds = [row.words_per_second, *((row.spread or ()) if len(row.trials) > 1 else ())]
+def _format_line(row: Row, benchmarks: Sequence[str]) -> list[str]:
+    speeds = [row.words_per_second]
+    if len(row.trials) > 1:
+        speeds += row.spread or ()
     ratio = "" if row.over_gensim is None else f"{row.over_gensim:.2f}"
-    cells = (f"{rhos[name]:.3f}" if name in rhos else "" for name in names)
-    return [row.competitor, *(f"{speed:,.0f}" for speed in speeds), ratio, *cells]
+    rhos = [f"{row.similarity[name]:.3f}" if name in row.similarity else "" for name in benchmarks]
+    return [row.competitor, *(f"{speed:,.0f}" for speed in speeds), ratio, *rhos]
 
 
-def _quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return by competitor the mean of rho over the benchmarks and its difference from the mean of gensim.
+def _estimate_quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Return by competitor the mean of rho over the benchmarks, and its difference from gensim's mean.
 
-    Both have 95 % intervals over seeds. The difference has Welch's interval, because runs with the same seed are not
-    paired: gensim draws other random numbers.
+    Both have 95 % intervals over seeds. The difference has Welch's interval, which assumes no pairing: gensim draws
+    other random numbers, so two runs with the same seed have nothing in common.
     """
     from reefknot.lab.bench.skip_gram import GENSIM
     from reefknot.lab.papers.figures.intervals import apart, over_seeds
 
     measured = [row for row in rows if row.trials]
-    names = measured[0].similarity if measured else ()
-    shared = [name for name in names if all(name in row.similarity for row in measured)]
-    if not shared:
+    benchmarks = measured[0].similarity if measured else ()
+    shared_benchmarks = [name for name in benchmarks if all(name in row.similarity for row in measured)]
+    if not shared_benchmarks:
         return {}
-    means = {row.competitor: [fmean(trial.rhos[name] for name in shared) for trial in row.trials] for row in measured}
+    means: dict[str, list[float]] = {}
+    for row in measured:
+        means[row.competitor] = [fmean(trial.rhos[name] for name in shared_benchmarks) for trial in row.trials]
     quality: dict[str, dict[str, Any]] = {name: {"mean_rho": over_seeds(rhos).json()} for name, rhos in means.items()}
-    for name in quality.keys() - {GENSIM} if GENSIM in means else ():
-        quality[name]["less_gensim"] = apart(means[name], means[GENSIM]).json()
+    if GENSIM in means:
+        for name in quality.keys() - {GENSIM}:
+            quality[name]["less_gensim"] = apart(means[name], means[GENSIM]).json()
     return quality
 
 
-def _quality_lines(quality: dict[str, dict[str, Any]]) -> list[list[str]]:
-    from reefknot.lab.papers.figures.intervals import format_estimate as interval_text
+def _format_quality(quality: dict[str, dict[str, Any]]) -> list[list[str]]:
+    from reefknot.lab.papers.figures.intervals import format_estimate
 
-    keys = ("mean_rho", "less_gensim")
-    return [
-        [name, *(interval_text(estimates[key], 3) if key in estimates else "" for key in keys)]
-        for name, estimates in quality.items()
-    ]
+    lines = []
+    for name, estimates in quality.items():
+        cells = [format_estimate(estimates[key], 3) if key in estimates else "" for key in ("mean_rho", "less_gensim")]
+        lines.append([name, *cells])
+    return lines
 
 
-def _thread_counts(text: str) -> list[int]:
-    """Return the numbers of threads in a text: [1, 2] for "1,2"."""
+def _parse_thread_counts(text: str) -> list[int]:
+    """Parse the value of --workers: "1,2" becomes [1, 2]."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and 1 <= int(part) <= 1024 for part in parts):
         raise SettingsError(f"--workers {text}: must be numbers of threads from 1 to 1,024, such as 1,2")
     return [int(part) for part in parts]
 
 
-def _benchmarks(data: Path | None) -> dict[str, Benchmark]:
-    """Return the similarity benchmarks; an empty dictionary if they are not on this machine."""
+def _find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
+    """Return the word-similarity benchmarks by name; empty if they are not on this machine."""
     from reefknot.lab.evaluation.benchmarks import PRESS
     from reefknot.lab.evaluation.similarity import find_benchmarks
 

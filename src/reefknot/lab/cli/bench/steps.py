@@ -1,16 +1,18 @@
-"""`reefknot bench steps`: measure whole training steps of a recipe's rows."""
+"""`reefknot bench steps`: measure complete training steps of language models.
+
+Every model is a row (one experiment) of a recipe. `_build_job` combines a row with its text, and `lab/bench/steps.py`
+measures it in several modes, such as eager and compiled.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
-
-import typer
+from typing import TYPE_CHECKING, cast
 
 from reefknot.lab.cli.bench import printing
-from reefknot.lab.cli.bench.record import RecordFile, Seconds, open_record
+from reefknot.lab.cli.bench.record import RecordFile, RowPatterns, Seconds, load_rows, open_record
 from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
 
 if TYPE_CHECKING:
@@ -31,56 +33,49 @@ Examples:
 def steps(
     recipe: Recipe,
     overrides: Overrides = None,
-    row: Annotated[
-        list[str] | None,
-        typer.Option(help="Row to measure, or a pattern with * for several rows. Can be repeated. [default: all rows]"),
-    ] = None,
+    row: RowPatterns = None,
     seconds: Seconds = 2.0,
     json: RecordFile = None,
     data: Data = None,
     device: Device = "auto",
 ) -> None:
-    """Measure training steps of a recipe's rows: time, tokens per second, seconds per epoch, memory.
+    """Measure the training steps of a recipe's language models: time, tokens per second, seconds per epoch and memory.
 
-    If a corpus is not on this machine, random words replace its text where that is possible.
+    If a corpus is not on this machine, the benchmark uses a text of random words where that is possible.
     """
     from reefknot.lab.bench.encoders import facts
     from reefknot.lab.bench.steps import measure_all
-    from reefknot.lab.cli.options import check_data
-    from reefknot.lab.recipes.recipe import load_recipe
 
     record = open_record("steps", device, json)
-    loaded = load_recipe(recipe, overrides or [], row, alone=True)
-    chosen = [row for row in loaded.rows if row.trained]
-    check_data(data, [loaded.experiments[row.name].corpus.name for row in chosen], recipe)
-    jobs, missing = _jobs(loaded, chosen, data)
-    rates = _matrix_rates(record.device, [job.settings.precision for job in jobs])
+    loaded, recipe_rows = load_rows(recipe, overrides, row, data)
+    jobs, missing = _build_jobs(loaded, recipe_rows, data)
+    rates = _measure_matrix_rates(record.device, [job.settings.precision for job in jobs])
     notes = [f"{rate / 1e12:,.3g} TFLOP/s in large {precision} products" for precision, rate in rates.items()]
     # If the benchmark is stopped, its record says which rows were not reached.
-    unmeasured = missing | {row.name: "not reached" for row in chosen if row.name not in missing}
-    record.begin(
+    unmeasured = missing | {row.name: "not reached" for row in recipe_rows if row.name not in missing}
+    record.print_header(
         facts() | {"matrix_flops": rates},
         notes,
         recipe=loaded.name,
         overrides=list(overrides or []),
-        changed={row.name: [change.record() for change in loaded.changed[row.name]] for row in chosen},
+        changed={row.name: [change.record() for change in loaded.changed[row.name]] for row in recipe_rows},
         not_measured=unmeasured,
     )
     for description in dict.fromkeys(job.text.description for job in jobs):
         record.print(description)
-    for reason in dict.fromkeys(missing.values()):
-        names = ", ".join(name for name, other in missing.items() if other == reason)
-        record.print(f"not measured: {names}, because their vocabulary is made from the corpus: {reason}")
-    for rows in measure_all(jobs, record.device, rates, seconds, record.progress):
-        record.print(f"\n{rows[0].row}: {_update(rows[0])}")
-        cells = [_cells(row) for row in rows if row.ms is not None]
-        printing.print_cells(cells, [(row.mode, row.note) for row in rows])
-        del unmeasured[rows[0].row]
-        record.add(row.record() for row in rows)
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in missing.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    for reason, names in names_by_reason.items():
+        record.print(f"not measured: {', '.join(names)}, because their vocabulary is made from the corpus: {reason}")
+    for modes in measure_all(jobs, record.device, rates, seconds, record.print_progress):
+        row_name = modes[0].row
+        del unmeasured[row_name]
+        record.add_table(f"{row_name}: {_format_update(modes[0])}", modes, _format_cells, hide_empty=True)
 
 
-def _jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | None) -> tuple[list[Job], dict[str, str]]:
-    """Return the jobs of the rows that can be measured on this machine, and the reasons why other rows cannot be.
+def _build_jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | None) -> tuple[list[Job], dict[str, str]]:
+    """Return the jobs of the rows that can be measured, and by row the reason why it cannot be measured.
 
     It is an error if no row can be measured.
     """
@@ -90,7 +85,7 @@ def _jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | None) ->
     missing: dict[str, CorpusNotFound] = {}
     for row in rows:
         try:
-            jobs.append(_job(loaded, row, data))
+            jobs.append(_build_job(loaded, row, data))
         except CorpusNotFound as error:
             missing[row.name] = error
     if not jobs:
@@ -98,25 +93,28 @@ def _jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | None) ->
     return jobs, {name: str(error) for name, error in missing.items()}
 
 
-def _job(loaded: LoadedRecipe, row: RecipeRow, data: Path | None) -> Job:
+def _build_job(loaded: LoadedRecipe, row: RecipeRow, data: Path | None) -> Job:
+    """Combine the model and the training settings of a row with its text."""
     from reefknot.lab.bench.steps import Job
     from reefknot.lab.tasks import build_model
     from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
     advice = "use reefknot bench translation for translators and bench skip-gram for skip-gram"
     experiment = cast(LanguageModelExperiment, loaded.experiment(row, "language_model", advice))
-    text, words = _text(experiment, data)
-    return Job(row.name, experiment.training, partial(build_model, experiment, words), text, experiment.carries_state)
+    text, vocabulary = _open_text(experiment, data)
+    build = partial(build_model, experiment, vocabulary)
+    return Job(row.name, experiment.training, build, text, experiment.carries_state)
 
 
-def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[Text, Vocabulary | int]:
-    """Return the text with its vocabulary, or a random text with the size of the vocabulary if there is no corpus.
+def _open_text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[Text, Vocabulary | int]:
+    """Return the text of the corpus with its vocabulary, or a random text with the size of its vocabulary.
 
-    A random text has no letters, so a model that reads sub-words or spellings needs the corpus itself.
+    The random text is used if the corpus is not on this machine. It has ids but no letters, so a model that reads
+    sub-words or spellings needs the corpus itself.
     """
     from reefknot.errors import CorpusNotFound
     from reefknot.lab.bench.steps import Text
-    from reefknot.lab.cli.sizes import Texts
+    from reefknot.lab.cli.sizes import TextCache
     from reefknot.lab.config.parts import INPUTS
     from reefknot.lab.text.corpora import known_corpus
     from reefknot.lab.text.dataset import open_dataset
@@ -126,20 +124,20 @@ def _text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[Text,
     except CorpusNotFound:
         if INPUTS.has_argument(experiment.input, "spellings"):
             raise
-        words = Texts(data).vocabulary_size(experiment)
-        known = known_corpus(experiment.corpus.name)
-        if known is None or "train" not in known.tokens:
+        vocabulary_size = TextCache(data).vocabulary_size(experiment)
+        corpus = known_corpus(experiment.corpus.name)
+        if corpus is None or "train" not in corpus.tokens:
             raise
-        return Text.random(words, known.tokens["train"], known.name), words
+        return Text.random(vocabulary_size, corpus.tokens["train"], corpus.name), vocabulary_size
     train = dataset.splits["train"]
     text = Text(train.ids, train.tokens, dataset.summary, dataset.name, train.inputs, dataset.vocabulary.eos)
     return text, dataset.vocabulary
 
 
-def _matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, float]:
-    """Return the operations per second in large matrix products on a GPU, by precision.
+def _measure_matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, float]:
+    """Measure how many operations per second a GPU reaches in large matrix products, by precision.
 
-    The rate is not measured on a CPU, because other programs use the CPU at the same time.
+    The result is empty on a CPU, where the rate varies because other programs run at the same time.
     """
     from reefknot.lab.bench.measure import SUSTAINED
     from reefknot.lab.training.throughput import matrix_rate
@@ -151,26 +149,26 @@ def _matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, float]:
     return {precision: matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED) for precision in distinct}
 
 
-def _update(row: Row) -> str:
-    """Return a description of the tokens of one update."""
+def _format_update(row: Row) -> str:
+    """Describe the tokens of one update, such as "20 streams of 35 steps"."""
     parts = f", in {row.accumulate} parts" if row.accumulate > 1 else ""
     if row.batching == "sentences":
         return f"sentences, {row.batch} x {row.steps} tokens at most{parts}"
     return f"{row.batch} {row.batching} of {row.steps} steps{parts}"
 
 
-def _cells(row: Row) -> dict[str, str]:
-    """Return the row by column title; a cell is empty if its value was not measured."""
+def _format_cells(row: Row) -> dict[str, str]:
+    """Return the cells by column title. A cell is empty if its value was not measured."""
     return {
         "mode": row.mode,
-        "ms": printing.number(row.ms),
-        "tokens/s": printing.whole(row.tokens_per_second),
-        "s/epoch": printing.number(row.epoch_seconds),
-        "GiB": printing.gib(row.memory_bytes),
-        "TFLOP/s": printing.number(None if row.flops is None else row.flops / 1e12),
-        "of rate": printing.percent(row.matrix_share),
-        "encoder": printing.percent(row.encoder_share),
-        "ends": printing.percent(row.ends_share),
-        "x baseline": printing.number(row.over_baseline),
-        "x first": printing.number(row.over_first),
+        "ms": printing.format_number(row.ms),
+        "tokens/s": printing.format_integer(row.tokens_per_second),
+        "s/epoch": printing.format_number(row.epoch_seconds),
+        "GiB": printing.format_gib(row.memory_bytes),
+        "TFLOP/s": printing.format_number(None if row.flops is None else row.flops / 1e12),
+        "of rate": printing.format_percent(row.matrix_share),
+        "encoder": printing.format_percent(row.encoder_share),
+        "ends": printing.format_percent(row.ends_share),
+        "x baseline": printing.format_number(row.over_baseline),
+        "x first": printing.format_number(row.over_first),
     }

@@ -1,8 +1,12 @@
-"""`reefknot vectors`: verbs that read the word vectors of runs and of files."""
+"""`reefknot vectors`: a group of verbs that read the word vectors of runs and of files."""
 
 from __future__ import annotations
 
-HELP = "Look at word vectors: the tables of a run, or the vectors in a file."
+HELP = """Inspect, compare and export word vectors.
+
+The vectors are the tables of a run (one table for the input and one for the output, or a tied table for both), or the
+vectors in a file.
+"""
 
 EXAMPLES = """\b
 Examples:

@@ -1,4 +1,8 @@
-"""`reefknot vectors analogy`: answer analogies, such as man is to king as woman is to which word?"""
+"""`reefknot vectors analogy`: answer analogies, such as "man is to king as woman is to ...?".
+
+The answer is the word whose vector is nearest to king - man + woman. With a file of questions, the share of correct
+answers is printed instead.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, VectorSource, emit, given_options, open_tables
-from reefknot.lab.cli.vectors.neighbors import listed, with_direction
+from reefknot.lab.cli.options import AsJson, VectorSource, emit, open_tables, reject_options
+from reefknot.lab.cli.vectors.neighbors import check_neighbors, format_neighbors
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.analogy import Accuracy
@@ -23,19 +27,23 @@ Examples:
 
 
 def analogy(
-    invocation: typer.Context,
+    ctx: typer.Context,
     source: VectorSource,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="A B C", help="Three words: A is to B as C is to what?")
+        list[str] | None, typer.Argument(metavar="A B C", help="Three words: A is to B as C is to ...?")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Number of answers to print.")] = 8,
     questions: Annotated[
         Path | None,
-        typer.Option(help="File of questions in the format of word2vec. The share of correct answers is printed."),
+        typer.Option(help="File of questions in the format of word2vec. Prints the share of correct answers instead."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer an analogy by the cosine to B - A + C, in every table. The three words are never the answer."""
+    """Answer an analogy: A is to B as C is to which word?
+
+    The answers are the words with the highest cosine to B - A + C, in every table of the run or file. A, B and C
+    themselves are left out.
+    """
     from reefknot.errors import SettingsError
 
     if words and questions is not None:
@@ -45,8 +53,7 @@ def analogy(
             f"an analogy has three words, not {len(words or [])}; pass three words, or --questions FILE"
         )
     if questions is not None:
-        if any(name == "k" for name, _ in given_options(invocation)):
-            raise SettingsError("-k has no effect with --questions, where only the first answer counts; leave -k out")
+        reject_options(ctx, ["k"], "with --questions, where only the first answer counts; leave -k out")
         _answer_file(source, questions, as_json)
     else:
         _answer_words(source, words or [], k, as_json)
@@ -57,31 +64,28 @@ def _answer_words(source: Path, words: list[str], k: int, as_json: bool) -> None
     from reefknot.vectors.lookup import Lookup
 
     answers = {}
-    for name, table in open_tables(source).items():
-        a, b, c = (table.words[row] for row in Lookup(table).require(words, str(source)))
-        answers[name] = with_direction(analogy(table, a, b, c, k), table, (a, b, c), name)
-    emit(answers, "\n".join(f"{name}: {listed(near)}" for name, near in answers.items()), as_json)
+    for name, vectors in open_tables(source).items():
+        a, b, c = (vectors.words[row] for row in Lookup(vectors).require(words, str(source)))
+        answers[name] = check_neighbors(analogy(vectors, a, b, c, k), vectors, (a, b, c), name)
+    emit(answers, "\n".join(f"{name}: {format_neighbors(nearest)}" for name, nearest in answers.items()), as_json)
 
 
 def _answer_file(source: Path, questions: Path, as_json: bool) -> None:
     from reefknot.lab.evaluation.analogy import read_questions, score_questions
 
     sections = read_questions(questions)
-    scores = {name: score_questions(table, sections) for name, table in open_tables(source).items()}
-    records = {name: [_record(accuracy) for accuracy in table] for name, table in scores.items()}
-    emit(records, "\n".join(_lines(name, table) for name, table in scores.items()), as_json)
+    records: dict[str, list[dict[str, Any]]] = {}
+    lines = []
+    for name, vectors in open_tables(source).items():
+        accuracies = score_questions(vectors, sections)
+        records[name] = [{**asdict(accuracy), "accuracy": accuracy.share} for accuracy in accuracies]
+        width = max(len(accuracy.name) for accuracy in accuracies)
+        lines.append(name)
+        lines += [f"  {accuracy.name:<{width}}  {_format_accuracy(accuracy)}" for accuracy in accuracies]
+    emit(records, "\n".join(lines), as_json)
 
 
-def _record(accuracy: Accuracy) -> dict[str, Any]:
-    return {**asdict(accuracy), "accuracy": accuracy.share}
-
-
-def _lines(table: str, accuracies: list[Accuracy]) -> str:
-    width = max(len(accuracy.name) for accuracy in accuracies)
-    return "\n".join([table, *(f"  {accuracy.name:<{width}}  {_share(accuracy)}" for accuracy in accuracies)])
-
-
-def _share(accuracy: Accuracy) -> str:
+def _format_accuracy(accuracy: Accuracy) -> str:
     skipped = accuracy.of - accuracy.asked
     left_out = f", {skipped:,} left out because of unknown words" if skipped else ""
     if accuracy.share is None:

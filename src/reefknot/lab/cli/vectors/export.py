@@ -1,4 +1,4 @@
-"""`reefknot vectors export`: write the word vectors of a run or a file in a format that other programs read."""
+"""`reefknot vectors export`: convert the word vectors of a run or a file to a format that other programs read."""
 
 from __future__ import annotations
 
@@ -29,23 +29,21 @@ def export(
     ],
     output: Annotated[
         Path,
-        typer.Option(
-            "-o", "--output", help="File to write, or with --format projector the folder.", show_default=False
-        ),
+        typer.Option("-o", "--output", help="File to write, or the folder for --format projector.", show_default=False),
     ],
     table: Annotated[
         str | None,
         typer.Option(
-            help="Table of the run: input, output, or tied if both ends share it. Required if a run has two.",
+            help="Table of the run: input, output, or tied if both ends share it. Required if the run has two tables.",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write word vectors for gensim, TensorBoard and other programs, and read them back to check them.
+    """Write word vectors in a format that gensim, TensorBoard and other programs read.
 
-    The words are those of the run's vocabulary, including symbols such as <eos>, except for skip-gram, which does not
-    train symbols. It is an error if the format cannot store a word. safetensors can store any word.
+    All words of the run's vocabulary are written, with symbols such as <eos>; only skip-gram has no symbols. It is an
+    error if the format cannot store a word; safetensors can store any word. The file is read back to check it.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks.word_vectors import open_vectors

@@ -1,4 +1,8 @@
-"""`reefknot vectors neighbors`: print the nearest words of a word, in the tables of a run or in a file of vectors."""
+"""`reefknot vectors neighbors`: print the nearest words of a word, in the tables of a run or in a file of vectors.
+
+A language model may read a word as sub-words or by its spelling, so its words are looked up with the model's vocabulary
+(`_find_in_model`). In all other sources, a word is a line of the table (`_find_in_tables`).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, VectorSource, emit, is_run, open_tables, open_trained
+from reefknot.lab.cli.options import AsJson, VectorSource, emit, is_run_folder, open_tables, open_trained
 
 if TYPE_CHECKING:
     from reefknot.lab.runs.result import NearestWords
     from reefknot.vectors.word_vectors import WordVectors
 
     TablesAndNeighbors: TypeAlias = tuple[dict[str, WordVectors], dict[str, NearestWords]]
+    """Vectors by the name of their table, and by table and word the nearest words."""
 
 Neighbors = Sequence[tuple[str, float]]
 """Words with their cosines, the nearest first."""
@@ -31,69 +36,81 @@ def neighbors(
     source: VectorSource,
     words: Annotated[
         list[str],
-        typer.Argument(help="Words of the vocabulary, or any words if the input end of the run reads spellings."),
+        typer.Argument(help="Words of the vocabulary. If the model reads spellings (char-CNN), any words."),
     ],
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Number of neighbours to print per word.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Print the nearest words by cosine, in the input table and among the class vectors of the output."""
-    tables, nearest = _from_model(source, words, k) if _has_model(source) else _from_vectors(source, words, k)
-    neighbors = {
-        end: {word: with_direction(near, tables[end], [word], f"{word} ({end})") for word, near in by_word.items()}
-        for end, by_word in nearest.items()
-    }
-    # A word outside the vocabulary, whose spelling only the input reads, has neighbours at one end.
-    every_word = dict.fromkeys(word for by_word in neighbors.values() for word in by_word)
-    lines = [
-        f"{word} ({end}): {listed(by_word[word])}"
-        for word in every_word
-        for end, by_word in neighbors.items()
-        if word in by_word
-    ]
-    emit(neighbors, "\n".join(lines), as_json)
+    """Print the nearest words by cosine, in every table of a run or in a file.
 
-
-def with_direction(near: Neighbors, vectors: WordVectors, words: Sequence[str], what: str) -> Neighbors:
-    """Return the neighbours, or an empty list if the vector of a word is zero, because zero has no direction.
-
-    If there are no neighbours, a note is printed on stderr. `what` names the question in this note.
+    A run has an input table and an output table, which holds the class vectors, or one tied table for both.
     """
-    zero = [word for word in dict.fromkeys(words) if not vectors.vector(word).any()]
-    if zero:
-        typer.echo(f"{what}: the vector of {' and '.join(zero)} is zero, which has no direction", err=True)
+    if _has_language_model(source):
+        tables, nearest = _find_in_model(source, words, k)
+    else:
+        tables, nearest = _find_in_tables(source, words, k)
+    record: dict[str, dict[str, Neighbors]] = {}
+    for table, neighbors_by_word in nearest.items():
+        record[table] = {}
+        for word, word_neighbors in neighbors_by_word.items():
+            record[table][word] = check_neighbors(word_neighbors, tables[table], [word], f"{word} ({table})")
+    # Only the input table has the neighbours of a word that is outside the vocabulary and read by its spelling.
+    all_words = dict.fromkeys(word for table_record in record.values() for word in table_record)
+    lines = []
+    for word in all_words:
+        for table, table_record in record.items():
+            if word in table_record:
+                lines.append(f"{word} ({table}): {format_neighbors(table_record[word])}")
+    emit(record, "\n".join(lines), as_json)
+
+
+def check_neighbors(neighbors: Neighbors, vectors: WordVectors, words: Sequence[str], label: str) -> Neighbors:
+    """Return the neighbours, or an empty list if they are undefined; print a warning if there are none.
+
+    Args:
+        neighbors: Words with their cosines.
+        vectors: The vectors of all words.
+        words: The words that the neighbours were computed from. If the vector of one of them is zero, it has no
+            direction, and cosines to it mean nothing.
+        label: Start of the warning.
+    """
+    zero_words = [word for word in dict.fromkeys(words) if not vectors.vector(word).any()]
+    if zero_words:
+        typer.echo(f"{label}: the vector of {' and '.join(zero_words)} is zero, which has no direction", err=True)
         return []
-    if not near:
-        typer.echo(f"{what}: there is no other word", err=True)
-    return near
+    if not neighbors:
+        typer.echo(f"{label}: there is no other word", err=True)
+    return neighbors
 
 
-def listed(near: Neighbors) -> str:
-    """Return words with their cosines as text."""
-    return ", ".join(f"{word} {cosine:.2f}" for word, cosine in near) or "none"
+def format_neighbors(neighbors: Neighbors) -> str:
+    """Format words with their cosines: `queen 0.79, apple 0.12`."""
+    return ", ".join(f"{word} {cosine:.2f}" for word, cosine in neighbors) or "none"
 
 
-def _has_model(source: Path) -> bool:
-    """Return whether the source has a model that reads words, possibly as sub-words or by their spelling."""
+def _has_language_model(source: Path) -> bool:
+    """Return whether the source is a run of a model that reads words, possibly as sub-words or by their spelling."""
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks import load_task
 
-    return is_run(source) and load_task(RunFolder.open(source).task).scores_text
+    return is_run_folder(source) and load_task(RunFolder.open(source).task).scores_text
 
 
-def _from_vectors(source: Path, words: list[str], k: int) -> TablesAndNeighbors:
-    """Return the tables of a source that has no model, and the neighbours of the words in every table."""
+def _find_in_tables(source: Path, words: list[str], k: int) -> TablesAndNeighbors:
+    """Look the words up in every table of a file or of a skip-gram run."""
     from reefknot.lab.evaluation.neighbors import nearest_words
     from reefknot.vectors.lookup import Lookup
 
-    tables, nearest = open_tables(source), {}
+    tables = open_tables(source)
+    neighbors = {}
     for name, vectors in tables.items():
         rows = Lookup(vectors).require(words, str(source))
-        nearest[name] = nearest_words(vectors, [vectors.words[row] for row in rows], k)
-    return tables, nearest
+        neighbors[name] = nearest_words(vectors, [vectors.words[row] for row in rows], k)
+    return tables, neighbors
 
 
-def _from_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
-    """Return the tables of a model, and the neighbours of the words in the tables that have them."""
+def _find_in_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
+    """Look the words up with a model's vocabulary, and return their neighbours in the tables that have them."""
     import torch
 
     from reefknot.errors import DataError
@@ -104,25 +121,25 @@ def _from_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
     words = words_in(" ".join(words), "the words")
     trained = open_trained(run).with_spellings(words)
     vocabulary = trained.vocabulary
-    unknown = [word for word in words if not vocabulary.can_read(word)]
-    if unknown:
-        raise unknown_words_error(unknown, vocabulary.words, str(run))
-    spelled = [word for word in words if word not in vocabulary]
-    if spelled:
+    unknown_words = [word for word in words if not vocabulary.can_read(word)]
+    if unknown_words:
+        raise unknown_words_error(unknown_words, vocabulary.words, str(run))
+    input_only_words = [word for word in words if word not in vocabulary]
+    if input_only_words:
         typer.echo(
-            f"not in the vocabulary, so these words have neighbours at the input only: {', '.join(spelled)}", err=True
+            f"not in the vocabulary, so these words have neighbours at the input only: {', '.join(input_only_words)}",
+            err=True,
         )
-    tokens_of = {word: vocabulary.split_word(word) for word in words}
-    for word, tokens in tokens_of.items():
+    tokens_by_word = {word: vocabulary.split_word(word) for word in words}
+    for word, tokens in tokens_by_word.items():
         if len(tokens) > 1:
             raise DataError(
                 f"{word} does not have its own vector in {run}: it is split into {' '.join(tokens)}; use another word"
             )
-    words = [token for (token,) in tokens_of.values()]
+    word_tokens = [token for (token,) in tokens_by_word.values()]
     tables = trained.vectors()
-    return tables, {
-        end: nearest_neighbors(
-            torch.from_numpy(vectors.vectors_VD), vocabulary, [word for word in words if word in vectors], k
-        )
-        for end, vectors in tables.items()
-    }
+    neighbors = {}
+    for name, vectors in tables.items():
+        table_words = [token for token in word_tokens if token in vectors]
+        neighbors[name] = nearest_neighbors(torch.from_numpy(vectors.vectors_VD), vocabulary, table_words, k)
+    return tables, neighbors

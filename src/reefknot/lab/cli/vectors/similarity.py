@@ -1,4 +1,8 @@
-"""`reefknot vectors similarity`: compare word vectors with human judgements, or with each other."""
+"""`reefknot vectors similarity`: compare word vectors with human judgements, or with each other.
+
+The score is Spearman's rank correlation over pairs of words. `_compare_with_benchmarks` correlates the cosine of a pair
+with people's rating of the pair; `_compare_tables` correlates the cosines in two tables.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit, given_options, open_tables
+from reefknot.lab.cli.options import AsJson, Data, emit, open_tables, reject_options, user_options
 
 if TYPE_CHECKING:
     from reefknot.errors import SettingsError
@@ -28,22 +32,22 @@ Examples:
 
 BETWEEN = "Options with --between"
 NamedTable: TypeAlias = "tuple[Path, str, WordVectors]"
-"""The source of a table, its name in the source, and its vectors."""
+"""The source of a table, the name of the table in its source, and its vectors."""
 
 
 def similarity(
-    invocation: typer.Context,
+    ctx: typer.Context,
     sources: Annotated[list[Path], typer.Argument(metavar="RUN|FILE", help="Run folders, or files of word vectors.")],
     sets: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Benchmark, or a file with two words and a score per line. Can be repeated. "
+            help="Benchmark, such as SimLex-999, or a file with two words and a score per line. Can be repeated. "
             "[default: all benchmarks in the data folder]",
         ),
     ] = None,
     between: Annotated[
-        bool, typer.Option("--between", help="Compare the tables with each other instead of with benchmarks.")
+        bool, typer.Option("--between", help="Compare the vectors with each other instead of with benchmarks.")
     ] = False,
     exact_below: Annotated[
         int,
@@ -61,49 +65,49 @@ def similarity(
             rich_help_panel=BETWEEN,
         ),
     ] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples and of the drawn pairs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap and of sampled pairs.")] = 0,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Correlate the cosines of word vectors with human judgements of word pairs, or with the cosines of other vectors.
+    """Compare word vectors with human judgements of similarity, or with each other.
 
-    Prints Spearman's rank correlation with its coverage and a 95 % interval.
+    Prints Spearman's rank correlation over word pairs, with a 95 % interval and the number of pairs whose words are
+    known.
     """
-    from reefknot.errors import SettingsError
 
-    written = dict(given_options(invocation))
-    for name in ("sets", "data") if between else ("exact_below", "samples"):
-        if name in written:
-            preposition = "with" if between else "without"
-            raise SettingsError(f"{written[name]} has no effect {preposition} --between; leave one of them out")
-    benchmarks = [] if between else _benchmarks(sets, data)
-    tables = _tables(sources)
     if between:
-        _check_draws(tables, exact_below, samples, written)
-        _compare(tables, exact_below, samples, seed, as_json)
+        reject_options(ctx, ("sets", "data"), "with --between; leave one of them out")
+        tables = _open_all_tables(sources)
+        _check_sampling_options(tables, exact_below, samples, user_options(ctx))
+        _compare_tables(tables, exact_below, samples, seed, as_json)
     else:
-        _judge(tables, benchmarks, seed, as_json)
+        reject_options(ctx, ("exact_below", "samples"), "without --between; leave one of them out")
+        benchmarks = _open_benchmarks(sets, data)
+        _compare_with_benchmarks(_open_all_tables(sources), benchmarks, seed, as_json)
 
 
-def _tables(sources: Sequence[Path]) -> list[NamedTable]:
+def _open_all_tables(sources: Sequence[Path]) -> list[NamedTable]:
     """Return the tables of all sources. A source that is named twice is read once."""
-    distinct = dict.fromkeys(sources)
-    return [(source, name, table) for source in distinct for name, table in open_tables(source).items()]
+    tables = []
+    for source in dict.fromkeys(sources):
+        tables += [(source, name, vectors) for name, vectors in open_tables(source).items()]
+    return tables
 
 
-def _benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark]:
+def _open_benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark]:
     """Return the named benchmarks without repetitions, or all benchmarks in the data folder."""
     from reefknot.errors import CorpusNotFound, SettingsError
     from reefknot.lab.evaluation.benchmarks import BENCHMARKS
     from reefknot.lab.evaluation.similarity import find_benchmarks, read_benchmark
 
-    published = {name.lower(): name for name in BENCHMARKS}
+    name_by_lower_case = {name.lower(): name for name in BENCHMARKS}
     if sets is None:
         return list(find_benchmarks(data).values())
-    names = [published.get(text.lower()) for text in sets]
+    # None stands for a file.
+    names = [name_by_lower_case.get(text.lower()) for text in sets]
     for text, name in zip(sets, names, strict=True):
         if name is None and not Path(text).is_file():
-            raise _unknown_set(text, published)
+            raise _unknown_set_error(text, name_by_lower_case)
     if data is not None and not any(names):
         raise SettingsError("--data has no effect, because every --set names a file; leave --data out")
     available = find_benchmarks(data) if any(names) else {}
@@ -118,17 +122,21 @@ def _benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benchmark
     return list(chosen.values())
 
 
-def _unknown_set(name: str, published: dict[str, str]) -> SettingsError:
+def _unknown_set_error(text: str, name_by_lower_case: dict[str, str]) -> SettingsError:
+    """Return the error for a --set that is neither a benchmark nor a file, with a suggestion."""
     from difflib import get_close_matches
 
     from reefknot.errors import SettingsError, shorten
 
-    near = get_close_matches(name.lower(), published, n=1)
-    hint = f"did you mean {published[near[0]]}?" if near else f"the benchmarks are {', '.join(published.values())}"
-    return SettingsError(f"--set {shorten(name)}: neither a benchmark nor a file; {hint}")
+    suggestions = get_close_matches(text.lower(), name_by_lower_case, n=1)
+    if suggestions:
+        hint = f"did you mean {name_by_lower_case[suggestions[0]]}?"
+    else:
+        hint = f"the benchmarks are {', '.join(name_by_lower_case.values())}"
+    return SettingsError(f"--set {shorten(text)}: neither a benchmark nor a file; {hint}")
 
 
-def _judge(tables: list[NamedTable], benchmarks: list[Benchmark], seed: int, as_json: bool) -> None:
+def _compare_with_benchmarks(tables: list[NamedTable], benchmarks: list[Benchmark], seed: int, as_json: bool) -> None:
     """Compare every table with every benchmark and print the correlations."""
     from reefknot.lab.evaluation.similarity import score_benchmark
 
@@ -146,42 +154,46 @@ def _judge(tables: list[NamedTable], benchmarks: list[Benchmark], seed: int, as_
             }
         )
         lines.append(f"{source}, {name}: {len(vectors):,} words")
-        lines += [f"  {judgement.name:<{width}}  {_judgement_text(judgement)}" for judgement in judgements]
+        lines += [f"  {judgement.name:<{width}}  {_format_judgement(judgement)}" for judgement in judgements]
     emit(records, "\n".join(lines), as_json)
 
 
-def _judgement_text(judgement: Judgement) -> str:
-    """Return the correlation with its interval and coverage, or the reason why one of them is undefined."""
+def _format_judgement(judgement: Judgement) -> str:
+    """Format the correlation with its interval and coverage, or the reason why one of them is undefined."""
     from reefknot.lab.evaluation.spearman import FEWEST_PAIRS, FEWEST_RESAMPLED
 
     coverage = f"{judgement.pairs:,} of {judgement.of:,} pairs"
     if judgement.rho is None:
-        few = judgement.pairs < FEWEST_PAIRS
-        why = f"fewer than {FEWEST_PAIRS} pairs" if few else "all scores or all cosines are equal"
-        return f"undefined: {why} ({coverage})"
+        too_few = judgement.pairs < FEWEST_PAIRS
+        reason = f"fewer than {FEWEST_PAIRS} pairs" if too_few else "all scores or all cosines are equal"
+        return f"undefined: {reason} ({coverage})"
     if judgement.low is None:
-        few = judgement.pairs < FEWEST_RESAMPLED
-        why = f"fewer than {FEWEST_RESAMPLED} pairs" if few else "the order is perfect, also in every resample"
-        return f"{judgement.rho:6.3f}  (no interval: {why}), {coverage}"
+        too_few = judgement.pairs < FEWEST_RESAMPLED
+        reason = f"fewer than {FEWEST_RESAMPLED} pairs" if too_few else "the order is perfect, also in every resample"
+        return f"{judgement.rho:6.3f}  (no interval: {reason}), {coverage}"
     return f"{judgement.rho:6.3f}  ({judgement.low:6.3f} to {judgement.high:6.3f}), {coverage}"
 
 
-def _check_draws(tables: list[NamedTable], exact_below: int, samples: int, written: Mapping[str, str]) -> None:
-    """Raise an error if --samples or --seed is set, but no two tables share enough words for pairs to be drawn."""
+def _check_sampling_options(
+    tables: list[NamedTable], exact_below: int, samples: int, options: Mapping[str, str]
+) -> None:
+    """Raise an error if --samples or --seed is set, but no two tables share enough words for pairs to be sampled."""
     from reefknot.errors import SettingsError
 
-    shared = [sum(word in other for word in one.words) for (_, _, one), (_, _, other) in combinations(tables, 2)]
-    many = [words for words in shared if words > exact_below]
-    sampled = [words for words in many if words * (words - 1) // 2 > samples]
-    for name, affected in (("samples", many), ("seed", sampled)):
-        if name in written and shared and not affected:
+    shared_counts = []
+    for (_, _, table_a), (_, _, table_b) in combinations(tables, 2):
+        shared_counts.append(sum(word in table_b for word in table_a.words))
+    uses_samples = any(count > exact_below for count in shared_counts)
+    uses_seed = any(count > exact_below and count * (count - 1) // 2 > samples for count in shared_counts)
+    for name, has_effect in (("samples", uses_samples), ("seed", uses_seed)):
+        if name in options and shared_counts and not has_effect:
             raise SettingsError(
-                f"{written[name]} has no effect, because all pairs of at most {max(shared):,} shared words are "
+                f"{options[name]} has no effect, because all pairs of at most {max(shared_counts):,} shared words are "
                 f"compared; leave it out or lower --exact-below"
             )
 
 
-def _compare(tables: list[NamedTable], exact_below: int, samples: int, seed: int, as_json: bool) -> None:
+def _compare_tables(tables: list[NamedTable], exact_below: int, samples: int, seed: int, as_json: bool) -> None:
     """Compare every two tables and print the correlations."""
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.pairwise_similarity import pairwise_correlation
@@ -192,17 +204,18 @@ def _compare(tables: list[NamedTable], exact_below: int, samples: int, seed: int
         )
     records: list[dict[str, Any]] = []
     lines: list[str] = []
-    for (source, name, one), (other_source, other_name, other) in combinations(tables, 2):
-        correlation = pairwise_correlation(one, other, exact_below=exact_below, samples=samples, seed=seed)
-        sides = {"a": {"source": str(source), "table": name}, "b": {"source": str(other_source), "table": other_name}}
-        records.append({**sides, **asdict(correlation)})
-        lines.append(f"{source}, {name} and {other_source}, {other_name}: {_correlation_text(correlation)}")
+    for (source_a, name_a, vectors_a), (source_b, name_b, vectors_b) in combinations(tables, 2):
+        correlation = pairwise_correlation(vectors_a, vectors_b, exact_below=exact_below, samples=samples, seed=seed)
+        table_a = {"source": str(source_a), "table": name_a}
+        table_b = {"source": str(source_b), "table": name_b}
+        records.append({"a": table_a, "b": table_b, **asdict(correlation)})
+        lines.append(f"{source_a}, {name_a} and {source_b}, {name_b}: {_format_correlation(correlation)}")
     emit(records, "\n".join(lines), as_json)
 
 
-def _correlation_text(correlation: PairwiseCorrelation) -> str:
-    over = f"all {correlation.pairs:,} pairs" if correlation.exact else f"{correlation.pairs:,} pairs drawn from all"
+def _format_correlation(correlation: PairwiseCorrelation) -> str:
+    pairs = f"all {correlation.pairs:,} pairs" if correlation.exact else f"{correlation.pairs:,} pairs drawn from all"
     if correlation.rho is None:
-        return f"undefined: fewer than 3 pairs, or all cosines of a table are equal ({over})"
+        return f"undefined: fewer than 3 pairs, or all cosines of a table are equal ({pairs})"
     interval = "" if correlation.low is None else f" ({correlation.low:.4f} to {correlation.high:.4f})"
-    return f"{correlation.rho:.4f}{interval}, over {over}"
+    return f"{correlation.rho:.4f}{interval}, over {pairs}"

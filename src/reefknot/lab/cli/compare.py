@@ -100,4 +100,4 @@ def _draw(path: Path, comparisons: list[dict[str, Any]]) -> None:
     caption = f"Loss against {first}, A; lower is better. {CAPTION}"
     axes = "B less A, % of A's loss", "B less A, % of B's loss"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, draw_bands("bands", bands, caption, axes, against=f", against {first}").file)
+    write_text(path, draw_bands("bands", bands, caption, axes, title_suffix=f", against {first}").svg_file)

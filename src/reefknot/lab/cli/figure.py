@@ -11,7 +11,7 @@ from reefknot.lab.cli.bench.record import check_output_file
 from reefknot.lab.cli.options import Data, Device, given_options
 
 if TYPE_CHECKING:
-    from reefknot.lab.papers.figures.contract import Figure, Measured
+    from reefknot.lab.papers.figures.contract import Figure, Measurements
 
 EXAMPLES = """\b
 Examples:
@@ -55,8 +55,8 @@ def figure(
         return
     _check_files(output, json)
     from reefknot.lab.papers.figures import open_figure
-    from reefknot.lab.papers.figures.record import record_of
-    from reefknot.lab.papers.figures.runs import choose
+    from reefknot.lab.papers.figures.record import build_record
+    from reefknot.lab.papers.figures.runs import select_runs
     from reefknot.lab.training.distributed import choose_device
 
     chosen = open_figure(name)
@@ -65,14 +65,14 @@ def figure(
             raise SettingsError(
                 f"{options[option]} has no effect on {name}, which reads {_needs(chosen)}; leave it out"
             )
-    selection = choose(chosen, runs or [])
+    selection = select_runs(chosen, runs or [])
     for note in selection.notes:
         typer.echo(f"{name}: {note}", err=True)
     measured = chosen.measure(selection.runs, data=data, device=choose_device(device))
-    typer.echo(f"{chosen.title}\n{chosen.shows}\n")
-    typer.echo("\n".join(chosen.lines(measured)))
+    typer.echo(f"{chosen.title}\n{chosen.description}\n")
+    typer.echo("\n".join(chosen.format_lines(measured)))
     if json is not None:
-        write_json(json, record_of(chosen, measured, selection.runs, selection.notes))
+        write_json(json, build_record(chosen, measured, selection.runs, selection.notes))
         typer.echo(f"record: {json.resolve()}")
     if output is not None:
         _write(output, chosen, measured, selection.notes)
@@ -101,11 +101,13 @@ def _check_files(output: Path | None, json: Path | None) -> None:
     check_output_file("--json", json)
 
 
-def _write(path: Path, figure: Figure, measured: Measured, notes: list[str]) -> None:
-    from reefknot.lab.papers.figures.section import page
+def _write(path: Path, figure: Figure, measured: Measurements, notes: list[str]) -> None:
+    from reefknot.lab.papers.figures.section import render_page
     from reefknot.storage.files import write_bytes, write_text
 
     if path.suffix == ".png":
         write_bytes(path, figure.draw(measured).png)
     else:
-        write_text(path, figure.draw(measured).file if path.suffix == ".svg" else page(figure, measured, notes))
+        write_text(
+            path, figure.draw(measured).svg_file if path.suffix == ".svg" else render_page(figure, measured, notes)
+        )

@@ -44,23 +44,23 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page with tables, figures, curves, neighbours, samples and settings."""
-    from reefknot.lab.papers.figures.section import sections
+    from reefknot.lab.papers.figures.section import build_sections
     from reefknot.lab.recipes.file import find_recipe, read_file, shipped
     from reefknot.lab.reports.page import write_report
-    from reefknot.lab.reports.results import collect
-    from reefknot.lab.reports.rows import join, name_recipes
-    from reefknot.lab.reports.table import from_recipe
+    from reefknot.lab.reports.results import collect_runs
+    from reefknot.lab.reports.rows import add_recipe_names, join_runs
+    from reefknot.lab.reports.table import rows_from_recipe
 
     chosen_words = _split_words(words)
-    results = collect(runs)
+    results = collect_runs(runs)
     _check_figures(results, figures, data)
     known = [name for name in shipped() if any(result.recipe == name for result in results)]
     # Rows are in the order of their recipe. Rows without runs are left out; `reefknot table` shows them.
-    listed = [row for name in known for row in from_recipe(read_file(find_recipe(name)[0], name).rows, name)]
-    rows = name_recipes(row for row in join(listed, results) if row.results)
+    listed = [row for name in known for row in rows_from_recipe(read_file(find_recipe(name)[0], name).rows, name)]
+    rows = add_recipe_names(row for row in join_runs(listed, results) if row.results)
     if chosen_words:
         rows = _show_words(rows, chosen_words)
-    drawn, notes = sections(results, weights=figures, data=data)
+    drawn, notes = build_sections(results, weights=figures, data=data)
     for note in notes:
         typer.echo(note, err=True)
     page = write_report(results, output, rows=rows, title=title, sections=drawn).resolve()
@@ -71,13 +71,15 @@ def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) 
     """Raise an error if --figures or --data has no effect on a report of these runs."""
     from reefknot.errors import SettingsError
     from reefknot.lab.papers.figures import FIGURES, open_figure
-    from reefknot.lab.papers.figures.runs import among
+    from reefknot.lab.papers.figures.runs import find_figure_runs
 
     if data is not None and not figures:
         raise SettingsError("--data has no effect without --figures; add --figures or leave --data out")
     if not figures:
         return
-    opened = [figure for figure in map(open_figure, FIGURES) if figure.needs and among(figure, results) is not None]
+    opened = [
+        figure for figure in map(open_figure, FIGURES) if figure.needs and find_figure_runs(figure, results) is not None
+    ]
     if not opened:
         raise SettingsError(
             "--figures has no effect: no figure that reads weights or token losses is about these runs; leave it out"

@@ -161,22 +161,22 @@ def _show(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
 
     from reefknot.lab.reports.cells import format_spread
     from reefknot.lab.reports.page import write_report
-    from reefknot.lab.reports.sweep import rank, spread_record, summary
+    from reefknot.lab.reports.sweep import rank_trials, spread_to_dict, summarise_trials
     from reefknot.lab.reports.table import print_table
     from reefknot.lab.runs.scores import PERPLEXITY
     from reefknot.storage.files import write_json
 
-    ranked = rank(trials)
+    ranked = rank_trials(trials)
     if not ranked:
         return
     rows = [row for _, row in ranked]
-    same_size = len({row.size for row in rows}) == 1
+    same_size = len({row.parameter_count for row in rows}) == 1
     print_table(rows, Console(), leave_out=("tokens/s", "memory", *(["parameters"] if same_size else [])))
-    record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summary(ranked, root)}
+    record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summarise_trials(ranked, root)}
     best = ranked[0][0].row()
     if test and (perplexities := best.mean_score(PERPLEXITY, "test")):
         typer.echo(f"test perplexity of the best ({best.name}): {format_spread(perplexities)}")
-        record["test_of_the_best"] = spread_record(perplexities)
+        record["test_of_the_best"] = spread_to_dict(perplexities)
     write_json(root / "sweep.json", record)
     results = [result for row in rows for result in row.results]
     page = write_report(results, root / "report.html", rows=rows, title=title)

@@ -95,7 +95,7 @@ def _quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     paired: gensim draws other random numbers.
     """
     from reefknot.lab.bench.skip_gram import GENSIM
-    from reefknot.lab.papers.figures.intervals import apart, over_seeds
+    from reefknot.lab.papers.figures.intervals import estimate_difference, estimate_mean
 
     measured = [row for row in rows if row.trials]
     names = measured[0].similarity if measured else ()
@@ -103,9 +103,11 @@ def _quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     if not shared:
         return {}
     means = {row.competitor: [fmean(trial.rhos[name] for name in shared) for trial in row.trials] for row in measured}
-    quality: dict[str, dict[str, Any]] = {name: {"mean_rho": over_seeds(rhos).json()} for name, rhos in means.items()}
+    quality: dict[str, dict[str, Any]] = {
+        name: {"mean_rho": estimate_mean(rhos).json()} for name, rhos in means.items()
+    }
     for name in quality.keys() - {GENSIM} if GENSIM in means else ():
-        quality[name]["less_gensim"] = apart(means[name], means[GENSIM]).json()
+        quality[name]["less_gensim"] = estimate_difference(means[name], means[GENSIM]).json()
     return quality
 
 

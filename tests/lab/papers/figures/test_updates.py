@@ -120,9 +120,9 @@ def test_missing_band_does_not_shift_other_bars() -> None:
     means = {low: {"mean": low / 10, "low": None, "high": None} for low in (0, 10, 100)}
     bands = [{"low": low, "high": 10 * low, "types": 1, "mean": mean} for low, mean in means.items()]
 
-    panel = module._panel("norms", {"all": bands, "frequent": bands[1:]}, "norm")
+    panel = module._build_panel("norms", {"all": bands, "frequent": bands[1:]}, "norm")
 
-    assert list(panel.ours["frequent"]) == [None, means[10], means[100]]
+    assert list(panel.estimates["frequent"]) == [None, means[10], means[100]]
 
 
 def test_over_runs_averages_fractions_and_keeps_integers() -> None:

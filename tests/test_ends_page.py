@@ -56,4 +56,4 @@ def test_picture_is_drawn_with_the_same_bytes_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(str(ROOT / "script"))
     pictures = importlib.import_module("drawing.shapes").PICTURES
     importlib.import_module("drawing.ends")
-    assert pictures["adaptive_output"].file == pictures["adaptive_output"].file
+    assert pictures["adaptive_output"].svg_file == pictures["adaptive_output"].svg_file

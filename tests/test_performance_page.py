@@ -51,13 +51,13 @@ def test_performance_page_is_up_to_date() -> None:
 
 
 def test_page_without_records_is_rendered(script: dict[str, Any]) -> None:
-    assert script["results"]({}) == "Nothing has been recorded yet."
-    page = script["between_marks"]("a\n<!-- results:begin -->\nold\n<!-- results:end -->\nb", "new")
+    assert script["format_results"]({}) == "Nothing has been recorded yet."
+    page = script["insert_between_marks"]("a\n<!-- results:begin -->\nold\n<!-- results:end -->\nb", "new")
     assert page == "a\n<!-- results:begin -->\nnew\n<!-- results:end -->\nb"
 
 
 def test_record_is_rendered_as_tables(script: dict[str, Any]) -> None:
-    text = script["results"]({"engine": _record()})
+    text = script["format_results"]({"engine": _record()})
     assert all(part in text for part in ("An Engine", "2 threads", "torch 2.11.0", "0.25 TFLOP/s", "commit 0123456789"))
     assert "| 16, 8, 50 (0.5) | reefknot | 1 | 2 | 0 | 1.0e-06 | yes |  |" in text
     assert "|  | CCE |  |  |  |  |  | not installed |" in text
@@ -65,7 +65,7 @@ def test_record_is_rendered_as_tables(script: dict[str, Any]) -> None:
 
 def test_steps_are_rendered_with_seconds_per_epoch(script: dict[str, Any]) -> None:
     row = {"row": "tied", "mode": "captured", "ms": 12.6, "epoch_seconds": 8.719}
-    text = script["results"]({"engine": _record(bench="steps", rows=[row])})
+    text = script["format_results"]({"engine": _record(bench="steps", rows=[row])})
     header, _, cells = text.splitlines()[-3:]
     columns = dict(zip(header.split(" | "), cells.split(" | "), strict=True))
     assert (columns["ms"], columns["s/epoch"]) == ("12.6", "8.72")
@@ -73,7 +73,7 @@ def test_steps_are_rendered_with_seconds_per_epoch(script: dict[str, Any]) -> No
 
 def test_sweep_over_vocabularies_is_drawn(script: dict[str, Any]) -> None:
     record = json.loads(json.dumps(_record(vocabulary=True)))
-    assert "(performance/engine.svg)" in script["results"]({"engine": record})
-    svg = script["figure"](record)
+    assert "(performance/engine.svg)" in script["format_results"]({"engine": record})
+    svg = script["draw_figure"](record)
     assert svg.count("stroke: #0e83c4; stroke-width: 3") == 3, "one line of time, one of memory, one in the legend"
-    assert svg == script["figure"](record)
+    assert svg == script["draw_figure"](record)

@@ -1,8 +1,11 @@
-"""Shapes for the pictures of docs/ends.md.
+"""Draw the shapes of the pictures in docs/ends.md: boxes, bar charts, circles and arrows.
+
+`picture` registers a function that draws one picture on a `Canvas`; `ends.py` defines all pictures. A picture is 700
+units wide, y grows downwards, and shapes are placed by their centre.
 
 A table is a ruled rectangle with one row per word. A matrix is a plain box, a vector a slim bar, and a step of
-computation a white box. "shared" before a kind makes the shape orange, because both ends hold it. "dashed" means that
-it is optional. A picture is 700 units wide, y grows downwards, and shapes are placed by their centre.
+computation a white box. "shared" before a kind makes the shape orange, because the input end (embedding) and the
+output end (classifier and loss) both hold it. "dashed" means that it is optional.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from matplotlib.path import Path
 from reefknot.lab.reports.drawing import Drawing
 
 WIDTH = 700
-FAINT, BAR = "#5f6b76", "#9aa5b1"
+FAINT_COLOUR, BAR_COLOUR = "#5f6b76", "#9aa5b1"
+# The fill and the outline of each kind of box.
 COLOURS = {
     "table": ("#d6e4f2", "#4a6f94"),
     "matrix": ("#e4def3", "#6b5ca5"),
@@ -42,6 +46,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def around(cls, x: float, y: float, width: float, height: float) -> Shape:
+        """Return the shape with this centre and size."""
         return cls((x - width / 2, y), (x + width / 2, y), (x, y - height / 2), (x, y + height / 2))
 
 
@@ -52,19 +57,22 @@ class Canvas(NamedTuple):
 
     def text(self, x: float, y: float, text: str, align: str = "center", *, size: int = 12, faint: bool = True) -> None:
         """Write text that is centred vertically at y."""
-        colour = {"color": FAINT} if faint else {}
+        colour = {"color": FAINT_COLOUR} if faint else {}
         self.axes.text(x, y, text, size=size, ha=align, va="center", linespacing=1.25, **colour)
 
     def box(self, kind: str, x: float, y: float, width: float, height: float, name: str = "", note: str = "") -> Shape:
-        """Draw a rectangle with its name inside and a note below."""
-        *style, kind = kind.split()
-        fill, line = COLOURS["shared" if "shared" in style else kind]
+        """Draw a rectangle with its name inside and a note below.
+
+        `kind` is a key of `COLOURS`, such as "table", with "shared" or "dashed" before it: "shared table".
+        """
+        *modifiers, kind = kind.split()
+        fill, outline = COLOURS["shared" if "shared" in modifiers else kind]
         left, top = x - width / 2, y - height / 2
         corners = f"round,pad=0,rounding_size={6 if kind == 'step' and height > 20 else 2}"
-        dash = "--" if "dashed" in style else "-"
-        self.axes.add_patch(FancyBboxPatch((left, top), width, height, corners, fc=fill, ec=line, lw=1, ls=dash))
+        dash = "--" if "dashed" in modifiers else "-"
+        self.axes.add_patch(FancyBboxPatch((left, top), width, height, corners, fc=fill, ec=outline, lw=1, ls=dash))
         if kind == "table":
-            self.axes.hlines(range(int(top) + 8, int(top + height), 8), left, left + width, line, lw=1, alpha=0.2)
+            self.axes.hlines(range(int(top) + 8, int(top + height), 8), left, left + width, outline, lw=1, alpha=0.2)
         self.text(x, y, name, size=13, faint=False)
         self.text(x, top + height + 4 + 7.5 * len(note.split("\n")), note)
         return Shape.around(x, y, width, height)
@@ -72,10 +80,10 @@ class Canvas(NamedTuple):
     def chart(self, x: float, y: float, heights: Sequence[float], note: str = "", target: int | None = None) -> Shape:
         """Draw scores or a distribution: one bar per class, in colour for the target."""
         left, width = x - 11 * len(heights) / 2, 11 * len(heights)
-        centres = [left + 5.5 + 11 * number for number in range(len(heights))]
-        colours = [COLOURS["vector"][1] if number == target else BAR for number in range(len(heights))]
+        centres = [left + 5.5 + 11 * index for index in range(len(heights))]
+        colours = [COLOURS["vector"][1] if index == target else BAR_COLOUR for index in range(len(heights))]
         self.axes.bar(centres, [-40 * height for height in heights], 9, y + 20, color=colours)
-        self.axes.hlines(y + 20, left, left + width, FAINT, lw=1)
+        self.axes.hlines(y + 20, left, left + width, FAINT_COLOUR, lw=1)
         self.text(x, y + 32, note)
         return Shape.around(x, y, width + 8, 44)
 
@@ -87,25 +95,33 @@ class Canvas(NamedTuple):
 
     def arrow(self, *points: Point, dash: str = "-") -> None:
         """Draw an arrow along straight lines through the points."""
-        style = {"arrowstyle": "-|>,head_length=0.5,head_width=0.25", "mutation_scale": 12, "color": FAINT, "lw": 1.3}
+        style = {
+            "arrowstyle": "-|>,head_length=0.5,head_width=0.25",
+            "mutation_scale": 12,
+            "color": FAINT_COLOUR,
+            "lw": 1.3,
+        }
         self.axes.add_patch(FancyArrowPatch(path=Path(points), ls=dash, **style))
 
     def chain(self, *shapes: Shape) -> None:
         """Draw an arrow from each shape to the next, to its left or right side."""
         for start, end in pairwise(shapes):
-            self.arrow(*((start.right, end.left) if start.left < end.left else (start.left, end.right)))
+            if start.left < end.left:
+                self.arrow(start.right, end.left)
+            else:
+                self.arrow(start.left, end.right)
 
 
 def picture(height: int) -> Callable[[Callable[[Canvas], None]], None]:
-    """Register a function that draws a picture, under the function's name."""
+    """Register a function that draws a picture, under the function's name. Its docstring is the caption."""
 
     def register(draw: Callable[[Canvas], None]) -> None:
-        def on(figure: Figure) -> None:
+        def draw_figure(figure: Figure) -> None:
             figure.set_layout_engine("none")
             axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(height, 0))
             axes.axis("off")
             draw(Canvas(axes))
 
-        PICTURES[draw.__name__] = Drawing(draw.__name__, height / 72, [], on, draw.__doc__ or "", WIDTH / 72)
+        PICTURES[draw.__name__] = Drawing(draw.__name__, height / 72, [], draw_figure, draw.__doc__ or "", WIDTH / 72)
 
     return register

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.lab.papers.measured_figures import Shown, read_figures, take, to_markdown
-from reefknot.lab.papers.page import record, update
+from reefknot.lab.papers.measured_figures import RecordedFigure, add_record, read_figures, to_markdown
+from reefknot.lab.papers.page import record_runs, update_pages
 from reefknot.lab.runs.environment import source_sha256
 
 RECORD: dict[str, Any] = {
@@ -50,8 +50,8 @@ def write_record(path: Path, **changes: Any) -> Path:
     return path
 
 
-def make_shown(**changes: Any) -> Shown:
-    return Shown("Figure 2", "What it shows.", ["row  lowest", "VD     92.8"], "<svg/>", RECORD | changes)
+def make_shown(**changes: Any) -> RecordedFigure:
+    return RecordedFigure("Figure 2", "What it shows.", ["row  lowest", "VD     92.8"], "<svg/>", RECORD | changes)
 
 
 def test_record_is_shown_in_papers_md_with_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,15 +60,15 @@ def test_record_is_shown_in_papers_md_with_its_picture(tmp_path: Path, monkeypat
     old = tmp_path / "docs" / "figures" / "old.svg"
     old.write_text("<svg/>")
     picture = tmp_path / "docs" / "figures" / "inan2017-2.svg"
-    assert update(tmp_path, {}, [make_shown()], check=True) == [tmp_path / "PAPERS.md", picture, old]
+    assert update_pages(tmp_path, {}, [make_shown()], check=True) == [tmp_path / "PAPERS.md", picture, old]
     assert old.exists()
-    update(tmp_path, {}, [make_shown()])
+    update_pages(tmp_path, {}, [make_shown()])
     assert picture.read_text() == "<svg/>"
     assert not old.exists()
     assert "## Figure 2\n\nWhat it shows.\n\n![Figure 2](docs/figures/inan2017-2.svg)" in (
         tmp_path / "PAPERS.md"
     ).read_text(encoding="utf-8")
-    assert update(tmp_path, {}, [make_shown()], check=True) == []
+    assert update_pages(tmp_path, {}, [make_shown()], check=True) == []
 
 
 def test_section_of_a_record_states_its_origin() -> None:
@@ -126,11 +126,11 @@ def test_record_is_accepted_only_with_the_code_of_its_commit(tmp_path: Path) -> 
     git("commit", "-qm", "one")
     environment = RECORD["environment"] | {"commit": git("rev-parse", "HEAD"), "source_sha256": source_sha256(source)}
     path = write_record(tmp_path / "away" / "record.json", environment=environment)
-    (recorded,) = record(tmp_path, [path])
+    (recorded,) = record_runs(tmp_path, [path])
     assert recorded == tmp_path / "results" / "figures" / "inan2017-2.json"
     (stored,) = read_figures(tmp_path)
     assert stored["environment"]["command"] == "reefknot figure inan2017/2 RUN --data DIR --json a.json"
     with pytest.raises(DataError, match="the code that ran differs from commit"):
-        take(tmp_path, write_record(path, environment=environment | {"source_sha256": "ab" * 32}))
+        add_record(tmp_path, write_record(path, environment=environment | {"source_sha256": "ab" * 32}))
     with pytest.raises(DataError, match="is not in this repository"):
-        take(tmp_path, write_record(path, environment=environment | {"commit": "beef"}))
+        add_record(tmp_path, write_record(path, environment=environment | {"commit": "beef"}))

@@ -11,9 +11,9 @@ import pytest
 
 from made_results import change, result, write_run, write_runs
 from reefknot.errors import DataError
-from reefknot.lab.papers.measured_steps import measured_steps, with_steps
-from reefknot.lab.reports.results import collect
-from reefknot.lab.reports.rows import Steps, TableRow, join, times_first
+from reefknot.lab.papers.measured_steps import add_steps, read_measured_steps
+from reefknot.lab.reports.results import collect_runs
+from reefknot.lab.reports.rows import StepTimes, TableRow, join_runs, time_ratios
 from reefknot.lab.reports.table import to_markdown
 from reefknot.lab.runs.changes import Change
 
@@ -39,27 +39,27 @@ def write_record(
 
 
 def test_fastest_step_counts(tmp_path: Path) -> None:
-    assert measured_steps(tmp_path) == {}
+    assert read_measured_steps(tmp_path) == {}
     write_record(tmp_path)
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): Steps(8.0, 5.0)}
+    assert read_measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): StepTimes(8.0, 5.0)}
     write_record(tmp_path, seconds=(40.0, 50.0, None))
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): Steps(50.0, 0.8)}, (
-        "a factor below 1 is shown too"
-    )
+    assert read_measured_steps(tmp_path) == {
+        ("pappas2019/table3", "tied", ("H200", NO_CHANGES)): StepTimes(50.0, 0.8)
+    }, "a factor below 1 is shown too"
 
 
 def test_slowest_of_several_records_counts(tmp_path: Path) -> None:
     for name, captured in (("a", 8.0), ("b", 10.0), ("c", 9.0)):
         write_record(tmp_path, name, (40.0, 20.0, captured))
-    assert measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): Steps(10.0, 4.0)}
+    assert read_measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): StepTimes(10.0, 4.0)}
 
 
 def test_devices_are_kept_separate(tmp_path: Path) -> None:
     write_record(tmp_path)
     write_record(tmp_path, "cpu", (900.0, 600.0, None), machine={"device": "Xeon"})
-    assert measured_steps(tmp_path) == {
-        ("pappas2019/table3", "tied", ("H200", NO_CHANGES)): Steps(8.0, 5.0),
-        ("pappas2019/table3", "tied", ("Xeon", NO_CHANGES)): Steps(600.0, 1.5),
+    assert read_measured_steps(tmp_path) == {
+        ("pappas2019/table3", "tied", ("H200", NO_CHANGES)): StepTimes(8.0, 5.0),
+        ("pappas2019/table3", "tied", ("Xeon", NO_CHANGES)): StepTimes(600.0, 1.5),
     }
 
 
@@ -78,15 +78,15 @@ def test_steps_of_another_device_are_not_used_for_runs(
     """Without runs, the device with the most measured rows is used: the Xeon."""
     for seed, device in enumerate(devices):
         write_run(tmp_path, "Small", seed, result("Small", seed, training={"device": device}))
-    rows = join([TableRow(name) for name in expected], collect([tmp_path]) if devices else [])
+    rows = join_runs([TableRow(name) for name in expected], collect_runs([tmp_path]) if devices else [])
     times_by_row = {("Small", "A100"): 2.0, ("Small", "Xeon"): 3.0, ("not run", "A100"): 4.0}
     times_by_row |= {("Small + WT", "Xeon"): 5.0, ("other", "Xeon"): 6.0}
     measured = {
-        ("a/b", name, (device, NO_CHANGES)): Steps(1.0, times) for (name, device), times in times_by_row.items()
+        ("a/b", name, (device, NO_CHANGES)): StepTimes(1.0, times) for (name, device), times in times_by_row.items()
     }
-    measured |= {("other", "Small", (device, NO_CHANGES)): Steps(1.0, 7.0) for device in ("H200", "A100", "Xeon")}
-    rows_with_steps = with_steps("a/b", rows, measured)
-    assert {row.name: row.steps and row.steps.times_plain for row in rows_with_steps} == expected
+    measured |= {("other", "Small", (device, NO_CHANGES)): StepTimes(1.0, 7.0) for device in ("H200", "A100", "Xeon")}
+    rows_with_steps = add_steps("a/b", rows, measured)
+    assert {row.name: row.step_times and row.step_times.speedup for row in rows_with_steps} == expected
 
 
 def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
@@ -104,24 +104,24 @@ def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
     }  # the older text format
     write_record(performance, "fast", recipe="a/b", rows=fast, overrides=overrides, changed=changed_as_text)
     write_record(performance, "untold", recipe="a/b", rows=fast, overrides=["training.batch=8"])
-    measured = measured_steps(performance)
+    measured = read_measured_steps(performance)
     rows = [TableRow("Small"), TableRow("Small + WT")]
-    assert [row.steps for row in with_steps("a/b", rows, measured)] == [Steps(8.0, 5.0), None]
+    assert [row.step_times for row in add_steps("a/b", rows, measured)] == [StepTimes(8.0, 5.0), None]
     for seed, (changed, expected) in enumerate(
         [
-            ((), Steps(8.0, 5.0)),
-            ((fewer,), Steps(8.0, 5.0)),
-            ((fewer, precision), Steps(4.0, 11.0)),
+            ((), StepTimes(8.0, 5.0)),
+            ((fewer,), StepTimes(8.0, 5.0)),
+            ((fewer, precision), StepTimes(4.0, 11.0)),
             ((precision, change("training.batch", 20, 8)), None),
         ]
     ):
         folder = runs / str(seed)
         for name in ("Small", "Small + WT"):
             write_run(folder / name, name, seed, result(name, seed, changed=changed, training={"device": "H200"}))
-        trained = with_steps("a/b", join(rows, collect([folder])), measured)
-        assert [row.steps for row in trained] == [expected, None]
-        untrained = with_steps("a/b", join(rows, collect([folder / "Small + WT"])), measured)
-        assert [row.steps for row in untrained] == [expected, None], "like the trained rows"
+        trained = add_steps("a/b", join_runs(rows, collect_runs([folder])), measured)
+        assert [row.step_times for row in trained] == [expected, None]
+        untrained = add_steps("a/b", join_runs(rows, collect_runs([folder / "Small + WT"])), measured)
+        assert [row.step_times for row in untrained] == [expected, None], "like the trained rows"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_steps_count_for_runs_with_the_same_settings(tmp_path: Path) -> None:
 )
 def test_unusable_step_records_are_ignored(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_record(tmp_path, **changes)
-    assert measured_steps(tmp_path) == {}
+    assert read_measured_steps(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -148,17 +148,17 @@ def test_unusable_step_records_are_ignored(tmp_path: Path, changes: dict[str, An
 def test_untraceable_step_record_is_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     write_record(tmp_path, **changes)
     with pytest.raises(DataError, match=message):
-        measured_steps(tmp_path)
+        read_measured_steps(tmp_path)
 
 
 def test_file_that_is_not_a_benchmark_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(DataError, match="not a record of a benchmark; `reefknot bench WHAT --json"):
-        measured_steps(tmp_path)
+        read_measured_steps(tmp_path)
 
 
 def test_step_columns_are_shown_only_if_measured() -> None:
-    rows = [TableRow("tied", steps=Steps(8.72, 4.72)), TableRow("untied")]
+    rows = [TableRow("tied", step_times=StepTimes(8.72, 4.72)), TableRow("untied")]
     text = to_markdown(rows)
     assert "| row | test | s/epoch alone | x plain torch |" in text
     assert "| tied | not run | 8.72 | 4.7 |\n| untied | not run |  |  |" in text
@@ -168,9 +168,10 @@ def test_step_columns_are_shown_only_if_measured() -> None:
 
 
 def test_table_of_seconds_uses_steps_for_untrained_rows() -> None:
-    steps = {"AWD": Steps(8.0, 4.7), "AWD + DRILL": Steps(10.0, 5.0)}
+    steps = {"AWD": StepTimes(8.0, 4.7), "AWD + DRILL": StepTimes(10.0, 5.0)}
     rows = [
-        TableRow(name, {"seconds": 47.0}, steps=measured_steps_of_row) for name, measured_steps_of_row in steps.items()
+        TableRow(name, {"seconds": 47.0}, step_times=measured_steps_of_row)
+        for name, measured_steps_of_row in steps.items()
     ]
     text = to_markdown([*rows, TableRow("AWD + mixture", {"seconds": 139.0})])
     assert "| AWD | 8.00 | 47 | 1.00 | 1.00 | 4.7 |\n| AWD + DRILL | 10.0 | 47 | 1.25 | 1.00 | 5.0 |" in text
@@ -180,10 +181,10 @@ def test_table_of_seconds_uses_steps_for_untrained_rows() -> None:
 
 def test_seconds_of_runs_and_of_steps_are_not_compared(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs")
-    trained = TableRow("Small", {"seconds": 47.0}, results=tuple(collect([runs / "press2017/table6/small"])))
-    measured = TableRow("other", {"seconds": 94.0}, steps=Steps(8.0, 4.7))
-    assert trained.pace
-    assert times_first([trained, measured], measured) == (None, 2.0)
-    assert times_first([trained, measured], trained) == (1.0, 1.0)
-    both = replace(trained, steps=Steps(4.0, 4.7))
-    assert times_first([both, measured], measured) == (2.0, 2.0), "both have steps"
+    trained = TableRow("Small", {"seconds": 47.0}, results=tuple(collect_runs([runs / "press2017/table6/small"])))
+    measured = TableRow("other", {"seconds": 94.0}, step_times=StepTimes(8.0, 4.7))
+    assert trained.epoch_seconds
+    assert time_ratios([trained, measured], measured) == (None, 2.0)
+    assert time_ratios([trained, measured], trained) == (1.0, 1.0)
+    both = replace(trained, step_times=StepTimes(4.0, 4.7))
+    assert time_ratios([both, measured], measured) == (2.0, 2.0), "both have steps"

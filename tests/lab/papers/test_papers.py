@@ -16,8 +16,8 @@ from reefknot.errors import DataError
 from reefknot.lab.evaluation.benchmarks import PRESS as FIVE
 from reefknot.lab.papers import page as papers
 from reefknot.lab.papers.figures import FIGURES
-from reefknot.lab.papers.measured_figures import Shown, without_paths
-from reefknot.lab.papers.page import BEGIN, END, IDEAS, RECORDED, TOUR, Idea, record, update
+from reefknot.lab.papers.measured_figures import RecordedFigure, remove_local_paths
+from reefknot.lab.papers.page import BEGIN, END, ENDS_RECIPE, IDEAS, RECORDED_FILES, Idea, record_runs, update_pages
 from reefknot.lab.recipes.file import RecipeFile, Row
 from reefknot.lab.runs.environment import source_sha256
 
@@ -82,7 +82,7 @@ def idea_scores(text: str, shown_by: str) -> set[tuple[str, ...]]:
 
 
 def test_scores_come_from_the_records(root: Path) -> None:
-    assert update(root, PRESS) == [root / "PAPERS.md"]
+    assert update_pages(root, PRESS) == [root / "PAPERS.md"]
     written = (root / "PAPERS.md").read_text()
     assert idea_scores(written, "`press2017/table6`, Small + WT") == {("112.6", "112.4")}
     assert idea_scores(written, "`press2017/table6`, Small + PR") == {("not run", "111.7")}
@@ -106,7 +106,7 @@ def test_word_vectors_are_shown_by_their_mean_rho(root: Path, monkeypatch: pytes
     for seed in (0, 1):
         write_run(root / "results", "Small", seed, result("Small", seed, similarity=whole))
     change_result(root, similarity={"tied": whole["input"][:-1]})  # one benchmark is missing
-    update(root, recipe(rows))
+    update_pages(root, recipe(rows))
     written = (root / "PAPERS.md").read_text()
     for name, ours in (("Small", "rho 0.40 ± 0.00 / −0.20 ± 0.00"), ("Small + WT", ""), ("Small + WT + PR", "not run")):
         assert idea_scores(written, f"`press2017/table6`, {name}") == {(ours, "rho 0.34")}
@@ -122,7 +122,7 @@ def test_steps_are_shown_only_for_the_same_device(root: Path) -> None:
     record = {"bench": "steps", "recipe": NAME, "overrides": [], "environment": made, "rows": steps}
     for device, expected in (("NVIDIA H200", ("2.00", "4.5")), ("NVIDIA A100", (None, None))):
         (folder / "gpu.json").write_text(json.dumps(record | {"machine": {"device": device}}))
-        update(root, PRESS)
+        update_pages(root, PRESS)
         row = row_of((root / "PAPERS.md").read_text(), "Small + WT")
         assert (row.get("s/epoch alone"), row.get("x plain torch")) == expected
 
@@ -131,7 +131,7 @@ def test_idea_shown_by_a_figure_links_to_it(root: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(papers, "IDEAS", [Idea("idea", "Inan", "a.py", name) for name in ("inan2017/1", "inan2017/2")])
     title = "Inan & others, Figure 2: by-products (a_b)"
     made = {"figure": "inan2017/2", "runs": [], "environment": {"command": "reefknot figure", "commit": "abc"}}
-    update(root, PRESS, [Shown(title, "", [], "<svg/>", made)])
+    update_pages(root, PRESS, [RecordedFigure(title, "", [], "<svg/>", made)])
     written = (root / "PAPERS.md").read_text()
     assert "| figure `inan2017/1` | not measured |  |" in written
     (anchor,) = re.findall(r"\| figure `inan2017/2` \| \[measured\]\(#(.+)\) \|  \|", written)
@@ -140,7 +140,7 @@ def test_idea_shown_by_a_figure_links_to_it(root: Path, monkeypatch: pytest.Monk
 
 def test_perplexity_per_word_is_marked(root: Path) -> None:
     change_result(root, test=scored(10.0, pieces=2))
-    update(root, PRESS)
+    update_pages(root, PRESS)
     written = (root / "PAPERS.md").read_text()
     assert idea_scores(written, "`press2017/table6`, Small + WT") == {("100.0 per word", "112.4")}
     assert row_of(written, "Small + WT †")["test"] == "100.0"
@@ -150,12 +150,12 @@ def test_perplexity_per_word_is_marked(root: Path) -> None:
 def test_run_in_two_sessions_names_both_commits(root: Path) -> None:
     path = root / "results" / "press2017" / "table6" / "small-wt" / "seed0" / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"earlier": [{"commit": "fedcba9876543210"}]}))
-    update(root, PRESS)
+    update_pages(root, PRESS)
     assert "; commit `fedcba987654`, `0123456789ab`." in (root / "PAPERS.md").read_text()
 
 
 def test_tour_results_replace_the_text_between_the_markers(root: Path) -> None:
-    update(root, PRESS | recipe([Row(name="a")], TOUR, "The tour"))
+    update_pages(root, PRESS | recipe([Row(name="a")], ENDS_RECIPE, "The tour"))
     text = (root / "docs" / "ends.md").read_text()
     assert text.startswith("# Title\n\n")
     assert text.endswith(f"{END}\n\nThe end.\n")
@@ -165,27 +165,27 @@ def test_tour_results_replace_the_text_between_the_markers(root: Path) -> None:
 
 
 def test_check_writes_nothing_and_names_stale_pages(root: Path) -> None:
-    page, recipes = root / "docs" / "ends.md", PRESS | recipe([Row(name="a")], TOUR)
+    page, recipes = root / "docs" / "ends.md", PRESS | recipe([Row(name="a")], ENDS_RECIPE)
     before = page.read_text()
-    assert update(root, recipes, check=True) == [root / "PAPERS.md", page]
+    assert update_pages(root, recipes, check=True) == [root / "PAPERS.md", page]
     assert page.read_text() == before
     assert not (root / "PAPERS.md").exists()
-    update(root, recipes)
-    assert update(root, recipes, check=True) == []
+    update_pages(root, recipes)
+    assert update_pages(root, recipes, check=True) == []
     with (root / "PAPERS.md").open("a") as file:
         file.write("typed by hand\n")
-    assert update(root, recipes, check=True) == [root / "PAPERS.md"]
+    assert update_pages(root, recipes, check=True) == [root / "PAPERS.md"]
 
 
 def test_recipe_without_records_is_shown_as_not_run(root: Path) -> None:
-    update(root, PRESS | recipe([Row(name="a")], "other/table1", "Other"))
+    update_pages(root, PRESS | recipe([Row(name="a")], "other/table1", "Other"))
     section = (root / "PAPERS.md").read_text().partition("## Other\n")[2]
     assert table_rows(section) == [{"row": "a", "test": "not run"}]
     assert "Not run yet." in section
 
 
 def test_quoted_and_missing_rows_are_shown(root: Path) -> None:
-    update(root, PRESS)
+    update_pages(root, PRESS)
     written = (root / "PAPERS.md").read_text()
     missing, quoted = row_of(written, "Small + PR"), row_of(written, "KN 5-gram")
     assert (missing["valid"], missing["valid paper"], missing["test"]) == ("", "116.0", "not run")
@@ -194,7 +194,7 @@ def test_quoted_and_missing_rows_are_shown(root: Path) -> None:
 
 def test_idea_with_different_runs_shows_the_first(root: Path) -> None:
     write_run(root / "results", "Small + WT", 1, result("Small + WT", 1), corpus={"name": "other"})
-    update(root, PRESS)
+    update_pages(root, PRESS)
     written = (root / "PAPERS.md").read_text()
     assert idea_scores(written, "`press2017/table6`, Small + WT") == {("112.6", "112.4")}
     assert row_of(written, "Small + WT (corpus.name=other)")
@@ -212,7 +212,7 @@ def test_idea_with_different_runs_shows_the_first(root: Path) -> None:
 def test_untraceable_record_is_rejected(root: Path, values: dict[str, Any], message: str) -> None:
     change_result(root, **values)
     with pytest.raises(DataError, match=message) as caught:
-        update(root, PRESS)
+        update_pages(root, PRESS)
     assert "small-wt/seed0/result.json" in str(caught.value)
     assert not (root / "PAPERS.md").exists()
 
@@ -222,7 +222,7 @@ def test_saved_evaluation_has_a_row_and_must_be_traceable(root: Path) -> None:
     command = "reefknot evaluate RUN --dynamic --save --search --search-tokens 2000"
     write_evaluation(run, "dynamic", test=90.0, command=command)
     adapting = Row(name="Small + WT, adapting", paper={"test": 88.0}, of="Small + WT", by="dynamic")
-    update(root, recipe([*PRESS_ROWS, adapting]))
+    update_pages(root, recipe([*PRESS_ROWS, adapting]))
     written = (root / "PAPERS.md").read_text()
     row = row_of(written, "Small + WT, adapting")
     assert (row["parameters"], row["valid"], row["seeds"]) == ("2,651,600", "100.0", "1")
@@ -231,28 +231,28 @@ def test_saved_evaluation_has_a_row_and_must_be_traceable(root: Path) -> None:
     assert f"`{command}`" in written
     write_evaluation(run, "dynamic", test=90.0, command=None)
     with pytest.raises(DataError, match=r"dynamic\.json: has no command"):
-        update(root, PRESS)
+        update_pages(root, PRESS)
     write_evaluation(run, "dynamic", test=90.0, dirty=True)
     with pytest.raises(DataError, match=r"dynamic\.json: was made with uncommitted changes"):
-        update(root, PRESS)
+        update_pages(root, PRESS)
 
 
 def test_unfinished_record_is_rejected(root: Path) -> None:
     write_run(root / "results", "Small")
     with pytest.raises(DataError, match="only finished runs"):
-        update(root, PRESS)
+        update_pages(root, PRESS)
 
 
 def test_page_without_markers_is_rejected(root: Path) -> None:
     for text in ("nothing", f"{END} {BEGIN}", BEGIN):
         (root / "docs" / "ends.md").write_text(text)
         with pytest.raises(DataError, match=r"ends\.md: the lines .* are missing"):
-            update(root, PRESS | recipe([Row(name="a")], TOUR))
+            update_pages(root, PRESS | recipe([Row(name="a")], ENDS_RECIPE))
 
 
 def test_idea_without_its_row_is_rejected(root: Path) -> None:
     with pytest.raises(DataError, match="no row 'Small model'"):
-        update(root, recipe(PRESS_ROWS[2:]))
+        update_pages(root, recipe(PRESS_ROWS[2:]))
 
 
 def test_every_idea_points_to_an_existing_file() -> None:
@@ -275,27 +275,27 @@ def test_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> Non
     traced = {"commit": head, "source_sha256": source_sha256(package)}
     run = write_run(tmp_path / "runs", "Small + WT", 0, result("Small + WT", 0) | traced)
 
-    assert record(root, [run]) == [root / "results" / "press2017" / "table6" / "small-wt" / "seed0"]
-    assert sorted(path.name for path in record(root, [run])[0].iterdir()) == sorted(RECORDED)
+    assert record_runs(root, [run]) == [root / "results" / "press2017" / "table6" / "small-wt" / "seed0"]
+    assert sorted(path.name for path in record_runs(root, [run])[0].iterdir()) == sorted(RECORDED_FILES)
     write_evaluation(run, "cache", test=90.0, **traced)
-    (folder,) = record(root, [run])
+    (folder,) = record_runs(root, [run])
     assert [path.name for path in (folder / "evaluations").iterdir()] == ["cache.json"]
     write_evaluation(run, "mc", test=90.0, **traced | {"source_sha256": "0" * 64})
     with pytest.raises(DataError, match="differs from commit"):
-        record(root, [run])
+        record_runs(root, [run])
     (run / "evaluations" / "mc.json").unlink()
 
     wrong = {"differs from commit": {"source_sha256": "0" * 64}, "not in this repository": {"commit": "0" * 40}}
     for number, (message, changed) in enumerate(wrong.items()):
         other = write_run(tmp_path / str(number), "Small + WT", 0, result("Small + WT", 0) | traced | changed)
         with pytest.raises(DataError, match=message):
-            record(root, [other])
+            record_runs(root, [other])
 
 
 def test_recorded_metrics_keep_one_line_per_epoch_and_kind(tmp_path: Path) -> None:
     path = write_run(tmp_path, "Small") / "metrics.jsonl"
     whole = [json.loads(line) for line in path.read_text().splitlines()]
-    recorded_lines = [json.loads(line) for line in papers._by_epoch(path).splitlines()]
+    recorded_lines = [json.loads(line) for line in papers._reduce_metrics(path).splitlines()]
     assert [line for line in recorded_lines if line["kind"] == "valid"] == [
         line for line in whole if line["kind"] == "valid"
     ]
@@ -304,14 +304,14 @@ def test_recorded_metrics_keep_one_line_per_epoch_and_kind(tmp_path: Path) -> No
         '{"kind": "train", "step": 5, "epoch": 1, "nll": 4.0, "tokens": 30, "wall": {"seconds": 1}}\n'
         '{"kind": "train", "step": 9, "epoch": 1, "nll": 2.0, "tokens": 10, "wall": {"seconds": 2}}\n'
     )
-    (line,) = map(json.loads, papers._by_epoch(path).splitlines())
+    (line,) = map(json.loads, papers._reduce_metrics(path).splitlines())
     assert line == {"kind": "train", "step": 9, "epoch": 1, "nll": 3.5, "tokens": 40, "wall": {"seconds": 2}}
 
 
 def test_recorded_command_has_no_local_folders() -> None:
     command = 'reefknot train a/b --row "x y" --data /home/me/data --out /runs/x --start=/runs/y training.seed=1'
     text = json.dumps({"command": command, "origin": "/home/me/data"})
-    cleaned = json.loads(without_paths(text))
+    cleaned = json.loads(remove_local_paths(text))
     assert cleaned["command"] == 'reefknot train a/b --row "x y" --data DIR --out RUN --start=RUN training.seed=1'
     assert cleaned["origin"] == "/home/me/data"  # only commands are changed
 
@@ -319,19 +319,19 @@ def test_recorded_command_has_no_local_folders() -> None:
 @pytest.mark.parametrize("run", ["runs/a/seed0", "~/runs/a", "/runs/a", "RUN"])
 def test_recorded_evaluation_command_has_no_run_folder(run: str) -> None:
     text = json.dumps({"command": f"reefknot evaluate {run} --cache --save"})
-    assert json.loads(without_paths(text))["command"] == "reefknot evaluate RUN --cache --save"
+    assert json.loads(remove_local_paths(text))["command"] == "reefknot evaluate RUN --cache --save"
 
 
 @pytest.mark.parametrize("option", ["--json ", "--json=", "--output ", "-o "])
 @pytest.mark.parametrize("folder", ["", "/", "/tmp/", "/home/me/runs/"])
 def test_output_file_of_a_command_keeps_only_its_name(option: str, folder: str) -> None:
     text = json.dumps({"command": f"reefknot figure a/1 /home/me/runs {option}{folder}a.json"})
-    assert json.loads(without_paths(text))["command"] == f"reefknot figure a/1 RUN {option}a.json"
+    assert json.loads(remove_local_paths(text))["command"] == f"reefknot figure a/1 RUN {option}a.json"
 
 
 def test_two_runs_for_one_record_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(papers, "_check_code", lambda root, result: None)
     runs = [write_run(tmp_path / name, "Small", 0, result("Small", 0)) for name in ("a", "b")]
     with pytest.raises(DataError, match="another given run has the same row and seed"):
-        record(tmp_path, runs)
+        record_runs(tmp_path, runs)
     assert not (tmp_path / "results").exists()

@@ -15,9 +15,9 @@ from reefknot.lab.cli.main import app
 from reefknot.lab.config.parts import SCHEDULES
 from reefknot.lab.evaluation.windows import Sliding
 from reefknot.lab.recipes.recipe import Recipe, load_recipe
-from reefknot.lab.reports.results import collect
-from reefknot.lab.reports.rows import join
-from reefknot.lab.reports.table import from_recipe
+from reefknot.lab.reports.results import collect_runs
+from reefknot.lab.reports.rows import join_runs
+from reefknot.lab.reports.table import rows_from_recipe
 from reefknot.lab.runs.scores import PERPLEXITY
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
@@ -232,9 +232,9 @@ def test_row_can_be_trained_and_scored_with_context(tmp_path: Path) -> None:
         ["evaluate", str(runs / "a"), "--context", "480", "--stride", "32", "--save"],
     ):
         assert CliRunner().invoke(app, command).exit_code == 0
-    rows = join(from_recipe(recipe("enwiki").rows, "baevski2019/enwiki"), collect([runs]))
-    scores = {row.name: row.mean_score(PERPLEXITY, "test") for row in rows if row.ran}
+    rows = join_runs(rows_from_recipe(recipe("enwiki").rows, "baevski2019/enwiki"), collect_runs([runs]))
+    scores = {row.name: row.mean_score(PERPLEXITY, "test") for row in rows if row.has_scores}
     assert set(scores) == {"ADP-T", "ADP-T, context 480"}
     # One window holds the whole text, so it has more context than blocks of twelve tokens.
     assert scores["ADP-T"] != scores["ADP-T, context 480"]
-    assert rows[-1].changed
+    assert rows[-1].changes

@@ -14,9 +14,9 @@ from reefknot.lab.cli.main import app
 from reefknot.lab.config.parts import SCHEDULES
 from reefknot.lab.recipes.file import Row
 from reefknot.lab.recipes.recipe import Recipe, load_recipe
-from reefknot.lab.reports.results import collect
-from reefknot.lab.reports.rows import join
-from reefknot.lab.reports.table import from_recipe
+from reefknot.lab.reports.results import collect_runs
+from reefknot.lab.reports.rows import join_runs
+from reefknot.lab.reports.table import rows_from_recipe
 from reefknot.lab.runs.scores import BLEU, CHRF
 from reefknot.lab.text.vocabulary import VocabularyPair
 
@@ -164,11 +164,11 @@ def test_row_can_be_trained_and_has_bleu(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*command, "--out", str(run), "--device", "cpu"])
     assert done.exit_code == 0, done.output
     recipe = load_recipe("pappas2019/multi30k")
-    rows = join(from_recipe(recipe.rows, recipe.name), collect([run]))
-    (row,) = [row for row in rows if row.ran]
+    rows = join_runs(rows_from_recipe(recipe.rows, recipe.name), collect_runs([run]))
+    (row,) = [row for row in rows if row.has_scores]
     assert row.name == "TWWT + DRILL"
     assert row.mean_score(BLEU, "test") is not None
     assert row.mean_score(CHRF, "valid") is not None
-    assert row.translated("test")[0].bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:none")
+    assert row.translation_scores("test")[0].bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:none")
     assert row.records[0].translation is not None
     assert len(row.records[0].translation.examples) == 3

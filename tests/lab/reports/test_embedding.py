@@ -15,8 +15,8 @@ import pytest
 from made_results import result, write_run
 from reefknot.lab.reports import embedding
 from reefknot.lab.reports.page import render
-from reefknot.lab.reports.results import collect
-from reefknot.lab.reports.rows import join
+from reefknot.lab.reports.results import collect_runs
+from reefknot.lab.reports.rows import join_runs
 
 WORDS = [f"word{n}" for n in range(20)]
 
@@ -44,10 +44,10 @@ def judgements(**rho: float | None) -> list[dict[str, Any]]:
     ]
 
 
-def learned_runs(tmp_path: Path, row: str = "Small", **changes: Any) -> list[embedding.Learned]:
+def write_sections(tmp_path: Path, row: str = "Small", **changes: Any) -> list[embedding.EmbeddingSection]:
     """Write one run with these changes and return what the page shows of its word vectors."""
     write_run(tmp_path, row, 0, result(row, 0, **changes))
-    return embedding.learned(join([], collect([tmp_path])))
+    return embedding.build_sections(join_runs([], collect_runs([tmp_path])))
 
 
 def drawn_texts(plot: embedding.Plot) -> list[str]:
@@ -55,38 +55,38 @@ def drawn_texts(plot: embedding.Plot) -> list[str]:
 
 
 def test_both_ends_are_drawn_with_the_same_words(tmp_path: Path) -> None:
-    (learned,) = learned_runs(tmp_path, embedding=embedding_record(input=make_picture(1), output=make_picture(2)))
-    first, second = learned.pictures
+    (section,) = write_sections(tmp_path, embedding=embedding_record(input=make_picture(1), output=make_picture(2)))
+    first, second = section.pictures
     assert drawn_texts(first) == drawn_texts(second) == WORDS
     assert first.caption.startswith("Input vectors: ")
     assert second.caption.startswith("Output vectors: ")
     assert "25 and 12 % of the variance" in first.caption
-    boxes = [re.search('viewBox="(.*?)"', plot.svg) for plot in learned.pictures]
+    boxes = [re.search('viewBox="(.*?)"', plot.svg) for plot in section.pictures]
     assert len({box and box[1] for box in boxes}) == 1
-    ids = [anchor for plot in learned.pictures for anchor in re.findall(' id="(.*?)"', plot.svg)]
+    ids = [anchor for plot in section.pictures for anchor in re.findall(' id="(.*?)"', plot.svg)]
     assert len(ids) == len(set(ids))
 
 
 def test_tied_table_is_drawn_once(tmp_path: Path) -> None:
-    (learned,) = learned_runs(
+    (section,) = write_sections(
         tmp_path,
         "Small + WT",
         embedding=embedding_record(tied=make_picture()),
         similarity={"tied": judgements(MEN=0.5)},
     )
-    assert [plot.caption.partition(":")[0] for plot in learned.pictures] == ["Shared table"]
-    assert learned.note == "one table for both ends"
-    assert learned.near_ends == learned.judged_ends == ("shared table",)
-    assert learned.judged[0].best is None
+    assert [plot.caption.partition(":")[0] for plot in section.pictures] == ["Shared table"]
+    assert section.tying == "one table for both ends"
+    assert section.neighbor_ends == section.similarity_ends == ("shared table",)
+    assert section.similarity[0].best is None
 
 
 def test_words_are_escaped_and_take_the_colour_of_the_page(tmp_path: Path) -> None:
     malicious = ["<script>x</script>", "$a_b$", "a\nb\x00", "w" * 50, *WORDS[4:]]
-    (learned,) = learned_runs(tmp_path, embedding=embedding_record(input=make_picture()) | {"words": malicious})
-    seen = drawn_texts(learned.pictures[0])
+    (section,) = write_sections(tmp_path, embedding=embedding_record(input=make_picture()) | {"words": malicious})
+    seen = drawn_texts(section.pictures[0])
     assert seen[:4] == ["<script>x</script>", "$a_b$", "a\ufffdb\ufffd", "w" * 17 + "…"]
-    assert "<script>" not in learned.pictures[0].svg
-    assert "#010203" not in learned.pictures[0].svg
+    assert "<script>" not in section.pictures[0].svg
+    assert "#010203" not in section.pictures[0].svg
 
 
 @pytest.mark.parametrize(
@@ -99,50 +99,54 @@ def test_words_are_escaped_and_take_the_colour_of_the_page(tmp_path: Path) -> No
     ],
 )
 def test_words_in_one_place_are_drawn(tmp_path: Path, xy: list[list[float]]) -> None:
-    (learned,) = learned_runs(tmp_path, embedding=embedding_record(input={"xy": xy, "explained": [0.0, 0.0]}))
-    svg = learned.pictures[0].svg
-    assert drawn_texts(learned.pictures[0]) == WORDS
+    (section,) = write_sections(tmp_path, embedding=embedding_record(input={"xy": xy, "explained": [0.0, 0.0]}))
+    svg = section.pictures[0].svg
+    assert drawn_texts(section.pictures[0]) == WORDS
     assert "nan" not in svg
     assert "inf" not in svg
 
 
 def test_words_without_neighbours_are_drawn(tmp_path: Path) -> None:
-    (learned,) = learned_runs(tmp_path, embedding=embedding_record(input=make_picture()) | {"groups": list(range(20))})
-    assert drawn_texts(learned.pictures[0]) == WORDS
+    (section,) = write_sections(
+        tmp_path, embedding=embedding_record(input=make_picture()) | {"groups": list(range(20))}
+    )
+    assert drawn_texts(section.pictures[0]) == WORDS
 
 
 @pytest.mark.parametrize(
     "damage", [{"words": WORDS[:3]}, {"groups": [0]}, {"input": make_picture(count=2)}, {"words": []}]
 )
 def test_incomplete_record_has_no_picture(tmp_path: Path, damage: dict[str, Any]) -> None:
-    (learned,) = learned_runs(tmp_path, embedding=embedding_record(input=make_picture()) | damage)
-    assert learned.pictures == ()
-    assert learned.near
+    (section,) = write_sections(tmp_path, embedding=embedding_record(input=make_picture()) | damage)
+    assert section.pictures == ()
+    assert section.neighbors
 
 
 def test_labels_do_not_overlap_and_stay_inside() -> None:
     """Labels of a grid do not overlap; labels of a crowd may, but stay inside the picture."""
     grid = np.array([[60.0 * x + 50, 40.0 * y + 40] for x in range(5) for y in range(4)])
     crowd = 150 + np.random.default_rng(0).normal(size=(20, 2))
-    for points, apart in ((grid, True), (crowd, False)):
-        places = embedding._place(points, WORDS, 200.0)
-        boxes = [(x, y, x + embedding._width(word), y + 8) for word, (x, y, _) in zip(WORDS, places, strict=True)]
+    for points, estimate_difference in ((grid, True), (crowd, False)):
+        places = embedding._place_labels(points, WORDS, 200.0)
+        boxes = [
+            (x, y, x + embedding._estimate_width(word), y + 8) for word, (x, y, _) in zip(WORDS, places, strict=True)
+        ]
         assert all(left >= 0 and low >= 0 and right <= 4.9 * 72 and high <= 202 for left, low, right, high in boxes)
         covered = [
             min(a[2], b[2]) - max(a[0], b[0]) > 0 and min(a[3], b[3]) - max(a[1], b[1]) > 0
             for a, b in combinations(boxes, 2)
         ]
-        assert not (apart and any(covered))
-        assert any(far for *_, far in places) is not apart
+        assert not (estimate_difference and any(covered))
+        assert any(far for *_, far in places) is not estimate_difference
 
 
 def test_neighbours_of_only_one_end_are_marked(tmp_path: Path) -> None:
     near = {"input": {"cat": [["dog", 0.9], ["cow", 0.8]]}, "output": {"cat": [["dog", 0.7], ["car", 0.6]]}}
-    (learned,) = learned_runs(tmp_path, neighbors=near | {"tied": False})
-    assert learned.near_ends == ("input vectors", "output vectors")
-    ((word, ends),) = learned.near
+    (section,) = write_sections(tmp_path, neighbors=near | {"tied": False})
+    assert section.neighbor_ends == ("input vectors", "output vectors")
+    ((word, ends),) = section.neighbors
     assert word == "cat"
-    assert [[(neighbor.word, neighbor.only) for neighbor in end] for end in ends] == [
+    assert [[(neighbor.word, neighbor.is_unique) for neighbor in end] for end in ends] == [
         [("dog", False), ("cow", True)],
         [("dog", False), ("car", True)],
     ]
@@ -157,10 +161,10 @@ def test_sub_words_are_shown_in_readable_form(tmp_path: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         config["settings"]["vocabulary"] = {"bpe": {"merges": merges}}
         (folder / "config.json").write_text(json.dumps(config))
-        (learned,) = embedding.learned(join([], collect([folder])))
-        ((word, ends),) = learned.near
+        (section,) = embedding.build_sections(join_runs([], collect_runs([folder])))
+        ((word, ends),) = section.neighbors
         assert [word, *(neighbor.word for end in ends for neighbor in end)] == [whole, existing_run, others]
-        assert drawn_texts(learned.pictures[0])[:2] == [whole, existing_run]
+        assert drawn_texts(section.pictures[0])[:2] == [whole, existing_run]
 
 
 @pytest.mark.parametrize(
@@ -173,27 +177,27 @@ def test_sub_words_are_shown_in_readable_form(tmp_path: Path) -> None:
 )
 def test_note_names_the_shared_tables_of_a_translator(tmp_path: Path, ties: str, tied: bool, note: str) -> None:
     near = {"input": {"cat": [["dog", 0.9]]}, "output": {"cat": [["dog", 0.9]]}, "tied": tied}
-    (learned,) = learned_runs(tmp_path, tied=ties, neighbors=near)
-    assert learned.note == note
+    (section,) = write_sections(tmp_path, tied=ties, neighbors=near)
+    assert section.tying == note
 
 
 def test_best_correlation_is_marked_and_unknown_benchmarks_left_out(tmp_path: Path) -> None:
     ends = {"input": judgements(MEN=0.31, SimLex=0.2, Rare=None), "output": judgements(MEN=0.42, SimLex=0.1, Rare=None)}
-    (learned,) = learned_runs(tmp_path, similarity=ends)
-    assert [benchmark.name for benchmark in learned.judged] == ["MEN", "SimLex"]
-    assert [benchmark.best and benchmark.best.rho for benchmark in learned.judged] == [0.42, 0.2]
-    html = render(join([], collect([tmp_path])), "x")
+    (section,) = write_sections(tmp_path, similarity=ends)
+    assert [benchmark.name for benchmark in section.similarity] == ["MEN", "SimLex"]
+    assert [benchmark.best and benchmark.best.rho for benchmark in section.similarity] == [0.42, 0.2]
+    html = render(join_runs([], collect_runs([tmp_path])), "x")
     assert "<strong>0.420</strong> <small>0.32 to 0.52</small>" in html
     assert "812 of 999" in html
     assert "Rare" not in html
 
 
 def test_old_records_without_pictures_are_shown(tmp_path: Path) -> None:
-    (learned,) = learned_runs(tmp_path)
-    assert learned.pictures == learned.judged == ()
-    assert learned.note == "two tables"
-    assert len(learned.near) == 8
-    assert "<h3>Word similarity</h3>" not in render(join([], collect([tmp_path])), "x")
+    (section,) = write_sections(tmp_path)
+    assert section.pictures == section.similarity == ()
+    assert section.tying == "two tables"
+    assert len(section.neighbors) == 8
+    assert "<h3>Word similarity</h3>" not in render(join_runs([], collect_runs([tmp_path])), "x")
 
 
 def test_skip_gram_run_shows_its_loss_and_no_perplexity(tmp_path: Path) -> None:
@@ -203,7 +207,7 @@ def test_skip_gram_run_shows_its_loss_and_no_perplexity(tmp_path: Path) -> None:
     for row, content in (("Small", record | {"similarity": {"tied": judgements(MEN=-0.31)}}), ("Small + WT", None)):
         folder = write_run(tmp_path, row, 0, content)
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    html = render(join([], collect([tmp_path])), "Skip-gram")
+    html = render(join_runs([], collect_runs([tmp_path])), "Skip-gram")
     assert "perplexity" not in html
     assert 'id="curve-pairs-' in html
     assert ">nats per pair</text>" in html
@@ -212,11 +216,11 @@ def test_skip_gram_run_shows_its_loss_and_no_perplexity(tmp_path: Path) -> None:
 
 
 def test_run_without_vectors_is_left_out(tmp_path: Path) -> None:
-    assert learned_runs(tmp_path, neighbors={}) == []
-    assert 'id="ends"' not in render(join([], collect([tmp_path])), "x")
+    assert write_sections(tmp_path, neighbors={}) == []
+    assert 'id="ends"' not in render(join_runs([], collect_runs([tmp_path])), "x")
 
 
 def test_same_record_gives_the_same_picture(tmp_path: Path) -> None:
-    (learned,) = learned_runs(tmp_path, embedding=embedding_record(input=make_picture(1), output=make_picture(2)))
-    (again,) = embedding.learned(join([], collect([tmp_path])))
-    assert learned == again
+    (section,) = write_sections(tmp_path, embedding=embedding_record(input=make_picture(1), output=make_picture(2)))
+    (again,) = embedding.build_sections(join_runs([], collect_runs([tmp_path])))
+    assert section == again

@@ -17,7 +17,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab import reports
 from reefknot.lab.reports import page as page_module
 from reefknot.lab.reports.page import Section, write_report
-from reefknot.lab.reports.results import collect
+from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import TableRow
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -72,7 +72,7 @@ class PageParser(HTMLParser):
 def write_page(
     root: Path, folder: Path, rows: list[TableRow] | None = None, title: str = "Tying"
 ) -> tuple[Path, PageParser]:
-    path = write_report(collect([root]), folder / "report.html", rows=rows, title=title)
+    path = write_report(collect_runs([root]), folder / "report.html", rows=rows, title=title)
     parsed = PageParser()
     parsed.feed(path.read_text(encoding="utf-8"))
     parsed.close()
@@ -207,12 +207,12 @@ def test_same_results_give_the_same_bytes(page: tuple[Path, PageParser], tmp_pat
 
 def test_output_path_must_not_be_a_folder(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="is a folder"):
-        write_report(collect([runs]), tmp_path, title="x")
+        write_report(collect_runs([runs]), tmp_path, title="x")
 
 
 def test_extra_sections_follow_the_results(runs: Path, tmp_path: Path) -> None:
     sections = [Section("Figure 1 & 2", "<p>drawn <em>here</em></p>", "figure-1"), Section("More", "", "more")]
-    path = write_report(collect([runs]), tmp_path / "report.html", title="x", sections=sections)
+    path = write_report(collect_runs([runs]), tmp_path / "report.html", title="x", sections=sections)
     html = path.read_text(encoding="utf-8")
     assert '<a href="#figure-1">Figure 1 &amp; 2</a>' in html
     assert '<section id="figure-1">\n<h2>Figure 1 &amp; 2</h2>\n<p>drawn <em>here</em></p>\n</section>' in html

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from made_results import ROWS, change, in_pieces, result, scored, write_evaluation, write_run
-from reefknot.lab.reports.reading import read
-from reefknot.lab.reports.results import collect, load
-from reefknot.lab.reports.rows import TableRow, join
+from reefknot.lab.reports.reading import summarise_rows
+from reefknot.lab.reports.results import collect_runs, load_run
+from reefknot.lab.reports.rows import TableRow, join_runs
 
 
 def sentences(rows: list[TableRow]) -> list[str]:
     """Return the sentences about these rows, with ordinary spaces."""
-    return [sentence.replace("\u00a0", " ") for sentence in read(rows)]
+    return [sentence.replace("\u00a0", " ") for sentence in summarise_rows(rows)]
 
 
 def sentences_on(root: Path) -> list[str]:
     """Return the sentences about the runs in a folder."""
-    return sentences(join([], collect([root])))
+    return sentences(join_runs([], collect_runs([root])))
 
 
 def states(text: list[str], *facts: str) -> bool:
@@ -56,7 +56,7 @@ def test_savings_are_stated_only_if_nothing_else_differs(tmp_path: Path) -> None
             folder = write_run(tmp_path / "-".join(names) / name, "Small", 0, record)
             config = {"recipe": "demo", "row": name, "settings": settings | {"training": {"seed": len(loaded)}}}
             (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            loaded += join([], [load(folder)])
+            loaded += join_runs([], [load_run(folder)])
         return loaded
 
     text = sentences(rows(*demo))
@@ -104,7 +104,7 @@ def test_rows_with_changed_settings_are_not_compared_with_the_paper(tmp_path: Pa
 def test_each_corpus_and_mode_has_its_sentence(runs: Path, tmp_path: Path) -> None:
     elsewhere = result("Small", 0, corpus={"name": "text8"}, recipe="other")
     write_evaluation(write_run(tmp_path / "other", "Small", 0, elsewhere), "dynamic", test=70.0)
-    text = sentences(join([], collect([runs, tmp_path / "other"])))
+    text = sentences(join_runs([], collect_runs([runs, tmp_path / "other"])))
     assert states(text, "Small + WT + PR has the lowest test perplexity on ptb")
     assert states(text, "other: Small reaches", "text8", "116.7")
     assert states(text, "dynamic evaluation reaches", "text8", "70.0")
@@ -115,7 +115,7 @@ def test_table_of_seconds_compares_seconds_per_epoch(tmp_path: Path) -> None:
         record = result(row, 0)
         write_run(tmp_path, row, 0, record | {"training": record["training"] | {"seconds": seconds}})
     rows = [TableRow("Small", {"seconds": 20.0}), TableRow("Small + WT", {"seconds": 22.0})]
-    text = sentences(join(rows, collect([tmp_path])))
+    text = sentences(join_runs(rows, collect_runs([tmp_path])))
     assert states(text[:1], "Relative to Small", "2.00 times as long in Small + WT", "paper 1.10")
 
 
@@ -134,11 +134,11 @@ def test_wrong_parameter_count_is_stated(tmp_path: Path) -> None:
 
 def test_unfinished_and_missing_rows_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, "Small")
-    text = sentences(join([TableRow("Small"), TableRow("Other")], collect([tmp_path])))
+    text = sentences(join_runs([TableRow("Small"), TableRow("Other")], collect_runs([tmp_path])))
     assert len(text) == 2
     assert states(text[:1], "Not finished", "Small.")
     assert states(text[1:], "Not run: Other.")
-    assert read([]) == []
+    assert summarise_rows([]) == []
 
 
 def test_paper_is_compared_with_scores_by_its_protocol(tmp_path: Path) -> None:

@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 
 from made_results import in_pieces, result, scored, write_evaluation, write_run
-from reefknot.lab.reports.results import Spread, collect
-from reefknot.lab.reports.rows import TableRow, comparable, group, join, mark, name_recipes
-from reefknot.lab.reports.table import build, to_markdown
+from reefknot.lab.reports.results import Spread, collect_runs
+from reefknot.lab.reports.rows import (
+    TableRow,
+    add_footnotes,
+    add_recipe_names,
+    group_by_row,
+    join_runs,
+    largest_comparable_group,
+)
+from reefknot.lab.reports.table import build_table, to_markdown
 from reefknot.lab.runs.scores import PERPLEXITY
 
 
 def test_seeds_of_a_row_are_grouped(runs: Path) -> None:
-    groups = group(collect([runs]))
+    groups = group_by_row(collect_runs([runs]))
     assert {name: len(members) for name, members in groups.items()} == {
         "Small": 2,
         "Small + WT": 1,
@@ -30,20 +37,20 @@ def test_runs_with_other_settings_are_not_grouped(runs: Path) -> None:
     config = json.loads(path.read_text())
     config["settings"]["training"]["epochs"] = 3
     path.write_text(json.dumps(config))
-    groups = group(collect([runs]))
+    groups = group_by_row(collect_runs([runs]))
     assert list(groups)[:2] == ["Small (training.epochs=13)", "Small (training.epochs=3)"]
 
 
 def test_rows_of_several_recipes_get_the_recipe_name() -> None:
     rows = [TableRow("Baseline", recipe="a/one"), TableRow("b/two: Baseline", recipe="b/two")]
-    assert [row.name for row in name_recipes(rows)] == ["a/one: Baseline", "b/two: Baseline"]
-    assert name_recipes(rows[:1]) == rows[:1]
+    assert [row.name for row in add_recipe_names(rows)] == ["a/one: Baseline", "b/two: Baseline"]
+    assert add_recipe_names(rows[:1]) == rows[:1]
 
 
 def test_groups_of_several_recipes_get_the_recipe_name(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "Small", 0, result("Small", 0))
     write_run(tmp_path / "b", "Small", 0, result("Small", 0, recipe="other"))
-    assert list(group(collect([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
+    assert list(group_by_row(collect_runs([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
 
 
 def three_rows(root: Path, unknown: int) -> list[TableRow]:
@@ -51,24 +58,24 @@ def three_rows(root: Path, unknown: int) -> list[TableRow]:
     write_run(root, "Small", 0, result("Small", 0, test=scored(120.0)))
     write_run(root, "Small + WT", 0, in_pieces("Small + WT", unknown=unknown))
     write_run(root, "Small + WT + PR", 0, result("Small + WT + PR", 0, test=scored(110.0)))
-    return join([], collect([root]))
+    return join_runs([], collect_runs([root]))
 
 
 def test_sub_word_rows_are_marked_and_compared_per_word(tmp_path: Path) -> None:
     rows = three_rows(tmp_path, unknown=77)
-    assert comparable(rows) == rows
-    marked, notes = mark(rows)
+    assert largest_comparable_group(rows) == rows
+    marked, notes = add_footnotes(rows)
     assert [row.name for row in marked] == ["Small", "Small + WT †", "Small + WT + PR"]
     assert notes == (
         "† perplexity per word: the probability of a word is the product over its sub-words (2.0 on average)",
     )
-    assert build(rows).best == {1}  # 10 per sub-word, 100 per word
+    assert build_table(rows).best == {1}  # 10 per sub-word, 100 per word
 
 
 def test_rows_with_other_unknown_words_are_not_comparable(tmp_path: Path) -> None:
     rows = three_rows(tmp_path, unknown=0)
-    assert [row.name for row in comparable(rows)] == ["Small", "Small + WT + PR"]
-    table = build(rows)
+    assert [row.name for row in largest_comparable_group(rows)] == ["Small", "Small + WT + PR"]
+    table = build_table(rows)
     assert table.best == {2}
     (note,) = table.notes
     assert note.endswith("not comparable: no unknown words scored as <unk> here, 77 in Small")
@@ -78,20 +85,20 @@ def test_rows_with_other_unknown_words_are_not_comparable(tmp_path: Path) -> Non
 
 def test_first_row_with_a_score_is_the_reference(tmp_path: Path) -> None:
     sub_words = three_rows(tmp_path, unknown=0)[1]
-    assert comparable([TableRow("not run"), sub_words]) == [sub_words]
-    assert len(mark([TableRow("not run"), sub_words])[1]) == 1
+    assert largest_comparable_group([TableRow("not run"), sub_words]) == [sub_words]
+    assert len(add_footnotes([TableRow("not run"), sub_words])[1]) == 1
 
 
 def test_rows_with_the_same_note_share_a_sign(tmp_path: Path) -> None:
     first, sub_words, last = three_rows(tmp_path, unknown=0)
-    assert [row.name for row in mark([first, sub_words, sub_words, last])[0]].count("Small + WT †") == 2
+    assert [row.name for row in add_footnotes([first, sub_words, sub_words, last])[0]].count("Small + WT †") == 2
 
 
 def test_incomparable_first_row_is_not_the_reference(tmp_path: Path) -> None:
     first, sub_words, last = three_rows(tmp_path, unknown=0)
     rows = [sub_words, first, last]
-    assert comparable(rows) == [first, last]
-    marked, (note,) = mark(rows)
+    assert largest_comparable_group(rows) == [first, last]
+    marked, (note,) = add_footnotes(rows)
     assert [row.name for row in marked] == ["Small + WT †", first.name, last.name]
     assert note.endswith(f"77 in {first.name}")
 
@@ -101,27 +108,29 @@ def test_notes_name_start_row_and_early_stop(tmp_path: Path) -> None:
     write_run(tmp_path, "Small", 0, result("Small", 0))
     record = result("Small + WT", 0)
     folder = write_run(tmp_path, "Small + WT", 0, record, training=training)
-    rows = join([], collect([tmp_path]))
-    assert mark(rows)[1] == ("† began with the best weights of Small",)
+    rows = join_runs([], collect_runs([tmp_path]))
+    assert add_footnotes(rows)[1] == ("† began with the best weights of Small",)
     second = write_run(
         tmp_path, "Small + WT", 1, result("Small + WT", 1, best={"step": 0, "epoch": 0}), training=training
     )
     suffix = "; no epoch improved on them with 1 of 2 seeds, so their scores are shown"
-    assert mark(join([], collect([tmp_path])))[1] == (f"† began with the best weights of Small{suffix}",)
+    assert add_footnotes(join_runs([], collect_runs([tmp_path])))[1] == (
+        f"† began with the best weights of Small{suffix}",
+    )
     shutil.rmtree(second)
     record["training"]["epochs"] = 20
     (folder / "result.json").write_text(json.dumps(record))
-    rows = join([], collect([tmp_path]))
-    assert [row.name for row in mark(rows)[0]] == ["Small", "Small + WT †"]
-    assert mark(rows)[1] == ("† began with the best weights of Small; stopped early, by the nonmonotone rule",)
+    rows = join_runs([], collect_runs([tmp_path]))
+    assert [row.name for row in add_footnotes(rows)[0]] == ["Small", "Small + WT †"]
+    assert add_footnotes(rows)[1] == ("† began with the best weights of Small; stopped early, by the nonmonotone rule",)
 
 
 def test_long_streams_get_only_a_note(tmp_path: Path) -> None:
     write_run(tmp_path, "Small", 0, result("Small", 0, test=scored(120.0)))
     write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(110.0, streams=20)))
-    rows = join([], collect([tmp_path]))
-    assert build(rows).best == {1}
-    assert mark(rows)[1] == ("† context differs: here 20 contiguous streams; in Small one stream",)
+    rows = join_runs([], collect_runs([tmp_path]))
+    assert build_table(rows).best == {1}
+    assert add_footnotes(rows)[1] == ("† context differs: here 20 contiguous streams; in Small one stream",)
 
 
 def test_every_corpus_has_its_best_row(tmp_path: Path) -> None:
@@ -129,11 +138,11 @@ def test_every_corpus_has_its_best_row(tmp_path: Path) -> None:
     for row, corpus, test in (("Small", {}, 120.0), ("Small + WT", {}, 110.0), ("Small + WT + PR", other, 90.0)):
         record = result(row, 0, test=scored(test) | ({"bytes": 1} if corpus else {}))
         write_run(tmp_path, row, 0, record | {"corpus": record["corpus"] | corpus})
-    rows = join([], collect([tmp_path]))
-    assert build(rows).best == {1}  # the last row is alone on its corpus
-    assert mark(rows)[1] == ()
+    rows = join_runs([], collect_runs([tmp_path]))
+    assert build_table(rows).best == {1}  # the last row is alone on its corpus
+    assert add_footnotes(rows)[1] == ()
     (*_, last) = rows
-    assert build([*rows, replace(last, name="again")]).best == {1, 2}
+    assert build_table([*rows, replace(last, name="again")]).best == {1, 2}
 
 
 def test_row_with_a_pending_second_session_is_not_the_best(tmp_path: Path) -> None:
@@ -141,8 +150,8 @@ def test_row_with_a_pending_second_session_is_not_the_best(tmp_path: Path) -> No
         write_run(tmp_path, row, 0, result(row, 0))
     names = ("Small", "Small + WT", "Small + WT + PR")
     listed = [TableRow(name, start="Small + WT" if name == names[2] else None) for name in names]
-    assert build(join(listed, collect([tmp_path]))).best == set()  # the second session has not run
-    assert build(join(listed[:2], collect([tmp_path]))).best == {1}
+    assert build_table(join_runs(listed, collect_runs([tmp_path]))).best == set()  # the second session has not run
+    assert build_table(join_runs(listed[:2], collect_runs([tmp_path]))).best == {1}
 
 
 def rows_with_evaluations(root: Path, seeds: int = 2) -> list[TableRow]:
@@ -151,22 +160,22 @@ def rows_with_evaluations(root: Path, seeds: int = 2) -> list[TableRow]:
         write_evaluation(write_run(root, "Small", seed, result("Small", seed)), "dynamic", test=90.0 + 2 * seed)
     return [
         TableRow("Small", {"test": 114.5}),
-        TableRow("Small, adapting", {"test": 80.0}, of="Small", by="dynamic"),
-        TableRow("Small, remembering", {"test": 85.0}, of="Small", by="cache"),
+        TableRow("Small, adapting", {"test": 80.0}, source_row="Small", mode="dynamic"),
+        TableRow("Small, remembering", {"test": 85.0}, source_row="Small", mode="cache"),
     ]
 
 
 def test_row_can_be_another_rows_model_in_another_mode(tmp_path: Path) -> None:
     listed = rows_with_evaluations(tmp_path)
-    results = collect([tmp_path])
-    rows = join(listed, results)
+    results = collect_runs([tmp_path])
+    rows = join_runs(listed, results)
     static, adapting, remembering = rows
-    assert join(rows, results) == rows
+    assert join_runs(rows, results) == rows
     assert adapting.mean_score(PERPLEXITY, "test") == Spread(91.0, pytest.approx(2**0.5), 2)
-    assert adapting.difference("test") == 91.0 / 80.0 - 1
-    assert (adapting.size, adapting.results, adapting.state) == (static.size, (), "")
-    assert (remembering.state, remembering.models) == ("not run", ())
-    assert build(rows).best == set()  # only one row adapts
+    assert adapting.relative_difference("test") == 91.0 / 80.0 - 1
+    assert (adapting.parameter_count, adapting.results, adapting.state) == (static.parameter_count, (), "")
+    assert (remembering.state, remembering.source_runs) == ("not run", ())
+    assert build_table(rows).best == set()  # only one row adapts
     lines = to_markdown(rows).splitlines()
     assert lines[3] == "| Small, adapting | 4,651,600 | 100.0 ± 0.0 | 91.0 ± 1.4 | 80.0 | +13.7 % |  |  | 2 |"
     assert lines[4] == "| Small, remembering |  |  | not run | 85.0 |  |  |  |  |"
@@ -174,15 +183,15 @@ def test_row_can_be_another_rows_model_in_another_mode(tmp_path: Path) -> None:
 
 def test_unlisted_evaluations_follow_their_row(tmp_path: Path) -> None:
     rows_with_evaluations(tmp_path, seeds=1)
-    rows = join([], collect([tmp_path]))
+    rows = join_runs([], collect_runs([tmp_path]))
     assert [row.name for row in rows] == ["Small", "Small + dynamic evaluation"]
-    assert join(rows, collect([tmp_path])) == rows
+    assert join_runs(rows, collect_runs([tmp_path])) == rows
 
 
 def test_evaluations_of_other_settings_are_other_rows(tmp_path: Path) -> None:
     listed = rows_with_evaluations(tmp_path, seeds=1)
     write_evaluation(write_run(tmp_path, "Small", 1, result("Small", 1), training={"epochs": 3}), "dynamic", test=70.0)
-    names = [row.name for row in join(listed, collect([tmp_path])) if row.models]
+    names = [row.name for row in join_runs(listed, collect_runs([tmp_path])) if row.source_runs]
     assert [name.partition(" (")[0] for name in names] == ["Small, adapting"] * 2
     assert names[1].startswith("Small, adapting (training.epochs=3")
 
@@ -192,10 +201,10 @@ def test_different_windows_are_compared_with_a_note(tmp_path: Path) -> None:
     write_evaluation(
         write_run(tmp_path, "Small", 0, result("Small", 0, test=blocks)), "context-2560-stride-512", test=110.0
     )
-    rows = join([], collect([tmp_path]))
+    rows = join_runs([], collect_runs([tmp_path]))
     assert [row.name for row in rows] == ["Small", "Small + windows of 2,560 + 512 tokens"]
-    assert build(rows).best == {1}
-    assert mark(rows)[1] == (
+    assert build_table(rows).best == {1}
+    assert add_footnotes(rows)[1] == (
         "† context differs: here windows of 3,072 tokens, of which the last 512 are scored; in Small blocks of 512 "
         "tokens",
     )

@@ -13,9 +13,9 @@ from rich.console import Console
 from made_results import ROWS, change, result, scored, write_evaluation, write_run
 from reefknot.lab.recipes.file import Row
 from reefknot.lab.reports.cells import format_perplexity
-from reefknot.lab.reports.results import collect, load
-from reefknot.lab.reports.rows import TableRow, join
-from reefknot.lab.reports.table import Table, build, from_recipe, print_table, to_markdown
+from reefknot.lab.reports.results import collect_runs, load_run
+from reefknot.lab.reports.rows import TableRow, join_runs
+from reefknot.lab.reports.table import Table, build_table, print_table, rows_from_recipe, to_markdown
 
 
 def recipe_rows() -> list[TableRow]:
@@ -38,7 +38,7 @@ def print_to_text(rows: list[TableRow], width: int) -> str:
 
 
 def test_row_shows_mean_over_seeds_and_paper_score(runs: Path) -> None:
-    table = build(join(recipe_rows(), collect([runs])))
+    table = build_table(join_runs(recipe_rows(), collect_runs([runs])))
     row = cells(table, "Small")
     assert row["size parameters"] == "4,651,600"
     assert row["test test"] == "117.2 ± 0.7"
@@ -55,7 +55,7 @@ def test_row_shows_mean_over_seeds_and_paper_score(runs: Path) -> None:
 
 
 def test_missing_and_quoted_rows(runs: Path) -> None:
-    table = build(join(recipe_rows(), collect([runs])))
+    table = build_table(join_runs(recipe_rows(), collect_runs([runs])))
     assert cells(table, "Small + PR")["test test"] == "not run"
     assert cells(table, "Small + PR")["test paper"] == "111.7"
     assert cells(table, "Small + PR")["cost seeds"] == ""
@@ -65,29 +65,29 @@ def test_missing_and_quoted_rows(runs: Path) -> None:
 
 
 def test_unfinished_row_shows_its_last_score(tmp_path: Path) -> None:
-    rows = join([], [load(write_run(tmp_path, "Small"))])
-    row = cells(build(rows), "Small")
+    rows = join_runs([], [load_run(write_run(tmp_path, "Small"))])
+    row = cells(build_table(rows), "Small")
     assert row["test test"] == "unfinished"
     assert row["validation valid"].startswith("so far 12")
     assert row["cost seeds"] == "0 of 1"
 
 
 def test_unfinished_sub_word_row_says_per_sub_word(tmp_path: Path) -> None:
-    rows = join([], [load(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
-    assert cells(build(rows), "Small")["validation valid"].endswith(" per sub-word")
+    rows = join_runs([], [load_run(write_run(tmp_path, "Small", vocabulary={"bpe": {"merges": 9}}))])
+    assert cells(build_table(rows), "Small")["validation valid"].endswith(" per sub-word")
 
 
 def test_only_finished_seeds_are_averaged(tmp_path: Path) -> None:
     write_run(tmp_path, "Small", 0, result("Small", 0))
     write_run(tmp_path, "Small", 1)
-    row = cells(build(join([], collect([tmp_path]))), "Small")
+    row = cells(build_table(join_runs([], collect_runs([tmp_path]))), "Small")
     assert row["test test"] == "116.7"
     assert row["cost seeds"] == "1 of 2"
 
 
 def test_empty_columns_are_dropped(tmp_path: Path) -> None:
     write_run(tmp_path, "Small", 0, result("Small", 0, paper={}))
-    table = build(join([], collect([tmp_path])))
+    table = build_table(join_runs([], collect_runs([tmp_path])))
     assert [column.title for column in table.columns] == [
         "parameters",
         "valid",
@@ -106,7 +106,7 @@ def test_protocol_scores_are_compared_with_the_paper(tmp_path: Path) -> None:
     for seed, test in enumerate((114.0, 115.0)):
         protocol = {"name": "zaremba", "valid": {"perplexity": 120.0}, "test": {"perplexity": test}}
         write_run(tmp_path, "Small", seed, result("Small", seed, protocol=protocol))
-    table = build(join(recipe_rows(), collect([tmp_path])))
+    table = build_table(join_runs(recipe_rows(), collect_runs([tmp_path])))
     row = cells(table, "Small")
     assert row["test test"] == "117.2 ± 0.7"
     assert row["test paper protocol"] == "114.5 ± 0.7"
@@ -115,17 +115,19 @@ def test_protocol_scores_are_compared_with_the_paper(tmp_path: Path) -> None:
     (note,) = table.notes
     assert note.startswith("paper protocol: ")
     assert note.endswith("(zaremba); diff compares this score with the paper's")
-    (unpublished,) = build([replace(row, paper={}) for row in join(recipe_rows(), collect([tmp_path]))]).notes
+    (unpublished,) = build_table(
+        [replace(row, paper={}) for row in join_runs(recipe_rows(), collect_runs([tmp_path]))]
+    ).notes
     assert unpublished.endswith("(zaremba)")
 
 
 def test_training_perplexity_is_shown_if_scored(tmp_path: Path) -> None:
     paper = {"train": 40.0, "test": 114.5}
     write_run(tmp_path, "Small", 0, result("Small", 0, train=scored(38.0), paper=paper))
-    row = cells(build(join([], collect([tmp_path]))), "Small")
+    row = cells(build_table(join_runs([], collect_runs([tmp_path]))), "Small")
     assert (row["training train"], row["training paper"], row["training diff"]) == ("38.0", "40.0", "−5.0 %")
-    unscored = join([], [load(write_run(tmp_path / "other", "Small", 0, result("Small", 0, paper=paper)))])
-    assert "training" not in {column.group for column in build(unscored).columns}
+    unscored = join_runs([], [load_run(write_run(tmp_path / "other", "Small", 0, result("Small", 0, paper=paper)))])
+    assert "training" not in {column.group for column in build_table(unscored).columns}
 
 
 def test_epochs_are_shown_next_to_the_recipes(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_epochs_are_shown_next_to_the_recipes(tmp_path: Path) -> None:
         folder = write_run(tmp_path, "Small + WT", seed, result("Small + WT", seed))
         lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
         (folder / "metrics.jsonl").write_text("".join(lines[: 4 * epochs]))
-    table = build(join([], collect([tmp_path])))
+    table = build_table(join_runs([], collect_runs([tmp_path])))
     short = cells(table, "Small")
     assert (short["time epochs"], short["time s/epoch"]) == ("13 of 1000", "11.6")
     stopped = cells(table, "Small + WT †")
@@ -149,8 +151,8 @@ def test_runs_measured_in_updates_show_nothing_per_epoch(tmp_path: Path) -> None
     training = result("Small", 0)["training"] | {"epochs": None}
     write_run(tmp_path, "Small", 0, result("Small", 0, training=training))
     rows = [TableRow("Small", {"test": 114.5, "hours": 30.0}), TableRow("Small + WT", {"hours": 70.0})]
-    rows = join(rows, collect([tmp_path]))
-    table = build(rows)
+    rows = join_runs(rows, collect_runs([tmp_path]))
+    table = build_table(rows)
     ran, waiting = (cells(table, name) for name in ("Small", "Small + WT"))
     assert (ran["time updates"], ran["time paper hours"], waiting["time paper hours"]) == ("30,199", "30", "70")
     assert waiting["time updates"] == ""
@@ -163,7 +165,7 @@ def test_runs_measured_in_updates_show_nothing_per_epoch(tmp_path: Path) -> None
 def test_changes_shared_by_all_rows_are_noted_once(tmp_path: Path) -> None:
     for row in ("Small", "Small + WT"):
         write_run(tmp_path, row, 0, result(row, 0, changed=[change("training.epochs", 20, 13)]))
-    notes = build(join(recipe_rows(), collect([tmp_path]))).notes
+    notes = build_table(join_runs(recipe_rows(), collect_runs([tmp_path]))).notes
     assert notes == ("Every row: settings differ from the recipe (training.epochs: 20 -> 13)",)
 
 
@@ -175,20 +177,20 @@ def test_unstarted_averaging_and_grid_edges_are_noted(tmp_path: Path) -> None:
         run = write_run(tmp_path, row, 0, result(row, 0, training=training), training=averaging)
         search = {"text": "the valid text", "best": {"lambda": 0.1}, "edges": ["lambda"] if epoch else []}
         write_evaluation(run, "dynamic", 90.0, search=search)
-    notes = build(join([], collect([tmp_path]))).notes
+    notes = build_table(join_runs([], collect_runs([tmp_path]))).notes
     assert "Small: averaging had not begun when training ended" in notes
     assert "Small + WT: the best epoch was before averaging began" in notes
     assert "best value at the edge of the search grid: Small + WT + dynamic evaluation (lambda)" in notes
     assert len(notes) == 3
     at_once = {"averaging": {"start": "at_once"}}
     other = write_run(tmp_path / "other", "Small", 0, result("Small", 0), training=at_once)
-    assert build(join([], [load(other)])).notes == ()
+    assert build_table(join_runs([], [load_run(other)])).notes == ()
 
 
 def test_changed_settings_are_not_compared_with_the_paper(tmp_path: Path) -> None:
     changed = [change("corpus.tokens", None, 20000), *(change(f"encoder.setting{n}", 1, 2) for n in range(10))]
     write_run(tmp_path, "Small", 0, result("Small", 0, changed=changed))
-    table = build(join(recipe_rows(), collect([tmp_path])))
+    table = build_table(join_runs(recipe_rows(), collect_runs([tmp_path])))
     row = cells(table, "Small")
     assert row["test paper"] == "114.5"
     assert "test diff" not in row
@@ -208,7 +210,7 @@ def test_table_of_seconds_shows_times_of_the_first_row(tmp_path: Path) -> None:
     for row, seconds in (("Small", 13.0), ("Small + WT", 26.0)):
         record = result(row, 0)
         write_run(tmp_path, row, 0, record | {"training": record["training"] | {"seconds": seconds}})
-    rows = join(timed_rows(), collect([tmp_path]))
+    rows = join_runs(timed_rows(), collect_runs([tmp_path]))
     lines = to_markdown(rows).splitlines()
     assert lines[0] == "| row | parameters | s/epoch | paper | times first | paper | epochs | seeds |"
     assert lines[2:7] == [
@@ -218,13 +220,15 @@ def test_table_of_seconds_shows_times_of_the_first_row(tmp_path: Path) -> None:
         "| other |  | not run | 40 |  | 1.00 |  |  |",
         "| other + WT |  | not run | 100 |  | 2.50 |  |  |",
     ]
-    assert build(rows).best == set()
-    assert build(timed_rows()).columns[2].title == "times first"  # a column for our times, although there are none yet
+    assert build_table(rows).best == set()
+    assert (
+        build_table(timed_rows()).columns[2].title == "times first"
+    )  # a column for our times, although there are none yet
 
 
 def test_perplexities_are_shown_next_to_seconds(runs: Path) -> None:
     rows = [replace(row, paper=row.paper | {"seconds": 20.0}) for row in recipe_rows()]
-    titles = [column.title for column in build(join(rows, collect([runs]))).columns]
+    titles = [column.title for column in build_table(join_runs(rows, collect_runs([runs]))).columns]
     assert titles[:5] == ["parameters", "s/epoch", "paper", "times first", "paper"]
     assert {"valid", "test"} <= set(titles)
     assert titles.count("s/epoch") == 1
@@ -249,7 +253,7 @@ def test_table_of_word_similarity_shows_both_ends(tmp_path: Path) -> None:
         TableRow("untied", recipe="press2017/table2", paper_similarity=papers),
         TableRow("tied", recipe="press2017/table2", paper_similarity={"tied": {"MEN": 0.5}}),
     ]
-    table = build(join(rows, collect([tmp_path])))
+    table = build_table(join_runs(rows, collect_runs([tmp_path])))
     assert {group for group, _ in table.groups} == {"size", "SimLex-999", "MEN", "time", "cost"}
     by_group = {group: [column.cells for column in columns] for group, columns in table.groups}
     assert by_group["MEN"] == [("0.55 ± 0.07 / −0.25 ± 0.00", ""), ("0.66 / 0.61", "0.50")]
@@ -262,52 +266,52 @@ def test_table_of_word_similarity_shows_both_ends(tmp_path: Path) -> None:
 def test_word_similarity_is_shown_next_to_perplexity(tmp_path: Path) -> None:
     similarity = {"tied": [{"name": "MEN", "rho": 0.2, "low": 0.1, "high": 0.3, "pairs": 90, "of": 3000}]}
     write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, similarity=similarity))
-    table = build(join([], collect([tmp_path])))
+    table = build_table(join_runs([], collect_runs([tmp_path])))
     row = cells(table, "Small + WT")
     assert row["MEN MEN"] == "0.20"
     assert row["test test"] == "112.6"
-    assert "MEN" in to_markdown(join([], collect([tmp_path])))
+    assert "MEN" in to_markdown(join_runs([], collect_runs([tmp_path])))
 
 
 def test_table_without_runs_shows_the_papers_scores() -> None:
-    table = build(recipe_rows())
+    table = build_table(recipe_rows())
     assert [column.title for column in table.columns] == ["parameters", "valid", "paper", "test", "paper"]
 
 
 def test_unlisted_runs_follow_the_listed_rows(runs: Path) -> None:
-    rows = join(recipe_rows()[:2], collect([runs]))
+    rows = join_runs(recipe_rows()[:2], collect_runs([runs]))
     assert [row.name for row in rows] == ["KN 5-gram", "Small", "Small + WT", "Small + WT + PR"]
 
 
 def test_join_is_idempotent(runs: Path) -> None:
-    results = collect([runs])
-    rows = join(recipe_rows(), results)
-    assert join(rows, results) == rows
+    results = collect_runs([runs])
+    rows = join_runs(recipe_rows(), results)
+    assert join_runs(rows, results) == rows
 
 
 def test_row_of_another_recipe_gets_no_results(runs: Path) -> None:
-    (row, *_) = join([TableRow("Small", recipe="other")], collect([runs]))
+    (row, *_) = join_runs([TableRow("Small", recipe="other")], collect_runs([runs]))
     assert row.results == ()
 
 
 def test_recipe_rows_keep_their_scores() -> None:
     row = Row(name="Small", paper=ROWS["Small"]["paper"], parameters=4_651_600)
-    assert from_recipe([row], "r") == [TableRow("Small", ROWS["Small"]["paper"], 4_651_600, recipe="r")]
+    assert rows_from_recipe([row], "r") == [TableRow("Small", ROWS["Small"]["paper"], 4_651_600, recipe="r")]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_printed_table_shows_every_cell_within_the_width(runs: Path, width: int) -> None:
-    rows = join(recipe_rows(), collect([runs]))
+    rows = join_runs(recipe_rows(), collect_runs([runs]))
     text = print_to_text(rows, width)
     assert max(map(len, text.splitlines())) <= width
-    for column in build(rows).columns:
+    for column in build_table(rows).columns:
         for cell in column.cells:
             assert cell in text
     assert "…" not in text
 
 
 def test_output_to_a_pipe_has_no_escape_codes(runs: Path) -> None:
-    assert "\x1b" not in print_to_text(join(recipe_rows(), collect([runs])), 80)
+    assert "\x1b" not in print_to_text(join_runs(recipe_rows(), collect_runs([runs])), 80)
 
 
 def test_row_names_are_not_markup() -> None:
@@ -315,7 +319,7 @@ def test_row_names_are_not_markup() -> None:
 
 
 def test_markdown_table_is_regular_and_escaped(runs: Path) -> None:
-    lines = to_markdown(join(recipe_rows(), collect([runs]))).splitlines()
+    lines = to_markdown(join_runs(recipe_rows(), collect_runs([runs]))).splitlines()
     assert lines[0] == ("| row | parameters | valid | paper | diff | test | paper | diff | epochs | s/epoch | seeds |")
     assert len({line.count("|") for line in lines}) == 1
     assert sum("**102.7 ± 0.7**" in line for line in lines) == 1

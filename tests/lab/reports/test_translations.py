@@ -15,11 +15,11 @@ from made_results import change, metrics, result, scored
 from reefknot.lab.papers import page as papers
 from reefknot.lab.reports import plots, translations
 from reefknot.lab.reports.page import render
-from reefknot.lab.reports.reading import read
-from reefknot.lab.reports.results import collect, load
-from reefknot.lab.reports.rows import TableRow, join
-from reefknot.lab.reports.sweep import Trial, rank, summary
-from reefknot.lab.reports.table import build, to_markdown
+from reefknot.lab.reports.reading import summarise_rows
+from reefknot.lab.reports.results import collect_runs, load_run
+from reefknot.lab.reports.rows import TableRow, join_runs
+from reefknot.lab.reports.sweep import Trial, rank_trials, summarise_trials
+from reefknot.lab.reports.table import build_table, to_markdown
 from reefknot.lab.runs.scores import BLEU
 
 TABLES = {"Baseline": ("source", "words", "classes"), "Decoder WT": ("source", "words"), "TWWT": ("words",)}
@@ -99,11 +99,11 @@ def rows(tmp_path: Path) -> list[TableRow]:
             write_translator(tmp_path / "runs", row, bleu, seed)
     known = listed("Baseline", "Decoder WT", "TWWT", "TWWT + DRILL", TWWT={"bleu_valid": 29.43, "bleu_test": 38.1})
     quoted = TableRow("GNMT", {"bleu_test": 24.6}, quoted=True)
-    return join([*known, quoted], collect([tmp_path / "runs"]))
+    return join_runs([*known, quoted], collect_runs([tmp_path / "runs"]))
 
 
 def cells_of(rows: list[TableRow], name: str) -> dict[tuple[str, str], str]:
-    table = build(rows)
+    table = build_table(rows)
     index = next(n for n, row_name in enumerate(table.names) if row_name.startswith(name))
     return {(column.group, column.title): column.cells[index] for column in table.columns}
 
@@ -117,7 +117,7 @@ def test_bleu_is_compared_with_the_paper_in_points(rows: list[TableRow]) -> None
     assert row["valid BLEU", "valid BLEU"] == "39.60 ± 0.14"
     assert row["valid BLEU", "paper"] == "29.43"
     assert row["test", "test"] == "117.2 ± 0.7"
-    assert any("higher is better" in note for note in build(rows).notes)
+    assert any("higher is better" in note for note in build_table(rows).notes)
 
 
 def test_missing_and_quoted_rows_show_bleu_columns(rows: list[TableRow]) -> None:
@@ -128,9 +128,9 @@ def test_missing_and_quoted_rows_show_bleu_columns(rows: list[TableRow]) -> None
 
 
 def test_highest_bleu_is_marked_as_best(rows: list[TableRow]) -> None:
-    table = build(rows)
+    table = build_table(rows)
     assert [table.names[n].split()[0] for n in table.best] == ["TWWT"]
-    assert table.decides == "test BLEU"
+    assert table.ranking_column == "test BLEU"
     assert "**39.10 ± 0.14**" in to_markdown(rows)
     assert to_markdown(rows).count("**") == 2
 
@@ -140,16 +140,16 @@ def test_other_bleu_signatures_are_not_compared(tmp_path: Path) -> None:
     write_translator(tmp_path, "Decoder WT", 38.1)
     other = {"test": translation_scores(45.0, bleu_signature=SIGNATURE.replace("tok:none", "tok:13a"))}
     write_translator(tmp_path, "TWWT", 45.0, translation=other)
-    table = build(joined := join([], collect([tmp_path])))
+    table = build_table(joined := join_runs([], collect_runs([tmp_path])))
     assert [table.names[n].split()[0] for n in table.best] == ["Decoder"]
-    (plot,) = translations.by_length(joined)
+    (plot,) = translations.plot_by_length(joined)
     assert "Left out" in plot.caption
     assert "TWWT" in plot.caption
 
 
 def test_table_without_runs_shows_the_papers_bleu() -> None:
     rows = listed("TWWT", TWWT={"bleu_valid": 21.02, "bleu_test": 17.15})
-    table = build(rows)
+    table = build_table(rows)
     columns = {(column.group, column.title): column.cells for column in table.columns}
     assert columns == {
         ("valid BLEU", "valid BLEU"): ("",),
@@ -161,7 +161,7 @@ def test_table_without_runs_shows_the_papers_bleu() -> None:
 
 def test_changed_settings_are_not_compared_with_the_paper(tmp_path: Path) -> None:
     write_translator(tmp_path, "TWWT", 39.0, changed=[change("training.epochs", 50, 1)])
-    rows = join(listed("TWWT", TWWT={"bleu_test": 38.1}), collect([tmp_path]))
+    rows = join_runs(listed("TWWT", TWWT={"bleu_test": 38.1}), collect_runs([tmp_path]))
     assert ("test BLEU", "diff") not in cells_of(rows, "TWWT")
 
 
@@ -170,13 +170,13 @@ def test_bleu_is_comparable_across_vocabularies(tmp_path: Path) -> None:
     for row, bleu, words in (("Baseline", 38.0, 9), ("Decoder WT", 38.2, 9), ("TWWT", 39.0, 12)):
         score = scored(116.7, unknown=words) | {"pairs": 1_000}
         write_translator(tmp_path, row, bleu, test=score, valid=score)
-    table = build(join([], collect([tmp_path])))
+    table = build_table(join_runs([], collect_runs([tmp_path])))
     assert [table.names[n].split()[0] for n in table.best] == ["TWWT"]
     assert any("perplexity not comparable: 12 unknown words" in note for note in table.notes)
 
 
 def test_reading_states_what_sharing_tables_saves(rows: list[TableRow]) -> None:
-    sentences = [sentence.replace("\u00a0", " ") for sentence in read(rows)]
+    sentences = [sentence.replace("\u00a0", " ") for sentence in summarise_rows(rows)]
     for fact in ("TWWT has the highest test BLEU, 39.10 ± 0.14", "8,132,492", "Decoder WT has the lowest, 38.10"):
         assert fact in sentences[0]
     twwt = next(sentence for sentence in sentences if "in TWWT" in sentence)
@@ -193,31 +193,35 @@ def test_interval_of_bleu_is_welchs(rows: list[TableRow]) -> None:
     from scipy.stats import ttest_ind
 
     interval = ttest_ind([39.0, 39.2], [38.0, 38.4], equal_var=False).confidence_interval(0.95)
-    text = next(sentence for sentence in read(rows) if "in TWWT" in sentence).replace("\u00a0", " ").replace("−", "-")
+    text = (
+        next(sentence for sentence in summarise_rows(rows) if "in TWWT" in sentence)
+        .replace("\u00a0", " ")
+        .replace("−", "-")
+    )
     numbers = re.search(r"seeds ([+-][\d.]+) to ([+-][\d.]+)\.", text)
     assert numbers is not None
     assert [float(number) for number in numbers.groups()] == pytest.approx([interval.low, interval.high], abs=0.005)
 
 
 def test_sizes_are_plotted_against_bleu(rows: list[TableRow]) -> None:
-    (plot,) = plots.sizes([row for row in rows if row.results])
+    (plot,) = plots.plot_sizes([row for row in rows if row.results])
     assert plot.caption.startswith("Parameters against test BLEU; higher and further left is better.")
 
 
 def test_bleu_by_length_is_a_mean_over_seeds(rows: list[TableRow]) -> None:
-    bands = translations._bands(next(row for row in rows if row.name == "TWWT"))
+    bands = translations._length_bands(next(row for row in rows if row.name == "TWWT"))
     assert [(band.low, band.high, band.pairs, band.bleu) for band in bands] == [
         (0, 10, 76, pytest.approx(40.1)),
         (11, None, 924, pytest.approx(39.1)),
     ]
-    (plot,) = translations.by_length(rows)
+    (plot,) = translations.plot_by_length(rows)
     texts = ["".join(node.itertext()) for node in ET.fromstring(plot.svg).iter() if node.tag.endswith("text")]
     assert {"0–10", "11+", "76", "924"} <= set(texts)
-    assert translations.by_length([replace(rows[0], results=())]) == []
+    assert translations.plot_by_length([replace(rows[0], results=())]) == []
 
 
 def test_translations_of_a_sentence_are_side_by_side(rows: list[TableRow]) -> None:
-    (pair,) = translations.side_by_side(rows)
+    (pair,) = translations.compare_examples(rows)
     assert pair.reference == "ein hund läuft"
     assert pair.translations == (
         ("Baseline", "ein hund baseline"),
@@ -227,7 +231,7 @@ def test_translations_of_a_sentence_are_side_by_side(rows: list[TableRow]) -> No
 
 
 def test_attention_pictures_have_tokens_as_axes(rows: list[TableRow]) -> None:
-    pictures = dict(translations.attention(rows))
+    pictures = dict(translations.plot_attention(rows))
     assert list(pictures) == ["Baseline", "Decoder WT", "TWWT"]
     (plot,) = pictures["TWWT"]
     root = ET.fromstring(plot.svg)
@@ -243,18 +247,18 @@ def test_sub_words_are_drawn_in_readable_form(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["settings"]["vocabulary"] = {"bpe": {"merges": 9}}
     (folder / "config.json").write_text(json.dumps(config))
-    ((_, (plot,)),) = translations.attention(join([], [load(folder)]))
+    ((_, (plot,)),) = translations.plot_attention(join_runs([], [load_run(folder)]))
     texts = ["".join(node.itertext()) for node in ET.fromstring(plot.svg).iter() if node.tag.endswith("text")]
     assert texts[-4:] == ["ein", "hu…", "nd", "<eos>"]
 
 
 def test_damaged_or_long_attention_is_not_drawn(tmp_path: Path) -> None:
     damaged = example("ein hund") | {"attention": [[1.0]]}
-    long = example(" ".join(["wort"] * translations.LONGEST))
+    long = example(" ".join(["wort"] * translations.MAX_PLOTTED_TOKENS))
     stored = {"test": translation_scores(38.0), "examples": [damaged, long]}
-    (row,) = join([], [load(write_translator(tmp_path, "TWWT", 38.0, translation=stored))])
-    assert translations.attention([row]) == []
-    assert len(translations.side_by_side([row])[0].translations) == 1
+    (row,) = join_runs([], [load_run(write_translator(tmp_path, "TWWT", 38.0, translation=stored))])
+    assert translations.plot_attention([row]) == []
+    assert len(translations.compare_examples([row])[0].translations) == 1
 
 
 def test_page_has_a_translations_section(rows: list[TableRow]) -> None:
@@ -269,17 +273,17 @@ def test_page_has_a_translations_section(rows: list[TableRow]) -> None:
 
 
 def test_language_model_page_has_no_translations_section(runs: Path) -> None:
-    assert "translations" not in render(join([], collect([runs])), "Language models").lower()
+    assert "translations" not in render(join_runs([], collect_runs([runs])), "Language models").lower()
 
 
 def test_ideas_list_shows_bleu(rows: list[TableRow]) -> None:
-    assert papers._scores(next(row for row in rows if row.name == "TWWT")) == ("BLEU 39.10 ± 0.14", "BLEU 38.1")
-    assert papers._scores(next(row for row in rows if row.name == "GNMT")) == ("", "BLEU 24.6")
+    assert papers._format_scores(next(row for row in rows if row.name == "TWWT")) == ("BLEU 39.10 ± 0.14", "BLEU 38.1")
+    assert papers._format_scores(next(row for row in rows if row.name == "GNMT")) == ("", "BLEU 24.6")
 
 
 def test_origin_names_the_bleu_signature(rows: list[TableRow]) -> None:
     records = [record for row in rows for record in row.records]
-    origin = papers._origin(papers.RecipeTable("pappas2019/multi30k", "Ours", rows), records)
+    origin = papers._describe_origin(papers.RecipeTable("pappas2019/multi30k", "Ours", rows), records)
     assert f" BLEU is computed by sacrebleu, `{SIGNATURE}`.\n" in origin
     assert "Our scores are from the epoch with the best validation perplexity" in origin
 
@@ -289,8 +293,8 @@ def test_reports_state_the_number_of_averaged_checkpoints(tmp_path: Path) -> Non
     for seed, number in enumerate((10, 1, 10)):
         averaged = [f"step_{step:08d}" for step in range(number)]
         write_translator(tmp_path, "TWWT", 39.0, seed, averaged=averaged)
-    (row,) = join([], collect([tmp_path]))
-    origin = papers._origin(papers.RecipeTable("a", "b", [row]), row.records)
+    (row,) = join_runs([], collect_runs([tmp_path]))
+    origin = papers._describe_origin(papers.RecipeTable("a", "b", [row]), row.records)
     assert "Our scores are from the last checkpoint or the mean of the last 10 checkpoints. ±" in origin
     page = render([row], "Translators")
     assert re.findall(r"<td>mean of (\d+)</td>", page) == ["10", "1", "10"]
@@ -298,9 +302,9 @@ def test_reports_state_the_number_of_averaged_checkpoints(tmp_path: Path) -> Non
 
 def test_sweep_is_ranked_by_validation_bleu(tmp_path: Path) -> None:
     folders = [write_translator(tmp_path, row, bleu) for row, bleu in (("Baseline", 38.0), ("TWWT", 39.0))]
-    ranked = rank([Trial(folder.parent.name, {}, (folder,)) for folder in folders])
+    ranked = rank_trials([Trial(folder.parent.name, {}, (folder,)) for folder in folders])
     assert [trial.name for trial, _ in ranked] == ["twwt", "baseline"]
     assert [row.mean_score(BLEU, "test") for _, row in ranked] == [None, None]
-    assert build([row for _, row in ranked]).decides == "valid BLEU"
-    assert summary(ranked, tmp_path)[0]["bleu_valid"]["mean"] == 39.5
-    assert translations.side_by_side([row for _, row in ranked]) == []
+    assert build_table([row for _, row in ranked]).ranking_column == "valid BLEU"
+    assert summarise_trials(ranked, tmp_path)[0]["bleu_valid"]["mean"] == 39.5
+    assert translations.compare_examples([row for _, row in ranked]) == []

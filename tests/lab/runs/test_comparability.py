@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from made_results import in_pieces, result, scored, write_run
-from reefknot.lab.reports.results import collect
-from reefknot.lab.reports.rows import comparable, join, mark
+from reefknot.lab.reports.results import collect_runs
+from reefknot.lab.reports.rows import add_footnotes, join_runs, largest_comparable_group
 from reefknot.lab.runs import definition
 from reefknot.lab.runs.comparability import Aspect, difference, in_comparison, in_table, same_tokens
 from reefknot.lab.runs.scores import TextScore
@@ -87,8 +87,8 @@ def test_same_tokens_needs_equal_vocabularies() -> None:
 
 def comparable_rows_and_notes(root: Path) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the comparable rows, and the notes on the others."""
-    rows = join([], collect([root]))
-    return [row.name for row in comparable(rows)], mark(rows)[1]
+    rows = join_runs([], collect_runs([root]))
+    return [row.name for row in largest_comparable_group(rows)], add_footnotes(rows)[1]
 
 
 def test_wording_of_definitions_does_not_affect_comparability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,4 +102,4 @@ def _plot_bands(path: Path, comparisons: list[dict[str, Any]]) -> None:
     caption = f"Loss against {baseline}, A; lower is better. {CAPTION}"
     axes = "B less A, % of A's loss", "B less A, % of B's loss"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, draw_bands("bands", bands, caption, axes, against=f", against {baseline}").file)
+    write_text(path, draw_bands("bands", bands, caption, axes, title_suffix=f", against {baseline}").svg_file)

@@ -15,7 +15,7 @@ from reefknot.lab.cli.bench.record import check_output_file
 from reefknot.lab.cli.options import Data, Device, reject_options, user_options
 
 if TYPE_CHECKING:
-    from reefknot.lab.papers.figures.contract import Figure, Measured
+    from reefknot.lab.papers.figures.contract import Figure, Measurements
 
 EXAMPLES = """\b
 Examples:
@@ -62,22 +62,22 @@ def figure(
         return
     _check_output_files(output, json)
     from reefknot.lab.papers.figures import open_figure
-    from reefknot.lab.papers.figures.record import record_of
-    from reefknot.lab.papers.figures.runs import choose
+    from reefknot.lab.papers.figures.record import build_record
+    from reefknot.lab.papers.figures.runs import select_runs
     from reefknot.lab.training.distributed import choose_device
 
     paper_figure = open_figure(name)
     unused_options = {"data", "device"} - set(paper_figure.options)
     inputs = paper_figure.needs or "results and metrics only"
     reject_options(ctx, unused_options, f"on {name}, which reads {inputs}; leave it out")
-    selection = choose(paper_figure, runs or [])
+    selection = select_runs(paper_figure, runs or [])
     for note in selection.notes:
         typer.echo(f"{name}: {note}", err=True)
     measured = paper_figure.measure(selection.runs, data=data, device=choose_device(device))
-    typer.echo(f"{paper_figure.title}\n{paper_figure.shows}\n")
-    typer.echo("\n".join(paper_figure.lines(measured)))
+    typer.echo(f"{paper_figure.title}\n{paper_figure.description}\n")
+    typer.echo("\n".join(paper_figure.format_lines(measured)))
     if json is not None:
-        write_json(json, record_of(paper_figure, measured, selection.runs, selection.notes))
+        write_json(json, build_record(paper_figure, measured, selection.runs, selection.notes))
         typer.echo(f"record: {json.resolve()}")
     if output is not None:
         _write_figure(output, paper_figure, measured, selection.notes)
@@ -102,13 +102,13 @@ def _check_output_files(output: Path | None, json: Path | None) -> None:
     check_output_file("--json", json)
 
 
-def _write_figure(path: Path, figure: Figure, measured: Measured, notes: list[str]) -> None:
-    from reefknot.lab.papers.figures.section import page
+def _write_figure(path: Path, figure: Figure, measured: Measurements, notes: list[str]) -> None:
+    from reefknot.lab.papers.figures.section import render_page
     from reefknot.storage.files import write_bytes, write_text
 
     if path.suffix == ".png":
         write_bytes(path, figure.draw(measured).png)
     elif path.suffix == ".svg":
-        write_text(path, figure.draw(measured).file)
+        write_text(path, figure.draw(measured).svg_file)
     else:
-        write_text(path, page(figure, measured, notes))
+        write_text(path, render_page(figure, measured, notes))

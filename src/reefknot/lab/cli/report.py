@@ -51,26 +51,26 @@ def report(
 
     It has tables of scores, figures, learning curves, nearest neighbours of words, generated text and all settings.
     """
-    from reefknot.lab.papers.figures.section import sections
+    from reefknot.lab.papers.figures.section import build_sections
     from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_recipe_file
     from reefknot.lab.reports.page import write_report
-    from reefknot.lab.reports.results import collect
-    from reefknot.lab.reports.rows import join, name_recipes
-    from reefknot.lab.reports.table import from_recipe
+    from reefknot.lab.reports.results import collect_runs
+    from reefknot.lab.reports.rows import add_recipe_names, join_runs
+    from reefknot.lab.reports.table import rows_from_recipe
 
     chosen_words = _parse_words(words)
-    results = collect(runs)
+    results = collect_runs(runs)
     _check_figures(results, figures, data)
     recipes = [name for name in list_shipped_recipes() if any(result.recipe == name for result in results)]
     # Rows are in the order of their recipe. Rows without runs are left out; `reefknot table` shows them.
     recipe_rows: list[TableRow] = []
     for name in recipes:
         path, _ = find_recipe(name)
-        recipe_rows += from_recipe(read_recipe_file(path, name).rows, name)
-    rows = name_recipes(row for row in join(recipe_rows, results) if row.results)
+        recipe_rows += rows_from_recipe(read_recipe_file(path, name).rows, name)
+    rows = add_recipe_names(row for row in join_runs(recipe_rows, results) if row.results)
     if chosen_words:
         rows = _replace_words(rows, chosen_words)
-    figure_sections, notes = sections(results, weights=figures, data=data)
+    figure_sections, notes = build_sections(results, weights=figures, data=data)
     for note in notes:
         typer.echo(note, err=True)
     page = write_report(results, output, rows=rows, title=title, sections=figure_sections).resolve()
@@ -81,7 +81,7 @@ def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) 
     """Raise an error if --figures or --data has no effect on a report of these runs."""
     from reefknot.errors import SettingsError
     from reefknot.lab.papers.figures import FIGURES, open_figure
-    from reefknot.lab.papers.figures.runs import among
+    from reefknot.lab.papers.figures.runs import find_figure_runs
 
     if data is not None and not figures:
         raise SettingsError("--data has no effect without --figures; add --figures or leave --data out")
@@ -90,7 +90,7 @@ def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) 
     matching_figures = []
     for name in FIGURES:
         figure = open_figure(name)
-        if figure.needs and among(figure, results) is not None:
+        if figure.needs and find_figure_runs(figure, results) is not None:
             matching_figures.append(figure)
     if not matching_figures:
         raise SettingsError(

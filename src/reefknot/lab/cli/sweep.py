@@ -166,24 +166,24 @@ def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test
 
     from reefknot.lab.reports.cells import format_spread
     from reefknot.lab.reports.page import write_report
-    from reefknot.lab.reports.sweep import rank, spread_record, summary
+    from reefknot.lab.reports.sweep import rank_trials, spread_to_dict, summarise_trials
     from reefknot.lab.reports.table import print_table
     from reefknot.lab.runs.scores import PERPLEXITY
     from reefknot.storage.files import write_json
 
-    ranked = rank(trials)
+    ranked = rank_trials(trials)
     if not ranked:
         return
     rows = [row for _, row in ranked]
     hidden_columns = ["tokens/s", "memory"]
-    if len({row.size for row in rows}) == 1:
+    if len({row.parameter_count for row in rows}) == 1:
         hidden_columns.append("parameters")
     print_table(rows, Console(), leave_out=hidden_columns)
-    record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summary(ranked, root)}
+    record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summarise_trials(ranked, root)}
     best = ranked[0][0].row()
     if test and (perplexities := best.mean_score(PERPLEXITY, "test")):
         typer.echo(f"test perplexity of the best ({best.name}): {format_spread(perplexities)}")
-        record["test_of_the_best"] = spread_record(perplexities)
+        record["test_of_the_best"] = spread_to_dict(perplexities)
     write_json(root / "sweep.json", record)
     results = [result for row in rows for result in row.results]
     page = write_report(results, root / "report.html", rows=rows, title=title)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def open_system(path: Path) -> System:
     """Return the finished runs in a folder as one system; raise an error if they differ in more than the seed."""
     from reefknot.errors import DataError, SettingsError
-    from reefknot.lab.reports.results import collect
-    from reefknot.lab.reports.rows import group
+    from reefknot.lab.reports.results import collect_runs
+    from reefknot.lab.reports.rows import group_by_row
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks.requests import System
 
-    groups = group(collect([path]))
+    groups = group_by_row(collect_runs([path]))
     if len(groups) > 1:
         folders = [runs[0].folder if len(runs) == 1 else runs[0].folder.parent for runs in groups.values()]
         raise SettingsError(

@@ -105,14 +105,14 @@ def _print_and_write_table(recipe: LoadedRecipe, runs: list[Path], root: Path) -
     from rich.console import Console
 
     from reefknot.lab.reports.page import write_report
-    from reefknot.lab.reports.results import collect
-    from reefknot.lab.reports.rows import join
-    from reefknot.lab.reports.table import from_recipe, print_table
+    from reefknot.lab.reports.results import collect_runs
+    from reefknot.lab.reports.rows import join_runs
+    from reefknot.lab.reports.table import print_table, rows_from_recipe
 
     if not runs:
         return
-    results = collect(runs)
-    rows = join(from_recipe(recipe.rows, recipe.name), results)
+    results = collect_runs(runs)
+    rows = join_runs(rows_from_recipe(recipe.rows, recipe.name), results)
     print_table(rows, Console())
     page = write_report(results, root / "report.html", rows=rows, title=recipe.title)
     typer.echo(f"report: {page.resolve()}")

@@ -1,7 +1,9 @@
-"""Records of the papers' figures, and their sections in PAPERS.md: a heading, the picture, the table and the origin.
+"""Read the recorded figures of the papers, and write their sections in PAPERS.md.
 
-`reefknot figure NAME RUN ... --json FILE` writes a record. `script/papers --record FILE` verifies that the code that
-measured it is the code of its commit, and copies it to results/figures/.
+A record is a JSON file with the measurements of one figure and their origin. `reefknot figure NAME RUN ... --json FILE`
+writes a record. `add_record`, called by `script/papers --record FILE`, verifies that the code that measured it is the
+code of its commit, and copies it to results/figures/. `read_figures` reads all records, and `to_markdown` writes a
+section: a heading, the picture, the table and the origin.
 """
 
 from __future__ import annotations
@@ -19,24 +21,25 @@ from typing import Any
 from reefknot.errors import DataError
 from reefknot.storage.files import read_json, write_text
 
-FOLDER = Path("results/figures")
-PICTURES = Path("docs/figures")
+RECORD_FOLDER = Path("results/figures")
+PICTURE_FOLDER = Path("docs/figures")
 
 
 @dataclass(frozen=True)
-class Shown:
+class RecordedFigure:
     """The record of a figure, with the title, the table and the picture that the figure makes from it."""
 
     title: str
-    shows: str
+    description: str
     lines: Sequence[str]
+    """The lines of the table."""
     svg: str
     record: Mapping[str, Any]
 
     @property
     def picture(self) -> Path:
         """The path of the picture, relative to the root of the project."""
-        return PICTURES / f"{slug(self.record)}.svg"
+        return PICTURE_FOLDER / f"{slug(self.record)}.svg"
 
     @property
     def anchor(self) -> str:
@@ -51,28 +54,28 @@ def slug(record: Mapping[str, Any]) -> str:
 
 def read_figures(root: Path) -> list[dict[str, Any]]:
     """Return the records of the project; raise a DataError if one cannot be traced to its code."""
-    return [_traceable(path) for path in sorted((root / FOLDER).glob("*.json"))]
+    return [_read_traceable(path) for path in sorted((root / RECORD_FOLDER).glob("*.json"))]
 
 
-def take(root: Path, path: Path) -> Path:
+def add_record(root: Path, path: Path) -> Path:
     """Copy a record into the project and return its new path."""
-    record = _traceable(path)
+    record = _read_traceable(path)
     environment = record["environment"]
     check_code(root, path, environment["commit"], environment.get("source_sha256"))
-    target = root / FOLDER / f"{slug(record)}.json"
+    target = root / RECORD_FOLDER / f"{slug(record)}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, without_paths(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
+    write_text(target, remove_local_paths(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
     return target
 
 
-def _traceable(path: Path) -> dict[str, Any]:
+def _read_traceable(path: Path) -> dict[str, Any]:
     """Read a record and check that it names the commit and the command of the measurement and of each run."""
     record = read_json(path)
     if not isinstance(record, dict) or not {"figure", "measured", "environment", "runs"} <= record.keys():
         raise DataError(f"{path}: not a record of a figure; `reefknot figure NAME --json {path}` writes one")
-    runs = ((run, f"its run {run.get('row')}") for run in record["runs"])
-    for origin, name in [(record["environment"], "it"), *runs]:
-        check_origin(path, origin, name)
+    check_origin(path, record["environment"])
+    for run in record["runs"]:
+        check_origin(path, run, f"its run {run.get('row')}")
     return record
 
 
@@ -91,31 +94,31 @@ def check_origin(path: Path, origin: Mapping[str, Any], name: str = "it") -> Non
         raise DataError(f"{path}: {name} was made with uncommitted changes; commit and run it again")
 
 
-def without_paths(text: str) -> str:
+def remove_local_paths(text: str) -> str:
     """Remove paths of the local machine from the commands in a JSON text.
 
     RUN and DIR replace folders, and output files are reduced to their names.
     """
-    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda match: match[1] + _general(match[2]), text)
+    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda match: match[1] + _replace_paths(match[2]), text)
 
 
-def _general(command: str) -> str:
+def _replace_paths(command: str) -> str:
     """Return a command with its absolute paths replaced."""
     command = re.sub(r"--data[ =]\S+", "--data DIR", command)
     command = re.sub(r"(?<= )(--json|--output|-o)([ =])/(?:\S*/)?", r"\1\2", command)
     return re.sub(r"(?<=[ =])/\S+|(?<=^reefknot evaluate )[^-\s]\S*", "RUN", command)
 
 
-def check_code(root: Path, where: Path, commit: str | None, code: str | None) -> None:
+def check_code(root: Path, record_path: Path, commit: str | None, source_hash: str | None) -> None:
     """Raise a DataError if the code that ran is not the code of the commit.
 
     A machine without the git history cannot check this, so it is checked when a record is added.
 
     Args:
         root: The root of the project.
-        where: The record, for the message.
+        record_path: The record, for the message.
         commit: The commit that the record names.
-        code: Hash of the code that ran (`source_sha256`).
+        source_hash: Hash of the code that ran (`source_sha256`).
     """
     from reefknot.lab.runs.environment import source_sha256  # imports torch, which reports do not need
 
@@ -123,26 +126,26 @@ def check_code(root: Path, where: Path, commit: str | None, code: str | None) ->
         archive = Path(folder) / "commit.tar"
         command = ["git", "-C", str(root), "archive", "-o", str(archive), str(commit), "src/reefknot"]
         if subprocess.run(command, capture_output=True, check=False).returncode:
-            raise DataError(f"{where}: commit {commit} is not in this repository")
+            raise DataError(f"{record_path}: commit {commit} is not in this repository")
         shutil.unpack_archive(archive, folder, filter="data")
-        if source_sha256(Path(folder) / "src" / "reefknot") != code:
-            raise DataError(f"{where}: the code that ran differs from commit {commit}; run it again")
+        if source_sha256(Path(folder) / "src" / "reefknot") != source_hash:
+            raise DataError(f"{record_path}: the code that ran differs from commit {commit}; run it again")
 
 
-def to_markdown(figure: Shown) -> str:
+def to_markdown(figure: RecordedFigure) -> str:
     """Return the section of a figure in PAPERS.md."""
     notes = "".join(f"{note[0].upper()}{note[1:]}.\n\n" for note in figure.record.get("notes", ()))
     table = "\n".join(figure.lines)
     return (
-        f"## {figure.title}\n\n{figure.shows}\n\n![{figure.title}]({figure.picture.as_posix()})\n\n"
-        f"```text\n{table}\n```\n\n{notes}{_origin(figure.record)}\n"
+        f"## {figure.title}\n\n{figure.description}\n\n![{figure.title}]({figure.picture.as_posix()})\n\n"
+        f"```text\n{table}\n```\n\n{notes}{_describe_origin(figure.record)}\n"
     )
 
 
-def _origin(record: Mapping[str, Any]) -> str:
+def _describe_origin(record: Mapping[str, Any]) -> str:
     """Describe the runs, the machines and the code that produced a figure."""
     runs, environment = record["runs"], record["environment"]
-    facts = {
+    values_by_name = {
         "Runs of": [f"`{run['recipe']}`" for run in runs],
         "corpus": [run.get("corpus") for run in runs],
         "seeds": [str(seed) for seed in sorted({run["seed"] for run in runs})],
@@ -150,11 +153,13 @@ def _origin(record: Mapping[str, Any]) -> str:
         "torch": [run.get("torch") for run in runs],
         "commit": [f"`{run['commit'][:12]}`" for run in runs],
     }
-    parts = [
-        f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)
+    details = [
+        f"{name} {', '.join(dict.fromkeys(filter(None, values)))}"
+        for name, values in values_by_name.items()
+        if any(values)
     ]
     machine = ", ".join(environment.get("gpus") or [environment.get("cpu") or "a CPU"])
     return (
-        f"{'; '.join(parts)}. Measured by `{environment['command']}` on {machine}, "
+        f"{'; '.join(details)}. Measured by `{environment['command']}` on {machine}, "
         f"commit `{environment['commit'][:12]}`."
     )

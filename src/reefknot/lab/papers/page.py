@@ -1,12 +1,18 @@
-"""Generate PAPERS.md, and the results in docs/ends.md, from the records under `results/`.
+"""Generate PAPERS.md, and the results in docs/ends.md, from the records of training runs under `results/`.
+
+PAPERS.md lists the ideas of the papers with the code that implements them, our score and the paper's score; then the
+results of every recipe. `update_pages` writes the pages, and `record_runs` adds finished runs to the records. They are
+the two halves of a script:
 
     script/papers                     write the files that are out of date
     script/papers --check             only list the files that are out of date
     script/papers --record RUN ...    first add finished runs, or records of figures, to the records
 
-A record is `results/<recipe>/<row>/seed<k>/` with config, environment, metrics and result.json, and with evaluations/
-if the run has any. The record of a figure is `results/figures/<figure>.json`, and records of training steps are in
-`results/performance/`. A record that does not name its code, command and settings is rejected.
+A record that does not name its code, command and settings is rejected. There are three kinds of records:
+
+    results/<recipe>/<row>/seed<k>/    config, environment, metrics, result.json and saved evaluations of a run
+    results/figures/<figure>.json      the measurements of a figure (`measured_figures.py`)
+    results/performance/*.json         the times of training steps (`measured_steps.py`)
 """
 
 from __future__ import annotations
@@ -20,9 +26,15 @@ from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import upgrade_command
-from reefknot.lab.papers.measured_figures import PICTURES, Shown, check_code, take, without_paths
+from reefknot.lab.papers.measured_figures import (
+    PICTURE_FOLDER,
+    RecordedFigure,
+    add_record,
+    check_code,
+    remove_local_paths,
+)
 from reefknot.lab.papers.measured_figures import to_markdown as figures_to_markdown
-from reefknot.lab.papers.measured_steps import measured_steps, with_steps
+from reefknot.lab.papers.measured_steps import add_steps, read_measured_steps
 from reefknot.lab.recipes.file import RecipeFile
 from reefknot.lab.reports.cells import (
     format_mean_rho,
@@ -32,9 +44,9 @@ from reefknot.lab.reports.cells import (
     format_points,
     format_spread,
 )
-from reefknot.lab.reports.results import Result, collect
-from reefknot.lab.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
-from reefknot.lab.reports.table import from_recipe, to_markdown
+from reefknot.lab.reports.results import Result, collect_runs
+from reefknot.lab.reports.rows import TableRow, has_only_similarity, has_only_times, join_runs
+from reefknot.lab.reports.table import rows_from_recipe, to_markdown
 from reefknot.lab.runs.definition import context
 from reefknot.lab.runs.folder import folder_name
 from reefknot.lab.runs.modes import in_words
@@ -60,70 +72,84 @@ _PRESS = "Press and Wolf 2017"
 _INAN = "Inan et al. 2017"
 _BAEVSKI = "Baevski and Auli 2019"
 _PAPPAS = "Pappas and Henderson 2019"
+# Folders of the code.
 _ENCODERS, _OUTPUTS, _CLASSIFIERS = (f"src/reefknot/nn/{name}" for name in ("encoders", "outputs", "classifiers"))
-_SCORED, _FIGURES = "src/reefknot/lab/evaluation", "src/reefknot/lab/papers/figures"
-_LARGE, _SMALL = "press2017/table5", "press2017/table6"
-_VARIATIONAL = "inan2017/table1"
-_AWD, _ENDS_OF_AWD = "pappas2019/table1", "pappas2019/table4"
-_TRANSLATED, _SMALL_GRU = "press2017/table8", "press2017/multi30k"
-_SMALL_TRANSLATOR, _TRANSLATOR = "pappas2019/multi30k", "pappas2019/table5"
-_VECTORS = "press2017/enwiki-vectors"
-_ENDS_OF_TRANSFORMER, _SMALL_TRANSFORMER, _TAILS = "baevski2019/table3", "baevski2019/enwiki", "baevski2019/wikitext2"
-TOUR = "ends"
-"""The recipe with every kind of end on the same encoder; its table is in docs/ends.md."""
+_EVALUATION, _FIGURES = "src/reefknot/lab/evaluation", "src/reefknot/lab/papers/figures"
+# Recipes.
+_PRESS_TABLE5, _PRESS_TABLE6, _PRESS_TABLE8 = "press2017/table5", "press2017/table6", "press2017/table8"
+_PRESS_MULTI30K, _PRESS_VECTORS = "press2017/multi30k", "press2017/enwiki-vectors"
+_INAN_TABLE1 = "inan2017/table1"
+_BAEVSKI_TABLE3, _BAEVSKI_ENWIKI = "baevski2019/table3", "baevski2019/enwiki"
+_BAEVSKI_WIKITEXT2 = "baevski2019/wikitext2"
+_PAPPAS_TABLE1, _PAPPAS_TABLE4, _PAPPAS_TABLE5 = "pappas2019/table1", "pappas2019/table4", "pappas2019/table5"
+_PAPPAS_MULTI30K = "pappas2019/multi30k"
+ENDS_RECIPE = "ends"
+"""The recipe with every kind of input end and output end on the same encoder; its table is in docs/ends.md."""
 
 IDEAS = (
-    Idea("LSTM of Zaremba et al.", _PRESS, f"{_ENCODERS}/stacked.py", _SMALL, "Small model"),
-    Idea("weight tying (WT)", _PRESS, "src/reefknot/nn/tables.py", _SMALL, "Small + WT"),
-    Idea("projection regularisation (PR)", _PRESS, f"{_CLASSIFIERS}/projected.py", _SMALL, "Small + PR"),
-    Idea("Bayesian dropout (Gal), tied", _PRESS, f"{_ENCODERS}/bayesian_lstm.py", _LARGE, "Large + BD + WT"),
-    Idea("recurrent highway network, tied", _PRESS, f"{_ENCODERS}/highway.py", _LARGE, "RHN + BD + WT"),
-    Idea("variational LSTM", _INAN, f"{_ENCODERS}/variational_lstm.py", _VARIATIONAL, "VD-LSTM small"),
-    Idea("augmented loss (AL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+AL small"),
-    Idea("reused embeddings (RE)", _INAN, "src/reefknot/nn/tables.py", _VARIATIONAL, "VD-LSTM+RE small"),
-    Idea("AL and RE together (REAL)", _INAN, f"{_OUTPUTS}/augmented.py", _VARIATIONAL, "VD-LSTM+REAL small"),
-    Idea("word dropout", _PAPPAS, "src/reefknot/nn/inputs/lookup.py", TOUR, "tied, word dropout"),
-    Idea("fixed narrow input", _BAEVSKI, "src/reefknot/nn/inputs/lookup.py", TOUR, "narrow input"),
-    Idea("adaptive input", _BAEVSKI, "src/reefknot/nn/inputs/adaptive.py", TOUR, "adaptive ends, tied"),
-    Idea("adaptive softmax", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", TOUR, "adaptive softmax"),
-    Idea("char-CNN input", _BAEVSKI, "src/reefknot/nn/inputs/char_cnn.py", TOUR, "char-CNN"),
-    Idea("sub-words (BPE)", _BAEVSKI, "src/reefknot/lab/text/bpe.py", TOUR, "BPE, tied"),
-    Idea("Transformer", _BAEVSKI, f"{_ENCODERS}/transformer.py", _ENDS_OF_TRANSFORMER, "ADP-T"),
-    Idea("cosine cycles", _BAEVSKI, "src/reefknot/lab/training/schedules.py", _ENDS_OF_TRANSFORMER, "ADP-T"),
+    Idea("LSTM of Zaremba et al.", _PRESS, f"{_ENCODERS}/stacked.py", _PRESS_TABLE6, "Small model"),
+    Idea("weight tying (WT)", _PRESS, "src/reefknot/nn/tables.py", _PRESS_TABLE6, "Small + WT"),
+    Idea("projection regularisation (PR)", _PRESS, f"{_CLASSIFIERS}/projected.py", _PRESS_TABLE6, "Small + PR"),
+    Idea("Bayesian dropout (Gal), tied", _PRESS, f"{_ENCODERS}/bayesian_lstm.py", _PRESS_TABLE5, "Large + BD + WT"),
+    Idea("recurrent highway network, tied", _PRESS, f"{_ENCODERS}/highway.py", _PRESS_TABLE5, "RHN + BD + WT"),
+    Idea("variational LSTM", _INAN, f"{_ENCODERS}/variational_lstm.py", _INAN_TABLE1, "VD-LSTM small"),
+    Idea("augmented loss (AL)", _INAN, f"{_OUTPUTS}/augmented.py", _INAN_TABLE1, "VD-LSTM+AL small"),
+    Idea("reused embeddings (RE)", _INAN, "src/reefknot/nn/tables.py", _INAN_TABLE1, "VD-LSTM+RE small"),
+    Idea("AL and RE together (REAL)", _INAN, f"{_OUTPUTS}/augmented.py", _INAN_TABLE1, "VD-LSTM+REAL small"),
+    Idea("word dropout", _PAPPAS, "src/reefknot/nn/inputs/lookup.py", ENDS_RECIPE, "tied, word dropout"),
+    Idea("fixed narrow input", _BAEVSKI, "src/reefknot/nn/inputs/lookup.py", ENDS_RECIPE, "narrow input"),
+    Idea("adaptive input", _BAEVSKI, "src/reefknot/nn/inputs/adaptive.py", ENDS_RECIPE, "adaptive ends, tied"),
+    Idea("adaptive softmax", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", ENDS_RECIPE, "adaptive softmax"),
+    Idea("char-CNN input", _BAEVSKI, "src/reefknot/nn/inputs/char_cnn.py", ENDS_RECIPE, "char-CNN"),
+    Idea("sub-words (BPE)", _BAEVSKI, "src/reefknot/lab/text/bpe.py", ENDS_RECIPE, "BPE, tied"),
+    Idea("Transformer", _BAEVSKI, f"{_ENCODERS}/transformer.py", _BAEVSKI_TABLE3, "ADP-T"),
+    Idea("cosine cycles", _BAEVSKI, "src/reefknot/lab/training/schedules.py", _BAEVSKI_TABLE3, "ADP-T"),
     Idea("batches of sentences", _BAEVSKI, "src/reefknot/lab/text/sentence_batches.py", "baevski2019/table4", "ADP-T"),
-    Idea("adaptive ends, tied (ADP-T)", _BAEVSKI, "src/reefknot/nn/tables.py", _SMALL_TRANSFORMER, "ADP-T"),
-    Idea("context at inference", _BAEVSKI, f"{_SCORED}/windows.py", _SMALL_TRANSFORMER, "ADP-T, context 480"),
-    Idea("tail dropout", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _TAILS, "ADP-T, tail dropout 0.2"),
-    Idea("AWD-LSTM", _PAPPAS, f"{_ENCODERS}/awd_lstm.py", _AWD, "AWD-LSTM w/o finetune"),
-    Idea("finetuning with averaging", _PAPPAS, "src/reefknot/lab/training/averaging.py", _AWD, "AWD-LSTM"),
-    Idea("bilinear mapping", _PAPPAS, f"{_CLASSIFIERS}/bilinear.py", _ENDS_OF_AWD, "Bilinear map. [G18]"),
-    Idea("dual nonlinear mapping", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _ENDS_OF_AWD, "Dual nonlinear map. [PH18]"),
-    Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _ENDS_OF_AWD, "DRILL 4-layers"),
-    Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _AWD, "AWD-LSTM-MoS"),
-    Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", TOUR, "sampled"),
-    Idea("dynamic evaluation", _PAPPAS, f"{_SCORED}/dynamic.py", _AWD, "AWD-LSTM-DRILL + dynamic evaluation"),
-    Idea("attention-based translation model", _PRESS, f"{_ENCODERS}/attention_gru.py", _SMALL_GRU, "Baseline"),
-    Idea("three-way tying (TWWT)", _PRESS, "src/reefknot/nn/models/translator.py", _SMALL_GRU, "TWWT"),
-    Idea("BPE learned on both sides", _PRESS, "src/reefknot/lab/text/vocabulary.py", _TRANSLATED, "EN-DE: TWWT"),
-    Idea("Adadelta", _PRESS, "src/reefknot/lab/training/optimisers.py", _TRANSLATED, "EN-FR: Baseline"),
-    Idea("translation Transformer", _PAPPAS, f"{_ENCODERS}/encoder_decoder.py", _SMALL_TRANSLATOR, "TWWT"),
-    Idea("DRILL in translation", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _TRANSLATOR, "Transformer-DRILL (base)"),
-    Idea("dual mapping in translation", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _SMALL_TRANSLATOR, "TWWT + dual"),
-    Idea("label smoothing", _PAPPAS, f"{_OUTPUTS}/softmax.py", _SMALL_TRANSLATOR, "Baseline"),
-    Idea("beam search", _PAPPAS, f"{_SCORED}/beam.py", _SMALL_TRANSLATOR, "TWWT + DRILL"),
-    Idea("continuous cache pointer", _PAPPAS, f"{_SCORED}/cache.py", _AWD, "AWD-LSTM + continuous cache pointer"),
-    Idea("skip-gram", _PRESS, "src/reefknot/kernels/skip_gram.py", _VECTORS, "untied"),
-    Idea("tied skip-gram", _PRESS, "src/reefknot/nn/models/skip_gram.py", _VECTORS, "tied"),
-    Idea("word similarity", _PRESS, f"{_SCORED}/similarity.py", "press2017/table3", "Small, PTB"),
-    Idea("pairwise similarity of two tables", _PRESS, f"{_SCORED}/pairwise_similarity.py", "press2017/table4"),
-    Idea("which rows an update changes", _PRESS, f"{_SCORED}/updates.py", "press2017/section3"),
-    Idea("subspace distance", _INAN, f"{_SCORED}/subspace.py", "inan2017/1"),
-    Idea("loss by frequency", _BAEVSKI, f"{_SCORED}/frequency.py", "baevski2019/2"),
+    Idea("adaptive ends, tied (ADP-T)", _BAEVSKI, "src/reefknot/nn/tables.py", _BAEVSKI_ENWIKI, "ADP-T"),
+    Idea("context at inference", _BAEVSKI, f"{_EVALUATION}/windows.py", _BAEVSKI_ENWIKI, "ADP-T, context 480"),
+    Idea("tail dropout", _BAEVSKI, f"{_OUTPUTS}/adaptive.py", _BAEVSKI_WIKITEXT2, "ADP-T, tail dropout 0.2"),
+    Idea("AWD-LSTM", _PAPPAS, f"{_ENCODERS}/awd_lstm.py", _PAPPAS_TABLE1, "AWD-LSTM w/o finetune"),
+    Idea("finetuning with averaging", _PAPPAS, "src/reefknot/lab/training/averaging.py", _PAPPAS_TABLE1, "AWD-LSTM"),
+    Idea("bilinear mapping", _PAPPAS, f"{_CLASSIFIERS}/bilinear.py", _PAPPAS_TABLE4, "Bilinear map. [G18]"),
+    Idea("dual nonlinear mapping", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _PAPPAS_TABLE4, "Dual nonlinear map. [PH18]"),
+    Idea("deep residual output layer (DRILL)", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _PAPPAS_TABLE4, "DRILL 4-layers"),
+    Idea("mixture of softmaxes", _PAPPAS, f"{_OUTPUTS}/mixture.py", _PAPPAS_TABLE1, "AWD-LSTM-MoS"),
+    Idea("sampled softmax", _PAPPAS, f"{_OUTPUTS}/sampled.py", ENDS_RECIPE, "sampled"),
+    Idea(
+        "dynamic evaluation",
+        _PAPPAS,
+        f"{_EVALUATION}/dynamic.py",
+        _PAPPAS_TABLE1,
+        "AWD-LSTM-DRILL + dynamic evaluation",
+    ),
+    Idea("attention-based translation model", _PRESS, f"{_ENCODERS}/attention_gru.py", _PRESS_MULTI30K, "Baseline"),
+    Idea("three-way tying (TWWT)", _PRESS, "src/reefknot/nn/models/translator.py", _PRESS_MULTI30K, "TWWT"),
+    Idea("BPE learned on both sides", _PRESS, "src/reefknot/lab/text/vocabulary.py", _PRESS_TABLE8, "EN-DE: TWWT"),
+    Idea("Adadelta", _PRESS, "src/reefknot/lab/training/optimisers.py", _PRESS_TABLE8, "EN-FR: Baseline"),
+    Idea("translation Transformer", _PAPPAS, f"{_ENCODERS}/encoder_decoder.py", _PAPPAS_MULTI30K, "TWWT"),
+    Idea("DRILL in translation", _PAPPAS, f"{_CLASSIFIERS}/drill.py", _PAPPAS_TABLE5, "Transformer-DRILL (base)"),
+    Idea("dual mapping in translation", _PAPPAS, f"{_CLASSIFIERS}/dual.py", _PAPPAS_MULTI30K, "TWWT + dual"),
+    Idea("label smoothing", _PAPPAS, f"{_OUTPUTS}/softmax.py", _PAPPAS_MULTI30K, "Baseline"),
+    Idea("beam search", _PAPPAS, f"{_EVALUATION}/beam.py", _PAPPAS_MULTI30K, "TWWT + DRILL"),
+    Idea(
+        "continuous cache pointer",
+        _PAPPAS,
+        f"{_EVALUATION}/cache.py",
+        _PAPPAS_TABLE1,
+        "AWD-LSTM + continuous cache pointer",
+    ),
+    Idea("skip-gram", _PRESS, "src/reefknot/kernels/skip_gram.py", _PRESS_VECTORS, "untied"),
+    Idea("tied skip-gram", _PRESS, "src/reefknot/nn/models/skip_gram.py", _PRESS_VECTORS, "tied"),
+    Idea("word similarity", _PRESS, f"{_EVALUATION}/similarity.py", "press2017/table3", "Small, PTB"),
+    Idea("pairwise similarity of two tables", _PRESS, f"{_EVALUATION}/pairwise_similarity.py", "press2017/table4"),
+    Idea("which rows an update changes", _PRESS, f"{_EVALUATION}/updates.py", "press2017/section3"),
+    Idea("subspace distance", _INAN, f"{_EVALUATION}/subspace.py", "inan2017/1"),
+    Idea("loss by frequency", _BAEVSKI, f"{_EVALUATION}/frequency.py", "baevski2019/2"),
     Idea("loss relative to another model", _PAPPAS, f"{_FIGURES}/relative_loss.py", "pappas2019/3"),
 )
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-_NOTE = "<!-- Generated by script/papers from results/. Do not edit. -->"
+_GENERATED_NOTE = "<!-- Generated by script/papers from results/. Do not edit. -->"
 
 
 @dataclass(frozen=True)
@@ -135,8 +161,8 @@ class RecipeTable:
     rows: Sequence[TableRow]
 
 
-def update(
-    root: Path, recipes: Mapping[str, RecipeFile], figures: Sequence[Shown] = (), *, check: bool = False
+def update_pages(
+    root: Path, recipes: Mapping[str, RecipeFile], figures: Sequence[RecordedFigure] = (), *, check: bool = False
 ) -> list[Path]:
     """Write PAPERS.md, the results in docs/ends.md and the pictures of figures.
 
@@ -149,36 +175,40 @@ def update(
     Returns:
         The files that were out of date.
     """
-    tables = _tables(root / "results", recipes)
-    wanted = {root / "PAPERS.md": "\n".join([_papers(tables, figures), *map(figures_to_markdown, figures)])}
-    wanted |= {root / figure.picture: figure.svg for figure in figures}
-    if tour := [table for table in tables if table.name == TOUR]:
+    tables = _read_tables(root / "results", recipes)
+    papers = "\n".join([_format_papers(tables, figures), *map(figures_to_markdown, figures)])
+    contents = {root / "PAPERS.md": papers}
+    contents |= {root / figure.picture: figure.svg for figure in figures}
+    ends_tables = [table for table in tables if table.name == ENDS_RECIPE]
+    if ends_tables:
         page = root / "docs" / "ends.md"
-        wanted[page] = _between_marks(page, _results(tour, level=4))
-    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    leftover = [path for path in sorted((root / PICTURES).glob("*.svg")) if path not in wanted]
+        contents[page] = _insert_between_marks(page, _format_results(ends_tables, level=4))
+    stale = [path for path, text in contents.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    leftover = [path for path in sorted((root / PICTURE_FOLDER).glob("*.svg")) if path not in contents]
     if not check:
         for path in stale:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, wanted[path])
+            write_text(path, contents[path])
         for path in leftover:
             path.unlink()
     return [*stale, *leftover]
 
 
-RECORDED = ("config.json", "environment.json", "metrics.jsonl", "result.json")
+RECORDED_FILES = ("config.json", "environment.json", "metrics.jsonl", "result.json")
 """The files of a run that a record contains: no weights and no text of a corpus."""
-EVALUATED = "evaluations"
+EVALUATIONS_FOLDER = "evaluations"
 """The folder with the results of `reefknot evaluate --save`, which is also part of a record."""
 
 
-def record(root: Path, runs: Sequence[Path]) -> list[Path]:
+def record_runs(root: Path, runs: Sequence[Path]) -> list[Path]:
     """Copy finished runs, and records of figures, into results/, and return the new paths.
 
     Runs are stored by recipe, row and seed. A run is rejected if the code that ran is not the code of its commit.
     """
+    run_folders = [path for path in runs if not path.is_file()]
+    figure_files = [path for path in runs if path.is_file()]
+    results = collect_runs(run_folders) if run_folders else []
     added = []
-    results = collect(folders) if (folders := [path for path in runs if not path.is_file()]) else []
     for result in results:
         _check_origin(result)
         _check_code(root, result)
@@ -193,20 +223,21 @@ def record(root: Path, runs: Sequence[Path]) -> list[Path]:
             store_embedding(result.folder)
         folder.mkdir(parents=True, exist_ok=True)
         if result.evaluations:
-            (folder / EVALUATED).mkdir(exist_ok=True)
-        for name in (*RECORDED, *(f"{EVALUATED}/{kind}.json" for kind in result.evaluations)):
-            write_text(folder / name, without_paths((result.folder / name).read_text(encoding="utf-8")))
-        write_text(folder / "metrics.jsonl", _by_epoch(result.folder / "metrics.jsonl"))
-    return added + [take(root, path) for path in runs if path.is_file()]
+            (folder / EVALUATIONS_FOLDER).mkdir(exist_ok=True)
+        evaluation_files = [f"{EVALUATIONS_FOLDER}/{mode}.json" for mode in result.evaluations]
+        for name in (*RECORDED_FILES, *evaluation_files):
+            write_text(folder / name, remove_local_paths((result.folder / name).read_text(encoding="utf-8")))
+        write_text(folder / "metrics.jsonl", _reduce_metrics(result.folder / "metrics.jsonl"))
+    return added + [add_record(root, path) for path in figure_files]
 
 
-def _by_epoch(path: Path) -> str:
+def _reduce_metrics(path: Path) -> str:
     """Reduce metrics to the points of curves: every validation, and the mean training loss of each epoch."""
-    epochs: dict[int, list[dict[str, Any]]] = {}
+    by_epoch: dict[int, list[dict[str, Any]]] = {}
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        epochs.setdefault(line["epoch"], []).append(line)
+        by_epoch.setdefault(line["epoch"], []).append(line)
     reduced: list[dict[str, Any]] = []
-    for lines in epochs.values():
+    for lines in by_epoch.values():
         train = [line for line in lines if line["kind"] == "train"]
         if train and "nll" in train[-1]:
             tokens = [line.get("tokens", 1) for line in train]
@@ -220,30 +251,30 @@ def _by_epoch(path: Path) -> str:
 
 def _check_code(root: Path, result: Result) -> None:
     """Raise a DataError unless all sessions of a run used the code of its commit."""
-    code = result.environment.get("source_sha256")
-    if any(environment.get("source_sha256") != code for environment in _earlier(result)):
+    source_hash = result.environment.get("source_sha256")
+    if any(environment.get("source_sha256") != source_hash for environment in _earlier_environments(result)):
         raise DataError(f"{result.folder}: its sessions used different code; train it again")
     records = [record for record in (result.record, *result.evaluations.values()) if record]
-    for commit, record_code in dict.fromkeys((record.commit, record.source_sha256) for record in records):
-        check_code(root, result.folder, commit, record_code)
+    for commit, record_hash in dict.fromkeys((record.commit, record.source_sha256) for record in records):
+        check_code(root, result.folder, commit, record_hash)
 
 
-def _earlier(result: Result) -> list[dict[str, object]]:
+def _earlier_environments(result: Result) -> list[dict[str, object]]:
     """Return the environments of a run's earlier sessions that differ from the environment of the last session."""
     return list(result.environment.get("earlier", []))
 
 
-def _tables(folder: Path, recipes: Mapping[str, RecipeFile]) -> list[RecipeTable]:
+def _read_tables(folder: Path, recipes: Mapping[str, RecipeFile]) -> list[RecipeTable]:
     """Return the recipes with their rows joined to the records in the folder, after checking their origin."""
-    recorded = [path for name in recipes if (path := folder / name).is_dir()]
-    results = collect(recorded) if recorded else []
+    recipe_folders = [path for name in recipes if (path := folder / name).is_dir()]
+    results = collect_runs(recipe_folders) if recipe_folders else []
     for result in results:
         _check_origin(result)
-    steps = measured_steps(folder / "performance")
+    steps = read_measured_steps(folder / "performance")
     tables = []
     for name, recipe in recipes.items():
         records = [result for result in results if result.recipe == name]
-        rows = with_steps(name, join(from_recipe(recipe.rows, name), records), steps)
+        rows = add_steps(name, join_runs(rows_from_recipe(recipe.rows, name), records), steps)
         tables.append(RecipeTable(name, recipe.title, rows))
     return tables
 
@@ -252,28 +283,29 @@ def _check_origin(result: Result) -> None:
     """Raise a DataError if a run is not finished, or if it or one of its evaluations cannot be traced to its code."""
     if result.record is None:
         raise DataError(f"{result.folder} has no result.json; only finished runs can be recorded")
-    _check_made_by(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
-    for kind, evaluation in result.evaluations.items():
-        _check_made_by(evaluation, result.folder / EVALUATED / f"{kind}.json", ("commit", "command"))
+    _check_fields(result.record, result.folder / "result.json", ("commit", "command", "config_hash"))
+    for mode, evaluation in result.evaluations.items():
+        _check_fields(evaluation, result.folder / EVALUATIONS_FOLDER / f"{mode}.json", ("commit", "command"))
 
 
-def _check_made_by(record: RunResult | SavedEvaluation, path: Path, needed: Sequence[str]) -> None:
+def _check_fields(record: RunResult | SavedEvaluation, path: Path, required: Sequence[str]) -> None:
     """Raise a DataError if a record does not name the code and the command that made it."""
-    missing = [key for key in needed if not getattr(record, key)]
+    missing = [key for key in required if not getattr(record, key)]
     if missing:
         raise DataError(f"{path}: has no {', '.join(missing)}; record a run that has them")
     if record.dirty:
         raise DataError(f"{path}: was made with uncommitted changes; commit and run it again")
 
 
-def _papers(tables: Sequence[RecipeTable], figures: Sequence[Shown]) -> str:
+def _format_papers(tables: Sequence[RecipeTable], figures: Sequence[RecordedFigure]) -> str:
+    """Return PAPERS.md without the sections of the figures: the table of ideas, and the results of each recipe."""
     rows: dict[tuple[str, str], TableRow] = {}
     for table in tables:
         for row in table.rows:
-            rows.setdefault((table.name, row.own_name), row)
-    measured = {str(figure.record["figure"]): figure for figure in figures}
+            rows.setdefault((table.name, row.base_name), row)
+    figures_by_name = {str(figure.record["figure"]): figure for figure in figures}
     lines = [
-        _NOTE,
+        _GENERATED_NOTE,
         "",
         "# From the papers to the code",
         "",
@@ -287,13 +319,17 @@ def _papers(tables: Sequence[RecipeTable], figures: Sequence[Shown]) -> str:
     ]
     for idea in IDEAS:
         code = f"[{Path(idea.code).name}]({idea.code})"
-        shown = f"`{idea.shown_by}`, {idea.row}" if idea.row else f"figure `{idea.shown_by}`"
-        ours, theirs = _scores(_row(idea, rows)) if idea.row else (_link(measured.get(idea.shown_by)), "")
-        lines.append(f"| {idea.name} | {idea.paper} | {code} | {shown} | {ours} | {theirs} |")
-    return "\n".join([*lines, "", _results(tables, level=2)])
+        if idea.row:
+            source = f"`{idea.shown_by}`, {idea.row}"
+            our_score, paper_score = _format_scores(_find_row(idea, rows))
+        else:
+            source = f"figure `{idea.shown_by}`"
+            our_score, paper_score = _link_figure(figures_by_name.get(idea.shown_by)), ""
+        lines.append(f"| {idea.name} | {idea.paper} | {code} | {source} | {our_score} | {paper_score} |")
+    return "\n".join([*lines, "", _format_results(tables, level=2)])
 
 
-def _row(idea: Idea, rows: Mapping[tuple[str, str], TableRow]) -> TableRow:
+def _find_row(idea: Idea, rows: Mapping[tuple[str, str], TableRow]) -> TableRow:
     row = rows.get((idea.shown_by, idea.row or ""))
     if row is None:
         raise DataError(
@@ -302,53 +338,82 @@ def _row(idea: Idea, rows: Mapping[tuple[str, str], TableRow]) -> TableRow:
     return row
 
 
-def _link(figure: Shown | None) -> str:
+def _link_figure(figure: RecordedFigure | None) -> str:
     """Return a link to the section of a figure in PAPERS.md."""
     return f"[measured]({figure.anchor})" if figure else "not measured"
 
 
-def _scores(row: TableRow) -> tuple[str, str]:
+def _format_scores(row: TableRow) -> tuple[str, str]:
     """Return our score and the paper's: BLEU for translators, rho for word vectors, otherwise perplexity."""
     bleu = row.mean_score(BLEU, "test")
     if bleu or "bleu_test" in row.paper:
-        papers = f"BLEU {format_paper_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
-        return f"BLEU {format_points(bleu)}" if bleu else row.state, papers
-    if row.paper_similarity or judged_by_similarity([row]):
-        ours, theirs = format_mean_rho(row), format_paper_mean_rho(row)
-        return f"rho {ours}" if ours else row.state, f"rho {theirs}" * bool(theirs)
-    ours = (format_spread(row.mean_score(PERPLEXITY, "test")) or row.state) + (" per word" if row.per_word else "")
-    return ours, format_perplexity(row.paper["test"]) if "test" in row.paper else ""
+        our_score = f"BLEU {format_points(bleu)}" if bleu else row.state
+        paper_score = f"BLEU {format_paper_points(row.paper['bleu_test'])}" if "bleu_test" in row.paper else ""
+        return our_score, paper_score
+    if row.paper_similarity or has_only_similarity([row]):
+        rho, paper_rho = format_mean_rho(row), format_paper_mean_rho(row)
+        return f"rho {rho}" if rho else row.state, f"rho {paper_rho}" if paper_rho else ""
+    our_score = format_spread(row.mean_score(PERPLEXITY, "test")) or row.state
+    if row.uses_subwords:
+        our_score += " per word"
+    return our_score, format_perplexity(row.paper["test"]) if "test" in row.paper else ""
 
 
-def _results(tables: Sequence[RecipeTable], level: int) -> str:
+def _format_results(tables: Sequence[RecipeTable], level: int) -> str:
     """Return a heading, a table and the origin of its scores for each recipe."""
-    parts = []
+    sections = []
     for table in tables:
-        records = _records(table)
-        origin = _origin(table, records) if records else "Not trained yet.\n" if _timed(table) else "Not run yet.\n"
-        parts.append(f"{'#' * level} {table.title}\n\n{to_markdown(table.rows)}\n{origin}")
-    return "\n".join(parts)
+        records = [record for row in table.rows for record in row.records]
+        if records:
+            origin = _describe_origin(table, records)
+        else:
+            origin = "Not trained yet.\n" if _has_only_steps(table) else "Not run yet.\n"
+        sections.append(f"{'#' * level} {table.title}\n\n{to_markdown(table.rows)}\n{origin}")
+    return "\n".join(sections)
 
 
-def _timed(table: RecipeTable) -> bool:
+def _has_only_steps(table: RecipeTable) -> bool:
     """Return whether the table is about time and has measured training steps."""
-    return judged_by_time(table.rows) and any(row.steps for row in table.rows)
+    return has_only_times(table.rows) and any(row.step_times for row in table.rows)
 
 
-def _records(table: RecipeTable) -> list[RunResult]:
-    return [record for row in table.rows for record in row.records]
-
-
-def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
+def _describe_origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     """Describe the machines, the code and the commands that produced the scores, and how the scores are defined."""
+    results = [result for row in table.rows for result in row.results]
+    command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
+    test_scores = [record.test for record in records if record.test]
+    context_definition = next(filter(None, map(context, test_scores)), "")
+    signatures = dict.fromkeys(
+        scores.bleu_signature
+        for row in table.rows
+        for scores in row.translation_scores("test")
+        if scores.bleu_signature
+    )
+    sentences = [
+        _describe_machines(table, records),
+        f"Our scores are from {' or '.join(_describe_scored_weights(results, records))}",
+        "± is the standard deviation over seeds",
+        _describe_speed(results),
+        context_definition[:1].upper() + context_definition[1:],
+    ]
+    if signatures:
+        sentences.append("BLEU is computed by sacrebleu, " + ", ".join(f"`{signature}`" for signature in signatures))
+    return (
+        f"{'. '.join(filter(None, sentences))}.\n\n"
+        f"`{command}` trains the rows.{_describe_evaluations(table)} Every record names its command and settings.\n"
+    )
+
+
+def _describe_machines(table: RecipeTable, records: Sequence[RunResult]) -> str:
+    """Describe the recipe, machines, corpora, seeds and commits of the runs of a table."""
     results = [result for row in table.rows for result in row.results]
     environments = [result.environment for result in results]
     # A run that was resumed with other code names both commits.
-    commits = [environment.get("commit") for result in results for environment in _earlier(result)]
+    commits = [environment.get("commit") for result in results for environment in _earlier_environments(result)]
     commits += [record.commit for record in records]
     commits += [evaluation.commit for row in table.rows for evaluation in row.evaluations]
     devices = [record.training.device for record in records]
-    facts = {
+    values_by_name = {
         "Recipe": [f"`{table.name}`"],
         "device": devices,
         "CPU": [cpu for environment in environments if (cpu := str(environment.get("cpu") or "")) not in devices],
@@ -357,37 +422,26 @@ def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
         "seeds": sorted({str(record.seed) for record in records}, key=int),
         "commit": [f"`{str(commit)[:12]}`" for commit in commits if commit],
     }
-    parts = [
-        f"{name} {', '.join(dict.fromkeys(filter(None, values)))}" for name, values in facts.items() if any(values)
-    ]
-    command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
-    scored = [record.test for record in records if record.test]
-    definition = next(filter(None, map(context, scored)), "")
-    modes = dict.fromkeys((row.by, saved.command) for row in table.rows if row.by for saved in row.evaluations)
-    evaluated = "".join(
-        f" `{upgrade_command(scoring)}` evaluates them with {in_words(mode)}." for mode, scoring in modes if scoring
-    )
-    signatures = dict.fromkeys(
-        scores.bleu_signature for row in table.rows for scores in row.translated("test") if scores.bleu_signature
-    )
-    quoted = ", ".join(f"`{signature}`" for signature in signatures)
-    sentences = [
-        "; ".join(parts),
-        f"Our scores are from {' or '.join(_scored_weights(results, records))}",
-        "± is the standard deviation over seeds",
-        _pace_definition(results),
-        definition[:1].upper() + definition[1:],
-        f"BLEU is computed by sacrebleu, {quoted}" * bool(signatures),
-    ]
-    return (
-        f"{'. '.join(filter(None, sentences))}.\n\n"
-        f"`{command}` trains the rows.{evaluated} Every record names its command and settings.\n"
+    return "; ".join(
+        f"{name} {', '.join(dict.fromkeys(filter(None, values)))}"
+        for name, values in values_by_name.items()
+        if any(values)
     )
 
 
-def _pace_definition(results: Sequence[Result]) -> str:
+def _describe_evaluations(table: RecipeTable) -> str:
+    """Return a sentence for each command that evaluates the trained rows in another mode."""
+    commands = dict.fromkeys(
+        (row.mode, evaluation.command) for row in table.rows if row.mode for evaluation in row.evaluations
+    )
+    return "".join(
+        f" `{upgrade_command(command)}` evaluates them with {in_words(mode)}." for mode, command in commands if command
+    )
+
+
+def _describe_speed(results: Sequence[Result]) -> str:
     """Explain the speed column of a table."""
-    if any(result.by_updates for result in results):
+    if any(result.is_limited_by_updates for result in results):
         return "tokens/s counts training only and depends on what else ran on the device"
     return (
         "s/epoch is the median epoch of the fastest run; it counts training only and depends on what else ran on the "
@@ -395,24 +449,27 @@ def _pace_definition(results: Sequence[Result]) -> str:
     )
 
 
-def _scored_weights(results: Sequence[Result], records: Sequence[RunResult]) -> list[str]:
+def _describe_scored_weights(results: Sequence[Result], records: Sequence[RunResult]) -> list[str]:
     """Return which weights of the runs were scored, once for each kind."""
-    moment = "update" if any(result.by_updates for result in results) else "epoch"
-    best = f"the {moment} with the best validation perplexity"
+    unit = "update" if any(result.is_limited_by_updates for result in results) else "epoch"
+    best = f"the {unit} with the best validation perplexity"
     single = best if any(record.test for record in records) else "the last epoch"
-    numbers = sorted({len(record.averaged) for record in records})
-    return [_mean_of(number) if number else single for number in numbers]
+    checkpoint_counts = sorted({len(record.averaged) for record in records})
+    return [_describe_average(count) if count else single for count in checkpoint_counts]
 
 
-def _mean_of(number: int) -> str:
+def _describe_average(checkpoint_count: int) -> str:
     """Describe averaged checkpoints. A short run may have fewer of them than its setting asks for."""
-    return f"the mean of the last {number} checkpoints" if number > 1 else "the last checkpoint"
+    if checkpoint_count > 1:
+        return f"the mean of the last {checkpoint_count} checkpoints"
+    return "the last checkpoint"
 
 
-def _between_marks(page: Path, block: str) -> str:
+def _insert_between_marks(page: Path, block: str) -> str:
+    """Return the text of a page with the block between its two marks."""
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    head, begin, after = text.partition(BEGIN)
-    _, end, tail = after.partition(END)
-    if not begin or not end:
+    head, begin_mark, rest = text.partition(BEGIN)
+    _, end_mark, tail = rest.partition(END)
+    if not begin_mark or not end_mark:
         raise DataError(f"{page}: the lines {BEGIN} and {END} are missing; add them where the results belong")
-    return f"{head}{BEGIN}\n{_NOTE}\n\n{block}\n{END}{tail}"
+    return f"{head}{BEGIN}\n{_GENERATED_NOTE}\n\n{block}\n{END}{tail}"

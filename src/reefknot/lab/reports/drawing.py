@@ -1,7 +1,10 @@
-"""Shared code of the report's plots: colours, markers and line styles of rows, legends, captions, and inline SVG.
+"""Render matplotlib figures as inline SVG, SVG files or PNG, in the common style of all plots.
 
-Equal drawings produce equal bytes. Every id starts with the name of the plot, so that ids are unique in a page. Text
-stays text, in the font and colour of the page. Rows differ in colour, marker and line style at the same time.
+`Drawing` wraps a function that draws on a matplotlib `Figure`, and renders it. `row_style` and `add_legend` give every
+row (one experiment of a recipe) its own colour, marker and line style.
+
+Equal drawings produce equal bytes. Every id in an SVG starts with the name of the plot, so that ids are unique in a
+page. Text stays text, in the font and colour of the page.
 """
 
 from __future__ import annotations
@@ -19,19 +22,19 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from reefknot.lab.reports.rows import SIGNS, TableRow
+from reefknot.lab.reports.rows import FOOTNOTE_SIGNS, TableRow
 
 # Safe for colour-blind readers (after Okabe and Ito), and visible on white as well as on black.
 COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-POINT = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}
+POINT_STYLE = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}
 """The style of a row that is plotted as one point. Markers are hollow, so that points do not hide each other."""
-_LINES = ("-", "--", "-.", ":")
+_LINE_STYLES = ("-", "--", "-.", ":")
 _FONTS = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 
-# Placeholder for the text colour of the page while matplotlib draws.
-_INK = "#010203"
-_STYLE: dict[Any, Any] = {
+# Placeholder that stands for the text colour of the page while matplotlib draws.
+_TEXT_COLOUR = "#010203"
+_RC_PARAMS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "figure.facecolor": "none",
@@ -39,7 +42,7 @@ _STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.edgecolor": "#88888888",
-    "axes.labelcolor": _INK,
+    "axes.labelcolor": _TEXT_COLOUR,
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -50,11 +53,11 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.5,
     "lines.markersize": 4,
-    "text.color": _INK,
+    "text.color": _TEXT_COLOUR,
     "xtick.color": "#888888",
     "ytick.color": "#888888",
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
+    "xtick.labelcolor": _TEXT_COLOUR,
+    "ytick.labelcolor": _TEXT_COLOUR,
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
     "legend.fontsize": 9,
@@ -70,39 +73,48 @@ class Plot:
     caption: str
 
 
-def left_out(rows: Sequence[TableRow], reason: str) -> str:
+def describe_left_out(rows: Sequence[TableRow], reason: str) -> str:
     """Return a sentence that lists rows that are not plotted. Rows with a footnote are listed by its sign."""
-    last_words = [row.name.rpartition(" ")[2] for row in rows]
-    signs = dict.fromkeys(word for word in last_words if not word.strip(SIGNS))
-    names = [row.name for row, word in zip(rows, last_words, strict=True) if word not in signs]
-    labels = [f"rows with {' or '.join(signs)}"] * bool(signs) + names
-    return f" Left out, because {reason}: {', '.join(labels)}." if rows else ""
+    if not rows:
+        return ""
+    signs: dict[str, None] = {}  # a dict keeps the order
+    names = []
+    for row in rows:
+        last_word = row.name.rpartition(" ")[2]
+        if last_word.strip(FOOTNOTE_SIGNS):
+            names.append(row.name)
+        else:
+            signs[last_word] = None
+    labels = [f"rows with {' or '.join(signs)}", *names] if signs else names
+    return f" Left out, because {reason}: {', '.join(labels)}."
 
 
-def style_of(n: int) -> dict[str, Any]:
-    """Return the style of the n-th row."""
-    colour = COLOURS[n % len(COLOURS)]
-    return {"color": colour, "marker": _MARKERS[n % len(_MARKERS)], "linestyle": _LINES[n % len(_LINES)]}
+def row_style(index: int) -> dict[str, Any]:
+    """Return matplotlib's keyword arguments for the row with this index."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _LINE_STYLES[index % len(_LINE_STYLES)],
+    }
 
 
-def legend(figure: Figure, rows: Sequence[TableRow], plotted: Sequence[TableRow], *, points: bool = False) -> None:
+def add_legend(figure: Figure, rows: Sequence[TableRow], plotted: Sequence[TableRow], *, points: bool = False) -> None:
     """Add a legend of the plotted rows below the plot. The style of a row follows from its position in `rows`."""
-    handles = [Line2D([], [], **style_of(rows.index(row)) | (POINT if points else {})) for row in plotted]
+    handles = [Line2D([], [], **row_style(rows.index(row)) | (POINT_STYLE if points else {})) for row in plotted]
     # matplotlib leaves out names that begin with an underscore.
-    names = [row.name if not row.name.startswith("_") else f" {row.name}" for row in plotted]
-    figure.legend(handles, names, loc="outside lower center", ncols=legend_columns(plotted), handlelength=2.6)
+    labels = [f" {row.name}" if row.name.startswith("_") else row.name for row in plotted]
+    columns = _legend_columns([row.name for row in plotted])
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
 
 
-def legend_columns(plotted: Sequence[TableRow]) -> int:
-    """Return the number of columns of a legend."""
-    return _columns_for([row.name for row in plotted])
-
-
-def _columns_for(names: Sequence[str]) -> int:
+def _legend_columns(names: Sequence[str]) -> int:
+    """Return the number of columns of a legend: two if all names are short."""
     return 2 if max(map(len, names), default=0) <= 28 else 1
 
 
-def svg(name: str, height: float, plotted: Sequence[TableRow], draw: Callable[[Figure], None], caption: str) -> str:
+def render_svg(
+    name: str, height: float, plotted: Sequence[TableRow], draw: Callable[[Figure], None], caption: str
+) -> str:
     """Draw a plot of the page as inline SVG."""
     return Drawing(name, height, [row.name for row in plotted], draw, caption).svg
 
@@ -124,20 +136,21 @@ class Drawing:
     @property
     def svg(self) -> str:
         """Inline SVG: without a prolog, with unique ids, in the font and colour of the page."""
-        text = self._saved("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
-        view = re.search(r'viewBox="[^"]*"', text)
-        assert view is not None
+        text = self._render("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
+        view_box = re.search(r'viewBox="[^"]*"', text)
+        assert view_box is not None
         body = text[text.index(">", text.index("<svg")) + 1 :]
         body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S).replace("xlink:href", "href")
+        # Add the prefix to every id and to every reference to an id.
         body = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{self.name}-", body)
         body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
-        body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace(_INK, "currentColor")
+        body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace(_TEXT_COLOUR, "currentColor")
         body = "\n".join(line.strip() for line in body.splitlines() if line.strip())
-        return f'<svg {view[0]} role="img" aria-label="{escape(self.caption)}" stroke-linejoin="round">\n{body}\n'
+        return f'<svg {view_box[0]} role="img" aria-label="{escape(self.caption)}" stroke-linejoin="round">\n{body}\n'
 
     @property
-    def file(self) -> str:
-        """A standalone SVG file with a white background."""
+    def svg_file(self) -> str:
+        """The content of a standalone SVG file with a white background."""
         opening = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{_FONTS}" color="#1f2933" '
         head, body = self.svg.replace("<svg ", opening, 1).split("\n", 1)
         return f'{head}\n<rect width="100%" height="100%" fill="#ffffff"/>\n{body}'
@@ -145,14 +158,14 @@ class Drawing:
     @property
     def png(self) -> bytes:
         """A PNG at twice the resolution of a standard screen."""
-        return self._saved("png", dpi=200, facecolor="white", metadata={"Software": None})
+        return self._render("png", dpi=200, facecolor="white", metadata={"Software": None})
 
-    def _saved(self, format: str, **options: Any) -> bytes:
-        below = 0.2 * math.ceil(len(self.series) / _columns_for(self.series))
-        with mpl.rc_context(_STYLE | {"svg.hashsalt": self.name}), warnings.catch_warnings():
+    def _render(self, format: str, **options: Any) -> bytes:
+        legend_height = 0.2 * math.ceil(len(self.series) / _legend_columns(self.series))
+        with mpl.rc_context(_RC_PARAMS | {"svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # the browser draws the text with its own fonts
-            figure = Figure(figsize=(self.width, self.height + below), layout="constrained")
+            figure = Figure(figsize=(self.width, self.height + legend_height), layout="constrained")
             self.draw(figure)
-            out = io.BytesIO()
-            figure.savefig(out, format=format, **options)
-        return out.getvalue()
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=format, **options)
+        return buffer.getvalue()

@@ -1,13 +1,17 @@
-"""The report: one self-contained HTML page without scripts or network access."""
+"""Write the report: one self-contained HTML page about some runs, without scripts or network access.
+
+`write_report` writes the page, and `render` returns it as a string. Both fill the template `page.html` with tables,
+plots and sentences from the other modules of this package. A row of the report is one experiment of a recipe.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -15,13 +19,15 @@ from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports import embedding, plots, translations
 from reefknot.lab.reports.cells import format_perplexity
-from reefknot.lab.reports.reading import read
-from reefknot.lab.reports.results import Result, differing, flatten
-from reefknot.lab.reports.rows import TableRow, join, judged_by_time, mark
-from reefknot.lab.reports.table import build
+from reefknot.lab.reports.reading import summarise_rows
+from reefknot.lab.reports.results import Result, differing_keys, flatten
+from reefknot.lab.reports.rows import TableRow, add_footnotes, has_only_times, join_runs
+from reefknot.lab.reports.table import build_table
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import TextScore
 from reefknot.storage.files import write_text
+
+T = TypeVar("T")
 
 _HEADINGS = {
     "pace": "seconds per epoch",
@@ -84,7 +90,7 @@ def write_report(
     if path.is_dir():
         raise SettingsError(f"{path}: is a folder; name a file for the report, such as {path / 'report.html'}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    joined = [embedding.with_picture(row) for row in join(rows or [], results)]
+    joined = [embedding.with_picture(row) for row in join_runs(rows or [], results)]
     write_text(path, render(joined, title, sections))
     return path
 
@@ -99,79 +105,79 @@ def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (
         lstrip_blocks=True,
     )
     environment.filters["perplexity"] = format_perplexity
-    ran = [row for row in rows if row.results]
-    plotted = [row for row in mark(rows)[0] if row.results]
-    table = build(rows)
-    runs = [result for row in ran for result in row.results]
+    trained = [row for row in rows if row.results]
+    plotted = [row for row in add_footnotes(rows)[0] if row.results]
+    table = build_table(rows)
+    runs = [result for row in trained for result in row.results]
     text = environment.get_template("page.html").render(
         title=title,
         headings=_HEADINGS,
         sections=sections,
-        facts=_facts(rows, runs),
-        corpora=_unique(record.corpus for row in ran for record in row.records),
+        facts=_summarise_runs(rows, runs),
+        corpora=_unique(record.corpus for row in trained for record in row.records),
         table=table,
-        cost=table.only([bool(row.results) for row in rows]),
-        reading=read(rows),
-        sizes=[] if judged_by_time(rows) else plots.sizes(plotted),
-        curves=plots.curves(plotted),
-        frequency=plots.frequency(plotted),
-        learned=embedding.learned(ran),
-        samples=[(row.name, row.records[0]) for row in ran if row.records and row.records[0].samples],
-        translations=_translations(plotted),
-        scores=_scores(rows),
-        definitions=_definitions(rows),
-        changed=_changed(ran),
-        ran=ran,
+        cost=table.select_rows([bool(row.results) for row in rows]),
+        reading=summarise_rows(rows),
+        sizes=[] if has_only_times(rows) else plots.plot_sizes(plotted),
+        curves=plots.plot_curves(plotted),
+        frequency=plots.plot_frequency(plotted),
+        embeddings=embedding.build_sections(trained),
+        samples=[(row.name, row.records[0]) for row in trained if row.records and row.records[0].samples],
+        translations=_build_translations(plotted),
+        scores=_list_scores(rows),
+        definitions=_list_definitions(rows),
+        changed=_list_differing_settings(trained),
+        trained=trained,
         runs=runs,
-        environments=_unique(text for result in runs if (text := _environment(result))),
-        settings=[(row.name, _json(row.results[0].settings)) for row in ran if row.results[0].settings],
+        environments=_unique(text for result in runs if (text := _format_environment(result))),
+        settings=[(row.name, _format_json(row.results[0].settings)) for row in trained if row.results[0].settings],
     )
     # A lone surrogate in corpus text cannot be written as UTF-8.
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _translations(plotted: Sequence[TableRow]) -> dict[str, Any]:
+def _build_translations(plotted: Sequence[TableRow]) -> dict[str, Any]:
     """Return the content of the section on translations, or an empty mapping if nothing was translated."""
-    scores = translations.run_scores(plotted)
+    scores = translations.list_run_scores(plotted)
     if not scores:
         return {}
     return {
         "scores": scores,
-        "signatures": translations.signatures(plotted),
-        "by_length": translations.by_length(plotted),
-        "pairs": translations.side_by_side(plotted),
-        "attention": translations.attention(plotted),
+        "signatures": translations.list_signatures(plotted),
+        "by_length": translations.plot_by_length(plotted),
+        "pairs": translations.compare_examples(plotted),
+        "attention": translations.plot_attention(plotted),
     }
 
 
-def _facts(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, str]]:
-    """Return the facts at the top of the page, as names and values."""
+def _summarise_runs(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, str]]:
+    """Return the summary at the top of the page, as names and values."""
     records = [result.record for result in runs if result.record]
-    counted = f"{len(records)} finished" + (f" of {len(runs)}" if len(records) < len(runs) else "")
-    facts = [
+    run_count = f"{len(records)} finished" + (f" of {len(runs)}" if len(records) < len(runs) else "")
+    entries = [
         ("recipe", ", ".join(_unique(result.recipe for result in runs if result.recipe))),
-        ("corpus", ", ".join(_unique(_corpus(record) for record in records))),
+        ("corpus", ", ".join(_unique(_format_corpus(record) for record in records))),
         ("rows", str(len(rows))),
-        ("runs", counted),
+        ("runs", run_count),
         (
             "device",
             ", ".join(_unique(record.training.device for record in records if record.training.device)),
         ),
-        ("commit", ", ".join(_unique(_code(record) for record in records if record.commit))),
+        ("commit", ", ".join(_unique(_format_commit(record) for record in records if record.commit))),
     ]
-    return [(name, value) for name, value in facts if value]
+    return [(name, value) for name, value in entries if value]
 
 
-def _corpus(record: RunResult) -> str:
+def _format_corpus(record: RunResult) -> str:
     fingerprint = record.corpus.fingerprint[:12]
     return f"{record.corpus.name} ({fingerprint})" if fingerprint else record.corpus.name
 
 
-def _code(record: RunResult) -> str:
+def _format_commit(record: RunResult) -> str:
     return (record.commit or "")[:12] + (" with uncommitted changes" if record.dirty else "")
 
 
-def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
+def _list_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
     """Return the row, the seed and the score of each finished run and evaluation.
 
     The score is on the test text, or on the validation text if test scores are withheld.
@@ -179,48 +185,60 @@ def _scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
     scores = []
     for row in rows:
         by_seed: list[tuple[int, RunResult | SavedEvaluation]] = [(record.seed, record) for record in row.records]
-        by_seed += zip((result.seed for result in row.models), row.evaluations, strict=True)
+        by_seed += zip((result.seed for result in row.source_runs), row.evaluations, strict=True)
         scores += [(row.name, seed, score) for seed, record in by_seed if (score := record.test or record.valid)]
     return scores
 
 
-def _definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
+def _list_definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
     """Return each distinct definition of perplexity with the names of its rows, or no names if all rows share it."""
-    ours: dict[str, list[str]] = {}
-    papers: dict[tuple[str, str], list[str]] = {}
+    rows_by_definition: dict[str, list[str]] = {}
+    rows_by_protocol: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         scores = row.scores("test") or row.scores("valid")
-        for text in _unique(score.definition for score in scores):
-            ours.setdefault(text, []).append(row.name)
+        for definition in _unique(score.definition for score in scores):
+            rows_by_definition.setdefault(definition, []).append(row.name)
         protocols = [record.protocol for record in row.records if record.protocol]
-        for protocol in _unique((protocol.name, protocol.definition) for protocol in protocols):
-            papers.setdefault(protocol, []).append(row.name)
-    definitions = [("" if len(ours) == 1 else ", ".join(names), text) for text, names in ours.items()]
-    for (name, text), names in papers.items():
-        definitions.append((f"protocol {name}" + (f": {', '.join(names)}" if len(papers) > 1 else ""), text))
-    return definitions
+        for name_and_definition in _unique((protocol.name, protocol.definition) for protocol in protocols):
+            rows_by_protocol.setdefault(name_and_definition, []).append(row.name)
+    entries = []
+    for definition, names in rows_by_definition.items():
+        heading = "" if len(rows_by_definition) == 1 else ", ".join(names)
+        entries.append((heading, definition))
+    for (protocol_name, definition), names in rows_by_protocol.items():
+        heading = f"protocol {protocol_name}"
+        if len(rows_by_protocol) > 1:
+            heading += f": {', '.join(names)}"
+        entries.append((heading, definition))
+    return entries
 
 
-def _changed(ran: Sequence[TableRow]) -> list[_Setting]:
-    flat = [flatten(row.results[0].settings) for row in ran]
-    return [_Setting(key, tuple(_json(row[key]) if key in row else "" for row in flat)) for key in differing(flat)]
+def _list_differing_settings(trained: Sequence[TableRow]) -> list[_Setting]:
+    """Return the settings that differ between rows, with the value of each row."""
+    row_settings = [flatten(row.results[0].settings) for row in trained]
+    differing = []
+    for key in differing_keys(row_settings):
+        values = tuple(_format_json(settings[key]) if key in settings else "" for settings in row_settings)
+        differing.append(_Setting(key, values))
+    return differing
 
 
-def _environment(result: Result) -> str:
+def _format_environment(result: Result) -> str:
     """Return the environment of a run as JSON, without the command, which has its own column."""
-    shown = {key: value for key, value in result.environment.items() if key != "command"}
-    return _json(shown) if shown else ""
+    environment = {key: value for key, value in result.environment.items() if key != "command"}
+    return _format_json(environment) if environment else ""
 
 
-def _unique(values: Any) -> list[Any]:
-    unique: list[Any] = []
+def _unique(values: Iterable[T]) -> list[T]:
+    """Return the values without repetitions, in their order. Values need not be hashable."""
+    unique: list[T] = []
     for value in values:
         if value not in unique:
             unique.append(value)
     return unique
 
 
-def _json(value: Any) -> str:
+def _format_json(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, indent=2 if isinstance(value, dict) else None, ensure_ascii=False)

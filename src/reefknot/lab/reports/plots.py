@@ -1,6 +1,9 @@
-"""Plots of the report as inline SVG: training curves, loss by word frequency, size against perplexity or BLEU.
+"""Draw the plots of the HTML report: training curves, loss by word frequency, and model size against score.
 
-Their common style is in `drawing.py`.
+Each public function takes the rows of the report (one per experiment of a recipe) and returns finished plots as inline
+SVG. A plot shows only rows that can be compared, and its caption names the others. The common style is in `drawing.py`.
+
+A band is a range of training counts, such as 10 to 99; words are grouped by it in plots of word frequency.
 """
 
 from __future__ import annotations
@@ -8,266 +11,289 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from reefknot.lab.reports.drawing import POINT, Plot, left_out, legend, style_of, svg
+from reefknot.lab.reports.drawing import POINT_STYLE, Plot, add_legend, describe_left_out, render_svg, row_style
 from reefknot.lab.reports.results import Result, flatten
-from reefknot.lab.reports.rows import TableRow, comparable, judged_by, rivals
+from reefknot.lab.reports.rows import TableRow, group_by_bleu, largest_comparable_group, ranking_metric
 from reefknot.lab.runs.definition import perplexity
 from reefknot.lab.runs.result import Band, MetricsLine
 from reefknot.lab.runs.scores import BLEU
 
 
-def curves(rows: Sequence[TableRow]) -> list[Plot]:
+def plot_curves(rows: Sequence[TableRow]) -> list[Plot]:
     """Plot validation perplexity, training perplexity and the loss per pair of skip-gram, if they were logged."""
     results = [result for row in rows for result in row.results]
-    x_axis = "update" if results and all(result.by_updates for result in results) else "epoch"
-    return [*_validation(rows, x_axis), *_training(rows, x_axis), *_pairs(rows)]
+    x_axis = "update" if results and all(result.is_limited_by_updates for result in results) else "epoch"
+    return [*_plot_validation(rows, x_axis), *_plot_training(rows, x_axis), *_plot_skip_gram(rows)]
 
 
-def _validation(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
-    logged = [row for row in rows if any(result.last("valid") for result in row.results)]
-    per_word = [row for row in logged if any(_curve(result, "valid", x_axis) for result in row.results)]
-    fair = comparable(rows)
-    plotted = [row for row in per_word if not row.score or row in fair]
+def _plot_validation(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
+    logged = [row for row in rows if any(result.last_metrics("valid") for result in row.results)]
+    per_word = [row for row in logged if any(_read_curve(result, "valid", x_axis) for result in row.results)]
+    comparable = largest_comparable_group(rows)
+    plotted = [row for row in per_word if not row.score or row in comparable]
     caption = f"Validation perplexity per word by {x_axis}."
-    caption += left_out(
+    caption += describe_left_out(
         [row for row in per_word if row not in plotted], "they were scored differently or on another text"
     )
-    caption += left_out(
+    caption += describe_left_out(
         [row for row in logged if row not in per_word], "perplexity per word is not known until a run is finished"
     )
-    return _plot_curves("valid", x_axis, rows, plotted, caption)
+    return _draw_curves("valid", x_axis, rows, plotted, caption)
 
 
-def _training(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
-    named = [_named_by_loss(row) for row in rows]
-    plotted = [row for row in named if any(_curve(result, "train", x_axis) for result in row.results)]
+def _plot_training(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
+    labelled = [_add_loss_remarks(row) for row in rows]
+    plotted = [row for row in labelled if any(_read_curve(result, "train", x_axis) for result in row.results)]
     interval = "an epoch" if x_axis == "epoch" else "the updates since the last point"
     caption = (
         f"Training perplexity per token by {x_axis}. A point is a mean over {interval}, while the weights change, so "
         "it is not comparable with validation perplexity."
     )
-    if named != list(rows):
+    if labelled != list(rows):
         caption += " A sampled loss and a loss per sub-word are not comparable with other losses."
-    return _plot_curves("train", x_axis, named, plotted, caption)
+    return _draw_curves("train", x_axis, labelled, plotted, caption)
 
 
-def _pairs(rows: Sequence[TableRow]) -> list[Plot]:
-    plotted = [row for row in rows if any(result.last("pairs") for result in row.results)]
+def _plot_skip_gram(rows: Sequence[TableRow]) -> list[Plot]:
+    plotted = [row for row in rows if any(result.last_metrics("pairs") for result in row.results)]
     caption = "Skip-gram: mean loss of a pair of words and its negative samples, always over the same few pairs."
-    return _plot_curves("pairs", "words read", rows, plotted, caption)
+    return _draw_curves("pairs", "words read", rows, plotted, caption)
 
 
-def _plot_curves(
+def _draw_curves(
     kind: str, x_axis: str, rows: Sequence[TableRow], plotted: Sequence[TableRow], caption: str
 ) -> list[Plot]:
     if not plotted:
         return []
     # The steep beginning of a long curve would make the differences between curves invisible.
-    long = max(len(_curve(result, kind, x_axis)) for row in plotted for result in row.results) > 16
+    longest = max(len(_read_curve(result, kind, x_axis)) for row in plotted for result in row.results)
+    cut_beginning = longest > 16
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         means = []
         for row in plotted:
-            seeds = [points for result in row.results if (points := _curve(result, kind, x_axis))]
-            mean = _mean(seeds)
+            seed_curves = [points for result in row.results if (points := _read_curve(result, kind, x_axis))]
+            mean = _mean_curve(seed_curves)
             means.append(mean)
-            style = style_of(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
-            for points in seeds if len(seeds) > 1 else []:
-                axes.plot(*zip(*points, strict=True), color=style["color"], linewidth=0.6, alpha=0.45)
+            style = row_style(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
+            if len(seed_curves) > 1:
+                for points in seed_curves:
+                    axes.plot(*zip(*points, strict=True), color=style["color"], linewidth=0.6, alpha=0.45)
             axes.plot(*zip(*mean, strict=True), **style)
-        if long:
-            lowest, early = min(y for mean in means for _, y in mean), max(mean[len(mean) // 8][1] for mean in means)
-            axes.set_ylim(0.97 * lowest, 1.03 * early)
+        if cut_beginning:
+            lowest = min(y for mean in means for _, y in mean)
+            highest = max(mean[len(mean) // 8][1] for mean in means)
+            axes.set_ylim(0.97 * lowest, 1.03 * highest)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if kind == "pairs":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         else:
-            _log_scale(axes)
+            _set_log_scale(axes)
         axes.set(xlabel=x_axis, ylabel="nats per pair" if kind == "pairs" else "perplexity, log scale")
-        legend(figure, rows, plotted)
+        add_legend(figure, rows, plotted)
 
-    if long:
+    if cut_beginning:
         caption += " The steep beginning is cut off."
     if any(len(row.results) > 1 for row in plotted):
         caption += " Thin lines are seeds, thick lines their mean."
-    return [Plot(svg(f"curve-{kind}", 2.8, plotted, draw, caption), caption)]
+    return [Plot(render_svg(f"curve-{kind}", 2.8, plotted, draw, caption), caption)]
 
 
-def frequency(rows: Sequence[TableRow]) -> list[Plot]:
+def plot_frequency(rows: Sequence[TableRow]) -> list[Plot]:
     """Plot the loss by the training frequency of the target, and by the training frequency of the previous token.
 
     Only rows with the same tokens are plotted, because losses on different tokens cannot be compared.
     """
     plots = []
-    for end, token in (("target", "the token to predict"), ("previous", "the previous token")):
-        scored = [row for row in rows if row.score and _bands(row, end)]
-        fair = comparable(scored)
-        alike = [row for row in fair if _tokens(row) == _tokens(fair[0])]
-        losses = {rows.index(row): _bands(row, end) for row in alike}
-        if not losses:
+    for position, token in (("target", "the token to predict"), ("previous", "the previous token")):
+        scored = [row for row in rows if row.score and _band_losses(row, position)]
+        comparable = largest_comparable_group(scored)
+        plotted = [row for row in comparable if _token_count(row) == _token_count(comparable[0])]
+        if not plotted:
             continue
-        # Grouped by the previous word, the losses of all rows nearly coincide, so only their differences are plotted.
-        panels = ("loss",) if len(losses) == 1 else ("loss", "difference") if end == "target" else ("difference",)
-
-        def draw(figure: Figure, losses: dict[int, dict[Band, float]] = losses, panels: Sequence[str] = panels) -> None:
-            _draw_frequency(figure, rows, losses, panels)
-
+        panels: tuple[str, ...] = ("loss", "difference")
+        if len(plotted) == 1:
+            panels = ("loss",)
+        elif position == "previous":
+            # Grouped by the previous word, the losses of all rows nearly coincide, so only differences are plotted.
+            panels = ("difference",)
         caption = f"Mean test loss by the training frequency of {token}"
         if "difference" in panels:
-            below = ". Below:" if "loss" in panels else ", as"
-            caption += f"{below} the difference from {rows[min(losses)].name}; lower is better"
+            introduction = ". Below:" if "loss" in panels else ", as"
+            caption += f"{introduction} the difference from {plotted[0].name}; lower is better"
         caption += "."
-        caption += left_out(
-            [row for row in scored if row not in alike], "they were scored differently or on other tokens"
+        caption += describe_left_out(
+            [row for row in scored if row not in plotted], "they were scored differently or on other tokens"
         )
-        plotted = [rows[n] for n in losses]
+        draw = partial(_draw_frequency, rows=rows, plotted=plotted, position=position, panels=panels)
         height = 4.2 if len(panels) > 1 else 2.8
-        plots.append(Plot(svg(f"frequency-{end}", height, plotted, draw, caption), caption))
+        plots.append(Plot(render_svg(f"frequency-{position}", height, plotted, draw, caption), caption))
     return plots
 
 
-def sizes(rows: Sequence[TableRow]) -> list[Plot]:
+def plot_sizes(rows: Sequence[TableRow]) -> list[Plot]:
     """Plot parameters against the test score that ranks the rows, if at least two rows can be compared."""
-    metric = judged_by(rows)
-    what = f"test {metric.name}"
-    scored = [row for row in rows if row.mean_score(metric, "test") and row.size]
+    metric = ranking_metric(rows)
+    score_name = f"test {metric.name}"
+    scored = [row for row in rows if row.mean_score(metric, "test") and row.parameter_count]
     if metric == BLEU:
-        plotted = max(rivals(scored, "test"), key=len, default=[])
+        plotted = max(group_by_bleu(scored, "test"), key=len, default=[])
         reason = "their text or the definition of their score differs"
     else:
-        plotted = comparable(scored)
+        plotted = largest_comparable_group(scored)
         reason = "they were scored differently or on another text"
     if len(plotted) < 2:
         return []
-    unit, units = (1e6, "millions") if max(row.size or 0 for row in plotted) >= 2e6 else (1e3, "thousands")
+    largest = max(row.parameter_count or 0 for row in plotted)
+    unit, unit_name = (1e6, "millions") if largest >= 2e6 else (1e3, "thousands")
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for row in plotted:
             score = row.mean_score(metric, "test")
             assert score is not None
-            style = style_of(rows.index(row)) | POINT
-            axes.errorbar((row.size or 0) / unit, score.mean, yerr=score.sd, **style)
+            style = row_style(rows.index(row)) | POINT_STYLE
+            axes.errorbar((row.parameter_count or 0) / unit, score.mean, yerr=score.sd, **style)
         axes.margins(0.18)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set(xlabel=f"parameters, {units}", ylabel=what)
-        legend(figure, rows, plotted, points=True)
+        axes.set(xlabel=f"parameters, {unit_name}", ylabel=score_name)
+        add_legend(figure, rows, plotted, points=True)
 
-    caption = f"Parameters against {what}; {metric.better} and further left is better."
-    caption += left_out([row for row in scored if row not in plotted], reason)
-    return [Plot(svg("sizes", 2.8, plotted, draw, caption), caption)]
+    caption = f"Parameters against {score_name}; {metric.better} and further left is better."
+    caption += describe_left_out([row for row in scored if row not in plotted], reason)
+    return [Plot(render_svg("sizes", 2.8, plotted, draw, caption), caption)]
 
 
 def _draw_frequency(
-    figure: Figure, rows: Sequence[TableRow], losses: dict[int, dict[Band, float]], panels: Sequence[str]
+    figure: Figure, rows: Sequence[TableRow], plotted: Sequence[TableRow], position: str, panels: Sequence[str]
 ) -> None:
-    by_ends = {(band.low, band.high or math.inf): band for row_losses in losses.values() for band in row_losses}
-    bands = sorted(by_ends.items())
-    ends = [key for key, _ in bands]
+    """Draw the losses by band, their differences from the first plotted row, or both below each other."""
+    row_bands = [_band_losses(row, position) for row in plotted]
+    band_by_range = {_band_range(band): band for losses in row_bands for band in losses}
+    ranges = sorted(band_by_range)
     grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[3, 2][: len(panels)])
-    axes = dict(zip(panels, (row[0] for row in grid), strict=True))
-    first = _by_ends(losses[min(losses)])
-    for n, row_losses in losses.items():
-        loss = _by_ends(row_losses)
-        xs = [ends.index(key) for key in ends if key in loss]
-        style = style_of(n) | {"linewidth": 1.1}
+    axes = dict(zip(panels, (grid_row[0] for grid_row in grid), strict=True))
+    first_losses = {_band_range(band): loss for band, loss in row_bands[0].items()}
+    for row, bands in zip(plotted, row_bands, strict=True):
+        losses = {_band_range(band): loss for band, loss in bands.items()}
+        style = row_style(rows.index(row)) | {"linewidth": 1.1}
         if "loss" in axes:
-            axes["loss"].plot(xs, [loss[ends[x]] for x in xs], **style)
+            xs = [x for x, band_range in enumerate(ranges) if band_range in losses]
+            axes["loss"].plot(xs, [losses[ranges[x]] for x in xs], **style)
         if "difference" in axes:
-            both = [x for x in xs if ends[x] in first]
-            axes["difference"].plot(both, [loss[ends[x]] - first[ends[x]] for x in both], **style)
-    shares = {(band.low, band.high): band.tokens for band in losses[min(losses)]}
-    total = sum(shares.values())
-    labels = [f"{_short(band)}\n{100 * shares.get((band.low, band.high), 0) / total:.0f} %" for _, band in bands]
-    lowest = axes[panels[-1]]
-    lowest.set_xticks(range(len(bands)), labels)
-    lowest.set_xlabel("times seen in training (share of tokens)")
+            xs = [x for x, band_range in enumerate(ranges) if band_range in losses and band_range in first_losses]
+            axes["difference"].plot(xs, [losses[ranges[x]] - first_losses[ranges[x]] for x in xs], **style)
+    tokens = {_band_range(band): band.tokens for band in row_bands[0]}
+    shares = [100 * tokens.get(band_range, 0) / sum(tokens.values()) for band_range in ranges]
+    labels = [
+        f"{_short_label(band_by_range[band_range])}\n{share:.0f} %"
+        for band_range, share in zip(ranges, shares, strict=True)
+    ]
+    bottom = axes[panels[-1]]
+    bottom.set_xticks(range(len(ranges)), labels)
+    bottom.set_xlabel("times seen in training (share of tokens)")
     if "loss" in axes:
         axes["loss"].set(ylabel="nats per token", ylim=(0, None))
     if "difference" in axes:
         axes["difference"].axhline(0, color="#888888", linewidth=0.8, zorder=0)
         axes["difference"].set_ylabel("difference" if "loss" in axes else "difference, nats per token")
-    legend(figure, rows, [rows[n] for n in losses])
+    add_legend(figure, rows, plotted)
 
 
-def _log_scale(axes: Any) -> None:
+def _set_log_scale(axes: Any) -> None:
     axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    # Use even ticks for a narrow range, where powers of ten would leave the axis without labels.
-    even = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
-    axes.yaxis.set_major_locator(even if high < 4 * low else LogLocator(subs=(1, 2, 3, 5), numticks=20))
+    bottom, top = axes.get_ylim()
+    if top < 4 * bottom:  # a narrow range, where powers of ten would leave the axis without labels
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    else:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5), numticks=20))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _curve(result: Result, kind: str, x_axis: str) -> list[tuple[float, float]]:
+def _read_curve(result: Result, kind: str, x_axis: str) -> list[tuple[float, float]]:
     """Return the points of a curve.
 
     A point has the validation perplexity per word, or the training perplexity per token, by epoch or by update. For
     the pairs of skip-gram, it has the loss by the number of words read.
     """
-    metrics = [metric for metric in result.metrics if metric.kind == kind]
+    lines = [line for line in result.metrics if line.kind == kind]
     if kind == "pairs":
-        return [(metric.tokens, metric.nll) for metric in metrics]
+        return [(line.tokens, line.nll) for line in lines]
     if kind == "train" and x_axis == "update":
-        return [(metric.step, perplexity(metric.nll)) for metric in metrics]
+        return [(line.step, perplexity(line.nll)) for line in lines]
     if kind == "train":
-        epochs: dict[float, list[MetricsLine]] = {}
-        for metric in metrics:
-            epochs.setdefault(math.ceil(metric.epoch), []).append(metric)
-        means = {n: fmean([m.nll for m in lines], weights=[m.tokens for m in lines]) for n, lines in epochs.items()}
-        return [(epoch, perplexity(mean)) for epoch, mean in means.items()]
+        return _read_epoch_means(lines)
     # By any step in epoch n, at most n epochs have passed, so the largest step / epoch is the length of an epoch.
-    length = max((metric.step / metric.epoch for metric in metrics if metric.epoch > 0), default=0.0)
+    steps_per_epoch = max((line.step / line.epoch for line in lines if line.epoch > 0), default=0.0)
     tokens_per_word = result.tokens_per_word_in_validation
-    if not length or tokens_per_word is None:
+    if not steps_per_epoch or tokens_per_word is None:
         return []
-    unit = 1.0 if x_axis == "update" else length
-    return [(metric.step / unit, perplexity(metric.nll * tokens_per_word)) for metric in metrics]
+    unit = 1.0 if x_axis == "update" else steps_per_epoch
+    return [(line.step / unit, perplexity(line.nll * tokens_per_word)) for line in lines]
 
 
-def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+def _read_epoch_means(lines: Sequence[MetricsLine]) -> list[tuple[float, float]]:
+    """Return the training perplexity of each epoch, from the mean loss over its tokens."""
+    by_epoch: dict[float, list[MetricsLine]] = {}
+    for line in lines:
+        by_epoch.setdefault(math.ceil(line.epoch), []).append(line)
+    points = []
+    for epoch, epoch_lines in by_epoch.items():
+        mean = fmean([line.nll for line in epoch_lines], weights=[line.tokens for line in epoch_lines])
+        points.append((epoch, perplexity(mean)))
+    return points
+
+
+def _mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
     """Return the mean curve of several seeds, up to the end of the shortest curve."""
     return [(points[0][0], fmean(y for _, y in points)) for points in zip(*curves, strict=False)]
 
 
-def _named_by_loss(row: TableRow) -> TableRow:
+def _add_loss_remarks(row: TableRow) -> TableRow:
     """Add a remark to the name of a row whose training loss is sampled or per sub-word."""
     if not row.results:
         return row
     remarks = ["sampled loss"] if flatten(row.results[0].settings).get("output.kind") == "sampled" else []
-    remarks += ["per sub-word"] if row.results[0].cuts_words else []
+    remarks += ["per sub-word"] if row.results[0].uses_subwords else []
     return replace(row, name=f"{row.name} ({', '.join(remarks)})") if remarks else row
 
 
-def _tokens(row: TableRow) -> int | None:
+def _token_count(row: TableRow) -> int | None:
     return row.score.tokens if row.score else None
 
 
-def _bands(row: TableRow, end: str) -> dict[Band, float]:
-    """Return the mean loss over seeds for each band that has tokens."""
-    losses: dict[tuple[int, int | None], list[Band]] = {}
+def _band_losses(row: TableRow, position: str) -> dict[Band, float]:
+    """Return the mean loss over seeds for each band that has tokens.
+
+    Args:
+        row: The row.
+        position: The token that is looked up in the bands: `target` or `previous`.
+    """
+    by_range: dict[tuple[int, int | None], list[Band]] = {}
     for record in row.records:
-        for band in getattr(record.frequency, end):
+        for band in getattr(record.frequency, position):
             if band.tokens:
-                losses.setdefault((band.low, band.high), []).append(band)
-    return {bands[0]: fmean(band.nll for band in bands) for bands in losses.values()}
+                by_range.setdefault((band.low, band.high), []).append(band)
+    return {bands[0]: fmean(band.nll for band in bands) for bands in by_range.values()}
 
 
-def _by_ends(losses: dict[Band, float]) -> dict[tuple[int, float], float]:
-    return {(band.low, band.high or math.inf): loss for band, loss in losses.items()}
+def _band_range(band: Band) -> tuple[int, float]:
+    """Return the smallest and the largest training count of a band."""
+    return band.low, band.high or math.inf
 
 
-def _short(band: Band) -> str:
+def _short_label(band: Band) -> str:
     """Return a short label with the lower end of a band. The upper end follows from the next band."""
-    for unit, name in ((10**6, "M"), (10**3, "k")):
+    for unit, suffix in ((10**6, "M"), (10**3, "k")):
         if band.low >= unit:
-            return f"{band.low / unit:g}{name}+"
+            return f"{band.low / unit:g}{suffix}+"
     return band.label if band.high is not None and band.high < 1000 else f"{band.low}+"

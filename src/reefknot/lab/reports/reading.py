@@ -1,4 +1,9 @@
-"""A short summary of a table of rows in sentences: what the scores show, and how reliable they are."""
+"""Summarise a table of results in a few sentences: what the scores show, and how reliable they are.
+
+`summarise_rows` is the only public function; the HTML report prints its sentences below the table. Each private
+function returns the sentences on one question, or an empty list if the rows (one per experiment of a recipe) cannot
+answer it.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +22,34 @@ from reefknot.lab.reports.cells import (
     format_points,
     format_score,
 )
-from reefknot.lab.reports.results import Spread, differing, distinguishing
+from reefknot.lab.reports.results import Spread, differing_keys, distinguishing_settings
 from reefknot.lab.reports.rows import (
     TableRow,
-    competing,
-    families,
-    judged_by,
-    judged_by_time,
-    times_first,
+    group_comparable,
+    group_rankable,
+    has_only_times,
+    ranking_metric,
+    time_ratios,
 )
-from reefknot.lab.reports.table import deciding
+from reefknot.lab.reports.table import ranking_split
 from reefknot.lab.runs.modes import in_words
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric
 
 
-def read(rows: Sequence[TableRow]) -> list[str]:
+def summarise_rows(rows: Sequence[TableRow]) -> list[str]:
     """Return sentences that summarise the rows, the most interesting first, or nothing if no row was run."""
-    split = deciding(rows)
-    done = [row for row in rows if row.mean_score(PERPLEXITY, split)]
-    fair = families(done)
+    split = ranking_split(rows)
+    scored = [row for row in rows if row.mean_score(PERPLEXITY, split)]
+    groups = group_comparable(scored)
     not_compared: list[str] = []
-    if judged_by_time(rows):
-        sentences = _pace(rows)
-    elif judged_by(rows) == BLEU:
-        sentences = [*_best(rows, split), *_ties(done, split), *_papers_bleu(done)]
+    if has_only_times(rows):
+        sentences = _compare_times(rows)
+    elif ranking_metric(rows) == BLEU:
+        sentences = [*_name_best(rows, split), *_compare_tied_bleu(scored, split), *_compare_paper_bleu(scored)]
     else:
-        sentences = [*_best(rows, split), *_sharing(done), *_paper(done, fair)]
-        not_compared = [row.name for row in done if not any(row in family for family in fair)]
-    sentences += [*_sizes(done), *_seeds(done)]
+        sentences = [*_name_best(rows, split), *_report_saved_parameters(scored), *_compare_paper(scored, groups)]
+        not_compared = [row.name for row in scored if not any(row in group for group in groups)]
+    sentences += [*_report_unexpected_sizes(scored), *_explain_seeds(scored)]
     for names, text in (
         (not_compared, "Not compared, because they were scored differently"),
         ([row.name for row in rows if row.state == "unfinished"], "Not finished (the last metrics are shown)"),
@@ -52,49 +57,58 @@ def read(rows: Sequence[TableRow]) -> list[str]:
     ):
         if names:
             sentences.append(f"{text}: {', '.join(names)}.")
-    return [_with_no_break_spaces(sentence) for sentence in sentences]
+    return [_use_no_break_spaces(sentence) for sentence in sentences]
 
 
-def _with_no_break_spaces(sentence: str) -> str:
+def _use_no_break_spaces(sentence: str) -> str:
     """Replace the spaces inside numbers, so that no line breaks there."""
     return sentence.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
-def _pace(rows: Sequence[TableRow]) -> list[str]:
-    """Compare the time of an epoch, in one sentence for each corpus."""
-    by_corpus: dict[str | None, list[str]] = {}
+def _compare_times(rows: Sequence[TableRow]) -> list[str]:
+    """Compare the time of an epoch with the paper's, in one sentence for each corpus."""
+    first_rows: dict[str | None, str] = {}
+    comparisons: dict[str | None, list[str]] = {}
     for row in rows:
-        ours, papers = times_first(rows, row)
-        texts = by_corpus.setdefault(row.corpus, [])
-        if ours and papers:
-            texts.append(f"{ours:.2f} times as long in {row.name} (paper {papers:.2f})" if texts else row.name)
+        ratio, paper_ratio = time_ratios(rows, row)
+        if not ratio or not paper_ratio:
+            continue
+        if row.corpus not in first_rows:
+            first_rows[row.corpus] = row.name
+            continue
+        text = f"{ratio:.2f} times as long in {row.name} (paper {paper_ratio:.2f})"
+        comparisons.setdefault(row.corpus, []).append(text)
     return [
-        f"Relative to {first}, an epoch takes {', '.join(others)}." for first, *others in by_corpus.values() if others
+        f"Relative to {first}, an epoch takes {', '.join(comparisons[corpus])}."
+        for corpus, first in first_rows.items()
+        if corpus in comparisons
     ]
 
 
-def _best(rows: Sequence[TableRow], split: str) -> list[str]:
+def _name_best(rows: Sequence[TableRow], split: str) -> list[str]:
     """Name the best and the worst row of each corpus and evaluation mode."""
-    metric = judged_by(rows)
-    families = [[row for row in family if row.mean_score(metric, split)] for family in competing(rows, split)]
-    several = len({row.text for family in families for row in family}) > 1
-    return [_extremes(family, metric, split, several) for family in families if family]
+    metric = ranking_metric(rows)
+    groups = [[row for row in group if row.mean_score(metric, split)] for group in group_rankable(rows, split)]
+    has_several_corpora = len({row.scored_corpus for group in groups for row in group}) > 1
+    return [_name_extremes(group, metric, split, has_several_corpora) for group in groups if group]
 
 
-def _extremes(done: Sequence[TableRow], metric: Metric, split: str, name_text: bool) -> str:
-    what = f"{'validation' if split == 'valid' else 'test'} {metric.name}"
-    what += f" on {done[0].text}" if name_text else ""
-    what += f" with {in_words(done[0].special_mode)}" if done[0].special_mode else ""
-    ordered = sorted(done, key=lambda row: metric.sign * _mean(row.mean_score(metric, split)))
+def _name_extremes(rows: Sequence[TableRow], metric: Metric, split: str, name_corpus: bool) -> str:
+    """Name the best and the worst of some rows with the same corpus and evaluation mode."""
+    score_name = f"{'validation' if split == 'valid' else 'test'} {metric.name}"
+    score_name += f" on {rows[0].scored_corpus}" if name_corpus else ""
+    score_name += f" with {in_words(rows[0].special_mode)}" if rows[0].special_mode else ""
+    ordered = sorted(rows, key=lambda row: metric.sign * _mean(row.mean_score(metric, split)))
     best, worst = ordered[0], ordered[-1]
-    score = format_score(metric, best.mean_score(metric, split))
-    size = f" with {best.size:,} parameters" if best.size else ""
-    if len(done) == 1:
-        return f"{best.name} reaches a {what} of {score}{size}."
-    first, last = ("lowest", "highest") if metric.better == "lower" else ("highest", "lowest")
+    best_score = format_score(metric, best.mean_score(metric, split))
+    size = f" with {best.parameter_count:,} parameters" if best.parameter_count else ""
+    if len(rows) == 1:
+        return f"{best.name} reaches a {score_name} of {best_score}{size}."
+    worst_score = format_score(metric, worst.mean_score(metric, split))
+    best_word, worst_word = ("lowest", "highest") if metric.better == "lower" else ("highest", "lowest")
     return (
-        f"{best.name} has the {first} {what}, {score}{size}; "
-        f"{worst.name} has the {last}, {format_score(metric, worst.mean_score(metric, split))}."
+        f"{best.name} has the {best_word} {score_name}, {best_score}{size}; "
+        f"{worst.name} has the {worst_word}, {worst_score}."
     )
 
 
@@ -103,137 +117,151 @@ def _mean(score: Spread | None) -> float:
     return score.mean
 
 
-def _ties(done: Sequence[TableRow], split: str) -> list[str]:
+def _compare_tied_bleu(rows: Sequence[TableRow], split: str) -> list[str]:
     """Report how many parameters shared tables save, and how they change BLEU, for each row without shared tables."""
     sentences = []
-    for apart in done:
-        if apart.size is None or any(_spare(other, apart) for other in done):
+    for untied in rows:
+        if untied.parameter_count is None or any(_extra_tables(other, untied) for other in rows):
             continue
-        for row in done:
-            saved = apart.size - (row.size or apart.size)
-            if _spare(apart, row) and saved > 0:
-                gap = _apart(row.mean_score(BLEU, split), apart.mean_score(BLEU, split))
+        for tied in rows:
+            saved = untied.parameter_count - (tied.parameter_count or untied.parameter_count)
+            if _extra_tables(untied, tied) and saved > 0:
+                change = _format_bleu_change(tied.mean_score(BLEU, split), untied.mean_score(BLEU, split))
+                share = 100 * saved / untied.parameter_count
                 sentences.append(
-                    f"Sharing tables saves {saved:,} parameters ({100 * saved / apart.size:.0f} %) in {row.name}, "
-                    f"which differs from {apart.name} in nothing else{gap}."
+                    f"Sharing tables saves {saved:,} parameters ({share:.0f} %) in {tied.name}, "
+                    f"which differs from {untied.name} in nothing else{change}."
                 )
     return sentences
 
 
-def _apart(ours: Spread | None, others: Spread | None) -> str:
+def _format_bleu_change(bleu: Spread | None, baseline: Spread | None) -> str:
     """Format a difference of BLEU, with its 95 % interval (Welch's) if both rows have several seeds."""
-    if not ours or not others:
+    if not bleu or not baseline:
         return ""
-    gap = ours.mean - others.mean
+    gap = bleu.mean - baseline.mean
     text = f": {format_difference(gap)} BLEU"
-    if ours.sd is None or others.sd is None or not ours.sd + others.sd:
+    if bleu.sd is None or baseline.sd is None or not bleu.sd + baseline.sd:
         return text
-    variances = [(spread.sd or 0.0) ** 2 / spread.n for spread in (ours, others)]
-    freedom = sum(variances) ** 2 / sum(
-        variance**2 / (spread.n - 1) for variance, spread in zip(variances, (ours, others), strict=True)
+    variances = [(spread.sd or 0.0) ** 2 / spread.n for spread in (bleu, baseline)]
+    degrees_of_freedom = sum(variances) ** 2 / sum(
+        variance**2 / (spread.n - 1) for variance, spread in zip(variances, (bleu, baseline), strict=True)
     )
-    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(variances))
-    return f"{text}, 95 % interval over seeds {format_difference(gap - half)} to {format_difference(gap + half)}"
+    half_width = float(stats.t.ppf(0.975, degrees_of_freedom)) * math.sqrt(sum(variances))
+    lower, upper = format_difference(gap - half_width), format_difference(gap + half_width)
+    return f"{text}, 95 % interval over seeds {lower} to {upper}"
 
 
-def _papers_bleu(done: Sequence[TableRow]) -> list[str]:
-    compared = [(row, gap) for row in done if (gap := row.bleu_difference("test")) is not None]
+def _compare_paper_bleu(rows: Sequence[TableRow]) -> list[str]:
+    """Report the largest difference from the paper's BLEU."""
+    compared = [(row, gap) for row in rows if (gap := row.bleu_difference("test")) is not None]
     if not compared:
         return []
     row, gap = max(compared, key=lambda pair: abs(pair[1]))
-    ours, papers = format_points(row.mean_score(BLEU, "test")), format_paper_points(row.paper["bleu_test"])
+    bleu, paper_bleu = format_points(row.mean_score(BLEU, "test")), format_paper_points(row.paper["bleu_test"])
     return [
         f"The largest difference from the paper's test BLEU is {format_difference(gap)} "
-        f"({row.name}: {ours} against {papers})."
+        f"({row.name}: {bleu} against {paper_bleu})."
     ]
 
 
-def _sharing(done: Sequence[TableRow]) -> list[str]:
+def _report_saved_parameters(rows: Sequence[TableRow]) -> list[str]:
     """Report how many parameters one table for both ends saves, if two rows differ in nothing else."""
-    for apart in done:
-        for shared in done:
-            if len(_spare(apart, shared)) == 1 and apart.size and shared.size and apart.size > shared.size:
-                saved = apart.size - shared.size
+    for untied in rows:
+        for tied in rows:
+            if len(_extra_tables(untied, tied)) != 1 or not untied.parameter_count or not tied.parameter_count:
+                continue
+            saved = untied.parameter_count - tied.parameter_count
+            if saved > 0:
                 return [
                     f"Sharing one table between the two ends saves {saved:,} parameters "
-                    f"({100 * saved / apart.size:.0f} %): {apart.size:,} in {apart.name}, "
-                    f"{shared.size:,} in {shared.name}, which differ in nothing else."
+                    f"({100 * saved / untied.parameter_count:.0f} %): {untied.parameter_count:,} in {untied.name}, "
+                    f"{tied.parameter_count:,} in {tied.name}, which differ in nothing else."
                 ]
     return []
 
 
-def _spare(apart: TableRow, shared: TableRow) -> set[str]:
-    """Return the tables that only the first row has, or nothing if the rows differ in more than the ends' tables."""
-    if not apart.results or not shared.results:
+def _extra_tables(untied: TableRow, tied: TableRow) -> set[str]:
+    """Return the word tables that only the first row has, or nothing if the rows differ in more than their tables."""
+    if not untied.results or not tied.results:
         return set()
-    one, other = (distinguishing(row.results[0].settings) for row in (apart, shared))
-    spare = _tables(one) - _tables(other)
-    only = all(
-        (key.startswith("tables.") and key.split(".")[1] in spare) or (key.endswith(".table") and one.get(key) in spare)
-        for key in differing([one, other])
-    )
-    return spare if only else set()
+    untied_settings = distinguishing_settings(untied.results[0].settings)
+    tied_settings = distinguishing_settings(tied.results[0].settings)
+    extra = _table_names(untied_settings) - _table_names(tied_settings)
+
+    def concerns_extra_table(key: str) -> bool:
+        defines_it = key.startswith("tables.") and key.split(".")[1] in extra
+        uses_it = key.endswith(".table") and untied_settings.get(key) in extra
+        return defines_it or uses_it
+
+    differ_only_in_tables = all(map(concerns_extra_table, differing_keys([untied_settings, tied_settings])))
+    return extra if differ_only_in_tables else set()
 
 
-def _tables(settings: Mapping[str, Any]) -> set[str]:
+def _table_names(settings: Mapping[str, Any]) -> set[str]:
     return {key.split(".")[1] for key in settings if key.startswith("tables.")}
 
 
-def _paper(done: Sequence[TableRow], fair: Sequence[Sequence[TableRow]]) -> list[str]:
-    compared = [(row, gap) for row in done if (gap := row.difference("test")) is not None]
+def _compare_paper(rows: Sequence[TableRow], groups: Sequence[Sequence[TableRow]]) -> list[str]:
+    """Report the largest difference from the paper's perplexity, and whether the rows have the paper's order."""
+    compared = [(row, gap) for row in rows if (gap := row.relative_difference("test")) is not None]
     if not compared:
         return []
     row, gap = max(compared, key=lambda pair: abs(pair[1]))
     if len(compared) == 1:
         return [f"{row.name} differs from the paper's test perplexity by {format_percent(gap)}."]
     compared_rows = [row for row, _ in compared]
+    perplexity = format_perplexity(_mean(row.comparison_perplexity("test")))
     return [
         f"The largest difference from the paper's test perplexity is {format_percent(gap)} ({row.name}: "
-        f"{format_perplexity(_mean(row.compared('test')))} against {format_perplexity(row.paper['test'])}).",
-        *_order([[row for row in family if row in compared_rows] for family in fair]),
+        f"{perplexity} against {format_perplexity(row.paper['test'])}).",
+        *_compare_order([[row for row in group if row in compared_rows] for group in groups]),
     ]
 
 
-def _order(families: Sequence[Sequence[TableRow]]) -> list[str]:
+def _compare_order(groups: Sequence[Sequence[TableRow]]) -> list[str]:
     """Report how many pairs of rows that differ by more than noise have the same order as in the paper."""
-    same_order = []
-    for a, b in (pair for family in families for pair in combinations(family, 2)):
-        papers = a.paper["test"] - b.paper["test"]
-        if papers and (ours := _clear_difference(a, b)):
-            same_order.append(ours * papers > 0)
-    if not same_order:
+    agreements = []
+    for group in groups:
+        for a, b in combinations(group, 2):
+            paper_gap = a.paper["test"] - b.paper["test"]
+            gap = _clear_difference(a, b)
+            if paper_gap and gap:
+                agreements.append(gap * paper_gap > 0)
+    if not agreements:
         return []
     return [
-        f"{sum(same_order)} of {len(same_order)} pairs of rows that differ by more than twice the standard error over "
+        f"{sum(agreements)} of {len(agreements)} pairs of rows that differ by more than twice the standard error over "
         "seeds have the same order as in the paper."
     ]
 
 
 def _clear_difference(a: TableRow, b: TableRow) -> float | None:
     """Return the difference of two rows if it exceeds twice its standard error; None if a row has one seed."""
-    one, other = a.compared("test"), b.compared("test")
-    if not one or not other or one.sd is None or other.sd is None:
+    score_a, score_b = a.comparison_perplexity("test"), b.comparison_perplexity("test")
+    if not score_a or not score_b or score_a.sd is None or score_b.sd is None:
         return None
-    error = math.hypot(one.sd / math.sqrt(one.n), other.sd / math.sqrt(other.n))
-    gap = one.mean - other.mean
-    return gap if abs(gap) > 2 * error else None
+    standard_error = math.hypot(score_a.sd / math.sqrt(score_a.n), score_b.sd / math.sqrt(score_b.n))
+    gap = score_a.mean - score_b.mean
+    return gap if abs(gap) > 2 * standard_error else None
 
 
-def _sizes(done: Sequence[TableRow]) -> list[str]:
-    return [
-        f"{row.name} has {row.size:,} parameters, but the recipe expects {row.parameters:,}."
-        for row in done
-        if row.size and row.parameters and row.size != row.parameters
-    ]
+def _report_unexpected_sizes(rows: Sequence[TableRow]) -> list[str]:
+    sentences = []
+    for row in rows:
+        count, expected = row.parameter_count, row.expected_parameters
+        if count and expected and count != expected:
+            sentences.append(f"{row.name} has {count:,} parameters, but the recipe expects {expected:,}.")
+    return sentences
 
 
-def _seeds(done: Sequence[TableRow]) -> list[str]:
-    if not done:
+def _explain_seeds(rows: Sequence[TableRow]) -> list[str]:
+    if not rows:
         return []
-    counts = {len(row.records) or len(row.models) for row in done}
-    if counts == {1}:
-        return [] if len(done) == 1 else ["Every row has one seed, so differences between rows may be noise."]
+    seed_counts = {len(row.records) or len(row.source_runs) for row in rows}
+    if seed_counts == {1}:
+        return [] if len(rows) == 1 else ["Every row has one seed, so differences between rows may be noise."]
     sentence = "± is the standard deviation over seeds."
-    if 1 in counts:
+    if 1 in seed_counts:
         sentence += " A row with one seed has no standard deviation, so its differences from other rows may be noise."
     return [sentence]

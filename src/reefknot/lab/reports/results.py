@@ -1,7 +1,15 @@
-"""Read run folders, finished or not, and compute means over the seeds of a row.
+"""Read the folders of training runs, finished or not, for tables and reports.
 
-Only `config.json`, `environment.json`, `metrics.jsonl`, `result.json` and `evaluations/*.json` are read. So the
-records under `results/`, which have no weights, can be read like complete runs. This module does not import torch.
+`load_run` reads one run folder into a `Result`, and `collect_runs` reads all runs below some folders. `Spread` is the
+mean of a score over seeds. The other functions compare the settings of runs.
+
+Weights are not needed, and this module does not import torch. These files of a run folder are read:
+
+    config.json            settings
+    environment.json       machine, code and command
+    metrics.jsonl          losses during training, one JSON object per line
+    result.json            scores; it is missing until the run is finished
+    evaluations/*.json     scores of `reefknot evaluate --save`
 """
 
 from __future__ import annotations
@@ -25,7 +33,7 @@ from reefknot.lab.runs.result import (
 )
 from reefknot.storage.files import read_json
 
-ADDED: dict[str, Any] = {
+OLD_RUN_DEFAULTS: dict[str, Any] = {
     "evaluation.protocol": "definition",
     "input.scale": 1.0,
     "training.batching": "streams",
@@ -33,7 +41,7 @@ ADDED: dict[str, Any] = {
     "vocabulary.dictionary": "own",
     "vocabulary.sides": "joint",
 }
-"""Settings that were added later and are not off by default, with the values that apply to older runs."""
+"""Values of settings that older runs do not have. Settings that are off (null, false, zero, empty) are not listed."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +57,19 @@ class Result:
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     evaluations: Mapping[str, SavedEvaluation] = field(default_factory=dict)
-    """Saved evaluations by kind: dynamic, cache, mc, or the windows of a text."""
+    """Saved evaluations by mode: dynamic, cache, mc, or the windows of a text."""
 
     @property
     def task(self) -> str:
         """The kind of experiment, such as `language_model`; see `lab/tasks`."""
         return self.record.task if self.record else detect_task(self.settings)
 
-    def last(self, kind: str) -> MetricsLine | None:
+    def last_metrics(self, kind: str) -> MetricsLine | None:
         """Return the newest metrics of a kind, such as `train` or `valid`."""
-        return next((metric for metric in reversed(self.metrics) if metric.kind == kind), None)
+        return next((line for line in reversed(self.metrics) if line.kind == kind), None)
 
     @property
-    def cuts_words(self) -> bool:
+    def uses_subwords(self) -> bool:
         """Whether the tokens are sub-words."""
         return flatten(self.settings).get("vocabulary.bpe.merges") is not None
 
@@ -70,34 +78,39 @@ class Result:
         """Tokens per word of the validation text; None for sub-words until the run is finished."""
         if self.record and self.record.valid:
             return self.record.valid.tokens_per_word
-        return None if self.cuts_words else 1.0
+        return None if self.uses_subwords else 1.0
 
     @property
     def epochs(self) -> float:
         """The number of epochs that were run. Early stopping makes it smaller than the number in the settings."""
-        last = self.last("valid")
-        return last.epoch if last else (self.record and self.record.training.epochs) or 0.0
+        last_validation = self.last_metrics("valid")
+        if last_validation:
+            return last_validation.epoch
+        return (self.record.training.epochs if self.record else None) or 0.0
 
     @property
-    def by_updates(self) -> bool:
+    def is_limited_by_updates(self) -> bool:
         """Whether training was limited by updates, so that the last epoch may be incomplete."""
         return self.record is not None and self.record.training.epochs is None
 
     @property
     def awaits_averaging(self) -> bool:
         """Whether training ended before averaging began, which waits until the validation loss stops improving."""
-        automatic = flatten(self.settings).get("training.averaging.start") == "nonmonotone"
-        return automatic and self.record is not None and self.record.training.averaged_from_epoch is None
+        waits_for_plateau = flatten(self.settings).get("training.averaging.start") == "nonmonotone"
+        return waits_for_plateau and self.record is not None and self.record.training.averaged_from_epoch is None
 
     @property
     def best_epoch(self) -> float | None:
         """The epoch of the weights that were scored; 0 for the starting weights, None for averaged checkpoints."""
-        return self.record.best.epoch if self.record and self.record.best and not self.record.averaged else None
+        if self.record is None or self.record.best is None or self.record.averaged:
+            return None
+        return self.record.best.epoch
 
     @property
-    def best_before_averaging(self) -> bool:
+    def best_precedes_averaging(self) -> bool:
         """Whether averaging began, but the best weights are from an epoch before that."""
-        return 0 < (self.best_epoch or 0) < ((self.record and self.record.training.averaged_from_epoch) or 0)
+        averaged_from = self.record.training.averaged_from_epoch if self.record else None
+        return 0 < (self.best_epoch or 0) < (averaged_from or 0)
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -106,13 +119,14 @@ class Result:
         This is the median over epochs, because a pause or a slow start does not change it. If the metrics do not have
         a time for every epoch, it is the mean.
         """
-        if not self.record or not self.epochs or self.by_updates:
+        if not self.record or not self.epochs or self.is_limited_by_updates:
             return None
-        until = {metric.epoch: metric.wall.seconds for metric in self.metrics if metric.kind != "valid"}
-        clock = [0.0, *(seconds for _, seconds in sorted(until.items()) if seconds is not None)]
-        if len(clock) != self.epochs + 1:
+        # The last line of an epoch has the seconds of training up to its end.
+        end_seconds = {line.epoch: line.wall.seconds for line in self.metrics if line.kind != "valid"}
+        boundaries = [0.0, *(seconds for _, seconds in sorted(end_seconds.items()) if seconds is not None)]
+        if len(boundaries) != self.epochs + 1:
             return self.record.training.seconds / self.epochs
-        return statistics.median(after - before for before, after in pairwise(clock))
+        return statistics.median(end - start for start, end in pairwise(boundaries))
 
 
 @dataclass(frozen=True)
@@ -126,23 +140,23 @@ class Spread:
     """The number of seeds."""
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
+    def from_values(cls, values: Iterable[float | None]) -> Spread | None:
         """Return the mean and the standard deviation of the values that are not None, or None without any values."""
-        known = [value for value in values if value is not None]
-        if not known:
+        scores = [value for value in values if value is not None]
+        if not scores:
             return None
-        sd = statistics.stdev(known) if len(known) > 1 else None
-        return cls(statistics.fmean(known), sd, len(known))
+        sd = statistics.stdev(scores) if len(scores) > 1 else None
+        return cls(statistics.fmean(scores), sd, len(scores))
 
 
-def load(folder: Path | str) -> Result:
+def load_run(folder: Path | str) -> Result:
     """Read a run folder, finished or not."""
     folder = Path(folder)
     if not _is_run(folder):
         raise DataError(f"{folder} is not a run folder: it has neither config.json nor result.json")
-    finished = folder / "result.json"
-    record = read_result(finished) if finished.is_file() else None
-    config = _mapping(folder / "config.json")
+    result_file = folder / "result.json"
+    record = read_result(result_file) if result_file.is_file() else None
+    config = _read_object(folder / "config.json")
     settings = config.get("settings", {})
     if not isinstance(settings, dict):
         raise DataError(f"{folder / 'config.json'}: 'settings' is not a JSON object; is this a run of Reefknot?")
@@ -150,25 +164,25 @@ def load(folder: Path | str) -> Result:
         folder=folder,
         recipe=record.recipe if record else str(config.get("recipe") or ""),
         row=record.row if record else str(config.get("row") or folder.name),
-        seed=record.seed if record else _seed(settings, folder),
+        seed=record.seed if record else _find_seed(settings, folder),
         record=record,
-        metrics=_metrics(folder / "metrics.jsonl"),
+        metrics=_read_metrics(folder / "metrics.jsonl"),
         settings=upgrade_settings(settings),
-        environment=_mapping(folder / "environment.json"),
+        environment=_read_object(folder / "environment.json"),
         evaluations={path.stem: read_evaluation(path, record) for path in sorted(folder.glob("evaluations/*.json"))},
     )
 
 
-def collect(paths: Iterable[Path | str]) -> list[Result]:
+def collect_runs(paths: Iterable[Path | str]) -> list[Result]:
     """Return the runs at some paths. A path is a run folder, or a folder that contains run folders at any depth."""
     runs: dict[Path, Result] = {}
     for path in map(Path, paths):
         if not path.is_dir():
             raise DataError(f"{path}: there is no such folder; name a run folder, or a folder that contains runs")
-        folders = [path] if _is_run(path) else {p.parent for p in path.rglob("*.json") if _is_run(p.parent)}
+        folders = {path} if _is_run(path) else {file.parent for file in path.rglob("*.json") if _is_run(file.parent)}
         if not folders:
             raise DataError(f"{path}: no runs in this folder (no config.json or result.json at any depth)")
-        results = sorted(map(load, folders), key=lambda result: (result.folder.parent, result.seed))
+        results = sorted(map(load_run, folders), key=lambda result: (result.folder.parent, result.seed))
         for result in results:
             runs.setdefault(result.folder.resolve(), result)
     if not runs:
@@ -177,7 +191,7 @@ def collect(paths: Iterable[Path | str]) -> list[Result]:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted key, in their order."""
+    """Return nested settings by dotted key, in their order: `{"a": {"b": 1}}` becomes `{"a.b": 1}`."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -187,35 +201,42 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing_keys(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the dotted keys whose values are not all equal, in the order in which they first appear."""
     flattened = [flatten(nested) for nested in settings]
     keys = dict.fromkeys(key for flat in flattened for key in flat)
-    return [key for key in keys if any(key not in flat or flat[key] != flattened[0].get(key) for flat in flattened)]
+
+    def differs(key: str) -> bool:
+        return any(key not in flat or flat[key] != flattened[0].get(key) for flat in flattened)
+
+    return [key for key in keys if differs(key)]
 
 
-def distinguishing(settings: Mapping[str, Any]) -> dict[str, Any]:
+def distinguishing_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that distinguish a run from others, by dotted key.
 
     Runs for which these settings are equal are repetitions of each other. The seed is left out. Settings that are off
     (null, false, zero, empty) are left out too, because a run that is older than a setting does not have it, and nearly
-    all new settings are off by default. The exceptions are in `ADDED`.
+    all new settings are off by default. The exceptions are in `OLD_RUN_DEFAULTS`.
     """
-    known = ADDED | flatten(settings)
-    return {key: value for key, value in known.items() if value and key.rpartition(".")[2] != "seed"}
+    complete = OLD_RUN_DEFAULTS | flatten(settings)
+    return {key: value for key, value in complete.items() if value and key.rpartition(".")[2] != "seed"}
 
 
-def _seed(settings: Mapping[str, Any], folder: Path) -> int:
-    named = folder.name.removeprefix("seed")
-    seeds = [value for key, value in flatten(settings).items() if key.rpartition(".")[2] == "seed"]
-    return next((seed for seed in seeds if isinstance(seed, int)), int(named) if named.isdecimal() else 0)
+def _find_seed(settings: Mapping[str, Any], folder: Path) -> int:
+    """Return the seed in the settings, or the seed in the name of the folder, such as `seed1`, or 0."""
+    for key, value in flatten(settings).items():
+        if key.rpartition(".")[2] == "seed" and isinstance(value, int):
+            return value
+    suffix = folder.name.removeprefix("seed")
+    return int(suffix) if suffix.isdecimal() else 0
 
 
 def _is_run(folder: Path) -> bool:
     return (folder / "config.json").is_file() or (folder / "result.json").is_file()
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     value = read_json(path)
@@ -224,9 +245,13 @@ def _mapping(path: Path) -> dict[str, Any]:
     return value
 
 
-def _metrics(path: Path) -> tuple[MetricsLine, ...]:
+def _read_metrics(path: Path) -> tuple[MetricsLine, ...]:
     """Return all complete lines. The last line is incomplete if the run is still writing it or was killed."""
     if not path.is_file():
         return ()
     lines = path.read_bytes().split(b"\n")[:-1]
-    return tuple(read_metrics_line(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip())
+    return tuple(
+        read_metrics_line(line, f"{path}, line {line_number}")
+        for line_number, line in enumerate(lines, 1)
+        if line.strip()
+    )

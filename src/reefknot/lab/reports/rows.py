@@ -1,6 +1,14 @@
-"""The rows of a table: runs that differ only in the seed, joined with the rows of a recipe.
+"""Turn runs into the rows of a results table.
 
-This module also decides which rows can be compared with each other, and marks the others with footnotes.
+A row is one experiment of a recipe. Its runs differ only in the random seed, so their scores are averaged. Start
+reading at `TableRow`; `join_runs` creates the rows of a table. The other functions decide which rows can be compared
+with each other and ranked, and add footnotes to rows that need a remark.
+
+There are three kinds of rows:
+
+    trained       has runs of its own
+    quoted        cites a score of another system, and is never trained
+    evaluation    shows the runs of another row in another evaluation mode, such as dynamic evaluation
 """
 
 from __future__ import annotations
@@ -12,22 +20,22 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from reefknot.lab.evaluation.benchmarks import PRESS
-from reefknot.lab.reports.results import Result, Spread, differing, distinguishing, flatten
+from reefknot.lab.reports.results import Result, Spread, differing_keys, distinguishing_settings, flatten
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.comparability import Difference, difference, in_table
 from reefknot.lab.runs.modes import MODES, in_words
 from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, Translated
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric, TextScore
 
-SIGNS = "†‡§¶"
+FOOTNOTE_SIGNS = "†‡§¶"
 
 
-class Steps(NamedTuple):
-    """The time of a row's training steps, measured by `reefknot bench steps` (see `measured_steps.py`)."""
+class StepTimes(NamedTuple):
+    """The time of a row's training steps, measured by `reefknot bench steps` (see `papers/measured_steps.py`)."""
 
     epoch_seconds: float
     """Seconds of our fastest step, times the number of steps in an epoch."""
-    times_plain: float
+    speedup: float
     """Time of a step in plain PyTorch, divided by the time of our fastest step."""
 
 
@@ -35,27 +43,32 @@ class Steps(NamedTuple):
 class TableRow:
     """A row of a recipe with its runs.
 
-    A `quoted` row cites another system and is never run. An evaluation row has no runs either: it shows the scores of
-    another row's runs in another evaluation mode. As in recipes, `of` is the name of the other row and `by` is the
-    name of the mode. `models` are the runs of the other row.
+    A quoted row has no runs. An evaluation row has none of its own: it shows the runs of `source_row`, evaluated in
+    `mode`. In a recipe, these two settings are called `of` and `by`.
     """
 
     name: str
     paper: Mapping[str, float] = field(default_factory=dict)
-    parameters: int | None = None
+    """The paper's scores by name, such as `valid`, `test`, `bleu_test` or `seconds`."""
+    expected_parameters: int | None = None
+    """The number of parameters that the recipe expects."""
     quoted: bool = False
     recipe: str = ""
     results: tuple[Result, ...] = ()
-    of: str | None = None
-    by: str | None = None
-    models: tuple[Result, ...] = ()
+    """The runs of the row, one per seed, finished or not."""
+    source_row: str | None = None
+    """The row whose runs an evaluation row scores; None for other rows."""
+    mode: str | None = None
+    """The evaluation mode of an evaluation row, such as `dynamic`; None for other rows."""
+    source_runs: tuple[Result, ...] = ()
+    """The runs of `source_row` that were evaluated in this mode."""
     start: str | None = None
     """The row whose weights training starts from, according to the recipe."""
     corpus: str | None = None
     """Name of the corpus if the recipe sets it for this row; None if the row uses the corpus of the recipe's base."""
     paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The paper's rank correlations, by end and benchmark."""
-    steps: Steps | None = None
+    """The paper's rank correlations, by end (`input`, `output` or `tied`) and benchmark."""
+    step_times: StepTimes | None = None
     """The measured time of its training steps; None if it was not measured."""
     variant: str = ""
     """The suffix of the name that distinguishes the row from rows with the same name and other settings."""
@@ -68,7 +81,7 @@ class TableRow:
     @property
     def evaluations(self) -> list[SavedEvaluation]:
         """The saved evaluations that an evaluation row shows."""
-        return [result.evaluations[self.by] for result in self.models if self.by]
+        return [result.evaluations[self.mode] for result in self.source_runs if self.mode]
 
     @property
     def special_mode(self) -> str | None:
@@ -76,20 +89,20 @@ class TableRow:
 
         It is None for windows, because comparing perplexities in different windows shows how much context helps.
         """
-        return self.by if self.by in MODES else None
+        return self.mode if self.mode in MODES else None
 
     @property
-    def ran(self) -> bool:
+    def has_scores(self) -> bool:
         """Whether we have scores for the row."""
-        return bool(self.records or self.models)
+        return bool(self.records or self.source_runs)
 
     @property
-    def own_name(self) -> str:
+    def base_name(self) -> str:
         """The name of the row in its runs, without the settings that distinguish it from rows of the same name."""
         return self.results[0].row if self.results else self.name
 
     @property
-    def begins_with(self) -> str | None:
+    def starting_row(self) -> str | None:
         """The row whose best weights training started from."""
         if not self.results:
             return self.start
@@ -97,15 +110,15 @@ class TableRow:
         return start if isinstance(start, str) else None
 
     @property
-    def changed(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[Change, ...]:
         """Settings that differ from the recipe in any of the runs behind the row's scores."""
-        records = [result.record for result in (*self.results, *self.models) if result.record]
+        records = [result.record for result in (*self.results, *self.source_runs) if result.record]
         return tuple(dict.fromkeys(change for record in records for change in record.changed))
 
     @property
-    def text(self) -> str:
+    def scored_corpus(self) -> str:
         """The name of the corpus that the scores were measured on."""
-        return next((result.record.corpus.name for result in (*self.results, *self.models) if result.record), "")
+        return next((result.record.corpus.name for result in (*self.results, *self.source_runs) if result.record), "")
 
     @property
     def score(self) -> TextScore | None:
@@ -113,57 +126,61 @@ class TableRow:
         return next(iter(self.scores("test") or self.scores("valid")), None)
 
     @property
-    def per_word(self) -> bool:
+    def uses_subwords(self) -> bool:
         """Whether the tokens are sub-words, so that perplexity per word differs from perplexity per token."""
         return self.score is not None and self.score.tokens_per_word != 1
 
     def scores(self, split: str) -> list[TextScore]:
         """Return the scores on a split, of the finished runs or of the evaluations."""
-        scores = (scored.score(split) for scored in (*self.records, *self.evaluations))
+        scores = (record.score(split) for record in (*self.records, *self.evaluations))
         return [score for score in scores if score]
 
     def mean_score(self, metric: Metric, split: str) -> Spread | None:
         """Return the mean of a metric over the finished runs, or over the evaluations."""
-        scores = (score for scored in (*self.records, *self.evaluations) for score in scored.scores(split))
-        return Spread.of(score.value for score in scores if score.metric == metric)
+        scores = (score for record in (*self.records, *self.evaluations) for score in record.scores(split))
+        return Spread.from_values(score.value for score in scores if score.metric == metric)
 
-    def by_protocol(self, split: str) -> Spread | None:
+    def protocol_perplexity(self, split: str) -> Spread | None:
         """Return the mean perplexity by the paper's protocol, over the runs that were also scored by it."""
         protocols = (record.protocol for record in self.records)
         scores = (getattr(protocol, split, None) for protocol in protocols)
-        return Spread.of(score.perplexity for score in scores if score)
+        return Spread.from_values(score.perplexity for score in scores if score)
 
-    def compared(self, split: str) -> Spread | None:
+    def comparison_perplexity(self, split: str) -> Spread | None:
         """Return the perplexity to compare with the paper's perplexity, by the paper's protocol if it is available."""
-        return self.by_protocol(split) or self.mean_score(PERPLEXITY, split)
+        return self.protocol_perplexity(split) or self.mean_score(PERPLEXITY, split)
 
-    def difference(self, split: str) -> float | None:
+    def relative_difference(self, split: str) -> float | None:
         """Return the relative difference of our perplexity from the paper's, as a signed fraction.
 
         It is None if our settings differ from the recipe.
         """
-        ours, paper = self.compared(split), self.paper.get(split)
-        return ours.mean / paper - 1 if ours and paper and not self.changed else None
+        perplexity, paper_perplexity = self.comparison_perplexity(split), self.paper.get(split)
+        if perplexity is None or not paper_perplexity or self.changes:
+            return None
+        return perplexity.mean / paper_perplexity - 1
 
-    def translated(self, split: str) -> list[Translated]:
+    def translation_scores(self, split: str) -> list[Translated]:
         """Return the translation scores on a split, of the finished runs or of the evaluations."""
-        translated = (scored.translated(split) for scored in (*self.records, *self.evaluations))
-        return [scores for scores in translated if scores]
+        scores = (record.translated(split) for record in (*self.records, *self.evaluations))
+        return [score for score in scores if score]
 
     def bleu_difference(self, split: str) -> float | None:
-        """Return our BLEU minus the paper's, in points; None if our settings differ from the recipe."""
-        ours, paper = self.mean_score(BLEU, split), self.paper.get(f"bleu_{split}")
-        return ours.mean - paper if ours and paper and not self.changed else None
+        """Return our BLEU minus the paper's BLEU. It is None if our settings differ from the recipe."""
+        bleu, paper_bleu = self.mean_score(BLEU, split), self.paper.get(f"bleu_{split}")
+        if bleu is None or not paper_bleu or self.changes:
+            return None
+        return bleu.mean - paper_bleu
 
     def rho(self, end: str, benchmark: str) -> Spread | None:
         """Return the Spearman correlation of an end's vectors with human judgements, over the finished runs."""
         scores = (record.similarity_scores(end).get(benchmark) for record in self.records)
-        return Spread.of(score.value for score in scores if score)
+        return Spread.from_values(score.value for score in scores if score)
 
     def mean_rho(self, end: str) -> Spread | None:
         """Return the mean correlation over Press & Wolf's benchmarks, for the runs that have all five benchmarks."""
         runs = [record.similarity_scores(end) for record in self.records]
-        return Spread.of(fmean(run[name].value for name in PRESS) for run in runs if run.keys() >= set(PRESS))
+        return Spread.from_values(fmean(run[name].value for name in PRESS) for run in runs if run.keys() >= set(PRESS))
 
     def judgements(self, end: str, benchmark: str) -> list[Judgement]:
         """Return the scores of an end on a benchmark, one for each finished run that has the benchmark."""
@@ -173,12 +190,13 @@ class TableRow:
     @property
     def epochs(self) -> list[float]:
         """The number of epochs of each finished run that was trained for epochs."""
-        return [result.epochs for result in self.results if result.record and not result.by_updates]
+        return [result.epochs for result in self.results if result.record and not result.is_limited_by_updates]
 
     @property
     def updates(self) -> list[int]:
         """The number of updates of each finished run that was trained for updates."""
-        return [result.record.training.steps for result in self.results if result.record and result.by_updates]
+        limited = [result for result in self.results if result.is_limited_by_updates]
+        return [result.record.training.steps for result in limited if result.record]
 
     @property
     def recipe_epochs(self) -> float:
@@ -193,34 +211,35 @@ class TableRow:
         return min((seconds for result in self.results if (seconds := result.seconds_per_epoch)), default=None)
 
     @property
-    def pace(self) -> float | None:
+    def epoch_seconds(self) -> float | None:
         """Seconds per epoch, from the runs, or from the measured steps if there are no runs."""
-        return self.seconds_per_epoch or (self.steps and self.steps.epoch_seconds)
+        return self.seconds_per_epoch or (self.step_times and self.step_times.epoch_seconds)
 
     @property
-    def size(self) -> int | None:
+    def parameter_count(self) -> int | None:
         """The number of parameters, counted in a run, or expected by the recipe if there is no run."""
-        return next((record.parameters.total for record in self.records), self.parameters)
+        return next((record.parameters.total for record in self.records), self.expected_parameters)
 
     @property
     def state(self) -> str:
         """`unfinished` or `not run` for a row without scores of ours; empty for other rows."""
-        if self.ran or self.quoted:
+        if self.has_scores or self.quoted:
             return ""
         return "unfinished" if self.results else "not run"
 
 
-def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
+def join_runs(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
     """Return the rows of a recipe with their runs, followed by rows for the runs that belong to none of them.
 
-    Rows that already have runs keep them.
+    Rows that already have runs keep them. A row is split if its runs have different settings, because only runs that
+    differ in the seed are averaged.
     """
     rows = list(rows)
-    taken = {result.folder for row in rows for result in row.results}
-    groups = _groups(result for result in results if result.folder not in taken)
+    assigned = {result.folder for row in rows for result in row.results}
+    groups = _group_runs(result for result in results if result.folder not in assigned)
     joined: list[TableRow] = []
     for row in rows:
-        matches = [group for group in groups if not row.of and _belongs(row, group.results[0])]
+        matches = [runs for runs in groups if not row.source_row and _belongs(row, runs.results[0])]
         if row.results or not matches:
             joined.append(row)
             continue
@@ -228,70 +247,76 @@ def join(rows: Iterable[TableRow], results: Iterable[Result]) -> list[TableRow]:
             name = row.name if len(matches) == 1 else match.name
             joined.append(replace(row, name=name, variant=match.variant, results=match.results))
             groups.remove(match)
-    return _with_evaluations(joined + [_row_of(group) for group in groups])
+    return _add_evaluations(joined + [_row_from_runs(runs) for runs in groups])
 
 
-def name_recipes(rows: Iterable[TableRow]) -> list[TableRow]:
+def add_recipe_names(rows: Iterable[TableRow]) -> list[TableRow]:
     """Prefix the name of each row with its recipe if there are several recipes, because names may be equal."""
     rows = list(rows)
     if len({row.recipe for row in rows}) < 2:
         return rows
-    prefixes = (f"{row.recipe}: " for row in rows)
-    return [
-        replace(row, name=prefix + row.name.removeprefix(prefix)) for row, prefix in zip(rows, prefixes, strict=True)
-    ]
+    prefixed = []
+    for row in rows:
+        prefix = f"{row.recipe}: "
+        prefixed.append(replace(row, name=prefix + row.name.removeprefix(prefix)))
+    return prefixed
 
 
-def _with_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Add their models to the evaluation rows, and add a row for each saved evaluation that no row shows."""
-    listed = {(row.recipe, row.of, row.by) for row in rows if row.by}
+def _add_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
+    """Add their runs to the evaluation rows, and add a row for each saved evaluation that no row shows."""
+    listed = {(row.recipe, row.source_row, row.mode) for row in rows if row.mode}
     complete: list[TableRow] = []
     for row in rows:
-        if row.by:
-            complete += [row] if row.models else _scoring(row, rows)
+        if row.mode:
+            complete += [row] if row.source_runs else _add_source_runs(row, rows)
             continue
         complete.append(row)
-        for by in dict.fromkeys(kind for result in row.results for kind in result.evaluations):
-            if (row.recipe, row.own_name, by) not in listed:
-                name = f"{row.name} + {in_words(by)}"
-                complete += _scoring(TableRow(name, recipe=row.recipe, of=row.own_name, by=by), [row])
+        for mode in dict.fromkeys(mode for result in row.results for mode in result.evaluations):
+            if (row.recipe, row.base_name, mode) not in listed:
+                name = f"{row.name} + {in_words(mode)}"
+                evaluation = TableRow(name, recipe=row.recipe, source_row=row.base_name, mode=mode)
+                complete += _add_source_runs(evaluation, [row])
     return complete
 
 
-def _scoring(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
-    """Return an evaluation row with its models, or several rows if the models were trained with different settings.
+def _add_source_runs(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
+    """Return an evaluation row with the runs that it scores, or unchanged if there are none.
 
-    A row without models is returned unchanged.
+    If these runs were trained with different settings, return one row for each set of settings.
     """
-    trained = {
-        candidate.name: (candidate, models)
-        for candidate in rows
-        if not candidate.by and (candidate.recipe, candidate.own_name) == (row.recipe, row.of)
-        if (models := tuple(result for result in candidate.results if row.by in result.evaluations))
-    }
-    several = len(trained) > 1
+    sources: dict[str, tuple[TableRow, tuple[Result, ...]]] = {}
+    for candidate in rows:
+        if not candidate.mode and (candidate.recipe, candidate.base_name) == (row.recipe, row.source_row):
+            runs = tuple(result for result in candidate.results if row.mode in result.evaluations)
+            if runs:
+                sources[candidate.name] = (candidate, runs)
+    if not sources:
+        return [row]
     return [
         replace(
             row,
-            name=row.name + source.variant * several,
-            parameters=source.size,
-            models=models,
+            name=row.name + (source.variant if len(sources) > 1 else ""),
+            expected_parameters=source.parameter_count,
+            source_runs=runs,
             corpus=source.corpus,
         )
-        for source, models in trained.values()
-    ] or [row]
+        for source, runs in sources.values()
+    ]
 
 
-def group(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
+def group_by_row(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
     """Group runs that differ only in the seed, by the name of their row.
 
     If there are several recipes, the name includes the recipe. If runs of one row have different settings, the name
     includes the settings that differ, so that only repetitions are averaged.
+
+    Example:
+        `{"Small": (seed 0, seed 1), "Small + WT (training.epochs=3)": (seed 0,), ...}`
     """
-    return {runs.name: runs.results for runs in _groups(results)}
+    return {runs.name: runs.results for runs in _group_runs(results)}
 
 
-class _Group(NamedTuple):
+class _RunGroup(NamedTuple):
     """Runs that differ only in the seed."""
 
     row: str
@@ -304,136 +329,156 @@ class _Group(NamedTuple):
         return self.row + self.variant
 
 
-def _groups(results: Iterable[Result]) -> list[_Group]:
-    alike: dict[tuple[str, str, str], list[Result]] = {}
+def _group_runs(results: Iterable[Result]) -> list[_RunGroup]:
+    by_settings: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
-        key = json.dumps(distinguishing(result.settings), sort_keys=True)
-        alike.setdefault((result.recipe, result.row, key), []).append(result)
-    several = len({recipe for recipe, _, _ in alike}) > 1
+        settings_key = json.dumps(distinguishing_settings(result.settings), sort_keys=True)
+        by_settings.setdefault((result.recipe, result.row, settings_key), []).append(result)
+    has_several_recipes = len({recipe for recipe, _, _ in by_settings}) > 1
     groups = []
-    for (recipe, row, _), members in alike.items():
-        variants = [runs[0] for key, runs in alike.items() if key[:2] == (recipe, row)]
+    for (recipe, row, _), members in by_settings.items():
+        variants = [runs[0] for key, runs in by_settings.items() if key[:2] == (recipe, row)]
         variant = ""
         if len(variants) > 1:
-            changed = differing([distinguishing(result.settings) for result in variants])
+            keys = differing_keys([distinguishing_settings(result.settings) for result in variants])
             settings = flatten(members[0].settings)
-            variant = " (" + ", ".join(f"{key}={_plain(settings.get(key))}" for key in changed) + ")"
+            variant = " (" + ", ".join(f"{key}={_format_value(settings.get(key))}" for key in keys) + ")"
         by_seed = tuple(sorted(members, key=lambda result: result.seed))
-        groups.append(_Group(f"{recipe}: {row}" if several else row, variant, by_seed))
+        groups.append(_RunGroup(f"{recipe}: {row}" if has_several_recipes else row, variant, by_seed))
     return groups
 
 
-def families(rows: Sequence[TableRow]) -> list[list[TableRow]]:
+def group_comparable(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     """Return groups of rows whose perplexities can be compared, one group for each corpus and evaluation mode.
 
     If the rows of a corpus and mode cannot all be compared, their group is the largest set of rows that can be compared
     with one of them. If several sets are equally large, it is the first.
     """
-    by_text: dict[tuple[str, str | None], list[TableRow]] = {}
+    by_corpus: dict[tuple[str, str | None], list[TableRow]] = {}
     for row in rows:
         if row.score:
-            by_text.setdefault((row.text, row.special_mode), []).append(row)
-    alike = ([[row for row in family if not _obstacle(row, first)] for first in family] for family in by_text.values())
-    return [max(groups, key=len) for groups in alike]
+            by_corpus.setdefault((row.scored_corpus, row.special_mode), []).append(row)
+    groups = []
+    for candidates in by_corpus.values():
+        subsets = [[row for row in candidates if _can_compare(row, reference)] for reference in candidates]
+        groups.append(max(subsets, key=len))
+    return groups
 
 
-def comparable(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Return the largest of the families. Its rows can be shown in one plot."""
-    return max(families(rows), key=len, default=[])
+def largest_comparable_group(rows: Sequence[TableRow]) -> list[TableRow]:
+    """Return the largest group of rows whose perplexities can be compared, for example to show them in one plot."""
+    return max(group_comparable(rows), key=len, default=[])
 
 
-def judged_by(rows: Sequence[TableRow]) -> Metric:
+def ranking_metric(rows: Sequence[TableRow]) -> Metric:
     """Return the metric that ranks rows: BLEU if the paper or the runs have BLEU scores, otherwise perplexity."""
-    by_paper = any({"bleu_valid", "bleu_test"} & row.paper.keys() for row in rows)
-    return BLEU if by_paper or any(record.translation for row in rows for record in row.records) else PERPLEXITY
+    paper_has_bleu = any({"bleu_valid", "bleu_test"} & row.paper.keys() for row in rows)
+    runs_have_bleu = any(record.translation for row in rows for record in row.records)
+    return BLEU if paper_has_bleu or runs_have_bleu else PERPLEXITY
 
 
-def judged_by_similarity(rows: Sequence[TableRow]) -> bool:
+def has_only_similarity(rows: Sequence[TableRow]) -> bool:
     """Return whether word similarity is the only score that the paper and the runs have."""
-    judged = any(row.paper_similarity for row in rows) or any(
-        record.similarity for row in rows for record in row.records
-    )
-    return judged and not any(row.paper or row.score for row in rows)
+    paper_has_similarity = any(row.paper_similarity for row in rows)
+    runs_have_similarity = any(record.similarity for row in rows for record in row.records)
+    has_other_scores = any(row.paper or row.score for row in rows)
+    return (paper_has_similarity or runs_have_similarity) and not has_other_scores
 
 
-def rivals(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
-    """Return groups of rows whose BLEU can be compared: the same corpus and the same sacrebleu signature."""
-    by_signature: dict[tuple[str, str], list[TableRow]] = {}
-    for row in rows:
-        if scores := row.translated(split):
-            by_signature.setdefault((row.text, scores[0].bleu_signature), []).append(row)
-    return list(by_signature.values())
-
-
-def contenders(rows: Sequence[TableRow]) -> list[list[TableRow]]:
-    """Return the families without rows that only provide the starting weights of another row."""
-    existing_run = {(row.recipe, row.begins_with) for row in rows}
-    return [[row for row in family if (row.recipe, row.own_name) not in existing_run] for family in families(rows)]
-
-
-def competing(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
-    """Return groups of rows that can be ranked, by the metric that ranks these rows."""
-    return rivals(rows, split) if judged_by(rows) == BLEU else contenders(rows)
-
-
-def judged_by_time(rows: Sequence[TableRow]) -> bool:
+def has_only_times(rows: Sequence[TableRow]) -> bool:
     """Return whether the paper reports only seconds for these rows."""
     return {name for row in rows for name in row.paper} == {"seconds"}
 
 
-def times_first(rows: Sequence[TableRow], row: TableRow) -> tuple[float | None, float | None]:
+def group_by_bleu(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
+    """Return groups of rows whose BLEU can be compared: the same corpus and the same sacrebleu signature."""
+    by_signature: dict[tuple[str, str], list[TableRow]] = {}
+    for row in rows:
+        if scores := row.translation_scores(split):
+            by_signature.setdefault((row.scored_corpus, scores[0].bleu_signature), []).append(row)
+    return list(by_signature.values())
+
+
+def group_rankable(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
+    """Return groups of rows that can be ranked, by the metric that ranks these rows.
+
+    A row that only provides the starting weights of another row is not ranked by perplexity.
+    """
+    if ranking_metric(rows) == BLEU:
+        return group_by_bleu(rows, split)
+    starting_rows = {(row.recipe, row.starting_row) for row in rows}
+    return [
+        [row for row in comparable if (row.recipe, row.base_name) not in starting_rows]
+        for comparable in group_comparable(rows)
+    ]
+
+
+def time_ratios(rows: Sequence[TableRow], row: TableRow) -> tuple[float | None, float | None]:
     """Return our time and the paper's time of an epoch, both relative to the first row on the same corpus."""
     first = next((candidate for candidate in rows if candidate.corpus == row.corpus and not candidate.quoted), row)
-    seconds, reference = row.paper.get("seconds"), first.paper.get("seconds")
-    return _times(row, first), seconds / reference if seconds and reference else None
+    seconds, first_seconds = row.paper.get("seconds"), first.paper.get("seconds")
+    return _time_ratio(row, first), seconds / first_seconds if seconds and first_seconds else None
 
 
-def _times(row: TableRow, first: TableRow) -> float | None:
-    """Divide the time of a row by the time of the first row.
+def _time_ratio(row: TableRow, first: TableRow) -> float | None:
+    """Divide our time of a row by our time of the first row.
 
     Runs are compared with runs and steps with steps, because runs may have shared their device.
     """
-    seconds, reference = row.seconds_per_epoch, first.seconds_per_epoch
-    if seconds and reference:
-        return seconds / reference
-    return row.steps.epoch_seconds / first.steps.epoch_seconds if row.steps and first.steps else None
+    seconds, first_seconds = row.seconds_per_epoch, first.seconds_per_epoch
+    if seconds and first_seconds:
+        return seconds / first_seconds
+    if row.step_times and first.step_times:
+        return row.step_times.epoch_seconds / first.step_times.epoch_seconds
+    return None
 
 
-def mark(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
-    """Add a footnote sign to the name of each row that needs a remark, and return the rows and the footnotes."""
+def add_footnotes(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
+    """Add a footnote sign to the name of each row that needs a remark, and return the rows and the footnotes.
+
+    Rows with the same remark share a sign: †, ‡, §, ¶, then ††, ‡‡ and so on.
+    """
     signs: dict[str, str] = {}
     marked = []
-    usual = {(family[0].text, family[0].special_mode): family[0] for family in families(rows)}
+    references = {(group[0].scored_corpus, group[0].special_mode): group[0] for group in group_comparable(rows)}
     for row in rows:
-        text = _remark(row, usual.get((row.text, row.special_mode)))
-        sign = signs.setdefault(text, SIGNS[len(signs) % 4] * (1 + len(signs) // 4)) if text else ""
-        marked.append(replace(row, name=f"{row.name} {sign}") if sign else row)
-    return marked, tuple(f"{sign} {text}" for text, sign in signs.items())
+        remark = _describe_row(row, references.get((row.scored_corpus, row.special_mode)))
+        if not remark:
+            marked.append(row)
+            continue
+        repeats, index = divmod(len(signs), len(FOOTNOTE_SIGNS))
+        sign = signs.setdefault(remark, FOOTNOTE_SIGNS[index] * (1 + repeats))
+        marked.append(replace(row, name=f"{row.name} {sign}"))
+    return marked, tuple(f"{sign} {remark}" for remark, sign in signs.items())
 
 
-def _remark(row: TableRow, usual: TableRow | None) -> str:
+def _describe_row(row: TableRow, reference: TableRow | None) -> str:
+    """Return the remarks on a row, compared with the reference row of its corpus and mode, as one string."""
     remarks = _training_remarks(row)
-    if row.score and row.per_word:
+    if row.score and row.uses_subwords:
         mean = f"{row.score.tokens_per_word:.1f} on average"
         remarks.append(f"perplexity per word: the probability of a word is the product over its sub-words ({mean})")
-    if usual and (gap := _between(row, usual)):
-        what = "perplexity not comparable" if row.translated("test") else "not comparable"
-        remarks.append(f"{what}: " * gap.prevents + in_table(gap, usual.name))
+    gap = _score_difference(row, reference) if reference else None
+    if reference and gap:
+        prefix = ""
+        if gap.prevents:
+            prefix = "perplexity not comparable: " if row.translation_scores("test") else "not comparable: "
+        remarks.append(prefix + in_table(gap, reference.name))
     return "; ".join(remarks)
 
 
 def _training_remarks(row: TableRow) -> list[str]:
     """Return remarks on the starting weights and on early stopping."""
     remarks = []
-    if row.results and row.begins_with:
-        remarks.append(f"began with the best weights of {row.begins_with}{_not_improved(row.results)}")
+    if row.results and row.starting_row:
+        remarks.append(f"began with the best weights of {row.starting_row}{_not_improved_remark(row.results)}")
     if any(result.record and result.epochs < (result.record.training.epochs or 0) for result in row.results):
         rule = flatten(row.results[0].settings).get("training.stop.rule")
         remarks.append("stopped early" + (f", by the {rule} rule" if rule else ""))
     return remarks
 
 
-def _not_improved(results: Sequence[Result]) -> str:
+def _not_improved_remark(results: Sequence[Result]) -> str:
     """Return a remark if runs did not improve on the weights that they started from."""
     count = sum(result.best_epoch == 0 for result in results)
     if not count:
@@ -442,16 +487,17 @@ def _not_improved(results: Sequence[Result]) -> str:
     return f"; no epoch improved on them{seeds}, so their scores are shown"
 
 
-def _between(row: TableRow, other: TableRow) -> Difference | None:
+def _score_difference(row: TableRow, other: TableRow) -> Difference | None:
+    """Return how the definitions of two rows' scores differ, or None if they do not differ."""
     return difference(row.score, other.score) if row.score and other.score else None
 
 
-def _obstacle(row: TableRow, other: TableRow) -> bool:
-    gap = _between(row, other)
-    return gap is not None and gap.prevents
+def _can_compare(row: TableRow, other: TableRow) -> bool:
+    gap = _score_difference(row, other)
+    return gap is None or not gap.prevents
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -459,19 +505,16 @@ def _belongs(row: TableRow, result: Result) -> bool:
     return result.row == row.name and row.recipe in ("", result.recipe)
 
 
-def _row_of(group: _Group) -> TableRow:
-    record = next((result.record for result in group.results if result.record), None)
-    paper = record.paper if record else {}
-    expected = record.parameters.expected if record else None
-    corpus = record.corpus.name if record else None
-    similarity = record.paper_similarity if record else {}
-    return TableRow(
-        group.name,
-        paper,
-        expected,
-        recipe=group.results[0].recipe,
-        results=group.results,
-        corpus=corpus,
-        paper_similarity=similarity,
-        variant=group.variant,
+def _row_from_runs(runs: _RunGroup) -> TableRow:
+    """Return a row for runs that belong to no row of a recipe. Its paper scores come from a finished run."""
+    record = next((result.record for result in runs.results if result.record), None)
+    row = TableRow(runs.name, recipe=runs.results[0].recipe, results=runs.results, variant=runs.variant)
+    if record is None:
+        return row
+    return replace(
+        row,
+        paper=record.paper,
+        expected_parameters=record.parameters.expected,
+        corpus=record.corpus.name,
+        paper_similarity=record.paper_similarity,
     )

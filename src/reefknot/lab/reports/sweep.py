@@ -1,7 +1,8 @@
-"""A sweep: one row of a recipe, trained with several settings and ranked by validation scores alone.
+"""Rank the trials of a hyperparameter sweep by their validation scores.
 
-If settings were chosen by test scores, the test score of the best would be biased. So the rows of a sweep have no test
-scores.
+A sweep trains one row (one experiment of a recipe) with several combinations of settings. `rank_trials` sorts the
+combinations, best first, and `summarise_trials` writes them to sweep.json. Test scores are removed from the ranked
+rows: if settings were chosen by test scores, the test score of the best would be biased.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reefknot.lab.reports.results import Result, Spread, load
-from reefknot.lab.reports.rows import TableRow, comparable, judged_by
+from reefknot.lab.reports.results import Result, Spread, load_run
+from reefknot.lab.reports.rows import TableRow, largest_comparable_group, ranking_metric
 from reefknot.lab.runs.changes import Change
 from reefknot.lab.runs.result import Frequency, Neighbors, RunResult, Translations
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
@@ -29,77 +30,83 @@ class Trial:
 
     def row(self) -> TableRow:
         """Return the trial as a row of a table, with the runs that have begun and their test scores."""
-        existing_run = tuple(load(run) for run in self.runs if (run / "config.json").is_file())
-        return TableRow(self.name, results=existing_run)
+        results = tuple(load_run(folder) for folder in self.runs if (folder / "config.json").is_file())
+        return TableRow(self.name, results=results)
 
 
-def rank(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
+def rank_trials(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
     """Return the trials that have begun, without test scores, best first.
 
     The best trial has the lowest validation perplexity, or the highest BLEU for translators. Trials that cannot be
     compared with the others, for example because of their vocabulary, come after them. Trials without a score come
     last.
     """
-    rows = [(trial, row) for trial in trials if (row := trial.row()).results]
-    common = _shared([record for _, row in rows for record in row.records])
-    withheld = [
-        (trial, replace(row, results=tuple(_withhold(result, common) for result in row.results))) for trial, row in rows
-    ]
-    metric = judged_by([row for _, row in withheld])
-    fair = comparable([row for _, row in withheld])
+    started = [(trial, row) for trial in trials if (row := trial.row()).results]
+    shared_changes = _find_shared_changes([record for _, row in started for record in row.records])
+    ranked = []
+    for trial, row in started:
+        results = tuple(_remove_test_scores(result, shared_changes) for result in row.results)
+        ranked.append((trial, replace(row, results=results)))
+    rows = [row for _, row in ranked]
+    metric = ranking_metric(rows)
+    comparable = largest_comparable_group(rows)
 
-    def order(pair: tuple[Trial, TableRow]) -> tuple[bool, bool, float]:
-        score = pair[1].mean_score(metric, "valid")
-        return (
-            score is None,
-            metric == PERPLEXITY and pair[1] not in fair,
-            metric.sign * score.mean if score else 0.0,
-        )
+    def sort_key(pair: tuple[Trial, TableRow]) -> tuple[bool, bool, float]:
+        _, row = pair
+        score = row.mean_score(metric, "valid")
+        is_incomparable = metric == PERPLEXITY and row not in comparable
+        return score is None, is_incomparable, metric.sign * score.mean if score else 0.0
 
-    return sorted(withheld, key=order)
+    return sorted(ranked, key=sort_key)
 
 
-def summary(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> list[dict[str, Any]]:
+def summarise_trials(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> list[dict[str, Any]]:
     """Return the entries of sweep.json, one for each trial, in the same order."""
-    return [
-        {
+    entries = []
+    for trial, row in ranked:
+        entry: dict[str, Any] = {
             "settings": dict(trial.settings),
             "runs": [run.relative_to(root).as_posix() for run in trial.runs],
-            "valid": spread_record(row.mean_score(PERPLEXITY, "valid")),
-            **({"bleu_valid": spread_record(bleu)} if (bleu := row.mean_score(BLEU, "valid")) else {}),
-            "epochs": row.epochs,
-            "seconds": spread_record(Spread.of(record.training.seconds for record in row.records)),
-            "seconds_per_epoch": spread_record(Spread.of(result.seconds_per_epoch for result in row.results)),
+            "valid": spread_to_dict(row.mean_score(PERPLEXITY, "valid")),
         }
-        for trial, row in ranked
-    ]
+        if bleu := row.mean_score(BLEU, "valid"):
+            entry["bleu_valid"] = spread_to_dict(bleu)
+        seconds = Spread.from_values(record.training.seconds for record in row.records)
+        seconds_per_epoch = Spread.from_values(result.seconds_per_epoch for result in row.results)
+        entry |= {
+            "epochs": row.epochs,
+            "seconds": spread_to_dict(seconds),
+            "seconds_per_epoch": spread_to_dict(seconds_per_epoch),
+        }
+        entries.append(entry)
+    return entries
 
 
-def spread_record(value: Spread | None) -> dict[str, Any] | None:
+def spread_to_dict(value: Spread | None) -> dict[str, Any] | None:
     """Return a mean over seeds in the format of sweep.json."""
     return asdict(value) if value else None
 
 
-def _shared(records: Sequence[RunResult]) -> tuple[Change, ...]:
+def _find_shared_changes(records: Sequence[RunResult]) -> tuple[Change, ...]:
     """Return the changes of the recipe that all trials share. The names of the trials do not show them."""
-    first = records[0].changed if records else ()
-    return tuple(change for change in first if all(change in record.changed for record in records))
+    candidates = records[0].changed if records else ()
+    return tuple(change for change in candidates if all(change in record.changed for record in records))
 
 
-def _withhold(result: Result, changed: tuple[Change, ...]) -> Result:
+def _remove_test_scores(result: Result, changes: tuple[Change, ...]) -> Result:
     """Return the run without test scores and without samples, neighbours and other parts that describe its model."""
     result = replace(result, evaluations={})
     if result.record is None:
         return result
     protocol, translation = result.record.protocol, result.record.translation
-    withheld: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "test": None,
         "protocol": protocol.replace(test=None) if protocol else None,
         "paper": {},
-        "changed": changed,
+        "changed": changes,
         "frequency": Frequency(),
         "neighbors": Neighbors(),
         "samples": (),
-        "translation": translation and Translations(valid=translation.valid),
+        "translation": Translations(valid=translation.valid) if translation else None,
     }
-    return replace(result, record=result.record.replace(**withheld))
+    return replace(result, record=result.record.replace(**replacements))

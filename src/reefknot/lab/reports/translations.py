@@ -1,6 +1,9 @@
-"""The report's section on translations: BLEU by source length, translations side by side, and attention weights.
+"""Build the report's section on translations: BLEU by source length, example translations, and attention weights.
 
-Shapes: S tokens of a source, T tokens of its translation.
+Each public function takes the rows of the report (one per experiment of a recipe) and returns one part of the section;
+`translations.html` shows them. A length band is a range of source lengths, such as 10 to 19 tokens.
+
+Shapes of arrays, after the underscore in a name: S tokens of a source, T tokens of its translation.
 """
 
 from __future__ import annotations
@@ -15,24 +18,24 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from reefknot.lab.reports.drawing import COLOURS, Plot, left_out, legend, style_of, svg
-from reefknot.lab.reports.rows import TableRow, rivals
+from reefknot.lab.reports.drawing import COLOURS, Plot, add_legend, describe_left_out, render_svg, row_style
+from reefknot.lab.reports.rows import TableRow, group_by_bleu
 from reefknot.lab.runs.result import Example, LengthBand, Translated
 from reefknot.lab.text.bpe import format_token
 
-PICTURES = 2
+MAX_ATTENTION_PLOTS = 2
 """The number of attention plots per row."""
-FAINT = 0.02
+MIN_DRAWN_WEIGHT = 0.02
 """Smaller attention weights are not drawn, because they would be invisible."""
-LONGEST = 40
+MAX_PLOTTED_TOKENS = 40
 """Pairs with more tokens than this on a side get no plot."""
-_CELL, _LETTER = 0.19, 0.08  # size in inches of a token in a plot, and of a letter of its label
+_CELL_SIZE, _LETTER_SIZE = 0.19, 0.08  # size in inches of a token in a plot, and of a letter of its label
 _WEIGHT_COLOURS = LinearSegmentedColormap.from_list("attention", [f"{COLOURS[0]}00", COLOURS[0]])
 """From transparent (weight 0), which fits any background, to the colour of the first row (weight 1)."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class TranslatedPair:
     """A sentence pair of the test text with the translations of its source."""
 
     source: str
@@ -41,113 +44,127 @@ class Pair:
     """Names of rows and their translations."""
 
 
-def by_length(rows: Sequence[TableRow]) -> list[Plot]:
+def plot_by_length(rows: Sequence[TableRow]) -> list[Plot]:
     """Plot test BLEU by the length of the source, for the largest group of comparable rows."""
-    scored = [row for row in rows if _bands(row)]
-    plotted = max(rivals(scored, "test"), key=len, default=[])
-    bands = sorted({(band.low, band.high) for row in plotted for band in _bands(row)}, key=lambda ends: ends[0])
-    if len(bands) < 2:
+    scored = [row for row in rows if _length_bands(row)]
+    plotted = max(group_by_bleu(scored, "test"), key=len, default=[])
+    ranges = sorted(
+        {(band.low, band.high) for row in plotted for band in _length_bands(row)}, key=lambda lengths: lengths[0]
+    )
+    if len(ranges) < 2:
         return []
-    pairs = {(band.low, band.high): band.pairs for band in _bands(plotted[0])}
+    pair_counts = {(band.low, band.high): band.pairs for band in _length_bands(plotted[0])}
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for row in plotted:
-            points = {(band.low, band.high): band.bleu for band in _bands(row)}
-            positions = [n for n, ends in enumerate(bands) if ends in points]
-            axes.plot(
-                positions, [points[bands[n]] for n in positions], **style_of(rows.index(row)) | {"linewidth": 1.1}
-            )
-        axes.set_xticks(range(len(bands)), [f"{_ends(*ends)}\n{pairs.get(ends, 0):,}" for ends in bands])
+            bleu = {(band.low, band.high): band.bleu for band in _length_bands(row)}
+            xs = [x for x, lengths in enumerate(ranges) if lengths in bleu]
+            style = row_style(rows.index(row)) | {"linewidth": 1.1}
+            axes.plot(xs, [bleu[ranges[x]] for x in xs], **style)
+        labels = [f"{_format_range(*lengths)}\n{pair_counts.get(lengths, 0):,}" for lengths in ranges]
+        axes.set_xticks(range(len(ranges)), labels)
         axes.set(xlabel="tokens of the source (pairs)", ylabel="BLEU")
-        legend(figure, rows, plotted)
+        add_legend(figure, rows, plotted)
 
     caption = "Test BLEU by the length of the source; higher is better."
-    if any(len(row.translated("test")) > 1 for row in plotted):
+    if any(len(row.translation_scores("test")) > 1 for row in plotted):
         caption += " Means over seeds."
-    caption += left_out([row for row in scored if row not in plotted], "their text or their BLEU settings differ")
-    return [Plot(svg("by-length", 2.8, plotted, draw, caption), caption)]
+    caption += describe_left_out(
+        [row for row in scored if row not in plotted], "their text or their BLEU settings differ"
+    )
+    return [Plot(render_svg("by-length", 2.8, plotted, draw, caption), caption)]
 
 
-def side_by_side(rows: Sequence[TableRow]) -> list[Pair]:
+def compare_examples(rows: Sequence[TableRow]) -> list[TranslatedPair]:
     """Return the example pairs with the translations by the first run of every row that has examples."""
     by_pair: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        for example in _examples(row):
+        for example in _find_examples(row):
             by_pair.setdefault((example.source, example.reference), {}).setdefault(row.name, example.translation)
-    return [Pair(*pair, tuple(translations.items())) for pair, translations in by_pair.items()]
+    return [TranslatedPair(*pair, tuple(translations.items())) for pair, translations in by_pair.items()]
 
 
-def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
+def plot_attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
     """Plot the attention weights over the source for some translations of each row."""
     plots = []
-    for n, row in enumerate(rows):
-        examples = islice(filter(_fits, _examples(row)), PICTURES)
-        show = format_token if row.results and row.results[0].cuts_words else str
-        pictures = [_picture(f"attention-{n}-{k}", example, show) for k, example in enumerate(examples)]
-        if pictures:
-            plots.append((row.name, pictures))
+    for row_index, row in enumerate(rows):
+        examples = islice(filter(_fits_plot, _find_examples(row)), MAX_ATTENTION_PLOTS)
+        decode = format_token if row.results and row.results[0].uses_subwords else str
+        row_plots = [
+            _draw_attention(f"attention-{row_index}-{k}", example, decode) for k, example in enumerate(examples)
+        ]
+        if row_plots:
+            plots.append((row.name, row_plots))
     return plots
 
 
-def run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
+def list_run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
     """Return the row, the seed and the scores of each run of a translator.
 
     The scores are on the test text, or on the validation text if test scores are withheld.
     """
-    records = [(row.name, record) for row in rows for record in row.records if record.translation]
-    runs = [(name, record.seed, record.translation) for name, record in records]
-    return [(name, seed, split) for name, seed, scores in runs if scores and (split := scores.test or scores.valid)]
+    entries = []
+    for row in rows:
+        for record in row.records:
+            scores = (record.translation.test or record.translation.valid) if record.translation else None
+            if scores:
+                entries.append((row.name, record.seed, scores))
+    return entries
 
 
-def signatures(rows: Sequence[TableRow]) -> list[str]:
+def list_signatures(rows: Sequence[TableRow]) -> list[str]:
     """Return the distinct signatures of BLEU and chrF."""
-    scores = [score for _, _, score in run_scores(rows)]
-    named = [("BLEU", score.bleu_signature) for score in scores] + [("chrF", score.chrf_signature) for score in scores]
-    return list(dict.fromkeys(f"{name}: {signature}" for name, signature in named if signature))
+    scores = [score for _, _, score in list_run_scores(rows)]
+    signatures = [f"BLEU: {score.bleu_signature}" for score in scores if score.bleu_signature]
+    signatures += [f"chrF: {score.chrf_signature}" for score in scores if score.chrf_signature]
+    return list(dict.fromkeys(signatures))
 
 
-def _picture(name: str, example: Example, show: Callable[[str], str]) -> Plot:
-    """Draw the attention weights: source tokens across, target tokens down, darker for larger weights."""
-    across, down = (list(map(show, tokens)) for tokens in (example.source_tokens, example.target_tokens))
-    weights_TS = np.ma.masked_less(np.asarray(example.attention), FAINT)
-    height = 0.3 + _CELL * len(down) + _LETTER * max(map(len, across))
+def _draw_attention(name: str, example: Example, decode: Callable[[str], str]) -> Plot:
+    """Draw the attention weights: source tokens as columns, target tokens as rows, darker for larger weights."""
+    source_tokens = [decode(token) for token in example.source_tokens]
+    target_tokens = [decode(token) for token in example.target_tokens]
+    weights_TS = np.ma.masked_less(np.asarray(example.attention), MIN_DRAWN_WEIGHT)
+    height = 0.3 + _CELL_SIZE * len(target_tokens) + _LETTER_SIZE * max(map(len, source_tokens))
 
     def draw(figure: Figure) -> None:
         axes: Any = figure.add_subplot()
         axes.pcolormesh(weights_TS, cmap=_WEIGHT_COLOURS, vmin=0.0, vmax=1.0)
-        axes.set_xticks(np.arange(len(across)) + 0.5, across, rotation=90)
-        axes.set_yticks(np.arange(len(down)) + 0.5, down)
+        axes.set_xticks(np.arange(len(source_tokens)) + 0.5, source_tokens, rotation=90)
+        axes.set_yticks(np.arange(len(target_tokens)) + 0.5, target_tokens)
         axes.invert_yaxis()
         axes.xaxis.tick_top()
         axes.tick_params(length=0)
         axes.grid(visible=False)
 
     caption = f"{example.translation} — attention of the translation (rows) to the source (columns)."
-    return Plot(svg(name, height, (), draw, caption), caption)
+    return Plot(render_svg(name, height, (), draw, caption), caption)
 
 
-def _fits(example: Example) -> bool:
+def _fits_plot(example: Example) -> bool:
     """Return whether every pair of tokens has a weight and all tokens fit into a plot."""
-    across, down = len(example.source_tokens), len(example.target_tokens)
-    complete = len(example.attention) == down and all(len(row) == across for row in example.attention)
-    return complete and 0 < across <= LONGEST and 0 < down <= LONGEST
+    source_length, target_length = len(example.source_tokens), len(example.target_tokens)
+    is_complete = len(example.attention) == target_length and all(
+        len(weights) == source_length for weights in example.attention
+    )
+    return is_complete and 0 < source_length <= MAX_PLOTTED_TOKENS and 0 < target_length <= MAX_PLOTTED_TOKENS
 
 
-def _examples(row: TableRow) -> tuple[Example, ...]:
+def _find_examples(row: TableRow) -> tuple[Example, ...]:
     """Return the examples of the first finished run that has any."""
     by_run = (record.translation.examples for record in row.records if record.translation)
     return next((examples for examples in by_run if examples), ())
 
 
-def _bands(row: TableRow) -> list[LengthBand]:
+def _length_bands(row: TableRow) -> list[LengthBand]:
     """Return the length bands with the mean BLEU over seeds."""
-    by_ends: dict[tuple[int, int | None], list[LengthBand]] = {}
-    for scores in row.translated("test"):
+    by_range: dict[tuple[int, int | None], list[LengthBand]] = {}
+    for scores in row.translation_scores("test"):
         for band in scores.by_length:
-            by_ends.setdefault((band.low, band.high), []).append(band)
-    return [bands[0].replace(bleu=fmean(band.bleu for band in bands)) for bands in by_ends.values()]
+            by_range.setdefault((band.low, band.high), []).append(band)
+    return [bands[0].replace(bleu=fmean(band.bleu for band in bands)) for bands in by_range.values()]
 
 
-def _ends(low: int, high: int | None) -> str:
+def _format_range(low: int, high: int | None) -> str:
     return f"{low}+" if high is None else f"{low}–{high}"

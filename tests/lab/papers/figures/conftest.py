@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.lab.reports.results import Result, load
+from reefknot.lab.reports.results import Result, load_run
 
 Write = Callable[..., Result]
 
@@ -54,7 +54,7 @@ def write(tmp_path: Path) -> Write:
         (folder / "environment.json").write_text(json.dumps({"torch": "2.13.0"}))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "result.json").write_text(json.dumps(record | fields))
-        return load(folder)
+        return load_run(folder)
 
     return write
 

@@ -47,7 +47,7 @@ def test_picture_has_one_panel_per_size(write: Write) -> None:
     assert [text in drawing.svg for text in ("200 units", "1500 units", "epoch", "VD")] == [True] * 4
     assert drawing.svg == Progress().draw(measured).svg
     assert drawing.png.startswith(b"\x89PNG")
-    head, first, *_ = Progress().lines(measured)
+    head, first, *_ = Progress().format_lines(measured)
     assert head.split() == ["row", "lowest", "epoch", "paper", "at", "a", "third", "epochs", "seeds"]
     assert first.split() == ["200", "91.0", "30", "110.0", "30", "1"]
 
@@ -72,7 +72,7 @@ def runs_of(write: Write, units: int, lowest: dict[str, float], corpus: str = "p
 def test_verdicts_on_the_papers_claims(write: Write) -> None:
     runs = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
     runs += runs_of(write, 1500, {"VD": 77, "VD+AL": 74, "VD+RE": 77})
-    lines = Progress().lines(Progress().measure(runs))[7:]
+    lines = Progress().format_lines(Progress().measure(runs))[7:]
     assert lines[0] == "The paper prints no perplexity for the first training of its small networks."
     assert [line.partition(", ptb): ")[2].partition(",")[0] for line in lines[1:]] == [
         "AL lowers the perplexity: confirmed",
@@ -91,7 +91,7 @@ def test_claim_without_runs_is_not_decided(write: Write) -> None:
     runs += runs_of(write, 200, {"VD": 93}, "wikitext-2")  # another corpus
     runs += [write(RECIPE, f"VD {n}", settings=settings(1500), curve=[900, 80]) for n in (1, 2)]
     measured = Progress().measure(runs)
-    lines = Progress().lines(measured)[7:]
+    lines = Progress().format_lines(measured)[7:]
     assert lines[0].startswith("Small network (200 units, ptb): AL lowers it more than RE: confirmed, 1.000 [")
     assert lines[1:] == [
         "Small network (200 units, ptb): the other claims are undecided: they need exactly one row of VD "
@@ -108,7 +108,7 @@ def test_rows_of_another_size_or_corpus_are_named(write: Write) -> None:
     runs = runs_of(write, 16, {"VD": 93, "VD+RE": 92}, "tiny") + runs_of(write, 300, {"VD+AL": 91})
     real = settings(16, tied=True, augmented=True)  # no claim is about this method
     runs.append(write(RECIPE, "REAL", settings=real, curve=[900, 80], corpus="tiny"))
-    *_, small, large, last = Progress().lines(Progress().measure(runs))
+    *_, small, large, last = Progress().format_lines(Progress().measure(runs))
     for line in (small, large):
         assert line.endswith("row of VD (there are 0), VD+AL (there are 0), VD+RE (there are 0).")
     assert last == (
@@ -117,15 +117,15 @@ def test_rows_of_another_size_or_corpus_are_named(write: Write) -> None:
         "16 units, tiny); VD+AL 300 ptb (VD+AL, 300 units, ptb)."
     )
     counted = runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92})
-    assert not any("Not used" in line for line in Progress().lines(Progress().measure(counted)))
+    assert not any("Not used" in line for line in Progress().format_lines(Progress().measure(counted)))
 
 
 def test_old_record_without_corpus_is_read(write: Write) -> None:
     measured = Progress().measure(runs_of(write, 200, {"VD": 93, "VD+AL": 91, "VD+RE": 92}))
-    lines = Progress().lines(measured)
+    lines = Progress().format_lines(measured)
     for curve in measured["curves"]:
         del curve["corpus"]
-    assert Progress().lines(measured) == lines
+    assert Progress().format_lines(measured) == lines
 
 
 def test_runs_without_validation_by_epoch_are_rejected(write: Write) -> None:

@@ -34,7 +34,7 @@ def test_losses_by_band_are_means_over_seeds(write: Write) -> None:
     assert measured["rows"][0]["nll"][0]["low"] < 9.5
     previous = ByPrevious().measure(runs)
     assert [loss["mean"] for loss in previous["rows"][1]["nll"]] == [1, 2, 4]
-    lines = ByTarget().lines(measured)
+    lines = ByTarget().format_lines(measured)
     assert lines[0] == "loss in nats by the training frequency of the word to predict, ptb"
     assert lines[1].split() == ["row", "0-9", "10-99", "100+"]
     assert [line.split()[0] for line in lines[2:]] == ["SM", "ADP-T"]
@@ -66,5 +66,5 @@ def test_rows_with_other_tokens_are_left_out_and_named(write: Write) -> None:
     assert [row["row"] for row in measured["rows"]] == ["SM"]
     assert measured["left_out"] == ["BPE"]
     assert measured["corpus"] == "ptb"
-    assert ByTarget().lines(measured)[-1] == "left out, because their tokens differ: BPE"
+    assert ByTarget().format_lines(measured)[-1] == "left out, because their tokens differ: BPE"
     assert "less that of" not in ByTarget().draw(measured).svg

@@ -45,7 +45,7 @@ def test_tied_table_is_closer_to_the_output_table(write: Write) -> None:
     assert abs(model["pairs"]["input, tied"]["mean"]) < 0.2
     assert model["pairs"]["output, tied"]["mean"] > 0.8
     assert model["closer"]["low"] > 0.5
-    lines = PairwiseSimilarity().lines(measured)
+    lines = PairwiseSimilarity().format_lines(measured)
     assert lines[0].startswith("NNLM, 200 units, ptb: all 1,770 pairs of words")
     assert lines[3].startswith("  output, tied     0.9")
     assert lines[3].endswith("paper 0.65")
@@ -64,7 +64,7 @@ def test_models_are_separate_and_may_have_no_tied_run(write: Write) -> None:
     assert skip_gram["model"] == "word2vec"
     assert list(large["pairs"]) == ["input, output"]
     assert large["closer"] is None
-    assert any("undecided" in line for line in PairwiseSimilarity().lines(measured))
+    assert any("undecided" in line for line in PairwiseSimilarity().format_lines(measured))
     PairwiseSimilarity().draw(measured)
 
 
@@ -86,7 +86,7 @@ def test_runs_are_compared_by_seed_and_unpaired_ones_named(write: Write) -> None
     assert model["pairs"]["output, tied"]["mean"] > 0.8
     assert model["alone"] == {"untied": [0], "tied": [5]}
     note = "not paired with the tied table, because there is no run with the same seed: untied 0, tied 5"
-    assert any(note in line for line in PairwiseSimilarity().lines(measured))
+    assert any(note in line for line in PairwiseSimilarity().format_lines(measured))
 
 
 def test_missing_correlation_does_not_shift_other_pairs(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

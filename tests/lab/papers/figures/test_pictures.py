@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from matplotlib.figure import Figure
 
-from reefknot.lab.papers.figures.pictures import Panel, bars
+from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 
 
 def test_bars_are_centred_on_their_labels_in_every_panel() -> None:
     point = {"mean": 1.0, "low": None, "high": None}
     panels = [Panel("few", ["a"], {"one": [point]}), Panel("many", ["a"], {"two": [point], "three": [point]})]
     figure = Figure()
-    bars("name", panels, along="x", caption="").draw(figure)
+    draw_bars("name", panels, x_label="x", caption="").draw(figure)
     few, many = (list(axes.patches) for axes in figure.axes)
     assert [bar.get_x() + bar.get_width() / 2 for bar in few] == pytest.approx([0.0])
     assert [bar.get_x() + bar.get_width() / 2 for bar in many] == pytest.approx([-0.2, 0.2])
@@ -30,9 +30,9 @@ def test_bars_are_centred_on_their_labels_in_every_panel() -> None:
 )
 def test_outlier_switches_to_a_symlog_axis(means: tuple[float, ...], scale: str, ticks: list[float] | None) -> None:
     estimates = [{"mean": mean, "low": None, "high": None} for mean in means]
-    panel = Panel("", ["a", "b"], {"one": estimates}, linear_to=10.0)
+    panel = Panel("", ["a", "b"], {"one": estimates}, linear_limit=10.0)
     figure = Figure()
-    bars("name", [panel], along="x", caption="").draw(figure)
+    draw_bars("name", [panel], x_label="x", caption="").draw(figure)
     (axes,) = figure.axes
     assert axes.get_yscale() == scale
     if ticks is not None:

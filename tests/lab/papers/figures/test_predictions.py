@@ -50,7 +50,7 @@ def test_predictions_are_means_over_seeds_after_the_whole_line(write: Write, con
     assert [(word, round(value, 6)) for word, value in row["words"]] == [("the", 0.55), ("federal", 0.35), ("in", 0.1)]
     assert (row["rank"], row["probability"]) == (2, pytest.approx(0.35))
     assert second["rows"]["VD-LSTM large"]["rank"] is None  # august is not in this vocabulary
-    lines = NextWords().lines(measured)
+    lines = NextWords().format_lines(measured)
     assert lines[0] == "complaints filed in [federal]   read as its line of the test text"
     assert lines[2].split() == ["0.55", "the", "0.27", "the", "0.22", "federal"]
     assert "federal: rank 2 in VD-LSTM large, probability 0.3500" in lines
@@ -61,7 +61,7 @@ def test_predictions_are_means_over_seeds_after_the_whole_line(write: Write, con
 
 def test_words_of_several_sub_words_have_no_rank(write: Write, contexts_read: list[list[str]]) -> None:
     run = write("ends", "BPE", settings={"vocabulary": {"bpe": {"merges": 9}}})
-    lines = NextWords().lines(NextWords().measure([run]))
+    lines = NextWords().format_lines(NextWords().measure([run]))
     assert "august: no rank in BPE, because its tokens are sub-words" in lines
     assert sum(": no rank in BPE" in line for line in lines) == len(CONTEXTS) - 1  # federal is a token here
 

@@ -46,7 +46,7 @@ def test_correlations_over_seeds_are_shown_next_to_the_papers(write: Write) -> N
     assert output["difference"]["mean"] == pytest.approx(0.21)
     assert output["difference"]["low"] == pytest.approx(0.21 - 4.3027 * 0.01 / 3**0.5, abs=1e-5)
     assert tied["difference"]["mean"] == pytest.approx(0.2)
-    lines = LanguageModelQuality().lines({"texts": [text]})
+    lines = LanguageModelQuality().format_lines({"texts": [text]})
     assert lines[0] == "ptb; ours, 95 % interval over seeds / paper"
     assert lines[2].startswith("SimLex-999 (90 of 999)")
     assert " / 0.13" in lines[2]
@@ -58,7 +58,7 @@ def test_substitute_corpus_is_named(write: Write) -> None:
     (text,) = measured["texts"]
     assert text["beside"] == "text8"
     assert text["benchmarks"][0]["paper"]["tied"] == 0.28
-    lines = LanguageModelQuality().lines(measured)
+    lines = LanguageModelQuality().format_lines(measured)
     assert lines[0].startswith("enwiki-sample, in place of text8; ")
     assert lines[-1].endswith("a single run has no interval.")
     svg = LanguageModelQuality().draw(measured).svg
@@ -125,7 +125,7 @@ def test_coverage_is_shown_per_table(write: Write) -> None:
         write("press2017/table3", row, similarity=similarity)
         for row, similarity in (("a", ends), ("b", {"tied": tied}))
     ]
-    lines = LanguageModelQuality().lines(LanguageModelQuality().measure(runs))
+    lines = LanguageModelQuality().format_lines(LanguageModelQuality().measure(runs))
     assert lines[2].startswith("SimLex-999 (input 90, output 90, tied 40 of 999)")
 
 

@@ -65,7 +65,7 @@ def test_baselines_with_other_tokens_are_left_out_and_named(write_scored: Score)
     ]
     measured = RelativeLoss().measure(runs)
     assert [baseline["row"] for baseline in measured["compared"]] == ["tied"]
-    notes = [line for line in RelativeLoss().lines(measured) if line.startswith("left out: ")]
+    notes = [line for line in RelativeLoss().format_lines(measured) if line.startswith("left out: ")]
     facts = (("BPE", "tokens"), ("fewer words", "0 unknown words", "120"), ("less text", "0 unknown words", "40"))
     for note, (row, *reasons) in zip(notes, facts, strict=True):
         assert note.startswith(f"left out: {row}: no fair comparison with DRILL")
@@ -108,14 +108,14 @@ def test_relative_loss_is_none_without_a_loss_to_divide_by(write_scored: Score, 
     assert [band[name]["mean"] for name in present for band in bands] == pytest.approx(
         [100.0 if certain else -100.0] * len(bands)
     )
-    assert len(RelativeLoss().lines(measured)) > len(bands)
+    assert len(RelativeLoss().format_lines(measured)) > len(bands)
     RelativeLoss().draw(measured)
 
 
-@pytest.mark.parametrize("baseline", sorted(relative_loss.PAPER))
+@pytest.mark.parametrize("baseline", sorted(relative_loss.PAPER_TYPE_MEANS))
 def test_paper_has_one_value_per_band(baseline: str) -> None:
     bands = len(FIGURE_3) - 1  # without unseen words
-    assert len(relative_loss.PAPER[baseline]) == len(relative_loss.PAPER_WHOLE[baseline]) == bands
+    assert len(relative_loss.PAPER_TYPE_MEANS[baseline]) == len(relative_loss.PAPER_ALL_TOKENS[baseline]) == bands
 
 
 def test_no_baseline_with_the_same_tokens_is_rejected(write_scored: Score) -> None:

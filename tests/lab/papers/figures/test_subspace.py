@@ -56,7 +56,7 @@ def test_beta_varies_at_tau_ten_and_tau_at_beta_one(runs: list[Result]) -> None:
 
 
 def test_lines_list_each_point_and_the_papers_description(runs: list[Result]) -> None:
-    lines = SubspaceDistance().lines(SubspaceDistance().measure(runs))
+    lines = SubspaceDistance().format_lines(SubspaceDistance().measure(runs))
 
     assert any(line.startswith("beta = 0 ") and line.endswith("near 1") for line in lines)
     assert any(line.startswith("beta = 1 ") and "0.100" in line and line.endswith("about 0.06") for line in lines)
@@ -143,7 +143,7 @@ def verdicts(tmp_path: Path, distances: dict[tuple[float, float], tuple[float, .
         for (beta, tau), values in distances.items()
         for seed, distance in enumerate(values)
     ]
-    return SubspaceDistance().lines(SubspaceDistance().measure(runs))[-3:]
+    return SubspaceDistance().format_lines(SubspaceDistance().measure(runs))[-3:]
 
 
 def test_paper_claims_are_decided_by_intervals(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Canvas
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.updates import measure_updates
 from reefknot.lab.papers.figures import updates as module
-from reefknot.lab.papers.figures.updates import UpdateRule, over_runs
+from reefknot.lab.papers.figures.updates import UpdateRule, merge_runs
 from reefknot.lab.reports.results import Result
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
@@ -93,7 +93,7 @@ def test_norms_of_skip_grams_are_grouped_by_frequency(runs: list[Result]) -> Non
 
 
 def test_lines_state_shares_probabilities_and_norms(runs: list[Result]) -> None:
-    text = "\n".join(UpdateRule().lines(UpdateRule().measure(runs)))
+    text = "\n".join(UpdateRule().format_lines(UpdateRule().measure(runs)))
 
     assert "tied table: a step changes 100.0 % of the rows" in text
     assert "output table: a step changes 100.0 % of the rows; 0.0 % through the input" in text
@@ -113,20 +113,20 @@ def test_one_kind_of_model_is_enough(runs: list[Result], selection: slice) -> No
     measured = UpdateRule().measure(runs[selection])
 
     assert UpdateRule().draw(measured).svg
-    assert UpdateRule().lines(measured)
+    assert UpdateRule().format_lines(measured)
 
 
 def test_missing_band_does_not_shift_other_bars() -> None:
     means = {low: {"mean": low / 10, "low": None, "high": None} for low in (0, 10, 100)}
     bands = [{"low": low, "high": 10 * low, "types": 1, "mean": mean} for low, mean in means.items()]
 
-    panel = module._panel("norms", {"all": bands, "frequent": bands[1:]}, "norm")
+    panel = module._build_panel("norms", {"all": bands, "frequent": bands[1:]}, "norm")
 
-    assert list(panel.ours["frequent"]) == [None, means[10], means[100]]
+    assert list(panel.estimates["frequent"]) == [None, means[10], means[100]]
 
 
 def test_over_runs_averages_fractions_and_keeps_integers() -> None:
-    joined = over_runs(
+    joined = merge_runs(
         [{"n": 3, "x": 1.0, "of": [{"y": 2.0, "high": None}]}, {"n": 3, "x": 3.0, "of": [{"y": 2.0, "high": None}]}]
     )
 
@@ -145,7 +145,7 @@ def test_frozen_table_is_named_and_not_drawn() -> None:
     drawing = UpdateRule().draw(measured)
     assert "frozen: input table" not in drawing.svg
     assert all(title in drawing.svg for title in ("frozen: output table", "untied: input table"))
-    lines = UpdateRule().lines(measured)
+    lines = UpdateRule().format_lines(measured)
     assert lines[1] == "  input table: frozen, so no step changes it; it is not in the picture"
     assert lines[2].startswith("  output table: a step changes 100.0 % of the rows")
 

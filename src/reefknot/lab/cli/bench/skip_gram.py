@@ -109,7 +109,7 @@ def _estimate_quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     other random numbers, so two runs with the same seed have nothing in common.
     """
     from reefknot.lab.bench.skip_gram import GENSIM
-    from reefknot.lab.papers.figures.intervals import apart, over_seeds
+    from reefknot.lab.papers.figures.intervals import estimate_difference, estimate_mean
 
     measured = [row for row in rows if row.trials]
     benchmarks = measured[0].similarity if measured else ()
@@ -119,10 +119,12 @@ def _estimate_quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     means: dict[str, list[float]] = {}
     for row in measured:
         means[row.competitor] = [fmean(trial.rhos[name] for name in shared_benchmarks) for trial in row.trials]
-    quality: dict[str, dict[str, Any]] = {name: {"mean_rho": over_seeds(rhos).json()} for name, rhos in means.items()}
+    quality: dict[str, dict[str, Any]] = {
+        name: {"mean_rho": estimate_mean(rhos).json()} for name, rhos in means.items()
+    }
     if GENSIM in means:
         for name in quality.keys() - {GENSIM}:
-            quality[name]["less_gensim"] = apart(means[name], means[GENSIM]).json()
+            quality[name]["less_gensim"] = estimate_difference(means[name], means[GENSIM]).json()
     return quality
 
 

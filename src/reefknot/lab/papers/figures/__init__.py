@@ -1,4 +1,4 @@
-"""The figures of the papers, by name. A figure's module is imported only when it is opened."""
+"""The registry of the papers' figures. `open_figure` imports the module of a figure only when it is needed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ FIGURES = {
 def open_figure(name: str) -> Figure:
     """Return the figure with this name."""
     if name not in FIGURES:
-        near = get_close_matches(name, FIGURES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(FIGURES)}"
+        suggestions = get_close_matches(name, FIGURES, n=1)
+        hint = f"did you mean {suggestions[0]}?" if suggestions else f"choose one of {', '.join(FIGURES)}"
         raise SettingsError(f"unknown figure {name[:100]!r}; {hint}")
-    module, _, kind = FIGURES[name].partition(":")
-    figure: Figure = getattr(importlib.import_module(module), kind)()
+    module, _, class_name = FIGURES[name].partition(":")
+    figure: Figure = getattr(importlib.import_module(module), class_name)()
     return figure

@@ -1,7 +1,11 @@
-"""The interface of a paper's figure: what it measures in runs, how it is drawn, and how it is written as text.
+"""The interface of a figure of a paper: measure it on our runs, draw it, and write it as text.
 
-A figure is one class in one file and one line in `FIGURES` (see `__init__.py`). `measure` returns plain JSON. The
-picture and the table are made from this JSON alone, so that a record can be shown later without the runs.
+Subclass `Figure` to add a figure: one class in one file, and one line in `FIGURES` of `__init__.py`. `measure` returns
+plain JSON. `draw` and `format_lines` see nothing but this JSON, so that a record can be shown later without the runs.
+
+    measured = figure.measure(runs)     # {"curves": [...]}
+    figure.draw(measured).svg_file      # the picture
+    figure.format_lines(measured)       # the table
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from typing import Any, ClassVar
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
 
-Measured = dict[str, Any]
+Measurements = dict[str, Any]
+"""What a figure measured, as plain JSON values."""
 
 
 class Figure(ABC):
@@ -24,14 +29,14 @@ class Figure(ABC):
     """The name for `reefknot figure`, such as inan2017/2."""
     recipe: ClassVar[str]
     """The recipe whose rows the figure shows."""
-    also: ClassVar[tuple[str, ...]] = ()
-    """Other recipes whose rows it shows."""
-    stand_in: ClassVar[str | None] = None
-    """A recipe of ours whose rows are used if there are no runs of the last of `recipes`."""
+    extra_recipes: ClassVar[tuple[str, ...]] = ()
+    """Other recipes whose rows (experiments) it shows."""
+    fallback_recipe: ClassVar[str | None] = None
+    """A recipe of ours whose rows are shown instead if there are no runs of the last of `recipes`."""
     tasks: ClassVar[tuple[str, ...]] = ("language_model",)
     """The tasks whose runs it can show, by their names in `lab/tasks`."""
     title: ClassVar[str]
-    shows: ClassVar[str]
+    description: ClassVar[str]
     """What the paper's figure shows, in a sentence or two."""
     needs: ClassVar[str] = ""
     """What `measure` reads from a run besides results and metrics, such as "weights". Records do not contain it."""
@@ -41,7 +46,7 @@ class Figure(ABC):
     @property
     def recipes(self) -> tuple[str, ...]:
         """Every recipe whose rows the figure shows."""
-        return (self.recipe, *self.also)
+        return (self.recipe, *self.extra_recipes)
 
     @property
     def slug(self) -> str:
@@ -49,7 +54,7 @@ class Figure(ABC):
         return self.name.replace("/", "-")
 
     @abstractmethod
-    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the runs and return plain JSON, with intervals over seeds.
 
         Raises:
@@ -57,9 +62,9 @@ class Figure(ABC):
         """
 
     @abstractmethod
-    def draw(self, measured: Measured) -> Drawing:
+    def draw(self, measured: Measurements) -> Drawing:
         """Return the picture of what was measured."""
 
     @abstractmethod
-    def lines(self, measured: Measured) -> list[str]:
+    def format_lines(self, measured: Measurements) -> list[str]:
         """Return the measurements as lines of text, for a terminal and for PAPERS.md."""

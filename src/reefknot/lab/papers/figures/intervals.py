@@ -1,4 +1,7 @@
-"""Means over seeds with 95 % intervals, which show how much a measurement changes when training is repeated.
+"""Estimate means over seeds with 95 % intervals, and check the claims of papers against them.
+
+An interval shows how much a measurement changes when training is repeated with another seed. `estimate_mean` is the
+usual case, `estimate_difference` compares two sets of runs, and `format_verdict` turns an estimate into a sentence.
 
 Intervals are Student's t, on the logit scale for bounded quantities; for correlations this is Fisher's z. A single run
 has no interval, so a claim that rests on one run is undecided.
@@ -14,7 +17,7 @@ from typing import Any
 
 from scipy import special, stats
 
-LEVEL = 0.95
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -31,71 +34,77 @@ class Estimate:
         return asdict(self)
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
+def estimate_mean(values: Sequence[float]) -> Estimate:
     """Return the mean of one value per run, with its interval."""
     mean = fmean(values)
     if len(values) < 2:
         return Estimate(mean, None, None, len(values))
-    half = _quantile(len(values) - 1) * math.sqrt(variance(values) / len(values))
-    return Estimate(mean, mean - half, mean + half, len(values))
+    half_width = _t_quantile(len(values) - 1) * math.sqrt(variance(values) / len(values))
+    return Estimate(mean, mean - half_width, mean + half_width, len(values))
 
 
-def over_bounded(values: Sequence[float], least: float, most: float) -> Estimate:
-    """Return the mean of one value per run between `least` and `most`, with an interval inside these bounds.
+def estimate_bounded_mean(values: Sequence[float], lower: float, upper: float) -> Estimate:
+    """Return the mean of one value per run between `lower` and `upper`, with an interval inside these bounds.
 
-    Student's interval is mapped to the scale of the logit, log((x - least) / (most - x)), with the slope at the mean
+    Student's interval is mapped to the scale of the logit, log((x - lower) / (upper - x)), with the slope at the mean
     (the delta method), and its ends are mapped back. The result contains the mean, and for a narrow interval it equals
     Student's interval. The logits of single runs are not used, because they are infinite at a bound. Student's interval
     is not clipped, because that would hide how far it exceeds a bound.
     """
-    plain = over_seeds(values)
-    if plain.high is None or not least < plain.mean < most:
-        return plain
-    below, above = plain.mean - least, most - plain.mean
-    centre, half = math.log(below / above), (plain.high - plain.mean) * (most - least) / (below * above)
-    low, high = (least + (most - least) * float(special.expit(end)) for end in (centre - half, centre + half))
-    return Estimate(plain.mean, low, high, plain.runs)
+    student = estimate_mean(values)
+    if student.high is None or not lower < student.mean < upper:
+        return student
+    below, above = student.mean - lower, upper - student.mean
+    logit = math.log(below / above)
+    half_width = (student.high - student.mean) * (upper - lower) / (below * above)
+    low, high = (
+        lower + (upper - lower) * float(special.expit(end)) for end in (logit - half_width, logit + half_width)
+    )
+    return Estimate(student.mean, low, high, student.runs)
 
 
-def over_correlations(values: Sequence[float]) -> Estimate:
+def estimate_mean_correlation(values: Sequence[float]) -> Estimate:
     """Return the mean of one correlation per run. The logit of a correlation is twice Fisher's z = artanh(rho)."""
-    return over_bounded(values, -1.0, 1.0)
+    return estimate_bounded_mean(values, -1.0, 1.0)
 
 
-def apart(ours: Sequence[float], others: Sequence[float]) -> Estimate:
+def estimate_difference(values: Sequence[float], baseline_values: Sequence[float]) -> Estimate:
     """Return the difference between the means of two independent sets of runs."""
-    return difference(over_seeds(ours).json(), over_seeds(others).json())
+    return subtract_estimates(estimate_mean(values).json(), estimate_mean(baseline_values).json())
 
 
-def difference(ours: Mapping[str, Any], others: Mapping[str, Any]) -> Estimate:
+def subtract_estimates(estimate: Mapping[str, Any], baseline: Mapping[str, Any]) -> Estimate:
     """Return the difference of two means over seeds (Welch's t). Their variances are computed from their intervals."""
-    gap, runs = ours["mean"] - others["mean"], min(ours["runs"], others["runs"])
+    gap, runs = estimate["mean"] - baseline["mean"], min(estimate["runs"], baseline["runs"])
     if runs < 2:
         return Estimate(gap, None, None, runs)
-    freedoms = [estimate["runs"] - 1 for estimate in (ours, others)]
+    degrees_of_freedom = [operand["runs"] - 1 for operand in (estimate, baseline)]
     variances = [  # of the two means
-        ((estimate["high"] - estimate["mean"]) / _quantile(freedom)) ** 2
-        for estimate, freedom in zip((ours, others), freedoms, strict=True)
+        ((operand["high"] - operand["mean"]) / _t_quantile(degrees)) ** 2
+        for operand, degrees in zip((estimate, baseline), degrees_of_freedom, strict=True)
     ]
     total = sum(variances)
     if not total:
         return Estimate(gap, gap, gap, runs)
-    freedom = total**2 / sum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
-    half = _quantile(freedom) * math.sqrt(total)
-    return Estimate(gap, gap - half, gap + half, runs)
+    welch_degrees = total**2 / sum(
+        variance**2 / degrees for variance, degrees in zip(variances, degrees_of_freedom, strict=True)
+    )
+    half_width = _t_quantile(welch_degrees) * math.sqrt(total)
+    return Estimate(gap, gap - half_width, gap + half_width, runs)
 
 
 def format_estimate(estimate: dict[str, Any], digits: int = 2) -> str:
     """Format an estimate for a table: 0.31 [0.28, 0.34]."""
-    mean, *ends = (
+    mean, *bounds = (
         f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 avoids a negative zero
         for value in (estimate["mean"], estimate["low"], estimate["high"])
         if value is not None
     )
-    return f"{mean} [{', '.join(ends)}]".replace("-", "−") if ends else mean.replace("-", "−")
+    text = f"{mean} [{', '.join(bounds)}]" if bounds else mean
+    return text.replace("-", "−")
 
 
-def verdict(
+def format_verdict(
     estimate: dict[str, Any], claim: str, low: float = 0.0, high: float = math.inf, unit: str | None = None
 ) -> str:
     """Return a sentence on whether a paper's claim, that a value lies between `low` and `high`, is confirmed.
@@ -112,5 +121,5 @@ def verdict(
     return f"{claim}: undecided, {value}."
 
 
-def _quantile(freedom: float) -> float:
-    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+def _t_quantile(degrees_of_freedom: float) -> float:
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees_of_freedom))

@@ -1,6 +1,7 @@
-"""Press & Wolf 2017, Table 4: do the tables of a model agree on which words are similar?
+"""Press & Wolf 2017, Table 4: do the tables of word vectors of a model agree on which words are similar?
 
-The measure is Spearman's correlation between the pairwise cosines of two tables. The input and the output table of the
+An untied model has two tables, one for the input and one for the output; in a tied model both ends share one. The
+measure is Spearman's correlation between the pairwise cosines of two tables. The input and the output table of the
 untied model are compared with each other, and both are compared with the table of the tied model. Tied and untied runs
 are paired by seed.
 """
@@ -13,9 +14,14 @@ from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.pairwise_similarity import pairwise_correlation
-from reefknot.lab.papers.figures.contract import Figure, Measured
-from reefknot.lab.papers.figures.intervals import format_estimate, over_correlations, over_seeds, verdict
-from reefknot.lab.papers.figures.pictures import Panel, bars
+from reefknot.lab.papers.figures.contract import Figure, Measurements
+from reefknot.lab.papers.figures.intervals import (
+    estimate_mean,
+    estimate_mean_correlation,
+    format_estimate,
+    format_verdict,
+)
+from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.papers.figures.runs import check_one_row
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
@@ -23,12 +29,13 @@ from reefknot.lab.tasks import load_task
 from reefknot.lab.tasks.word_vectors import open_vectors
 from reefknot.vectors.word_vectors import WordVectors
 
-PAIRS = (("input", "output"), ("input", "tied"), ("output", "tied"))
-PAPER = {
+TABLE_PAIRS = (("input", "output"), ("input", "tied"), ("output", "tied"))
+PAPER_RHOS = {
     "word2vec": (0.77, 0.19, 0.39),
     "NNLM, 200 units": (0.13, 0.31, 0.65),
     "NNLM, 1500 units": (0.16, 0.45, 0.77),
 }
+"""The paper's correlations by model, in the order of `TABLE_PAIRS`."""
 CLAIM = "The tied table is closer to the output table than to the input table"
 
 Tables = dict[str, WordVectors]
@@ -39,60 +46,64 @@ class PairwiseSimilarity(Figure):
 
     name = "press2017/table4"
     recipe = "press2017/table4"
-    also = ("press2017/table3", "press2017/table2")
-    stand_in = "press2017/enwiki-vectors"
+    extra_recipes = ("press2017/table3", "press2017/table2")
+    fallback_recipe = "press2017/enwiki-vectors"
     tasks = ("language_model", "skip_gram")
     needs = "weights"
     options = ("device",)
     title = "Press & Wolf 2017, Table 4: rank correlation of pairwise similarities between tables"
-    shows = (
+    description = (
         "Spearman's correlation between two tables, over the cosines of all pairs of words. In language models, the "
         "input and the output table have little in common, and the tied table is close to the output table. In "
         "skip-gram, the input and the output table are similar."
     )
 
-    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the correlation of each pair of tables, exact for small vocabularies, sampled for large ones."""
         by_model: dict[tuple[str, str], list[Result]] = {}
         for result in runs:
             assert result.record is not None
-            by_model.setdefault((_model(result), result.record.corpus.name), []).append(result)
+            by_model.setdefault((_model_name(result), result.record.corpus.name), []).append(result)
         return {"models": [_compare(*key, results, device) for key, results in by_model.items()]}
 
-    def draw(self, measured: Measured) -> Drawing:
+    def draw(self, measured: Measurements) -> Drawing:
         """Draw a group of bars for each pair of tables."""
-        names = [_named(model) for model in measured["models"]]
-        ours = {
-            name: [model["pairs"].get(_key(pair)) for pair in PAIRS]
+        names = [_format_model(model) for model in measured["models"]]
+        estimates = {
+            name: [model["pairs"].get(_format_pair(pair)) for pair in TABLE_PAIRS]
             for name, model in zip(names, measured["models"], strict=True)
         }
-        papers = {
-            name: PAPER[model["model"]]
+        paper_values = {
+            name: PAPER_RHOS[model["model"]]
             for name, model in zip(names, measured["models"], strict=True)
-            if model["model"] in PAPER
+            if model["model"] in PAPER_RHOS
         }
-        panel = Panel("", [_key(pair) for pair in PAIRS], ours, papers, measured="Spearman's rho")
+        panel = Panel(
+            "", [_format_pair(pair) for pair in TABLE_PAIRS], estimates, paper_values, y_label="Spearman's rho"
+        )
         caption = "Correlation of all pairwise cosines between two tables, mean over seeds with 95 % intervals."
-        return bars(self.slug, [panel], along="tables", caption=caption)
+        return draw_bars(self.slug, [panel], x_label="tables", caption=caption)
 
-    def lines(self, measured: Measured) -> list[str]:
+    def format_lines(self, measured: Measurements) -> list[str]:
         """Return a line for each model and pair of tables."""
         lines = []
         for model in measured["models"]:
-            lines.append(f"{_named(model)}: {model['counted']}; 95 % interval over seeds")
-            papers = dict(zip(map(_key, PAIRS), PAPER.get(model["model"], ()), strict=False))
+            lines.append(f"{_format_model(model)}: {model['counted']}; 95 % interval over seeds")
+            paper_rhos = dict(zip(map(_format_pair, TABLE_PAIRS), PAPER_RHOS.get(model["model"], ()), strict=False))
             for pair, estimate in model["pairs"].items():
-                paper = f"  paper {papers[pair]:.2f}" if pair in papers else ""
+                paper = f"  paper {paper_rhos[pair]:.2f}" if pair in paper_rhos else ""
                 lines.append(f"  {pair:<16} {format_estimate(estimate):<22}{paper}".rstrip())
             if any(model["alone"].values()):
-                alone = ", ".join(f"{form} {seed}" for form, seeds in model["alone"].items() for seed in seeds)
-                lines.append(f"  not paired with the tied table, because there is no run with the same seed: {alone}")
+                unpaired = ", ".join(f"{tying} {seed}" for tying, seeds in model["alone"].items() for seed in seeds)
+                lines.append(
+                    f"  not paired with the tied table, because there is no run with the same seed: {unpaired}"
+                )
             if model["closer"]:
-                lines.append(f"  {verdict(model['closer'], CLAIM)}")
+                lines.append(f"  {format_verdict(model['closer'], CLAIM)}")
         return lines
 
 
-def _model(result: Result) -> str:
+def _model_name(result: Result) -> str:
     """Return the name of a run's model in the paper."""
     if not load_task(result.task).scores_text:
         return "word2vec"
@@ -101,43 +112,45 @@ def _model(result: Result) -> str:
 
 def _compare(model: str, corpus: str, runs: Sequence[Result], device: str) -> dict[str, Any]:
     """Compare the untied and the tied runs of one model on one corpus, paired by seed."""
-    opened = [(result, open_vectors(result.folder, device=device)) for result in runs]
-    untied = _by_seed([(result, tables) for result, tables in opened if "input" in tables])
-    tied = _by_seed([(result, tables) for result, tables in opened if "tied" in tables])
+    run_tables = [(result, open_vectors(result.folder, device=device)) for result in runs]
+    untied = _by_seed([(result, tables) for result, tables in run_tables if "input" in tables])
+    tied = _by_seed([(result, tables) for result, tables in run_tables if "tied" in tables])
     if not untied:
         raise DataError(
             f"{model} on {corpus}: no run has separate input and output tables; name an untied run in addition"
         )
     rhos: dict[str, dict[int, float]] = {}
-    counted: list[str] = []
-    for first, second in PAIRS:
-        others = tied if second == "tied" else untied
-        for seed in sorted(untied.keys() & others):
-            correlation = pairwise_correlation(untied[seed][first], others[seed][second])
+    pair_counts: list[str] = []
+    for first, second in TABLE_PAIRS:
+        second_runs = tied if second == "tied" else untied
+        for seed in sorted(untied.keys() & second_runs):
+            correlation = pairwise_correlation(untied[seed][first], second_runs[seed][second])
             if correlation.rho is not None:
-                rhos.setdefault(_key((first, second)), {})[seed] = correlation.rho
-                counted.append(f"{'all' if correlation.exact else 'a sample of'} {correlation.pairs:,} pairs of words")
-    to_input, to_output = (rhos.get(_key((end, "tied")), {}) for end in ("input", "output"))
-    closer = [to_output[seed] - to_input[seed] for seed in sorted(to_output.keys() & to_input)]
+                rhos.setdefault(_format_pair((first, second)), {})[seed] = correlation.rho
+                extent = "all" if correlation.exact else "a sample of"
+                pair_counts.append(f"{extent} {correlation.pairs:,} pairs of words")
+    input_rhos = rhos.get(_format_pair(("input", "tied")), {})
+    output_rhos = rhos.get(_format_pair(("output", "tied")), {})
+    gaps = [output_rhos[seed] - input_rhos[seed] for seed in sorted(output_rhos.keys() & input_rhos)]
     return {
         "model": model,
         "corpus": corpus,
-        "counted": " or ".join(dict.fromkeys(counted)),
+        "counted": " or ".join(dict.fromkeys(pair_counts)),
         "seeds": sorted(untied),
         "alone": {"untied": sorted(untied.keys() - tied) if tied else [], "tied": sorted(tied.keys() - untied)},
-        "pairs": {pair: over_correlations(list(by_seed.values())).json() for pair, by_seed in rhos.items()},
-        "closer": over_seeds(closer).json() if closer else None,
+        "pairs": {pair: estimate_mean_correlation(list(by_seed.values())).json() for pair, by_seed in rhos.items()},
+        "closer": estimate_mean(gaps).json() if gaps else None,
     }
 
 
-def _by_seed(opened: Sequence[tuple[Result, Tables]]) -> dict[int, Tables]:
-    check_one_row([result for result, _ in opened])
-    return {result.seed: tables for result, tables in opened}
+def _by_seed(run_tables: Sequence[tuple[Result, Tables]]) -> dict[int, Tables]:
+    check_one_row([result for result, _ in run_tables])
+    return {result.seed: tables for result, tables in run_tables}
 
 
-def _key(pair: tuple[str, str]) -> str:
+def _format_pair(pair: tuple[str, str]) -> str:
     return ", ".join(pair)
 
 
-def _named(model: Mapping[str, Any]) -> str:
+def _format_model(model: Mapping[str, Any]) -> str:
     return f"{model['model']}, {model['corpus']}"

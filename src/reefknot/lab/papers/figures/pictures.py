@@ -1,4 +1,7 @@
-"""Bar charts with intervals, which most figures use. Our values are bars, and the paper's values are open marks."""
+"""Draw bar charts with intervals, which most figures use.
+
+`draw_bars` draws one or more `Panel`s. Our values are bars with 95 % intervals; the paper's values are open markers.
+"""
 
 from __future__ import annotations
 
@@ -16,99 +19,99 @@ from matplotlib.ticker import LogFormatter
 
 from reefknot.lab.reports.drawing import COLOURS, Drawing
 
-PAPER = "the paper's"
+PAPER_LABEL = "the paper's"
+_PAPER_MARKER: dict[str, Any] = {"marker": "D", "linestyle": "none", "markersize": 5, "fillstyle": "none"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel with a group of bars for each label. A group has one bar for each series.
-
-    `ours` has the estimates of a series (mean, low, high) in the order of the labels; None means no bar.
-    """
+    """A panel with a group of bars for each label. A group has one bar for each series."""
 
     title: str
     labels: Sequence[str]
-    ours: Mapping[str, Sequence[Mapping[str, Any] | None]]
-    papers: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    measured: str = ""
-    """Label of the vertical axis: what the bars measure."""
+    estimates: Mapping[str, Sequence[Mapping[str, Any] | None]]
+    """Our estimates (mean, low, high) by series, in the order of the labels; None means no bar."""
+    paper_values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """The paper's values by series, in the order of the labels; None means no marker."""
+    y_label: str = ""
     logarithmic: bool = False
     """Use a logarithmic axis, for values that span powers of ten. Values must not be negative; zero is not visible."""
-    linear_to: float | None = None
+    linear_limit: float | None = None
     """If a value is more than ten times this number, the axis is linear up to it and logarithmic beyond it.
 
     This applies on both sides of zero. It has no effect on a `logarithmic` panel.
     """
 
 
-def bars(name: str, panels: Sequence[Panel], *, along: str, caption: str) -> Drawing:
+def draw_bars(name: str, panels: Sequence[Panel], *, x_label: str, caption: str) -> Drawing:
     """Draw the panels below each other, with one legend. A series has the same colour in all panels."""
-    series = list(dict.fromkeys(name for panel in panels for name in (*panel.ours, *panel.papers)))
-    legend = [*series, PAPER] if any(panel.papers for panel in panels) else series
+    series = list(dict.fromkeys(name for panel in panels for name in (*panel.estimates, *panel.paper_values)))
+    legend = [*series, PAPER_LABEL] if any(panel.paper_values for panel in panels) else series
 
     def draw(figure: Figure) -> None:
-        alike = len({tuple(panel.labels) for panel in panels}) == 1
-        grid: Any = figure.subplots(len(panels), 1, sharex=alike, squeeze=False)
+        have_same_labels = len({tuple(panel.labels) for panel in panels}) == 1
+        grid: Any = figure.subplots(len(panels), 1, sharex=have_same_labels, squeeze=False)
         for panel, (axes,) in zip(panels, grid, strict=True):
-            _draw(axes, panel, series)
-        axes.set_xlabel(along)
-        handles: list[Any] = [Patch(color=_colour(n)) for n in range(len(series))]
-        handles += [Line2D([], [], **_MARK, markeredgecolor=_ink())] * (len(legend) - len(series))
+            _draw_panel(axes, panel, series)
+        axes.set_xlabel(x_label)
+        handles: list[Any] = [Patch(color=_series_colour(index)) for index in range(len(series))]
+        if len(legend) > len(series):
+            handles.append(Line2D([], [], **_PAPER_MARKER, markeredgecolor=_text_colour()))
         figure.legend(handles, legend, loc="outside lower center", ncols=2)
 
     return Drawing(name, 0.4 + 2.2 * len(panels), legend, draw, caption)
 
 
-_MARK: dict[str, Any] = {"marker": "D", "linestyle": "none", "markersize": 5, "fillstyle": "none"}
-
-
-def _draw(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
-    names = [name for name in series if name in panel.ours or name in panel.papers]
+def _draw_panel(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
+    names = [name for name in series if name in panel.estimates or name in panel.paper_values]
     width = 0.8 / len(names)
     for position, name in enumerate(names):
-        n, shift = series.index(name), (position - (len(names) - 1) / 2) * width
-        for at, estimate in enumerate(panel.ours.get(name, ())):
+        colour = _series_colour(series.index(name))
+        offset = (position - (len(names) - 1) / 2) * width
+        for x, estimate in enumerate(panel.estimates.get(name, ())):
             if estimate is not None:
-                axes.bar(at + shift, estimate["mean"], width=0.92 * width, color=_colour(n))
+                axes.bar(x + offset, estimate["mean"], width=0.92 * width, color=colour)
                 if estimate["low"] is not None:
-                    axes.plot([at + shift] * 2, [estimate["low"], estimate["high"]], color=_ink(), linewidth=1)
-        for at, value in enumerate(panel.papers.get(name, ())):
+                    interval = [estimate["low"], estimate["high"]]
+                    axes.plot([x + offset] * 2, interval, color=_text_colour(), linewidth=1)
+        for x, value in enumerate(panel.paper_values.get(name, ())):
             if value is not None:
-                axes.plot(at + shift, value, **_MARK, markeredgecolor=_ink())
+                axes.plot(x + offset, value, **_PAPER_MARKER, markeredgecolor=_text_colour())
     if panel.logarithmic:
         axes.set_yscale("log")
         # Plain numbers, because the default formatter uses formulas, which are not rendered in pages.
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     else:
-        if panel.linear_to is not None:
-            _logarithmic_beyond(axes, panel.linear_to)
+        if panel.linear_limit is not None:
+            _limit_linear_range(axes, panel.linear_limit)
         axes.axhline(0, color="#888888", linewidth=0.8)
-    crowded = len(panel.labels) * max(len(line) for label in panel.labels for line in label.split("\n")) > 60
-    axes.set_xticks(
-        range(len(panel.labels)), panel.labels, rotation=30 if crowded else 0, ha="right" if crowded else "center"
-    )
-    axes.set(ylabel=panel.measured, title=panel.title)
+    longest_line = max(len(line) for label in panel.labels for line in label.split("\n"))
+    is_crowded = len(panel.labels) * longest_line > 60
+    rotation, alignment = (30, "right") if is_crowded else (0, "center")
+    axes.set_xticks(range(len(panel.labels)), panel.labels, rotation=rotation, ha=alignment)
+    axes.set(ylabel=panel.y_label, title=panel.title)
 
 
-def _logarithmic_beyond(axes: Axes, linear_to: float) -> None:
-    """Make the axis logarithmic beyond `linear_to` if a value is ten times as large."""
-    low, high = axes.dataLim.intervaly
-    if max(-low, high) <= 10 * linear_to:
+def _limit_linear_range(axes: Axes, linear_limit: float) -> None:
+    """Make the axis logarithmic beyond `linear_limit` if a value is ten times as large."""
+    lowest, highest = axes.dataLim.intervaly
+    largest = max(-lowest, highest)
+    if largest <= 10 * linear_limit:
         return
-    decades = math.ceil(math.log10(max(-low, high) / linear_to))
-    axes.set_yscale("symlog", linthresh=linear_to, linscale=max(1.0, decades / 2))
-    sizes = [linear_to / 2, *(linear_to * 10**n for n in range(1 + decades))]
-    low, high = axes.get_ylim()
-    ticks = [tick for tick in (*(-size for size in reversed(sizes)), 0.0, *sizes) if low <= tick <= high]
+    decades = math.ceil(math.log10(largest / linear_limit))
+    axes.set_yscale("symlog", linthresh=linear_limit, linscale=max(1.0, decades / 2))
+    sizes = [linear_limit / 2, *(linear_limit * 10**n for n in range(1 + decades))]
+    bottom, top = axes.get_ylim()
+    ticks = [tick for tick in (*(-size for size in reversed(sizes)), 0.0, *sizes) if bottom <= tick <= top]
     axes.set_yticks(ticks, [f"{tick:,g}".replace("-", "\N{MINUS SIGN}") for tick in ticks])
     axes.minorticks_off()
 
 
-def _ink() -> str:
+def _text_colour() -> str:
     """Return the colour of the text around the figure."""
     return str(mpl.rcParams["text.color"])
 
 
-def _colour(n: int) -> str:
-    return COLOURS[n % len(COLOURS)]
+def _series_colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]

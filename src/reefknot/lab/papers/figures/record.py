@@ -1,4 +1,4 @@
-"""The record of a measured figure: the measurements, the runs, and the code, command and machine of the measurement.
+"""Build the record of a measured figure: the measurements, the runs, and the code, command and machine.
 
     reefknot figure inan2017/2 RUN ... --json results/figures/inan2017-2.json
 
@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.papers.figures.contract import Figure, Measurements
 from reefknot.lab.reports.results import Result
 from reefknot.lab.runs import environment
 
 FORMAT = 1
 
 
-def record_of(figure: Figure, measured: Measured, runs: Sequence[Result], notes: Sequence[str]) -> dict[str, Any]:
+def build_record(
+    figure: Figure, measured: Measurements, runs: Sequence[Result], notes: Sequence[str]
+) -> dict[str, Any]:
     """Return everything that is needed to reproduce the figure."""
     return {
         "format": FORMAT,
@@ -25,12 +27,12 @@ def record_of(figure: Figure, measured: Measured, runs: Sequence[Result], notes:
         "measured": measured,
         "notes": list(notes),
         "environment": environment.capture(),
-        "runs": [_origin(result) for result in runs],
+        "runs": [_describe_origin(result) for result in runs],
     }
 
 
-def _origin(result: Result) -> dict[str, Any]:
-    """Return the origin of one run."""
+def _describe_origin(result: Result) -> dict[str, Any]:
+    """Return the settings, code, command and machine of one run."""
     record = result.record
     assert record is not None
     return {

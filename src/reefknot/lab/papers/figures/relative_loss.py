@@ -1,5 +1,9 @@
 """Pappas & Henderson 2019, Figure 3: the loss of DRILL relative to its baselines, by training count of the word.
 
+DRILL, their deep residual output layer, is compared with three simpler classifiers. Start reading at `RelativeLoss`.
+`band_json` and `draw_bands` are also used by `reefknot compare --figure`. A band is a range of training counts, and a
+type is a distinct word.
+
 Two measures are shown. Below zero, DRILL is better.
 
     mean over types    the paper's measure: for each word type, the difference of the summed losses of both models on
@@ -29,24 +33,24 @@ from reefknot.errors import DataError
 from reefknot.lab.evaluation.comparison import block_boundaries
 from reefknot.lab.evaluation.frequency import FIGURE_3, PairedLosses, TypeComparison, compare_by_target
 from reefknot.lab.evaluation.pairing import pair_scores
-from reefknot.lab.papers.figures.contract import Figure, Measured
+from reefknot.lab.papers.figures.contract import Figure, Measurements
 from reefknot.lab.papers.figures.intervals import format_estimate
-from reefknot.lab.papers.figures.pictures import Panel, bars
+from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
-from reefknot.lab.reports.rows import group
+from reefknot.lab.reports.rows import group_by_row
 from reefknot.lab.runs.comparability import in_comparison
 from reefknot.lab.runs.definition import seen
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
 
-PAPER = {
+PAPER_TYPE_MEANS = {
     "weight tying": (-17.546, -2.804, -0.108, -0.759, 0.512, -0.222, -0.680, 0.188),
     "bilinear": (-9.589, -7.369, -3.336, -4.665, 0.027, -0.258, 1.205, 2.054),
     "dual nonlinear": (-4.789, -6.502, -0.567, -0.702, 0.644, -0.026, 0.367, -0.808),
 }
 """The paper's means over types, by band from one occurrence on, from the authors' files."""
-PAPER_WHOLE = {
+PAPER_ALL_TOKENS = {
     "weight tying": (-2.237, -1.362, 0.023, 0.420, 0.245, -0.048, -0.767, 0.278),
     "bilinear": (-3.878, -3.888, -2.133, -0.495, 0.114, -0.018, 0.603, 2.731),
     "dual nonlinear": (0.393, 0.363, 0.869, 0.623, 0.400, 0.119, 0.351, -3.968),
@@ -57,8 +61,8 @@ CAPTION = (
     "Above: the loss of all tokens of a band. Below: the mean over its word types, the measure of Pappas and "
     "Henderson. A few types that a model predicts with near certainty can dominate this mean. Intervals are 95 %."
 )
-LINEAR_TO = 10.0
-"""Percent. If a mean exceeds ten times this, the axis is logarithmic beyond it; see `Panel.linear_to`."""
+LINEAR_LIMIT = 10.0
+"""Percent. If a mean exceeds ten times this, the axis is logarithmic beyond it; see `Panel.linear_limit`."""
 Json = dict[str, Any]
 """An estimate, or the estimates of a band."""
 BASELINES = {"plain": "weight tying", "bilinear": "bilinear", "dual": "dual nonlinear"}
@@ -73,39 +77,41 @@ class RelativeLoss(Figure):
     needs = "token losses and the text"
     options = ("data",)
     title = "Pappas & Henderson 2019, Figure 3: DRILL against its baselines by word frequency"
-    shows = (
+    description = (
         "The mean relative difference in cross-entropy between DRILL and three baselines (weight tying, bilinear "
         "mapping, dual nonlinear mapping) on the Penn Treebank, for word types in bands of their training frequency. "
         "DRILL gains most on rare words."
     )
 
-    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure both differences in every band, for each baseline. The losses of several seeds are averaged.
 
         Baselines that were scored on other tokens than DRILL, or in other streams or windows, are listed and left out.
         """
-        systems = group(runs)
-        ours = [name for name, results in systems.items() if _classifier(results[0]) == "drill"]
-        if not ours:
+        runs_by_row = group_by_row(runs)
+        drill_rows = [name for name, results in runs_by_row.items() if _classifier_kind(results[0]) == "drill"]
+        if not drill_rows:
             raise DataError("none of these runs has the classifier DRILL; name a run of DRILL and of its baselines")
-        drill = max(ours, key=lambda name: _depth(systems[name][0]))
-        baselines = {name: results for name, results in systems.items() if _classifier(results[0]) in BASELINES}
+        drill = max(drill_rows, key=lambda name: _classifier_depth(runs_by_row[name][0]))
+        baselines = {
+            name: results for name, results in runs_by_row.items() if _classifier_kind(results[0]) in BASELINES
+        }
         if not baselines:
             raise DataError(
                 "none of these runs is a baseline: a plain classifier tied to the table of the input, a bilinear or a "
                 "dual classifier; name a run of a baseline as well"
             )
-        first, *seeds = systems[drill]
+        first, *other_seeds = runs_by_row[drill]
         texts = open_texts(RunFolder.open(first.folder), data)
-        left_out = {
-            name: f"no fair comparison with {drill}: {reason}"
-            for name, results in baselines.items()
-            if (reason := _why_unfair(first, [*seeds, *results], data))
-        }
+        left_out = {}
+        for name, results in baselines.items():
+            reason = _find_obstacle(first, [*other_seeds, *results], data)
+            if reason:
+                left_out[name] = f"no fair comparison with {drill}: {reason}"
         baselines = {name: results for name, results in baselines.items() if name not in left_out}
         if not baselines:
             raise DataError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))
-        losses = {name: [_losses(result) for result in systems[name]] for name in (drill, *baselines)}
+        losses = {name: [_read_losses(result) for result in runs_by_row[name]] for name in (drill, *baselines)}
         boundaries = block_boundaries(len(losses[drill][0]))
         compared = []
         for name, results in baselines.items():
@@ -114,38 +120,38 @@ class RelativeLoss(Figure):
             compared.append(
                 {
                     "row": name,
-                    "baseline": BASELINES[str(_classifier(results[0]))],
+                    "baseline": BASELINES[str(_classifier_kind(results[0]))],
                     "seeds": [result.seed for result in results],
                     "bands": [band_json(band) for band in bands],
                 }
             )
         return {
             "drill": drill,
-            "seeds": [result.seed for result in systems[drill]],
+            "seeds": [result.seed for result in runs_by_row[drill]],
             "compared": compared,
             "left_out": left_out,
         }
 
-    def draw(self, measured: Measured) -> Drawing:
+    def draw(self, measured: Measurements) -> Drawing:
         """Draw the bands side by side, with the paper's values as marks."""
         compared = {baseline["row"]: baseline["bands"] for baseline in measured["compared"]}
-        papers = {
-            measure: {
-                baseline["row"]: {
-                    band["low"]: _paper_value(values, baseline["baseline"], band["low"]) for band in baseline["bands"]
+        paper_values: dict[str, dict[str, dict[int, float | None]]] = {}
+        for measure, values in (("whole", PAPER_ALL_TOKENS), ("relative", PAPER_TYPE_MEANS)):
+            paper_values[measure] = {}
+            for baseline in measured["compared"]:
+                counts = [band["low"] for band in baseline["bands"]]
+                paper_values[measure][baseline["row"]] = {
+                    count: _find_paper_value(values, baseline["baseline"], count) for count in counts
                 }
-                for baseline in measured["compared"]
-            }
-            for measure, values in (("whole", PAPER_WHOLE), ("relative", PAPER))
-        }
         caption = (
             f"Loss of {measured['drill']} relative to each baseline; below zero, DRILL is better. {CAPTION} The marks "
             "above are computed from the losses that the authors published; the paper does not show them."
         )
-        shares = "% of baseline's loss", "% of DRILL's loss"
-        return draw_bands(self.slug, compared, caption, shares, against=": DRILL minus baseline", papers=papers)
+        y_labels = "% of baseline's loss", "% of DRILL's loss"
+        suffix = ": DRILL minus baseline"
+        return draw_bands(self.slug, compared, caption, y_labels, title_suffix=suffix, paper_values=paper_values)
 
-    def lines(self, measured: Measured) -> list[str]:
+    def format_lines(self, measured: Measurements) -> list[str]:
         """Return a line for each band and baseline."""
         lines = [
             f"loss of {measured['drill']} minus the baseline's loss, in %",
@@ -160,14 +166,12 @@ class RelativeLoss(Figure):
             titles = f"{'all tokens':<20} {'authors':>8}   {'mean over types':<24} {'paper':>6}"
             lines.append(f"  {'seen':>12} {'tokens':>7} {'types':>6}  {titles}")
             for band in baseline["bands"]:
-                whole, relative = (
-                    format_estimate(estimate, 1) if estimate else "" for estimate in (band["whole"], band["relative"])
-                )
-                authors, paper = (
-                    _paper_cell(values, baseline["baseline"], band["low"]) for values in (PAPER_WHOLE, PAPER)
-                )
+                all_tokens = format_estimate(band["whole"], 1) if band["whole"] else ""
+                authors = _format_paper_value(PAPER_ALL_TOKENS, baseline["baseline"], band["low"])
+                type_mean = format_estimate(band["relative"], 1) if band["relative"] else ""
+                paper = _format_paper_value(PAPER_TYPE_MEANS, baseline["baseline"], band["low"])
                 counts = f"{seen(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
-                lines.append(f"  {counts}  {whole:<20} {authors:>8}   {relative:<24} {paper:>6}".rstrip())
+                lines.append(f"  {counts}  {all_tokens:<20} {authors:>8}   {type_mean:<24} {paper:>6}".rstrip())
         return [*lines, *(f"left out: {name}: {reason}" for name, reason in measured.get("left_out", {}).items())]
 
 
@@ -177,18 +181,18 @@ def band_json(band: TypeComparison) -> Json:
     The interval over all tokens is the interval of the difference divided by the baseline's loss, which is treated as
     a constant.
     """
-    whole = None
+    all_tokens = None
     if band.nll_a > 0:
-        share = 100 / band.nll_a
-        interval = band.interval and (share * band.interval[0], share * band.interval[1])
-        whole = _estimate(share * band.difference, interval)
+        percent = 100 / band.nll_a
+        interval = (percent * band.interval[0], percent * band.interval[1]) if band.interval else None
+        all_tokens = _build_estimate(percent * band.difference, interval)
     return {
         "low": band.low,
         "high": band.high,
         "types": band.types,
         "tokens": band.tokens,
-        "whole": whole,
-        "relative": None if band.relative is None else _estimate(band.relative, band.relative_interval),
+        "whole": all_tokens,
+        "relative": None if band.relative is None else _build_estimate(band.relative, band.relative_interval),
     }
 
 
@@ -196,10 +200,10 @@ def draw_bands(
     name: str,
     compared: Mapping[str, Sequence[Json]],
     caption: str,
-    measured: tuple[str, str],
+    y_labels: tuple[str, str],
     *,
-    against: str = "",
-    papers: Mapping[str, Mapping[str, Mapping[int, float | None]]] | None = None,
+    title_suffix: str = "",
+    paper_values: Mapping[str, Mapping[str, Mapping[int, float | None]]] | None = None,
 ) -> Drawing:
     """Draw a panel for all tokens and a panel for the mean over types, with a bar for each band and row.
 
@@ -207,53 +211,64 @@ def draw_bands(
         name: The name of the picture.
         compared: The bands of each row, from `band_json`.
         caption: The text below the picture.
-        measured: The labels of the vertical axes of both panels.
-        against: A suffix for the titles of both panels, such as ": DRILL minus baseline".
-        papers: The paper's values, by measure (`whole`, `relative`), row and first count of the band.
+        y_labels: The labels of the vertical axes of both panels.
+        title_suffix: A suffix for the titles of both panels, such as ": DRILL minus baseline".
+        paper_values: The paper's values, by measure (`whole`, `relative`), row and lowest count of the band.
     """
     bands = sorted({(band["low"], band["high"] or 0) for row_bands in compared.values() for band in row_bands})
     labels = [seen(low, high or None) for low, high in bands]
 
-    def bars_of(measure: str) -> dict[str, list[Json | None]]:
+    def list_estimates(measure: str) -> dict[str, list[Json | None]]:
         by_low = {row: {band["low"]: band[measure] for band in row_bands} for row, row_bands in compared.items()}
         return {row: [estimates.get(low) for low, _ in bands] for row, estimates in by_low.items()}
 
-    def marks_of(measure: str) -> dict[str, list[float | None]]:
-        by_row = (papers or {}).get(measure, {})
+    def list_paper_values(measure: str) -> dict[str, list[float | None]]:
+        by_row = (paper_values or {}).get(measure, {})
         return {row: [values.get(low) for low, _ in bands] for row, values in by_row.items()}
 
     panels = [
-        Panel(f"all tokens of a band{against}", labels, bars_of("whole"), marks_of("whole"), measured[0]),
         Panel(
-            f"mean over word types{against}",
-            *(labels, bars_of("relative"), marks_of("relative"), measured[1]),
-            linear_to=LINEAR_TO,
+            f"all tokens of a band{title_suffix}",
+            labels,
+            list_estimates("whole"),
+            list_paper_values("whole"),
+            y_label=y_labels[0],
+        ),
+        Panel(
+            f"mean over word types{title_suffix}",
+            labels,
+            list_estimates("relative"),
+            list_paper_values("relative"),
+            y_label=y_labels[1],
+            linear_limit=LINEAR_LIMIT,
         ),
     ]
-    return bars(name, panels, along="times seen in training", caption=caption)
+    return draw_bars(name, panels, x_label="times seen in training", caption=caption)
 
 
-def _classifier(result: Result) -> str | None:
+def _classifier_kind(result: Result) -> str | None:
     """Return the kind of a run's classifier. It is None for a plain untied classifier, which is not a baseline."""
-    kind = flatten(result.settings).get("output.classifier.kind")
     settings = flatten(result.settings)
-    untied = kind == "plain" and settings.get("output.classifier.table") != settings.get("input.table")
-    return None if untied or not isinstance(kind, str) else kind
+    kind = settings.get("output.classifier.kind")
+    is_tied = settings.get("output.classifier.table") == settings.get("input.table")
+    if not isinstance(kind, str) or (kind == "plain" and not is_tied):
+        return None
+    return kind
 
 
-def _depth(result: Result) -> int:
+def _classifier_depth(result: Result) -> int:
     return int(flatten(result.settings).get("output.classifier.depth") or 0)
 
 
-def _losses(result: Result) -> Any:
+def _read_losses(result: Result) -> Any:
     return np.asarray(RunFolder.open(result.folder).read_scores()["test"])
 
 
-def _why_unfair(first: Result, others: Sequence[Result], data: Path | None) -> str | None:
+def _find_obstacle(first: Result, others: Sequence[Result], data: Path | None) -> str | None:
     """Return why the token losses of some runs cannot be compared with the first run's, or None if they can."""
-    ours = RunFolder.open(first.folder)
-    for run in (RunFolder.open(result.folder) for result in others):
-        pairing = pair_scores(ours, run, "test", lambda run: open_texts(run, data))
+    first_run = RunFolder.open(first.folder)
+    for result in others:
+        pairing = pair_scores(first_run, RunFolder.open(result.folder), "test", lambda run: open_texts(run, data))
         if pairing.difference:
             advice = "" if pairing.difference.prevents else "; train both with the same evaluation.windows"
             return in_comparison(pairing.difference, "test") + advice
@@ -262,16 +277,17 @@ def _why_unfair(first: Result, others: Sequence[Result], data: Path | None) -> s
     return None
 
 
-def _estimate(mean: float, interval: tuple[float, float] | None) -> Json:
+def _build_estimate(mean: float, interval: tuple[float, float] | None) -> Json:
     low, high = interval or (None, None)
     return {"mean": mean, "low": low, "high": high}
 
 
-def _paper_value(values: Mapping[str, Sequence[float]], baseline: str, low: int) -> float | None:
-    edges = FIGURE_3[1:]
-    return values[baseline][edges.index(low)] if low in edges else None
+def _find_paper_value(values: Mapping[str, Sequence[float]], baseline: str, low: int) -> float | None:
+    """Return the value of the band that begins at the count `low`, or None if the paper has no such band."""
+    paper_edges = FIGURE_3[1:]
+    return values[baseline][paper_edges.index(low)] if low in paper_edges else None
 
 
-def _paper_cell(values: Mapping[str, Sequence[float]], baseline: str, low: int) -> str:
-    number = _paper_value(values, baseline, low)
-    return "" if number is None else f"{number:+.1f}".replace("-", "\N{MINUS SIGN}")
+def _format_paper_value(values: Mapping[str, Sequence[float]], baseline: str, low: int) -> str:
+    value = _find_paper_value(values, baseline, low)
+    return "" if value is None else f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")

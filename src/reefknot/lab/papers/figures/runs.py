@@ -1,4 +1,9 @@
-"""Select the runs for a figure, from the given folders or from the default folder."""
+"""Select the runs that a figure shows, from folders that the user names or from the default folder.
+
+`select_runs` is used by `reefknot figure`: it raises an error if there is nothing to show. `find_figure_runs` is used
+by the report, which leaves a figure out if it has no runs. Both prefer runs of the figure's rows (experiments of its
+recipes), then runs of its fallback recipe; both return notes on rows without runs.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +16,17 @@ from pathlib import Path
 from reefknot.errors import DataError
 from reefknot.lab.papers.figures.contract import Figure
 from reefknot.lab.recipes.file import find_recipe, read_recipe_file
-from reefknot.lab.reports.results import Result, collect, differing, distinguishing
-from reefknot.lab.reports.rows import TableRow, group
+from reefknot.lab.reports.results import Result, collect_runs, differing_keys, distinguishing_settings
+from reefknot.lab.reports.rows import TableRow, group_by_row
 from reefknot.lab.reports.table import changed_settings
 from reefknot.lab.tasks import load_task
 
-RUNS = Path("runs")
+DEFAULT_FOLDER = Path("runs")
 """The default folder of `reefknot train` and `reefknot table`."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class FigureRows:
     """Rows of one recipe that a figure shows."""
 
     recipe: str
@@ -31,55 +36,62 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The runs of a figure, with notes on how they were chosen."""
+class SelectedRuns:
+    """The runs of a figure, with notes on how they were selected."""
 
     runs: list[Result]
     notes: list[str]
 
 
-def rows_of(figure: Figure) -> list[Rows]:
+def figure_rows(figure: Figure) -> list[FigureRows]:
     """Return the rows that a figure shows, by recipe."""
-    return [_rows(name) for name in figure.recipes]
+    return [_read_rows(name) for name in figure.recipes]
 
 
-def choose(figure: Figure, named: Sequence[Path]) -> Chosen:
-    """Choose the runs of a figure.
+def select_runs(figure: Figure, folders: Sequence[Path]) -> SelectedRuns:
+    """Select the runs of a figure.
 
-    These are the runs of the figure's rows or of its stand-in. If there are none, these are the given runs of a task
-    that the figure can show.
+    These are the runs of the figure's rows or of its fallback recipe. If there are none, these are the given runs of a
+    task that the figure can show.
 
     Args:
         figure: The figure.
-        named: Folders with runs. If it is empty, the default folder is searched.
+        folders: Folders with runs. If it is empty, the default folder is searched.
     """
-    results = collect(named) if named else _default(figure)
+    results = collect_runs(folders) if folders else _collect_default_runs(figure)
     finished = [result for result in results if result.record]
-    unfinished = [f"left out, not finished: {result.folder}" for result in results if not result.record]
-    chosen, reason = among(figure, finished), "not rows of the figure"
-    if chosen is None:
-        chosen, reason = _others(figure, finished, named), f"not {_nouns(figure.tasks)}"
-    taken = {result.folder for result in chosen.runs}
-    unused = Counter(result.recipe or str(result.folder) for result in finished if result.folder not in taken)
-    counts = ", ".join(f"{recipe} ({count} run{'s' * (count > 1)})" for recipe, count in unused.items())
-    left_out = [f"left out, {reason}: {counts}"] if named and unused else []
-    changed = changed_settings([TableRow(name, results=results) for name, results in group(chosen.runs).items()])
-    return _with_weights(figure, Chosen(chosen.runs, [*chosen.notes, *changed, *left_out, *unfinished]))
+    selected, reason = find_figure_runs(figure, finished), "not rows of the figure"
+    if selected is None:
+        selected, reason = _select_other_rows(figure, finished, folders), f"not {_nouns(figure.tasks)}"
+    _check_weights(figure, selected.runs)
+    notes = list(selected.notes)
+    notes += changed_settings(
+        [TableRow(name, results=row_results) for name, row_results in group_by_row(selected.runs).items()]
+    )
+    selected_folders = {result.folder for result in selected.runs}
+    unused = Counter(
+        result.recipe or str(result.folder) for result in finished if result.folder not in selected_folders
+    )
+    if folders and unused:
+        counts = ", ".join(f"{recipe} ({count} run{'s' * (count > 1)})" for recipe, count in unused.items())
+        notes.append(f"left out, {reason}: {counts}")
+    notes += [f"left out, not finished: {result.folder}" for result in results if not result.record]
+    return SelectedRuns(selected.runs, notes)
 
 
-def _others(figure: Figure, finished: Sequence[Result], named: Sequence[Path]) -> Chosen:
-    """Choose given runs of other rows, if the figure can show their task."""
-    runs = [result for result in finished if named and result.task in figure.tasks]
+def _select_other_rows(figure: Figure, finished: Sequence[Result], folders: Sequence[Path]) -> SelectedRuns:
+    """Select given runs of other rows, if the figure can show their task."""
+    runs = [result for result in finished if folders and result.task in figure.tasks]
     if not runs:
-        if not named:
-            problem = f"there are no runs of its rows in {RUNS}/"
+        if not folders:
+            problem = f"there are no runs of its rows in {DEFAULT_FOLDER}/"
         elif not finished:
             problem = "the given runs are not finished"
         else:
             problem = f"it shows {_nouns(figure.tasks)}, but {finished[0].folder} is {_nouns([finished[0].task])}"
-        commands = "; ".join(map(_command, rows_of(figure)))
+        commands = "; ".join(map(_format_command, figure_rows(figure)))
         raise DataError(f"{figure.name}: {problem}; name run folders, or train them: {commands}")
-    return Chosen(runs, [_standing_in(figure.recipes, runs)])
+    return SelectedRuns(runs, [_substitution_note(figure.recipes, runs)])
 
 
 def _nouns(tasks: Sequence[str]) -> str:
@@ -87,82 +99,89 @@ def _nouns(tasks: Sequence[str]) -> str:
     return " or ".join(load_task(task).noun for task in tasks)
 
 
-def _with_weights(figure: Figure, chosen: Chosen) -> Chosen:
+def _check_weights(figure: Figure, runs: Sequence[Result]) -> None:
     """Raise a DataError if the figure reads weights and a run has no weights."""
-    bare = [str(run.folder) for run in chosen.runs if not (run.folder / "checkpoints").is_dir()]
-    if figure.needs == "weights" and bare:
-        raise DataError(f"{figure.name} needs weights, but {bare[0]} has none; name the folder in which it was trained")
-    return chosen
+    without_weights = [run.folder for run in runs if not (run.folder / "checkpoints").is_dir()]
+    if figure.needs == "weights" and without_weights:
+        raise DataError(
+            f"{figure.name} needs weights, but {without_weights[0]} has none; name the folder in which it was trained"
+        )
 
 
-def among(figure: Figure, results: Sequence[Result]) -> Chosen | None:
+def find_figure_runs(figure: Figure, results: Sequence[Result]) -> SelectedRuns | None:
     """Return the finished runs of the figure's rows, in their order; None if there are none.
 
-    If the last of its recipes has no runs, the runs of its stand-in are used instead.
+    If the last of its recipes has no runs, the runs of its fallback recipe are used instead.
     """
-    *others, last = rows_of(figure)
-    spare = [_rows(figure.stand_in)] if figure.stand_in and not _runs_of([last], results) else []
-    stand_ins = _runs_of(spare, results)
-    rows = others if stand_ins else [*others, last]
-    runs = [*_runs_of(rows, results), *stand_ins]
-    notes = [_standing_in([last.selection], stand_ins)] if stand_ins else []
-    return Chosen(runs, [*notes, *_missing(rows, runs)]) if runs else None
+    *other_rows, last_rows = figure_rows(figure)
+    fallback_runs: list[Result] = []
+    if figure.fallback_recipe and not _filter_runs([last_rows], results):
+        fallback_runs = _filter_runs([_read_rows(figure.fallback_recipe)], results)
+    rows = other_rows if fallback_runs else [*other_rows, last_rows]
+    runs = [*_filter_runs(rows, results), *fallback_runs]
+    if not runs:
+        return None
+    notes = [_substitution_note([last_rows.selection], fallback_runs)] if fallback_runs else []
+    return SelectedRuns(runs, [*notes, *_missing_row_notes(rows, runs)])
 
 
-def _standing_in(recipes: Sequence[str], runs: Sequence[Result]) -> str:
+def _substitution_note(recipes: Sequence[str], runs: Sequence[Result]) -> str:
     """Return the note that runs of other recipes are shown."""
-    ours = ", ".join(dict.fromkeys(result.recipe or str(result.folder) for result in runs))
-    return f"runs of {ours} are shown in place of the rows of {' and '.join(recipes)}"
+    shown_recipes = ", ".join(dict.fromkeys(result.recipe or str(result.folder) for result in runs))
+    return f"runs of {shown_recipes} are shown in place of the rows of {' and '.join(recipes)}"
 
 
-def _runs_of(rows: Sequence[Rows], results: Sequence[Result]) -> list[Result]:
+def _filter_runs(rows: Sequence[FigureRows], results: Sequence[Result]) -> list[Result]:
     """Return the finished runs of some rows, in the order of the rows."""
-    wanted = [(selected.recipe, name) for selected in rows for name in selected.names]
-    matches = [result for result in results if result.record and (result.recipe, result.row) in wanted]
-    return sorted(matches, key=lambda result: (wanted.index((result.recipe, result.row)), result.seed))
+    order = [(recipe_rows.recipe, name) for recipe_rows in rows for name in recipe_rows.names]
+    matches = [result for result in results if result.record and (result.recipe, result.row) in order]
+    return sorted(matches, key=lambda result: (order.index((result.recipe, result.row)), result.seed))
 
 
 def check_one_row(runs: Sequence[Result]) -> None:
     """Raise a DataError unless the runs are of one row and differ only in the seed, so that they can be averaged."""
-    seeds: dict[int, Result] = {}
+    by_seed: dict[int, Result] = {}
     for result in runs:
-        first = next(iter(seeds.values()), result)
+        first = runs[0]
         pair = f"{first.folder} and {result.folder}"
         if (first.recipe, first.row) != (result.recipe, result.row):
             raise DataError(f"{pair} are runs of different rows, so they cannot be averaged; name runs of one row")
-        if changed := differing([distinguishing(run.settings) for run in (first, result)]):
-            raise DataError(f"{pair} are runs of one row but differ in {changed[0]}; name runs with equal settings")
-        twin = seeds.setdefault(result.seed, result)
-        if twin is not result:
-            raise DataError(f"{twin.folder} and {result.folder} have the same row and seed; name one of them")
+        if keys := differing_keys([distinguishing_settings(run.settings) for run in (first, result)]):
+            raise DataError(f"{pair} are runs of one row but differ in {keys[0]}; name runs with equal settings")
+        earlier = by_seed.setdefault(result.seed, result)
+        if earlier is not result:
+            raise DataError(f"{earlier.folder} and {result.folder} have the same row and seed; name one of them")
 
 
-def _rows(name: str) -> Rows:
-    path, known_as = find_recipe(name)
+def _read_rows(name: str) -> FigureRows:
+    path, recipe_name = find_recipe(name)
     file = read_recipe_file(path, name)
-    return Rows(file.extends or known_as, name, tuple(row.name for row in file.rows if row.trained))
+    return FigureRows(file.extends or recipe_name, name, tuple(row.name for row in file.rows if row.trained))
 
 
-def _default(figure: Figure) -> list[Result]:
-    rows = [*rows_of(figure), *([_rows(figure.stand_in)] if figure.stand_in else [])]
-    recipes = dict.fromkeys(selected.recipe for selected in rows)
-    folders = [folder for name in recipes if (folder := RUNS / name).is_dir()]
-    return collect(folders) if folders else []
+def _collect_default_runs(figure: Figure) -> list[Result]:
+    rows = figure_rows(figure)
+    if figure.fallback_recipe:
+        rows.append(_read_rows(figure.fallback_recipe))
+    recipes = dict.fromkeys(recipe_rows.recipe for recipe_rows in rows)
+    folders = [folder for name in recipes if (folder := DEFAULT_FOLDER / name).is_dir()]
+    return collect_runs(folders) if folders else []
 
 
-def _missing(rows: Sequence[Rows], runs: Sequence[Result]) -> list[str]:
+def _missing_row_notes(rows: Sequence[FigureRows], runs: Sequence[Result]) -> list[str]:
     """Return notes on rows without runs, with the commands that train them."""
     trained = {(result.recipe, result.row) for result in runs}
     notes = []
-    for selected in rows:
-        absent = [name for name in selected.names if (selected.recipe, name) not in trained]
-        if absent:
-            names = ", ".join(f'"{name}"' for name in absent)
-            notes.append(f"no run of {names}; this command trains them: {_command(selected, absent)}")
+    for recipe_rows in rows:
+        missing = [name for name in recipe_rows.names if (recipe_rows.recipe, name) not in trained]
+        if missing:
+            names = ", ".join(f'"{name}"' for name in missing)
+            notes.append(f"no run of {names}; this command trains them: {_format_command(recipe_rows, missing)}")
     return notes
 
 
-def _command(rows: Rows, absent: Sequence[str] = ()) -> str:
-    """Return the command that trains the rows, or only the absent ones."""
-    some = absent if len(absent) < len(rows.names) else ()
-    return " ".join(["reefknot table", rows.selection, *(f"--row {shlex.quote(name)}" for name in some), "--data DIR"])
+def _format_command(rows: FigureRows, missing: Sequence[str] = ()) -> str:
+    """Return the command that trains the rows, or only the missing ones."""
+    selected = missing if len(missing) < len(rows.names) else ()
+    options = [f"--row {shlex.quote(name)}" for name in selected]
+    return " ".join(["reefknot table", rows.selection, *options, "--data DIR"])

@@ -1,4 +1,4 @@
-"""Figures of the papers as HTML: as sections of the report, and as separate pages."""
+"""Write figures of the papers as HTML: `build_sections` for the report, `render_page` for a separate page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from reefknot.errors import ReefknotError
 from reefknot.lab.papers.figures import FIGURES, open_figure
-from reefknot.lab.papers.figures.contract import Figure, Measured
-from reefknot.lab.papers.figures.runs import among
+from reefknot.lab.papers.figures.contract import Figure, Measurements
+from reefknot.lab.papers.figures.runs import find_figure_runs
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.page import Section
 from reefknot.lab.reports.results import Result
 
-_PAGE = """<!doctype html>
+_PAGE_TEMPLATE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -34,7 +34,7 @@ body {{ font-family: system-ui, sans-serif; max-width: 50rem; margin: 2rem auto;
 """
 
 
-def sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> tuple[list[Section], list[str]]:
+def build_sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> tuple[list[Section], list[str]]:
     """Return a section for each figure whose rows are among the runs, and messages about figures that failed.
 
     Args:
@@ -42,32 +42,34 @@ def sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> 
         weights: Whether to include figures that read weights or token losses.
         data: The folder of the corpora.
     """
-    shown, left_out = [], []
+    sections, messages = [], []
     for name in FIGURES:
         figure = open_figure(name)
-        chosen = among(figure, results)
-        if chosen is None or (figure.needs and not weights):
+        selected = find_figure_runs(figure, results)
+        if selected is None or (figure.needs and not weights):
             continue
         try:
-            measured = figure.measure(chosen.runs, data=data)
-            html = _body(figure, measured, figure.draw(measured), chosen.notes)
+            measured = figure.measure(selected.runs, data=data)
+            html = _format_body(figure, measured, figure.draw(measured), selected.notes)
         except ReefknotError as error:
-            left_out.append(f"{name} is left out: {error}")
+            messages.append(f"{name} is left out: {error}")
             continue
-        shown.append(Section(figure.title.partition(": ")[0], html, f"figure-{figure.slug}"))
-    return shown, left_out
+        sections.append(Section(figure.title.partition(": ")[0], html, f"figure-{figure.slug}"))
+    return sections, messages
 
 
-def page(figure: Figure, measured: Measured, notes: Sequence[str]) -> str:
+def render_page(figure: Figure, measured: Measurements, notes: Sequence[str]) -> str:
     """Return a self-contained page for one figure, without scripts or network access."""
-    return _PAGE.format(title=escape(figure.title), body=_body(figure, measured, figure.draw(measured), notes))
+    return _PAGE_TEMPLATE.format(
+        title=escape(figure.title), body=_format_body(figure, measured, figure.draw(measured), notes)
+    )
 
 
-def _body(figure: Figure, measured: Measured, drawing: Drawing, notes: Sequence[str]) -> str:
-    table = escape("\n".join(figure.lines(measured)))
+def _format_body(figure: Figure, measured: Measurements, drawing: Drawing, notes: Sequence[str]) -> str:
+    table = escape("\n".join(figure.format_lines(measured)))
     notes_html = "".join(f"<p>Note: {escape(note)}.</p>\n" for note in notes)
     return (
-        f"<p>{escape(figure.title)}. {escape(figure.shows)}</p>\n{notes_html}"
+        f"<p>{escape(figure.title)}. {escape(figure.description)}</p>\n{notes_html}"
         f"<figure>{drawing.svg}<figcaption>{escape(drawing.caption)}</figcaption></figure>\n"
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(figure.title)}"><pre>{table}</pre></div>'
     )

@@ -1,8 +1,10 @@
-"""Press & Wolf 2017, section 3: the update rules of input, output and tied tables.
+"""Press & Wolf 2017, section 3: how a training step updates the input, output and tied tables of word vectors.
 
-Three things are measured: which rows of a table a step changes and by how much, how likely a word is to follow itself,
-and the norms of the vectors of tied and untied skip-gram. The paper derives formulas for a step of one token. This
-figure measures trained models, with steps of the size that training uses.
+Three things are measured: which rows of a table (word vectors) a step changes and by how much, how likely a word is to
+follow itself, and the norms of the vectors of tied and untied skip-gram. The paper derives formulas for a step of one
+token. This figure measures trained models, with steps of the size that training uses.
+
+A band is a range of training counts. Start reading at `UpdateRule`.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ import numpy as np
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.updates import mean_by_frequency, measure_updates
-from reefknot.lab.papers.figures.contract import Figure, Measured
-from reefknot.lab.papers.figures.intervals import format_estimate, over_seeds
-from reefknot.lab.papers.figures.pictures import Panel, bars
+from reefknot.lab.papers.figures.contract import Figure, Measurements
+from reefknot.lab.papers.figures.intervals import estimate_mean, format_estimate
+from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
-from reefknot.lab.reports.rows import group
+from reefknot.lab.reports.rows import group_by_row
 from reefknot.lab.tasks import load_task
 from reefknot.lab.tasks.language_model import open_language_model
 from reefknot.lab.tasks.word_vectors import open_vectors
 
-SIDES = {"input": "through the input", "output": "through the output"}
+GRADIENT_PATHS = {"input": "through the input", "output": "through the output"}
 """The two paths of a gradient to a table, and their names in the picture."""
 
 
@@ -35,93 +37,91 @@ class UpdateRule(Figure):
 
     name = "press2017/section3"
     recipe = "press2017/table3"
-    also = ("press2017/table2",)
+    extra_recipes = ("press2017/table2",)
     title = "Press & Wolf 2017, section 3: the update rules of input, output and tied embeddings"
-    shows = (
+    description = (
         "A step changes the input vectors of the words that were read, and all output vectors. A tied table gets both "
         "changes, so its rare words are trained mostly as output vectors. A model gives almost no probability to the "
         "current word as the next word. In tied skip-gram this keeps vectors short, because the score of a word with "
         "itself is the square of its norm."
     )
-    stand_in = "press2017/enwiki-vectors"
+    fallback_recipe = "press2017/enwiki-vectors"
     tasks = ("language_model", "skip_gram")
     needs = "weights"
     options = ("data", "device")
 
-    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measured:
+    def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the updates of language models and the norms of skip-gram, as means over the seeds of each row."""
         models, norms = [], []
-        for row, results in group(runs).items():
+        for row, results in group_by_row(runs).items():
             if load_task(results[0].task).scores_text:
-                models.append({"row": row, **over_runs([_rule(result, data, device) for result in results])})
+                models.append(
+                    {"row": row, **merge_runs([_measure_updates(result, data, device) for result in results])}
+                )
             else:
-                norms.append({"row": row, "tables": over_runs([_norms(result, device) for result in results])})
-        if not norms and not any(_moved(sides) for model in models for sides in model["tables"].values()):
+                norms.append({"row": row, "tables": merge_runs([_measure_norms(result, device) for result in results])})
+        if not norms and not any(_is_trained(paths) for model in models for paths in model["tables"].values()):
             raise DataError("all tables of these runs are frozen, so no step changes them; name a run that trains one")
         return {"models": models, "norms": norms}
 
-    def draw(self, measured: Measured) -> Drawing:
+    def draw(self, measured: Measurements) -> Drawing:
         """Draw how far a step moves the rows of each table, by frequency; then the norms."""
-        panels = [
-            replace(
-                _panel(
-                    f"{model['row']}: {_called(table)}", {SIDES[side]: sides[side]["bands"] for side in SIDES}, "change"
-                ),
-                logarithmic=True,
-            )
-            for model in measured["models"]
-            for table, sides in model["tables"].items()
-            if _moved(sides)
-        ]
+        panels = []
+        for model in measured["models"]:
+            for table, paths in model["tables"].items():
+                if _is_trained(paths):
+                    series = {title: paths[path]["bands"] for path, title in GRADIENT_PATHS.items()}
+                    panel = _build_panel(f"{model['row']}: {table} table", series, "change")
+                    panels.append(replace(panel, logarithmic=True))
         if measured["norms"]:
             series = {
-                f"{row['row']}: {_called(table)}": bands
+                f"{row['row']}: {table} table": bands
                 for row in measured["norms"]
                 for table, bands in row["tables"].items()
             }
-            panels.append(_panel("norms of skip-gram vectors", series, "norm"))
+            panels.append(_build_panel("norms of skip-gram vectors", series, "norm"))
         caption = (
             "The change of a table's rows by a step with learning rate 1 (mean norm, on a logarithmic scale; no bar "
             "means no change), and the norms of skip-gram vectors, by the training count of the word; means over seeds "
             "with 95 % intervals."
         )
-        return bars(self.slug, panels, along="times seen in training", caption=caption)
+        return draw_bars(self.slug, panels, x_label="times seen in training", caption=caption)
 
-    def lines(self, measured: Measured) -> list[str]:
+    def format_lines(self, measured: Measurements) -> list[str]:
         """Return lines on the tables and p(i_t) of each model, then on the norms."""
         lines: list[str] = []
         for model in measured["models"]:
             lines += _model_lines(model)
         for row in measured["norms"]:
             for table, bands in row["tables"].items():
-                norms = ", ".join(f"{_name(band)}: {format_estimate(band['mean'])}" for band in bands)
-                lines.append(f"{row['row']}: norms in the {_called(table)} by training count: {norms}")
+                norms = ", ".join(f"{_format_range(band)}: {format_estimate(band['mean'])}" for band in bands)
+                lines.append(f"{row['row']}: norms in the {table} table by training count: {norms}")
         return lines
 
 
-def over_runs(values: Sequence[Any]) -> Any:
+def merge_runs(values: Sequence[Any]) -> Any:
     """Merge the JSON of several runs.
 
     Floats are measurements: each becomes a mean with its interval. Integers and strings are the same in all runs.
     """
     first = values[0]
     if isinstance(first, float):
-        return over_seeds(values).json()
+        return estimate_mean(values).json()
     if isinstance(first, dict):
-        return {key: over_runs([value[key] for value in values]) for key in first}
+        return {key: merge_runs([value[key] for value in values]) for key in first}
     if isinstance(first, list):
-        return [over_runs(entries) for entries in zip(*values, strict=True)]
+        return [merge_runs(entries) for entries in zip(*values, strict=True)]
     return first
 
 
-def _rule(result: Result, data: Path | None, device: str) -> dict[str, Any]:
+def _measure_updates(result: Result, data: Path | None, device: str) -> dict[str, Any]:
     run = open_language_model(result.folder, device)
     training = run.experiment.training
     text = run.dataset(data).splits["train"].ids
     return measure_updates(run.model, text, run.vocabulary.counts, streams=training.batch, steps=training.steps)
 
 
-def _norms(result: Result, device: str) -> dict[str, Any]:
+def _measure_norms(result: Result, device: str) -> dict[str, Any]:
     """Return the mean norm by frequency in each table of a run of skip-gram."""
     norms = {}
     for table, vectors in open_vectors(result.folder, device=device).items():
@@ -134,27 +134,27 @@ def _model_lines(model: Mapping[str, Any]) -> list[str]:
     """Return what a step changes in one model, as text."""
     words, types = model["words_in"]["mean"], model["types"]
     lines = [f"{model['row']}: a step reads {words:.0f} of {types:,} words (mean over {model['windows']} windows)"]
-    for table, sides in model["tables"].items():
-        if not _moved(sides):
-            lines.append(f"  {_called(table)}: frozen, so no step changes it; it is not in the picture")
+    for table, paths in model["tables"].items():
+        if not _is_trained(paths):
+            lines.append(f"  {table} table: frozen, so no step changes it; it is not in the picture")
             continue
-        percent = {side: 100 * changes["changed"]["mean"] for side, changes in sides.items()}
+        percent = {path: 100 * changes["changed"]["mean"] for path, changes in paths.items()}
         lines.append(
-            f"  {_called(table)}: a step changes {percent['both']:.1f} % of the rows; "
-            f"{percent['input']:.1f} % {SIDES['input']}, {percent['output']:.1f} % {SIDES['output']}"
+            f"  {table} table: a step changes {percent['both']:.1f} % of the rows; "
+            f"{percent['input']:.1f} % {GRADIENT_PATHS['input']}, {percent['output']:.1f} % {GRADIENT_PATHS['output']}"
         )
         lines.append(f"    {'seen':>14} {'types':>7} {'change, input':>14} {'output':>10} {'rows read':>16}")
-        for band, output_band in zip(sides["input"]["bands"], sides["output"]["bands"], strict=True):
+        for band, output_band in zip(paths["input"]["bands"], paths["output"]["bands"], strict=True):
             lines.append(
-                f"    {_name(band):>14} {band['types']:>7,} {band['mean']['mean']:>14.2e} "
+                f"    {_format_range(band):>14} {band['types']:>7,} {band['mean']['mean']:>14.2e} "
                 f"{output_band['mean']['mean']:>10.2e} {100 * band['changed']['mean']:>14.1f} %"
             )
     return [*lines, *_self_following_lines(model["current"])]
 
 
-def _moved(sides: Mapping[str, Any]) -> bool:
+def _is_trained(paths: Mapping[str, Any]) -> bool:
     """Return whether a step changes any row of a table. It changes no row of a frozen table."""
-    return bool(sides["both"]["changed"]["mean"])
+    return bool(paths["both"]["changed"]["mean"])
 
 
 def _self_following_lines(current: Mapping[str, Any]) -> list[str]:
@@ -170,20 +170,16 @@ def _self_following_lines(current: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _panel(title: str, series: Mapping[str, Sequence[Mapping[str, Any]]], measured: str) -> Panel:
+def _build_panel(title: str, series: Mapping[str, Sequence[Mapping[str, Any]]], y_label: str) -> Panel:
     """Return a panel with the bars of all series in each band. A series without a band has no bar there."""
-    names = {band["low"]: _name(band) for bands in series.values() for band in bands}
-    lows = sorted(names)
-    ours = {}
+    labels = {band["low"]: _format_range(band) for bands in series.values() for band in bands}
+    lows = sorted(labels)
+    estimates = {}
     for name, bands in series.items():
         means = {band["low"]: band["mean"] for band in bands}
-        ours[name] = [means.get(low) for low in lows]
-    return Panel(title, [names[low] for low in lows], ours, measured=measured)
+        estimates[name] = [means.get(low) for low in lows]
+    return Panel(title, [labels[low] for low in lows], estimates, y_label=y_label)
 
 
-def _called(table: str) -> str:
-    return f"{table} table"
-
-
-def _name(band: Mapping[str, Any]) -> str:
+def _format_range(band: Mapping[str, Any]) -> str:
     return f"{band['low']:,}+" if band["high"] is None else f"{band['low']:,}–{band['high']:,}"

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.kernels.recurrence import outruns_cudnn
+from reefknot.kernels.recurrence import is_faster_than_cudnn
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
 from reefknot.nn.encoders.masks import locked_dropout, scan
@@ -92,7 +92,7 @@ class AWDLSTM(Recurrent):
         dropped = self.training and self.weight_drop > 0.0
         if dropped:
             weights[1] = F.dropout(weights[1], self.weight_drop)
-        if outruns_cudnn(x_BTD, weights[1]):
+        if is_faster_than_cudnn(x_BTD, weights[1]):
             return scan(weights, x_BTD, start)
         return run_layer(layer, x_BTD, start, _contiguous(weights) if dropped else weights)
 

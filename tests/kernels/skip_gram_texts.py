@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reefknot.kernels.skip_gram import Rates
-from reefknot.kernels.skip_gram_draws import Draws
+from reefknot.kernels.skip_gram import RateSchedule
+from reefknot.kernels.skip_gram_draws import PairSampler
 
 EOS, UNKNOWN = 0, 1
 FIRST = 2
@@ -32,11 +32,11 @@ def text(words: int, topics: int = 4, vocabulary: int = 40, seed: int = 0) -> ND
     return np.array(ids[:words], np.int32)
 
 
-def draws_of(ids: NDArray[np.int32], vocabulary: int = 40, **settings: float) -> Draws:
+def draws_of(ids: NDArray[np.int32], vocabulary: int = 40, **settings: float) -> PairSampler:
     """Return the random choices of skip-gram for a text, with small default settings."""
     counts = np.bincount(ids, minlength=vocabulary)
     arguments = {"window": 3, "negatives": 4, "power": 0.75, "sample": 1e-2, "seed": 7} | settings
-    return Draws.from_counts(counts, eos=EOS, unknown=UNKNOWN, **arguments)  # type: ignore[arg-type]
+    return PairSampler.from_counts(counts, eos=EOS, unknown=UNKNOWN, **arguments)  # type: ignore[arg-type]
 
 
 def tables(
@@ -48,9 +48,9 @@ def tables(
     return first, first if tied else torch.randn(vocabulary, dim, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def rates_of(ids: NDArray[np.int32], first: float = 0.05) -> Rates:
+def rates_of(ids: NDArray[np.int32], first: float = 0.05) -> RateSchedule:
     """Return a learning rate that falls from `first` over the text."""
-    return Rates(first, 1e-3, len(ids))
+    return RateSchedule(first, 1e-3, len(ids))
 
 
 def topic_score(vectors_VD: Tensor, topics: int = 4) -> float:

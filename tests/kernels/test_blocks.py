@@ -8,44 +8,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.kernels.blocks import LEAST_CLASSES, Blocks, Costs, plan_blocks
+from reefknot.kernels.blocks import MIN_CLASSES, BlockCosts, BlockSize, choose_block_size
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[int, int, Costs, int, int]:
+def plans(draw: st.DrawFn) -> tuple[int, int, BlockCosts, int, int]:
     """Draw rows, classes, costs, a budget and a group size, typical of language models and unusual."""
     group = draw(st.sampled_from([1, 1, 3, 15, 100]))
     rows = group * draw(st.integers(1, 3000))
     classes = draw(st.integers(1, 300_000))
     dim = draw(st.integers(1, 2000))
     copied = draw(st.booleans())
-    costs = Costs(
-        score=draw(st.sampled_from([0.1, 2.0, 12.0])),
-        row=8 * dim,
-        one_class=2 * dim * copied,
-        accumulator=2 * dim * classes * draw(st.booleans()),
-        fewest_rows=draw(st.sampled_from([64, 512])),
+    costs = BlockCosts(
+        bytes_per_score=draw(st.sampled_from([0.1, 2.0, 12.0])),
+        bytes_per_row=8 * dim,
+        bytes_per_class=2 * dim * copied,
+        accumulator_bytes=2 * dim * classes * draw(st.booleans()),
+        min_rows=draw(st.sampled_from([64, 512])),
         multiple=draw(st.sampled_from([8, 128])),
     )
     return rows, classes, costs, draw(st.integers(0, 2**34)), group
 
 
-def bytes_of(blocks: Blocks, rows: int, costs: Costs) -> float:
+def bytes_of(blocks: BlockSize, rows: int, costs: BlockCosts) -> float:
     """Return the bytes of one block by the definitions of the costs."""
-    scores, copies = costs.score * blocks.rows * blocks.classes, costs.one_class * blocks.classes
-    return scores + copies + costs.row * blocks.rows + (costs.accumulator if blocks.rows < rows else 0)
+    scores, copies = costs.bytes_per_score * blocks.rows * blocks.classes, costs.bytes_per_class * blocks.classes
+    return scores + copies + costs.bytes_per_row * blocks.rows + (costs.accumulator_bytes if blocks.rows < rows else 0)
 
 
-def is_smallest(blocks: Blocks, costs: Costs, group: int) -> bool:
+def is_smallest(blocks: BlockSize, costs: BlockCosts, group: int) -> bool:
     """Return whether no smaller blocks are allowed."""
-    return blocks.rows <= max(costs.fewest_rows, group) and blocks.classes <= LEAST_CLASSES
+    return blocks.rows <= max(costs.min_rows, group) and blocks.classes <= MIN_CLASSES
 
 
 @given(plans())
-def test_every_score_is_in_exactly_one_block(plan: tuple[int, int, Costs, int, int]) -> None:
+def test_every_score_is_in_exactly_one_block(plan: tuple[int, int, BlockCosts, int, int]) -> None:
     rows, classes, *_ = plan
-    blocks = plan_blocks(*plan)
-    for total, slices in ((rows, blocks.over_rows(rows)), (classes, blocks.over_classes(classes))):
+    blocks = choose_block_size(*plan)
+    for total, slices in ((rows, blocks.row_slices(rows)), (classes, blocks.class_slices(classes))):
         end = 0
         for block in slices:
             assert block.start == end < block.stop
@@ -54,36 +54,36 @@ def test_every_score_is_in_exactly_one_block(plan: tuple[int, int, Costs, int, i
 
 
 @given(plans())
-def test_blocks_fit_the_memory_budget(plan: tuple[int, int, Costs, int, int]) -> None:
+def test_blocks_fit_the_memory_budget(plan: tuple[int, int, BlockCosts, int, int]) -> None:
     rows, _, costs, budget, group = plan
-    blocks = plan_blocks(*plan)
+    blocks = choose_block_size(*plan)
     assert bytes_of(blocks, rows, costs) <= budget or is_smallest(blocks, costs, group)
 
 
 @given(plans())
-def test_groups_of_rows_are_not_split(plan: tuple[int, int, Costs, int, int]) -> None:
+def test_groups_of_rows_are_not_split(plan: tuple[int, int, BlockCosts, int, int]) -> None:
     rows, *_, group = plan
-    blocks = plan_blocks(*plan)
-    assert all(block.start % group == 0 and block.stop % group == 0 for block in blocks.over_rows(rows))
+    blocks = choose_block_size(*plan)
+    assert all(block.start % group == 0 and block.stop % group == 0 for block in blocks.row_slices(rows))
 
 
 @given(plans())
-def test_one_pass_over_the_classes_if_enough_rows_fit(plan: tuple[int, int, Costs, int, int]) -> None:
+def test_one_pass_over_the_classes_if_enough_rows_fit(plan: tuple[int, int, BlockCosts, int, int]) -> None:
     rows, classes, costs, _, group = plan
-    enough = min(rows, max(costs.fewest_rows, group))
-    budget = int(bytes_of(Blocks(enough, classes), rows, costs)) + 1
-    blocks = plan_blocks(rows, classes, costs, budget, group)
+    enough = min(rows, max(costs.min_rows, group))
+    budget = int(bytes_of(BlockSize(enough, classes), rows, costs)) + 1
+    blocks = choose_block_size(rows, classes, costs, budget, group)
     assert blocks.classes == classes
     assert bytes_of(blocks, rows, costs) <= budget
 
 
 @given(plans(), st.integers(0, 2**34))
-def test_more_memory_never_makes_smaller_blocks(plan: tuple[int, int, Costs, int, int], more: int) -> None:
+def test_more_memory_never_makes_smaller_blocks(plan: tuple[int, int, BlockCosts, int, int], more: int) -> None:
     """Without an accumulator: blocks of fewer rows need one, and only a larger budget pays for it."""
     rows, classes, costs, budget, group = plan
-    costs = replace(costs, accumulator=0)
+    costs = replace(costs, accumulator_bytes=0)
     less_blocks, more_blocks = (
-        plan_blocks(rows, classes, costs, allowed, group) for allowed in (budget, budget + more)
+        choose_block_size(rows, classes, costs, allowed, group) for allowed in (budget, budget + more)
     )
     if less_blocks.classes == classes:
         assert more_blocks.classes == classes
@@ -96,19 +96,19 @@ def test_more_memory_never_makes_smaller_blocks(plan: tuple[int, int, Costs, int
 @pytest.mark.parametrize(
     ("rows", "classes", "budget", "expected"),
     [
-        (700, 10_000, 2**27, Blocks(700, 10_000)),  # Penn Treebank: all at once
-        (2048, 50_000, 2**27, Blocks(208, 50_000)),  # ten equal blocks of rows
-        (100, 1000, 12 * 1000 * 99, Blocks(56, 1000)),  # two halves, not 99 rows and one
-        (64, 1_000_000, 12 * 64 * 2048, Blocks(64, 2048)),  # classes in blocks
-        (128, 4096, 12 * 128 * 1024, Blocks(128, 1024)),  # all rows with the fewest useful classes
-        (128, 4096, 0, Blocks(64, 256)),  # nothing fits: the smallest blocks
-        (1, 2, 0, Blocks(1, 2)),
-        (0, 5, 2**20, Blocks(1, 5)),
+        (700, 10_000, 2**27, BlockSize(700, 10_000)),  # Penn Treebank: all at once
+        (2048, 50_000, 2**27, BlockSize(208, 50_000)),  # ten equal blocks of rows
+        (100, 1000, 12 * 1000 * 99, BlockSize(56, 1000)),  # two halves, not 99 rows and one
+        (64, 1_000_000, 12 * 64 * 2048, BlockSize(64, 2048)),  # classes in blocks
+        (128, 4096, 12 * 128 * 1024, BlockSize(128, 1024)),  # all rows with the fewest useful classes
+        (128, 4096, 0, BlockSize(64, 256)),  # nothing fits: the smallest blocks
+        (1, 2, 0, BlockSize(1, 2)),
+        (0, 5, 2**20, BlockSize(1, 5)),
     ],
 )
-def test_planned_blocks_for_typical_sizes(rows: int, classes: int, budget: int, expected: Blocks) -> None:
-    assert plan_blocks(rows, classes, Costs(score=12), budget) == expected
+def test_planned_blocks_for_typical_sizes(rows: int, classes: int, budget: int, expected: BlockSize) -> None:
+    assert choose_block_size(rows, classes, BlockCosts(bytes_per_score=12), budget) == expected
 
 
 def test_zero_rows_give_no_blocks() -> None:
-    assert list(Blocks(8, 8).over_rows(0)) == []
+    assert list(BlockSize(8, 8).row_slices(0)) == []

@@ -17,7 +17,7 @@ import torch
 import reefknot
 from reefknot.errors import ArgumentError
 from reefknot.kernels import choice
-from reefknot.kernels.choice import Choice, current, resolve, using
+from reefknot.kernels.choice import Choice, current_choice, resolve_impl, using
 
 PACKAGE = Path(reefknot.__file__).parent
 CPU = torch.device("cpu")
@@ -90,19 +90,19 @@ def forget_logged_messages() -> Iterator[None]:
 
 
 def test_using_nests_and_restores() -> None:
-    assert current() == Choice("auto", None)
+    assert current_choice() == Choice("auto", None)
     with using("reference"):
-        assert current() == Choice("reference")
+        assert current_choice() == Choice("reference")
         with using(memory=3.0):
-            assert current() == Choice("auto", 3.0)
-        assert current() == Choice("reference")
-    assert current() == Choice()
+            assert current_choice() == Choice("auto", 3.0)
+        assert current_choice() == Choice("reference")
+    assert current_choice() == Choice()
 
 
 def test_using_restores_after_an_exception() -> None:
     with pytest.raises(KeyError), using("chunked"), using("reference", 1.0):
         raise KeyError
-    assert current() == Choice()
+    assert current_choice() == Choice()
 
 
 @pytest.mark.parametrize("impl", ["fast", "", "Triton", None])
@@ -110,7 +110,7 @@ def test_unknown_implementation_is_rejected(impl: Any) -> None:
     with pytest.raises(ArgumentError, match="reference, chunked, triton") as error, using(impl):
         pass
     assert "\n" not in str(error.value)
-    assert current() == Choice()
+    assert current_choice() == Choice()
 
 
 @pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
@@ -131,27 +131,27 @@ def test_infinite_memory_budget_is_accepted() -> None:
     assert loss.isfinite()
 
 
-# -- resolve -------------------------------------------------------------------------------------------------------
+# -- resolve_impl --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_auto_chooses_chunked_on_a_cpu(dtype: torch.dtype) -> None:
-    assert resolve(Choice(), CPU, dtype) == "chunked"
+    assert resolve_impl(Choice(), CPU, dtype) == "chunked"
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 def test_requested_implementation_is_used(impl: choice.Impl) -> None:
-    assert resolve(Choice(impl), CPU, torch.float32) == impl
+    assert resolve_impl(Choice(impl), CPU, torch.float32) == impl
 
 
 @pytest.mark.usefixtures("forget_logged_messages")
 def test_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="reefknot.kernels"):
         for _ in range(3):
-            resolve(Choice(), CPU, torch.float32)
+            resolve_impl(Choice(), CPU, torch.float32)
         assert [record.getMessage() for record in caplog.records] == ["cross-entropy on cpu in float32: chunked"]
-        resolve(Choice(), CPU, torch.bfloat16)
-        resolve(Choice("reference"), CPU, torch.float32)
+        resolve_impl(Choice(), CPU, torch.bfloat16)
+        resolve_impl(Choice("reference"), CPU, torch.float32)
     assert len(caplog.records) == 3
 
 
@@ -187,7 +187,7 @@ def test_triton_is_rejected_on_a_cpu() -> None:
 
 
 def test_environment_variables_set_the_default_choice() -> None:
-    command = [sys.executable, "-c", "from reefknot.kernels.choice import current; print(current())"]
+    command = [sys.executable, "-c", "from reefknot.kernels.choice import current_choice; print(current_choice())"]
     variables = {"REEFKNOT_KERNELS": "reference", "REEFKNOT_KERNEL_MEMORY": "48"}
     completed = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
     assert completed.stdout == "Choice(impl='reference', memory=48.0)\n", completed.stderr
@@ -201,14 +201,14 @@ def test_each_environment_variable_works_alone(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, chosen: Choice
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert choice._from_environment() == chosen
+    assert choice._read_environment() == chosen
 
 
 @pytest.mark.parametrize(("name", "value"), [("REEFKNOT_KERNELS", "cuda"), ("REEFKNOT_KERNEL_MEMORY", "much")])
 def test_invalid_environment_variables_are_rejected(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ArgumentError, match=r"^REEFKNOT_KERNELS or REEFKNOT_KERNEL_MEMORY: "):
-        choice._from_environment()
+        choice._read_environment()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.choice import Choice, Impl, current, using
+from reefknot.kernels.choice import Choice, Impl, current_choice, using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 
 from .dense import IGNORE, Problem, dense_losses, largest_error, problem, relative_error
@@ -180,7 +180,7 @@ def test_invalid_arguments_are_rejected(arguments: tuple[Tensor, ...], settings:
 def test_invalid_impl_and_memory_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(settings))):
         linear_cross_entropy(H, W, Y, **settings)
-    assert current() == Choice()
+    assert current_choice() == Choice()
 
 
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
@@ -199,7 +199,7 @@ def test_omitted_impl_is_taken_from_using() -> None:
         assert by_definition.grad_fn is not None
         assert "SummedLoss" not in str(_autograd_functions(by_definition))
         assert "SummedLoss" in str(_autograd_functions(loss_of(p, impl="chunked")))
-        assert current() == Choice("reference")
+        assert current_choice() == Choice("reference")
 
 
 def _autograd_functions(loss: Tensor) -> list[str]:

@@ -88,7 +88,9 @@ def test_soft_targets_pass_opcheck(dtype: torch.dtype, separate_values: bool) ->
     outputs = ops._soft_targets(*attention, 2.0, dtype, *AUTO)
     output_gradients = [torch.randn_like(tensor) for tensor in outputs[:2]]
     for needs in ([True, True, separate_values], [False, False, separate_values]):
-        assert_opcheck_passes(ops._soft_gradients, *attention, *outputs, *output_gradients, 2.0, dtype, *AUTO, needs)
+        assert_opcheck_passes(
+            ops._soft_target_gradients, *attention, *outputs, *output_gradients, 2.0, dtype, *AUTO, needs
+        )
 
 
 MIXED = [
@@ -234,13 +236,13 @@ def test_compiled_loss_works_with_frozen_inputs(loss: Loss, compiled: Any) -> No
 
 def test_compiled_loss_follows_a_later_using(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     choices: list[tuple[Impl, float | None]] = []
-    kernel = ops._kernel
+    choose_backend = ops._choose_backend
 
     def record_choice(dtype: torch.dtype, impl: Impl, memory: float | None, device: torch.device) -> Any:
         choices.append((impl, memory))
-        return kernel(dtype, impl, memory, device)
+        return choose_backend(dtype, impl, memory, device)
 
-    monkeypatch.setattr(ops, "_kernel", record_choice)
+    monkeypatch.setattr(ops, "_choose_backend", record_choice)
     arguments = make_arguments(5)
     compiled_loss, _ = compiled(by_row)
     expected = values_and_gradients(by_row, arguments)

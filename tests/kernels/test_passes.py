@@ -14,7 +14,7 @@ from torch import Tensor
 from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
 from reefknot.kernels.passes import LossInputs
-from reefknot.kernels.scores import Scores
+from reefknot.kernels.scores import TorchBackend
 
 from .dense import IGNORE, MEMORY, Problem, dense_losses, largest_error, problem, relative_error
 
@@ -41,7 +41,7 @@ def test_memory_budgets_cover_every_block_layout() -> None:
     layouts = set()
     for (rows, dim, classes), memory in itertools.product(SHAPES, MEMORY):
         p = problem(rows, dim, classes)
-        blocks = LossInputs(p.h, p.w, p.b, p.y, torch.float64, Scores(), int(memory * 2**20)).blocks()
+        blocks = LossInputs(p.h, p.w, p.b, p.y, torch.float64, TorchBackend(), int(memory * 2**20)).block_size()
         layouts.add((blocks.rows < rows, blocks.classes < classes))
     assert layouts == {(False, False), (True, False), (False, True), (True, True)}
 

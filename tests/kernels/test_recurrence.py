@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from reefknot.errors import ArgumentError
 from reefknot.kernels import recurrence
 from reefknot.kernels.choice import using
-from reefknot.kernels.recurrence import lstm_scan, lstm_stack_scan, outruns_cudnn
+from reefknot.kernels.recurrence import is_faster_than_cudnn, lstm_scan, lstm_stack_scan
 
 KINDS = ("none", "shared", "per gate")
 
@@ -253,10 +253,10 @@ def test_unmasked_layer_uses_cudnn_unless_the_kernels_are_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def uses_kernels(dtype: torch.dtype, units: int = 1150) -> bool:
-        return outruns_cudnn(torch.zeros(20, 70, 8, dtype=dtype), torch.zeros(4 * units, units, dtype=dtype))
+        return is_faster_than_cudnn(torch.zeros(20, 70, 8, dtype=dtype), torch.zeros(4 * units, units, dtype=dtype))
 
     assert not uses_kernels(torch.bfloat16)  # no GPU
-    monkeypatch.setattr(recurrence, "_has_kernels", lambda *arguments: True)
+    monkeypatch.setattr(recurrence, "_can_use_kernels", lambda *arguments: True)
     assert uses_kernels(torch.bfloat16)
     assert uses_kernels(torch.bfloat16, units=400)
     assert not uses_kernels(torch.bfloat16, units=399)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.skip_gram import Impl, Rates, resolve, train_stretch
-from reefknot.kernels.skip_gram_draws import kept_words, pairs_of
-from reefknot.kernels.skip_gram_reference import pairs as pairs_one_by_one
+from reefknot.kernels.skip_gram import Impl, RateSchedule, resolve_impl, train_range
+from reefknot.kernels.skip_gram_draws import build_pairs, find_kept_words
+from reefknot.kernels.skip_gram_reference import iterate_pairs
 from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.nn.tables import WordTable
 
@@ -31,7 +31,7 @@ def train(impl: Impl, tied: bool, *, words: int = 400, cuts: tuple[int, ...] = (
     vectors = tables(tied)
     bounds = (0, *cuts, len(ids))
     for start, stop in pairwise(bounds):
-        train_stretch(*vectors, ids, start, stop, draws_of(ids, **settings), 1, rates_of(ids), impl=impl)
+        train_range(*vectors, ids, start, stop, draws_of(ids, **settings), 1, rates_of(ids), impl=impl)
     return list(vectors)
 
 
@@ -60,12 +60,12 @@ def test_reference_follows_the_gradient_of_every_pair(tied: bool) -> None:
     first, second = (0.3 * table for table in tables(tied, dtype=torch.float64))
     second = first if tied else second
     model = model_of(first, second)
-    pairs = list(pairs_one_by_one(ids, 0, len(ids), draws, draws.key(1)))
+    pairs = list(iterate_pairs(ids, 0, len(ids), draws, draws.key(1)))
     assert len(pairs) > 100
     assert any(context in (centre, *negatives) for centre, context, negatives, _ in pairs)
     for centre, context, negatives, position in pairs:
-        gradient_step(model, centre, context, negatives, rates.at(position))
-    train_stretch(first, second, ids, 0, len(ids), draws, 1, rates, impl="reference")
+        gradient_step(model, centre, context, negatives, rates.rate_at(position))
+    train_range(first, second, ids, 0, len(ids), draws, 1, rates, impl="reference")
     torch.testing.assert_close(first, model.input.weight.data, rtol=0, atol=1e-12)
     torch.testing.assert_close(second, model.output.weight.data, rtol=0, atol=1e-12)
 
@@ -79,7 +79,7 @@ def test_numba_equals_the_reference(tied: bool) -> None:
 
 @untied_and_tied
 def test_torch_with_batch_size_one_equals_the_reference(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reefknot.kernels.torch_skip_gram.BATCH", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr("reefknot.kernels.torch_skip_gram.MAX_BATCH_SIZE", {"cpu": 1, "cuda": 1})
     # One negative, so that no negative occurs twice in a pair.
     results = zip(train("torch", tied, negatives=1), train("reference", tied, negatives=1), strict=True)
     for actual, exact in results:
@@ -92,12 +92,12 @@ def test_batch_update_is_one_gradient_step(monkeypatch: pytest.MonkeyPatch) -> N
     model = model_of(first, second)
     draws = draws_of(ids)
     key = draws.key(1)
-    pairs = pairs_of(draws, key, kept_words(draws, key, ids, 0, len(ids)))
+    pairs = build_pairs(draws, key, find_kept_words(draws, key, ids, 0, len(ids)))
     model.loss(pairs.centres, pairs.contexts, pairs.negatives).backward()
-    constant_rate = Rates(0.01, 0.01, len(ids))
-    monkeypatch.setattr("reefknot.kernels.skip_gram_draws.CROWD", 1e9)
+    constant_rate = RateSchedule(0.01, 0.01, len(ids))
+    monkeypatch.setattr("reefknot.kernels.skip_gram_draws.MAX_EFFECTIVE_RATE", 1e9)
     assert len(pairs.centres) < 512  # one batch
-    train_stretch(first, second, ids, 0, len(ids), draws, 1, constant_rate, impl="torch")
+    train_range(first, second, ids, 0, len(ids), draws, 1, constant_rate, impl="torch")
     for actual, end in ((first, model.input), (second, model.output)):
         assert end.weight.grad is not None
         torch.testing.assert_close(actual, end.weight.data - 0.01 * end.weight.grad, rtol=0, atol=1e-9)
@@ -137,7 +137,7 @@ def test_score_beyond_the_clip_has_no_gradient() -> None:
         second = torch.zeros(40, 12)
         first[2:4, 0], second[2:4, 0] = 3.0, 2.5
         before = first.clone(), second.clone()
-        train_stretch(first, second, ids, 0, 2, draws, 1, Rates(0.1, 0.1, 2), impl=impl)
+        train_range(first, second, ids, 0, 2, draws, 1, RateSchedule(0.1, 0.1, 2), impl=impl)
         # The score 7.5 is above the clip of 6. It has no gradient for the context and the full gradient for a negative.
         assert torch.equal((first - before[0])[:, 1:], torch.zeros(40, 11))
         moved = float((first - before[0])[2:4, 0].abs().sum())
@@ -154,7 +154,7 @@ def test_nonfinite_vectors_stay_nonfinite(impl: Impl, tied: bool, value: float) 
     for row in (2, 5):
         first, second = tables(tied)
         second[row] = value
-        train_stretch(first, second, ids, 0, len(ids), draws_of(ids), 1, rates_of(ids), impl=impl)
+        train_range(first, second, ids, 0, len(ids), draws_of(ids), 1, rates_of(ids), impl=impl)
         assert not second[row].isfinite().any()
         assert not first.sum().isfinite()  # its neighbours become non-finite too
 
@@ -166,7 +166,7 @@ def test_sigmoid_table_handles_nan_and_infinity() -> None:
     expected = [0.0, 0.0, *(1.0 / (1.0 + np.exp(-scores[2:6].astype(float)))), 1.0, 1.0, np.nan]
     np.testing.assert_allclose(actual, expected, atol=2e-6)
     # The compiler must not assume that numbers are finite.
-    assert not {"nnan", "ninf", "fast"} & numba_skip_gram._LOOSE
+    assert not {"nnan", "ninf", "fast"} & numba_skip_gram._FAST_MATH
 
 
 def quality(impl: Impl, tied: bool, workers: int = 1) -> float:
@@ -177,8 +177,8 @@ def quality(impl: Impl, tied: bool, workers: int = 1) -> float:
     first = torch.empty(302, 16).uniform_(-0.5 / 16, 0.5 / 16, generator=generator)
     second = first if tied else torch.zeros(302, 16)
     for epoch in range(1, 4):
-        rates = Rates(0.05, 5e-6, 3 * len(ids), (epoch - 1) * len(ids))
-        train_stretch(first, second, ids, 0, len(ids), draws, epoch, rates, workers=workers, impl=impl)
+        rates = RateSchedule(0.05, 5e-6, 3 * len(ids), (epoch - 1) * len(ids))
+        train_range(first, second, ids, 0, len(ids), draws, epoch, rates, workers=workers, impl=impl)
     assert first.isfinite().all()
     return topic_score(first, topics=6)
 
@@ -188,28 +188,28 @@ def test_batches_and_threads_learn_as_well_as_single_pairs(monkeypatch: pytest.M
     single_pairs = quality("numba", tied=False)
     assert single_pairs > 0.9
     # The largest batch of any device.
-    monkeypatch.setattr("reefknot.kernels.torch_skip_gram.BATCH", {"cpu": 65_536, "cuda": 65_536})
+    monkeypatch.setattr("reefknot.kernels.torch_skip_gram.MAX_BATCH_SIZE", {"cpu": 65_536, "cuda": 65_536})
     assert quality("torch", tied=False) > single_pairs - 0.03
     assert quality("torch", tied=True) > quality("numba", tied=True) - 0.03
     assert quality("numba", tied=False, workers=2) > single_pairs - 0.03
     # More threads than cores, with work for all of them.
-    monkeypatch.setattr("reefknot.kernels.numba_skip_gram.POSITIONS", 200)
+    monkeypatch.setattr("reefknot.kernels.numba_skip_gram.POSITIONS_PER_TASK", 200)
     assert quality("numba", tied=False, workers=128) > single_pairs - 0.03
 
 
 def test_implementation_depends_on_device_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     table = torch.zeros(3, 2)
     monkeypatch.setattr("reefknot.kernels.skip_gram.numba_available", lambda: False)
-    assert resolve(table) == "torch"
+    assert resolve_impl(table) == "torch"
     with pytest.raises(ArgumentError, match=r"reefknot\[numba\]"):
-        resolve(table, "numba")
+        resolve_impl(table, "numba")
     monkeypatch.setattr("reefknot.kernels.skip_gram.numba_available", lambda: True)
-    assert resolve(table) == "numba"
-    assert resolve(table, "reference") == "reference"
+    assert resolve_impl(table) == "numba"
+    assert resolve_impl(table, "reference") == "reference"
     with pytest.raises(ArgumentError, match="must be one of"):
-        resolve(table, "fortran")  # type: ignore[arg-type]
+        resolve_impl(table, "fortran")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="on the CPU"):
-        resolve(table.to("meta"), "numba")
+        resolve_impl(table.to("meta"), "numba")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_invalid_ranges_workers_and_shapes_are_rejected(
 ) -> None:
     ids = np.array([2, 3, 2, 3], np.int32)
     with pytest.raises(ArgumentError, match=message):
-        train_stretch(
+        train_range(
             *(torch.zeros(40, 2), torch.zeros(40, output_dim), ids, start, stop, draws_of(ids), 1, rates_of(ids)),
             workers=workers,
         )
@@ -235,4 +235,4 @@ def test_invalid_ranges_workers_and_shapes_are_rejected(
 def test_noncontiguous_tables_are_rejected() -> None:
     ids = np.array([2, 3], np.int32)
     with pytest.raises(ArgumentError, match="contiguous"):
-        train_stretch(torch.zeros(2, 40).T, torch.zeros(40, 2), ids, 0, 2, draws_of(ids), 1, rates_of(ids))
+        train_range(torch.zeros(2, 40).T, torch.zeros(40, 2), ids, 0, 2, draws_of(ids), 1, rates_of(ids))

@@ -36,19 +36,27 @@ GPUS = {
     "L40S": (89, 101_376, (128, 128, 32, 8, 2, False)),
     "H200": (90, 232_448, (128, 256, 64, 8, 4, True)),
 }
-"""Compute capability, shared memory per block, and the tiles that `_Tiles.choose` returns for bfloat16."""
+"""Compute capability, shared memory per block, and the tiles that `_TileConfig.choose` returns for bfloat16."""
 TORCH_TILES = (32, 128, 16, 4, 2, False)
 """Tiles for float32, where torch computes the products."""
 TILED = [
-    ("exponentials_kernel", {"h": "N", "w": "V", "out": "NV"}, {}),
+    ("loss_and_gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {}),
     ("normalisers_kernel", {"h": "N", "w": "V"}, {"PLAIN": True, "TEMPERED": True}),
-    ("gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {"PLAIN": True, "TEMPERED": True, "BIAS_SUMS": True}),
-    ("gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {"PLAIN": True, "TEMPERED": False, "BIAS_SUMS": False}),
-    ("soft_gradients_kernel", {"h": "N", "k": "V", "m": "N", "v": "V", "q_out": "NV", "dz_out": "NV"}, {}),
+    ("score_gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {"PLAIN": True, "TEMPERED": True, "BIAS_SUMS": True}),
+    (
+        "score_gradient_kernel",
+        {"h": "N", "w": "V", "out": "NV"},
+        {"PLAIN": True, "TEMPERED": False, "BIAS_SUMS": False},
+    ),
+    (
+        "soft_target_gradients_kernel",
+        {"queries": "N", "keys": "V", "g_mean": "N", "values": "V", "q_out": "NV", "dz_out": "NV"},
+        {},
+    ),
 ]
 SMALL = [
-    ("target_scores_kernel", {"BD": 1024, "CENTRED": True}),
-    ("finish_kernel", {"BT": 256, "BV": 64, "BD": 128}),
+    ("target_scores_kernel", {"BLOCK_D": 1024, "CENTRED": True}),
+    ("finish_rows_kernel", {"BLOCK_T": 256, "BLOCK_V": 64}),
     ("scale_kernel", {"BLOCK": 8192}),
 ]
 
@@ -81,7 +89,7 @@ def test_tile_kernels_compile_and_fit_shared_memory(
     capability, limit, tiles = GPUS[gpu]
     rows, classes, dim, warps, stages, descriptors = TORCH_TILES if torch_products else tiles
     type_name, dtype = ("fp32", triton.language.float32) if torch_products else ("bf16", triton.language.bfloat16)
-    if name == "soft_gradients_kernel" and classes > 128:
+    if name == "soft_target_gradients_kernel" and classes > 128:
         classes, stages = 128, 3
     if flags.get("BIAS_SUMS"):
         stages -= 1
@@ -91,12 +99,12 @@ def test_tile_kernels_compile_and_fit_shared_memory(
         for matrix, axes in matrices.items()
     }
     tiling = {
-        "BN": rows,
-        "BV": classes,
-        "BD": dim,
+        "BLOCK_N": rows,
+        "BLOCK_V": classes,
+        "BLOCK_D": dim,
         "TMA": descriptors,
         "STORED": torch_products,
-        "PROGRAMS": 132,
+        "NUM_PROGRAMS": 132,
         "DTYPE": dtype,
     }
     constants = {"D": DIM, "M": DIM, "BIAS": True, "ONE_TABLE": True, **tiling, **flags}
@@ -136,15 +144,16 @@ def test_recurrence_kernels_compile_and_fit_shared_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     capability, limit, _ = GPUS[gpu]
-    monkeypatch.setattr(recurrence, "_limits", lambda device: ({80: 108, 90: 132}[capability], limit))
-    plan = recurrence.Plan.choose(rows, units, dtype, torch.device("cuda"), layers)
-    assert plan is not None
+    monkeypatch.setattr(recurrence, "_device_limits", lambda device: ({80: 108, 90: 132}[capability], limit))
+    config = recurrence.LaunchConfig.choose(rows, units, dtype, torch.device("cuda"), layers)
+    assert config is not None
     type_name = "*bf16" if dtype == torch.bfloat16 else "*fp32"
     data_pointers = ("x_ptr", "g_ptr", "w_ptr", "states_ptr", "h_ptr", "gates_ptr", "d_ptr")
     padded = triton.cdiv(units, 8) * 8
-    tiling = {"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "HOLD": plan.hold, "PRECISION": plan.precision}
+    tiling = {"BLOCK_B": config.block_b, "BLOCK_H": config.block_h, "BLOCK_K": config.block_k}
+    tiling |= {"HOLD": config.held_units, "PRECISION": config.precision}
     flags = {"LAYERS": layers, "H": units, "P": padded, "M": masks}
     no_bias = {"bias_ptr": None} if layers == 1 else {}
     pointers = {**dict.fromkeys(data_pointers, type_name), "count_ptr": "*i32"}
-    arguments = capability, pointers, {**tiling, **flags, **no_bias}, plan.warps, plan.stages
+    arguments = capability, pointers, {**tiling, **flags, **no_bias}, config.num_warps, config.num_stages
     assert 0 < shared_memory(getattr(recurrence, kernel), *arguments) <= limit

@@ -31,7 +31,7 @@ from .test_recurrence import (
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from reefknot.kernels.triton_recurrence import Plan
+from reefknot.kernels.triton_recurrence import LaunchConfig
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
@@ -126,15 +126,15 @@ def test_gradients_of_a_single_stack_output_are_correct(one_output: int) -> None
 
 @gpu_or_interpreter
 def test_layers_are_launched_separately_if_they_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose, layer_counts = Plan.choose, []
+    choose, layer_counts = LaunchConfig.choose, []
 
-    def choose_one_layer(*arguments: Any) -> Plan | None:
+    def choose_one_layer(*arguments: Any) -> LaunchConfig | None:
         layer_counts.append(arguments[4] if len(arguments) > 4 else 1)
         return choose(*arguments) if layer_counts[-1] == 1 else None
 
     inputs, masks = make_stack_inputs(2, 3, 2, 5, "shared", torch.float32)
     expected = stack_outputs_and_gradients(inputs, masks)
-    monkeypatch.setattr(Plan, "choose", choose_one_layer)
+    monkeypatch.setattr(LaunchConfig, "choose", choose_one_layer)
     torch.testing.assert_close(stack_outputs_and_gradients(inputs, masks), expected)
     assert layer_counts[0] == 2
     assert set(layer_counts[1:]) == {1}
@@ -220,7 +220,7 @@ def test_stack_matches_float64_for_paper_shapes(
     shape: tuple[int, int, int, int], kind: str, dtype: torch.dtype
 ) -> None:
     L, B, T, H = shape
-    if Plan.choose(B, H, dtype, torch.device(DEVICE), L) is None:
+    if LaunchConfig.choose(B, H, dtype, torch.device(DEVICE), L) is None:
         pytest.skip("all layers at once do not fit this device")
     errors = stack_errors(L, T, B, H, kind, dtype)
     assert max(errors.values()) < L * TOLERANCE[dtype], errors
@@ -291,5 +291,5 @@ def test_captured_stack_replays_bitwise(shape: tuple[int, int, int, int]) -> Non
 
 @gpu_only
 def test_no_plan_for_layers_that_exceed_the_device() -> None:
-    assert Plan.choose(1, 10**6, torch.bfloat16, torch.device("cuda")) is None
-    assert Plan.choose(20, 1500, torch.bfloat16, torch.device("cuda"), 10) is None
+    assert LaunchConfig.choose(1, 10**6, torch.bfloat16, torch.device("cuda")) is None
+    assert LaunchConfig.choose(20, 1500, torch.bfloat16, torch.device("cuda"), 10) is None

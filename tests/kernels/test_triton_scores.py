@@ -27,7 +27,7 @@ from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter, run_in_inter
 pytest.importorskip("triton", reason="triton is not installed")
 
 from reefknot.kernels import triton_scores
-from reefknot.kernels.triton_scores import TritonScores
+from reefknot.kernels.triton_scores import TritonBackend
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 ONE_PASS, TWO_PASSES = 64.0, 1e-6
@@ -173,15 +173,15 @@ def test_biases_of_minus_infinity_rule_out_classes(memory: float) -> None:
 @gpu_or_interpreter
 def test_several_blocks_of_rows_match_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 8 of 17 rows: later blocks, of which the last is short, add to the gradients of the first."""
-    monkeypatch.setattr(TritonScores, "fewest_rows", lambda *_: 8)
-    monkeypatch.setattr(TritonScores, "multiple", 8)
+    monkeypatch.setattr(TritonBackend, "min_rows", lambda *_: 8)
+    monkeypatch.setattr(TritonBackend, "multiple", 8)
     exact = problem(17, 12, 300).to(torch.float32).to(torch.float64)
     rows = exact.gradients(weighted_sum(dense_losses(exact, 5.0)))
     sums = exact.gradients(dense_losses(exact)[0].sum())
     p = exact.to(torch.float32, DEVICE)
     for memory in (0.02, TWO_PASSES):
         budget = int(memory * 2**20)
-        assert LossInputs(p.h, p.w, p.b, p.y, torch.float32, TritonScores(), budget).blocks().rows <= 8
+        assert LossInputs(p.h, p.w, p.b, p.y, torch.float32, TritonBackend(), budget).block_size().rows <= 8
         with using("triton", memory):
             actual = row_losses(p.h, p.w, p.b, p.y, 5.0)
             assert largest_error(p.gradients(weighted_sum(actual)), rows) < 4e-6
@@ -353,7 +353,7 @@ def test_float32_matches_float64_on_a_gpu(
 def test_memory_budgets_cover_one_and_two_passes(dtype: torch.dtype, budgets: tuple[int, int]) -> None:
     p = problem(1400, 400, 33_278).to(dtype, DEVICE)
     one_pass = [
-        LossInputs(p.h, p.w, p.b, p.y, dtype, TritonScores(), memory * 2**20).blocks().classes == 33_278
+        LossInputs(p.h, p.w, p.b, p.y, dtype, TritonBackend(), memory * 2**20).block_size().classes == 33_278
         for memory in budgets
     ]
     assert one_pass == [False, True]
@@ -364,7 +364,9 @@ def test_float32_takes_one_pass_where_bfloat16_takes_two() -> None:
     """Torch computes float32 products, for which blocks of few rows are fast enough. The kernels need more rows."""
     h_ND, w_VD = torch.zeros(8192, 64), torch.zeros(20_000, 64)
     blocks = {
-        dtype: LossInputs(h_ND, w_VD, None, torch.zeros(8192, dtype=torch.long), dtype, TritonScores(), 2**23).blocks()
+        dtype: LossInputs(
+            h_ND, w_VD, None, torch.zeros(8192, dtype=torch.long), dtype, TritonBackend(), 2**23
+        ).block_size()
         for dtype in (torch.float32, torch.bfloat16)
     }
     assert blocks[torch.float32].classes == 20_000

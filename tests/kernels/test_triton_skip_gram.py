@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.kernels.skip_gram import Rates, resolve, train_stretch
+from reefknot.kernels.skip_gram import RateSchedule, resolve_impl, train_range
 
 from .interpreter import INTERPRETED, gpu_only, interpreter_only, run_in_interpreter, starts_the_interpreter
 from .skip_gram_texts import draws_of, rates_of, tables, text, topic_score
@@ -30,7 +30,7 @@ def train(impl: Any, tied: bool, **settings: float) -> tuple[Tensor, Tensor]:
     draws, rates = draws_of(ids, window=2, **settings), rates_of(ids)
     # Two stretches, so that the second has context words that are not centres.
     for start, stop in ((0, 12), (12, len(ids))):
-        train_stretch(*vectors, ids, start, stop, draws, 2, rates, impl=impl)
+        train_range(*vectors, ids, start, stop, draws, 2, rates, impl=impl)
     return vectors
 
 
@@ -50,7 +50,7 @@ def test_kernel_with_five_negatives_is_close_to_the_reference() -> None:
     results: list[list[Tensor]] = []
     for impl in ("triton", "reference"):
         vectors = list(tables(False, vocabulary=4000, dim=5))
-        train_stretch(*vectors, ids, 0, len(ids), draws, 1, rates, impl=impl)  # type: ignore[arg-type]
+        train_range(*vectors, ids, 0, len(ids), draws, 1, rates, impl=impl)  # type: ignore[arg-type]
         results.append(vectors)
     for actual, exact in zip(*results, strict=True):
         # A few negatives are equal, and the reference updates those one after the other.
@@ -63,14 +63,15 @@ def test_kernel_compiles_and_fits_shared_memory(capability: int, dim: int, negat
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from reefknot.kernels.triton_skip_gram import constants
+    from reefknot.kernels.triton_skip_gram import kernel_constants
     from reefknot.kernels.triton_skip_gram_kernels import skip_gram_kernel as kernel
 
-    kernel_constants = constants(dim, negatives, window=5)
+    constants = kernel_constants(dim, negatives, window=5)
     types = {name: "*i64" if name.endswith("_ptr") else "fp32" for name in kernel.arg_names}
-    types |= {"input_ptr": "*fp32", "output_ptr": "*fp32", "count": "i32", "centres": "i32", "V": "i32", "key": "i64"}
-    types |= dict.fromkeys(kernel_constants, "constexpr")
-    values = {(kernel.arg_names.index(name),): value for name, value in kernel_constants.items()}
+    types |= {"input_ptr": "*fp32", "output_ptr": "*fp32", "V": "i32", "key": "i64"}
+    types |= {"num_kept": "i32", "centres_per_program": "i32"}
+    types |= dict.fromkeys(constants, "constexpr")
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     target = GPUTarget("cuda", capability, 32)
     compiled = triton.compile(ASTSource(kernel, types, values), target=target, options={"num_warps": 2})
     assert compiled.metadata.shared <= 49_152
@@ -88,8 +89,8 @@ def test_gpu_learns_as_well_as_the_cpu(tied: bool) -> None:
         first = torch.empty(302, 16).uniform_(-0.5 / 16, 0.5 / 16, generator=generator).to(device)
         second = first if tied else torch.zeros_like(first)
         for epoch in range(1, 4):
-            rates = Rates(0.05, 5e-6, 3 * len(ids), (epoch - 1) * len(ids))
-            train_stretch(first, second, ids, 0, len(ids), draws, epoch, rates)
-        assert resolve(first) == "triton" or device == "cpu"
+            rates = RateSchedule(0.05, 5e-6, 3 * len(ids), (epoch - 1) * len(ids))
+            train_range(first, second, ids, 0, len(ids), draws, epoch, rates)
+        assert resolve_impl(first) == "triton" or device == "cpu"
         scores[device] = topic_score(first.cpu(), topics=6)
     assert scores["cuda"] > scores["cpu"] - 0.05

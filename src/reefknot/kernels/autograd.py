@@ -1,7 +1,11 @@
-"""The losses of a linear classifier as autograd functions.
+"""The losses of a linear classifier as autograd functions, for `linear_cross_entropy`.
 
-`SummedLossFunction` computes the gradients in the forward pass, `RowLossesFunction` in the backward pass.
+`RowLossesFunction` returns one loss per row and computes the gradients in the backward pass. `SummedLossFunction`
+returns the sum of the losses, or of a mixture's losses, and computes the gradients in the forward pass. Both call the
+passes over blocks of scores in `passes`. `ops` wraps the same computations for `torch.compile`.
 
+Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps of the scores, lse_tau those
+at temperature tau, g_x the gradient that arrives for output x, dx the gradient of input x.
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
 
@@ -14,8 +18,8 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.passes import LossInputs, gradients, losses, losses_with_gradients
-from reefknot.kernels.scores import IGNORE, RowTerms, Scores, accumulation_dtype
+from reefknot.kernels.passes import LossInputs, compute_gradients, compute_losses, compute_losses_with_gradients
+from reefknot.kernels.scores import IGNORE, GradientTerms, TorchBackend, accumulation_dtype
 
 
 class RowLossesFunction(torch.autograd.Function):
@@ -30,14 +34,14 @@ class RowLossesFunction(torch.autograd.Function):
         y: Tensor,
         tau: float | None,
         dtype: torch.dtype,
-        scores: Scores,
+        backend: TorchBackend,
         budget: int,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         with torch.autocast(h.device.type, enabled=False):
-            nll, lse, lse_tau = losses(LossInputs(h, w, b, y, dtype, scores, budget), tau)
+            nll, lse, lse_tau = compute_losses(LossInputs(h, w, b, y, dtype, backend, budget), tau)
         ctx.save_for_backward(h, w, b, y, lse, lse_tau)
         ctx.tau = tau
-        ctx.options = dtype, scores, budget
+        ctx.options = dtype, backend, budget
         ctx.set_materialize_grads(False)
         return nll, lse, lse_tau
 
@@ -46,17 +50,17 @@ class RowLossesFunction(torch.autograd.Function):
         reject_second_derivatives()
         h, w, b, y, lse, lse_tau = ctx.saved_tensors
         inputs = LossInputs(h, w, b, y, *ctx.options)
-        input_grads = row_gradients(inputs, lse, lse_tau, ctx.tau, output_grads, ctx.needs_input_grad[:3])
+        input_grads = compute_row_gradients(inputs, lse, lse_tau, ctx.tau, output_grads, ctx.needs_input_grad[:3])
         return (*input_grads, None, None, None, None, None)
 
 
-def row_gradients(
+def compute_row_gradients(
     inputs: LossInputs,
     lse: Tensor,
     lse_tau: Tensor | None,
     tau: float | None,
     output_grads: Sequence[Tensor | None],
-    needs: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of h, w and b; None for a gradient that is not needed.
 
@@ -66,16 +70,23 @@ def row_gradients(
         lse_tau: The log-sum-exps at temperature `tau`, (N,), or None.
         tau: The temperature, or None.
         output_grads: The gradients of the losses, of `lse` and of `lse_tau`. None stands for zero.
-        needs: Whether the gradients of h, w and b are needed.
+        needs_grad: Whether the gradients of h, w and b are needed.
     """
-    g_nll, g_lse, g_tau = output_grads
-    target = torch.zeros_like(lse) if g_nll is None else g_nll.where(inputs.scored(slice(None)), 0.0)
-    plain = target if g_lse is None else target + g_lse
-    terms = RowTerms(lse, plain, target)
-    if g_tau is not None and tau is not None:
-        terms = RowTerms(lse, plain, target, lse_tau, g_tau / tau, tau, 1 / inputs.w.shape[0])
+    g_nll, g_lse, g_lse_tau = output_grads
+    # nll = lse - z_y, so the gradient of nll counts at the target, and those of nll and lse in the softmax.
+    if g_nll is None:
+        target_weight = torch.zeros_like(lse)
+    else:
+        target_weight = g_nll.where(inputs.has_target(slice(None)), 0.0)
+    plain_weight = target_weight if g_lse is None else target_weight + g_lse
+    if g_lse_tau is None or tau is None:
+        terms = GradientTerms(lse, plain_weight, target_weight)
+    else:
+        tempered_weight, uniform = g_lse_tau / tau, 1 / inputs.num_classes
+        terms = GradientTerms(lse, plain_weight, target_weight, lse_tau, tempered_weight, tau, uniform)
+    needs_h, needs_w, needs_b = needs_grad
     with torch.autocast(lse.device.type, enabled=False):
-        return gradients(inputs, terms, (needs[0], needs[1], needs[2]), tau).finished()
+        return compute_gradients(inputs, terms, (needs_h, needs_w, needs_b), tau).in_input_dtypes()
 
 
 class SummedLossFunction(torch.autograd.Function):
@@ -91,32 +102,44 @@ class SummedLossFunction(torch.autograd.Function):
         log_prior: Tensor | None,
         training: bool,
         dtype: torch.dtype,
-        scores: Scores,
+        backend: TorchBackend,
         budget: int,
     ) -> Tensor:
-        ctx.options = dtype, scores, budget
+        ctx.options = dtype, backend, budget
+        loss = SummedLoss(h, w, b, y, log_prior, *ctx.options)
         if not (training and any(ctx.needs_input_grad)):
-            return Sum(h, w, b, y, log_prior, *ctx.options).value()
+            return loss.compute()
         ctx.save_for_backward(h, w, b, y, log_prior)
-        total, ctx.gradients = Sum(h, w, b, y, log_prior, *ctx.options).value_with_gradients(ctx.needs_input_grad)
+        total, ctx.gradients = loss.compute_with_gradients(ctx.needs_input_grad)
         return total
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, g_total: Tensor) -> tuple[Any, ...]:
         reject_second_derivatives()
         # The gradients are scaled in place, so they cannot be reused. A second backward pass computes them again.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            _, gradients = Sum(*ctx.saved_tensors, *ctx.options).value_with_gradients(ctx.needs_input_grad)
-        scores: Scores = ctx.options[1]
+            _, gradients = SummedLoss(*ctx.saved_tensors, *ctx.options).compute_with_gradients(ctx.needs_input_grad)
+        _, backend, _ = ctx.options
         for gradient in gradients:
             if gradient is not None:
-                scores.scale(gradient, g)
+                backend.scale_in_place(gradient, g_total)
         return (*gradients, None, None, None, None)
 
 
-class Sum:
-    """Computes the sum of the losses of the rows, or of a mixture, and its gradients."""
+class SummedLoss:
+    """Computes the sum of the losses of the rows, or of a mixture, and its gradients.
+
+    Args:
+        h: Hidden states, (N, D). For a mixture (N * K, D), with K consecutive rows per target.
+        w: Class vectors, (V, D).
+        b: Biases, (V,), or None.
+        y: Targets, (N,).
+        log_prior: The logarithms of a mixture's weights, (N, K), or None.
+        dtype: The type of the matrix products.
+        backend: Computes the blocks of scores.
+        budget: Working memory in bytes.
+    """
 
     def __init__(
         self,
@@ -126,45 +149,59 @@ class Sum:
         y: Tensor,
         log_prior: Tensor | None,
         dtype: torch.dtype,
-        scores: Scores,
+        backend: TorchBackend,
         budget: int,
     ) -> None:
         self.y, self.log_prior = y, log_prior
-        self.experts = 1 if log_prior is None else log_prior.shape[1]
+        self.num_experts = 1 if log_prior is None else log_prior.shape[1]
         self.posterior = None if log_prior is None else torch.empty_like(log_prior)
-        self.sums: list[Tensor] = []
-        y_rows = y if log_prior is None else y[:, None].expand(-1, self.experts).flatten()
-        self.inputs = LossInputs(h, w, b, y_rows, dtype, scores, budget)
+        self.block_sums: list[Tensor] = []
+        row_targets = y if log_prior is None else y[:, None].expand(-1, self.num_experts).flatten()
+        self.inputs = LossInputs(h, w, b, row_targets, dtype, backend, budget)
 
-    def value(self) -> Tensor:
+    def compute(self) -> Tensor:
         """Return the sum."""
         with torch.autocast(self.y.device.type, enabled=False):
-            self._weigh(slice(0, self.inputs.h.shape[0]), losses(self.inputs)[0])
+            nll, _, _ = compute_losses(self.inputs)
+            self._add_losses(slice(0, self.inputs.num_rows), nll)
         return self._total()
 
-    def value_with_gradients(self, needs: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
+    def compute_with_gradients(self, needs_grad: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
         """Return the sum, and the gradients of h, w, b, y (always None) and the log-prior."""
+        needs_h, needs_w, needs_b = needs_grad[:3]
         with torch.autocast(self.y.device.type, enabled=False):
-            sums = losses_with_gradients(self.inputs, self._weigh, (needs[0], needs[1], needs[2]), self.experts)
-        log_prior = None if self.posterior is None else self.posterior.neg_()
-        return self._total(), [*sums.finished(), None, log_prior]
+            gradients = compute_losses_with_gradients(
+                self.inputs, self._add_losses, (needs_h, needs_w, needs_b), group=self.num_experts
+            )
+        d_log_prior = None if self.posterior is None else self.posterior.neg_()
+        return self._total(), [*gradients.in_input_dtypes(), None, d_log_prior]
 
-    def _weigh(self, rows: slice, nll: Tensor) -> Tensor | None:
-        """Add the losses of some rows to the sum, and return the weights of the rows."""
+    def _add_losses(self, rows: slice, nll: Tensor) -> Tensor | None:
+        """Add the losses of some rows to the sum, and return the weights of the rows, or None if they are 1.
+
+        The weight of an expert's row is its posterior: its share in the probability of the target.
+        """
         if self.log_prior is None or self.posterior is None:
-            self.sums.append(nll.sum())
+            self.block_sums.append(nll.sum())
             return None
-        targets = slice(rows.start // self.experts, rows.stop // self.experts)
-        log_prior_NK, y_N, nll_NK = self.log_prior[targets], self.y[targets], nll.view(-1, self.experts)
-        self.sums.append(mixed(log_prior_NK, nll_NK, y_N).sum())
+        tokens = slice(rows.start // self.num_experts, rows.stop // self.num_experts)
+        log_prior_NK, y_N, nll_NK = self.log_prior[tokens], self.y[tokens], nll.view(-1, self.num_experts)
+        self.block_sums.append(mixture_losses(log_prior_NK, nll_NK, y_N).sum())
         posterior_NK = torch.softmax(log_prior_NK - nll_NK, dim=-1).where((y_N != IGNORE)[:, None], 0.0)
-        self.posterior[targets] = posterior_NK
+        self.posterior[tokens] = posterior_NK
         return posterior_NK.flatten()
 
     def _total(self) -> Tensor:
-        if not self.sums:
+        if not self.block_sums:
             return self.inputs.h.new_zeros((), dtype=accumulation_dtype(self.inputs.dtype))
-        return self.sums[0] if len(self.sums) == 1 else torch.stack(self.sums).sum()
+        return self.block_sums[0] if len(self.block_sums) == 1 else torch.stack(self.block_sums).sum()
+
+
+def mixture_losses(log_prior_NK: Tensor, nll_NK: Tensor, y_N: Tensor) -> Tensor:
+    """Return the losses of a mixture, (N,), from the losses of its experts."""
+    nll_N = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1)
+    # For an ignored target nll_NK is 0, but the result is not exactly 0, because the prior does not sum to exactly 1.
+    return nll_N.where(y_N != IGNORE, 0.0)
 
 
 def reject_second_derivatives() -> None:
@@ -174,10 +211,3 @@ def reject_second_derivatives() -> None:
             "losses computed in blocks have no second derivatives, which create_graph = True asks for; "
             "use impl = 'reference'"
         )
-
-
-def mixed(log_prior_NK: Tensor, nll_NK: Tensor, y_N: Tensor) -> Tensor:
-    """Return the losses of a mixture, (N,), from the losses of its experts."""
-    nll_N = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1)
-    # For an ignored target nll_NK is 0, but the result is not exactly 0, because the prior does not sum to exactly 1.
-    return nll_N.where(y_N != IGNORE, 0.0)

@@ -1,4 +1,9 @@
-"""Choose blocks of a score matrix that fit a memory budget.
+"""Choose how to cut the N x V matrix of scores into blocks that fit a memory budget.
+
+`choose_block_size` is the function to start from. It gets the size of the matrix, the memory that a block takes
+(`BlockCosts`) and a budget in bytes, and returns the size of a block (`BlockSize`):
+
+    choose_block_size(2048, 50_000, BlockCosts(bytes_per_score=12), budget=2**27)    ->  BlockSize(208, 50_000)
 
 Shapes: N rows (tokens), V classes.
 """
@@ -8,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-LEAST_CLASSES = 256
+MIN_CLASSES = 256
 """The least number of classes in a block, whatever the budget: a product with fewer classes is too slow."""
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockSize:
     """The number of rows and classes of a block.
 
     If a block has all classes, one pass over the scores of its rows gives their losses and gradients. With fewer
@@ -24,78 +29,99 @@ class Blocks:
     rows: int
     classes: int
 
-    def over_rows(self, rows: int) -> Iterator[slice]:
-        """Yield slices that cut `rows` rows into blocks."""
-        return _slices(rows, self.rows)
+    def row_slices(self, num_rows: int) -> Iterator[slice]:
+        """Yield slices that cut `num_rows` rows into blocks."""
+        return _cut(num_rows, self.rows)
 
-    def over_classes(self, classes: int) -> Iterator[slice]:
-        """Yield slices that cut `classes` classes into blocks."""
-        return _slices(classes, self.classes)
+    def class_slices(self, num_classes: int) -> Iterator[slice]:
+        """Yield slices that cut `num_classes` classes into blocks."""
+        return _cut(num_classes, self.classes)
 
 
 @dataclass(frozen=True)
-class Costs:
+class BlockCosts:
     """The memory that a block takes, and the block sizes that are efficient on a device."""
 
-    score: float
-    """Bytes per score of a block."""
-    row: int = 0
-    """Bytes per row of a block: copies of the row, and an accumulator for its gradient."""
-    one_class: int = 0
-    """Bytes per class of a block: copies of its vector."""
-    accumulator: int = 0
-    """Bytes in which the gradients of all classes are summed if there are several blocks of rows."""
-    fewest_rows: int = 64
+    bytes_per_score: float
+    bytes_per_row: int = 0
+    """Copies of a row, and an accumulator for its gradient."""
+    bytes_per_class: int = 0
+    """Copies of a class vector."""
+    accumulator_bytes: int = 0
+    """Memory in which the gradients of all classes are summed if there are several blocks of rows."""
+    min_rows: int = 64
     """With fewer rows per block, reading and writing all class vectors for each block costs more than a second pass."""
-    fewest_classes: int = 1024
+    min_classes: int = 1024
     """With fewer classes per block, products are slow."""
     multiple: int = 8
     """Block sizes are multiples of this number where possible."""
 
-    def bytes_of(self, rows: int, classes: int, blocked: bool) -> float:
-        """Return the bytes that a block takes. `blocked`: the matrix has more rows than the block."""
-        return rows * (self.score * classes + self.row) + classes * self.one_class + blocked * self.accumulator
+    def total_bytes(self, rows: int, classes: int, several: bool) -> float:
+        """Return the bytes that a block takes. `several`: the matrix has several blocks of rows."""
+        scores = rows * (self.bytes_per_score * classes + self.bytes_per_row)
+        return scores + classes * self.bytes_per_class + several * self.accumulator_bytes
 
 
-def plan_blocks(rows: int, classes: int, costs: Costs, budget: int, group: int = 1) -> Blocks:
-    """Return the fastest blocks within a budget of bytes, or the smallest sensible ones if none fit.
+def choose_block_size(num_rows: int, num_classes: int, costs: BlockCosts, budget: int, group: int = 1) -> BlockSize:
+    """Return the fastest block size within a budget of bytes, or the smallest sensible one if none fits.
 
     Args:
-        rows: Number of rows of the whole matrix, N.
-        classes: Number of classes of the whole matrix, V.
+        num_rows: Number of rows of the whole matrix, N.
+        num_classes: Number of classes of the whole matrix, V.
         costs: The memory that a block takes.
         budget: Working memory in bytes.
         group: Number of consecutive rows that must be in the same block, such as the experts of a mixture.
     """
-    rows, classes = max(rows, 1), max(classes, 1)
-    if costs.bytes_of(rows, classes, blocked=False) <= budget:
-        return Blocks(rows, classes)
-    fewest = min(rows, max(costs.fewest_rows, group))
-    fit = int((budget - costs.bytes_of(0, classes, blocked=True)) // (costs.score * classes + costs.row))
-    if fit >= fewest:
-        return Blocks(_even(rows, fit, group, costs.multiple), classes)
-    # Cut both into blocks. Fewer rows leave memory for more classes, until the accumulator takes that memory.
-    most: dict[int, int] = {}
-    at_once = rows
+    num_rows, num_classes = max(num_rows, 1), max(num_classes, 1)
+    # First choice: the whole matrix is one block.
+    if costs.total_bytes(num_rows, num_classes, several=False) <= budget:
+        return BlockSize(num_rows, num_classes)
+    # Second choice: all classes of some rows.
+    min_rows = min(num_rows, max(costs.min_rows, group))
+    budget_for_rows = budget - costs.total_bytes(0, num_classes, several=True)
+    max_rows = int(budget_for_rows // (costs.bytes_per_score * num_classes + costs.bytes_per_row))
+    if max_rows >= min_rows:
+        return BlockSize(_even_size(num_rows, max_rows, group, costs.multiple), num_classes)
+    return _cut_rows_and_classes(num_rows, num_classes, costs, budget, group, min_rows)
+
+
+def _cut_rows_and_classes(
+    num_rows: int, num_classes: int, costs: BlockCosts, budget: int, group: int, min_rows: int
+) -> BlockSize:
+    """Return the size of blocks with some of the rows and some of the classes.
+
+    Fewer rows leave memory for more classes, until the accumulator takes that memory. So halve the rows until enough
+    classes fit.
+    """
+    max_classes: dict[int, int] = {}  # by number of rows
+    rows = num_rows
     while True:
-        free = budget - costs.bytes_of(at_once, 0, blocked=at_once < rows)
-        most[at_once] = int(free // (costs.score * at_once + costs.one_class))
-        if most[at_once] >= min(classes, costs.fewest_classes) or at_once <= fewest:
+        free_bytes = budget - costs.total_bytes(rows, 0, several=rows < num_rows)
+        max_classes[rows] = int(free_bytes // (costs.bytes_per_score * rows + costs.bytes_per_class))
+        if max_classes[rows] >= min(num_classes, costs.min_classes) or rows <= min_rows:
             break
-        at_once = _round_up(-(-at_once // 2), group)
-    least = min(classes, LEAST_CLASSES)
-    sensible = [size for size, fit in most.items() if fit >= least]
-    at_once = max(sensible, key=lambda size: min(most[size], costs.fewest_classes)) if sensible else min(most)
-    return Blocks(min(at_once, rows), _even(classes, max(most[at_once], least), 1, max(costs.multiple, LEAST_CLASSES)))
+        rows = _round_up(-(-rows // 2), group)
+    min_classes = min(num_classes, MIN_CLASSES)
+    candidates = [rows for rows, classes in max_classes.items() if classes >= min_classes]
+    if candidates:
+        rows = max(candidates, key=lambda rows: min(max_classes[rows], costs.min_classes))
+    else:
+        rows = min(max_classes)
+    classes = _even_size(num_classes, max(max_classes[rows], min_classes), 1, max(costs.multiple, MIN_CLASSES))
+    return BlockSize(min(rows, num_rows), classes)
 
 
-def _even(total: int, most: int, group: int, multiple: int) -> int:
-    """Return a block size of at most `most` that cuts `total` evenly, rounded up to `multiple` if that fits."""
-    most = max(most // group * group, group)
-    size = _round_up(-(-total // -(-total // most)), group)
+def _even_size(total: int, limit: int, group: int, multiple: int) -> int:
+    """Return a block size of at most `limit` that cuts `total` evenly, rounded up to `multiple` if that fits.
+
+    For example, 100 rows with a limit of 99 are cut into two blocks of 50 to 56 rows, not into 99 rows and 1 row.
+    """
+    limit = max(limit // group * group, group)
+    num_blocks = -(-total // limit)
+    size = _round_up(-(-total // num_blocks), group)
     rounded = _round_up(_round_up(size, multiple), group)
-    if rounded > most:
-        rounded = most // multiple * multiple // group * group or size
+    if rounded > limit:
+        rounded = limit // multiple * multiple // group * group or size
     return min(rounded, total)
 
 
@@ -103,6 +129,6 @@ def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _slices(total: int, size: int) -> Iterator[slice]:
+def _cut(total: int, size: int) -> Iterator[slice]:
     for start in range(0, total, size):
         yield slice(start, min(start + size, total))

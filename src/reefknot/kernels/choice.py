@@ -1,4 +1,9 @@
-"""Choose the implementation of the losses and its working memory, and whether an LSTM uses our kernel."""
+"""Choose the implementation of losses and LSTMs (plain torch or Triton kernels) and its working memory.
+
+Users call `using`. The kernels call `current_choice` for what the user asked for, and then `resolve_impl`, or
+`should_use_triton` for an LSTM, for what runs on a device. Without `using`, the environment variables REEFKNOT_KERNELS
+and REEFKNOT_KERNEL_MEMORY apply.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,7 @@ import torch
 from reefknot.errors import ArgumentError
 
 Impl = Literal["auto", "reference", "chunked", "triton"]
+"""The implementations of a loss, which `using` describes."""
 
 _LOG = logging.getLogger("reefknot.kernels")
 
@@ -27,10 +33,11 @@ small."""
 
 @dataclass(frozen=True)
 class Choice:
-    """An implementation, and its working memory in MiB, not counting inputs and gradients. None: the default."""
+    """An implementation and its working memory."""
 
     impl: Impl = "auto"
     memory: float | None = None
+    """MiB, not counting inputs and gradients. None stands for the default of the device."""
 
     def __post_init__(self) -> None:
         if self.impl not in get_args(Impl):
@@ -44,7 +51,7 @@ class Choice:
         return int(min(mebibytes, 2**40) * 2**20)
 
 
-def _from_environment() -> Choice:
+def _read_environment() -> Choice:
     """Read `REEFKNOT_KERNELS` and `REEFKNOT_KERNEL_MEMORY`, for programs that users cannot edit."""
     mebibytes = os.environ.get("REEFKNOT_KERNEL_MEMORY")
     try:
@@ -54,9 +61,9 @@ def _from_environment() -> Choice:
         raise ArgumentError(f"REEFKNOT_KERNELS or REEFKNOT_KERNEL_MEMORY: {error}") from None
 
 
-_DEFAULT = _from_environment()
+_DEFAULT = _read_environment()
 # Not a ContextVar: `torch.compile` can read a thread-local, and recompiles when it changes.
-_CHOSEN = threading.local()
+_THREAD = threading.local()
 
 
 @contextmanager
@@ -76,38 +83,39 @@ def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
         memory: Working memory in MiB, not counting inputs and gradients. The default is 2048 on a GPU and 128 on a
             CPU.
     """
-    before, _CHOSEN.choice = current(), Choice(impl, memory)
+    previous = current_choice()
+    _THREAD.choice = Choice(impl, memory)
     try:
         yield
     finally:
-        _CHOSEN.choice = before
+        _THREAD.choice = previous
 
 
-def current() -> Choice:
+def current_choice() -> Choice:
     """Return the choice that `using` made, or else the choice of the environment variables, or else the default."""
-    chosen: Choice = getattr(_CHOSEN, "choice", _DEFAULT)
-    return chosen
+    choice: Choice = getattr(_THREAD, "choice", _DEFAULT)
+    return choice
 
 
-def resolve(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
+def resolve_impl(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
     """Return the implementation for a device and a type of matrix products. The result is never `auto`."""
     if choice.impl == "triton":
         _check_triton(device, dtype)
     impl = choice.impl
     if impl == "auto":
-        suits = dtype in (torch.bfloat16, torch.float32) and _kernels_run_on(device)
-        impl = "triton" if suits else "chunked"
+        is_supported = dtype in (torch.bfloat16, torch.float32) and _supports_triton(device)
+        impl = "triton" if is_supported else "chunked"
     if not torch.compiler.is_compiling():  # a graph cannot log
         log_once("cross-entropy", impl, device.type, dtype)
     return impl
 
 
-def triton_chosen(device: torch.device, dtype: torch.dtype) -> bool:
+def should_use_triton(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether a Triton kernel is used: because `using` selects it, or because the device supports it."""
-    if current().impl == "triton":
+    if current_choice().impl == "triton":
         _check_triton(device, dtype)
         return True
-    return current().impl == "auto" and _kernels_run_on(device)
+    return current_choice().impl == "auto" and _supports_triton(device)
 
 
 def rounds_to_tf32() -> bool:
@@ -119,12 +127,12 @@ def rounds_to_tf32() -> bool:
 
 
 @cache
-def log_once(what: str, impl: str, device: str, dtype: torch.dtype) -> None:
+def log_once(operation: str, impl: str, device: str, dtype: torch.dtype) -> None:
     """Log which implementation runs, the first time only."""
-    _LOG.info("%s on %s in %s: %s", what, device, str(dtype).removeprefix("torch."), impl)
+    _LOG.info("%s on %s in %s: %s", operation, device, str(dtype).removeprefix("torch."), impl)
 
 
-def _kernels_run_on(device: torch.device) -> bool:
+def _supports_triton(device: torch.device) -> bool:
     """Return whether the triton kernels are available and written for this device."""
     return device.type == "cuda" and _has_tensor_cores(device) and triton_available()
 
@@ -143,11 +151,11 @@ def _check_triton(device: torch.device, dtype: torch.dtype) -> None:
         raise ArgumentError("impl = 'triton' needs triton 3.4 or newer, which is not installed; use impl = 'auto'")
     if dtype == torch.float64:
         raise ArgumentError("impl = 'triton' does not compute in float64; use impl = 'auto'")
-    if device.type != "cuda" and not _interpreted():
+    if device.type != "cuda" and not _is_interpreted():
         raise ArgumentError(f"impl = 'triton' runs on CUDA devices, not on {device.type}; use impl = 'auto'")
 
 
-def _interpreted() -> bool:
+def _is_interpreted() -> bool:
     """Return whether Triton interprets its kernels. They then run slowly on any device. Tests use this on a CPU."""
     from triton import knobs
 

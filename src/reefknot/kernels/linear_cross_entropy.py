@@ -1,12 +1,21 @@
-"""Cross-entropy of a linear classifier, computed in blocks of scores: the primitive under every output end.
+"""Cross-entropy of a linear classifier, computed in blocks of scores, so that the logits are never all in memory.
 
-    nll_n = logsumexp_v(h_n . w_v + b_v) - (h_n . w_y + b_y)
+`linear_cross_entropy` is the public function: it checks its arguments and returns a mean, a sum or one loss per target.
+The output ends (classifier and loss of a model, `nn/outputs`) call the two functions below it directly:
 
-`summed_loss` computes the gradients in the forward pass, because the weights of the rows are known then. This takes
-three matrix products, or four if memory is short. `row_losses` returns one loss per row. The weights of the rows are
-known only in the backward pass, which computes the scores again. This takes four matrix products.
+    summed_loss    the sum of all losses. The weights of the rows are known in the forward pass, which computes the
+                   gradients too: three matrix products, or four if memory is short.
+    row_losses     one loss per row. The weights of the rows are known only in the backward pass, which computes the
+                   scores again: four matrix products.
 
-Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
+Both choose an implementation (`choice`) and pass the work on to an autograd function (`autograd`), which loops over
+blocks of scores (`passes`). A backend (`scores`, or `triton_scores` on a GPU) computes each block.
+
+    z_nv = h_n . w_v + b_v              the score (logit) of class v for row n
+    nll_n = logsumexp_v(z_nv) - z_ny    the loss of row n, with y the target of the row
+
+Names: h hidden states, w class vectors, b biases, y targets, z scores, nll losses, lse log-sum-exps of the scores.
+Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture, R = N x K rows of a mixture.
 """
 
 from __future__ import annotations
@@ -19,13 +28,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.autograd import RowLossesFunction, SummedLossFunction, mixed
-from reefknot.kernels.choice import Choice, Impl, current, resolve
+from reefknot.kernels.autograd import RowLossesFunction, SummedLossFunction, mixture_losses
+from reefknot.kernels.choice import Choice, Impl, current_choice, resolve_impl
 from reefknot.kernels.reference import compute_dtype, reference_losses
-from reefknot.kernels.scores import IGNORE, accumulation_dtype, at_least_float32, classes_in_range, is_class, scores_for
+from reefknot.kernels.scores import IGNORE, accumulation_dtype, at_least_float32, get_backend, is_class, safe_class_ids
 
 Reduction = Literal["mean", "sum", "none"]
-NAME = "linear_cross_entropy"
+_NAME = "linear_cross_entropy"
+"""How error messages begin."""
 
 
 def linear_cross_entropy(
@@ -78,118 +88,29 @@ def linear_cross_entropy(
     _check_types(hidden, weight, targets, bias)
     _check_shapes(hidden, weight, targets, bias)
     _check_settings(reduction, label_smoothing, z_loss, ignore_index)
-    y_N = targets.reshape(-1).long()
-    if ignore_index != IGNORE:
-        y_N = torch.where(y_N == ignore_index, IGNORE, torch.where(y_N == IGNORE, weight.shape[0], y_N))
+    h_ND = hidden.reshape(-1, hidden.shape[-1])
+    y_N = _replace_ignore_index(targets.reshape(-1).long(), ignore_index, weight.shape[0])
     if check_targets and not _has_no_values(targets):
         _check_targets(y_N, targets, weight.shape[0], ignore_index)
-    h_ND = hidden.reshape(-1, hidden.shape[-1])
-    choice = current()
+    choice = current_choice()
     if impl is not None or memory is not None:
         choice = Choice(impl or choice.impl, choice.memory if memory is None else memory)
     if reduction != "none" and not label_smoothing and not z_loss:
         loss = summed_loss(h_ND, weight, bias, y_N, choice=choice)
     else:
-        rows = row_losses(h_ND, weight, bias, y_N, choice=choice)
-        loss = rows.nll
+        nll_N, lse_N, _ = row_losses(h_ND, weight, bias, y_N, choice=choice)
+        loss = nll_N
         if label_smoothing:
-            loss = loss + label_smoothing * smoothing_losses(h_ND, weight, bias, y_N, rows.lse - rows.nll)
+            loss = loss + label_smoothing * smoothing_losses(h_ND, weight, bias, y_N, lse_N - nll_N)
         if z_loss:
-            loss = loss + z_loss * rows.lse.square().where(y_N != IGNORE, 0.0)
+            loss = loss + z_loss * lse_N.square().where(y_N != IGNORE, 0.0)
     if reduction == "none":
         return loss.view(targets.shape)
     loss = loss.sum()
-    return loss / (y_N != IGNORE).sum().clamp(min=1) if reduction == "mean" else loss
-
-
-def smoothing_losses(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, target_N: Tensor | None = None
-) -> Tensor:
-    """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
-
-    If a share s of every target is spread over all classes, its loss is (1 - s) nll + s mean_v(-log p_v). This equals
-    nll + s (z_y - mean_v z_v), so the log-probabilities of the other classes are not needed. The term is zero for
-    ignored targets.
-
-    Args:
-        h_ND: Hidden states.
-        w_VD: One vector per class.
-        b_V: One bias per class, or None.
-        y_N: Target ids, or `IGNORE`.
-        target_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
-            gradient is then summed in the type of `w_VD`.
-    """
-    with torch.autocast(h_ND.device.type, enabled=False):
-        wide_ND = at_least_float32(h_ND)
-        if target_N is None:
-            classes_N = classes_in_range(y_N, w_VD.shape[0])
-            # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any.
-            target_N = (wide_ND * F.embedding(classes_N, w_VD)).sum(-1)
-            target_N = target_N if b_V is None else target_N + F.embedding(classes_N, b_V[:, None])[:, 0]
-        mean_N = wide_ND @ w_VD.mean(0, dtype=accumulation_dtype(w_VD.dtype)).to(wide_ND.dtype)
-        mean_N = mean_N if b_V is None else mean_N + b_V.mean(dtype=accumulation_dtype(b_V.dtype))
-    return (target_N - mean_N).where(y_N != IGNORE, 0.0)
-
-
-def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:
-    for name, argument in (("hidden", hidden), ("weight", weight), ("targets", targets), ("bias", bias)):
-        if name == "bias" and argument is None:
-            continue
-        if not isinstance(argument, Tensor):
-            hint = f"; pass its {name}, not the layer" if isinstance(argument, torch.nn.Module) else ""
-            raise ArgumentError(f"{NAME}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
-        if name != "targets" and not argument.is_floating_point():
-            raise ArgumentError(f"{NAME}: {name} is {argument.dtype}; it must be a floating-point tensor")
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise ArgumentError(f"{NAME}: targets are {targets.dtype}; class ids must be integers")
-
-
-def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignore_index: int) -> None:
-    if not isinstance(ignore_index, int):
-        raise ArgumentError(f"{NAME}: ignore_index = {ignore_index!r}: must be an integer")
-    if reduction not in get_args(Reduction):
-        raise ArgumentError(f"{NAME}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
-    if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
-        raise ArgumentError(f"{NAME}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
-    if not (isinstance(z_loss, int | float) and 0 <= z_loss < math.inf):
-        raise ArgumentError(f"{NAME}: z_loss = {z_loss!r}: must be 0 or more, and finite")
-
-
-def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
-    if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
-        raise ArgumentError(
-            f"{NAME}: hidden is {tuple(hidden.shape)} and weight is {tuple(weight.shape)}; they must be (..., dim) and "
-            "(classes, dim), with the same dim"
-        )
-    if targets.shape != hidden.shape[:-1]:
-        raise ArgumentError(
-            f"{NAME}: targets is {tuple(targets.shape)} but hidden is {tuple(hidden.shape)}; pass one id per row, "
-            f"{tuple(hidden.shape[:-1])}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentError(
-            f"{NAME}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
-        )
-    devices = {str(tensor.device) for tensor in (hidden, weight, targets, bias) if tensor is not None}
-    if len(devices) > 1:
-        raise ArgumentError(f"{NAME}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
-
-
-def _check_targets(y_N: Tensor, targets: Tensor, classes: int, ignore_index: int) -> None:
-    outside_N = (y_N != IGNORE) & ~is_class(y_N, classes)
-    if bool(outside_N.any()):
-        row = int(outside_N.nonzero()[0])
-        raise ArgumentError(
-            f"{NAME}: target {int(targets.reshape(-1)[row])} of row {row} is not a class; use 0 to {classes - 1}, "
-            f"or {ignore_index} (ignore_index) to ignore a row"
-        )
-
-
-def _has_no_values(targets: Tensor) -> bool:
-    """Return whether the targets have no values yet, because a graph is being compiled or captured."""
-    if torch.compiler.is_compiling() or targets.is_meta:
-        return True
-    return targets.is_cuda and torch.cuda.is_current_stream_capturing()
+    if reduction == "sum":
+        return loss
+    num_targets = (y_N != IGNORE).sum().clamp(min=1)
+    return loss / num_targets
 
 
 class RowLosses(NamedTuple):
@@ -223,16 +144,16 @@ def row_losses(
         tau: If given, the log-sum-exp at this temperature is returned too.
         choice: Implementation and working memory. The default is the choice of `using`.
     """
-    choice = choice or current()
+    choice = choice or current_choice()
     dtype = compute_dtype(h_ND, w_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":
         from reefknot.kernels import ops
 
         return ops.row_losses(h_ND, w_VD, b_V, y_N, tau, dtype, choice)
-    impl = resolve(choice, h_ND.device, dtype)
+    impl = resolve_impl(choice, h_ND.device, dtype)
     if impl == "reference":
         return RowLosses(*reference_losses(h_ND, w_VD, b_V, y_N, tau))
-    options = dtype, scores_for(impl), choice.budget(h_ND.device)
+    options = dtype, get_backend(impl), choice.budget(h_ND.device)
     return RowLosses(*RowLossesFunction.apply(h_ND, w_VD, b_V, y_N, tau, *options))  # type: ignore[no-untyped-call]
 
 
@@ -256,28 +177,132 @@ def summed_loss(
         log_prior_NK: For a mixture, the logarithms of the experts' weights; otherwise None.
         choice: Implementation and working memory. The default is the choice of `using`.
     """
-    choice = choice or current()
+    choice = choice or current_choice()
     if torch.float16 in (w_VD.dtype, None if b_V is None else b_V.dtype):
         # The gradients of a sum over many rows overflow float16 until a later operation scales them down.
-        return _sum_of_rows(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
+        return _sum_row_losses(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
     dtype = compute_dtype(h_ND, w_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":
         from reefknot.kernels import ops
 
         return ops.summed_loss(h_ND, w_VD, b_V, y_N, log_prior_NK, dtype, choice)
-    impl = resolve(choice, h_ND.device, dtype)
+    impl = resolve_impl(choice, h_ND.device, dtype)
     if impl == "reference":
-        return _sum_of_rows(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
-    options = torch.is_grad_enabled(), dtype, scores_for(impl), choice.budget(h_ND.device)
+        return _sum_row_losses(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
+    options = torch.is_grad_enabled(), dtype, get_backend(impl), choice.budget(h_ND.device)
     return cast(Tensor, SummedLossFunction.apply(h_ND, w_VD, b_V, y_N, log_prior_NK, *options))  # type: ignore[no-untyped-call]
 
 
-def _sum_of_rows(
+def _sum_row_losses(
     h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, log_prior_NK: Tensor | None, choice: Choice
 ) -> Tensor:
-    """Return the sum of `row_losses`, whose gradients are computed in the backward pass."""
+    """Compute `summed_loss` by `row_losses`, whose gradients are computed in the backward pass."""
     if log_prior_NK is None:
         return row_losses(h_RD, w_VD, b_V, y_N, choice=choice).nll.sum()
     y_R = y_N[:, None].expand(log_prior_NK.shape).flatten()
     nll_R = row_losses(h_RD, w_VD, b_V, y_R, choice=choice).nll
-    return mixed(log_prior_NK, nll_R.view(log_prior_NK.shape), y_N).sum()
+    return mixture_losses(log_prior_NK, nll_R.view(log_prior_NK.shape), y_N).sum()
+
+
+def smoothing_losses(
+    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, target_score_N: Tensor | None = None
+) -> Tensor:
+    """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
+
+    If a share s of every target is spread over all classes, its loss is (1 - s) nll + s mean_v(-log p_v). This equals
+    nll + s (z_y - mean_v z_v), so the log-probabilities of the other classes are not needed. The term is zero for
+    ignored targets.
+
+    Args:
+        h_ND: Hidden states.
+        w_VD: One vector per class.
+        b_V: One bias per class, or None.
+        y_N: Target ids, or `IGNORE`.
+        target_score_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
+            gradient is then summed in the type of `w_VD`.
+    """
+    with torch.autocast(h_ND.device.type, enabled=False):
+        h_ND = at_least_float32(h_ND)
+        if target_score_N is None:
+            classes_N = safe_class_ids(y_N, w_VD.shape[0])
+            # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any.
+            target_score_N = (h_ND * F.embedding(classes_N, w_VD)).sum(-1)
+            if b_V is not None:
+                target_score_N = target_score_N + F.embedding(classes_N, b_V[:, None])[:, 0]
+        mean_vector_D = w_VD.mean(0, dtype=accumulation_dtype(w_VD.dtype)).to(h_ND.dtype)
+        mean_score_N = h_ND @ mean_vector_D
+        if b_V is not None:
+            mean_score_N = mean_score_N + b_V.mean(dtype=accumulation_dtype(b_V.dtype))
+    return (target_score_N - mean_score_N).where(y_N != IGNORE, 0.0)
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def _replace_ignore_index(y_N: Tensor, ignore_index: int, num_classes: int) -> Tensor:
+    """Replace `ignore_index` by `IGNORE`, and targets that happen to equal `IGNORE` by an id that is out of range."""
+    if ignore_index == IGNORE:
+        return y_N
+    other_targets_N = torch.where(y_N == IGNORE, num_classes, y_N)
+    return torch.where(y_N == ignore_index, IGNORE, other_targets_N)
+
+
+def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:
+    for name, argument in (("hidden", hidden), ("weight", weight), ("targets", targets), ("bias", bias)):
+        if name == "bias" and argument is None:
+            continue
+        if not isinstance(argument, Tensor):
+            hint = f"; pass its {name}, not the layer" if isinstance(argument, torch.nn.Module) else ""
+            raise ArgumentError(f"{_NAME}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
+        if name != "targets" and not argument.is_floating_point():
+            raise ArgumentError(f"{_NAME}: {name} is {argument.dtype}; it must be a floating-point tensor")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise ArgumentError(f"{_NAME}: targets are {targets.dtype}; class ids must be integers")
+
+
+def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignore_index: int) -> None:
+    if not isinstance(ignore_index, int):
+        raise ArgumentError(f"{_NAME}: ignore_index = {ignore_index!r}: must be an integer")
+    if reduction not in get_args(Reduction):
+        raise ArgumentError(f"{_NAME}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
+    if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
+        raise ArgumentError(f"{_NAME}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
+    if not (isinstance(z_loss, int | float) and 0 <= z_loss < math.inf):
+        raise ArgumentError(f"{_NAME}: z_loss = {z_loss!r}: must be 0 or more, and finite")
+
+
+def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+    if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
+        raise ArgumentError(
+            f"{_NAME}: hidden is {tuple(hidden.shape)} and weight is {tuple(weight.shape)}; they must be (..., dim) "
+            "and (classes, dim), with the same dim"
+        )
+    if targets.shape != hidden.shape[:-1]:
+        raise ArgumentError(
+            f"{_NAME}: targets is {tuple(targets.shape)} but hidden is {tuple(hidden.shape)}; pass one id per row, "
+            f"{tuple(hidden.shape[:-1])}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ArgumentError(
+            f"{_NAME}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
+        )
+    devices = {str(tensor.device) for tensor in (hidden, weight, targets, bias) if tensor is not None}
+    if len(devices) > 1:
+        raise ArgumentError(f"{_NAME}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
+
+
+def _check_targets(y_N: Tensor, targets: Tensor, num_classes: int, ignore_index: int) -> None:
+    outside_N = (y_N != IGNORE) & ~is_class(y_N, num_classes)
+    if bool(outside_N.any()):
+        row = int(outside_N.nonzero()[0])
+        raise ArgumentError(
+            f"{_NAME}: target {int(targets.reshape(-1)[row])} of row {row} is not a class; use 0 to {num_classes - 1}, "
+            f"or {ignore_index} (ignore_index) to ignore a row"
+        )
+
+
+def _has_no_values(targets: Tensor) -> bool:
+    """Return whether the targets have no values yet, because a graph is being compiled or captured."""
+    if torch.compiler.is_compiling() or targets.is_meta:
+        return True
+    return targets.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,11 +1,14 @@
 """Skip-gram compiled for the CPU by numba, on threads that share the tables without locks (Hogwild).
 
+`train_on_threads` is the function to start from. Each thread calls `_train_centres`, the compiled loop, on a part of
+the text. `skip_gram` explains the algorithm and the names u, v, g and e.
+
 If two threads change a row at the same time, a part of one update may be lost. There are many rows, so this is rare
 (Recht et al. 2011). Most of the time is spent waiting for rows that are not in a cache. So the pairs of a centre are
-drawn first and their rows are prefetched; then the pairs are trained. Every process compiles the machine code again,
+sampled first and their rows are prefetched; then the pairs are trained. Every process compiles the machine code again,
 which takes two or three seconds, because numba's cache on disk consists of pickles, which this package never reads.
 
-Shapes: V words, D dimensions, C kept words of a stretch and its neighbours, P pairs of a centre, T = 1 + negatives
+Shapes: V words, D dimensions, C kept words of a range and its neighbours, P pairs of a centre, T = 1 + negatives
 targets.
 """
 
@@ -19,44 +22,46 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from reefknot.kernels.skip_gram import CLIP, Stretch
-from reefknot.kernels.skip_gram_draws import FIRST, SECOND, STEP
+from reefknot.kernels.skip_gram import CLIP, TrainingRange
+from reefknot.kernels.skip_gram_draws import INCREMENT, MULTIPLIER_1, MULTIPLIER_2
 
-POSITIONS = 10_000
+POSITIONS_PER_TASK = 10_000
 """Number of positions that a thread trains on at a time."""
-_STEP, _FIRST, _SECOND = np.uint64(STEP), np.uint64(FIRST), np.uint64(SECOND)
-_HALF, _LOWER = np.uint64(32), np.uint64(2**32 - 1)
-_LINE = 16
-"""Number of float32 values per cache line."""
-_CELLS = 1024
+_INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(INCREMENT), np.uint64(MULTIPLIER_1), np.uint64(MULTIPLIER_2)
+_32_BITS, _LOWER_HALF = np.uint64(32), np.uint64(2**32 - 1)
+_FLOATS_PER_CACHE_LINE = 16
+_NUM_CELLS = 1024
 # The sigmoid from -CLIP to CLIP, and one cell more. Linear interpolation between two cells has an error below 2e-6.
-_SIGMOID = (1.0 / (1.0 + np.exp(-(np.arange(_CELLS + 2) * (2 * CLIP / _CELLS) - CLIP)))).astype(np.float32)
-_SCALE, _CLIP = np.float32(_CELLS / (2 * CLIP)), np.float32(CLIP)
+_SIGMOID = (1.0 / (1.0 + np.exp(-(np.arange(_NUM_CELLS + 2) * (2 * CLIP / _NUM_CELLS) - CLIP)))).astype(np.float32)
+_CELLS_PER_UNIT, _CLIP = np.float32(_NUM_CELLS / (2 * CLIP)), np.float32(CLIP)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-_LOOSE = {"reassoc", "contract", "arcp", "nsz"}
+_FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 """Sums may be reordered and fused with products. Nothing is assumed to be finite, so that NaN stays NaN."""
 
 
-def train_compiled(stretch: Stretch, workers: int) -> None:
-    """Train on the stretch in parts of `POSITIONS` words. The next free thread trains on the next part."""
-    ids, draws, rates = stretch.ids, stretch.draws, stretch.rates
-    tables = (stretch.inputs.numpy(), stretch.outputs.numpy())
-    draw_tables = (draws.keep.numpy(), draws.accept.numpy(), draws.alias.numpy())
-    sizes = (draws.window, draws.negatives, draws.eos)
-    fall = (*rates.line, rates.lowest)
+def train_on_threads(training_range: TrainingRange, workers: int) -> None:
+    """Train on the range in parts of `POSITIONS_PER_TASK` words. The next free thread trains on the next part."""
+    ids, sampler, rates = training_range.ids, training_range.sampler, training_range.rates
+    tables = (training_range.inputs.numpy(), training_range.outputs.numpy())
+    sampler_tables = (sampler.keep.numpy(), sampler.accept.numpy(), sampler.alias.numpy())
+    sizes = (sampler.window, sampler.negatives, sampler.eos)
+    key = np.uint64(training_range.key)
+    schedule = (*rates.start_and_decrease, rates.lowest)
 
-    def train_part(first: int) -> None:
-        last = min(first + POSITIONS, stretch.stop)
-        reach = draws.reach(stretch.key, ids, first, last)
-        _train(*tables, stretch.tied, ids, *reach, first, last, *draw_tables, *sizes, np.uint64(stretch.key), *fall)
+    def train_part(start: int) -> None:
+        stop = min(start + POSITIONS_PER_TASK, training_range.stop)
+        extended = sampler.range_with_neighbours(training_range.key, ids, start, stop)
+        _train_centres(
+            *tables, training_range.tied, ids, *extended, start, stop, *sampler_tables, *sizes, key, *schedule
+        )
 
-    firsts = range(stretch.start, stretch.stop, POSITIONS)
+    starts = range(training_range.start, training_range.stop, POSITIONS_PER_TASK)
     if workers == 1:
-        for first in firsts:
-            train_part(first)
+        for start in starts:
+            train_part(start)
         return
     with ThreadPoolExecutor(workers) as threads:
-        for _ in threads.map(train_part, firsts):
+        for _ in threads.map(train_part, starts):
             pass
 
 
@@ -65,14 +70,14 @@ def _build_prefetch(typing: Any, table: Any, row: Any, column: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        rows, columns = (builder.extract_value(array.strides, axis) for axis in range(2))
-        offset = builder.add(builder.mul(arguments[1], rows), builder.mul(arguments[2], columns))
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        address = builder.gep(builder.bitcast(array.data, pointer), [offset])
+        row_stride, column_stride = (builder.extract_value(array.strides, axis) for axis in range(2))
+        offset = builder.add(builder.mul(arguments[1], row_stride), builder.mul(arguments[2], column_stride))
+        pointer_type, int_type = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer_type, int_type, int_type, int_type])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer_type], function_type)
+        address = builder.gep(builder.bitcast(array.data, pointer_type), [offset])
         # For reading, into all caches, as data.
-        builder.call(prefetch, [address, number(0), number(3), number(1)])
+        builder.call(prefetch, [address, int_type(0), int_type(3), int_type(1)])
         return context.get_dummy_value()
 
     return types.void(table, types.intp, types.intp), build
@@ -82,20 +87,21 @@ _prefetch: Any = intrinsic(_build_prefetch)
 
 
 @njit(inline="always")
-def _draw(key: Any, number: Any) -> Any:
-    bits = key + number * _STEP
-    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
-    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
+def _random_bits(key: Any, index: Any) -> Any:
+    """Return 64 random bits, as `skip_gram_draws.random_bits` does."""
+    bits = key + index * _INCREMENT
+    bits = (bits ^ (bits >> np.uint64(30))) * _MULTIPLIER_1
+    bits = (bits ^ (bits >> np.uint64(27))) * _MULTIPLIER_2
     return bits ^ (bits >> np.uint64(31))
 
 
 @njit(inline="always")
 def _sigmoid(score: Any) -> Any:
     if -_CLIP <= score <= _CLIP:
-        at = (score + _CLIP) * _SCALE
-        cell = np.int64(at)
-        low = _SIGMOID[cell]
-        return low + (at - np.float32(cell)) * (_SIGMOID[cell + 1] - low)
+        cells = (score + _CLIP) * _CELLS_PER_UNIT
+        cell = np.int64(cells)
+        left = _SIGMOID[cell]
+        return left + (cells - np.float32(cell)) * (_SIGMOID[cell + 1] - left)
     if score > _CLIP:
         return _ONE
     # NaN is in no cell, and its sigmoid is NaN.
@@ -103,18 +109,21 @@ def _sigmoid(score: Any) -> Any:
 
 
 @njit(nogil=True)
-def _kept(ids: Any, begin: Any, end: Any, keep_V: Any, per_position: Any, eos: Any, key: Any) -> Any:
+def _find_kept_words(
+    ids: Any, extended_start: Any, extended_stop: Any, keep_V: Any, draws_per_position: Any, eos: Any, key: Any
+) -> Any:
     """Return the kept words, their positions and lines, and their number."""
-    words_C = np.empty(end - begin, np.int64)
-    positions_C = np.empty(end - begin, np.int64)
-    lines_C = np.empty(end - begin, np.int64)
+    size = extended_stop - extended_start
+    words_C = np.empty(size, np.int64)
+    positions_C = np.empty(size, np.int64)
+    lines_C = np.empty(size, np.int64)
     count = 0
     line = 0
-    for position in range(begin, end):
+    for position in range(extended_start, extended_stop):
         word = ids[position]
         if word == eos:
             line += 1
-        elif np.int64(_draw(key, np.uint64(position) * per_position) >> _HALF) < keep_V[word]:
+        elif np.int64(_random_bits(key, np.uint64(position) * draws_per_position) >> _32_BITS) < keep_V[word]:
             words_C[count] = word
             positions_C[count] = position
             lines_C[count] = line
@@ -123,24 +132,24 @@ def _kept(ids: Any, begin: Any, end: Any, keep_V: Any, per_position: Any, eos: A
 
 
 @njit(inline="always")
-def _draw_targets(
-    targets_PT: Any, pair: Any, centre: Any, output_VD: Any, accept_V: Any, alias_V: Any, key: Any, number: Any
+def _sample_targets(
+    targets_PT: Any, pair: Any, centre: Any, output_VD: Any, accept_V: Any, alias_V: Any, key: Any, first_index: Any
 ) -> None:
     """Set the targets of a pair, the centre and its negatives (-1 if equal to the centre), and prefetch their rows."""
     dim = output_VD.shape[1]
-    columns = np.uint64(len(alias_V))
+    num_columns = np.uint64(len(alias_V))
     targets_PT[pair, 0] = centre
-    for which in range(1, targets_PT.shape[1]):
-        bits = _draw(key, number + np.uint64(which - 1))
-        target = np.int64((bits >> _HALF) * columns >> _HALF)
-        if np.int64(bits & _LOWER) >= accept_V[target]:
+    for t in range(1, targets_PT.shape[1]):
+        bits = _random_bits(key, first_index + np.uint64(t - 1))
+        target = np.int64((bits >> _32_BITS) * num_columns >> _32_BITS)
+        if np.int64(bits & _LOWER_HALF) >= accept_V[target]:
             target = alias_V[target]
-        targets_PT[pair, which] = target if target != centre else -1
-        for d in range(0, dim, _LINE):
+        targets_PT[pair, t] = target if target != centre else -1
+        for d in range(0, dim, _FLOATS_PER_CACHE_LINE):
             _prefetch(output_VD, target, d)
 
 
-@njit(inline="always", fastmath=_LOOSE)
+@njit(inline="always", fastmath=_FAST_MATH)
 def _train_pair(
     input_VD: Any, output_VD: Any, tied: Any, context: Any, targets_PT: Any, pair: Any, e_D: Any, rate: Any
 ) -> None:
@@ -148,14 +157,14 @@ def _train_pair(
     dim = input_VD.shape[1]
     for d in range(dim):
         e_D[d] = _ZERO
-    for which in range(targets_PT.shape[1]):
-        target = targets_PT[pair, which]
+    for t in range(targets_PT.shape[1]):
+        target = targets_PT[pair, t]
         if target < 0:
             continue
         score = _ZERO
         for d in range(dim):
             score += input_VD[context, d] * output_VD[target, d]
-        g = rate * ((_ONE if which == 0 else _ZERO) - _sigmoid(score))
+        g = rate * ((_ONE if t == 0 else _ZERO) - _sigmoid(score))
         if tied and target == context:
             for d in range(dim):
                 e_D[d] += (g + g) * input_VD[context, d]
@@ -168,16 +177,16 @@ def _train_pair(
         input_VD[context, d] += e_D[d]
 
 
-@njit(nogil=True, fastmath=_LOOSE)
-def _train(
+@njit(nogil=True, fastmath=_FAST_MATH)
+def _train_centres(
     input_VD: Any,
     output_VD: Any,
     tied: Any,
     ids: Any,
-    begin: Any,
-    end: Any,
-    first: Any,
-    last: Any,
+    extended_start: Any,
+    extended_stop: Any,
+    start: Any,
+    stop: Any,
     keep_V: Any,
     accept_V: Any,
     alias_V: Any,
@@ -185,35 +194,42 @@ def _train(
     negatives: Any,
     eos: Any,
     key: Any,
-    rate_at_0: Any,
-    fall: Any,
+    start_rate: Any,
+    decrease: Any,
     lowest: Any,
 ) -> None:
-    """Train with the centres from `first` to `last`, whose neighbours lie from `begin` to `end`."""
+    """Train with the centres from `start` to `stop`, whose neighbours lie in the extended range."""
     dim = input_VD.shape[1]
-    per_position = np.uint64(2 + 2 * window * negatives)
-    words_C, positions_C, lines_C, count = _kept(ids, begin, end, keep_V, per_position, eos, key)
+    draws_per_position = np.uint64(2 + 2 * window * negatives)
+    words_C, positions_C, lines_C, num_kept = _find_kept_words(
+        ids, extended_start, extended_stop, keep_V, draws_per_position, eos, key
+    )
     e_D = np.empty(dim, input_VD.dtype)
     contexts_P = np.empty(2 * window, np.int64)
     targets_PT = np.empty((2 * window, 1 + negatives), np.int64)
-    for at in range(count):
-        position = positions_C[at]
-        if position < first or position >= last:
+    # `centre` and `context` are indices of kept words.
+    for centre in range(num_kept):
+        position = positions_C[centre]
+        if position < start or position >= stop:
             continue
-        rate = rate_at_0 - fall * position
+        rate = start_rate - decrease * position
         rate = np.float32(rate if rate > lowest else lowest)
-        number = np.uint64(position) * per_position
-        radius = 1 + np.int64((_draw(key, number + np.uint64(1)) >> _HALF) * np.uint64(window) >> _HALF)
-        pairs = 0
-        for other in range(at - radius if at > radius else 0, at + radius + 1 if at + radius < count else count):
-            if other == at or lines_C[other] != lines_C[at]:
+        first_index = np.uint64(position) * draws_per_position
+        radius_bits = _random_bits(key, first_index + np.uint64(1))
+        radius = 1 + np.int64((radius_bits >> _32_BITS) * np.uint64(window) >> _32_BITS)
+        window_start = centre - radius if centre > radius else 0
+        window_stop = centre + radius + 1 if centre + radius < num_kept else num_kept
+        num_pairs = 0
+        for context in range(window_start, window_stop):
+            if context == centre or lines_C[context] != lines_C[centre]:
                 continue
-            contexts_P[pairs] = words_C[other]
-            for d in range(0, dim, _LINE):
-                _prefetch(input_VD, words_C[other], d)
-            slot = other - at + window - (1 if other > at else 0)
-            first_negative = number + np.uint64(2 + slot * negatives)
-            _draw_targets(targets_PT, pairs, words_C[at], output_VD, accept_V, alias_V, key, first_negative)
-            pairs += 1
-        for pair in range(pairs):
+            contexts_P[num_pairs] = words_C[context]
+            for d in range(0, dim, _FLOATS_PER_CACHE_LINE):
+                _prefetch(input_VD, words_C[context], d)
+            # The index of the context in the largest window, which has no slot for the centre.
+            slot = context - centre + window - (1 if context > centre else 0)
+            first_negative = first_index + np.uint64(2 + slot * negatives)
+            _sample_targets(targets_PT, num_pairs, words_C[centre], output_VD, accept_V, alias_V, key, first_negative)
+            num_pairs += 1
+        for pair in range(num_pairs):
             _train_pair(input_VD, output_VD, tied, contexts_P[pair], targets_PT, pair, e_D, rate)

@@ -1,10 +1,15 @@
-"""The kernels as operators of torch, so that `torch.compile` keeps an output end in one graph.
+"""The losses as custom operators of torch, so that `torch.compile` keeps a loss in one graph.
 
-A compiler cannot trace a pass over blocks of scores. It does not need to, because each operator declares its outputs
-and its gradient. The operators compute the same as the eager functions. An operator may return neither None nor one of
-its inputs, so an empty tensor stands for a result that is not needed. The schemas are written out because versions of
-torch differ in what they can infer from annotations.
+`summed_loss`, `row_losses` and `soft_targets` are the functions to start from. `linear_cross_entropy` and `soft_target`
+call them inside a compiled graph, and they compute the same as the eager functions. A compiler cannot trace a loop over
+blocks of scores. It does not need to, because each operator declares the shapes of its outputs (`register_fake`) and
+its gradient (`register_autograd`).
 
+An operator may return neither None nor one of its inputs, so an empty tensor stands for a result that is not needed.
+The schemas are written out because versions of torch differ in what they can infer from annotations.
+
+Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps of the scores, lse_tau those
+at temperature tau, g_x the gradient that arrives for output x, dx the gradient of input x.
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture; U queries, C dimensions of the values.
 """
 
@@ -17,40 +22,16 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from reefknot.kernels.autograd import Sum, row_gradients
-from reefknot.kernels.choice import Choice, Impl, resolve
+from reefknot.kernels.autograd import SummedLoss, compute_row_gradients
+from reefknot.kernels.choice import Choice, Impl, resolve_impl
 from reefknot.kernels.linear_cross_entropy import RowLosses
-from reefknot.kernels.passes import LossInputs, losses
-from reefknot.kernels.scores import Scores, accumulation_dtype, at_least_float32, scores_for
+from reefknot.kernels.passes import LossInputs, compute_losses
+from reefknot.kernels.scores import TorchBackend, accumulation_dtype, at_least_float32, get_backend
 from reefknot.kernels.soft_target import Attention, SoftTargets
 
 _OPTIONS = "ScalarType dtype, str impl, float? memory"
-"""The type of the matrix products, and a `Choice`. They are read outside the operator, where autocast and `using` are
-visible, and resolved inside."""
-
-
-def _kernel(dtype: torch.dtype, impl: Impl, memory: float | None, device: torch.device) -> tuple[Scores, int]:
-    """Return the object that computes the blocks, and its budget."""
-    choice = Choice(impl, memory)
-    return scores_for(resolve(choice, device, dtype)), choice.budget(device)
-
-
-def _needed(needs: Sequence[bool], results: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
-    """Return the results that are needed, and empty tensors in place of the others."""
-    return tuple(
-        result.contiguous() if need and result is not None else like.new_empty(0)
-        for need, result in zip(needs, results, strict=True)
-    )
-
-
-def _allocated(needs: Sequence[bool], inputs: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
-    """Return uninitialised tensors with the shapes that `_needed` returns for the gradients of these inputs."""
-    return _needed(needs, [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in inputs], like)
-
-
-def _for_autograd(needs: Sequence[bool], gradients: Sequence[Tensor], others: int) -> tuple[Tensor | None, ...]:
-    """Return the gradients that autograd needs, and None for `others` arguments that have no gradient."""
-    return *(gradient if need else None for need, gradient in zip(needs, gradients, strict=True)), *[None] * others
+"""Arguments of every operator: the type of the matrix products, and a `Choice`. They are read outside the operator,
+where autocast and `using` are visible, and resolved inside."""
 
 
 # -- the sum of the losses -----------------------------------------------------------------------------------------
@@ -67,15 +48,15 @@ def summed_loss(
 ) -> Tensor:
     """Compute `linear_cross_entropy.summed_loss` in a compiled graph."""
     inputs = (h_ND, w_VD, b_V, log_prior_NK)
-    needs = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in inputs]
-    total: Tensor = _summed_loss(*inputs, y_N, dtype, choice.impl, choice.memory, needs)[0]
+    needs_grad = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in inputs]
+    total: Tensor = _summed_loss(*inputs, y_N, dtype, choice.impl, choice.memory, needs_grad)[0]
     return total
 
 
 @custom_op(
     "reefknot::summed_loss",
     mutates_args=(),
-    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor? log_prior, Tensor y, {_OPTIONS}, bool[] needs)"
+    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor? log_prior, Tensor y, {_OPTIONS}, bool[] needs_grad)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _summed_loss(
@@ -87,26 +68,24 @@ def _summed_loss(
     dtype: torch.dtype,
     impl: Impl,
     memory: float | None,
-    needs: list[bool],
+    needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
     """Return the sum, and its gradients with respect to h, w, b and the log-prior."""
-    rows = Sum(h, w, b, y, log_prior, dtype, *_kernel(dtype, impl, memory, h.device))
-    if not any(needs):
-        return rows.value(), *_needed(needs, [None] * len(needs), h)
-    total, (dh, dw, db, _, d_prior) = rows.value_with_gradients(needs)
-    return total, *_needed(needs, (dh, dw, db, d_prior), h)
+    loss = SummedLoss(h, w, b, y, log_prior, dtype, *_choose_backend(dtype, impl, memory, h.device))
+    if not any(needs_grad):
+        return loss.compute(), *_fill_unneeded(needs_grad, [None] * len(needs_grad), h)
+    total, (dh, dw, db, _, d_log_prior) = loss.compute_with_gradients(needs_grad)
+    return total, *_fill_unneeded(needs_grad, (dh, dw, db, d_log_prior), h)
 
 
 @_summed_loss.register_fake
 def _(
     h: Tensor, w: Tensor, b: Tensor | None, log_prior: Tensor | None, y: Tensor, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
-    total = (
-        accumulation_dtype(dtype)
-        if log_prior is None
-        else torch.promote_types(accumulation_dtype(dtype), log_prior.dtype)
-    )
-    return h.new_empty((), dtype=total), *_allocated(options[-1], (h, w, b, log_prior), h)
+    total_dtype = accumulation_dtype(dtype)
+    if log_prior is not None:
+        total_dtype = torch.promote_types(total_dtype, log_prior.dtype)
+    return h.new_empty((), dtype=total_dtype), *_allocate(options[-1], (h, w, b, log_prior), h)
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -114,10 +93,10 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.save_for_backward(*output[1:])
 
 
-def _scale_gradients(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _scale_gradients(ctx: Any, g_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     # A factor rounded to half precision would change all gradients in the same direction.
-    scaled = [(at_least_float32(gradient) * g).to(gradient.dtype) for gradient in ctx.saved_tensors]
-    return _for_autograd(ctx.needs_input_grad[:4], scaled, others=5)
+    scaled = [(at_least_float32(gradient) * g_total).to(gradient.dtype) for gradient in ctx.saved_tensors]
+    return _drop_unneeded(ctx.needs_input_grad[:4], scaled, num_others=5)
 
 
 _summed_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
@@ -156,8 +135,8 @@ def _row_losses(
     memory: float | None,
 ) -> tuple[Tensor, ...]:
     with torch.autocast(h.device.type, enabled=False):
-        results = losses(LossInputs(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device)), tau)
-    return _needed((True, True, tau is not None), results, results[1])
+        results = compute_losses(LossInputs(h, w, b, y, dtype, *_choose_backend(dtype, impl, memory, h.device)), tau)
+    return _fill_unneeded((True, True, tau is not None), results, results[1])
 
 
 @_row_losses.register_fake
@@ -165,7 +144,7 @@ def _(
     h: Tensor, w: Tensor, b: Tensor | None, y: Tensor, tau: float | None, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
     lse = h.new_empty(h.shape[0], dtype=accumulation_dtype(dtype))
-    return _allocated((True, True, tau is not None), (lse, lse, lse), lse)
+    return _allocate((True, True, tau is not None), (lse, lse, lse), lse)
 
 
 def _save_normalisers(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -175,8 +154,9 @@ def _save_normalisers(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, .
 
 
 def _row_losses_backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    needs = list(ctx.needs_input_grad[:3])
-    return _for_autograd(needs, _row_gradients(*ctx.saved_tensors, *output_grads, *ctx.options, needs), others=5)
+    needs_grad = list(ctx.needs_input_grad[:3])
+    gradients = _row_gradients(*ctx.saved_tensors, *output_grads, *ctx.options, needs_grad)
+    return _drop_unneeded(needs_grad, gradients, num_others=5)
 
 
 _row_losses.register_autograd(_row_losses_backward, setup_context=_save_normalisers)
@@ -186,7 +166,7 @@ _row_losses.register_autograd(_row_losses_backward, setup_context=_save_normalis
     "reefknot::row_gradients",
     mutates_args=(),
     schema="(Tensor h, Tensor w, Tensor? b, Tensor y, Tensor lse, Tensor lse_tau, Tensor? g_nll, Tensor? g_lse,"
-    f" Tensor? g_tau, float? tau, {_OPTIONS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    f" Tensor? g_tau, float? tau, {_OPTIONS}, bool[] needs_grad) -> (Tensor, Tensor, Tensor)",
 )
 def _row_gradients(
     h: Tensor,
@@ -202,15 +182,17 @@ def _row_gradients(
     dtype: torch.dtype,
     impl: Impl,
     memory: float | None,
-    needs: list[bool],
+    needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
-    inputs = LossInputs(h, w, b, y, dtype, *_kernel(dtype, impl, memory, h.device))
-    return _needed(needs, row_gradients(inputs, lse, lse_tau, tau, (g_nll, g_lse, g_tau), needs), h)
+    inputs = LossInputs(h, w, b, y, dtype, *_choose_backend(dtype, impl, memory, h.device))
+    return _fill_unneeded(
+        needs_grad, compute_row_gradients(inputs, lse, lse_tau, tau, (g_nll, g_lse, g_tau), needs_grad), h
+    )
 
 
 @_row_gradients.register_fake
 def _(h: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
-    return _allocated(options[-1], (h, w, b), h)
+    return _allocate(options[-1], (h, w, b), h)
 
 
 # -- soft targets --------------------------------------------------------------------------------------------------
@@ -240,16 +222,18 @@ def _soft_targets(
 ) -> tuple[Tensor, ...]:
     """Return means, negative entropies, and the normalisers that the backward pass needs."""
     with torch.autocast(queries.device.type, enabled=False):
-        kernel = _kernel(dtype, impl, memory, queries.device)
-        return Attention(queries, keys, values, tau, dtype, *kernel).forward()
+        backend_and_budget = _choose_backend(dtype, impl, memory, queries.device)
+        return Attention(queries, keys, values, tau, dtype, *backend_and_budget).forward()
 
 
 @_soft_targets.register_fake
 def _(
     queries: Tensor, keys: Tensor, values: Tensor | None, tau: float, dtype: torch.dtype, *options: Any
 ) -> tuple[Tensor, ...]:
-    rows, dim = queries.shape[0], (keys if values is None else values).shape[1]
-    return tuple(queries.new_empty(shape, dtype=accumulation_dtype(dtype)) for shape in ((rows, dim), (rows,), (rows,)))
+    num_queries, dim = queries.shape[0], (keys if values is None else values).shape[1]
+    mean = queries.new_empty((num_queries, dim), dtype=accumulation_dtype(dtype))
+    negentropy, lse = (mean.new_empty(num_queries) for _ in range(2))
+    return mean, negentropy, lse
 
 
 def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -259,9 +243,9 @@ def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _soft_targets_backward(ctx: Any, g_mean: Tensor, g_negentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    needs = list(ctx.needs_input_grad[:3])
-    gradients = _soft_gradients(*ctx.saved_tensors, g_mean, g_negentropy, *ctx.options, needs)
-    return _for_autograd(needs, gradients, others=4)
+    needs_grad = list(ctx.needs_input_grad[:3])
+    gradients = _soft_target_gradients(*ctx.saved_tensors, g_mean, g_negentropy, *ctx.options, needs_grad)
+    return _drop_unneeded(needs_grad, gradients, num_others=4)
 
 
 _soft_targets.register_autograd(_soft_targets_backward, setup_context=_save_attention)
@@ -271,9 +255,9 @@ _soft_targets.register_autograd(_soft_targets_backward, setup_context=_save_atte
     "reefknot::soft_gradients",
     mutates_args=(),
     schema="(Tensor queries, Tensor keys, Tensor? values, Tensor mean, Tensor negentropy, Tensor lse, Tensor g_mean,"
-    f" Tensor g_negentropy, float tau, {_OPTIONS}, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    f" Tensor g_negentropy, float tau, {_OPTIONS}, bool[] needs_grad) -> (Tensor, Tensor, Tensor)",
 )
-def _soft_gradients(
+def _soft_target_gradients(
     queries: Tensor,
     keys: Tensor,
     values: Tensor | None,
@@ -286,15 +270,48 @@ def _soft_gradients(
     dtype: torch.dtype,
     impl: Impl,
     memory: float | None,
-    needs: list[bool],
+    needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
     with torch.autocast(queries.device.type, enabled=False):
-        kernel = _kernel(dtype, impl, memory, queries.device)
-        attention = Attention(queries, keys, values, tau, dtype, *kernel)
-        gradients = attention.backward((mean, negentropy, lse), (g_mean, g_negentropy), needs)
-    return _needed(needs, gradients, queries)
+        backend_and_budget = _choose_backend(dtype, impl, memory, queries.device)
+        attention = Attention(queries, keys, values, tau, dtype, *backend_and_budget)
+        gradients = attention.backward((mean, negentropy, lse), (g_mean, g_negentropy), needs_grad)
+    return _fill_unneeded(needs_grad, gradients, queries)
 
 
-@_soft_gradients.register_fake
+@_soft_target_gradients.register_fake
 def _(queries: Tensor, keys: Tensor, values: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
-    return _allocated(options[-1], (queries, keys, values), queries)
+    return _allocate(options[-1], (queries, keys, values), queries)
+
+
+# -- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _choose_backend(
+    dtype: torch.dtype, impl: Impl, memory: float | None, device: torch.device
+) -> tuple[TorchBackend, int]:
+    """Return the object that computes the blocks, and its budget in bytes."""
+    choice = Choice(impl, memory)
+    return get_backend(resolve_impl(choice, device, dtype)), choice.budget(device)
+
+
+def _fill_unneeded(needs_grad: Sequence[bool], results: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+    """Return the results that are needed, and empty tensors in place of the others."""
+    return tuple(
+        result.contiguous() if need and result is not None else like.new_empty(0)
+        for need, result in zip(needs_grad, results, strict=True)
+    )
+
+
+def _allocate(needs_grad: Sequence[bool], inputs: Sequence[Tensor | None], like: Tensor) -> tuple[Tensor, ...]:
+    """Return uninitialised tensors with the shapes that `_fill_unneeded` returns for the gradients of these inputs."""
+    gradients = [None if tensor is None else tensor.new_empty(tensor.shape) for tensor in inputs]
+    return _fill_unneeded(needs_grad, gradients, like)
+
+
+def _drop_unneeded(
+    needs_grad: Sequence[bool], gradients: Sequence[Tensor], num_others: int
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients that autograd needs, and None for the `num_others` arguments after them."""
+    needed = (gradient if need else None for need, gradient in zip(needs_grad, gradients, strict=True))
+    return *needed, *[None] * num_others

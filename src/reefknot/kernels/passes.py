@@ -1,5 +1,16 @@
-"""Passes over blocks of scores that compute losses and gradients without ever storing all scores.
+"""Loop over blocks of scores to compute losses and gradients, without ever storing all N x V scores.
 
+Three functions make a pass over the rows of `LossInputs`:
+
+    compute_losses                   losses and log-sum-exps of all rows
+    compute_losses_with_gradients    losses and gradients in one pass, if the weights of the rows are known
+    compute_gradients                gradients in the backward pass, from the log-sum-exps of `compute_losses`
+
+The autograd functions in `autograd` call them. A backend (`scores`, `triton_scores`) computes each block, and
+`GradientSums` adds up the gradients of the blocks.
+
+Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps of the scores, lse_tau those
+at temperature tau, g the gradient of the scores, dx the gradient of x.
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
 
@@ -11,32 +22,39 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from reefknot.kernels.blocks import Blocks, Costs, plan_blocks
+from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.scores import (
-    Exponentials,
-    RowTerms,
-    Scores,
+    GradientTerms,
+    LossAndGradient,
+    TorchBackend,
     accumulation_dtype,
-    add_to_classes,
-    add_to_rows,
+    add_class_gradient,
+    add_row_gradient,
     at_least_float32,
     is_class,
     mask_ignored,
-    product,
+    matmul_wide,
 )
+
+NeedsGrad = tuple[bool, bool, bool]
+"""Whether the gradients of h, w and b are needed."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """The inputs of a pass: hidden states h, class vectors w, biases b and targets y, and how to compute the scores."""
+    """The inputs of a pass, and how to compute the scores."""
 
     h: Tensor
+    """Hidden states, (N, D)."""
     w: Tensor
+    """Class vectors, (V, D)."""
     b: Tensor | None
+    """Biases, (V,)."""
     y: Tensor
+    """Targets, (N,)."""
     dtype: torch.dtype
     """The type of the matrix products."""
-    scores: Scores
+    backend: TorchBackend
     budget: int
     """Working memory in bytes."""
     centre: Tensor | None = None
@@ -44,218 +62,177 @@ class LossInputs:
     same amount, which does not change a softmax. Trained class vectors have a large mean. Without the subtraction, half
     precision would spend its digits on the mean, and a tempered softmax needs all digits."""
 
-    def mean(self) -> Tensor:
-        """Return the mean of the class vectors."""
+    @property
+    def num_rows(self) -> int:
+        return self.h.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        return self.w.shape[0]
+
+    def mean_class_vector(self) -> Tensor:
+        """Return the mean of the class vectors, (D,)."""
         if accumulation_dtype(self.w.dtype) == self.w.dtype:
             return self.w.mean(0)
         # Matrix units sum half-precision numbers faster than a reduction does.
-        return product(self.w.new_ones(8, self.w.shape[0]), self.w)[0] / self.w.shape[0]
+        return matmul_wide(self.w.new_ones(8, self.num_classes), self.w)[0] / self.num_classes
 
-    def centred(self, mean: Tensor) -> LossInputs:
+    def subtract_mean(self, mean_D: Tensor) -> LossInputs:
         """Return inputs whose class vectors have this mean subtracted.
 
         Class vectors that are already in half precision are not changed, because the difference would have to be
         rounded again.
         """
-        return self if accumulation_dtype(self.w.dtype) != self.w.dtype else replace(self, centre=mean)
+        if accumulation_dtype(self.w.dtype) != self.w.dtype:
+            return self
+        return replace(self, centre=mean_D)
 
-    def shift(self, mean: Tensor) -> Tensor:
-        """Return the mean score of each row, without the bias."""
-        return at_least_float32(self.h.to(self.dtype)) @ mean.to(accumulation_dtype(self.dtype))
+    def mean_scores(self, mean_D: Tensor) -> Tensor:
+        """Return the mean score of each row, without the bias, (N,), given the mean of the class vectors."""
+        return at_least_float32(self.h.to(self.dtype)) @ mean_D.to(accumulation_dtype(self.dtype))
 
-    def rows(self, rows: slice) -> Tensor:
+    def hidden_block(self, rows: slice) -> Tensor:
         """Return some of the hidden states in the type of the matrix products."""
         return self.h[rows].to(self.dtype).contiguous()
 
-    def classes(self, classes: slice) -> tuple[Tensor, Tensor | None]:
+    def class_block(self, classes: slice) -> tuple[Tensor, Tensor | None]:
         """Return vectors and biases of some classes in the types of the computation, copied only if necessary."""
         if self.centre is None:
             w = self.w[classes].to(self.dtype).contiguous()
         else:
             w = self.w.new_empty(self.w[classes].shape, dtype=self.dtype)
             torch.sub(self.w[classes], self.centre, out=w)
-        return w, None if self.b is None else self.b[classes].to(accumulation_dtype(self.dtype))
+        b = None if self.b is None else self.b[classes].to(accumulation_dtype(self.dtype))
+        return w, b
 
-    def scored(self, rows: slice) -> Tensor:
-        """Return a mask of the rows that have a target."""
-        return is_class(self.y[rows], self.w.shape[0])
+    def has_target(self, rows: slice) -> Tensor:
+        """Return a mask of the rows whose target is a class."""
+        return is_class(self.y[rows], self.num_classes)
 
-    def blocks(self, group: int = 1, gradients: bool = True, matrices: int = 1) -> Blocks:
-        """Return blocks that fit into the budget.
+    def block_size(self, group: int = 1, gradients: bool = True, matrices: int = 1) -> BlockSize:
+        """Return a block size that fits into the budget.
 
         Args:
             group: Number of consecutive rows that must be in the same block.
             gradients: The blocks are for gradients and not only for losses.
             matrices: Number of matrices of the size of the block that exist at the same time.
         """
-        dim, narrow, broad = self.h.shape[1], self.dtype.itemsize, accumulation_dtype(self.dtype).itemsize
-        copied = self.dtype != self.w.dtype or self.centre is not None
-        copy = (narrow if copied else 0) + (broad if self.scores.widens(self.h, self.dtype) else 0)
+        dim = self.h.shape[1]
+        compute_bytes, sum_bytes = self.dtype.itemsize, accumulation_dtype(self.dtype).itemsize
+        copy_bytes = 0
+        if self.dtype != self.w.dtype or self.centre is not None:
+            copy_bytes += compute_bytes
+        if self.backend.needs_widening(self.h, self.dtype):
+            copy_bytes += sum_bytes
         # The gradient in the type of the classes does not count: it is needed anyway, and is made after the blocks are
         # freed.
-        accumulator = accumulation_dtype(self.w.dtype).itemsize - self.w.dtype.itemsize
-        costs = Costs(
-            score=matrices * self.scores.bytes_per_score(self.dtype, gradients),
-            row=dim * (broad + 2 * narrow),
-            one_class=dim * copy,
-            accumulator=dim * self.w.shape[0] * accumulator if gradients else 0,
-            fewest_rows=self.scores.fewest_rows(self.dtype),
-            multiple=self.scores.multiple,
+        accumulator_bytes = accumulation_dtype(self.w.dtype).itemsize - self.w.dtype.itemsize
+        costs = BlockCosts(
+            bytes_per_score=matrices * self.backend.bytes_per_score(self.dtype, gradients),
+            bytes_per_row=dim * (sum_bytes + 2 * compute_bytes),
+            bytes_per_class=dim * copy_bytes,
+            accumulator_bytes=dim * self.num_classes * accumulator_bytes if gradients else 0,
+            min_rows=self.backend.min_rows(self.dtype),
+            multiple=self.backend.multiple,
         )
-        return plan_blocks(self.h.shape[0], self.w.shape[0], costs, self.budget, group)
+        return choose_block_size(self.num_rows, self.num_classes, costs, self.budget, group)
 
 
-class Gradients:
-    """The gradients of h, w and b, summed over the blocks of a pass. A gradient that is not needed is None."""
-
-    def __init__(self, inputs: LossInputs, needs: tuple[bool, bool, bool], blocks: Blocks) -> None:
-        h, w, b = inputs.h, inputs.w, inputs.b
-        self.h = torch.empty_like(h, memory_format=torch.contiguous_format) if needs[0] else None
-        self.w = allocate_gradient(w, h.shape[0], blocks) if needs[1] else None
-        biased = needs[2] and b is not None
-        self.b = torch.zeros(w.shape[0], dtype=accumulation_dtype(inputs.dtype), device=w.device) if biased else None
-        self.inputs = inputs
-
-    def add_exponentials(self, rows: slice, h: Tensor, w: Tensor, block: Exponentials, weights: Tensor | None) -> None:
-        """Add the gradients of a block that has all classes, with a weight for each row.
-
-        The weights are multiplied into `h` and its gradient instead of the scores, which saves a pass over the scores.
-        """
-        scale = (block.scale if weights is None else block.scale * weights)[:, None]
-        if self.h is not None:
-            dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype))
-            add_to_rows(dh, block.values, w, first=True)
-            torch.mul(dh, scale, out=self.h[rows])
-        if self.w is not None:
-            add_to_classes(self.w, block.values, torch.mul(h, scale, out=torch.empty_like(h)), first=rows.start == 0)
-        if self.b is not None:
-            # A product with a single column is slow on a GPU.
-            self.b += product(block.values.T, scale.to(h.dtype).expand(-1, 8).contiguous())[:, 0]
-
-    def add_recomputed(self, rows: slice, terms: RowTerms, blocks: Blocks) -> None:
-        """Add the gradients of some rows, one block of classes after the other, with known normalisers."""
-        inputs = self.inputs
-        h = inputs.rows(rows)
-        dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype)) if self.h is not None else None
-        for classes in blocks.over_classes(inputs.w.shape[0]):
-            w, b = inputs.classes(classes)
-            y = inputs.y[rows] - classes.start
-            g, db = inputs.scores.gradient(h, w, b, y, terms, self.b is not None)
-            if dh is not None:
-                add_to_rows(dh, g, w, first=classes.start == 0)
-            if self.w is not None:
-                add_to_classes(self.w[classes], g, h, first=rows.start == 0)
-            if self.b is not None and db is not None:
-                self.b[classes] += db
-            del g  # free it before the next block is computed
-        if self.h is not None and dh is not None:
-            self.h[rows] = dh
-
-    def add_shift(self, weights_N: Tensor) -> None:
-        """Add the gradient that reaches the rows through the centre, which was subtracted from the scores."""
-        if self.h is not None and self.inputs.centre is not None:
-            self.h += weights_N[:, None] * self.inputs.centre
-
-    def finished(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients in the types of the inputs."""
-        w = None if self.w is None else self.w.to(self.inputs.w.dtype)
-        b = None if self.b is None or self.inputs.b is None else self.b.to(self.inputs.b.dtype)
-        return self.h, w, b
+# -- the passes ----------------------------------------------------------------------------------------------------
 
 
-def allocate_gradient(x: Tensor, rows: int, blocks: Blocks) -> Tensor:
-    """Allocate the gradient of `x`, which is summed over blocks of rows.
+def compute_losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return nll, lse and, if `tau` is given, lse_tau of all rows, (N,) each (see `RowLosses`)."""
+    mean_D = None
+    if tau is not None:
+        mean_D = inputs.mean_class_vector()
+        inputs = inputs.subtract_mean(mean_D)
+    block_size = inputs.block_size(gradients=False)
+    results = [
+        _compute_losses_of_rows(inputs, rows, block_size, tau) for rows in block_size.row_slices(inputs.num_rows)
+    ]
+    nll, lse, lse_tau = (_concatenate(inputs, [result[index] for result in results]) for index in range(3))
+    if tau is None or mean_D is None:
+        return nll, lse, None
+    # `lse` is of the scores, and `lse_tau` of the scores less their mean. Only one of them has that form yet.
+    if inputs.centre is None:
+        return nll, lse, lse_tau - inputs.mean_scores(mean_D) / tau
+    return nll, lse + inputs.mean_scores(mean_D), lse_tau
 
-    The sum of several blocks would lose digits in half precision, so it has a wider type. A single block is one product
-    and needs no sum. The tensor is filled with zeros only if there are no rows, because nothing else would write it.
-    """
-    dtype = x.dtype if blocks.rows >= rows else accumulation_dtype(x.dtype)
-    return (torch.empty if rows else torch.zeros)(x.shape, dtype=dtype, device=x.device)
 
-
-Weigh = Callable[[slice, Tensor], Tensor | None]
+RowWeights = Callable[[slice, Tensor], Tensor | None]
 """A function of (rows, losses of the rows) that returns the weight of each row in the objective. The weight is zero for
 a row without a target. None stands for weights of 1."""
 
 
-def losses_with_gradients(
-    inputs: LossInputs, weigh: Weigh, needs: tuple[bool, bool, bool], group: int = 1
-) -> Gradients:
+def compute_losses_with_gradients(
+    inputs: LossInputs, row_weights: RowWeights, needs_grad: NeedsGrad, group: int = 1
+) -> GradientSums:
     """Compute losses and gradients in one pass over the rows.
 
     Args:
         inputs: The inputs of the pass.
-        weigh: Called with the losses of each block of rows. It returns their weights.
-        needs: Whether the gradients of h, w and b are needed.
-        group: Number of consecutive rows that `weigh` needs at once.
+        row_weights: Called with the losses of each block of rows. It returns their weights.
+        needs_grad: Whether the gradients of h, w and b are needed.
+        group: Number of consecutive rows that `row_weights` needs at once.
     """
-    blocks = inputs.blocks(group)
-    sums = Gradients(inputs, needs, blocks)
-    one_pass = blocks.classes >= inputs.w.shape[0]
-    w, b = inputs.classes(slice(0, inputs.w.shape[0])) if one_pass else (inputs.w, inputs.b)
-    for rows in blocks.over_rows(inputs.h.shape[0]):
-        if one_pass:
-            h = inputs.rows(rows)
-            block = inputs.scores.exponentials(h, w, b, inputs.y[rows])
-            sums.add_exponentials(rows, h, w, block, weigh(rows, block.nll))
+    block_size = inputs.block_size(group)
+    sums = GradientSums(inputs, needs_grad, block_size)
+    if block_size.classes >= inputs.num_classes:
+        w, b = inputs.class_block(slice(0, inputs.num_classes))
+        for rows in block_size.row_slices(inputs.num_rows):
+            h = inputs.hidden_block(rows)
+            block = inputs.backend.loss_and_gradient(h, w, b, inputs.y[rows])
+            sums.add_block(rows, h, w, block, row_weights(rows, block.nll))
             del block  # free it before the next one is computed
-        else:
-            nll, lse, _ = _losses(inputs, rows, blocks, None)
-            weights = weigh(rows, nll)
-            weights = inputs.scored(rows).to(lse.dtype) if weights is None else weights
-            sums.add_recomputed(rows, RowTerms(lse, weights, weights), blocks)
+        return sums
+    for rows in block_size.row_slices(inputs.num_rows):
+        nll, lse, _ = _compute_losses_of_rows(inputs, rows, block_size, None)
+        weights = row_weights(rows, nll)
+        if weights is None:
+            weights = inputs.has_target(rows).to(lse.dtype)
+        sums.add_recomputed_rows(rows, GradientTerms(lse, weights, weights), block_size)
     return sums
 
 
-def losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return losses and log-sum-exps of all rows and, if `tau` is given, log-sum-exps at `tau` (see `RowLosses`)."""
-    mean = None
-    if tau is not None:
-        mean = inputs.mean()
-        inputs = inputs.centred(mean)
-    blocks = inputs.blocks(gradients=False)
-    parts = [_losses(inputs, rows, blocks, tau) for rows in blocks.over_rows(inputs.h.shape[0])]
-    nll, lse, lse_tau = (_joined(inputs, [part[index] for part in parts]) for index in range(3))
-    if tau is None or mean is None:
-        return nll, lse, None
-    if inputs.centre is None:
-        return nll, lse, lse_tau - inputs.shift(mean) / tau
-    return nll, lse + inputs.shift(mean), lse_tau
-
-
-def gradients(
-    inputs: LossInputs, terms: RowTerms, needs: tuple[bool, bool, bool], tau: float | None = None
-) -> Gradients:
-    """Compute gradients from the results of `losses` and the weights that the backward pass receives."""
+def compute_gradients(
+    inputs: LossInputs, terms: GradientTerms, needs_grad: NeedsGrad, tau: float | None = None
+) -> GradientSums:
+    """Compute gradients from the results of `compute_losses` and the weights that the backward pass receives."""
     if tau is not None and terms.lse is not None:
-        mean = inputs.mean()
-        inputs = inputs.centred(mean)
-        shift = inputs.shift(mean)
+        mean_D = inputs.mean_class_vector()
+        inputs = inputs.subtract_mean(mean_D)
+        shift = inputs.mean_scores(mean_D)
+        # Undo what `compute_losses` did last, so that both log-sum-exps match the scores that are computed again.
         if inputs.centre is not None:
             terms = replace(terms, lse=terms.lse - shift)
         elif terms.lse_tau is not None:
             terms = replace(terms, lse_tau=terms.lse_tau + shift / tau)
-    blocks = inputs.blocks()
-    sums = Gradients(inputs, needs, blocks)
-    for rows in blocks.over_rows(inputs.h.shape[0]):
-        sums.add_recomputed(rows, terms.select(rows), blocks)
-    if terms.plain is not None and terms.target is not None and terms.plain is not terms.target:
-        sums.add_shift(terms.plain - terms.target)
+    block_size = inputs.block_size()
+    sums = GradientSums(inputs, needs_grad, block_size)
+    for rows in block_size.row_slices(inputs.num_rows):
+        sums.add_recomputed_rows(rows, terms.select(rows), block_size)
+    plain, target = terms.plain_weight, terms.target_weight
+    if plain is not None and target is not None and plain is not target:
+        sums.add_centre_gradient(plain - target)
     return sums
 
 
-def _losses(inputs: LossInputs, rows: slice, blocks: Blocks, tau: float | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the results of `losses` for some rows, computed one block of classes after the other."""
-    h = inputs.rows(rows)
+def _compute_losses_of_rows(
+    inputs: LossInputs, rows: slice, block_size: BlockSize, tau: float | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return nll, lse and lse_tau of some rows, computed one block of classes after the other."""
+    h = inputs.hidden_block(rows)
     normalisers = [
-        inputs.scores.normalisers(h, *inputs.classes(classes), tau)
-        for classes in blocks.over_classes(inputs.w.shape[0])
+        inputs.backend.normalisers(h, *inputs.class_block(classes), tau)
+        for classes in block_size.class_slices(inputs.num_classes)
     ]
-    lse, lse_tau = (combine_normalisers(list(parts)) for parts in zip(*normalisers, strict=True))
+    lse = combine_normalisers([block_lse for block_lse, _ in normalisers])
+    lse_tau = combine_normalisers([block_lse_tau for _, block_lse_tau in normalisers])
     assert lse is not None
     y = inputs.y[rows]
-    nll = lse - inputs.scores.target_scores(h, inputs.w, inputs.b, y, inputs.centre).to(lse.dtype)
-    return mask_ignored(nll, y, inputs.w.shape[0]), lse, lse_tau
+    nll = lse - inputs.backend.target_scores(h, inputs.w, inputs.b, y, inputs.centre).to(lse.dtype)
+    return mask_ignored(nll, y, inputs.num_classes), lse, lse_tau
 
 
 def combine_normalisers(normalisers: list[Tensor | None]) -> Tensor | None:
@@ -266,9 +243,84 @@ def combine_normalisers(normalisers: list[Tensor | None]) -> Tensor | None:
     return torch.logsumexp(torch.stack(computed), dim=0)
 
 
-def _joined(inputs: LossInputs, parts: list[Tensor | None]) -> Tensor:
+def _concatenate(inputs: LossInputs, results: list[Tensor | None]) -> Tensor:
     """Concatenate the results of blocks of rows. Return an empty tensor if there are no rows or no results."""
-    computed = [part for part in parts if part is not None]
+    computed = [result for result in results if result is not None]
     if not computed:
         return inputs.h.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
     return computed[0] if len(computed) == 1 else torch.cat(computed)
+
+
+# -- sums of gradients ---------------------------------------------------------------------------------------------
+
+
+class GradientSums:
+    """The gradients of h, w and b, summed over the blocks of a pass. A gradient that is not needed is None."""
+
+    def __init__(self, inputs: LossInputs, needs_grad: NeedsGrad, block_size: BlockSize) -> None:
+        needs_h, needs_w, needs_b = needs_grad
+        h, w = inputs.h, inputs.w
+        self.inputs = inputs
+        self.dh = torch.empty_like(h, memory_format=torch.contiguous_format) if needs_h else None
+        self.dw = allocate_gradient(w, inputs.num_rows, block_size) if needs_w else None
+        self.db = None
+        if needs_b and inputs.b is not None:
+            self.db = torch.zeros(inputs.num_classes, dtype=accumulation_dtype(inputs.dtype), device=w.device)
+
+    def add_block(self, rows: slice, h: Tensor, w: Tensor, block: LossAndGradient, weights: Tensor | None) -> None:
+        """Add the gradients of a block that has all classes, with a weight for each row.
+
+        The weights are multiplied into `h` and its gradient instead of the scores, which saves a pass over the scores.
+        """
+        scale = (block.scale if weights is None else block.scale * weights)[:, None]
+        if self.dh is not None:
+            dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype))
+            add_row_gradient(dh, block.unscaled, w, overwrite=True)
+            torch.mul(dh, scale, out=self.dh[rows])
+        if self.dw is not None:
+            scaled_h = torch.mul(h, scale, out=torch.empty_like(h))
+            add_class_gradient(self.dw, block.unscaled, scaled_h, overwrite=rows.start == 0)
+        if self.db is not None:
+            # A product with a single column is slow on a GPU.
+            self.db += matmul_wide(block.unscaled.T, scale.to(h.dtype).expand(-1, 8).contiguous())[:, 0]
+
+    def add_recomputed_rows(self, rows: slice, terms: GradientTerms, block_size: BlockSize) -> None:
+        """Add the gradients of some rows, one block of classes after the other, with known normalisers."""
+        inputs = self.inputs
+        h = inputs.hidden_block(rows)
+        dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype)) if self.dh is not None else None
+        for classes in block_size.class_slices(inputs.num_classes):
+            w, b = inputs.class_block(classes)
+            y = inputs.y[rows] - classes.start
+            g, db = inputs.backend.score_gradient(h, w, b, y, terms, self.db is not None)
+            if dh is not None:
+                add_row_gradient(dh, g, w, overwrite=classes.start == 0)
+            if self.dw is not None:
+                add_class_gradient(self.dw[classes], g, h, overwrite=rows.start == 0)
+            if self.db is not None and db is not None:
+                self.db[classes] += db
+            del g  # free it before the next block is computed
+        if self.dh is not None and dh is not None:
+            self.dh[rows] = dh
+
+    def add_centre_gradient(self, weights_N: Tensor) -> None:
+        """Add the gradient that reaches the rows through the centre, which was subtracted from the class vectors."""
+        if self.dh is not None and self.inputs.centre is not None:
+            self.dh += weights_N[:, None] * self.inputs.centre
+
+    def in_input_dtypes(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of h, w and b in the types of the inputs."""
+        dw = None if self.dw is None else self.dw.to(self.inputs.w.dtype)
+        db = None if self.db is None or self.inputs.b is None else self.db.to(self.inputs.b.dtype)
+        return self.dh, dw, db
+
+
+def allocate_gradient(x: Tensor, num_rows: int, block_size: BlockSize) -> Tensor:
+    """Allocate the gradient of `x`, which is summed over blocks of rows.
+
+    The sum of several blocks would lose digits in half precision, so it has a wider type. A single block is one product
+    and needs no sum. The tensor is filled with zeros only if there are no rows, because nothing else would write it.
+    """
+    dtype = x.dtype if block_size.rows >= num_rows else accumulation_dtype(x.dtype)
+    allocate = torch.empty if num_rows else torch.zeros
+    return allocate(x.shape, dtype=dtype, device=x.device)

@@ -1,13 +1,16 @@
-"""The recurrence of an LSTM over a window, with a dropout mask on the recurrent state (Gal and Ghahramani 2016).
+"""LSTM layers with a dropout mask on their recurrent state (Gal and Ghahramani 2016), over a whole window of steps.
+
+`lstm_scan` computes one layer and `lstm_stack_scan` a stack of layers; both return the outputs of all steps. The mask m
+is the same at every step, which cuDNN does not support. So on a GPU two Triton kernels of our own process the window,
+one forward and one backward (`triton_recurrence`). On other devices, and as the reference, a loop in plain torch does
+(`lstm_loop`). If each layer reads the masked states of the layer below (Inan et al. 2017), the kernels process all
+layers at once. A layer without a mask can use cuDNN or our kernels (`is_faster_than_cudnn`).
 
     i, f, g, o = x_t + (m * h_{t-1}) W^T        c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
                                                 h_t = sigmoid(o) tanh(c_t)
 
-The mask m is the same at every step. cuDNN does not support such a mask, so on a GPU two kernels of our own process the
-window, one forward and one backward (`triton_recurrence`). On other devices, and as the reference, a loop in plain
-torch computes it. If each layer reads the masked states of the layer below (Inan et al. 2017), the kernels process all
-layers at once. A layer without a mask can use cuDNN or our kernels (`outruns_cudnn`).
-
+Names: x the input's contribution to the gates, h states, c cells, w recurrent weights; upward weights multiply the
+state of the layer below; g_x the gradient that arrives for output x, dx the gradient of x.
 Shapes: L layers, T steps, B rows of the batch, H units, P units with padding, G = 4H gates in torch's order i, f, g, o;
 M masks, 1 or one per gate.
 """
@@ -22,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.choice import current, log_once, rounds_to_tf32, triton_chosen
+from reefknot.kernels.choice import current_choice, log_once, rounds_to_tf32, should_use_triton
 from reefknot.kernels.reference import compute_dtype
-from reefknot.kernels.scores import accumulation_dtype, at_least_float32, widened
+from reefknot.kernels.scores import accumulation_dtype, at_least_float32, needs_widening
 
 
 def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -43,10 +46,10 @@ def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Ten
     dtype = compute_dtype(x_TBG, w_GH)
     mask = None if mask is None else mask.detach()
     with torch.autocast(x_TBG.device.type, enabled=False):
-        return _one_layer(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
+        return _scan_layer(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
 
 
-def outruns_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
+def is_faster_than_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
     """Return whether `lstm_scan` should train a layer without a mask, which cuDNN could train too.
 
     `reefknot bench encoders` measures this. On an H200 with products in bfloat16 or TF32, a weight-dropped LSTM with
@@ -54,24 +57,26 @@ def outruns_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
     variational LSTM takes 1.0 to 1.4 times as long. Single layers that are narrower or wider, and passes without
     gradients, have not been measured. `using("triton")` selects our kernel for any layer.
     """
-    dtype, units = compute_dtype(x_BTD, w_GH), w_GH.shape[1]
-    if not _has_kernels(x_BTD.transpose(0, 1), w_GH, dtype):
+    dtype, num_units = compute_dtype(x_BTD, w_GH), w_GH.shape[1]
+    if not _can_use_kernels(x_BTD.transpose(0, 1), w_GH, dtype):
         return False
-    narrow = dtype == torch.bfloat16 or (dtype == torch.float32 and rounds_to_tf32())
-    measured = _NARROWEST <= units <= _WIDEST and torch.is_grad_enabled()
-    return current().impl == "triton" or (narrow and measured)
+    if current_choice().impl == "triton":
+        return True
+    is_low_precision = dtype == torch.bfloat16 or (dtype == torch.float32 and rounds_to_tf32())
+    is_measured = _MIN_UNITS <= num_units <= _MAX_UNITS and torch.is_grad_enabled()
+    return is_low_precision and is_measured
 
 
-_NARROWEST, _WIDEST = 400, 1150
-"""The range of units per layer that was measured."""
+_MIN_UNITS, _MAX_UNITS = 400, 1150
+"""The range of units per layer for which `is_faster_than_cudnn` was measured."""
 
 
 def lstm_stack_scan(
     x_TBG: Tensor,
     h_LBH: Tensor,
     c_LBH: Tensor,
-    recurrent: Sequence[Tensor],
-    upward: Sequence[Tensor],
+    recurrent_weights: Sequence[Tensor],
+    upward_weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     masks: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,50 +89,52 @@ def lstm_stack_scan(
         x_TBG: The contribution of the input to the gates of the first layer, including biases.
         h_LBH: The states before the first step.
         c_LBH: The cells before the first step.
-        recurrent: w_GH of every layer.
-        upward: w_GH of every layer but the first, for the state of the layer below.
+        recurrent_weights: w_GH of every layer.
+        upward_weights: w_GH of every layer but the first, for the state of the layer below.
         biases: b_G of every layer but the first.
         masks: Factors of the states, for the recurrence and for the layer above: (L, B, H), or (L, 4, B, H) with a mask
             for each gate, or None. They must be scaled by 1 / (1 - rate). They get no gradient.
     """
-    dtype = compute_dtype(x_TBG, recurrent[0])
+    dtype = compute_dtype(x_TBG, recurrent_weights[0])
     masks = None if masks is None else masks.detach()
     with torch.autocast(x_TBG.device.type, enabled=False):
-        if _has_kernels(x_TBG, recurrent[0], dtype, len(recurrent)):
-            _log("triton, all layers at once", x_TBG, dtype)
-            return _scan(x_TBG, h_LBH, c_LBH, masks, dtype, *recurrent, *upward, *biases)
-        return _layer_by_layer(x_TBG, h_LBH, c_LBH, recurrent, upward, biases, masks, dtype)
+        if _can_use_kernels(x_TBG, recurrent_weights[0], dtype, num_layers=len(recurrent_weights)):
+            _log_impl("triton, all layers at once", x_TBG, dtype)
+            return _scan_in_kernels(x_TBG, h_LBH, c_LBH, masks, dtype, *recurrent_weights, *upward_weights, *biases)
+        return _scan_layers_separately(x_TBG, h_LBH, c_LBH, recurrent_weights, upward_weights, biases, masks, dtype)
 
 
-def _layer_by_layer(
+def _scan_layers_separately(
     x_TBG: Tensor,
     h_LBH: Tensor,
     c_LBH: Tensor,
-    recurrent: Sequence[Tensor],
-    upward: Sequence[Tensor],
+    recurrent_weights: Sequence[Tensor],
+    upward_weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     masks: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    layer_masks = [None] * len(recurrent) if masks is None else list(masks)
-    h_TBH, c_BH = _one_layer(x_TBG, h_LBH[0], c_LBH[0], recurrent[0], layer_masks[0], dtype)
-    last = [(at_least_float32(h_TBH[-1]), c_BH)]
-    for below, (w_GH, up_GH, b_G) in enumerate(zip(recurrent[1:], upward, biases, strict=True)):
-        x_TBG = _to_gates(h_TBH, up_GH.to(dtype), layer_masks[below], b_G.to(dtype))
-        h_TBH, c_BH = _one_layer(x_TBG, h_LBH[below + 1], c_LBH[below + 1], w_GH, layer_masks[below + 1], dtype)
-        last.append((at_least_float32(h_TBH[-1]), c_BH))
-    h_LBH, c_LBH = (torch.stack(parts) for parts in zip(*last, strict=True))
-    return h_TBH, h_LBH, c_LBH
+    layer_masks = [None] * len(recurrent_weights) if masks is None else list(masks)
+    h_TBH, c_BH = _scan_layer(x_TBG, h_LBH[0], c_LBH[0], recurrent_weights[0], layer_masks[0], dtype)
+    last_h, last_c = [at_least_float32(h_TBH[-1])], [c_BH]
+    for layer, (w_GH, upward_GH, b_G) in enumerate(
+        zip(recurrent_weights[1:], upward_weights, biases, strict=True), start=1
+    ):
+        x_TBG = _to_gates(h_TBH, upward_GH.to(dtype), layer_masks[layer - 1], b_G.to(dtype))
+        h_TBH, c_BH = _scan_layer(x_TBG, h_LBH[layer], c_LBH[layer], w_GH, layer_masks[layer], dtype)
+        last_h.append(at_least_float32(h_TBH[-1]))
+        last_c.append(c_BH)
+    return h_TBH, torch.stack(last_h), torch.stack(last_c)
 
 
-def _one_layer(
+def _scan_layer(
     x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    kernels = _has_kernels(x_TBG, w_GH, dtype)
-    _log("triton" if kernels else "a loop", x_TBG, dtype)
-    if not kernels:
+    use_kernels = _can_use_kernels(x_TBG, w_GH, dtype)
+    _log_impl("triton" if use_kernels else "a loop", x_TBG, dtype)
+    if not use_kernels:
         return lstm_loop(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
-    h_TBH, _, c_LBH = _scan(x_TBG, h_BH[None], c_BH[None], None if mask is None else mask[None], dtype, w_GH)
+    h_TBH, _, c_LBH = _scan_in_kernels(x_TBG, h_BH[None], c_BH[None], None if mask is None else mask[None], dtype, w_GH)
     return h_TBH, c_LBH[0]
 
 
@@ -147,32 +154,34 @@ def lstm_loop(
 
 def _to_gates(h_BH: Tensor, w_GH: Tensor, mask: Tensor | None, bias_G: Tensor | None = None) -> Tensor:
     """Return the contribution of a state, or of the states of all steps, to the gates that read it."""
-    if mask is None or mask.dim() == 2:
-        return F.linear(h_BH if mask is None else (h_BH * mask).to(w_GH.dtype), w_GH, bias_G)
+    if mask is None:
+        return F.linear(h_BH, w_GH, bias_G)
+    if mask.dim() == 2:
+        return F.linear((h_BH * mask).to(w_GH.dtype), w_GH, bias_G)
     masked_4BH = (h_BH.unsqueeze(-3) * mask).to(w_GH.dtype)
     gates_4BH = torch.matmul(masked_4BH, w_GH.reshape(4, -1, w_GH.shape[1]).mT)
     gates_BG = gates_4BH.transpose(-3, -2).flatten(-2)
     return gates_BG if bias_G is None else gates_BG + bias_G
 
 
-def _log(impl: str, x_TBG: Tensor, dtype: torch.dtype) -> None:
+def _log_impl(impl: str, x_TBG: Tensor, dtype: torch.dtype) -> None:
     if not torch.compiler.is_compiling():  # a graph cannot log
         log_once("the recurrence of an LSTM", impl, x_TBG.device.type, dtype)
 
 
-def _has_kernels(x_TBG: Tensor, w_GH: Tensor, dtype: torch.dtype, layers: int = 1) -> bool:
+def _can_use_kernels(x_TBG: Tensor, w_GH: Tensor, dtype: torch.dtype, num_layers: int = 1) -> bool:
     """Return whether the kernels are used. They need a type other than float64, and layers that fit on the device."""
-    if dtype == torch.float64 or not x_TBG.numel() or not triton_chosen(x_TBG.device, dtype):
+    if dtype == torch.float64 or not x_TBG.numel() or not should_use_triton(x_TBG.device, dtype):
         return False
-    from reefknot.kernels.triton_recurrence import Plan
+    from reefknot.kernels.triton_recurrence import LaunchConfig
 
-    return Plan.choose(x_TBG.shape[1], w_GH.shape[1], dtype, x_TBG.device, layers) is not None
+    return LaunchConfig.choose(x_TBG.shape[1], w_GH.shape[1], dtype, x_TBG.device, num_layers) is not None
 
 
-def _scan(
+def _scan_in_kernels(
     x_TBG: Tensor, h_LBH: Tensor, c_LBH: Tensor, masks: Tensor | None, dtype: torch.dtype, *weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    apply: Any = _Scan.apply
+    apply: Any = _ScanFunction.apply
     if torch.compiler.is_compiling():
         # A kernel whose programs wait for each other cannot be traced. `disable` is not a decorator here, because
         # that would always import the compiler, which takes longer than importing torch.
@@ -180,7 +189,7 @@ def _scan(
     return cast(tuple[Tensor, Tensor, Tensor], apply(x_TBG, h_LBH, c_LBH, masks, dtype, *weights))
 
 
-class _Scan(torch.autograd.Function):
+class _ScanFunction(torch.autograd.Function):
     """The forward and backward pass by the kernels. `weights` are recurrent weights, upward weights and biases.
 
     The gradients of the weights are products over all steps, computed after the backward kernel.
@@ -196,11 +205,11 @@ class _Scan(torch.autograd.Function):
         dtype: torch.dtype,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from reefknot.kernels.triton_recurrence import walk_forward
+        from reefknot.kernels.triton_recurrence import run_forward_kernel
 
-        matrices = 2 * len(h_LBH) - 1
-        h_TBH, h_LBH, c_LBH, results = walk_forward(
-            x_TBG, h_LBH, c_LBH, weights[:matrices], weights[matrices:], masks, dtype
+        num_matrices = 2 * len(h_LBH) - 1  # recurrent weights of all layers, upward weights of all but the first
+        h_TBH, h_LBH, c_LBH, results = run_forward_kernel(
+            x_TBG, h_LBH, c_LBH, weights[:num_matrices], weights[num_matrices:], masks, dtype
         )
         ctx.save_for_backward(masks, *results)
         ctx.set_materialize_grads(False)
@@ -216,51 +225,65 @@ class _Scan(torch.autograd.Function):
                 "the LSTM kernels have no second derivatives, which create_graph = True asks for; "
                 "use impl = 'reference'"
             )
-        from reefknot.kernels.triton_recurrence import ForwardResults, walk_backward
+        from reefknot.kernels.triton_recurrence import ForwardResults, run_backward_kernel
 
         masks, *saved = ctx.saved_tensors
         results = ForwardResults(*saved)
-        layers, steps, rows, gates = results.gates.shape
+        num_layers, num_steps, num_rows, num_gates = results.gates.shape
+        num_units = num_gates // 4
         if g_TBH is None:
-            g_TBH = results.gates.new_zeros(steps, rows, gates // 4)
-        d_LTB4P, dc_LBH = walk_backward(g_TBH, g_h_LBH, g_c_LBH, masks, results)
-        d_LTBG = d_LTB4P[..., : gates // 4].flatten(-2)
-        _, needs_h, _, _, _, *needs = ctx.needs_input_grad
-        dh_LBH = _state_gradients(d_LTBG[:, 0], results.weights, masks) if needs_h else None
-        dws: list[Tensor | None] = [None] * len(needs)
-        if any(needs[:layers]):
-            dws[:layers] = _weight_gradients(d_LTB4P, results.states[:, :-1], gates // 4, ctx.weight_dtype)
-        if any(needs[layers:]):
-            up = slice(layers, 2 * layers - 1)
-            dws[up] = _weight_gradients(d_LTB4P[1:], results.states[:-1, 1:], gates // 4, ctx.weight_dtype)
-            dws[up.stop :] = d_LTBG[1:].sum((1, 2), dtype=ctx.weight_dtype).unbind()
-        return d_LTBG[0], dh_LBH, dc_LBH, None, None, *dws
+            g_TBH = results.gates.new_zeros(num_steps, num_rows, num_units)
+        d_gates_LTB4P, dc_LBH = run_backward_kernel(g_TBH, g_h_LBH, g_c_LBH, masks, results)
+        d_gates_LTBG = d_gates_LTB4P[..., :num_units].flatten(-2)
+        _, needs_h, _, _, _, *needs_weights = ctx.needs_input_grad
+        dh_LBH = _state_gradients(d_gates_LTBG[:, 0], results.weights, masks) if needs_h else None
+        # In the order of `weights`: recurrent weights, upward weights, biases.
+        d_weights: list[Tensor | None] = [None] * len(needs_weights)
+        if any(needs_weights[:num_layers]):
+            states_before = results.states[:, :-1]
+            d_weights[:num_layers] = _weight_gradients(d_gates_LTB4P, states_before, num_units, ctx.weight_dtype)
+        if any(needs_weights[num_layers:]):
+            upward_slots = slice(num_layers, 2 * num_layers - 1)
+            states_below = results.states[:-1, 1:]
+            d_weights[upward_slots] = _weight_gradients(d_gates_LTB4P[1:], states_below, num_units, ctx.weight_dtype)
+            d_weights[upward_slots.stop :] = d_gates_LTBG[1:].sum((1, 2), dtype=ctx.weight_dtype).unbind()
+        # The first layer's input contributes to its gates by addition, so both have the same gradient.
+        return d_gates_LTBG[0], dh_LBH, dc_LBH, None, None, *d_weights
 
 
-def _state_gradients(d_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tensor:
+def _state_gradients(d_gates_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tensor:
     """Return the gradients of the states before the first step, given the gradients of the first step's gates."""
-    layers, rows, gates = d_LBG.shape
-    d_L4BH = d_LBG.view(layers, rows, 4, -1).transpose(1, 2)
-    w_L4HH = w_4HP[:layers, ..., : gates // 4]
-    dh_L4BH = at_least_float32(d_L4BH) @ at_least_float32(w_L4HH)
+    num_layers, num_rows, num_gates = d_gates_LBG.shape
+    num_units = num_gates // 4
+    d_gates_L4BH = d_gates_LBG.view(num_layers, num_rows, 4, -1).transpose(1, 2)
+    w_L4HH = w_4HP[:num_layers, ..., :num_units]
+    dh_L4BH = at_least_float32(d_gates_L4BH) @ at_least_float32(w_L4HH)
     if masks is not None:
-        dh_L4BH = dh_L4BH * masks.view(layers, -1, rows, gates // 4)
+        dh_L4BH = dh_L4BH * masks.view(num_layers, -1, num_rows, num_units)
     return dh_L4BH.sum(1)
 
 
-def _weight_gradients(d_LTB4P: Tensor, states_LTBMP: Tensor, units: int, dtype: torch.dtype) -> Sequence[Tensor]:
-    """Return the gradients of each layer's weights, given those of all gates and the masked states that they read."""
-    layers, _, _, masks, padded = states_LTBMP.shape
-    d_NGT = d_LTB4P.reshape(layers, -1, masks, 4 * padded // masks).permute(0, 2, 3, 1).flatten(0, 1)
-    states_NTP = states_LTBMP.reshape(layers, -1, masks, padded).transpose(1, 2).flatten(0, 1)
-    dw_NGP = _products(d_NGT, states_NTP, dtype)
-    return dw_NGP.view(layers, 4, padded, padded)[:, :, :units, :units].reshape(layers, -1, units).unbind()
+def _weight_gradients(
+    d_gates_LTB4P: Tensor, states_LTBMP: Tensor, num_units: int, dtype: torch.dtype
+) -> Sequence[Tensor]:
+    """Return the gradients of each layer's weights, given those of all gates and the masked states that they read.
+
+    One product per layer and mask sums over all steps and rows of the batch.
+    """
+    num_layers, _, _, num_masks, num_padded = states_LTBMP.shape
+    gates_per_mask = 4 * num_padded // num_masks
+    # Q = L x M products, each over S = T x B steps and rows.
+    d_gates_QGS = d_gates_LTB4P.reshape(num_layers, -1, num_masks, gates_per_mask).permute(0, 2, 3, 1).flatten(0, 1)
+    states_QSP = states_LTBMP.reshape(num_layers, -1, num_masks, num_padded).transpose(1, 2).flatten(0, 1)
+    dw_QGP = _batched_matmul(d_gates_QGS, states_QSP, dtype)
+    dw_L4PP = dw_QGP.view(num_layers, 4, num_padded, num_padded)
+    return dw_L4PP[:, :, :num_units, :num_units].reshape(num_layers, -1, num_units).unbind()
 
 
-def _products(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def _batched_matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the products of several pairs of matrices, rounded once: to `dtype`, or to float32 or wider."""
     if a.dtype in (dtype, accumulation_dtype(a.dtype)):
         return torch.bmm(a, b)
-    if widened(a, a.dtype):
+    if needs_widening(a, a.dtype):
         return torch.bmm(at_least_float32(a), at_least_float32(b))
     return torch.bmm(a, b, out_dtype=torch.float32)

@@ -1,5 +1,10 @@
-"""Reference implementation of the losses, with all scores in memory. The other implementations are tested against it.
+"""Reference implementation of the losses by their formulas, with all scores in memory.
 
+`reference_losses` and `reference_soft_targets` are the formulas that the implementations in blocks are tested against,
+and what `impl = "reference"` runs. `linear_scores` computes the scores and `compute_dtype` their precision; both are
+used elsewhere too.
+
+Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps, tau a temperature.
 Shapes: N rows (tokens), D dimensions, V classes; U queries, C dimensions of the values.
 """
 
@@ -11,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.kernels.scores import IGNORE, at_least_float32, is_class, mask_ignored, product
+from reefknot.kernels.scores import IGNORE, at_least_float32, is_class, mask_ignored, matmul_wide
 
 
 def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
@@ -22,7 +27,7 @@ def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
     """
     dtype = compute_dtype(h_ND, w_VD)
     with torch.autocast(h_ND.device.type, enabled=False):
-        scores_NV = cast(Tensor, _Scores.apply(h_ND.to(dtype), w_VD.to(dtype)))  # type: ignore[no-untyped-call]
+        scores_NV = cast(Tensor, _WideMatmul.apply(h_ND.to(dtype), w_VD.to(dtype)))  # type: ignore[no-untyped-call]
         return scores_NV if b_V is None else scores_NV + b_V
 
 
@@ -37,19 +42,19 @@ def compute_dtype(h_ND: Tensor, w_VD: Tensor) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-class _Scores(torch.autograd.Function):
-    """The product h W^T in float32, also of half-precision matrices, and its gradients."""
+class _WideMatmul(torch.autograd.Function):
+    """The product h W^T in float32 or wider, also of half-precision matrices, and its gradients."""
 
     @staticmethod
     def forward(ctx: Any, h_ND: Tensor, w_VD: Tensor) -> Tensor:
         ctx.save_for_backward(h_ND, w_VD)
-        return product(h_ND, w_VD.T)
+        return matmul_wide(h_ND, w_VD.T)
 
     @staticmethod
     def backward(ctx: Any, g_NV: Tensor) -> tuple[Tensor, Tensor]:
         h_ND, w_VD = ctx.saved_tensors
         g_NV = g_NV.to(h_ND.dtype)
-        return product(g_NV, w_VD).to(h_ND.dtype), product(g_NV.T, h_ND).to(w_VD.dtype)
+        return matmul_wide(g_NV, w_VD).to(h_ND.dtype), matmul_wide(g_NV.T, h_ND).to(w_VD.dtype)
 
 
 def reference_losses(
@@ -61,27 +66,31 @@ def reference_losses(
     of the scores without the bias and less their mean. Each result has shape (N,).
     """
     logits_NV = linear_scores(h_ND, w_VD, None)
-    lse_tau_N = None if tau is None else torch.logsumexp((logits_NV - logits_NV.mean(-1, keepdim=True)) / tau, dim=-1)
+    lse_tau_N = None
+    if tau is not None:
+        centred_NV = logits_NV - logits_NV.mean(-1, keepdim=True)
+        lse_tau_N = torch.logsumexp(centred_NV / tau, dim=-1)
     if b_V is not None:
         logits_NV = logits_NV + b_V
-    return _nll(logits_NV, y_N), torch.logsumexp(logits_NV, dim=-1), lse_tau_N
+    return _cross_entropy(logits_NV, y_N), torch.logsumexp(logits_NV, dim=-1), lse_tau_N
 
 
-def _nll(logits_NV: Tensor, y_N: Tensor) -> Tensor:
-    classes = logits_NV.shape[1]
-    valid_N = y_N.where(is_class(y_N, classes), IGNORE)
+def _cross_entropy(logits_NV: Tensor, y_N: Tensor) -> Tensor:
+    """Return the losses of the rows, as `mask_ignored` defines them for targets that are not classes."""
+    num_classes = logits_NV.shape[1]
+    valid_N = y_N.where(is_class(y_N, num_classes), IGNORE)
     nll_N = F.cross_entropy(logits_NV, valid_N, reduction="none", ignore_index=IGNORE)
-    return mask_ignored(nll_N, y_N, classes)
+    return mask_ignored(nll_N, y_N, num_classes)
 
 
 def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """Compute `soft_targets` by its formulas.
 
-    Return the means of the values under softmax(K l_u / tau), less the mean of all values, (U, C), and the negative
-    entropies of the softmaxes, (U,).
+    Return the means of the values under q_u = softmax(keys . query_u / tau), less the mean of all values, (U, C), and
+    the negative entropies of the softmaxes, (U,).
     """
-    logq_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
-    q_UV = logq_UV.exp()
+    log_q_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
+    q_UV = log_q_UV.exp()
     with torch.autocast(queries_UD.device.type, enabled=False):
         mean_UC = (q_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC)
-    return mean_UC, (q_UV * logq_UV).sum(-1)
+    return mean_UC, (q_UV * log_q_UV).sum(-1)

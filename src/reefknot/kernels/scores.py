@@ -1,5 +1,12 @@
-"""The computations on one block of scores, in plain torch on any device. `triton_scores` has faster ones for GPUs.
+"""Compute one block of a linear classifier's scores, h W^T + b, and what a loss needs of it, in plain torch.
 
+`TorchBackend` is the class to start from. Its methods each compute one block of scores and reduce it to log-sum-exps,
+losses or gradients; `_compute_scores` is where the scores themselves come from. `passes` loops over the blocks.
+`TritonBackend` in `triton_scores` is a faster subclass for GPUs, and `get_backend` chooses between the two. The rest of
+the file defines what the methods take and return, masks for targets, and matrix products that sum in float32.
+
+Names: h hidden states, w class vectors, b biases, y targets, z scores, p probabilities, lse log-sum-exps, nll losses
+(negative log-likelihoods), tau a temperature, g the gradient of the scores, dx the gradient of x.
 Shapes: N rows of the block, D dimensions, V classes of the block.
 """
 
@@ -25,12 +32,15 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-class Exponentials(NamedTuple):
-    """The softmax gradient of a block that holds all classes: d nll / d scores = scale[:, None] * values."""
+class LossAndGradient(NamedTuple):
+    """Losses of a block that holds all classes, and their gradient: d nll / d scores = scale[:, None] * unscaled."""
 
-    values: Tensor
+    unscaled: Tensor
+    """(N, V), in the type of the matrix products."""
     nll: Tensor
+    """(N,)"""
     scale: Tensor
+    """(N,)"""
 
 
 # MKL chooses its code for exp() at the first call. If two threads make the first call at the same time, they may get
@@ -39,12 +49,13 @@ torch.zeros(1).exp_()
 
 
 @dataclass(frozen=True)
-class RowTerms:
+class GradientTerms:
     """The terms of the gradient of a block's scores, one number per row.
 
     With the scores z, and z' without the bias, the gradient is
 
-        plain exp(z - lse) - target [class is the target] + tempered (exp(z' / tau - lse_tau) - uniform)
+        plain_weight exp(z - lse) - target_weight [class is the target]
+            + tempered_weight (exp(z' / tau - lse_tau) - uniform)
 
     The last term is the gradient of a log-sum-exp of scores less their mean. A tempered softmax is nearly uniform, and
     the gradient is its difference from uniform. With `uniform` subtracted, half precision keeps the digits of that
@@ -52,55 +63,70 @@ class RowTerms:
     """
 
     lse: Tensor | None = None
-    plain: Tensor | None = None
-    target: Tensor | None = None
+    plain_weight: Tensor | None = None
+    target_weight: Tensor | None = None
     lse_tau: Tensor | None = None
-    tempered: Tensor | None = None
+    tempered_weight: Tensor | None = None
     tau: float = 1.0
     uniform: float = 0.0
+    """1 / V, with V the number of all classes, or 0 without the last term."""
 
-    def select(self, rows: slice) -> RowTerms:
+    def select(self, rows: slice) -> GradientTerms:
         """Return the terms of some rows."""
-        names = ("lse", "plain", "target", "lse_tau", "tempered")
-        terms: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
-        selected = {name: None if term is None else term[rows] for name, term in terms.items()}
-        return replace(self, **selected)  # type: ignore[arg-type]
+
+        def select_rows(term: Tensor | None) -> Tensor | None:
+            return None if term is None else term[rows]
+
+        return replace(
+            self,
+            lse=select_rows(self.lse),
+            plain_weight=select_rows(self.plain_weight),
+            target_weight=select_rows(self.target_weight),
+            lse_tau=select_rows(self.lse_tau),
+            tempered_weight=select_rows(self.tempered_weight),
+        )
 
 
 @dataclass(frozen=True)
-class SoftTerms:
-    """The terms of `soft_gradients`, one number per row."""
+class SoftTargetTerms:
+    """The terms of `soft_target_gradients`, one number per row."""
 
     lse_tau: Tensor
-    negentropy: Tensor
-    """The gradient of the negative entropy."""
-    mean: Tensor
+    negentropy_gradient: Tensor
+    expected_gradient: Tensor
     """The mean, under the softmax, of the gradients that arrive at the classes."""
     tau: float
     uniform: float
+    """1 / V, with V the number of all classes."""
 
-    def select(self, rows: slice) -> SoftTerms:
+    def select(self, rows: slice) -> SoftTargetTerms:
         """Return the terms of some rows."""
-        return SoftTerms(self.lse_tau[rows], self.negentropy[rows], self.mean[rows], self.tau, self.uniform)
+        return replace(
+            self,
+            lse_tau=self.lse_tau[rows],
+            negentropy_gradient=self.negentropy_gradient[rows],
+            expected_gradient=self.expected_gradient[rows],
+        )
 
 
-class Scores:
-    """Blocks of scores h W^T + b, in plain torch.
+class TorchBackend:
+    """Computes blocks of scores h W^T + b in plain torch, on any device.
 
     `h` and `w` have the type of the matrix products, and `b` has the type of the sums. A target may lie outside the
-    block; then no class of the block is the target.
+    block; then no class of the block is the target. Every method computes its scores again, so that no block outlives
+    the call.
     """
 
     multiple = 8
-    """See `Costs`."""
+    """Block sizes are multiples of this number where possible (see `BlockCosts`)."""
 
-    def fewest_rows(self, dtype: torch.dtype) -> int:
-        """See `Costs`."""
+    def min_rows(self, dtype: torch.dtype) -> int:
+        """Return the least number of rows for which a block with all classes is worth it (see `BlockCosts`)."""
         return 64
 
-    def widens(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
-        """Return whether `widened` copies class vectors to a wider type to compute scores."""
-        return widened(h_ND, dtype)
+    def needs_widening(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
+        """Return whether class vectors are copied to a wider type to compute scores."""
+        return needs_widening(h_ND, dtype)
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
         """Return the bytes per score of a block: here for the score, its softmax and a temporary."""
@@ -113,76 +139,83 @@ class Scores:
 
         `w` may have any type. If `centre` is given, it is subtracted from every class vector.
         """
-        y_N = classes_in_range(y_N, w_VD.shape[0])
+        y_N = safe_class_ids(y_N, w_VD.shape[0])
         target_ND = w_VD[y_N] if centre_D is None else w_VD[y_N] - centre_D
         z_N = (at_least_float32(h_ND) * target_ND.to(h_ND.dtype)).sum(-1)
         return z_N if b_V is None else z_N + b_V[y_N].to(z_N.dtype)
 
-    def exponentials(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Exponentials:
-        """Return losses and gradients of rows in one pass over all classes. A row without a target has scale 0."""
-        logp_NV = torch.log_softmax(self._scores(h_ND, w_VD, b_V), dim=-1)
-        classes = w_VD.shape[0]
-        index_N1 = classes_in_range(y_N, classes)[:, None]
+    def loss_and_gradient(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> LossAndGradient:
+        """Return losses and gradients of rows, given all classes. A row without a target has scale 0."""
+        logp_NV = torch.log_softmax(self._compute_scores(h_ND, w_VD, b_V), dim=-1)
+        num_classes = w_VD.shape[0]
+        index_N1 = safe_class_ids(y_N, num_classes)[:, None]
         nll_N = -logp_NV.gather(1, index_N1)[:, 0]
-        p_NV = logp_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
-        scale_N = is_class(y_N, classes).to(nll_N.dtype)
-        return Exponentials(p_NV.to(h_ND.dtype), mask_ignored(nll_N, y_N, classes), scale_N)
+        # The gradient of the loss is p, less 1 at the target.
+        g_NV = logp_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
+        scale_N = is_class(y_N, num_classes).to(nll_N.dtype)
+        return LossAndGradient(g_NV.to(h_ND.dtype), mask_ignored(nll_N, y_N, num_classes), scale_N)
 
     def normalisers(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return log-sum-exps of the block, (N,): with the bias if `plain`, and without it at `tau` if given."""
-        z_NV = self._scores(h_ND, w_VD, None)
+        z_NV = self._compute_scores(h_ND, w_VD, None)
         lse_tau_N = None if tau is None else torch.logsumexp(z_NV / tau, dim=-1)
         if b_V is not None:
             z_NV += b_V
         return torch.logsumexp(z_NV, dim=-1) if plain else None, lse_tau_N
 
-    def gradient(
-        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: RowTerms, bias_gradient: bool
+    def score_gradient(
+        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: GradientTerms, bias_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the block's scores, (N, V), and, if `bias_gradient`, of its biases, (V,)."""
-        z_NV = self._scores(h_ND, w_VD, None)
+        z_NV = self._compute_scores(h_ND, w_VD, None)
         tempered_NV = None
-        if terms.tempered is not None and terms.lse_tau is not None:
+        if terms.tempered_weight is not None and terms.lse_tau is not None:
             tempered_NV = (z_NV / terms.tau).sub_(terms.lse_tau[:, None]).exp_().sub_(terms.uniform)
-            tempered_NV *= terms.tempered[:, None]
-        if terms.lse is None or terms.plain is None or terms.target is None:
+            tempered_NV *= terms.tempered_weight[:, None]
+        if terms.lse is None or terms.plain_weight is None or terms.target_weight is None:
             assert tempered_NV is not None
             return tempered_NV.to(h_ND.dtype), None
         if b_V is not None:
             z_NV += b_V
-        g_NV = z_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain[:, None])
-        classes = w_VD.shape[0]
-        target_N = terms.target.where(is_class(y_N, classes), 0.0).to(g_NV.dtype)
-        g_NV.scatter_add_(1, classes_in_range(y_N, classes)[:, None], -target_N[:, None])
+        g_NV = z_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain_weight[:, None])
+        num_classes = w_VD.shape[0]
+        weight_N = terms.target_weight.where(is_class(y_N, num_classes), 0.0).to(g_NV.dtype)
+        g_NV.scatter_add_(1, safe_class_ids(y_N, num_classes)[:, None], -weight_N[:, None])
         db_V = g_NV.sum(0) if bias_gradient else None
         if tempered_NV is not None:
             g_NV += tempered_NV
         return g_NV.to(h_ND.dtype), db_V
 
-    def soft_gradients(self, h_ND: Tensor, m_ND: Tensor, k_VD: Tensor, v_VD: Tensor, terms: SoftTerms) -> Tensor:
+    def soft_target_gradients(
+        self, queries_ND: Tensor, g_mean_ND: Tensor, keys_VD: Tensor, values_VD: Tensor, terms: SoftTargetTerms
+    ) -> Tensor:
         """Return two matrices as one, (2N, V): q less `uniform`, and below it dz.
 
-        q is the tempered softmax of the scores z = h K^T. dz is the gradient of z. It has two sources: the mean of the
-        values V under q, whose gradient is `m`, and the negative entropy of q.
+        q is the tempered softmax of the scores z = queries keys^T. dz is the gradient of z. It has two sources: the
+        mean of the values under q, whose gradient is `g_mean`, and the negative entropy of q. See `soft_target`.
         """
-        logq_NV = self._scores(h_ND, k_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
-        dz_NV = product(m_ND, v_VD.T).addcmul_(logq_NV, terms.negentropy[:, None]).sub_(terms.mean[:, None])
+        logq_NV = self._compute_scores(queries_ND, keys_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
+        dz_NV = matmul_wide(g_mean_ND, values_VD.T)
+        dz_NV.addcmul_(logq_NV, terms.negentropy_gradient[:, None]).sub_(terms.expected_gradient[:, None])
         q_NV = logq_NV.exp_()
         dz_NV.mul_(q_NV).div_(terms.tau)
-        return torch.cat([q_NV.sub_(terms.uniform).to(h_ND.dtype), dz_NV.to(h_ND.dtype)])
+        dtype = queries_ND.dtype
+        return torch.cat([q_NV.sub_(terms.uniform).to(dtype), dz_NV.to(dtype)])
 
-    def scale(self, x: Tensor, factor: Tensor) -> None:
+    def scale_in_place(self, x: Tensor, factor: Tensor) -> None:
         """Multiply x by a factor in place. The factor is not rounded to the type of x."""
-        if not x.is_cuda:
-            if (number := factor.item()) != 1:
-                x.mul_(number)
+        if x.is_cuda:
+            # Reading the factor on the host would wait for the device. Parts keep the float32 copies small.
+            for part in torch.split(x, 2**12):
+                torch.mul(at_least_float32(part), factor, out=part)
             return
-        for part in torch.split(x, 2**12):
-            torch.mul(at_least_float32(part), factor, out=part)
+        value = factor.item()
+        if value != 1:
+            x.mul_(value)
 
-    def _scores(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
+    def _compute_scores(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
         """Return the scores as a new tensor, at least in float32.
 
         The bias is added in that type. If it were rounded to half precision with the product, scores would depend on
@@ -190,105 +223,105 @@ class Scores:
         """
         if b_V is not None and b_V.dtype == h_ND.dtype:
             return torch.addmm(b_V, h_ND, w_VD.T)
-        z_NV = product(h_ND, w_VD.T)
+        z_NV = matmul_wide(h_ND, w_VD.T)
         return z_NV if b_V is None else z_NV.add_(b_V)
 
 
-def is_class(y_N: Tensor, classes: int) -> Tensor:
+def is_class(y_N: Tensor, num_classes: int) -> Tensor:
     """Return a mask of the targets that are classes: neither ignored nor out of range."""
-    return (y_N >= 0) & (y_N < classes)
+    return (y_N >= 0) & (y_N < num_classes)
 
 
-def classes_in_range(y_N: Tensor, classes: int) -> Tensor:
+def safe_class_ids(y_N: Tensor, num_classes: int) -> Tensor:
     """Return the targets with 0 in place of those that are not classes, so that they can be used as indices."""
-    return y_N.where(is_class(y_N, classes), 0)
+    return y_N.where(is_class(y_N, num_classes), 0)
 
 
-def mask_ignored(nll_N: Tensor, y_N: Tensor, classes: int) -> Tensor:
+def mask_ignored(nll_N: Tensor, y_N: Tensor, num_classes: int) -> Tensor:
     """Return the losses with zero for ignored targets, and NaN for targets that are out of range."""
-    return nll_N.where(is_class(y_N, classes), torch.where(y_N == IGNORE, 0.0, torch.nan))
+    return nll_N.where(is_class(y_N, num_classes), torch.where(y_N == IGNORE, 0.0, torch.nan))
 
 
 # -- products ------------------------------------------------------------------------------------------------------
 
 
-def widened(x: Tensor, dtype: torch.dtype) -> bool:
+def needs_widening(x: Tensor, dtype: torch.dtype) -> bool:
     """Return whether matrices of this type on the device of `x` are copied to a wider type to compute scores.
 
     On a GPU, newer versions of torch can write the product of two half-precision matrices in float32.
     """
-    return accumulation_dtype(dtype) != dtype and not (x.is_cuda and _WIDE_PRODUCTS)
+    return accumulation_dtype(dtype) != dtype and not (x.is_cuda and _HAS_WIDE_MATMUL)
 
 
-_WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype_out")
+_HAS_WIDE_MATMUL = hasattr(torch.ops.aten.mm, "dtype_out")
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def matmul_wide(a: Tensor, b: Tensor) -> Tensor:
     """Return the product a b, at least in float32. Scores in half precision would have errors of several percent."""
     if accumulation_dtype(a.dtype) == a.dtype:
         return torch.mm(a, b)
-    if widened(a, a.dtype):
+    if needs_widening(a, a.dtype):
         return torch.mm(at_least_float32(a), at_least_float32(b))
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
-def product_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
+def matmul_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
     """Compute out = a b, all of one type. The stride between rows of `out` may be larger than their length."""
-    whole = _aligned(out_NV)
-    torch.mm(a, b[:, :whole], out=out_NV[:, :whole])
-    if whole < out_NV.shape[1]:
-        torch.mm(a, b[:, whole:], out=out_NV[:, whole:])
+    aligned = _count_aligned_classes(out_NV)
+    torch.mm(a, b[:, :aligned], out=out_NV[:, :aligned])
+    if aligned < out_NV.shape[1]:
+        torch.mm(a, b[:, aligned:], out=out_NV[:, aligned:])
 
 
-def add_product(out: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """Compute out = a b if `first`, else out += a b, summed in the type of `out`.
+def add_matmul(out: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
+    """Compute out = a b if `overwrite`, else out += a b, summed in the type of `out`.
 
     If half-precision matrices cannot be multiplied into a wider type, each product is rounded once.
     """
-    beta = 0 if first else 1
+    beta = 0 if overwrite else 1
     if out.dtype == a.dtype:
         torch.addmm(out, a, b, beta=beta, out=out)
-    elif out.dtype == accumulation_dtype(a.dtype) != a.dtype and not widened(a, a.dtype):
+    elif out.dtype == accumulation_dtype(a.dtype) != a.dtype and not needs_widening(a, a.dtype):
         torch.addmm(out, a, b, beta=beta, out_dtype=torch.float32, out=out)
-    elif first:
+    elif overwrite:
         out.copy_(torch.mm(a, b))
     else:
         out.add_(torch.mm(a, b))
 
 
-def add_to_rows(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, first: bool) -> None:
-    """Compute out = g W if `first`, else out += g W: the gradient of the rows."""
-    whole = _aligned(g_NV)
-    add_product(out_ND, g_NV[:, :whole], w_VD[:whole], first)
-    if whole < w_VD.shape[0]:
-        add_product(out_ND, g_NV[:, whole:], w_VD[whole:], first=False)
+def add_row_gradient(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, overwrite: bool) -> None:
+    """Compute out = g W if `overwrite`, else out += g W: the gradient of the rows."""
+    aligned = _count_aligned_classes(g_NV)
+    add_matmul(out_ND, g_NV[:, :aligned], w_VD[:aligned], overwrite)
+    if aligned < w_VD.shape[0]:
+        add_matmul(out_ND, g_NV[:, aligned:], w_VD[aligned:], overwrite=False)
 
 
-def add_to_classes(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, first: bool) -> None:
-    """Compute out = g^T h if `first`, else out += g^T h: the gradient of the classes."""
-    whole = _aligned(g_NV)
-    add_product(out_VD[:whole], g_NV[:, :whole].T, h_ND, first)
-    if whole < out_VD.shape[0]:
-        add_product(out_VD[whole:], g_NV[:, whole:].T, h_ND, first)
+def add_class_gradient(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, overwrite: bool) -> None:
+    """Compute out = g^T h if `overwrite`, else out += g^T h: the gradient of the classes."""
+    aligned = _count_aligned_classes(g_NV)
+    add_matmul(out_VD[:aligned], g_NV[:, :aligned].T, h_ND, overwrite)
+    if aligned < out_VD.shape[0]:
+        add_matmul(out_VD[aligned:], g_NV[:, aligned:].T, h_ND, overwrite)
 
 
-def _aligned(g_NV: Tensor) -> int:
+def _count_aligned_classes(g_NV: Tensor) -> int:
     """Return the number of classes that a GPU's matrix units process at full speed.
 
     An odd number would make the whole product slow, so the last few classes get a separate product.
     """
-    classes, size = g_NV.shape[1], g_NV.element_size()
-    multiple = 16 // size
+    num_classes, size = g_NV.shape[1], g_NV.element_size()
+    multiple = 16 // size  # classes per 16 bytes
     # With float32 rows that are not aligned the whole product is slow anyway.
-    if not g_NV.is_cuda or size > 4 or classes < multiple or (size == 4 and g_NV.stride(0) % multiple):
-        return classes
-    return classes // multiple * multiple
+    if not g_NV.is_cuda or size > 4 or num_classes < multiple or (size == 4 and g_NV.stride(0) % multiple):
+        return num_classes
+    return num_classes // multiple * multiple
 
 
-def scores_for(impl: str) -> Scores:
-    """Return the object that computes blocks of scores for an implementation."""
+def get_backend(impl: str) -> TorchBackend:
+    """Return the object that computes blocks of scores for an implementation: `chunked` or `triton`."""
     if impl == "triton":
-        from reefknot.kernels.triton_scores import TritonScores
+        from reefknot.kernels.triton_scores import TritonBackend
 
-        return TritonScores()
-    return Scores()
+        return TritonBackend()
+    return TorchBackend()

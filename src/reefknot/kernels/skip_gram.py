@@ -1,4 +1,7 @@
-"""Skip-gram with negative sampling (Mikolov et al. 2013) over a stretch of text, in place, as word2vec does it.
+"""Train word vectors by skip-gram with negative sampling (Mikolov et al. 2013), in place, as word2vec does it.
+
+`train_range` is the function to start from: it checks its arguments and trains two tables on a range of a text. The
+loop that it runs, with u and v rows of the two tables:
 
     for every kept word (the centre) and every other kept word in its window (the context):
         v = input[context]
@@ -6,15 +9,18 @@
             g = rate (y - sigmoid(u . v))        e += g u        u += g v
         input[context] += e
 
-A kept word is a word that subsampling does not remove. The sigmoid is 0 below -6 and 1 above 6. The rate falls
-linearly with the position in the text. If both tables are the same (tied), a row may be input and target of the same
-pair. Its update as a target is then added to e and applied at the end of the pair.
+A kept word is a word that subsampling does not remove. Negatives are random words. The sigmoid is 0 below -6 and 1
+above 6. The rate falls linearly with the position in the text. If both tables are the same (tied), a row may be input
+and target of the same pair. Its update as a target is then added to e and applied at the end of the pair.
 
-`reference` is this loop in float64. `numba` is the same loop compiled, on any number of threads that share the tables
-without locks (Hogwild). With one worker it equals the reference up to float32 rounding. `torch` computes the gradients
-of a batch of pairs at the same weights and adds them up, which is nearly the same as long as few pairs of a batch share
-a row. `triton` is Hogwild on a GPU, with one or two thousand centres at once and atomic updates. All implementations
-draw the same random numbers (`skip_gram_draws`), so they train on the same pairs.
+    reference    this loop in float64 (`skip_gram_reference`)
+    numba        the same loop compiled, on any number of threads that share the tables without locks (Hogwild). With
+                 one worker it equals the reference up to float32 rounding (`numba_skip_gram`)
+    torch        computes the gradients of a batch of pairs at the same weights and adds them up, which is nearly the
+                 same as long as few pairs of a batch share a row (`torch_skip_gram`)
+    triton       Hogwild on a GPU, with one or two thousand centres at once and atomic updates (`triton_skip_gram`)
+
+All implementations get the same random numbers (`skip_gram_draws`), so they train on the same pairs.
 
 Shapes: V words, D dimensions.
 """
@@ -31,38 +37,90 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.choice import log_once, triton_chosen
-from reefknot.kernels.skip_gram_draws import Draws
+from reefknot.kernels.choice import log_once, should_use_triton
+from reefknot.kernels.skip_gram_draws import PairSampler
 
 CLIP = 6.0
 """The sigmoid of a score above this value is 1, and below its negative 0."""
 Impl = Literal["auto", "reference", "torch", "numba", "triton"]
+"""The implementations, described above. `auto` chooses one for the device."""
+
+
+def train_range(
+    input_VD: Tensor,
+    output_VD: Tensor,
+    ids: NDArray[np.int32],
+    start: int,
+    stop: int,
+    sampler: PairSampler,
+    epoch: int,
+    rates: RateSchedule,
+    *,
+    workers: int = 1,
+    impl: Impl = "auto",
+) -> None:
+    """Train with the words from `start` to `stop` as centres. Their contexts may lie outside this range.
+
+    Args:
+        input_VD: The vectors of the contexts, changed in place.
+        output_VD: The vectors of centres and negatives, changed in place. The same tensor as `input_VD` if the tables
+            are tied.
+        ids: Word ids of the whole text.
+        start: The first position of the range.
+        stop: The position after the last of the range.
+        sampler: Samples the training pairs, on the device of the tables.
+        epoch: Number of the epoch. The random numbers depend on it.
+        rates: The learning rate.
+        workers: Number of threads of `numba`. Results of several threads are not reproducible.
+        impl: The implementation. `auto` chooses one for the device.
+    """
+    _check_arguments(input_VD, output_VD, ids, start, stop, workers)
+    impl = resolve_impl(input_VD, impl)
+    log_once("skip-gram", impl, input_VD.device.type, input_VD.dtype)
+    key = sampler.key(epoch)
+    training_range = TrainingRange(input_VD.detach(), output_VD.detach(), ids, start, stop, sampler, key, rates)
+    if impl == "numba":
+        from reefknot.kernels.numba_skip_gram import train_on_threads
+
+        train_on_threads(training_range, workers)
+    elif impl == "triton":
+        from reefknot.kernels.triton_skip_gram import train_on_gpu
+
+        train_on_gpu(training_range)
+    elif impl == "torch":
+        from reefknot.kernels.torch_skip_gram import train_in_batches
+
+        train_in_batches(training_range)
+    else:
+        from reefknot.kernels.skip_gram_reference import train_pair_by_pair
+
+        train_pair_by_pair(training_range)
 
 
 @dataclass(frozen=True)
-class Rates:
-    """A learning rate that falls linearly from `first` towards 0 over all positions, but not below `lowest`."""
+class RateSchedule:
+    """A learning rate that falls linearly from `initial` towards 0 over all positions, but not below `lowest`."""
 
-    first: float
+    initial: float
     lowest: float
     positions: int
     """Number of positions in all epochs together."""
-    before: int = 0
+    positions_before: int = 0
     """Number of positions in earlier epochs."""
 
-    def at(self, position: int) -> float:
+    def rate_at(self, position: int) -> float:
         """Return the learning rate at a position of this epoch."""
-        return max(self.lowest, self.first * (1.0 - (self.before + position) / self.positions))
+        return max(self.lowest, self.initial * (1.0 - (self.positions_before + position) / self.positions))
 
     @property
-    def line(self) -> tuple[float, float]:
+    def start_and_decrease(self) -> tuple[float, float]:
         """The rate at position 0 of this epoch and its decrease per position, ignoring `lowest`."""
-        return self.first * (1.0 - self.before / self.positions), self.first / self.positions
+        return self.initial * (1.0 - self.positions_before / self.positions), self.initial / self.positions
 
 
 @dataclass(frozen=True, eq=False)
-class Stretch:
-    """What an implementation trains: two tables, and a stretch of the text whose words are the centres."""
+class TrainingRange:
+    """What an implementation trains: two tables, and a range of the text whose words are the centres."""
 
     inputs: Tensor
     """input_VD, changed in place."""
@@ -71,13 +129,13 @@ class Stretch:
     ids: NDArray[np.int32]
     """The word ids of the whole text."""
     start: int
-    """The first position of the stretch."""
+    """The first position of the range."""
     stop: int
-    """The position after the last of the stretch."""
-    draws: Draws
+    """The position after the last of the range."""
+    sampler: PairSampler
     key: int
     """The key of the epoch's random numbers."""
-    rates: Rates
+    rates: RateSchedule
 
     @property
     def tied(self) -> bool:
@@ -85,56 +143,7 @@ class Stretch:
         return self.inputs.data_ptr() == self.outputs.data_ptr()
 
 
-def train_stretch(
-    input_VD: Tensor,
-    output_VD: Tensor,
-    ids: NDArray[np.int32],
-    start: int,
-    stop: int,
-    draws: Draws,
-    epoch: int,
-    rates: Rates,
-    *,
-    workers: int = 1,
-    impl: Impl = "auto",
-) -> None:
-    """Train with the words from `start` to `stop` as centres. Their contexts may lie outside this stretch.
-
-    Args:
-        input_VD: The vectors of the contexts, changed in place.
-        output_VD: The vectors of centres and negatives, changed in place. The same tensor if both ends are tied.
-        ids: Word ids of the whole text.
-        start: The first position of the stretch.
-        stop: The position after the last of the stretch.
-        draws: The random draws, on the device of the tables.
-        epoch: Number of the epoch. The random numbers depend on it.
-        rates: The learning rate.
-        workers: Number of threads of `numba`. Results of several threads are not reproducible.
-        impl: The implementation. `auto` chooses one for the device.
-    """
-    _check(input_VD, output_VD, ids, start, stop, workers)
-    chosen = resolve(input_VD, impl)
-    log_once("skip-gram", chosen, input_VD.device.type, input_VD.dtype)
-    stretch = Stretch(input_VD.detach(), output_VD.detach(), ids, start, stop, draws, draws.key(epoch), rates)
-    if chosen == "numba":
-        from reefknot.kernels.numba_skip_gram import train_compiled
-
-        train_compiled(stretch, workers)
-    elif chosen == "triton":
-        from reefknot.kernels.triton_skip_gram import train_at_once
-
-        train_at_once(stretch)
-    elif chosen == "torch":
-        from reefknot.kernels.torch_skip_gram import train_batches
-
-        train_batches(stretch)
-    else:
-        from reefknot.kernels.skip_gram_reference import train_pair_by_pair
-
-        train_pair_by_pair(stretch)
-
-
-def resolve(table: Tensor, impl: Impl = "auto") -> Impl:
+def resolve_impl(table: Tensor, impl: Impl = "auto") -> Impl:
     """Return the implementation for a table. The result is never `auto`."""
     if impl not in get_args(Impl):
         raise ArgumentError(f"impl = {impl!r}: must be one of {', '.join(get_args(Impl))}")
@@ -144,7 +153,7 @@ def resolve(table: Tensor, impl: Impl = "auto") -> Impl:
         raise ArgumentError(f"impl = 'numba' runs on the CPU, not on {table.device.type}; use impl = 'auto'")
     if impl != "auto":
         return impl
-    if triton_chosen(table.device, table.dtype):
+    if should_use_triton(table.device, table.dtype):
         return "triton"
     return "numba" if table.device.type == "cpu" and numba_available() else "torch"
 
@@ -155,7 +164,9 @@ def numba_available() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def _check(input_VD: Tensor, output_VD: Tensor, ids: NDArray[np.int32], start: int, stop: int, workers: int) -> None:
+def _check_arguments(
+    input_VD: Tensor, output_VD: Tensor, ids: NDArray[np.int32], start: int, stop: int, workers: int
+) -> None:
     if input_VD.shape != output_VD.shape or input_VD.dtype != output_VD.dtype or input_VD.device != output_VD.device:
         raise ArgumentError(
             f"skip-gram: tables of shape {tuple(input_VD.shape)} and {tuple(output_VD.shape)}; they must have the same "
@@ -165,7 +176,7 @@ def _check(input_VD: Tensor, output_VD: Tensor, ids: NDArray[np.int32], start: i
         raise ArgumentError("skip-gram changes its tables in place, so they must be contiguous")
     if not 0 <= start <= stop <= len(ids):
         raise ArgumentError(
-            f"skip-gram: the stretch from {start} to {stop} is not within the {len(ids)} words of the text"
+            f"skip-gram: the range from {start} to {stop} is not within the {len(ids)} words of the text"
         )
     if workers < 1:
         raise ArgumentError(f"workers = {workers}: must be at least 1")

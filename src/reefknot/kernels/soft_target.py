@@ -1,36 +1,40 @@
-"""Softmax-weighted means for the augmented loss: attention of some words over a table.
+"""Softmax-weighted means of class vectors for the augmented loss (Inan et al. 2017): attention over a word table.
 
-    q_u = softmax(K l_u / tau),   mean_u = sum_v (q_uv - 1 / V) w_v,   negentropy_u = sum_v q_uv log q_uv
+`soft_targets` is the public function. For each query it returns the mean of the values under a softmax over the keys,
+as attention does, and the negative entropy of the softmax. The queries l are the input vectors of the targets, the keys
+k are all input vectors, and the values w are all class vectors:
 
-The queries l are the input vectors of the targets, the keys K are all input vectors, and the values w are all class
-vectors. The mean of all values is subtracted, because a divergence between softmaxes over the values does not depend on
-it. The U x V weights are computed in blocks, and computed again in the backward pass.
+    q_u = softmax_v(k_v . l_u / tau)    mean_u = sum_v (q_uv - 1 / V) w_v    negentropy_u = sum_v q_uv log q_uv
 
+The mean of all values is subtracted, because a divergence between softmaxes over the values does not depend on it. The
+U x V weights are computed in blocks (`Attention`), like the scores of a loss, and again in the backward pass.
+
+Names: lse log-sum-exps of the scores k_v . l_u / tau, g_x the gradient that arrives for output x, dx the gradient of x.
 Shapes: U queries (distinct targets), V classes, D dimensions of queries and keys, C dimensions of the values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from reefknot.kernels.autograd import reject_second_derivatives
-from reefknot.kernels.blocks import Blocks
-from reefknot.kernels.choice import current, resolve
+from reefknot.kernels.blocks import BlockSize
+from reefknot.kernels.choice import current_choice, resolve_impl
 from reefknot.kernels.passes import LossInputs, allocate_gradient, combine_normalisers
 from reefknot.kernels.reference import compute_dtype, reference_soft_targets
 from reefknot.kernels.scores import (
-    RowTerms,
-    Scores,
-    SoftTerms,
+    GradientTerms,
+    SoftTargetTerms,
+    TorchBackend,
     accumulation_dtype,
-    add_to_classes,
-    add_to_rows,
-    scores_for,
+    add_class_gradient,
+    add_row_gradient,
+    get_backend,
 )
 
 
@@ -50,7 +54,7 @@ def soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: fl
         values_VC: One value per class. It may be the same tensor as the keys.
         tau: Temperature of the softmax.
     """
-    choice = current()
+    choice = current_choice()
     dtype = compute_dtype(queries_UD, keys_VD)
     # If the same tensor is keys and values, its gradient is summed in one tensor.
     values = None if values_VC is keys_VD else values_VC
@@ -58,14 +62,14 @@ def soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: fl
         from reefknot.kernels import ops
 
         return ops.soft_targets(queries_UD, keys_VD, values, tau, dtype, choice)
-    impl = resolve(choice, queries_UD.device, dtype)
+    impl = resolve_impl(choice, queries_UD.device, dtype)
     if impl == "reference":
         return SoftTargets(*reference_soft_targets(queries_UD, keys_VD, values_VC, tau))
-    options = tau, dtype, scores_for(impl), choice.budget(queries_UD.device)
-    return SoftTargets(*_SoftTargets.apply(queries_UD, keys_VD, values, *options))  # type: ignore[no-untyped-call]
+    options = tau, dtype, get_backend(impl), choice.budget(queries_UD.device)
+    return SoftTargets(*_SoftTargetsFunction.apply(queries_UD, keys_VD, values, *options))  # type: ignore[no-untyped-call]
 
 
-class _SoftTargets(torch.autograd.Function):
+class _SoftTargetsFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -74,27 +78,37 @@ class _SoftTargets(torch.autograd.Function):
         values: Tensor | None,
         tau: float,
         dtype: torch.dtype,
-        scores: Scores,
+        backend: TorchBackend,
         budget: int,
     ) -> tuple[Tensor, Tensor]:
-        ctx.options = tau, dtype, scores, budget
+        ctx.options = tau, dtype, backend, budget
         with torch.autocast(queries.device.type, enabled=False):
             mean, negentropy, lse = Attention(queries, keys, values, *ctx.options).forward()
         ctx.save_for_backward(queries, keys, values, mean, negentropy, lse)
         return mean, negentropy
 
     @staticmethod
-    def backward(ctx: Any, *g: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
         reject_second_derivatives()
         queries, keys, values, *results = ctx.saved_tensors
         with torch.autocast(queries.device.type, enabled=False):
             attention = Attention(queries, keys, values, *ctx.options)
-            gradients = attention.backward(results, g, ctx.needs_input_grad[:3])
+            gradients = attention.backward(results, output_grads, ctx.needs_input_grad[:3])
         return (*gradients, None, None, None, None)
 
 
 class Attention:
-    """The passes over blocks of scores of queries and keys. The keys are also the values if `values` is None."""
+    """The forward and backward pass over blocks of scores of queries and keys.
+
+    Args:
+        queries: (U, D).
+        keys: (V, D).
+        values: (V, C), or None if the keys are also the values.
+        tau: Temperature of the softmax.
+        dtype: The type of the matrix products.
+        backend: Computes the blocks of scores.
+        budget: Working memory in bytes.
+    """
 
     def __init__(
         self,
@@ -103,121 +117,153 @@ class Attention:
         values: Tensor | None,
         tau: float,
         dtype: torch.dtype,
-        scores: Scores,
+        backend: TorchBackend,
         budget: int,
     ) -> None:
         no_targets = queries.new_full((len(queries),), -1, dtype=torch.long)
-        scoring = LossInputs(queries, keys, None, no_targets, dtype, scores, budget)
-        self.keys_mean = scoring.mean()
-        self.scoring = scoring.centred(self.keys_mean)
+        # Queries and keys are the hidden states and class vectors of a loss without targets.
+        inputs = LossInputs(queries, keys, None, no_targets, dtype, backend, budget)
+        self.mean_key = inputs.mean_class_vector()
+        self.key_inputs = inputs.subtract_mean(self.mean_key)
         self.values = values
-        self.valuing = self.scoring
-        if values is not None and not _same_memory(values, keys):
-            valuing = replace(scoring, w=values)
-            self.valuing = valuing.centred(valuing.mean())
+        self.value_inputs = self.key_inputs
+        if values is not None and not _is_same_memory(values, keys):
+            value_inputs = replace(inputs, w=values)
+            self.value_inputs = value_inputs.subtract_mean(value_inputs.mean_class_vector())
+        self.has_own_values = self.value_inputs is not self.key_inputs
         self.tau = tau
         self.uniform = 1 / keys.shape[0]
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return means, negative entropies and normalisers."""
-        scoring = self.scoring
-        blocks = scoring.blocks()
-        blockwise = [self._soft_targets(rows, blocks) for rows in blocks.over_rows(scoring.h.shape[0])]
-        if not blockwise:
-            empty = scoring.h.new_zeros(0, dtype=accumulation_dtype(scoring.dtype))
-            return empty.new_zeros(0, self.valuing.w.shape[1]), empty, empty.clone()
-        mean, negentropy, lse = (torch.cat(parts) for parts in zip(*blockwise, strict=True))
+        """Return means, negative entropies and log-sum-exps."""
+        inputs = self.key_inputs
+        block_size = inputs.block_size()
+        results = [self._forward_rows(rows, block_size) for rows in block_size.row_slices(inputs.num_rows)]
+        if not results:
+            empty = inputs.h.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
+            return empty.new_zeros(0, self.value_inputs.w.shape[1]), empty, empty.clone()
+        mean, negentropy, lse = (torch.cat(blocks) for blocks in zip(*results, strict=True))
         return mean, negentropy, lse
 
-    def _soft_targets(self, rows: slice, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor]:
+    def _forward_rows(self, rows: slice, block_size: BlockSize) -> tuple[Tensor, Tensor, Tensor]:
         """Return the results of `forward` for some queries, in two passes over the classes: normalisers, then means."""
-        scoring, scores = self.scoring, self.scoring.scores
-        h = scoring.rows(rows)
-        lse = combine_normalisers(
-            [
-                scores.normalisers(h, scoring.classes(classes)[0], None, self.tau, plain=False)[1]
-                for classes in blocks.over_classes(scoring.w.shape[0])
-            ]
-        )
+        inputs, backend = self.key_inputs, self.key_inputs.backend
+        queries = inputs.hidden_block(rows)
+        normalisers: list[Tensor | None] = []
+        for classes in block_size.class_slices(inputs.num_classes):
+            keys, _ = inputs.class_block(classes)
+            _, lse_tau = backend.normalisers(queries, keys, None, self.tau, plain=False)
+            normalisers.append(lse_tau)
+        lse = combine_normalisers(normalisers)
         assert lse is not None
-        keys_m = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype))
-        separate = self.valuing is not self.scoring
-        values_m = keys_m.new_empty(h.shape[0], self.valuing.w.shape[1]) if separate else keys_m
-        for classes in blocks.over_classes(scoring.w.shape[0]):
-            w, _ = scoring.classes(classes)
-            q, _ = scores.gradient(h, w, None, scoring.y[rows], self._terms(lse), bias_gradient=False)
-            add_to_rows(keys_m, q, w, first=classes.start == 0)
-            if separate:
-                add_to_rows(values_m, q, self.valuing.classes(classes)[0], first=classes.start == 0)
+        # Means under q less 1 / V.
+        key_means = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
+        value_means = key_means
+        if self.has_own_values:
+            value_means = key_means.new_empty(queries.shape[0], self.value_inputs.w.shape[1])
+        for classes in block_size.class_slices(inputs.num_classes):
+            keys, _ = inputs.class_block(classes)
+            q = self._softmax(queries, keys, inputs.y[rows], lse)
+            add_row_gradient(key_means, q, keys, overwrite=classes.start == 0)
+            if self.has_own_values:
+                values, _ = self.value_inputs.class_block(classes)
+                add_row_gradient(value_means, q, values, overwrite=classes.start == 0)
             del q  # free it before the next block is computed
         # The mean of the keys gives the mean score: sum_v q_v log q_v = sum_v q_v z_v / tau - lse.
-        mean_key = keys_m if scoring.centre is not None else keys_m + self.keys_mean
-        return values_m, (h * mean_key).sum(-1) / self.tau - lse, lse
+        expected_keys = key_means if inputs.centre is not None else key_means + self.mean_key
+        return value_means, (queries * expected_keys).sum(-1) / self.tau - lse, lse
 
     def backward(
-        self, results: Sequence[Tensor], output_grads: Sequence[Tensor], needs: Sequence[bool]
+        self, results: Sequence[Tensor], output_grads: Sequence[Tensor], needs_grad: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients of queries, keys and values. If the keys are also the values, the second is for both.
 
         Args:
             results: The results of `forward`.
             output_grads: The gradients of means and negative entropies.
-            needs: Whether the gradients of queries, keys and values are needed.
+            needs_grad: Whether the gradients of queries, keys and values are needed.
         """
         (mean, negentropy, lse), (g_mean, g_negentropy) = results, output_grads
-        whole_mean = mean if self.valuing.centre is not None else mean + self.valuing.mean()
-        expected = (g_mean * whole_mean).sum(-1) + g_negentropy * negentropy
-        terms = SoftTerms(lse, g_negentropy, expected, self.tau, self.uniform)
-        scoring = self.scoring
-        to_scores = needs[0] or needs[1]
-        blocks = scoring.blocks(matrices=2 if to_scores else 1)
-        dq = torch.empty_like(scoring.h, memory_format=torch.contiguous_format) if needs[0] else None
-        dk = allocate_gradient(scoring.w, scoring.h.shape[0], blocks) if needs[1] else None
-        dv = (
-            allocate_gradient(self.values, scoring.h.shape[0], blocks) if self.values is not None and needs[2] else None
+        needs_queries, needs_keys, needs_values = needs_grad
+        inputs = self.key_inputs
+        values_mean = mean if self.value_inputs.centre is not None else mean + self.value_inputs.mean_class_vector()
+        expected_gradient = (g_mean * values_mean).sum(-1) + g_negentropy * negentropy
+        terms = SoftTargetTerms(lse, g_negentropy, expected_gradient, self.tau, self.uniform)
+        needs_scores = needs_queries or needs_keys
+        block_size = inputs.block_size(matrices=2 if needs_scores else 1)
+        sums = _AttentionGradients(
+            torch.empty_like(inputs.h, memory_format=torch.contiguous_format) if needs_queries else None,
+            allocate_gradient(inputs.w, inputs.num_rows, block_size) if needs_keys else None,
+            allocate_gradient(self.values, inputs.num_rows, block_size)
+            if self.values is not None and needs_values
+            else None,
         )
-        for rows in blocks.over_rows(scoring.h.shape[0]):
-            h, m = scoring.rows(rows), g_mean[rows].to(scoring.dtype).contiguous()
-            dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype)) if dq is not None else None
-            for classes in blocks.over_classes(scoring.w.shape[0]):
-                w, _ = scoring.classes(classes)
-                q, dz = self._block(h, m, w, classes, terms.select(rows), to_scores)
-                first = rows.start == 0
-                if dk is not None and self.values is None:
-                    # Softmax and gradient are in one matrix, one below the other, so one product adds both.
-                    add_to_classes(dk[classes], q, torch.cat([m, h]), first)
-                elif dk is not None and dz is not None:
-                    add_to_classes(dk[classes], dz, h, first)
-                if dv is not None:
-                    add_to_classes(dv[classes], q[: h.shape[0]], m, first)
-                if dh is not None and dz is not None:
-                    add_to_rows(dh, dz, w, first=classes.start == 0)
-                del q, dz
-            if dq is not None and dh is not None:
-                dq[rows] = dh
-        dk = None if dk is None else dk.to(scoring.w.dtype)
-        return dq, dk, None if self.values is None or dv is None else dv.to(self.values.dtype)
+        for rows in block_size.row_slices(inputs.num_rows):
+            self._backward_rows(rows, g_mean[rows], terms.select(rows), block_size, needs_scores, sums)
+        keys_dtype, values_dtype = inputs.w.dtype, None if self.values is None else self.values.dtype
+        return (
+            sums.queries,
+            None if sums.keys is None else sums.keys.to(keys_dtype),
+            None if sums.values is None else sums.values.to(values_dtype),
+        )
 
-    def _block(
-        self, h: Tensor, m: Tensor, w: Tensor, classes: slice, terms: SoftTerms, to_scores: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the softmax of a block, and the gradient of its scores if `to_scores`.
+    def _backward_rows(
+        self,
+        rows: slice,
+        g_mean: Tensor,
+        terms: SoftTargetTerms,
+        block_size: BlockSize,
+        needs_scores: bool,
+        sums: _AttentionGradients,
+    ) -> None:
+        """Add the gradients of some queries, one block of classes after the other."""
+        inputs = self.key_inputs
+        queries, g_mean = inputs.hidden_block(rows), g_mean.to(inputs.dtype).contiguous()
+        num_queries, is_first = queries.shape[0], rows.start == 0
+        d_queries = None
+        if sums.queries is not None:
+            d_queries = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
+        for classes in block_size.class_slices(inputs.num_classes):
+            keys, _ = inputs.class_block(classes)
+            if needs_scores:
+                values = self.value_inputs.class_block(classes)[0] if self.has_own_values else keys
+                # Two matrices in one, (2U, V): the softmax q, and below it the gradient of the scores.
+                q_and_dz = inputs.backend.soft_target_gradients(queries, g_mean, keys, values, terms)
+                q, dz = q_and_dz[:num_queries], q_and_dz[num_queries:]
+                if sums.keys is not None and self.values is None:
+                    # The keys are also the values, so one product adds both of their gradients.
+                    add_class_gradient(sums.keys[classes], q_and_dz, torch.cat([g_mean, queries]), overwrite=is_first)
+                elif sums.keys is not None:
+                    add_class_gradient(sums.keys[classes], dz, queries, overwrite=is_first)
+                if d_queries is not None:
+                    add_row_gradient(d_queries, dz, keys, overwrite=classes.start == 0)
+                del q_and_dz, dz
+            else:
+                q = self._softmax(queries, keys, inputs.y[:num_queries], terms.lse_tau)
+            if sums.values is not None:
+                add_class_gradient(sums.values[classes], q, g_mean, overwrite=is_first)
+            del q  # free it before the next block is computed
+        if sums.queries is not None and d_queries is not None:
+            sums.queries[rows] = d_queries
 
-        If `to_scores`, the first result has both matrices, the gradient below the softmax.
-        """
-        if to_scores:
-            values = w if self.valuing is self.scoring else self.valuing.classes(classes)[0]
-            both = self.scoring.scores.soft_gradients(h, m, w, values, terms)
-            return both, both[h.shape[0] :]
-        no_targets = self.scoring.y[: h.shape[0]]
-        q, _ = self.scoring.scores.gradient(h, w, None, no_targets, self._terms(terms.lse_tau), bias_gradient=False)
-        return q, None
-
-    def _terms(self, lse: Tensor) -> RowTerms:
-        return RowTerms(lse_tau=lse, tempered=torch.ones_like(lse), tau=self.tau, uniform=self.uniform)
+    def _softmax(self, queries: Tensor, keys: Tensor, no_targets: Tensor, lse: Tensor) -> Tensor:
+        """Return the softmax of a block less 1 / V."""
+        terms = GradientTerms(lse_tau=lse, tempered_weight=torch.ones_like(lse), tau=self.tau, uniform=self.uniform)
+        # The gradient of a log-sum-exp is the softmax.
+        q, _ = self.key_inputs.backend.score_gradient(queries, keys, None, no_targets, terms, bias_gradient=False)
+        return q
 
 
-def _same_memory(one: Tensor, other: Tensor) -> bool:
+@dataclass(frozen=True)
+class _AttentionGradients:
+    """The tensors in which the gradients are summed. None for a gradient that is not needed."""
+
+    queries: Tensor | None
+    keys: Tensor | None
+    values: Tensor | None
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are the same memory, although autograd sees two different tensors."""
-    alike = one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
-    return alike and one.data_ptr() == other.data_ptr()
+    has_same_layout = a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+    return has_same_layout and a.data_ptr() == b.data_ptr()

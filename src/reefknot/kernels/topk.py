@@ -1,6 +1,9 @@
-"""The best classes of a linear classifier, or of a mixture of softmaxes, without storing the N x V scores.
+"""Find the best classes of a linear classifier, or of a mixture of softmaxes, without storing the N x V scores.
 
-Shapes: N rows (tokens), K experts of a mixture (1 without), R = N x K, D dimensions, V classes.
+`linear_topk` is the public function: a `topk` of log-probabilities, for beam search, sampling and nearest classes. Like
+the losses, it computes the scores in blocks, and keeps the best classes of each block.
+
+Shapes: N tokens, K experts of a mixture (1 without), R = N x K rows, D dimensions, V classes, k best classes.
 """
 
 from __future__ import annotations
@@ -8,11 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reefknot.kernels.blocks import Blocks, Costs, plan_blocks
-from reefknot.kernels.choice import current
+from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
+from reefknot.kernels.choice import current_choice
 from reefknot.kernels.linear_cross_entropy import row_losses
 from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.scores import IGNORE, accumulation_dtype
+
+_BYTES_PER_SCORE = 12
+"""As for the losses (`TorchBackend.bytes_per_score`): a score in float32 and two temporaries."""
 
 
 def linear_topk(
@@ -30,41 +36,47 @@ def linear_topk(
         k: Number of classes to return.
         log_prior_NK: For a mixture, the logarithms of the experts' weights; otherwise None.
     """
-    experts = 1 if log_prior_NK is None else log_prior_NK.shape[1]
+    num_rows, num_classes, device = h_RD.shape[0], w_VD.shape[0], h_RD.device
+    num_experts = 1
     offset_R = None
     if log_prior_NK is not None:
-        no_targets = torch.full((h_RD.shape[0],), IGNORE, device=h_RD.device)
+        num_experts = log_prior_NK.shape[1]
+        no_targets = torch.full((num_rows,), IGNORE, device=device)
+        # score + offset = log(prior of the expert x probability of the class)
         offset_R = log_prior_NK.flatten() - row_losses(h_RD, w_VD, b_V, no_targets).lse
-    blocks = plan_blocks(h_RD.shape[0], w_VD.shape[0], Costs(score=12), current().budget(h_RD.device), group=experts)
-    parts = [
-        _best(h_RD[rows], w_VD, b_V, k, None if offset_R is None else offset_R[rows].view(-1, experts, 1), blocks)
-        for rows in blocks.over_rows(h_RD.shape[0])
-    ]
-    if not parts:
-        return h_RD.new_zeros(0, k, dtype=accumulation_dtype(h_RD.dtype)), torch.zeros(
-            0, k, dtype=torch.long, device=h_RD.device
-        )
-    return torch.cat([best for best, _ in parts]), torch.cat([ids for _, ids in parts])
+    costs = BlockCosts(bytes_per_score=_BYTES_PER_SCORE)
+    block_size = choose_block_size(num_rows, num_classes, costs, current_choice().budget(device), group=num_experts)
+    values, ids = [], []
+    for rows in block_size.row_slices(num_rows):
+        offset_NK1 = None if offset_R is None else offset_R[rows].view(-1, num_experts, 1)
+        block_values, block_ids = _topk_of_rows(h_RD[rows], w_VD, b_V, k, offset_NK1, block_size)
+        values.append(block_values)
+        ids.append(block_ids)
+    if not values:
+        no_values = h_RD.new_zeros(0, k, dtype=accumulation_dtype(h_RD.dtype))
+        return no_values, torch.zeros(0, k, dtype=torch.long, device=device)
+    return torch.cat(values), torch.cat(ids)
 
 
-def _best(
-    h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, offset_NK1: Tensor | None, blocks: Blocks
+def _topk_of_rows(
+    h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, offset_NK1: Tensor | None, block_size: BlockSize
 ) -> tuple[Tensor, Tensor]:
     """Return the best classes of some rows, searching one block of classes after the other.
 
     If `offset_NK1` is given, the experts of a mixture are combined first.
     """
-    best_NK, ids_NK, normalisers = [], [], []
-    for classes in blocks.over_classes(w_VD.shape[0]):
+    best_values, best_ids, normalisers = [], [], []
+    for classes in block_size.class_slices(w_VD.shape[0]):
         z_NV = linear_scores(h_RD, w_VD[classes], None if b_V is None else b_V[classes])
         if offset_NK1 is None:
             normalisers.append(torch.logsumexp(z_NV, dim=-1))
         else:
             z_NV = torch.logsumexp(z_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
-        values, ids = z_NV.topk(min(k, z_NV.shape[1]))
-        best_NK.append(values)
-        ids_NK.append(ids + classes.start)
-    values, indices = torch.cat(best_NK, dim=-1).topk(k)
+        values_Nk, ids_Nk = z_NV.topk(min(k, z_NV.shape[1]))
+        best_values.append(values_Nk)
+        best_ids.append(ids_Nk + classes.start)
+    # The best of all classes are among the best of the blocks.
+    values_Nk, index_Nk = torch.cat(best_values, dim=-1).topk(k)
     if normalisers:
-        values = values - torch.logsumexp(torch.stack(normalisers), dim=0)[:, None]
-    return values, torch.cat(ids_NK, dim=-1).gather(1, indices)
+        values_Nk = values_Nk - torch.logsumexp(torch.stack(normalisers), dim=0)[:, None]
+    return values_Nk, torch.cat(best_ids, dim=-1).gather(1, index_Nk)

@@ -1,7 +1,27 @@
-"""The Triton kernels of `triton_scores`.
+"""The Triton kernels of `TritonBackend`, which compute blocks of scores and reduce them in registers.
 
-Each kernel computes a tile of a matrix product, or loads a tile that torch has stored, and processes it in registers.
+Each of these kernels computes a block tile by tile. A tile is a matrix product in registers, or is loaded if torch has
+computed and stored the scores (STORED):
 
+    loss_and_gradient_kernel        exponentials and their sums; `finish_rows_kernel` then computes losses and gradients
+    normalisers_kernel              log-sum-exps
+    score_gradient_kernel           the gradient that `GradientTerms` describes
+    soft_target_gradients_kernel    a tempered softmax, and the gradient of its scores
+
+The others work on rows: `target_scores_kernel`, `finish_rows_kernel` and `scale_kernel`. Functions that start with an
+underscore are parts of kernels. `triton_scores` launches the kernels and chooses these constants:
+
+    BLOCK_N, BLOCK_V, BLOCK_D    size of a tile in rows and classes, and the dimensions that one step of a product reads
+    BLOCK_T                      tiles whose row sums are loaded at once
+    NUM_PROGRAMS                 programs of the launch; each computes every NUM_PROGRAMS-th tile
+    TMA                          the GPU's copy engine moves tiles; h, w and out are then tensor descriptors
+    STORED                       torch has computed the products; they lie where the result is written
+    PLAIN, TEMPERED              which terms are computed (see `GradientTerms`)
+    BIAS, CENTRED                whether there are biases, and a vector that is subtracted from class vectors
+    BIAS_SUMS                    whether the gradient of the biases is computed
+
+Names: h hidden states, w class vectors, b biases, y targets, z scores, g the gradient of the scores, lse log-sum-exps.
+A name that ends in _ptr is a pointer. `stride` is the number of entries between two rows of the block in memory.
 Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes.
 """
 
@@ -9,81 +29,111 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LEAST = tl.constexpr(-1e38)
+"""exp(x) = exp2(x * LOG2_E), and GPUs have an instruction for exp2."""
+MIN_SCORE = tl.constexpr(-1e38)
 """Replaces the largest score if all scores are minus infinity, which cannot be subtracted from itself."""
 IGNORE = tl.constexpr(-100)
-FAR = tl.constexpr(69.0)
-"""How far a score may lie above the score of the target. With this limit, sums of exponentials never overflow."""
+"""As in `scores`: a target with this value has a loss of zero and no gradient."""
+MAX_DIFFERENCE = tl.constexpr(69.0)
+"""How far a score may lie above the score of the target: exp(69) < 2^100, so sums of exponentials never overflow."""
 
 
 @triton.jit
-def _load(source, row, column, rows, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr):
+def _load_tile(
+    source,
+    row_start,
+    column_start,
+    num_rows,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TMA: tl.constexpr,
+):
     """Load a tile of a matrix with D columns, with zeros outside the matrix."""
     if TMA:
-        tile = source.load([row, column])
+        tile = source.load([row_start, column_start])
     else:
-        r = row + tl.arange(0, ROWS)
-        c = column + tl.arange(0, COLUMNS)
-        pointers = source + r[:, None].to(tl.int64) * D + c[None, :]
-        tile = tl.load(pointers, mask=(r[:, None] < rows) & (c[None, :] < D), other=0.0)
+        rows = row_start + tl.arange(0, ROWS)
+        columns = column_start + tl.arange(0, COLUMNS)
+        pointers = source + rows[:, None].to(tl.int64) * D + columns[None, :]
+        tile = tl.load(pointers, mask=(rows[:, None] < num_rows) & (columns[None, :] < D), other=0.0)
     return tile
 
 
 @triton.jit
-def _store(
-    out, value, row, column, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TMA: tl.constexpr
+def _store_tile(
+    out,
+    value,
+    row_start,
+    column_start,
+    num_rows,
+    num_columns,
+    stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     """Store a tile in a matrix. The copy engine moves it in two halves, which take half the shared memory."""
     if TMA:
         halves = tl.permute(tl.reshape(value, (ROWS, 2, COLUMNS // 2)), (0, 2, 1))
         left, right = tl.split(halves)
-        out.store([row, column], left)
-        out.store([row, column + COLUMNS // 2], right)
+        out.store([row_start, column_start], left)
+        out.store([row_start, column_start + COLUMNS // 2], right)
     else:
-        r = row + tl.arange(0, ROWS)
-        c = column + tl.arange(0, COLUMNS)
-        pointers = out + r[:, None].to(tl.int64) * stride + c[None, :]
-        tl.store(pointers, value, mask=(r[:, None] < rows) & (c[None, :] < columns))
+        rows = row_start + tl.arange(0, ROWS)
+        columns = column_start + tl.arange(0, COLUMNS)
+        pointers = out + rows[:, None].to(tl.int64) * stride + columns[None, :]
+        tl.store(pointers, value, mask=(rows[:, None] < num_rows) & (columns[None, :] < num_columns))
 
 
 @triton.jit
-def _product(
-    h, w, row, column, N, V, D: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr, TMA: tl.constexpr
+def _product_tile(
+    h,
+    w,
+    row_start,
+    column_start,
+    N,
+    V,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     """Return one tile of h W^T, in float32."""
-    z = tl.zeros((BN, BV), dtype=tl.float32)
-    for d in range(0, D, BD):
-        a = _load(h, row, d, N, D, BN, BD, TMA)
-        c = _load(w, column, d, V, D, BV, BD, TMA)
-        z = tl.dot(a, c.T, z, input_precision="ieee")
+    z = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
+    for d in range(0, D, BLOCK_D):
+        h_tile = _load_tile(h, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
+        w_tile = _load_tile(w, column_start, d, V, D, BLOCK_V, BLOCK_D, TMA)
+        z = tl.dot(h_tile, w_tile.T, z, input_precision="ieee")
     return z
 
 
 @triton.jit
-def _scores(
+def _score_tile(
     h,
     w,
     stored_ptr,
-    row,
-    column,
+    row_start,
+    column_start,
     N,
     V,
     stride,
     D: tl.constexpr,
-    BN: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     TMA: tl.constexpr,
     STORED: tl.constexpr,
 ):
     """Return one tile of h W^T, in float32: computed here, or loaded if it is stored."""
     if STORED:
-        r = row + tl.arange(0, BN)
-        c = column + tl.arange(0, BV)
-        pointers = stored_ptr + r[:, None].to(tl.int64) * stride + c[None, :]
-        z = tl.load(pointers, mask=(r[:, None] < N) & (c[None, :] < V), other=0.0)
+        rows = row_start + tl.arange(0, BLOCK_N)
+        columns = column_start + tl.arange(0, BLOCK_V)
+        pointers = stored_ptr + rows[:, None].to(tl.int64) * stride + columns[None, :]
+        z = tl.load(pointers, mask=(rows[:, None] < N) & (columns[None, :] < V), other=0.0)
     else:
-        z = _product(h, w, row, column, N, V, D, BN, BV, BD, TMA)
+        z = _product_tile(h, w, row_start, column_start, N, V, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA)
     return z
 
 
@@ -98,19 +148,19 @@ def _add_bias(z, b_ptr, columns, V, BIAS: tl.constexpr):
 def _log_sum_exp(z, columns, V):
     """Return the log-sum-exp of each row of a tile, over the columns that are classes."""
     z = tl.where(columns[None, :] < V, z, -float("inf"))
-    top = tl.maximum(tl.max(z, 1), LEAST)
-    return top + tl.log(tl.sum(tl.exp2((z - top[:, None]) * LOG2_E), 1))
+    largest = tl.maximum(tl.max(z, 1), MIN_SCORE)
+    return largest + tl.log(tl.sum(tl.exp2((z - largest[:, None]) * LOG2_E), 1))
 
 
 @triton.jit
-def exponentials_kernel(
+def loss_and_gradient_kernel(
     h,
     w,
     out,
     b_ptr,
     y_ptr,
-    offset_ptr,
-    tops_ptr,
+    target_scores_ptr,
+    shifts_ptr,
     sums_ptr,
     N,
     V,
@@ -118,40 +168,41 @@ def exponentials_kernel(
     stride,
     D: tl.constexpr,
     BIAS: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    BN: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     TMA: tl.constexpr,
     STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Compute out = exp(z - top), with zero at the target, and its row sums, tile by tile.
+    """Compute out = exp(z - shift), with zero at the target, and its row sums, tile by tile.
 
-    `top` is the score of the target, or the largest score of the tile if that is far above it.
+    `shift` is the score of the target, or the largest score of the tile if that is far above it. It is stored for each
+    row and tile, (N, T), and so are the row sums.
     """
     # Neighbouring programs share a tile of classes, so each tile is read from memory once.
-    tiles_n = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
-        row = (tile % tiles_n) * BN
-        column = (tile // tiles_n) * BV
-        z = _scores(h, w, out, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
-        rows = row + tl.arange(0, BN)
-        columns = column + tl.arange(0, BV)
+    num_row_tiles = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS, flatten=True):
+        row_start = (tile % num_row_tiles) * BLOCK_N
+        column_start = (tile // num_row_tiles) * BLOCK_V
+        z = _score_tile(h, w, out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED)
+        rows = row_start + tl.arange(0, BLOCK_N)
+        columns = column_start + tl.arange(0, BLOCK_V)
         z = _add_bias(z, b_ptr, columns, V, BIAS)
-        offset = tl.load(offset_ptr + rows, mask=rows < N, other=0.0)
-        # An ignored target is replaced by class 0, whose score then is the offset.
+        target_score = tl.load(target_scores_ptr + rows, mask=rows < N, other=0.0)
+        # An ignored target is replaced by class 0, whose score then is the target score.
         y = tl.maximum(tl.load(y_ptr + rows, mask=rows < N, other=0), 0)
-        counted = (columns[None, :] < V) & (columns[None, :] != y[:, None])
-        z = tl.where(counted, z, -float("inf"))
-        top = tl.maximum(offset, LEAST)
+        is_other_class = (columns[None, :] < V) & (columns[None, :] != y[:, None])
+        z = tl.where(is_other_class, z, -float("inf"))
+        shift = tl.maximum(target_score, MIN_SCORE)
         largest = tl.max(z, 1)
-        top = tl.where(largest - top > FAR, largest, top)
-        e = tl.exp2((z - top[:, None]) * LOG2_E)
-        at_NT = rows.to(tl.int64) * T + tile // tiles_n
-        tl.store(tops_ptr + at_NT, top, mask=rows < N)
-        tl.store(sums_ptr + at_NT, tl.sum(e, 1), mask=rows < N)
-        _store(out, e.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
+        shift = tl.where(largest - shift > MAX_DIFFERENCE, largest, shift)
+        exponentials = tl.exp2((z - shift[:, None]) * LOG2_E)
+        offsets_NT = rows.to(tl.int64) * T + tile // num_row_tiles
+        tl.store(shifts_ptr + offsets_NT, shift, mask=rows < N)
+        tl.store(sums_ptr + offsets_NT, tl.sum(exponentials, 1), mask=rows < N)
+        _store_tile(out, exponentials.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
 
 
 @triton.jit
@@ -171,41 +222,43 @@ def normalisers_kernel(
     BIAS: tl.constexpr,
     PLAIN: tl.constexpr,
     TEMPERED: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    BN: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     TMA: tl.constexpr,
     STORED: tl.constexpr,
 ):
     """Compute the log-sum-exps of each row, tile by tile."""
-    tiles_n = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
-        row = (tile % tiles_n) * BN
-        column = (tile // tiles_n) * BV
-        z = _scores(h, w, stored_ptr, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
-        rows = row + tl.arange(0, BN)
-        columns = column + tl.arange(0, BV)
-        at_NT = rows.to(tl.int64) * T + tile // tiles_n
+    num_row_tiles = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS, flatten=True):
+        row_start = (tile % num_row_tiles) * BLOCK_N
+        column_start = (tile // num_row_tiles) * BLOCK_V
+        z = _score_tile(
+            h, w, stored_ptr, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+        )
+        rows = row_start + tl.arange(0, BLOCK_N)
+        columns = column_start + tl.arange(0, BLOCK_V)
+        offsets_NT = rows.to(tl.int64) * T + tile // num_row_tiles
         if TEMPERED:
-            tl.store(lse_tau_ptr + at_NT, _log_sum_exp(z * inverse_tau, columns, V), mask=rows < N)
+            tl.store(lse_tau_ptr + offsets_NT, _log_sum_exp(z * inverse_tau, columns, V), mask=rows < N)
         if PLAIN:
             z = _add_bias(z, b_ptr, columns, V, BIAS)
-            tl.store(lse_ptr + at_NT, _log_sum_exp(z, columns, V), mask=rows < N)
+            tl.store(lse_ptr + offsets_NT, _log_sum_exp(z, columns, V), mask=rows < N)
 
 
 @triton.jit
-def gradient_kernel(
+def score_gradient_kernel(
     h,
     w,
     out,
     b_ptr,
     y_ptr,
     lse_ptr,
-    plain_ptr,
-    target_ptr,
+    plain_weight_ptr,
+    target_weight_ptr,
     lse_tau_ptr,
-    tempered_ptr,
+    tempered_weight_ptr,
     bias_sums_ptr,
     N,
     V,
@@ -218,53 +271,53 @@ def gradient_kernel(
     BIAS_SUMS: tl.constexpr,
     PLAIN: tl.constexpr,
     TEMPERED: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    BN: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     TMA: tl.constexpr,
     STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Compute the gradient that `RowTerms` describes, and the column sums of its plain part, tile by tile."""
-    tiles_n = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS, flatten=True):
-        row = (tile % tiles_n) * BN
-        column = (tile // tiles_n) * BV
-        z = _scores(h, w, out, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
-        rows = row + tl.arange(0, BN)
-        columns = column + tl.arange(0, BV)
-        g = tl.zeros((BN, BV), dtype=tl.float32)
+    """Compute the gradient that `GradientTerms` describes, and the column sums of its first two terms, tile by tile."""
+    num_row_tiles = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS, flatten=True):
+        row_start = (tile % num_row_tiles) * BLOCK_N
+        column_start = (tile // num_row_tiles) * BLOCK_V
+        z = _score_tile(h, w, out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED)
+        rows = row_start + tl.arange(0, BLOCK_N)
+        columns = column_start + tl.arange(0, BLOCK_V)
+        g = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
         if PLAIN:
             lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
-            plain = tl.load(plain_ptr + rows, mask=rows < N, other=0.0)
-            target = tl.load(target_ptr + rows, mask=rows < N, other=0.0)
+            plain_weight = tl.load(plain_weight_ptr + rows, mask=rows < N, other=0.0)
+            target_weight = tl.load(target_weight_ptr + rows, mask=rows < N, other=0.0)
             y = tl.load(y_ptr + rows, mask=rows < N, other=-1)
-            biased = _add_bias(z, b_ptr, columns, V, BIAS)
-            g = tl.exp2((biased - lse[:, None]) * LOG2_E) * plain[:, None]
-            g = tl.where(columns[None, :] == y[:, None], g - target[:, None], g)
+            z_with_bias = _add_bias(z, b_ptr, columns, V, BIAS)
+            g = tl.exp2((z_with_bias - lse[:, None]) * LOG2_E) * plain_weight[:, None]
+            g = tl.where(columns[None, :] == y[:, None], g - target_weight[:, None], g)
             if BIAS_SUMS:
                 g = tl.where(rows[:, None] < N, g, 0.0)
-                sums = bias_sums_ptr + (tile % tiles_n).to(tl.int64) * V + columns
+                sums = bias_sums_ptr + (tile % num_row_tiles).to(tl.int64) * V + columns
                 tl.store(sums, tl.sum(g, 0), mask=columns < V)
         if TEMPERED:
             lse_tau = tl.load(lse_tau_ptr + rows, mask=rows < N, other=0.0)
-            tempered = tl.load(tempered_ptr + rows, mask=rows < N, other=0.0)
-            g += tempered[:, None] * (tl.exp2((z * inverse_tau - lse_tau[:, None]) * LOG2_E) - uniform)
-        _store(out, g.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
+            tempered_weight = tl.load(tempered_weight_ptr + rows, mask=rows < N, other=0.0)
+            g += tempered_weight[:, None] * (tl.exp2((z * inverse_tau - lse_tau[:, None]) * LOG2_E) - uniform)
+        _store_tile(out, g.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
 
 
 @triton.jit
-def soft_gradients_kernel(
-    h,
-    k,
-    m,
-    v,
+def soft_target_gradients_kernel(
+    queries,
+    keys,
+    g_mean,
+    values,
     q_out,
     dz_out,
     lse_ptr,
-    negentropy_ptr,
-    mean_ptr,
+    negentropy_gradient_ptr,
+    expected_gradient_ptr,
     N,
     V,
     T,
@@ -274,38 +327,48 @@ def soft_gradients_kernel(
     D: tl.constexpr,
     M: tl.constexpr,
     ONE_TABLE: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    BN: tl.constexpr,
-    BV: tl.constexpr,
-    BD: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     TMA: tl.constexpr,
     STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Compute q, the softmax of z less `uniform`, and the gradient of z, from two products in registers."""
-    tiles_n = tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), tiles_n * T, PROGRAMS):
-        row = (tile % tiles_n) * BN
-        column = (tile // tiles_n) * BV
-        z = tl.zeros((BN, BV), dtype=tl.float32)
-        dz = tl.zeros((BN, BV), dtype=tl.float32)
+    """Compute q, the softmax of z less `uniform`, and the gradient dz of z, from two products in registers.
+
+    z is queries keys^T, with D dimensions. The other product, g_mean values^T with M dimensions, is the gradient of q
+    that comes from the mean of the values. ONE_TABLE: the keys are also the values, and are loaded once for both.
+    """
+    num_row_tiles = tl.cdiv(N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS):
+        row_start = (tile % num_row_tiles) * BLOCK_N
+        column_start = (tile // num_row_tiles) * BLOCK_V
+        z = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
+        dq = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
         if ONE_TABLE and not STORED:
-            for d in range(0, D, BD):
-                c = _load(k, column, d, V, D, BV, BD, TMA).T
-                z = tl.dot(_load(h, row, d, N, D, BN, BD, TMA), c, z, input_precision="ieee")
-                dz = tl.dot(_load(m, row, d, N, D, BN, BD, TMA), c, dz, input_precision="ieee")
+            for d in range(0, D, BLOCK_D):
+                keys_tile = _load_tile(keys, column_start, d, V, D, BLOCK_V, BLOCK_D, TMA).T
+                queries_tile = _load_tile(queries, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
+                z = tl.dot(queries_tile, keys_tile, z, input_precision="ieee")
+                g_mean_tile = _load_tile(g_mean, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
+                dq = tl.dot(g_mean_tile, keys_tile, dq, input_precision="ieee")
         else:
-            z = _scores(h, k, q_out, row, column, N, V, stride, D, BN, BV, BD, TMA, STORED)
-            dz = _scores(m, v, dz_out, row, column, N, V, stride, M, BN, BV, BD, TMA, STORED)
-        rows = row + tl.arange(0, BN)
+            z = _score_tile(
+                queries, keys, q_out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+            )
+            dq = _score_tile(
+                g_mean, values, dz_out, row_start, column_start, N, V, stride, M, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+            )
+        rows = row_start + tl.arange(0, BLOCK_N)
         lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
-        negentropy = tl.load(negentropy_ptr + rows, mask=rows < N, other=0.0)
-        mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)
-        logq = z * inverse_tau - lse[:, None]
-        q = tl.exp2(logq * LOG2_E)
-        dz = q * (dz + negentropy[:, None] * logq - mean[:, None]) * inverse_tau
-        _store(q_out, (q - uniform).to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
-        _store(dz_out, dz.to(DTYPE), row, column, N, V, stride, BN, BV, TMA)
+        negentropy_gradient = tl.load(negentropy_gradient_ptr + rows, mask=rows < N, other=0.0)
+        expected_gradient = tl.load(expected_gradient_ptr + rows, mask=rows < N, other=0.0)
+        log_q = z * inverse_tau - lse[:, None]
+        q = tl.exp2(log_q * LOG2_E)
+        dz = q * (dq + negentropy_gradient[:, None] * log_q - expected_gradient[:, None]) * inverse_tau
+        _store_tile(q_out, (q - uniform).to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
+        _store_tile(dz_out, dz.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
 
 
 @triton.jit
@@ -318,7 +381,7 @@ def target_scores_kernel(
     out_ptr,
     V,
     D: tl.constexpr,
-    BD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     BIAS: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
@@ -326,9 +389,9 @@ def target_scores_kernel(
     n = tl.program_id(0)
     y = tl.load(y_ptr + n)
     y = tl.where((y >= 0) & (y < V), y, 0).to(tl.int64)
-    z = tl.zeros((BD,), dtype=tl.float32)
-    for d in range(0, D, BD):
-        columns = d + tl.arange(0, BD)
+    z = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    for d in range(0, D, BLOCK_D):
+        columns = d + tl.arange(0, BLOCK_D)
         h = tl.load(h_ptr + n.to(tl.int64) * D + columns, mask=columns < D, other=0.0)
         w = tl.load(w_ptr + y * D + columns, mask=columns < D, other=0.0)
         if CENTRED:
@@ -341,62 +404,69 @@ def target_scores_kernel(
 
 
 @triton.jit
-def finish_kernel(
+def finish_rows_kernel(
     y_ptr,
     out_ptr,
-    offset_ptr,
-    tops_ptr,
+    target_scores_ptr,
+    shifts_ptr,
     sums_ptr,
     nll_ptr,
     scale_ptr,
     V,
     T,
     stride,
-    BT: tl.constexpr,
-    BV: tl.constexpr,
-    TILE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    TILE_V: tl.constexpr,
 ):
-    """Compute losses, the factor that turns `out` into a gradient, and the target's entry from the row sums."""
+    """Compute losses, the factor that turns `out` into a gradient, and the target's entry from the row sums.
+
+    A program finishes one row. The tiles of a row may have different shifts; the row gets the largest.
+    """
     n = tl.program_id(0)
-    offset = tl.load(offset_ptr + n)
-    least = tl.maximum(offset, LEAST)
-    tops_ptr += n.to(tl.int64) * T
+    target_score = tl.load(target_scores_ptr + n)
+    target_shift = tl.maximum(target_score, MIN_SCORE)
+    shifts_ptr += n.to(tl.int64) * T
     sums_ptr += n.to(tl.int64) * T
-    tops = tl.full((BT,), LEAST, dtype=tl.float32)
+    shifts = tl.full((BLOCK_T,), MIN_SCORE, dtype=tl.float32)
     t = 0
     while t < T:
-        tiles = t + tl.arange(0, BT)
-        tops = tl.maximum(tops, tl.load(tops_ptr + tiles, mask=tiles < T, other=LEAST))
-        t += BT
-    top = tl.maximum(tl.max(tops, 0), least)
-    sums = tl.zeros((BT,), dtype=tl.float32)
+        tiles = t + tl.arange(0, BLOCK_T)
+        shifts = tl.maximum(shifts, tl.load(shifts_ptr + tiles, mask=tiles < T, other=MIN_SCORE))
+        t += BLOCK_T
+    row_shift = tl.maximum(tl.max(shifts, 0), target_shift)
+    sums = tl.zeros((BLOCK_T,), dtype=tl.float32)
     t = 0
     while t < T:
-        tiles = t + tl.arange(0, BT)
-        shift = tl.load(tops_ptr + tiles, mask=tiles < T, other=LEAST) - top
-        sums += tl.load(sums_ptr + tiles, mask=tiles < T, other=0.0) * tl.exp2(shift * LOG2_E)
-        t += BT
+        tiles = t + tl.arange(0, BLOCK_T)
+        difference = tl.load(shifts_ptr + tiles, mask=tiles < T, other=MIN_SCORE) - row_shift
+        sums += tl.load(sums_ptr + tiles, mask=tiles < T, other=0.0) * tl.exp2(difference * LOG2_E)
+        t += BLOCK_T
+    # The exponentials of the target and of all other classes, less the shift of the row.
     others = tl.sum(sums, 0)
-    target = tl.exp2((least - top) * LOG2_E)
+    target = tl.exp2((target_shift - row_shift) * LOG2_E)
     y = tl.load(y_ptr + n)
-    scored = (y >= 0) & (y < V)
-    unscored = tl.where(y == IGNORE, 0.0, float("nan"))
-    tl.store(nll_ptr + n, tl.where(scored, tl.log(target + others) + (top - offset), unscored))
-    tl.store(scale_ptr + n, tl.where(scored, 1.0 / (target + others), 0.0))
+    has_target = (y >= 0) & (y < V)
+    loss_without_target = tl.where(y == IGNORE, 0.0, float("nan"))
+    loss = tl.log(target + others) + (row_shift - target_score)
+    tl.store(nll_ptr + n, tl.where(has_target, loss, loss_without_target))
+    tl.store(scale_ptr + n, tl.where(has_target, 1.0 / (target + others), 0.0))
     # p_y - 1 = -others / (target + others): no cancellation.
-    entry = (-others).to(out_ptr.dtype.element_ty)
+    target_entry = (-others).to(out_ptr.dtype.element_ty)
     row_ptr = out_ptr + n.to(tl.int64) * stride
-    if top == least:
-        tl.store(row_ptr + y, entry, mask=scored)
-    elif scored:
+    if row_shift == target_shift:
+        tl.store(row_ptr + y, target_entry, mask=has_target)
+    elif has_target:
+        # A tile has another shift than the row, so all entries are scaled to the shift of the row.
         v = 0
         while v < V:
-            classes = v + tl.arange(0, BV)
-            shift = tl.load(tops_ptr + classes // TILE, mask=classes < V, other=0.0) - top
-            e = tl.load(row_ptr + classes, mask=classes < V, other=0.0).to(tl.float32) * tl.exp2(shift * LOG2_E)
-            e = tl.where(classes == y, entry, e.to(out_ptr.dtype.element_ty))
-            tl.store(row_ptr + classes, e, mask=classes < V)
-            v += BV
+            classes = v + tl.arange(0, BLOCK_V)
+            difference = tl.load(shifts_ptr + classes // TILE_V, mask=classes < V, other=0.0) - row_shift
+            entries = tl.load(row_ptr + classes, mask=classes < V, other=0.0).to(tl.float32)
+            entries = entries * tl.exp2(difference * LOG2_E)
+            entries = tl.where(classes == y, target_entry, entries.to(out_ptr.dtype.element_ty))
+            tl.store(row_ptr + classes, entries, mask=classes < V)
+            v += BLOCK_V
 
 
 @triton.jit

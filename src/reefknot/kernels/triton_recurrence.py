@@ -1,8 +1,11 @@
-"""The recurrence of LSTM layers on a GPU: one kernel walks forward through the whole window, another walks back.
+"""Run LSTM layers on a GPU: launch a Triton kernel for the forward pass over a whole window, another for the way back.
 
-A step is a small product that waits for the previous step, so its cost is mostly latency. This module divides the work
-of the kernels (`triton_recurrence_kernels`) among programs and launches them. All programs of a launch run at once, so
-they can wait for each other.
+`run_forward_kernel` and `run_backward_kernel` are the functions to start from; the autograd function in `recurrence`
+calls them. They allocate the results, and `_KernelRun` launches the kernels of `triton_recurrence_kernels`.
+
+A step is a small product that waits for the previous step, so its cost is mostly latency. So one launch covers all
+steps. `LaunchConfig` divides the work among the programs of a launch. All of them run at once, so they can wait for
+each other.
 
 Shapes: L layers, T steps, B rows of the batch, H units, P units with padding, G = 4H gates i, f, g, o; M masks, 1 or 4.
 """
@@ -24,68 +27,6 @@ from reefknot.kernels.choice import rounds_to_tf32
 from reefknot.kernels.triton_recurrence_kernels import backward_kernel, forward_kernel
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How rows and units are divided: a program computes BM rows x BH units, and reads all units, BK at a time."""
-
-    BM: int
-    BH: int
-    BK: int
-    warps: int
-    stages: int
-    precision: str
-    tiles: int
-    """Number of tiles of rows per launch. All programs of a launch run at once."""
-    hold: int
-    """The padded number of units, a power of 2, if a program keeps its weights on the chip for all steps; else 0."""
-
-    @classmethod
-    def choose(cls, rows: int, units: int, dtype: torch.dtype, device: torch.device, layers: int = 1) -> Plan | None:
-        """Choose a plan for a batch of this many rows.
-
-        Return None if the device has too few multiprocessors for the layers, or too little shared memory.
-        """
-        precision = "tf32" if rounds_to_tf32() else "tf32x3"
-        if device.type != "cuda":
-            # Small tiles for the interpreter, so that the small shapes of tests have several tiles. Only the smallest
-            # layers hold their weights, so that tests cover both cases.
-            return cls(16, 16, 32, 4, 1, "ieee", triton.cdiv(rows, 16), 16 if units <= 16 else 0)
-        processors, memory = _limits(device)
-        BM, BH = min(max(triton.next_power_of_2(rows), 16), 64), 16
-        tiles = triton.cdiv(rows, BM)
-        while BH < 64 and triton.cdiv(units, BH) * (tiles if BH < 32 else 1) > processors:
-            BH *= 2
-        slices = triton.cdiv(units, BH)
-        together = min(tiles, processors // slices)
-        if not together or (layers > 1 and layers * slices * tiles > processors):
-            return None
-        BK = min(128 if dtype == torch.bfloat16 else 32, max(triton.next_power_of_2(units), 16))
-        # The backward kernel reads four gates of all rows and of the program's units at a time.
-        while BK > 16 and _STAGES * 4 * (BM + BH) * BK * dtype.itemsize > memory:
-            BK //= 2
-        if _STAGES * 4 * (BM + BH) * BK * dtype.itemsize > memory:
-            return None
-        # Recurrent and upward weights of a layer, and in the backward kernel four gates of all rows.
-        hold = max(triton.next_power_of_2(units), 16)
-        fits = 4 * (BM + 2 * BH) * hold * dtype.itemsize <= memory
-        if not fits or hold > _HELD or BM > 32 or dtype == torch.float32:
-            hold = 0
-        return cls(BM, BH, BK, 4, _STAGES, precision, together, hold)
-
-
-_STAGES = 4
-"""Number of pipeline stages of a product: the blocks that are loaded ahead."""
-_HELD = 256
-"""The most units of a layer whose weights stay on the chip. More units or rows, or float32, take too many registers."""
-
-
-@cache
-def _limits(device: torch.device) -> tuple[int, int]:
-    """Return the number of multiprocessors, and the bytes of shared memory that a program may use."""
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 49_152)
-
-
 class ForwardResults(NamedTuple):
     """The results of the forward kernel that the backward kernel needs."""
 
@@ -99,7 +40,7 @@ class ForwardResults(NamedTuple):
     """Recurrent weights of all layers, then the upward weights, (2L - 1, 4, H, P), in the type of the products."""
 
 
-def walk_forward(
+def run_forward_kernel(
     x_TBG: Tensor,
     h_LBH: Tensor,
     c_LBH: Tensor,
@@ -108,34 +49,45 @@ def walk_forward(
     masks: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, ForwardResults]:
-    """Run the forward kernel.
+    """Compute the forward pass of all layers.
 
-    Return the outputs of all steps, (T, B, H), the last states and cells, (L, B, H), and what `walk_backward` needs.
+    Return the outputs of all steps, (T, B, H), the last states and cells, (L, B, H), and what the backward kernel
+    needs.
+
+    Args:
+        x_TBG: The contribution of the input to the gates of the first layer, including biases.
+        h_LBH: The states before the first step.
+        c_LBH: The cells before the first step.
+        weights: Recurrent weights w_GH of all layers, then the upward weights of all layers but the first.
+        biases: b_G of all layers but the first.
+        masks: Factors of the states, (L, B, H) or (L, 4, B, H), or None.
+        dtype: The type of the matrix products.
     """
-    steps, (layers, rows, units) = len(x_TBG), h_LBH.shape
-    walk = _Walk(layers, steps, rows, units, masks, dtype, x_TBG.device)
-    states = walk.empty(layers, steps + 1, rows, walk.masks)
-    start = states[:, 0, :, :, :units]
+    num_steps, (num_layers, num_rows, num_units) = len(x_TBG), h_LBH.shape
+    run = _KernelRun(num_layers, num_steps, num_rows, num_units, masks, dtype, x_TBG.device)
+    states = run.allocate_padded(num_layers, num_steps + 1, num_rows, run.num_masks)
+    first_states = states[:, 0, :, :, :num_units]
     if masks is None:
-        start.copy_(h_LBH[:, :, None])
+        first_states.copy_(h_LBH[:, :, None])
     else:
-        torch.mul(h_LBH[:, :, None], masks.view(layers, walk.masks, rows, units).transpose(1, 2), out=start)
-    cells = x_TBG.new_empty(layers, steps + 1, rows, units, dtype=torch.float32)
+        masks_LBMH = masks.view(num_layers, run.num_masks, num_rows, num_units).transpose(1, 2)
+        torch.mul(h_LBH[:, :, None], masks_LBMH, out=first_states)
+    cells = x_TBG.new_empty(num_layers, num_steps + 1, num_rows, num_units, dtype=torch.float32)
     cells[:, 0] = c_LBH
-    gates = x_TBG.new_empty(layers, *x_TBG.shape, dtype=dtype)
-    h_TBH = x_TBG.new_empty(steps, rows, units, dtype=dtype)
-    end_h, end_c = (x_TBG.new_empty(h_LBH.shape, dtype=torch.float32) for _ in range(2))
-    w_4HP = walk.padded_weights(torch.stack(list(weights)).view(-1, 4, units, units))
+    gates = x_TBG.new_empty(num_layers, *x_TBG.shape, dtype=dtype)
+    h_TBH = x_TBG.new_empty(num_steps, num_rows, num_units, dtype=dtype)
+    last_h, last_c = (x_TBG.new_empty(h_LBH.shape, dtype=torch.float32) for _ in range(2))
+    w_4HP = run.pad_weights(torch.stack(list(weights)).view(-1, 4, num_units, num_units))
     bias = torch.stack(list(biases)) if biases else None
-    inputs = x_TBG.contiguous(), w_4HP, bias, walk.mask
-    walk.launch(forward_kernel, *inputs, states, cells, gates, h_TBH, end_h, end_c)
-    return h_TBH, end_h, end_c, ForwardResults(states, cells, gates, w_4HP)
+    inputs = x_TBG.contiguous(), w_4HP, bias, run.masks
+    run.launch(forward_kernel, *inputs, states, cells, gates, h_TBH, last_h, last_c)
+    return h_TBH, last_h, last_c, ForwardResults(states, cells, gates, w_4HP)
 
 
-def walk_backward(
+def run_backward_kernel(
     g_TBH: Tensor, g_h_LBH: Tensor | None, g_c_LBH: Tensor | None, masks: Tensor | None, saved: ForwardResults
 ) -> tuple[Tensor, Tensor]:
-    """Run the backward kernel.
+    """Compute the backward pass of all layers.
 
     Return the gradients of all gates, (L, T, B, 4, P), and of the cells before the first step, (L, B, H).
 
@@ -144,81 +96,179 @@ def walk_backward(
         g_h_LBH: Gradients of the last states, or None.
         g_c_LBH: Gradients of the last cells, or None.
         masks: The masks of the forward pass, or None.
-        saved: The results of `walk_forward` for the backward pass.
+        saved: The results of `run_forward_kernel` for the backward pass.
     """
-    layers, _, rows, units = saved.cells.shape
-    walk = _Walk(layers, len(g_TBH), rows, units, masks, saved.gates.dtype, g_TBH.device)
-    d = walk.empty(layers, len(g_TBH), rows, 4)
-    dc_LBH = g_TBH.new_empty(layers, rows, units, dtype=torch.float32)
-    last = (None if gradient is None else gradient.contiguous() for gradient in (g_h_LBH, g_c_LBH))
-    weights = walk.padded_weights(saved.weights[..., :units].mT)
-    walk.launch(backward_kernel, g_TBH.contiguous(), *last, weights, walk.mask, saved.cells, saved.gates, d, dc_LBH)
-    return d, dc_LBH
+    num_steps = len(g_TBH)
+    num_layers, _, num_rows, num_units = saved.cells.shape
+    run = _KernelRun(num_layers, num_steps, num_rows, num_units, masks, saved.gates.dtype, g_TBH.device)
+    d_gates = run.allocate_padded(num_layers, num_steps, num_rows, 4)
+    dc_LBH = g_TBH.new_empty(num_layers, num_rows, num_units, dtype=torch.float32)
+    g_last = (None if gradient is None else gradient.contiguous() for gradient in (g_h_LBH, g_c_LBH))
+    weights = run.pad_weights(saved.weights[..., :num_units].mT)
+    inputs = g_TBH.contiguous(), *g_last, weights, run.masks, saved.cells, saved.gates
+    run.launch(backward_kernel, *inputs, d_gates, dc_LBH)
+    return d_gates, dc_LBH
 
 
-class _Walk:
-    """One call of a kernel: its shapes, its plan and its launches."""
+class _KernelRun:
+    """One call of a kernel: its sizes, its configuration and its launches."""
 
     def __init__(
         self,
-        layers: int,
-        steps: int,
-        rows: int,
-        units: int,
+        num_layers: int,
+        num_steps: int,
+        num_rows: int,
+        num_units: int,
         masks: Tensor | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        plan = Plan.choose(rows, units, dtype, device, layers)
-        if plan is None:
-            raise ArgumentError(f"{layers} layers of {units} units do not fit on this GPU; use impl = 'reference'")
-        self.layers, self.steps, self.rows, self.units, self.plan = layers, steps, rows, units, plan
+        config = LaunchConfig.choose(num_rows, num_units, dtype, device, num_layers)
+        if config is None:
+            raise ArgumentError(
+                f"{num_layers} layers of {num_units} units do not fit on this GPU; use impl = 'reference'"
+            )
+        self.config = config
+        self.num_layers, self.num_steps, self.num_rows, self.num_units = num_layers, num_steps, num_rows, num_units
         self.dtype, self.device = dtype, device
-        self.mask = None if masks is None else masks.contiguous()
-        self.masks = 1 if masks is None or masks.dim() == 3 else 4
+        self.masks = None if masks is None else masks.contiguous()
+        self.num_masks = 1 if masks is None or masks.dim() == 3 else 4
         # Padding aligns every row for loads of 16 bytes.
-        self.padded = triton.cdiv(units * dtype.itemsize, 16) * 16 // dtype.itemsize
+        self.num_padded = triton.cdiv(num_units * dtype.itemsize, 16) * 16 // dtype.itemsize
 
-    def empty(self, *shape: int) -> Tensor:
+    def allocate_padded(self, *shape: int) -> Tensor:
         """Allocate rows of all units, with zeros in the padding."""
-        make = torch.empty if self.padded == self.units else torch.zeros
-        return make(*shape, self.padded, dtype=self.dtype, device=self.device)
+        allocate = torch.empty if self.num_padded == self.num_units else torch.zeros
+        return allocate(*shape, self.num_padded, dtype=self.dtype, device=self.device)
 
-    def padded_weights(self, w_4HH: Tensor) -> Tensor:
+    def pad_weights(self, w_4HH: Tensor) -> Tensor:
         """Return weights as the kernels read them: in the type of the products, with padded rows."""
-        if self.padded == self.units:
+        if self.num_padded == self.num_units:
             return w_4HH.to(self.dtype).contiguous()
-        w_4HP = self.empty(*w_4HH.shape[:-1])
-        w_4HP[..., : self.units] = w_4HH
+        w_4HP = self.allocate_padded(*w_4HH.shape[:-1])
+        w_4HP[..., : self.num_units] = w_4HH
         return w_4HP
 
     def launch(self, kernel: Any, *tensors: Tensor | None) -> None:
         """Launch a kernel until all steps, layers and tiles are computed."""
-        plan = self.plan
-        tiles, slices = triton.cdiv(self.rows, plan.BM), triton.cdiv(self.units, plan.BH)
+        config = self.config
+        row_tiles = triton.cdiv(self.num_rows, config.block_b)
         # The interpreter runs one program after the other, so no program may wait. There, each launch is one step
         # of one layer.
-        concurrent = self.device.type == "cuda"
-        count = torch.zeros(tiles * self.layers * 32, dtype=torch.int32, device=self.device) if concurrent else None
-        for first, last, layer, tile, grid in self._launches(tiles, slices, concurrent):
-            kernel[grid](
-                *(*tensors, count, first, last, self.steps, tile, layer, self.rows),
-                **{"LAYERS": self.layers, "H": self.units, "P": self.padded, "M": self.masks},
-                **{"BM": plan.BM, "BH": plan.BH, "BK": plan.BK, "HOLD": plan.hold, "PRECISION": plan.precision},
-                num_warps=plan.warps,
-                num_stages=plan.stages,
+        is_concurrent = self.device.type == "cuda"
+        counters = None
+        if is_concurrent:
+            # A counter per tile of rows and layer, for programs that wait. Each has its own cache line.
+            counters = torch.zeros(row_tiles * self.num_layers * 32, dtype=torch.int32, device=self.device)
+        for launch in self._plan_launches(row_tiles, is_concurrent):
+            kernel[launch.grid](
+                *tensors,
+                counters,
+                *(launch.start_step, launch.end_step, self.num_steps, launch.first_tile, launch.first_layer),
+                self.num_rows,
+                LAYERS=self.num_layers,
+                H=self.num_units,
+                P=self.num_padded,
+                M=self.num_masks,
+                BLOCK_B=config.block_b,
+                BLOCK_H=config.block_h,
+                BLOCK_K=config.block_k,
+                HOLD=config.held_units,
+                PRECISION=config.precision,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
                 # The launch fails unless all programs can run at once, so a barrier cannot wait forever.
-                launch_cooperative_grid=concurrent,
+                launch_cooperative_grid=is_concurrent,
             )
 
-    def _launches(
-        self, tiles: int, slices: int, concurrent: bool
-    ) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
-        """Yield for each launch its first step, the step after its last, its first layer and tile, and its grid."""
-        for tile in range(0, tiles, self.plan.tiles):
-            together = min(self.plan.tiles, tiles - tile)
-            if concurrent:
-                yield 0, self.steps, 0, tile, (slices, together, self.layers)
+    def _plan_launches(self, row_tiles: int, is_concurrent: bool) -> Iterator[_Launch]:
+        """Yield the launches that together compute all steps, layers and tiles."""
+        unit_tiles = triton.cdiv(self.num_units, self.config.block_h)
+        for first_tile in range(0, row_tiles, self.config.tiles_per_launch):
+            num_tiles = min(self.config.tiles_per_launch, row_tiles - first_tile)
+            if is_concurrent:
+                yield _Launch(0, self.num_steps, 0, first_tile, (unit_tiles, num_tiles, self.num_layers))
                 continue
-            for step, layer in product(range(self.steps), range(self.layers)):
-                yield step, step + 1, layer, tile, (slices, together, 1)
+            for step, layer in product(range(self.num_steps), range(self.num_layers)):
+                yield _Launch(step, step + 1, layer, first_tile, (unit_tiles, num_tiles, 1))
+
+
+class _Launch(NamedTuple):
+    """The part of the work that one launch does, and its grid: tiles of units, tiles of rows, layers."""
+
+    start_step: int
+    end_step: int
+    first_layer: int
+    first_tile: int
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How rows and units are divided among programs. A program computes a tile of rows x units of one layer."""
+
+    block_b: int
+    """Rows of a tile."""
+    block_h: int
+    """Units of a tile."""
+    block_k: int
+    """Units of the previous state that are loaded and multiplied at a time. A program reads the states of all units."""
+    num_warps: int
+    num_stages: int
+    precision: str
+    """How `tl.dot` multiplies float32 numbers."""
+    tiles_per_launch: int
+    """Number of tiles of rows per launch. All programs of a launch run at once."""
+    held_units: int
+    """The padded number of units, a power of 2, if a program keeps its weights on the chip for all steps; else 0."""
+
+    @classmethod
+    def choose(
+        cls, num_rows: int, num_units: int, dtype: torch.dtype, device: torch.device, num_layers: int = 1
+    ) -> LaunchConfig | None:
+        """Choose the tiles for a batch of this many rows.
+
+        Return None if the device has too few multiprocessors for the layers, or too little shared memory.
+        """
+        precision = "tf32" if rounds_to_tf32() else "tf32x3"
+        if device.type != "cuda":
+            # Small tiles for the interpreter, so that the small shapes of tests have several tiles. Only the smallest
+            # layers hold their weights, so that tests cover both cases.
+            held_units = 16 if num_units <= 16 else 0
+            return cls(16, 16, 32, 4, 1, "ieee", triton.cdiv(num_rows, 16), held_units)
+        num_processors, shared_memory = _device_limits(device)
+        block_b, block_h = min(max(triton.next_power_of_2(num_rows), 16), 64), 16
+        row_tiles = triton.cdiv(num_rows, block_b)
+        # A program needs a multiprocessor of its own. Larger tiles of units need fewer programs.
+        while block_h < 64 and triton.cdiv(num_units, block_h) * (row_tiles if block_h < 32 else 1) > num_processors:
+            block_h *= 2
+        unit_tiles = triton.cdiv(num_units, block_h)
+        tiles_per_launch = min(row_tiles, num_processors // unit_tiles)
+        if not tiles_per_launch or (num_layers > 1 and num_layers * unit_tiles * row_tiles > num_processors):
+            return None
+        block_k = min(128 if dtype == torch.bfloat16 else 32, max(triton.next_power_of_2(num_units), 16))
+        # The backward kernel reads four gates of all rows and of the program's units at a time.
+        bytes_per_unit = _NUM_STAGES * 4 * (block_b + block_h) * dtype.itemsize
+        while block_k > 16 and bytes_per_unit * block_k > shared_memory:
+            block_k //= 2
+        if bytes_per_unit * block_k > shared_memory:
+            return None
+        # Recurrent and upward weights of a layer, and in the backward kernel four gates of all rows.
+        held_units = max(triton.next_power_of_2(num_units), 16)
+        fits = 4 * (block_b + 2 * block_h) * held_units * dtype.itemsize <= shared_memory
+        if not fits or held_units > _MAX_HELD_UNITS or block_b > 32 or dtype == torch.float32:
+            held_units = 0
+        return cls(block_b, block_h, block_k, 4, _NUM_STAGES, precision, tiles_per_launch, held_units)
+
+
+_NUM_STAGES = 4
+"""Depth of a product's pipeline: how many blocks of `block_k` units are loaded ahead."""
+_MAX_HELD_UNITS = 256
+"""The most units of a layer whose weights stay on the chip. More units or rows, or float32, take too many registers."""
+
+
+@cache
+def _device_limits(device: torch.device) -> tuple[int, int]:
+    """Return the number of multiprocessors, and the bytes of shared memory that a program may use."""
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 49_152)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from reefknot.kernels.choice import current
+from reefknot.kernels.choice import current_choice
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.bench import steps
 from reefknot.lab.bench.plain_ends import MaskedLookup, StoredAdaptive
@@ -208,7 +208,7 @@ def test_loop_mode_affects_only_the_encoder(monkeypatch: pytest.MonkeyPatch) -> 
 
     def recording(call: Callable[..., object]) -> Callable[..., object]:
         def record(*args: object) -> object:
-            seen.append(current().impl)
+            seen.append(current_choice().impl)
             return call(*args)
 
         return record

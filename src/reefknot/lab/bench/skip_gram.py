@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reefknot.kernels.skip_gram import Impl, numba_available, train_stretch
-from reefknot.kernels.skip_gram_draws import learned
+from reefknot.kernels.skip_gram import Impl, numba_available, train_range
+from reefknot.kernels.skip_gram_draws import mask_learned_words
 from reefknot.lab.bench.measure import Absent, ratio, reason, version
 from reefknot.lab.evaluation.similarity import Benchmark, score_benchmark
 from reefknot.lab.runs.result import Judgement
@@ -124,7 +124,7 @@ class Job:
     def learned(self) -> NDArray[np.bool_]:
         """Which words of the vocabulary get a vector."""
         words = self.dataset.vocabulary
-        return learned(words.counts, eos=words.eos, unknown=words.unk)
+        return mask_learned_words(words.counts, eos=words.eos, unknown=words.unk)
 
     def judge(self, vectors_VD: NDArray[np.float32]) -> dict[str, Judgement]:
         """Return the score of the vectors on each benchmark."""
@@ -194,11 +194,11 @@ def _ours(impl: Impl, device: str) -> Run:
         tables = model.input.weight.detach(), model.output.weight.detach()
         copies = tables[0].clone(), tables[1].clone()
         rates = [training.rates(len(ids), epoch) for epoch in range(1, training.epochs + 1)]
-        train_stretch(*copies, ids, 0, min(WARM_UP, len(ids)), draws, 0, rates[0], impl=impl)
+        train_range(*copies, ids, 0, min(WARM_UP, len(ids)), draws, 0, rates[0], impl=impl)
         _synchronize(device)
         started = time.perf_counter()
         for epoch, rate in enumerate(rates, start=1):
-            train_stretch(*tables, ids, 0, len(ids), draws, epoch, rate, workers=workers, impl=impl)
+            train_range(*tables, ids, 0, len(ids), draws, epoch, rate, workers=workers, impl=impl)
         _synchronize(device)
         return time.perf_counter() - started, tables[0].cpu().numpy()
 

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.skip_gram_draws import Counts, Draws, learned
+from reefknot.kernels.skip_gram_draws import Counts, PairSampler, mask_learned_words
 from reefknot.lab.config.settings import Count, Dim, NonNegative, Settings
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.contract import Experiment, FittedModel, Session, Task, TrainedRun
@@ -56,7 +56,7 @@ class SkipGramSettings(Settings):
         ),
     ] = 1e-3
 
-    def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> Draws:
+    def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> PairSampler:
         """Return the random draws (windows, noise words, words that are left out) for a text with these word counts.
 
         Args:
@@ -65,7 +65,7 @@ class SkipGramSettings(Settings):
             unknown: Id of words outside the vocabulary, if there is one.
             seed: Seed of the draws.
         """
-        return Draws.from_counts(
+        return PairSampler.from_counts(
             counts,
             window=self.window,
             negatives=self.negatives,
@@ -136,7 +136,7 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
             raise SettingsError("skip-gram is trained by one process; set training.workers instead of using torchrun")
         self._create_draws(data)  # raises an error if the text has too few words
 
-    def _create_draws(self, data: Dataset) -> Draws:
+    def _create_draws(self, data: Dataset) -> PairSampler:
         vocabulary, experiment = data.vocabulary, self.experiment
         return experiment.skip_gram.draws(
             vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk, seed=experiment.seed
@@ -171,7 +171,7 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
         """Return the vectors of the trained words. <eos> and <unk> are left out, because their rows are not trained."""
         with torch.no_grad():
             tensors = {"input": model.input.vectors(), "output": model.output.vectors()}
-        learned_V = learned(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)
+        learned_V = mask_learned_words(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)
         tables = build_word_vectors(tensors, vocabulary, tied=model.tied)
         return {end: table.select(compress(table.words, learned_V)) for end, table in tables.items()}
 

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
-from reefknot.kernels.choice import current, resolve
+from reefknot.kernels.choice import current_choice, resolve_impl
 from reefknot.lab.config.parts import OPTIMISERS, SCHEDULES
 from reefknot.lab.runs.checkpoints import Checkpoints
 from reefknot.lab.runs.definition import perplexity, shown
@@ -112,7 +112,7 @@ class Trainer:
         self.update = Update(self.model, self.state, self.world, self.settings)
         dtype = AUTOCAST_DTYPES[self.settings.precision]
         if self.world.is_first:
-            self.run.log(f"kernels of the output end: {resolve(current(), self.world.device, dtype)}")
+            self.run.log(f"kernels of the output end: {resolve_impl(current_choice(), self.world.device, dtype)}")
         self.throughput = Throughput(self.model, self.world, dtype)
         progress = self.state.progress
         self.batches.set_epoch(progress.epoch)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
-from reefknot.kernels.skip_gram import Rates, resolve, train_stretch
-from reefknot.kernels.skip_gram_draws import Draws, kept_words, pairs_of
+from reefknot.kernels.skip_gram import RateSchedule, resolve_impl, train_range
+from reefknot.kernels.skip_gram_draws import PairSampler, build_pairs, find_kept_words
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
 from reefknot.lab.runs.checkpoints import Checkpoints
 from reefknot.lab.runs.environment import peak_memory_bytes
@@ -61,9 +61,9 @@ class SkipGramTraining(Settings):
             )
         return self
 
-    def rates(self, words: int, epoch: int) -> Rates:
+    def rates(self, words: int, epoch: int) -> RateSchedule:
         """Return the learning rates in an epoch, counted from 1, over a text of `words` words."""
-        return Rates(self.learning_rate, self.lowest_rate, words * self.epochs, words * (epoch - 1))
+        return RateSchedule(self.learning_rate, self.lowest_rate, words * self.epochs, words * (epoch - 1))
 
 
 class SkipGramTrainer:
@@ -73,7 +73,7 @@ class SkipGramTrainer:
         self,
         model: SkipGram,
         ids: NDArray[np.int32],
-        draws: Draws,
+        draws: PairSampler,
         training: SkipGramTraining,
         run: RunFolder,
         *,
@@ -113,7 +113,7 @@ class SkipGramTrainer:
     def train(self) -> Progress:
         """Train to the end. After a signal, save and raise `Stopped`."""
         self._resume()
-        self.run.log(f"skip-gram: {resolve(self.model.input.weight)}")
+        self.run.log(f"skip-gram: {resolve_impl(self.model.input.weight)}")
         progress = self.progress
         self._clock = SessionClock(time.monotonic(), self._done, progress.tokens, progress.seconds)
         with StopRequest() as stop:
@@ -165,7 +165,7 @@ class SkipGramTrainer:
         stop = min((start // training.log_every + 1) * training.log_every, len(self.ids))
         tables = self.model.input.weight, self.model.output.weight
         rates = self._rates
-        train_stretch(*tables, self.ids, start, stop, self.draws, progress.epoch, rates, workers=training.workers)
+        train_range(*tables, self.ids, start, stop, self.draws, progress.epoch, rates, workers=training.workers)
         progress.step += 1
         progress.window = stop
         progress.tokens += stop - start
@@ -186,7 +186,7 @@ class SkipGramTrainer:
         )
 
     @property
-    def _rates(self) -> Rates:
+    def _rates(self) -> RateSchedule:
         """Learning rates in the current epoch."""
         return self.training.rates(len(self.ids), self.progress.epoch)
 
@@ -201,12 +201,14 @@ class SkipGramTrainer:
     def loss(self) -> float:
         """Return the mean loss per pair at the beginning of the text, always for the same pairs and negatives."""
         key = self.draws.key(epoch=0)
-        pairs = pairs_of(self.draws, key, kept_words(self.draws, key, self.ids, 0, min(LOSS_SAMPLE, len(self.ids))))
+        pairs = build_pairs(
+            self.draws, key, find_kept_words(self.draws, key, self.ids, 0, min(LOSS_SAMPLE, len(self.ids)))
+        )
         return float(self.model.loss(*pairs[:3])) / max(1, len(pairs.centres))
 
     def _log(self) -> None:
         progress, training = self.progress, self.training
-        loss, rate = self.loss(), self._rates.at(progress.window)
+        loss, rate = self.loss(), self._rates.rate_at(progress.window)
         speed = self._clock.speed(progress)
         line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "loss": loss}
         line |= {"tokens": progress.tokens, "learning_rate": rate}
@@ -230,7 +232,7 @@ class SkipGramTrainer:
             self.checkpoints.mark_best(progress.step)
 
 
-def _check(model: SkipGram, ids: NDArray[np.int32], draws: Draws) -> None:
+def _check(model: SkipGram, ids: NDArray[np.int32], draws: PairSampler) -> None:
     """Raise an error if the text or the random numbers do not fit the vocabulary of the model."""
     words = model.input.vocab_size
     if len(draws.keep) != words:

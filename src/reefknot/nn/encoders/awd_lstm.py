@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.kernels.recurrence import outruns_cudnn
+from reefknot.kernels.recurrence import is_faster_than_cudnn
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
 from reefknot.nn.encoders.masks import locked_dropout, scan_layer
@@ -94,7 +94,7 @@ class AWDLSTM(Recurrent):
         if drops_weights:
             recurrent_weight = F.dropout(recurrent_weight, self.weight_drop)
         weights = [input_weight, recurrent_weight, *biases]
-        if outruns_cudnn(x_BTD, recurrent_weight):
+        if is_faster_than_cudnn(x_BTD, recurrent_weight):
             return scan_layer(weights, x_BTD, state)
         return run_layer(layer, x_BTD, state, _make_contiguous(weights) if drops_weights else weights)
 

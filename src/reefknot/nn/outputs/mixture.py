@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.autograd import mixed
+from reefknot.kernels.autograd import mixture_losses
 from reefknot.kernels.linear_cross_entropy import summed_loss
 from reefknot.kernels.scores import at_least_float32
 from reefknot.kernels.topk import linear_topk
@@ -86,7 +86,7 @@ class MixtureOfSoftmaxes(Softmax):
     def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         y_NK = y_N[:, None].expand(-1, self.experts)
         log_probs_R = super().target_log_probs(self._compute_latents(h_ND).flatten(0, 1), y_NK.flatten())
-        return -mixed(self._compute_log_prior(h_ND), -log_probs_R.view(y_NK.shape), y_N)
+        return -mixture_losses(self._compute_log_prior(h_ND), -log_probs_R.view(y_NK.shape), y_N)
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_k(k)

@@ -53,8 +53,10 @@ def rank(
     _check_data(data, trained)
     text = open_split(trained, split, data)
     output = trained.model.output
-    singular = compute_spectrum(trained.model, text, contexts, windows=trained.experiment.windows, eos=trained.vocabulary.eos)
-    rank_bound = rank_bound(output)
+    singular = compute_spectrum(
+        trained.model, text, contexts, windows=trained.experiment.windows, eos=trained.vocabulary.eos
+    )
+    bound = rank_bound(output)
     tolerances = {"numpy's": singular.numpy_tolerance, "the paper's": AUTHORS_TOLERANCE}
     if tolerance is not None:
         tolerances["your own"] = tolerance
@@ -67,7 +69,7 @@ def rank(
         "contexts": singular.contexts,
         "classes": singular.classes,
         "width": output.context_dim,
-        "bound": rank_bound,
+        "bound": bound,
         "ranks": ranks,
         "largest": largest,
         "smallest": smallest,

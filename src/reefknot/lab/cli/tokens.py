@@ -71,9 +71,7 @@ def tokens(
         settings = _find_recipe_texts(texts, row, source or target)
     merges_vocabulary = None
     if merges is not None:
-        merges_vocabulary = (
-        check_settings(VocabularySettings, {"bpe": {"merges": merges}}, "--merges")
-    )
+        merges_vocabulary = check_settings(VocabularySettings, {"bpe": {"merges": merges}}, "--merges")
     counts = {}
     for name, (corpus, vocabulary) in settings.items():
         notify = partial(typer.echo, err=True)

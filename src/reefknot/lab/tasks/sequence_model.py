@@ -155,9 +155,7 @@ class SequenceExperiment(Experiment):
             if missing:
                 singular = section.removesuffix("s")
                 entry_names = ", ".join(entries) or "none"
-                raise ValueError(
-                    f"no {singular} '{shorten(missing[0], 60)}' in [{section}]; there are: {entry_names}"
-                )
+                raise ValueError(f"no {singular} '{shorten(missing[0], 60)}' in [{section}]; there are: {entry_names}")
             if unused:
                 raise ValueError(f"no end uses {section}.{shorten(unused[0], 60)}; remove it or name it in an end")
         return self

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import reefknot.lab.runs.environment as environment
-from reefknot.lab.runs.environment import capture, peak_memory_bytes
+from reefknot.lab.runs.environment import capture_environment, peak_memory_bytes
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_record_is_complete_and_valid_json() -> None:
-    record = capture()
+    record = capture_environment()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["torch"] == torch.__version__
     assert record["threads"] == torch.get_num_threads()
@@ -64,7 +64,7 @@ def test_record_names_neither_user_nor_host(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOME", "/home/penelope")
     arguments = ["train", "--out", "/home/penelope/my run", "--data=/home/penelope", "/home/penelope2", "a'b"]
     monkeypatch.setattr(sys, "argv", ["/home/penelope/.venv/bin/reefknot", *arguments])
-    record = capture()
+    record = capture_environment()
     assert record["command"] == "reefknot train --out '~/my run' --data=~ /home/penelope2 'a'\"'\"'b'"
     text = json.dumps({key: value for key, value in record.items() if key != "command"})
     assert socket.gethostname() not in text

@@ -74,7 +74,7 @@ def advise(
     from reefknot.errors import SettingsError
     from reefknot.lab.bench.advise import BODIES, ENDS, advice, choose_bands
     from reefknot.lab.cli.options import check_data
-    from reefknot.lab.runs.environment import capture
+    from reefknot.lab.runs.environment import capture_environment
     from reefknot.lab.text.vocabulary import VocabularySettings
     from reefknot.lab.training.distributed import choose_device
 
@@ -91,7 +91,7 @@ def advise(
     bands, description = choose_bands(words.vocabulary)
     ends = list(dict.fromkeys(end or ENDS))
     rows = [request.measure(name, len(words.vocabulary), bands, in_this_process=len(ends) == 1) for name in ends]
-    machine = capture()
+    machine = capture_environment()
     device_name = machine["gpus"][0] if chosen_device == "cuda" else machine["cpu"]
     if as_json:
         record = {"corpus": words.summary, "device": device_name, "body": asdict(request.body), "bands": bands}

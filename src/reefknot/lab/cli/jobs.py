@@ -18,7 +18,7 @@ from types import FrameType
 import typer
 
 from reefknot.errors import ReefknotError, SettingsError, Stopped
-from reefknot.lab.training.signals import listen, restore
+from reefknot.lab.training.signals import install_handlers, restore_handlers
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ def run_jobs(jobs: list[Job], at_once: int) -> None:
             running.discard(process)
         return code
 
-    previous = listen(forward)
+    previous = install_handlers(forward)
     try:
         with ThreadPoolExecutor(at_once) as pool:
             codes = _run_in_order(jobs, lambda job: pool.submit(run, job))
     finally:
-        restore(previous)
+        restore_handlers(previous)
     # A job that received the signal before it installed its handler was killed. It can be resumed like other jobs.
     if any(codes) and (stopping or Stopped.exit_code in codes):
         raise Stopped("stopped; run the same command to resume")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @contextmanager
 def live_progress() -> Iterator[Progress]:
     """Yield a function that updates a progress line in place. In the meantime, stdout is redirected to stderr."""
-    from reefknot.lab.training.display import open_display, progress_line
+    from reefknot.lab.training.display import format_progress, open_display
 
     started: dict[str, float] = {}
     with redirect_stdout(sys.stderr):
@@ -25,7 +25,7 @@ def live_progress() -> Iterator[Progress]:
             now = time.monotonic()
             seconds = now - started.setdefault(what, now)
             if done > 0:
-                display.update(progress_line(what, {}, done, seconds * (1 - done) / done))
+                display.update(format_progress(what, {}, done, seconds * (1 - done) / done))
 
         try:
             yield update
@@ -38,19 +38,19 @@ class LineCount:
 
     def __init__(self, what: str, total: int | None) -> None:
         """Start to count. `what` names the work, and `total` is the number of lines, or None if it is unknown."""
-        from reefknot.lab.training.display import Lines
+        from reefknot.lab.training.display import LineDisplay
 
         self._what, self._total = what, total
-        self._display, self._started = Lines(), time.monotonic()
+        self._display, self._started = LineDisplay(), time.monotonic()
 
     def report(self, lines: float) -> None:
         """Report how many lines are done. A fraction stands for a line that is partly done."""
-        from reefknot.lab.training.display import progress_line
+        from reefknot.lab.training.display import format_progress
 
         line = f"{self._what}  {lines:,.0f} lines"
         if self._total and lines > 0:
             done = min(lines / self._total, 1.0)
             left = (time.monotonic() - self._started) * (1 - done) / done
-            line = progress_line(self._what, [f"{lines:,.0f} of {self._total:,} lines"], done, left)
+            line = format_progress(self._what, [f"{lines:,.0f} of {self._total:,} lines"], done, left)
         with redirect_stdout(sys.stderr):
             self._display.update(line)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Settings
-from reefknot.lab.runs.result import LengthBand, Translated
+from reefknot.lab.runs.result import LengthBand, TranslationScores
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -41,10 +41,10 @@ class Metrics(NamedTuple):
     bleu: BLEU
     chrf: CHRF
 
-    def score(self, lines: Sequence[str], references: Sequence[str]) -> Translated:
+    def score(self, lines: Sequence[str], references: Sequence[str]) -> TranslationScores:
         """Return BLEU and chrF of a text, with their signatures."""
         bleu, chrf = self.bleu.corpus_score(lines, [references]), self.chrf.corpus_score(lines, [references])
-        return Translated(
+        return TranslationScores(
             bleu=bleu.score,
             chrf=chrf.score,
             bleu_signature=str(self.bleu.get_signature()),

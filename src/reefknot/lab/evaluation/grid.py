@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.runs.definition import perplexity, shown
+from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.result import Search
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -76,7 +76,7 @@ class Grid:
         *downward, across = self.axes
         best = tuple(self.best.values())
         cells = {
-            (values := tuple(point.values())): f"{shown(perplexity(nll))}{'*' if values == best else ' '}"
+            (values := tuple(point.values())): f"{format_perplexity(perplexity(nll))}{'*' if values == best else ' '}"
             for point, nll in self.points
         }
         rows = [[*downward, *(f"{across} {_formatted(value)}" for value in self.axes[across])]]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.perplexity import scored_text
-from reefknot.lab.runs.comparability import Difference, difference, same_tokens
+from reefknot.lab.runs.comparability import Difference, find_difference, have_same_tokens
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.text.dataset import Dataset
@@ -35,9 +35,9 @@ def pair(first: RunFolder, other: RunFolder, split: str, open_texts: Callable[[R
     """
     score_a, score_b = (_score(run, split) for run in (first, other))
     if first.config.get("corpus") == other.config.get("corpus"):
-        return Pairing(difference(score_a, score_b, paired=True), same_tokens=True)
+        return Pairing(find_difference(score_a, score_b, paired=True), same_tokens=True)
     score_a, score_b = _with_text(score_a, split, first, open_texts), _with_text(score_b, split, other, open_texts)
-    return Pairing(difference(score_a, score_b, paired=True), same_tokens(score_a, score_b))
+    return Pairing(find_difference(score_a, score_b, paired=True), have_same_tokens(score_a, score_b))
 
 
 def _score(run: RunFolder, split: str) -> TextScore:

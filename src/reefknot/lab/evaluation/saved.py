@@ -12,10 +12,10 @@ from typing import Any
 
 from reefknot.lab.evaluation.grid import Grid
 from reefknot.lab.evaluation.perplexity import Score
-from reefknot.lab.runs.changes import differences
-from reefknot.lab.runs.environment import capture
+from reefknot.lab.runs.changes import find_changes
+from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.result import FORMAT, SPLITS, SavedEvaluation, Translated, Translations
+from reefknot.lab.runs.result import FORMAT, SPLITS, SavedEvaluation, Translations, TranslationScores
 
 
 def save(
@@ -24,7 +24,7 @@ def save(
     settings: dict[str, Any],
     grid: Grid | None,
     scores: Mapping[str, Score],
-    translated: Mapping[str, Translated] | None = None,
+    translated: Mapping[str, TranslationScores] | None = None,
 ) -> str:
     """Save scores, and keep the saved score of the other split if its settings and source code are the same.
 
@@ -39,7 +39,7 @@ def save(
     Returns:
         A message that says where the scores are saved, and whether they replace earlier scores.
     """
-    environment = capture()
+    environment = capture_environment()
     summaries = {split: score.summary() for split, score in scores.items()}
     new = SavedEvaluation(
         format=FORMAT,
@@ -57,7 +57,7 @@ def save(
     message, old = "", run.evaluation(kind)
     if old is not None:
         missing = [split for split in SPLITS if old.score(split) and not new.score(split)]
-        changed = differences(_origin(old), _origin(new))
+        changed = find_changes(_origin(old), _origin(new))
         if changed:
             message = f", replacing an evaluation that differs ({'; '.join(map(str, changed))})"
         elif missing:

@@ -35,9 +35,9 @@ from reefknot.lab.reports.cells import (
 from reefknot.lab.reports.results import Result, collect
 from reefknot.lab.reports.rows import TableRow, join, judged_by_similarity, judged_by_time
 from reefknot.lab.reports.table import from_recipe, to_markdown
-from reefknot.lab.runs.definition import context
+from reefknot.lab.runs.definition import describe_context
 from reefknot.lab.runs.folder import folder_name
-from reefknot.lab.runs.modes import in_words
+from reefknot.lab.runs.modes import describe_mode
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 from reefknot.storage.files import write_text
@@ -362,10 +362,12 @@ def _origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     ]
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
     scored = [record.test for record in records if record.test]
-    definition = next(filter(None, map(context, scored)), "")
+    definition = next(filter(None, map(describe_context, scored)), "")
     modes = dict.fromkeys((row.by, saved.command) for row in table.rows if row.by for saved in row.evaluations)
     evaluated = "".join(
-        f" `{upgrade_command(scoring)}` evaluates them with {in_words(mode)}." for mode, scoring in modes if scoring
+        f" `{upgrade_command(scoring)}` evaluates them with {describe_mode(mode)}."
+        for mode, scoring in modes
+        if scoring
     )
     signatures = dict.fromkeys(
         scores.bleu_signature for row in table.rows for scores in row.translated("test") if scores.bleu_signature

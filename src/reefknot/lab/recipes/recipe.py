@@ -27,7 +27,7 @@ from reefknot.lab.config.overrides import merge, override
 from reefknot.lab.config.settings import Mistake, complaint, not_too_deep
 from reefknot.lab.recipes.file import RecipeFile, find_recipe, read_file, setting
 from reefknot.lab.recipes.file import Row as Row
-from reefknot.lab.runs.changes import Change, differences
+from reefknot.lab.runs.changes import Change, find_changes
 from reefknot.lab.tasks import build_model, load_task, validate_experiment
 from reefknot.lab.tasks.contract import Experiment
 
@@ -181,9 +181,9 @@ def _changes(plain: Mapping[str, Any], settings: Mapping[str, Any], after: Exper
     """
     before = validate_experiment(plain, "")
     if not isinstance(before, list):
-        changes = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+        changes = find_changes(before.model_dump(mode="json"), after.model_dump(mode="json"))
     else:
-        changes = differences(_as_json(plain), _as_json(settings))
+        changes = find_changes(_as_json(plain), _as_json(settings))
     return [change for change in changes if change.key not in WITHOUT_EFFECT]
 
 

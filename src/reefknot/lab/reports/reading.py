@@ -27,7 +27,7 @@ from reefknot.lab.reports.rows import (
     times_first,
 )
 from reefknot.lab.reports.table import deciding
-from reefknot.lab.runs.modes import in_words
+from reefknot.lab.runs.modes import describe_mode
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric
 
 
@@ -84,7 +84,7 @@ def _best(rows: Sequence[TableRow], split: str) -> list[str]:
 def _extremes(done: Sequence[TableRow], metric: Metric, split: str, name_text: bool) -> str:
     what = f"{'validation' if split == 'valid' else 'test'} {metric.name}"
     what += f" on {done[0].text}" if name_text else ""
-    what += f" with {in_words(done[0].special_mode)}" if done[0].special_mode else ""
+    what += f" with {describe_mode(done[0].special_mode)}" if done[0].special_mode else ""
     ordered = sorted(done, key=lambda row: metric.sign * _mean(row.mean_score(metric, split)))
     best, worst = ordered[0], ordered[-1]
     score = format_score(metric, best.mean_score(metric, split))

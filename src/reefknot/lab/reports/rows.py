@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports.results import Result, Spread, differing, distinguishing, flatten
 from reefknot.lab.runs.changes import Change
-from reefknot.lab.runs.comparability import Difference, difference, in_table
-from reefknot.lab.runs.modes import MODES, in_words
-from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, Translated
+from reefknot.lab.runs.comparability import Difference, explain_in_table, find_difference
+from reefknot.lab.runs.modes import MODES, describe_mode
+from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, TranslationScores
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric, TextScore
 
 SIGNS = "†‡§¶"
@@ -145,7 +145,7 @@ class TableRow:
         ours, paper = self.compared(split), self.paper.get(split)
         return ours.mean / paper - 1 if ours and paper and not self.changed else None
 
-    def translated(self, split: str) -> list[Translated]:
+    def translated(self, split: str) -> list[TranslationScores]:
         """Return the translation scores on a split, of the finished runs or of the evaluations."""
         translated = (scored.translated(split) for scored in (*self.records, *self.evaluations))
         return [scores for scores in translated if scores]
@@ -253,7 +253,7 @@ def _with_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
         complete.append(row)
         for by in dict.fromkeys(kind for result in row.results for kind in result.evaluations):
             if (row.recipe, row.own_name, by) not in listed:
-                name = f"{row.name} + {in_words(by)}"
+                name = f"{row.name} + {describe_mode(by)}"
                 complete += _scoring(TableRow(name, recipe=row.recipe, of=row.own_name, by=by), [row])
     return complete
 
@@ -418,7 +418,7 @@ def _remark(row: TableRow, usual: TableRow | None) -> str:
         remarks.append(f"perplexity per word: the probability of a word is the product over its sub-words ({mean})")
     if usual and (gap := _between(row, usual)):
         what = "perplexity not comparable" if row.translated("test") else "not comparable"
-        remarks.append(f"{what}: " * gap.prevents + in_table(gap, usual.name))
+        remarks.append(f"{what}: " * gap.prevents + explain_in_table(gap, usual.name))
     return "; ".join(remarks)
 
 
@@ -443,7 +443,7 @@ def _not_improved(results: Sequence[Result]) -> str:
 
 
 def _between(row: TableRow, other: TableRow) -> Difference | None:
-    return difference(row.score, other.score) if row.score and other.score else None
+    return find_difference(row.score, other.score) if row.score and other.score else None
 
 
 def _obstacle(row: TableRow, other: TableRow) -> bool:

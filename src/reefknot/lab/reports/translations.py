@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from reefknot.lab.reports.drawing import COLOURS, Plot, left_out, legend, style_of, svg
 from reefknot.lab.reports.rows import TableRow, rivals
-from reefknot.lab.runs.result import Example, LengthBand, Translated
+from reefknot.lab.runs.result import Example, LengthBand, TranslationScores
 from reefknot.lab.text.bpe import readable
 
 PICTURES = 2
@@ -90,7 +90,7 @@ def attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
     return plots
 
 
-def run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
+def run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TranslationScores]]:
     """Return the row, the seed and the scores of each run of a translator.
 
     The scores are on the test text, or on the validation text if test scores are withheld.

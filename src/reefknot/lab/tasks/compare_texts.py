@@ -24,8 +24,8 @@ from reefknot.lab.evaluation.frequency import (
 )
 from reefknot.lab.evaluation.pairing import pair
 from reefknot.lab.evaluation.perplexity import word_losses
-from reefknot.lab.runs.comparability import in_comparison
-from reefknot.lab.runs.definition import seen
+from reefknot.lab.runs.comparability import explain_in_comparison
+from reefknot.lab.runs.definition import format_count_range
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.tasks.requests import ComparisonRequest, System
@@ -60,14 +60,16 @@ class FrequencyComparison:
             "  by type: 100 (B - A) / B of each type's loss, the mean over the types of the band",
             f"{columns} {'types':>6} {'by type':>9}",
             *(
-                f"{_row(seen(band.low, band.high), band)} {band.types:>6,} {_percent(band.relative)}".rstrip()
+                (
+                    f"{_row(format_count_range(band.low, band.high), band)} {band.types:>6,} {_percent(band.relative)}"
+                ).rstrip()
                 for band in self.targets
             ),
             *([f"  {'of these:':>12}"] if self.symbols else []),
             *(_row(name, comparison).rstrip() for name, comparison in self.symbols.items()),
             "  loss per token by how often the token before was seen",
             columns.rstrip(),
-            *(_row(seen(band.low, band.high), band).rstrip() for band in self.previous),
+            *(_row(format_count_range(band.low, band.high), band).rstrip() for band in self.previous),
         ]
 
 
@@ -233,7 +235,7 @@ def _same_tokens(runs: Sequence[RunFolder], split: str, texts: _Texts, notify: N
         pairing = pair(first, run, split, texts.open)
         same_tokens = same_tokens and pairing.same_tokens
         if difference := pairing.difference:
-            both, reason = f"{first.path} and {run.path}", in_comparison(difference, split)
+            both, reason = f"{first.path} and {run.path}", explain_in_comparison(difference, split)
             if difference.prevents:
                 raise SettingsError(f"{both}: no fair comparison: {reason}")
             notes.append(f"note: {both}: {reason}")

@@ -328,8 +328,8 @@ class SequenceTask(Task[S, D, L]):
         if number is None:
             return
         checkpoints = session.run.checkpoints
-        checkpoints.average(number)
-        if (averaged := len(checkpoints.averaged())) < number:
+        checkpoints.save_average(number)
+        if (averaged := len(checkpoints.averaged_steps())) < number:
             available = "1 checkpoint" if averaged == 1 else f"{averaged} checkpoints"
             session.display.print(
                 f"{session.name}  evaluation.average = {number}, but the run has only {available} to average; a "
@@ -344,7 +344,7 @@ class SequenceTask(Task[S, D, L]):
         run, experiment = session.run, self.experiment
         scores = {split: self.score_split(model, data, split) for split in SCORED}
         run.write_scores({split: torch.from_numpy(score.nll) for split, score in scores.items()})
-        averaged, start = run.checkpoints.averaged(), run.config.get("start")
+        averaged, start = run.checkpoints.averaged_steps(), run.config.get("start")
         return {
             **{split: score.summary() for split, score in scores.items()},
             "best": Best(step=progress.best_step, epoch=progress.best_epoch),

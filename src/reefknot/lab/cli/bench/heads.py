@@ -61,7 +61,7 @@ def heads(
     from reefknot.lab.bench.heads import FAMILIES, LEAN, SWEPT, Bench, cases, facts, measure_all
     from reefknot.lab.bench.measure import SUSTAINED
     from reefknot.lab.bench.problems import ENDS, Shape
-    from reefknot.lab.training.throughput import matrix_rate
+    from reefknot.lab.training.throughput import measure_matrix_rate
 
     check_names("--end", end or [], ENDS)
     check_names("--competitor", competitor or [], FAMILIES)
@@ -82,7 +82,7 @@ def heads(
     lean = (LEAN[record.device],)
     setup = Bench(record.device, competitor or FAMILIES, weights, memory or lean, seconds, graph)
     chosen = cases(record.device, end or [], [Shape.read(text) for text in shape or []], vocabulary)
-    rate = matrix_rate(record.device, setup.dtype, 2 * SUSTAINED)
+    rate = measure_matrix_rate(record.device, setup.dtype, 2 * SUSTAINED)
     machine = facts(setup, rate)
     notes = [machine["dtype"], f"{machine['matrix_tflops']:,.3g} TFLOP/s in large products"]
     record.begin(machine, notes, vocabulary=vocabulary)

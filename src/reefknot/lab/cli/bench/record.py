@@ -32,9 +32,9 @@ class Record:
 
     def begin(self, machine: dict[str, Any], notes: Sequence[str] = (), **facts: Any) -> None:
         """Print the machine, its software and `notes`, and record them together with `facts`."""
-        from reefknot.lab.runs.environment import capture
+        from reefknot.lab.runs.environment import capture_environment
 
-        environment = capture()
+        environment = capture_environment()
         device = environment["cpu"] if self.device == "cpu" else environment["gpus"][0]
         self.head = {
             "bench": self.benchmark,

@@ -142,13 +142,13 @@ def _matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, float]:
     The rate is not measured on a CPU, because other programs use the CPU at the same time.
     """
     from reefknot.lab.bench.measure import SUSTAINED
-    from reefknot.lab.training.throughput import matrix_rate
+    from reefknot.lab.training.throughput import measure_matrix_rate
     from reefknot.lab.training.update import AUTOCAST_DTYPES
 
     if device == "cpu":
         return {}
     distinct = dict.fromkeys(precisions)
-    return {precision: matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED) for precision in distinct}
+    return {precision: measure_matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED) for precision in distinct}
 
 
 def _update(row: Row) -> str:

@@ -17,7 +17,7 @@ from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group
-from reefknot.lab.runs.definition import seen
+from reefknot.lab.runs.definition import format_count_range
 from reefknot.lab.runs.result import Band, RunResult
 
 
@@ -65,7 +65,7 @@ class _LossByFrequency(Figure):
 
     def draw(self, measured: Measured) -> Drawing:
         """Draw the losses, and below them the differences from the first row, which are too small to see above."""
-        labels = [f"{seen(band['low'], band['high'])}\n{band['share']:.0%}" for band in measured["bands"]]
+        labels = [f"{format_count_range(band['low'], band['high'])}\n{band['share']:.0%}" for band in measured["bands"]]
         losses = {row["row"]: row["nll"] for row in measured["rows"]}
         panels = [Panel(measured["corpus"], labels, losses, measured="loss, nats")]
         if len(losses) > 1:
@@ -80,7 +80,7 @@ class _LossByFrequency(Figure):
 
     def lines(self, measured: Measured) -> list[str]:
         """Return a line for each row with a column for each band."""
-        heads = [seen(band["low"], band["high"]) for band in measured["bands"]]
+        heads = [format_count_range(band["low"], band["high"]) for band in measured["bands"]]
         cells = [[format_estimate(loss) for loss in row["nll"]] for row in measured["rows"]]
         widths = [max(len(head), *(len(row[n]) for row in cells)) for n, head in enumerate(heads)]
         width = max(len("row"), *(len(row["row"]) for row in measured["rows"]))

@@ -24,7 +24,7 @@ def record_of(figure: Figure, measured: Measured, runs: Sequence[Result], notes:
         "figure": figure.name,
         "measured": measured,
         "notes": list(notes),
-        "environment": environment.capture(),
+        "environment": environment.capture_environment(),
         "runs": [_origin(result) for result in runs],
     }
 

@@ -35,8 +35,8 @@ from reefknot.lab.papers.figures.pictures import Panel, bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import group
-from reefknot.lab.runs.comparability import in_comparison
-from reefknot.lab.runs.definition import seen
+from reefknot.lab.runs.comparability import explain_in_comparison
+from reefknot.lab.runs.definition import format_count_range
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
 
@@ -166,7 +166,7 @@ class RelativeLoss(Figure):
                 authors, paper = (
                     _paper_cell(values, baseline["baseline"], band["low"]) for values in (PAPER_WHOLE, PAPER)
                 )
-                counts = f"{seen(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
+                counts = f"{format_count_range(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
                 lines.append(f"  {counts}  {whole:<20} {authors:>8}   {relative:<24} {paper:>6}".rstrip())
         return [*lines, *(f"left out: {name}: {reason}" for name, reason in measured.get("left_out", {}).items())]
 
@@ -212,7 +212,7 @@ def draw_bands(
         papers: The paper's values, by measure (`whole`, `relative`), row and first count of the band.
     """
     bands = sorted({(band["low"], band["high"] or 0) for row_bands in compared.values() for band in row_bands})
-    labels = [seen(low, high or None) for low, high in bands]
+    labels = [format_count_range(low, high or None) for low, high in bands]
 
     def bars_of(measure: str) -> dict[str, list[Json | None]]:
         by_low = {row: {band["low"]: band[measure] for band in row_bands} for row, row_bands in compared.items()}
@@ -256,7 +256,7 @@ def _why_unfair(first: Result, others: Sequence[Result], data: Path | None) -> s
         pairing = pair(ours, run, "test", lambda run: open_texts(run, data))
         if pairing.difference:
             advice = "" if pairing.difference.prevents else "; train both with the same evaluation.windows"
-            return in_comparison(pairing.difference, "test") + advice
+            return explain_in_comparison(pairing.difference, "test") + advice
         if not pairing.same_tokens:
             return "their tokens differ; name runs with the same vocabulary"
     return None

@@ -182,7 +182,7 @@ def test_checkpoints_survive_a_failed_average_at_every_system_call(tmp_path: Pat
             checkpoints.save_average(2)
         assert_averaged(checkpoints)
         checkpoints = prepare(folder, "new")
-        assert dies_in_child(point, partial(checkpoints.average, 2))
+        assert dies_in_child(point, partial(checkpoints.save_average, 2))
         assert_averaged(checkpoints)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from reefknot.lab.runs.checkpoints import Checkpoints
-from reefknot.lab.training.state import load_weights, weights
+from reefknot.lab.training.state import load_weights, named_weights
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.lookup import Lookup
@@ -69,7 +69,7 @@ def test_tie_survives_a_copy(case: Case) -> None:
 def test_tie_survives_a_checkpoint(case: Case, tmp_path: Path) -> None:
     model = case.build()
     checkpoints = Checkpoints(tmp_path)
-    path = checkpoints.save(1, weights(model), {}, {}, fingerprint="test")
+    path = checkpoints.save(1, named_weights(model), {}, {}, fingerprint="test")
     assert stored_numbers(path / "model.safetensors") == sum(p.numel() for p in model.parameters())
     other = case.build(seed=1)
     assert not torch.equal(loss(other), loss(model))
@@ -127,7 +127,7 @@ def test_three_way_tying_is_one_table(build: Callable[[], nn.Module], tmp_path: 
     load_model(other, str(tmp_path / "model.safetensors"))
     assert stored_numbers(tmp_path / "model.safetensors") == other_parameters + VOCABULARY * 6
     restored = build()
-    load_weights(restored, weights(model))
+    load_weights(restored, named_weights(model))
     for candidate in (model, copy.deepcopy(model), other, restored, copy.deepcopy(model).to(torch.float64)):
         first, second, third = table_weights(candidate)
         assert first is second is third

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row, default_folder
-from reefknot.lab.runs.definition import shown
-from reefknot.lab.runs.environment import capture
+from reefknot.lab.runs.definition import format_perplexity
+from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import FORMAT, Corpus, Judgement, Parameters, RunResult, Training
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks import create_task
 from reefknot.lab.tasks.contract import Data, Experiment, Session, Task
-from reefknot.lab.training.display import Display, Logged
+from reefknot.lab.training.display import Display, LoggedDisplay
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything
-from reefknot.lab.training.signals import stopping_at_once
+from reefknot.lab.training.signals import raise_on_signal
 from reefknot.lab.training.state import Progress, load_weights
 from reefknot.storage.progress import Notify, silent
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from reefknot.lab.recipes.starts import Start
 
 
-@stopping_at_once("stopped; run the same command again to continue")
+@raise_on_signal("stopped; run the same command again to continue")
 def train(
     recipe: Recipe,
     row: Row,
@@ -78,7 +78,7 @@ def train(
             display.print(f"{label}  done already: {out}")
             return run.result
         if world.is_first:
-            display = Logged(display, run.log)
+            display = LoggedDisplay(display, run.log)
             run.log(dataset.describe())
             task.save_vocabularies(run, dataset)
             _record_environment(run, display)
@@ -108,7 +108,7 @@ def train(
 
 
 def _has_weights(run: RunFolder) -> bool:
-    return run.result is not None or run.checkpoints.latest(silent) is not None
+    return run.result is not None or run.checkpoints.load_latest(silent) is not None
 
 
 def _build_model(
@@ -238,7 +238,7 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
 
 def _record_environment(run: RunFolder, display: Display) -> None:
     """Record the environment of this session, and the different environments of earlier sessions."""
-    environment, last_environment = capture(), run.environment or {}
+    environment, last_environment = capture_environment(), run.environment or {}
     earlier = last_environment.pop("earlier", [])
     changed = [
         key
@@ -254,7 +254,7 @@ def _record_environment(run: RunFolder, display: Display) -> None:
 def _enter_folder(out: Path, config: dict[str, Any], world: World) -> RunFolder:
     """Open the run folder. The first process creates it; the other processes wait for it."""
     run = RunFolder.open_for_training(out, config) if world.is_first else None
-    world.wait()
+    world.barrier()
     return run or RunFolder.open(out)
 
 
@@ -272,9 +272,9 @@ def _load_benchmarks(experiment: Experiment, data: Path | None, display: Display
 
 
 def _open_trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
-    from reefknot.lab.training.trackers import tensorboard
+    from reefknot.lab.training.trackers import open_tensorboard
 
-    return [tensorboard(run.path / "tensorboard")]
+    return [open_tensorboard(run.path / "tensorboard")]
 
 
 # -- result.json -------------------------------------------------------------------------------------------------------
@@ -343,17 +343,19 @@ def _format_correlations(judgements: Iterable[Judgement]) -> str:
 
 def _format_scores(result: RunResult, test: TextScore) -> list[str]:
     streams = f" in {test.streams} streams" if test.streams and test.streams > 1 else ""
-    parts = [f"test perplexity {shown(test.perplexity)}{streams}"]
+    parts = [f"test perplexity {format_perplexity(test.perplexity)}{streams}"]
     translated = result.translated("test")
     if translated:
         parts.insert(0, f"test BLEU {translated.bleu:.2f}")
     if test.words != test.tokens:
-        parts.append(f"{shown(test.per_word)} per word")
+        parts.append(f"{format_perplexity(test.per_word)} per word")
     if result.train:
-        parts.append(f"train {shown(result.train.perplexity)}")
+        parts.append(f"train {format_perplexity(result.train.perplexity)}")
     protocol = result.protocol
     if protocol:
         scores = {"valid": protocol.valid, "test": protocol.test}
-        perplexities = ", ".join(f"{split} {shown(score.perplexity)}" for split, score in scores.items() if score)
+        perplexities = ", ".join(
+            f"{split} {format_perplexity(score.perplexity)}" for split, score in scores.items() if score
+        )
         parts.append(f"counted as {protocol.name}: {perplexities}")
     return parts

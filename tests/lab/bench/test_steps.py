@@ -116,7 +116,7 @@ def test_stored_logits_give_equal_losses_and_gradients() -> None:
         workload = Workload(_job("adaptive", _attention, batching="sentences", accumulate=2), mode, "cpu")
         torch.manual_seed(3)
         workload.run()
-        reports.append(workload.update.tally.report())
+        reports.append(workload.update.stats.report())
     assert reports[0].sums["nll"] == pytest.approx(reports[1].sums["nll"])
     assert reports[0].gradient_norm == pytest.approx(reports[1].gradient_norm, rel=1e-4)
 
@@ -154,7 +154,7 @@ def test_workload_trains_on_every_window_then_restores_weights() -> None:
     workload.run()
     assert workload.model.training
     assert workload.tokens == len(workload.windows) * 4 * 6
-    report = workload.update.tally.report()
+    report = workload.update.stats.report()
     assert report.sums["nll"] > 0
     assert report.gradient_norm > 0
     averages = workload.update.state.averages
@@ -172,7 +172,7 @@ def test_windows_have_random_lengths_if_the_row_has() -> None:
 
 def test_parts_are_measured_on_one_micro_batch() -> None:
     workload = Workload(_job(accumulate=2), EAGER, "cpu")
-    assert workload.micro_batch.x.shape == (2, 6)
+    assert workload.micro_batch.inputs.shape == (2, 6)
     source, encoder, end = workload.parts()
     assert source.leaves == list(workload.model.input.parameters())
     assert encoder.leaves[0].shape == (2, 6, 8)
@@ -188,10 +188,10 @@ def test_tokens_of_samples_exclude_padding(batching: str) -> None:
     workload = Workload(_job(batching=batching, accumulate=3, steps=90), EAGER, "cpu")
     workload.run()
     targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in workload.windows]
-    assert workload.tokens == workload.update.tally.report().tokens == sum(targets)
+    assert workload.tokens == workload.update.stats.report().tokens == sum(targets)
     *_, end = workload.parts()
     reached = (
-        workload.micro_batch.y.numel()
+        workload.micro_batch.targets.numel()
         if workload.micro_batch.positions is None
         else len(workload.micro_batch.positions)
     )
@@ -225,7 +225,7 @@ def test_loop_mode_gives_equal_losses_and_gradients() -> None:
     for workload in workloads:
         torch.manual_seed(3)
         workload.run()
-        reports.append(workload.update.tally.report())
+        reports.append(workload.update.stats.report())
     assert reports[0].sums["nll"] == pytest.approx(reports[1].sums["nll"])
     assert reports[0].gradient_norm == pytest.approx(reports[1].gradient_norm, rel=1e-4)
 

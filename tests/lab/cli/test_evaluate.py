@@ -130,7 +130,7 @@ def test_limit_scores_the_beginning_of_the_text(cli: Cli, runs: Runs) -> None:
 
 def test_progress_is_printed_to_stderr(cli: Cli, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """If stderr is not a terminal, plain lines are printed every few seconds; here, every line is printed."""
-    monkeypatch.setattr("reefknot.lab.training.display.Lines.update", lambda _, line: print(line))
+    monkeypatch.setattr("reefknot.lab.training.display.LineDisplay.update", lambda _, line: print(line))
     outcome = cli("evaluate", runs.tied, "--dynamic", "--limit", 1000, "--json")
     assert outcome.json()["tokens"] > 0
     assert "scoring and learning  " in outcome.err

@@ -14,7 +14,7 @@ from reefknot.errors import DataError, NonFiniteError
 from reefknot.lab.evaluation import perplexity as module
 from reefknot.lab.evaluation.grid import shorten_split
 from reefknot.lab.evaluation.perplexity import build_stream, describe_text, score, word_losses
-from reefknot.lab.runs.definition import perplexity, shown
+from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.scores import Cache
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
@@ -323,4 +323,8 @@ def test_scored_text_identifies_unknown_words_and_vocabulary() -> None:
 
 
 def test_shown_perplexities_are_short() -> None:
-    assert [shown(value) for value in (58.7, 12_345.678, perplexity(1e9))] == ["58.70", "12,345.68", ">1e304"]
+    assert [format_perplexity(value) for value in (58.7, 12_345.678, perplexity(1e9))] == [
+        "58.70",
+        "12,345.68",
+        ">1e304",
+    ]

@@ -17,7 +17,7 @@ from reefknot.lab.evaluation import perplexity as scoring
 from reefknot.lab.evaluation.frequency import loss_by_frequency
 from reefknot.lab.evaluation.perplexity import build_stream, score
 from reefknot.lab.evaluation.windows import Complete, Lines, Sliding, Windows, batch_windows, parse_windows
-from reefknot.lab.runs.modes import LONGEST
+from reefknot.lab.runs.modes import MAX_TOKENS
 from reefknot.lab.text.dataset import Dataset
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.contract import Encoder
@@ -262,10 +262,10 @@ def test_streams_need_an_encoder_that_carries_state(opened: Open) -> None:
     [
         (lambda: Sliding(-1, 4), "context = -1, stride = 4: context must be at least 0"),
         (lambda: Sliding(4, 0), "context = 4, stride = 0"),
-        (lambda: Sliding(LONGEST + 1, 1), "context = 1000000001, stride = 1: .* at most 1,000,000,000"),
-        (lambda: Sliding(0, LONGEST + 1), "stride = 1000000001: .* at most 1,000,000,000"),
+        (lambda: Sliding(MAX_TOKENS + 1, 1), "context = 1000000001, stride = 1: .* at most 1,000,000,000"),
+        (lambda: Sliding(0, MAX_TOKENS + 1), "stride = 1000000001: .* at most 1,000,000,000"),
         (lambda: Complete(0), "length = 0: must be at least 1"),
-        (lambda: Complete(LONGEST + 1), "length = 1000000001: .* at most 1,000,000,000"),
+        (lambda: Complete(MAX_TOKENS + 1), "length = 1000000001: .* at most 1,000,000,000"),
     ],
 )
 def test_invalid_windows_are_rejected(build: Callable[[], Windows], message: str) -> None:
@@ -274,14 +274,14 @@ def test_invalid_windows_are_rejected(build: Callable[[], Windows], message: str
 
 
 def test_longest_training_block_equals_the_longest_window() -> None:
-    TypeAdapter(Count).validate_python(LONGEST)
+    TypeAdapter(Count).validate_python(MAX_TOKENS)
     with pytest.raises(ValidationError):
-        TypeAdapter(Count).validate_python(LONGEST + 1)
+        TypeAdapter(Count).validate_python(MAX_TOKENS + 1)
 
 
 @pytest.mark.parametrize(
     "windows",
-    [*ALL_WINDOWS, Sliding(LONGEST, LONGEST), Complete(LONGEST), Complete(LONGEST - 1)],
+    [*ALL_WINDOWS, Sliding(MAX_TOKENS, MAX_TOKENS), Complete(MAX_TOKENS), Complete(MAX_TOKENS - 1)],
     ids=lambda windows: windows.name,
 )
 def test_windows_can_be_restored_from_their_name(windows: Windows) -> None:

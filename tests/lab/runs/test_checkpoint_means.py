@@ -24,7 +24,7 @@ def save(checkpoints: Checkpoints, step: int, *, pause: bool = False) -> Path:
 
 def latest_path(checkpoints: Checkpoints) -> Path:
     """Return the path of the newest intact checkpoint, and fail on any message."""
-    checkpoint = checkpoints.latest(pytest.fail)
+    checkpoint = checkpoints.load_latest(pytest.fail)
     assert checkpoint is not None
     return checkpoint.path
 
@@ -57,8 +57,8 @@ def five_steps(tmp_path: Path) -> Checkpoints:
 
 
 def test_average_of_the_last_steps_becomes_the_best(five_steps: Checkpoints, tmp_path: Path) -> None:
-    path = five_steps.average(3)
-    assert (path, five_steps.best()) == (five_steps.folder / "mean_00000005", path)
+    path = five_steps.save_average(3)
+    assert (path, five_steps.best_path()) == (five_steps.folder / "mean_00000005", path)
     assert str((tmp_path / "best").readlink()) == "checkpoints/mean_00000005"
     averaged = five_steps.load(path)
     assert (averaged.step, averaged.state, averaged.fingerprint) == (5, {}, "config")
@@ -68,41 +68,41 @@ def test_average_of_the_last_steps_becomes_the_best(five_steps: Checkpoints, tmp
 
 
 def test_averaged_lists_the_steps_of_the_mean(five_steps: Checkpoints, tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "empty").averaged() == five_steps.averaged() == []
-    five_steps.average(2)
-    assert five_steps.averaged() == ["step_00000004", "step_00000005"]
+    assert Checkpoints(tmp_path / "empty").averaged_steps() == five_steps.averaged_steps() == []
+    five_steps.save_average(2)
+    assert five_steps.averaged_steps() == ["step_00000004", "step_00000005"]
 
 
 def test_average_of_more_steps_than_saved_uses_all(five_steps: Checkpoints) -> None:
-    assert torch.equal(five_steps.load(five_steps.average(100)).model["words.weight"], mean_of(1, 2, 3, 4, 5))
+    assert torch.equal(five_steps.load(five_steps.save_average(100)).model["words.weight"], mean_of(1, 2, 3, 4, 5))
 
 
 def test_average_of_one_step_equals_the_step(five_steps: Checkpoints) -> None:
-    assert torch.equal(five_steps.load(five_steps.average(1)).model["words.weight"], weights(5))
+    assert torch.equal(five_steps.load(five_steps.save_average(1)).model["words.weight"], weights(5))
 
 
 def test_mean_is_neither_resumed_from_nor_pruned(five_steps: Checkpoints) -> None:
-    five_steps.average(2)
-    assert latest_path(five_steps) == five_steps.path_of(5)
+    five_steps.save_average(2)
+    assert latest_path(five_steps) == five_steps.step_path(5)
     for step in range(6, 12):
         save(five_steps, step)
     assert file_names(five_steps.folder) == ["mean_00000005", *(f"step_{step:08d}" for step in range(7, 12))]
     five_steps.mark_best(11)
     save(five_steps, 12)
     assert "mean_00000005" in file_names(five_steps.folder)
-    assert latest_path(five_steps) == five_steps.path_of(12)
+    assert latest_path(five_steps) == five_steps.step_path(12)
 
 
 def test_mean_is_computed_once_unless_damaged(five_steps: Checkpoints) -> None:
-    path = five_steps.average(3)
+    path = five_steps.save_average(3)
     inode = path.stat().st_ino
     five_steps.mark_best(2)
-    assert five_steps.average(3) == path == five_steps.best()
+    assert five_steps.save_average(3) == path == five_steps.best_path()
     assert path.stat().st_ino == inode
     (path / "model.safetensors").write_bytes(b"")
     with pytest.raises(DataError, match=r"mean_00000005/model\.safetensors has 0 bytes"):
         five_steps.load(path)
-    five_steps.average(3)
+    five_steps.save_average(3)
     assert torch.equal(five_steps.load(path).model["words.weight"], mean_of(3, 4, 5))
 
 
@@ -116,21 +116,21 @@ def test_average_sums_in_float64_and_keeps_dtypes(tmp_path: Path) -> None:
             "mask": torch.tensor([step == 3]),
         }
         checkpoints.save(step, model, {}, {}, fingerprint="f")
-    averaged = checkpoints.load(checkpoints.average(3)).model
+    averaged = checkpoints.load(checkpoints.save_average(3)).model
     assert averaged["wide"].item() == pytest.approx(2.0**-30 / 3)  # in float32 the sum would be zero
     assert averaged["half"].dtype == torch.bfloat16
     assert [averaged[name].item() for name in ("half", "count", "mask")] == [2.0, 3, True]
 
 
 def test_damaged_step_is_not_averaged(five_steps: Checkpoints) -> None:
-    (five_steps.path_of(4) / "model.safetensors").write_bytes(b"x")
+    (five_steps.step_path(4) / "model.safetensors").write_bytes(b"x")
     with pytest.raises(
         DataError,
         match=r"step_00000004/model\.safetensors .* remove it and all later checkpoints",
     ):
-        five_steps.average(3)
-    assert five_steps.best() == five_steps.path_of(2)
-    five_steps.average(1)
+        five_steps.save_average(3)
+    assert five_steps.best_path() == five_steps.step_path(2)
+    five_steps.save_average(1)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_steps_of_two_runs_are_not_averaged(
 ) -> None:
     five_steps.save(6, model, {}, {}, fingerprint=fingerprint)
     with pytest.raises(DataError, match=r"step_00000005 and .*step_00000006 belong to different runs"):
-        five_steps.average(2)
+        five_steps.save_average(2)
 
 
 def test_average_needs_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no checkpoint to average: train it first"):
-        Checkpoints(tmp_path).average(3)
+        Checkpoints(tmp_path).save_average(3)
     with pytest.raises(ValueError, match="at least 1"):
-        Checkpoints(tmp_path).average(0)
+        Checkpoints(tmp_path).save_average(0)
 
 
 def test_pause_is_resumed_from_and_removed_by_the_next_save(two_steps: Checkpoints) -> None:
@@ -158,7 +158,7 @@ def test_pause_is_resumed_from_and_removed_by_the_next_save(two_steps: Checkpoin
         assert latest_path(two_steps) == path == two_steps.folder / f"pause_{step:08d}"
         assert two_steps.load(path).step == step
         assert file_names(two_steps.folder) == [path.name, "step_00000001", "step_00000002"]
-    assert two_steps.load(two_steps.average(2)).values == {"mean_of": ["step_00000001", "step_00000002"]}
+    assert two_steps.load(two_steps.save_average(2)).values == {"mean_of": ["step_00000001", "step_00000002"]}
     save(two_steps, 5)
     assert file_names(two_steps.folder) == ["mean_00000002", "step_00000002", "step_00000005"]
 
@@ -172,7 +172,7 @@ def test_best_link_is_relative_and_survives_a_copy(two_steps: Checkpoints, tmp_p
         two_steps.mark_best(7)
     shutil.copytree(tmp_path, tmp_path / "copy")  # follows the link: best becomes a folder
     copied = Checkpoints(tmp_path / "copy")
-    best = copied.best()
+    best = copied.best_path()
     assert best is not None
     assert copied.load(best).step == 2
 
@@ -183,4 +183,4 @@ def test_best_link_is_relative_and_survives_a_copy(two_steps: Checkpoints, tmp_p
 def test_best_link_outside_the_checkpoints_is_rejected(two_steps: Checkpoints, tmp_path: Path, target: str) -> None:
     (tmp_path / "best").symlink_to(target)
     with pytest.raises(DataError, match="not a checkpoint of this run"):
-        two_steps.best()
+        two_steps.best_path()

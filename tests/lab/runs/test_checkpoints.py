@@ -42,11 +42,11 @@ def save(checkpoints: Checkpoints, step: int) -> Path:
 def assert_latest_is(checkpoints: Checkpoints, step: int) -> list[str]:
     """Check that the newest intact checkpoint is `step`, exactly as saved, and return the messages."""
     messages: list[str] = []
-    checkpoint = checkpoints.latest(messages.append)
+    checkpoint = checkpoints.load_latest(messages.append)
     assert checkpoint is not None
     model, state, values = contents(step)
     assert (checkpoint.step, checkpoint.values, checkpoint.fingerprint) == (step, values, "config")
-    assert checkpoint.path == checkpoints.path_of(step)
+    assert checkpoint.path == checkpoints.step_path(step)
     assert torch.equal(checkpoint.model["words.weight"], model["words.weight"])
     assert torch.equal(checkpoint.state["rng.torch"], state["rng.torch"])
     return messages
@@ -72,8 +72,8 @@ def test_saved_checkpoint_has_the_layout_and_loads_exactly(two_steps: Checkpoint
 
 
 def test_latest_and_best_are_none_before_the_first_save(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path).latest(pytest.fail) is None
-    assert Checkpoints(tmp_path).best() is None
+    assert Checkpoints(tmp_path).load_latest(pytest.fail) is None
+    assert Checkpoints(tmp_path).best_path() is None
 
 
 def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_any_state_loads_exactly(
 
 
 def test_loaded_checkpoint_does_not_need_its_files(two_steps: Checkpoints) -> None:
-    checkpoint = two_steps.load(two_steps.path_of(2))
+    checkpoint = two_steps.load(two_steps.step_path(2))
     shutil.rmtree(two_steps.folder)
     assert torch.equal(checkpoint.model["words.weight"], contents(2)[0]["words.weight"])
 
@@ -140,14 +140,14 @@ def test_prune_keeps_the_newest_and_the_best(two_steps: Checkpoints) -> None:
     for step in (3, 4, 5):
         save(two_steps, step)
     assert file_names(two_steps.folder) == ["step_00000001", "step_00000004", "step_00000005"]
-    assert two_steps.best() == two_steps.path_of(1)
+    assert two_steps.best_path() == two_steps.step_path(1)
     two_steps.mark_best(5)
     save(two_steps, 6)
     assert file_names(two_steps.folder) == ["step_00000005", "step_00000006"]
 
 
 def test_prune_does_not_count_damaged_checkpoints(two_steps: Checkpoints) -> None:
-    (two_steps.path_of(2) / "state.json").write_text("{}")
+    (two_steps.step_path(2) / "state.json").write_text("{}")
     save(two_steps, 3)
     assert file_names(two_steps.folder) == ["step_00000001", "step_00000003"]
 
@@ -199,7 +199,7 @@ def test_silent_damage_does_not_make_pruning_delete_an_intact_step(tmp_path: Pat
     for step in range(1, 8):
         save(checkpoints, step)
         if step in (3, 4, 5):
-            flip_bit_silently(checkpoints.path_of(step) / "model.safetensors")
+            flip_bit_silently(checkpoints.step_path(step) / "model.safetensors")
         if step > 2:
             oldest = min(checkpoints.folder.iterdir())
             assert checkpoints.load(oldest).step == int(oldest.name[-8:])
@@ -212,21 +212,21 @@ def test_changed_file_is_read_again(tmp_path: Path, name: str) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step in (1, 2, 3):
         save(checkpoints, step)
-    path = checkpoints.path_of(3) / name
+    path = checkpoints.step_path(3) / name
     flip_bit_silently(path)
     os.utime(path, ns=(0, 0))
     save(checkpoints, 4)
     assert file_names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000004"]
-    (checkpoints.path_of(4) / name).unlink()
+    (checkpoints.step_path(4) / name).unlink()
     save(checkpoints, 5)
     assert file_names(checkpoints.folder) == ["step_00000001", "step_00000002", "step_00000005"]
 
 
 def test_saving_again_replaces_only_a_damaged_step(two_steps: Checkpoints) -> None:
-    inode = two_steps.path_of(2).stat().st_ino
+    inode = two_steps.step_path(2).stat().st_ino
     save(two_steps, 2)
-    assert two_steps.path_of(2).stat().st_ino == inode
-    (two_steps.path_of(2) / "model.safetensors").write_bytes(b"")
+    assert two_steps.step_path(2).stat().st_ino == inode
+    (two_steps.step_path(2) / "model.safetensors").write_bytes(b"")
     save(two_steps, 2)
     assert assert_latest_is(two_steps, 2) == []
 
@@ -246,7 +246,7 @@ def assert_skipped(checkpoints: Checkpoints, damaged: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_truncated_file_is_skipped(two_steps: Checkpoints, name: str) -> None:
-    path = two_steps.path_of(2) / name
+    path = two_steps.step_path(2) / name
     whole = path.read_bytes()
     lengths = sorted({len(whole) * k // 40 for k in range(40)} | {len(whole) - 1})
     for length in lengths:
@@ -260,7 +260,7 @@ def test_truncated_file_is_skipped(two_steps: Checkpoints, name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_flipped_byte_is_skipped(two_steps: Checkpoints, name: str) -> None:
-    path = two_steps.path_of(2) / name
+    path = two_steps.step_path(2) / name
     whole = path.read_bytes()
     positions = sorted({len(whole) * k // 120 for k in range(120)})
     assert len(positions) >= min(100, len(whole))
@@ -274,13 +274,13 @@ def test_flipped_byte_is_skipped(two_steps: Checkpoints, name: str) -> None:
 
 def test_no_intact_checkpoint_is_a_data_error(two_steps: Checkpoints) -> None:
     for step in (1, 2):
-        (two_steps.path_of(step) / "MANIFEST.json").unlink()
+        (two_steps.step_path(step) / "MANIFEST.json").unlink()
     with pytest.raises(DataError, match=r"step_00000002/MANIFEST.json is missing"):
-        two_steps.latest(pytest.fail)
+        two_steps.load_latest(pytest.fail)
 
 
 def test_renamed_step_is_rejected(two_steps: Checkpoints) -> None:
-    two_steps.path_of(2).rename(two_steps.path_of(3))
+    two_steps.step_path(2).rename(two_steps.step_path(3))
     assert "is for step 2" in assert_latest_is(two_steps, 1)[0]
 
 
@@ -309,7 +309,7 @@ def reseal(folder: Path, **changes: Any) -> None:
     ],
 )
 def test_malicious_tensor_file_with_valid_manifest_is_rejected(two_steps: Checkpoints, data: bytes) -> None:
-    path = two_steps.path_of(2) / "model.safetensors"
+    path = two_steps.step_path(2) / "model.safetensors"
     path.write_bytes(data)
     reseal(path.parent)
     with pytest.raises(DataError, match=r"model\.safetensors is truncated or not a safetensors file"):
@@ -318,7 +318,7 @@ def test_malicious_tensor_file_with_valid_manifest_is_rejected(two_steps: Checkp
 
 @pytest.mark.parametrize("data", [b"[]", b"3", b"[" * 100_000, b'{"a": NaN}', b"\xff"])
 def test_malformed_state_with_valid_manifest_is_rejected(two_steps: Checkpoints, data: bytes) -> None:
-    path = two_steps.path_of(2) / "state.json"
+    path = two_steps.step_path(2) / "state.json"
     path.write_bytes(data)
     reseal(path.parent)
     with pytest.raises(DataError, match=r"state\.json"):
@@ -347,7 +347,7 @@ _SEAL = {"size": 0, "sha256": ""}
     ],
 )
 def test_malicious_manifest_is_rejected(two_steps: Checkpoints, changes: dict[str, Any]) -> None:
-    folder = two_steps.path_of(2)
+    folder = two_steps.step_path(2)
     reseal(folder, **changes)
     with pytest.raises(DataError, match=r"MANIFEST\.json") as caught:
         two_steps.load(folder)
@@ -355,7 +355,7 @@ def test_malicious_manifest_is_rejected(two_steps: Checkpoints, changes: dict[st
 
 
 def test_pipe_or_device_is_not_read(two_steps: Checkpoints) -> None:
-    path = two_steps.path_of(2) / "state.json"
+    path = two_steps.step_path(2) / "state.json"
     path.unlink()
     os.mkfifo(path)
     assert "state.json is not a file" in assert_latest_is(two_steps, 1)[0]

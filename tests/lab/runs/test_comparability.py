@@ -11,7 +11,13 @@ from made_results import in_pieces, result, scored, write_run
 from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import add_footnotes, join_runs, largest_comparable_group
 from reefknot.lab.runs import definition
-from reefknot.lab.runs.comparability import Aspect, difference, in_comparison, in_table, same_tokens
+from reefknot.lab.runs.comparability import (
+    Aspect,
+    explain_in_comparison,
+    explain_in_table,
+    find_difference,
+    have_same_tokens,
+)
 from reefknot.lab.runs.scores import TextScore
 
 
@@ -44,45 +50,45 @@ DYNAMIC = {"kind": "dynamic", "scale": "mean", "eta": 1.0, "lambda": 1.0, "epsil
     ],
 )
 def test_difference_that_prevents_a_comparison_is_named(changes: dict[str, Any], aspect: Aspect, message: str) -> None:
-    reason = difference(make_score(**changes), make_score(_sha256="a", _unknown_sha256="c"))
+    reason = find_difference(make_score(**changes), make_score(_sha256="a", _unknown_sha256="c"))
     assert reason is not None
     assert (reason.aspect, reason.prevents) == (aspect, True)
-    assert in_table(reason, "A") == message
+    assert explain_in_table(reason, "A") == message
 
 
 def test_sub_word_models_compare_by_words() -> None:
     sub_words = TextScore.model_validate(scored(9.0, pieces=3))
-    assert difference(sub_words, make_score()) is None
+    assert find_difference(sub_words, make_score()) is None
     assert sub_words.tokens_per_word == 3
     assert make_score().tokens_per_word == 1
 
 
 def test_fields_missing_in_old_results_are_assumed_equal() -> None:
     bare = TextScore(perplexity=9.0, nll=2.2)
-    assert difference(bare, make_score(_sha256="a", windows="lines")) is None
-    assert not same_tokens(bare, bare)
+    assert find_difference(bare, make_score(_sha256="a", windows="lines")) is None
+    assert not have_same_tokens(bare, bare)
 
 
 def test_different_context_prevents_only_affected_comparisons() -> None:
     few, windows = make_score(streams=20), make_score(windows="context-480-stride-32")
     for here, aspect in ((few, Aspect.STREAMS), (windows, Aspect.WINDOWS)):
-        in_tables, paired = difference(here, make_score()), difference(here, make_score(), paired=True)
+        in_tables, paired = find_difference(here, make_score()), find_difference(here, make_score(), paired=True)
         assert in_tables is not None
         assert paired is not None
         assert (in_tables.aspect, in_tables.prevents) == (aspect, False), "the effect on a long stream is small"
         assert paired.prevents == (aspect is Aspect.STREAMS), "losses of single tokens depend on it"
-    assert in_comparison(difference(few, make_score(), paired=True), "test") == (  # type: ignore[arg-type]
+    assert explain_in_comparison(find_difference(few, make_score(), paired=True), "test") == (  # type: ignore[arg-type]
         "scored in 20 and in 1 streams; train both with the same evaluation.streams"
     )
-    short = difference(make_score(windows="lines", tokens=999), make_score(tokens=999))
+    short = find_difference(make_score(windows="lines", tokens=999), make_score(tokens=999))
     assert short is not None
     assert short.prevents
 
 
 def test_same_tokens_needs_equal_vocabularies() -> None:
     hashes = {"_sha256": "a", "_unknown_sha256": "b", "_vocabulary_sha256": "c"}
-    assert same_tokens(make_score(**hashes), make_score(**hashes))
-    assert not same_tokens(make_score(**hashes), make_score(**hashes | {"_vocabulary_sha256": "d"}))
+    assert have_same_tokens(make_score(**hashes), make_score(**hashes))
+    assert not have_same_tokens(make_score(**hashes), make_score(**hashes | {"_vocabulary_sha256": "d"}))
 
 
 def comparable_rows_and_notes(root: Path) -> tuple[list[str], tuple[str, ...]]:
@@ -97,7 +103,7 @@ def test_wording_of_definitions_does_not_affect_comparability(tmp_path: Path, mo
     write_run(tmp_path, "Small + WT + PR", 0, result("Small + WT + PR", 0, test=scored(110.0)))
     before = comparable_rows_and_notes(tmp_path)
     assert before[0] == ["Small", "Small + WT + PR"]
-    monkeypatch.setattr(definition, "define", lambda score: "words that nobody knows: several")
+    monkeypatch.setattr(definition, "describe_score", lambda score: "words that nobody knows: several")
     for path in tmp_path.rglob("result.json"):
         path.write_text(path.read_text().replace('"perplexity"', '"definition": "strange words: 3", "perplexity"'))
     assert comparable_rows_and_notes(tmp_path) == before

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import reefknot.lab.runs.environment as environment
-from reefknot.lab.runs.environment import capture, peak_memory_bytes
+from reefknot.lab.runs.environment import capture_environment, peak_memory_bytes
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_record_is_complete_and_valid_json() -> None:
-    record = capture()
+    record = capture_environment()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["torch"] == torch.__version__
     assert record["threads"] == torch.get_num_threads()
@@ -64,7 +64,7 @@ def test_record_names_neither_user_nor_host(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HOME", "/home/penelope")
     arguments = ["train", "--out", "/home/penelope/my run", "--data=/home/penelope", "/home/penelope2", "a'b"]
     monkeypatch.setattr(sys, "argv", ["/home/penelope/.venv/bin/reefknot", *arguments])
-    record = capture()
+    record = capture_environment()
     assert record["command"] == "reefknot train --out '~/my run' --data=~ /home/penelope2 'a'\"'\"'b'"
     text = json.dumps({key: value for key, value in record.items() if key != "command"})
     assert socket.gethostname() not in text
@@ -76,22 +76,22 @@ def test_record_names_neither_user_nor_host(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("program", ["/x/reefknot/__main__.py", "/usr/bin/reefknot", "reefknot"])
 def test_command_starts_with_reefknot(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(sys, "argv", [program, "ls", "\udcff"])
-    assert environment._command() == "reefknot ls '?'"
+    assert environment._command_line() == "reefknot ls '?'"
 
 
 def test_commit_and_dirty_flag_of_a_checkout(checkout: Path) -> None:
     head = git(checkout, "rev-parse", "HEAD")
-    assert environment._revision() == (head, False)
+    assert environment._git_revision() == (head, False)
     (checkout / "runs").mkdir()
     (checkout / "runs" / "ignored").write_text("")
-    assert environment._revision() == (head, False)
+    assert environment._git_revision() == (head, False)
     (checkout / "new.py").write_text("")
-    assert environment._revision() == (head, True)
+    assert environment._git_revision() == (head, True)
 
 
 def test_git_dir_variable_is_ignored(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert environment._revision()[1] is False
+    assert environment._git_revision()[1] is False
 
 
 def test_installed_copy_inside_another_checkout_has_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,25 +100,25 @@ def test_installed_copy_inside_another_checkout_has_no_commit(checkout: Path, mo
     (copy / "environment.py").write_text("")
     monkeypatch.setattr(environment, "_PACKAGE", copy)
     monkeypatch.setattr(environment, "__file__", str(copy / "environment.py"))
-    assert environment._revision() == (None, None)
+    assert environment._git_revision() == (None, None)
     monkeypatch.setenv("REEFKNOT_COMMIT", "abc123")
-    assert environment._revision() == ("abc123", None)
+    assert environment._git_revision() == ("abc123", None)
 
 
 def test_commit_variable_is_used_only_if_the_checkout_differs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head, dirty = environment._revision()
+    head, dirty = environment._git_revision()
     assert dirty is False
     monkeypatch.setenv("REEFKNOT_COMMIT", "abc123")
-    assert environment._revision() == (head, False)
+    assert environment._git_revision() == (head, False)
     (checkout / "src" / "reefknot" / "other.py").write_text("changed\n")
-    assert environment._revision() == ("abc123", None)
+    assert environment._git_revision() == ("abc123", None)
     monkeypatch.delenv("REEFKNOT_COMMIT")
-    assert environment._revision() == (head, True)
+    assert environment._git_revision() == (head, True)
 
 
 def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(checkout / "nothing"))
-    assert environment._revision() == (None, None)
+    assert environment._git_revision() == (None, None)
 
 
 def test_source_hash_depends_on_names_and_contents_of_code(checkout: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given
 
 from made_results import result
 from reefknot.errors import DataError, ResourceError, SettingsError
-from reefknot.lab.runs.changes import differences
+from reefknot.lab.runs.changes import find_changes
 from reefknot.lab.runs.checkpoints import Checkpoints
 from reefknot.lab.runs.folder import Metrics, RunFolder, config_hash
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
@@ -232,8 +232,8 @@ _CONFIGS = st.recursive(
 
 @given(old=_CONFIGS, new=_CONFIGS)
 def test_configs_differ_exactly_if_their_hashes_differ(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert (differences(old, new) == []) == (config_hash(old) == config_hash(new))
-    assert differences(old, old) == []
+    assert (find_changes(old, new) == []) == (config_hash(old) == config_hash(new))
+    assert find_changes(old, old) == []
 
 
 def test_config_hash_is_the_hash_of_canonical_json() -> None:

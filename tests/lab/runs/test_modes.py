@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reefknot.lab.evaluation.windows import Complete, Lines, Sliding
-from reefknot.lab.runs.modes import LONGEST, check_mode, in_words
+from reefknot.lab.runs.modes import MAX_TOKENS, check_mode, describe_mode
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,14 @@ from reefknot.lab.runs.modes import LONGEST, check_mode, in_words
 )
 def test_every_mode_has_a_name_and_a_description(name: str, description: str) -> None:
     assert check_mode(name) == name
-    assert in_words(name) == description
+    assert describe_mode(name) == description
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("", "plain", "context-1", "context-01-stride-2", "context-3-stride-0", "complete-", "lines\n", "context--1"),
-        *(f"complete-{LONGEST + 1}", f"context-0-stride-{10 * LONGEST}", "complete-1\N{ARABIC-INDIC DIGIT TWO}"),
+        *(f"complete-{MAX_TOKENS + 1}", f"context-0-stride-{10 * MAX_TOKENS}", "complete-1\N{ARABIC-INDIC DIGIT TWO}"),
     ],
 )
 def test_unknown_mode_name_is_rejected(name: str) -> None:
@@ -38,4 +38,4 @@ def test_unknown_mode_name_is_rejected(name: str) -> None:
 
 
 def test_mode_name_of_a_newer_version_is_shown_as_it_is() -> None:
-    assert in_words("reversed") == "reversed"
+    assert describe_mode("reversed") == "reversed"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from made_results import result, scored
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.result import Judgement, RunResult, Training, Translated, Translations, read_result
+from reefknot.lab.runs.result import Judgement, RunResult, Training, Translations, TranslationScores, read_result
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, RHO, TOKEN_PERPLEXITY, TextScore
 
 
@@ -49,7 +49,7 @@ def test_scores_name_their_metric_and_the_file_of_their_items() -> None:
     assert (words.metric, words.value, tokens.metric, tokens.value) == (PERPLEXITY, 100.0, TOKEN_PERPLEXITY, 10.0)
     assert words.items is not None
     assert (words.items.file, words.items.key, words.items.item) == ("scores.safetensors", "test", "token")
-    translated = Translations(test=Translated(bleu=30.0, chrf=50.0))
+    translated = Translations(test=TranslationScores(bleu=30.0, chrf=50.0))
     by_bleu, by_chrf, *_ = made.replace(translation=translated).scores("test")
     assert (by_bleu.metric, by_bleu.value, by_chrf.metric) == (BLEU, 30.0, CHRF)
     assert by_bleu.items is not None

@@ -86,8 +86,8 @@ def prepare(folder: Path, scene: str) -> Checkpoints:
     save(checkpoints, 1)
     save(checkpoints, 2)
     if scene == "damaged":
-        shutil.copytree(checkpoints.path_of(2), checkpoints.path_of(3))
-        (checkpoints.path_of(3) / "state.json").write_text("{}")
+        shutil.copytree(checkpoints.step_path(2), checkpoints.step_path(3))
+        (checkpoints.step_path(3) / "state.json").write_text("{}")
     return checkpoints
 
 
@@ -103,19 +103,19 @@ def count_points(folder: Path, scene: str) -> int:
 
 def assert_survived(checkpoints: Checkpoints) -> None:
     messages: list[str] = []
-    checkpoint = checkpoints.latest(messages.append)
+    checkpoint = checkpoints.load_latest(messages.append)
     assert is_intact(checkpoint)
     assert checkpoint is not None
     assert checkpoint.step in (2, 3)
-    best = checkpoints.best()
+    best = checkpoints.best_path()
     assert best is not None
     assert is_intact(checkpoints.load(best))
     save(checkpoints, 3)  # the same command again
-    checkpoint = checkpoints.latest(pytest.fail)
+    checkpoint = checkpoints.load_latest(pytest.fail)
     assert is_intact(checkpoint)
     assert checkpoint is not None
     assert checkpoint.step == 3
-    assert checkpoints.best() == checkpoints.path_of(3)
+    assert checkpoints.best_path() == checkpoints.step_path(3)
     save(checkpoints, 4)
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000003", "step_00000004"]
     assert sorted(path.name for path in checkpoints.run.iterdir()) == ["best", "checkpoints"]
@@ -152,12 +152,12 @@ def test_checkpoints_survive_an_interrupt_at_every_system_call(tmp_path: Path) -
 
 def assert_averaged(checkpoints: Checkpoints) -> None:
     """Check that steps and best are intact, and that averaging again gives the mean."""
-    checkpoint = checkpoints.latest(pytest.fail)
+    checkpoint = checkpoints.load_latest(pytest.fail)
     assert is_intact(checkpoint)
-    best = checkpoints.best()
+    best = checkpoints.best_path()
     assert best is not None
     assert checkpoints.load(best).model["w"][0, 0].item() in (2.0, 1.5)
-    checkpoints.average(2)
+    checkpoints.save_average(2)
     assert torch.equal(checkpoints.load(checkpoints.run / "best").model["w"], torch.full((3, 4), 1.5))
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
         "mean_00000002",
@@ -172,17 +172,17 @@ def test_checkpoints_survive_a_failed_average_at_every_system_call(tmp_path: Pat
     checkpoints = prepare(folder, "new")
     with pytest.MonkeyPatch.context() as patch:
         count = inject(patch, None, lambda: None)
-        checkpoints.average(2)
+        checkpoints.save_average(2)
         points = count()
     assert points > 20
     for point in range(points):
         checkpoints = prepare(folder, "new")
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ResourceError):
             inject(patch, point, lambda: raise_error(errno.ENOSPC))
-            checkpoints.average(2)
+            checkpoints.save_average(2)
         assert_averaged(checkpoints)
         checkpoints = prepare(folder, "new")
-        assert dies_in_child(point, partial(checkpoints.average, 2))
+        assert dies_in_child(point, partial(checkpoints.save_average, 2))
         assert_averaged(checkpoints)
 
 

@@ -17,14 +17,14 @@ import torch
 from reefknot.lab import experiment as experiments
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.text.streams import Streams
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
-from reefknot.lab.training.update import Update
+from reefknot.lab.training.update import Updater
 
 Train = Callable[..., Any]
 
 
-class RecordingDisplay(Silent):
+class RecordingDisplay(SilentDisplay):
     """A display that records the printed lines."""
 
     def __init__(self) -> None:
@@ -75,17 +75,17 @@ def signal_in_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let updates behave as on a GPU: results are read only when due, and the fused optimiser reads `found_inf`."""
-    original = Update.__init__
+    original = Updater.__init__
 
-    def init_as_on_a_gpu(self: Update, *args: Any, **options: Any) -> None:
+    def init_as_on_a_gpu(self: Updater, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
         self.synchronous = False
         optimiser: Any = self.state.optimiser
-        optimiser.found_inf = self.tally.found_inf
+        optimiser.found_inf = self.stats.found_inf
         for group in optimiser.param_groups:
             group["fused"] = True
 
-    monkeypatch.setattr(Update, "__init__", init_as_on_a_gpu)
+    monkeypatch.setattr(Updater, "__init__", init_as_on_a_gpu)
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model
 from reefknot.lab.text.sentence_batches import Sentences
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.update import TARGET_BUCKETS, MicroBatch, Update
+from reefknot.lab.training.update import TARGET_BUCKETS, MicroBatch, Updater
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.outputs.softmax import Softmax
@@ -41,7 +41,7 @@ def last_weights(tiny_recipe: Callable[..., Path]) -> Callable[..., dict[str, to
         recipe = str(tiny_recipe(tokens=400, classifier=classifier))
         fixed = ("training.batch=32", "encoder.dropout=0.0", "training.log_every=1", *overrides)
         loaded = load_recipe(recipe, fixed)
-        result = experiments.train(loaded, loaded.row("tied"), out, world=World(), display=Silent())
+        result = experiments.train(loaded, loaded.row("tied"), out, world=World(), display=SilentDisplay())
         assert result is not None
         assert result.training.tokens == 2 * 32 * 11  # windows of 5, 5 and 1
         return load_file(max((out / "checkpoints").iterdir()) / "model.safetensors")
@@ -96,12 +96,12 @@ def test_micro_batches_of_sentences_of_different_lengths(tiny_recipe: Callable[.
         settings = recipe.experiments["tied"].training
         torch.manual_seed(2)
         model = build_model(recipe.experiments["tied"], 9).double()
-        parallel = World().parallel(model)
+        parallel = World().wrap_model(model)
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
-        update = Update(model, TrainState(parallel, optimiser, {}, Progress()), World(), settings)
+        update = Updater(model, TrainState(parallel, optimiser, {}, Progress()), World(), settings)
         for index in range(batches.num_windows):
             update(*batches.window(index), 0.5, batches.count_targets(index))
-        report = update.tally.report()
+        report = update.stats.report()
         assert report.tokens == len(ids)
         outcomes.append((dict(model.named_parameters()), report))
     assert any((batches.window(index)[1] == IGNORE).any() for index in range(batches.num_windows))
@@ -123,8 +123,8 @@ def test_loss_is_divided_by_the_targets_of_all_processes(tiny_recipe: Callable[.
         model = build_model(recipe.experiments["tied"], 9).double().eval()
         before = [parameter.detach().clone() for parameter in model.parameters()]
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
-        state = TrainState(World().parallel(model), optimiser, model.initial_state(2), Progress())
-        Update(model, state, World(), settings)(x_BT, x_BT, 1.0, count)
+        state = TrainState(World().wrap_model(model), optimiser, model.initial_state(2), Progress())
+        Updater(model, state, World(), settings)(x_BT, x_BT, 1.0, count)
         moved.append([new.detach() - old for new, old in zip(model.parameters(), before, strict=True)])
     for whole, half in zip(*moved, strict=True):
         torch.testing.assert_close(half, whole / 2)
@@ -139,7 +139,7 @@ def test_few_shapes_over_many_updates_in_four_micro_batches() -> None:
     for _ in range(200):
         share_B1, pick_BT = 0.1 * torch.rand(32, 1, generator=draw), torch.rand(32, 512, generator=draw)
         y_BT = torch.where(pick_BT < 1.4 * share_B1, 10, torch.where(pick_BT > 1 - 0.6 * share_B1, 20, 0))
-        keys.add(tuple(batch.shapes() for batch in MicroBatch.split(y_BT, y_BT, 4, output)))
+        keys.add(tuple(batch.shape_key() for batch in MicroBatch.split(y_BT, y_BT, 4, output)))
     assert 1 < len(keys) <= 40
 
 
@@ -157,7 +157,7 @@ def test_few_shapes_for_lines_of_any_length() -> None:
         assert len(batch.positions) - len(targets) < y_BT.numel() / TARGET_BUCKETS
         assert (y_BT.reshape(-1)[batch.positions[len(targets) :]] == IGNORE).all()
         assert batch.plan.count == len(targets)
-        keys.add(batch.shapes())
+        keys.add(batch.shape_key())
     assert 1 < len(keys) <= 4
 
 

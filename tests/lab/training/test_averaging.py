@@ -19,7 +19,7 @@ from reefknot.lab.text.streams import Streams
 from reefknot.lab.training.averaging import Averages
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.optimisers import SGD
-from reefknot.lab.training.state import weights
+from reefknot.lab.training.state import named_weights
 
 RATE, DECAY = 0.3, 1.2e-3
 RANDOM = "training.random_steps={probability = 0.5, deviation = 2.0, least = 2}"
@@ -125,7 +125,7 @@ def scripted(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Callable[..., 
         losses, validated = iter(valid), []
 
         def validate() -> float:
-            validated.append({name: tensor.clone() for name, tensor in weights(network).items()})
+            validated.append({name: tensor.clone() for name, tensor in named_weights(network).items()})
             return next(losses)
 
         ids = np.random.default_rng(7).integers(0, 11, 4 * 16).astype(np.int32)
@@ -153,9 +153,9 @@ def test_averaging_starts_after_the_nonmonotone_rule(scripted: Any) -> None:
     # The validated averages are saved as the model, and training continues from the iterate.
     best = folder.best_weights()
     assert all(torch.equal(best[name], validated[5][name]) for name in best)
-    saved = folder.checkpoints.load(folder.checkpoints.path_of(7 * windows))
+    saved = folder.checkpoints.load(folder.checkpoints.step_path(7 * windows))
     assert all(torch.equal(saved.model[name], validated[6][name]) for name in saved.model)
-    iterate = weights(trainer.model)
+    iterate = named_weights(trainer.model)
     assert all(torch.equal(saved.state[f"iterate.{name}"], iterate[name]) for name in trainer.state.averages.means)
     assert any(not torch.equal(saved.model[name], iterate[name]) for name in iterate)
 

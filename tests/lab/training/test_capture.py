@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from reefknot.errors import NonFiniteError, Stopped
 from reefknot.lab import experiment as experiments
 from reefknot.lab.recipes.recipe import load_recipe
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
 from tiny import DROPOUT_SETTINGS, encoder
@@ -35,7 +35,7 @@ def train(tiny_recipe: Callable[..., Path]) -> Callable[..., Any]:
     def run(out: Path, *overrides: str) -> Any:
         loaded = load_recipe(str(recipe), ("training.determinism=exact", *overrides), "tied")
         world = World(device=torch.device("cuda"))
-        return experiments.train(loaded, loaded.row("tied"), out, world=world, display=Silent())
+        return experiments.train(loaded, loaded.row("tied"), out, world=world, display=SilentDisplay())
 
     return run
 

@@ -17,7 +17,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab import experiment as experiments
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
 
 SETTINGS = ("encoder.dropout=0.0", "training.log_every=1", "training.keep=10", "training.accumulate=2")
@@ -32,7 +32,7 @@ def two_processes(recipe: Path, out: Path, *overrides: str) -> list[str]:
 
 def one_process(recipe: Path, out: Path) -> None:
     loaded = load_recipe(str(recipe), SETTINGS)
-    experiments.train(loaded, loaded.row("tied"), out, world=World(), display=Silent())
+    experiments.train(loaded, loaded.row("tied"), out, world=World(), display=SilentDisplay())
 
 
 def rewind(run: Path, out: Path, step: int) -> Path:
@@ -85,7 +85,7 @@ def test_label_encoder_gradients_are_exchanged_once_per_update(
     """Each process has two micro-batches. The first one accumulates gradients, which the last one exchanges."""
     recipe = tiny_recipe(tokens=80, classifier="drill")
     loaded = load_recipe(str(recipe), (*SETTINGS, "training.accumulate=1"))
-    experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
+    experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=SilentDisplay())
     subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=120)
     assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))
 
@@ -103,7 +103,7 @@ def test_signal_to_torchrun_saves_a_checkpoint(
     process.communicate(timeout=60)
     assert process.returncode != 0
     run = RunFolder.open(out)
-    checkpoint = run.checkpoints.latest(pytest.fail)
+    checkpoint = run.checkpoints.load_latest(pytest.fail)
     assert checkpoint is not None
     assert checkpoint.values["processes"] == 2
     assert checkpoint.step == checkpoint.values["progress"]["step"] > 3
@@ -114,7 +114,7 @@ def test_signal_to_torchrun_saves_a_checkpoint(
 def test_streams_must_divide_among_the_processes(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
     loaded = load_recipe(str(tiny_recipe()), ["training.batch=5"])
     with pytest.raises(SettingsError, match="batch = 5 is not a multiple of 2"):
-        experiments.train(loaded, loaded.row("tied"), tmp_path / "run", world=World(size=2), display=Silent())
+        experiments.train(loaded, loaded.row("tied"), tmp_path / "run", world=World(size=2), display=SilentDisplay())
     assert not (tmp_path / "run").exists()
 
 
@@ -131,7 +131,7 @@ def test_two_processes_share_random_windows_and_averaging(
         "training.averaging={start = 'nonmonotone', interval = 1}",
     )
     loaded = load_recipe(str(recipe), (*SETTINGS, *change))
-    single = experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=Silent())
+    single = experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=SilentDisplay())
     assert single is not None
     assert single.training.averaged_from_epoch == 4
     subprocess.run(two_processes(recipe, tmp_path / "two", *change), check=True, capture_output=True, timeout=120)

@@ -28,7 +28,7 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
 def summed(model: LanguageModel, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
     """Return the loss of a window as an update computes it."""
     (batch,) = MicroBatch.split(x_BT, y_BT, 1, model.output)
-    return model.loss(batch.x, batch.y, None, batch.plan, batch.positions).sum()
+    return model.loss(batch.inputs, batch.targets, None, batch.plan, batch.positions).sum()
 
 
 def gradients(model: LanguageModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:

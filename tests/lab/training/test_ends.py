@@ -26,7 +26,7 @@ from reefknot.lab.recipes.recipe import Recipe, load_recipe
 from reefknot.lab.tasks import build_model
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.streams import Streams
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
 from reefknot.nn.outputs.adaptive import BandPlan
 
@@ -88,7 +88,7 @@ def train(load: Callable[..., Recipe]) -> Callable[..., Path]:
 
     def run(row: str, out: Path, *overrides: str) -> Path:
         recipe = load(row, *overrides)
-        experiments.train(recipe, recipe.row(row), out, world=World(), display=Silent())
+        experiments.train(recipe, recipe.row(row), out, world=World(), display=SilentDisplay())
         return out
 
     return run

@@ -91,7 +91,7 @@ def test_exit_code_when_the_disk_is_full(small_disk: Path, run_train: RunTrain) 
     code, message = run_train(small_disk / "run", "training.keep=100", "training.save_every=1")
     assert code == 5
     assert "free some space and run the same command again" in message
-    checkpoint = RunFolder.open(small_disk / "run").checkpoints.latest(pytest.fail)
+    checkpoint = RunFolder.open(small_disk / "run").checkpoints.load_latest(pytest.fail)
     assert checkpoint is not None
     assert checkpoint.step >= 1
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from reefknot.lab.training.generators import capture, restore, seed_everything, set_determinism
+from reefknot.lab.training.generators import capture_states, restore_states, seed_everything, set_determinism
 from reefknot.storage import files as durable
 
 CPU = torch.device("cpu")
@@ -29,10 +29,10 @@ def test_generators_are_restored_from_a_file(tmp_path: Path, drawn: int) -> None
     for _ in range(drawn):
         draw()
     path = tmp_path / "states.safetensors"
-    durable.write_tensors(path, capture(CPU))
+    durable.write_tensors(path, capture_states(CPU))
     expected = draw() + draw()
     seed_everything(4)
-    restore(durable.read_tensors(path), CPU)
+    restore_states(durable.read_tensors(path), CPU)
     assert draw() + draw() == expected
 
 

@@ -124,7 +124,7 @@ def test_windows_without_carried_state_resume_bit_for_bit(
     settings = (*UPDATES, f"training.batching={batching}", "training.divisor=tokens", f"encoder={{{encoder}}}")
     settings += ("training.accumulate=3", optimiser)
     train(tmp_path / "unbroken", *settings)
-    saved = RunFolder.open(tmp_path / "unbroken").checkpoints.latest(lambda _: None)
+    saved = RunFolder.open(tmp_path / "unbroken").checkpoints.load_latest(lambda _: None)
     assert saved is not None
     assert not any(name.startswith("hidden") for name in saved.state)
     read, count = TextSamples.window, 0

@@ -16,7 +16,7 @@ from reefknot.errors import NonFiniteError
 from reefknot.lab import experiment as experiments
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
 
@@ -109,7 +109,7 @@ def test_divergence_is_reported_and_not_saved(
         str(tiny_recipe(classifier=classifier)), (f"training.optimiser={optimiser}", "training.save_every=1")
     )
     with pytest.raises(NonFiniteError):
-        experiments.train(recipe, recipe.row("tied"), tmp_path / "run", world=World(), display=Silent())
+        experiments.train(recipe, recipe.row("tied"), tmp_path / "run", world=World(), display=SilentDisplay())
     saved = list((tmp_path / "run").glob("checkpoints/*/model.safetensors"))
     assert saved
     assert all(tensor.isfinite().all() for path in saved for tensor in load_file(path).values())

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from reefknot.errors import NonFiniteError, SettingsError, Stopped
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
-from reefknot.lab.training.update import MAX_OVERFLOWS, Tally
+from reefknot.lab.training.update import MAX_OVERFLOWS, UpdateStats
 from reefknot.nn.encoders.stacked import LSTM
 
 HALF = (
@@ -172,21 +172,21 @@ def test_encoder_without_float16_gradients_is_rejected(
         train(tmp_path / "run", "training.precision=float16")
 
 
-def test_tally_fails_only_after_failures_in_a_row() -> None:
-    tally = Tally(World(), 10, patience=3)
+def test_training_fails_only_after_failures_in_a_row() -> None:
+    stats = UpdateStats(World(), 10, patience=3)
     norms = [math.inf, math.inf, 2.0, math.nan, math.inf, math.inf, 4.0]
     applied = []
     for norm in norms:
-        tally.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, count=4)
-        applied.append(not bool(tally.found_inf))
+        stats.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, target_count=4)
+        applied.append(not bool(stats.found_inf))
     assert applied == [False, False, True, False, False, False, False]  # nothing after the third in a row
-    report = tally.report()
+    report = stats.report()
     assert report.failed_step == 16
     assert math.isinf(report.gradient_norm)
     assert report.skipped == 5
-    again = Tally(World(), 0, patience=3, skipped_in_a_row=1)
+    again = UpdateStats(World(), 0, patience=3, skipped_in_a_row=1)
     for norm in (math.inf, 2.0, math.inf):
-        again.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, count=4)
+        again.add(torch.tensor(norm), {"nll": torch.tensor(1.5)}, {}, target_count=4)
     report = again.report()
     assert (report.failed_step, report.skipped, report.skipped_in_a_row) == (0, 2, 1)
     assert (report.sums, report.tokens, report.gradient_norm) == ({"nll": 1.5}, 4, 2.0)
@@ -202,11 +202,11 @@ def test_processes_agree_on_skipping_an_update(monkeypatch: pytest.MonkeyPatch) 
 
     others = [1, 0, 1]
     monkeypatch.setattr(dist, "all_reduce", take_minimum)
-    tally = Tally(World(size=2), 0, patience=3)
+    stats = UpdateStats(World(size=2), 0, patience=3)
     applied = []
     for _ in range(3):
-        tally.add(torch.tensor(2.0), {"nll": torch.tensor(1.5)}, {}, count=4)
-        applied.append(not bool(tally.found_inf))
+        stats.add(torch.tensor(2.0), {"nll": torch.tensor(1.5)}, {}, target_count=4)
+        applied.append(not bool(stats.found_inf))
     assert applied == [True, False, True]
-    report = tally.report()
+    report = stats.report()
     assert (report.skipped, report.tokens, report.sums) == (1, 8, {"nll": 3.0})

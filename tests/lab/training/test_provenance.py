@@ -17,7 +17,7 @@ from reefknot.lab.experiment import is_done
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 
 Train = Callable[..., Any]
 
@@ -36,12 +36,14 @@ def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, train: Train
 def test_sessions_with_other_code_are_recorded(
     tmp_path: Path, train: Train, display: Any, signal_in_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment_now = experiments.capture()
-    monkeypatch.setattr(experiments, "capture", lambda: environment_now | {"source_sha256": "of other code"})
+    environment_now = experiments.capture_environment()
+    monkeypatch.setattr(
+        experiments, "capture_environment", lambda: environment_now | {"source_sha256": "of other code"}
+    )
     signal_in_step(2)
     with pytest.raises(Stopped):
         train(tmp_path / "run")
-    monkeypatch.setattr(experiments, "capture", lambda: dict(environment_now))
+    monkeypatch.setattr(experiments, "capture_environment", lambda: dict(environment_now))
     train(tmp_path / "run")
     environment = RunFolder.open(tmp_path / "run").environment or {}
     assert environment["source_sha256"] == environment_now["source_sha256"]
@@ -76,7 +78,7 @@ def test_run_is_done_only_for_its_settings_and_text(tmp_path: Path, tiny_recipe:
 
 
 def train_tied(recipe: Any, out: Path) -> None:
-    experiments.train(recipe, recipe.row("tied"), out, world=experiments.World(), display=Silent())
+    experiments.train(recipe, recipe.row("tied"), out, world=experiments.World(), display=SilentDisplay())
 
 
 def test_every_epoch_ends_with_a_line_of_metrics(tmp_path: Path, train: Train) -> None:

@@ -220,7 +220,7 @@ def test_failed_write_keeps_the_last_checkpoint(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(out.rglob("*.tmp-*"))
-    checkpoint = RunFolder.open(out).checkpoints.latest(pytest.fail)
+    checkpoint = RunFolder.open(out).checkpoints.load_latest(pytest.fail)
     assert checkpoint is not None
     assert checkpoint.path == newest
     train(out, "training.log_every=1")

@@ -22,7 +22,7 @@ from train_together import train
 from reefknot.errors import SettingsError
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.training.distributed import Parallel, World
+from reefknot.lab.training.distributed import ParallelModel, World
 
 RECIPE = Path(__file__).with_name("together.toml")
 ROWS = (
@@ -155,7 +155,7 @@ def test_one_process_resumes_the_run_of_two(
 
 def test_single_process_is_not_sharded() -> None:
     model: Any = torch.nn.Linear(3, 3)
-    assert type(World().parallel(model, shard=True)) is Parallel
+    assert type(World().wrap_model(model, shard=True)) is ParallelModel
 
 
 def test_single_process_reports_that_it_does_not_shard(tmp_path: Path, text: str) -> None:
@@ -169,4 +169,4 @@ def test_error_if_torch_cannot_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "reefknot.lab.training.sharding", raising=False)
     model: Any = torch.nn.Linear(3, 3)
     with pytest.raises(SettingsError, match=r"training.shard needs torch 2.6 .* leave training.shard out"):
-        World(size=2).parallel(model, shard=True)
+        World(size=2).wrap_model(model, shard=True)

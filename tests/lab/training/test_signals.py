@@ -15,7 +15,7 @@ import pytest
 
 from reefknot.errors import Stopped
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.training.signals import WATCHED, StopRequest, stopping_at_once
+from reefknot.lab.training.signals import STOP_SIGNALS, StopRequest, raise_on_signal
 
 Command = Callable[..., list[str]]
 Start = Callable[[list[str]], "subprocess.Popen[str]"]
@@ -48,7 +48,7 @@ def test_signal_saves_and_exits_with_code_75(
         assert process.returncode == 75
         assert "saved; the same command resumes" in errors
         assert "Traceback" not in errors
-        checkpoint = RunFolder.open(out).checkpoints.latest(pytest.fail)
+        checkpoint = RunFolder.open(out).checkpoints.load_latest(pytest.fail)
         assert checkpoint is not None
         assert checkpoint.step > reached
         assert checkpoint.values["progress"]["metrics_lines"] == lines(out)
@@ -56,7 +56,7 @@ def test_signal_saves_and_exits_with_code_75(
         reached = lines(out)
 
 
-@pytest.mark.parametrize("number", WATCHED)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_second_signal_ends_the_process_at_once(start: Start, number: signal.Signals) -> None:
     """After the first signal, the loop below ignores the request, like a step that hangs."""
     code = """
@@ -98,16 +98,16 @@ def test_run_stopped_before_training_or_while_scoring_resumes(
 
 
 def test_signal_handlers_are_restored() -> None:
-    before = [signal.getsignal(number) for number in WATCHED]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with StopRequest() as stop:
         assert not stop
         signal.raise_signal(signal.SIGUSR1)
         assert stop
         assert stop.signal is signal.SIGUSR1
-    assert [signal.getsignal(number) for number in WATCHED] == before
-    with pytest.raises(Stopped, match="enough"), stopping_at_once("enough"):
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+    with pytest.raises(Stopped, match="enough"), raise_on_signal("enough"):
         signal.raise_signal(signal.SIGINT)
-    assert [signal.getsignal(number) for number in WATCHED] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -123,7 +123,7 @@ def test_table_forwards_the_signal_to_its_runs(
     assert process.returncode == 75
     assert errors.splitlines()[-1] == "reefknot: stopped; run the same command to resume"
     for run in list(root.glob("*/seed0"))[:jobs]:
-        checkpoint = RunFolder.open(run).checkpoints.latest(pytest.fail)
+        checkpoint = RunFolder.open(run).checkpoints.load_latest(pytest.fail)
         assert checkpoint is not None
         assert checkpoint.step > 3
         RunFolder.open_for_training(run, RunFolder.open(run).config).close()  # no process trains there any more

@@ -75,7 +75,7 @@ def test_metrics_and_checkpoints_are_complete(tmp_path: Path, ids: NDArray[np.in
     assert len(tracked) == 2 * STEPS
     assert all(line["wall"]["tokens_per_second"] > 0 for line in tracked)
     checkpoints = RunFolder.open(tmp_path).checkpoints
-    best = checkpoints.best()
+    best = checkpoints.best_path()
     assert best is not None
     saved = checkpoints.load(best)
     assert saved.step == 2 * STEPS

@@ -20,7 +20,7 @@ from reefknot.lab.recipes.starts import find_start, start_folder
 from reefknot.lab.runs.folder import RunFolder, config_hash
 from reefknot.lab.tasks import sequence_model
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
 
 STAGES = """
@@ -52,7 +52,7 @@ def staged(tiny_recipe: Callable[..., Path]) -> Callable[..., str]:
 
 
 def train(recipe: Recipe, row: str, out: Path | None = None, start: Path | None = None) -> Any:
-    result = experiments.train(recipe, recipe.row(row), out, world=World(), display=Silent(), start=start)
+    result = experiments.train(recipe, recipe.row(row), out, world=World(), display=SilentDisplay(), start=start)
     return result and result.record()
 
 

@@ -15,7 +15,7 @@ from reefknot.errors import DataError
 from reefknot.lab.runs.checkpoints import Checkpoints
 from reefknot.lab.training.averaging import Averages
 from reefknot.lab.training.distributed import World
-from reefknot.lab.training.state import Progress, TrainState, load_weights, weights
+from reefknot.lab.training.state import Progress, TrainState, load_weights, named_weights
 from reefknot.nn.models.language_model import LanguageModel
 
 
@@ -37,9 +37,9 @@ class Model(nn.Module):
 def new_state(streams: int = 2) -> TrainState:
     model = Model()
     optimiser = torch.optim.Adam(model.parameters(), lr=0.1)  # its state has tensors and numbers
-    parallel = World().parallel(cast(LanguageModel, model))
+    parallel = World().wrap_model(cast(LanguageModel, model))
     hidden = {"h": torch.zeros(1, streams, 3)}
-    return TrainState(parallel, optimiser, hidden, Progress(), scaler=parallel.scaler(enabled=True))
+    return TrainState(parallel, optimiser, hidden, Progress(), scaler=parallel.build_scaler(enabled=True))
 
 
 def used_state() -> TrainState:
@@ -97,7 +97,7 @@ def test_every_part_of_the_state_is_restored(tmp_path: Path) -> None:
     torch.manual_seed(99)
     restored.restore(*saved, World(), 0)
     assert torch.equal(torch.rand(3), after)
-    assert list(flatten(weights(restored.parallel.model))) == list(flatten(weights(state.parallel.model)))
+    assert list(flatten(named_weights(restored.parallel.model))) == list(flatten(named_weights(state.parallel.model)))
     assert list(flatten(restored.optimiser.state_dict())) == list(flatten(state.optimiser.state_dict()))
     assert torch.equal(restored.hidden["h"], state.hidden["h"])
     assert restored.averages is not None
@@ -116,8 +116,8 @@ def test_weights_of_a_checkpoint_are_the_averages(tmp_path: Path) -> None:
     model, _, _ = save_and_load(tmp_path, state, World())
     assert state.averages is not None
     assert torch.equal(model["first.weight"], state.averages.means["first.weight"])
-    assert not torch.equal(model["first.weight"], weights(state.parallel.model)["first.weight"])
-    assert torch.equal(model["scale"], weights(state.parallel.model)["scale"])
+    assert not torch.equal(model["first.weight"], named_weights(state.parallel.model)["first.weight"])
+    assert torch.equal(model["scale"], named_weights(state.parallel.model)["scale"])
 
 
 def test_restoring_fills_the_learning_rate_tensor_in_place(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_checkpoint_with_a_missing_field_is_rejected(tmp_path: Path) -> None:
 
 def test_weights_hold_tied_tables_once_and_no_temporary_buffers(tmp_path: Path) -> None:
     model = Model()
-    assert weights(model).keys() == {"first.weight", "first.bias", "scale"}
+    assert named_weights(model).keys() == {"first.weight", "first.bias", "scale"}
     loaded = Model()
-    load_weights(loaded, weights(model))
+    load_weights(loaded, named_weights(model))
     assert loaded.second.weight is loaded.first.weight
     assert torch.equal(loaded.second.weight, model.first.weight)
     assert not torch.equal(loaded.scratch, model.scratch)
@@ -159,8 +159,8 @@ def test_weights_hold_tied_tables_once_and_no_temporary_buffers(tmp_path: Path) 
 
 def test_weights_of_a_different_model_are_rejected() -> None:
     with pytest.raises(DataError, match=r"a different model: scale do not match"):
-        load_weights(Model(), {**weights(Model()), "scale": torch.zeros(3)})
-    saved = weights(Model())
+        load_weights(Model(), {**named_weights(Model()), "scale": torch.zeros(3)})
+    saved = named_weights(Model())
     saved["extra"] = saved.pop("scale")
     with pytest.raises(DataError, match=r"a different model: extra, scale do not match"):
         load_weights(Model(), saved)

@@ -10,9 +10,9 @@ import torch
 
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.training import throughput
-from reefknot.lab.training.display import progress_line
+from reefknot.lab.training.display import format_progress
 from reefknot.lab.training.distributed import World
-from reefknot.lab.training.throughput import Speed, Throughput, matrix_rate
+from reefknot.lab.training.throughput import Speed, Throughput, measure_matrix_rate
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.inputs.lookup import Lookup
@@ -30,19 +30,19 @@ def test_matrix_rate_of_a_cpu_uses_the_fastest_product(monkeypatch: pytest.Monke
     """After a first product, which is not measured, three products take 2, 0.5 and 1 seconds."""
     readings = iter([0.0, 0.1, 0.1, 1.0, 3.0, 3.0, 3.5, 4.0, 5.0, 5.0])
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
-    monkeypatch.setitem(throughput.SIZES, "cpu", 32)
-    assert matrix_rate("cpu", torch.float32, seconds=0.01) == 2 * 32**3 / 0.5
+    monkeypatch.setitem(throughput.MATRIX_SIZES, "cpu", 32)
+    assert measure_matrix_rate("cpu", torch.float32, seconds=0.01) == 2 * 32**3 / 0.5
 
 
 def test_measuring_does_not_use_the_global_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(throughput.SIZES, "cpu", 32)
+    monkeypatch.setitem(throughput.MATRIX_SIZES, "cpu", 32)
     before = torch.get_rng_state()
-    matrix_rate("cpu", torch.bfloat16, seconds=0.0)
+    measure_matrix_rate("cpu", torch.bfloat16, seconds=0.0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_matrix_rate_is_not_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput, "matrix_rate", lambda *_: pytest.fail("nothing is measured on a CPU"))
+    monkeypatch.setattr(throughput, "measure_matrix_rate", lambda *_: pytest.fail("nothing is measured on a CPU"))
     meter = Throughput(_model(), World(), torch.float32)
     x_BT = torch.zeros(2, 5, dtype=torch.long)
     speed = meter.speed(1000.0, x_BT, x_BT)
@@ -54,17 +54,19 @@ def test_matrix_rate_is_not_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_share_of_the_matrix_rate_counts_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput, "matrix_rate", lambda device, dtype: 1e9 if dtype == torch.bfloat16 else 1.0)
+    monkeypatch.setattr(
+        throughput, "measure_matrix_rate", lambda device, dtype: 1e9 if dtype == torch.bfloat16 else 1.0
+    )
     monkeypatch.setattr(throughput, "peak_memory_bytes", lambda device: 3 * 2**30)
     model = _model()
     world = World(rank=0, size=4, device=torch.device("cuda"))
     meter = Throughput(model, world, torch.bfloat16)
-    assert meter.rate == 4e9
+    assert meter.matrix_rate == 4e9
     x_BT = torch.zeros(2, 5, dtype=torch.long)
     speed = meter.speed(1e5, x_BT, x_BT)
     assert speed.share == pytest.approx(1e5 * model.flops(x_BT, x_BT) / 10 / 4e9)
     assert json.loads(json.dumps(speed.record()))["share"] == speed.share
-    assert Throughput(model, World(rank=1, size=4, device=torch.device("cuda")), torch.bfloat16).rate is None
+    assert Throughput(model, World(rank=1, size=4, device=torch.device("cuda")), torch.bfloat16).matrix_rate is None
 
 
 def test_flops_per_target_come_from_the_window() -> None:
@@ -79,6 +81,6 @@ def test_flops_per_target_come_from_the_window() -> None:
 def test_progress_line_shows_speed_memory_and_time_left() -> None:
     texts = Speed(12_345.6, 1e12, 12 * 2**30, 0.384).describe()
     assert texts == ["12,346 tokens/s", "12.0 GiB", "38% of the matrix rate"]
-    line = progress_line("tied", ["epoch 1/2", *texts], 0.25, 95)
+    line = format_progress("tied", ["epoch 1/2", *texts], 0.25, 95)
     assert line.startswith("tied  ━━╌╌╌╌╌╌╌╌ 25%, 1m35s left  epoch 1/2  12,346 tokens/s")
-    assert progress_line("tied", [], 1.0, 0).endswith("100%, 0s left")
+    assert format_progress("tied", [], 1.0, 0).endswith("100%, 0s left")

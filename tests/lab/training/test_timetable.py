@@ -33,12 +33,18 @@ def timetable(**settings: object) -> Timetable:
 
 def due_updates(table: Timetable) -> dict[str, list[int]]:
     """Return the updates after which each event is due, until training ends."""
-    updates: dict[str, list[int]] = {"epoch_ends": [], "end": [], "log": [], "validation": [], "checkpoint": []}
+    updates: dict[str, list[int]] = {
+        "epoch_ends": [],
+        "training_ends": [],
+        "log": [],
+        "validation": [],
+        "checkpoint": [],
+    }
     progress = Progress()
-    while not table.finished(progress):
+    while not table.is_finished(progress):
         progress.step += 1
         progress.window += 1
-        due = table.due(progress)
+        due = table.due_actions(progress)
         for name, steps in updates.items():
             steps += [progress.step] if getattr(due, name) else []
         if due.epoch_ends:
@@ -49,7 +55,7 @@ def due_updates(table: Timetable) -> dict[str, list[int]]:
 def test_events_are_due_at_epochs_and_intervals() -> None:
     assert due_updates(timetable(epochs=2)) == {
         "epoch_ends": [5, 10],
-        "end": [10],
+        "training_ends": [10],
         "log": [4, 5, 8, 10],
         "validation": [5, 10],
         "checkpoint": [3, 5, 6, 9, 10],
@@ -59,7 +65,7 @@ def test_events_are_due_at_epochs_and_intervals() -> None:
 def test_training_in_updates_may_end_in_mid_epoch() -> None:
     assert due_updates(timetable(updates=7)) == {
         "epoch_ends": [5],
-        "end": [7],
+        "training_ends": [7],
         "log": [4, 5, 7],
         "validation": [5, 7],
         "checkpoint": [3, 5, 6, 7],
@@ -74,28 +80,30 @@ def test_validations_may_be_due_between_epochs(length: dict[str, int]) -> None:
 
 
 def test_early_stop_finishes_training() -> None:
-    assert not timetable(updates=7).finished(Progress(step=6))
-    assert timetable(updates=7).finished(Progress(step=6, stopped="enough"))
+    assert not timetable(updates=7).is_finished(Progress(step=6))
+    assert timetable(updates=7).is_finished(Progress(step=6, stopped="enough"))
 
 
 def test_position_and_share_count_epochs_or_updates() -> None:
     progress = Progress(step=1007, epoch=2, window=2)
-    assert timetable(epochs=40).position_of_total(progress) == "epoch 2/40"
-    assert timetable(updates=286_000).position_of_total(progress) == "update 1,007/286,000"
+    assert timetable(epochs=40).format_position_of_total(progress) == "epoch 2/40"
+    assert timetable(updates=286_000).format_position_of_total(progress) == "update 1,007/286,000"
     assert timetable(epochs=40).epochs_done(progress) == 1.4
     assert timetable(epochs=40).epochs_done(Progress(epoch=2, window=WINDOWS)) == 2
-    assert timetable(epochs=4).done(progress) == 0.35
-    assert timetable(updates=2014).done(progress) == 0.5
+    assert timetable(epochs=4).fraction_done(progress) == 0.35
+    assert timetable(updates=2014).fraction_done(progress) == 0.5
 
 
 def test_time_left_includes_validation_and_saving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1100.0)
     # The second tenth of training took a hundred seconds, and eight tenths are left.
-    assert SessionClock(started=1000.0, done=0.1, tokens=0, seconds=0.0).seconds_left(0.2) == pytest.approx(800.0)
+    assert SessionClock(1000.0, fraction_before=0.1, tokens_before=0, seconds_before=0.0).seconds_left(
+        0.2
+    ) == pytest.approx(800.0)
 
 
 def test_speed_is_that_of_this_session() -> None:
-    clock = SessionClock(started=0.0, done=0.5, tokens=1_000, seconds=100.0)
+    clock = SessionClock(0.0, fraction_before=0.5, tokens_before=1_000, seconds_before=100.0)
     assert clock.speed(Progress(tokens=1_600, seconds=103.0)) == pytest.approx(200.0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reefknot.errors import SettingsError, Stopped
-from reefknot.lab.training.trackers import tensorboard
+from reefknot.lab.training.trackers import open_tensorboard
 
 Metrics = Callable[[Path], list[dict[str, Any]]]
 
@@ -54,4 +54,4 @@ def test_tensorboard_is_off_by_default(tmp_path: Path, train: Any) -> None:
 def test_missing_tensorboard_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(SettingsError, match=r"pip install 'reefknot\[tensorboard\]'"):
-        tensorboard(tmp_path)
+        open_tensorboard(tmp_path)

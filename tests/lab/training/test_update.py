@@ -27,8 +27,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.optimisers import SGD
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.update import CapturedUpdates
-from reefknot.lab.training.update import Update as WindowUpdate
+from reefknot.lab.training.update import CapturedUpdates, Updater
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -264,23 +263,23 @@ def test_replayed_updates_equal_eager_updates(
     outcomes = []
     for replay in (False, True):
         model = copy.deepcopy(built).train()
-        parallel = world.parallel(model)
-        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
+        parallel = world.wrap_model(model)
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
         hidden = model.initial_state(BATCH) if settings.batching == "streams" else {}
         averages = Averages.at_start(parallel.parameters, settings.averaging)
-        state = TrainState(parallel, optimiser, hidden, Progress(), averages, parallel.scaler(False))
-        update = WindowUpdate(model, state, world, settings)
+        state = TrainState(parallel, optimiser, hidden, Progress(), averages, parallel.build_scaler(False))
+        update = Updater(model, state, world, settings)
         if replay:
             # As on a GPU, where the host does not wait for an update.
             update.synchronous = False
-            update._replays = CapturedUpdates(update._make, world.device)
+            update._captured = CapturedUpdates(update._apply_update, world.device)
         torch.manual_seed(2)
         for epoch in (1, 2):
             batches.set_epoch(epoch)
             for index in range(batches.num_windows):
                 with using("reference"):  # the other kernels read a value on the host
                     update(*batches.window(index), 0.5, batches.count_targets(index))
-        outcomes.append((update.tally.report(), model.state_dict(), state.hidden))
+        outcomes.append((update.stats.report(), model.state_dict(), state.hidden))
     assert len(recorded) >= graphs
     (report, weights, hidden), (again, others, carried) = outcomes
     assert report == again

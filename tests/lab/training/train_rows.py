@@ -12,7 +12,7 @@ import torch
 
 from reefknot.lab import experiment as experiments
 from reefknot.lab.recipes.recipe import load_recipe
-from reefknot.lab.training.display import Silent
+from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import join_world
 
 name, out, *overrides = sys.argv[1:]
@@ -20,4 +20,4 @@ recipe = load_recipe(name, overrides)
 torch.set_default_dtype(torch.float64)
 with join_world("cpu") as world:
     for row in recipe.rows:
-        experiments.train(recipe, row, Path(out) / row.slug, world=world, display=Silent())
+        experiments.train(recipe, row, Path(out) / row.slug, world=world, display=SilentDisplay())

@@ -40,7 +40,7 @@ def train(recipe: Recipe, row: Row, out: Path, world: World) -> None:
     run = (
         RunFolder.open_for_training(out, build_run_config(recipe, row, experiment, dataset)) if world.is_first else None
     )
-    world.wait()
+    world.barrier()
     with run or RunFolder.open(out) as opened:
         Trainer(
             model,
@@ -70,7 +70,7 @@ if __name__ == "__main__":
     name, root, *overrides = sys.argv[1:]
     folders = {folder: {run.name for run in folder.iterdir()} for folder in sorted(Path(root).iterdir())}
     with join_world("cpu") as world:
-        world.wait()  # until all processes have listed the folders
+        world.barrier()  # until all processes have listed the folders
         for folder, existing_run in folders.items():
             shard = str(folder.name.startswith("shards")).lower()
             recipe = load_recipe(name, [*overrides, f"training.shard={shard}"])

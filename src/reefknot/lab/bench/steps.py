@@ -42,7 +42,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import Progress, TrainState
-from reefknot.lab.training.update import MicroBatch, Update, carries_state
+from reefknot.lab.training.update import MicroBatch, Updater, carries_state
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -162,15 +162,15 @@ class Looped(Encoder):
         return encoded
 
 
-def prepare_update(model: LanguageModel, settings: TrainingSettings, world: World, streams: int) -> Update:
-    """Return an `Update` at the start of training."""
-    parallel = world.parallel(model)
-    optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
+def prepare_update(model: LanguageModel, settings: TrainingSettings, world: World, streams: int) -> Updater:
+    """Return an `Updater` at the start of training."""
+    parallel = world.wrap_model(model)
+    optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
     hidden = model.initial_state(streams) if carries_state(model, settings) else {}
     averages = Averages.at_start(parallel.parameters, settings.averaging)
-    scaler = parallel.scaler(settings.precision == "float16")
+    scaler = parallel.build_scaler(settings.precision == "float16")
     state = TrainState(parallel, optimiser, hidden, Progress(), averages, scaler)
-    return Update(model, state, world, settings)
+    return Updater(model, state, world, settings)
 
 
 class Workload:
@@ -212,19 +212,19 @@ class Workload:
     def parts(self) -> tuple[Step, Step, Step]:
         """Return the steps of the input end, the encoder and the output end alone, on the first micro-batch."""
         model, batch = self.model, self.micro_batch.to(self.world.device)
-        state, plan = model.initial_state(len(batch.x)), batch.plan
+        state, plan = model.initial_state(len(batch.inputs)), batch.plan
         precision = partial(autocast, self.world.device, self.settings.precision)
         with torch.no_grad(), precision():
-            x_BTD = model.input(batch.x)
+            x_BTD = model.input(batch.inputs)
             h_BTD = model.encoder(x_BTD, state).output
         positions_M = slice(None) if batch.positions is None else batch.positions
-        y_M, h_MD = batch.y.reshape(-1)[positions_M], h_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
+        y_M, h_MD = batch.targets.reshape(-1)[positions_M], h_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
         x_BTD = x_BTD.clone().requires_grad_()
         grad_x_BTD, grad_h_BTD = torch.randn_like(x_BTD), torch.randn_like(h_BTD)
 
         def look_up() -> Tensor:
             with precision():
-                return torch.sum(model.input(batch.x) * grad_x_BTD)
+                return torch.sum(model.input(batch.inputs) * grad_x_BTD)
 
         def encode() -> Tensor:
             with precision():
@@ -289,7 +289,7 @@ def _measure(
         if device == "cuda":
             free_gpu_memory()
         workload = Workload(job, mode, device)
-        if mode == CAPTURED and not workload.update.captured:
+        if mode == CAPTURED and not workload.update.uses_graphs:
             raise Absent(NOT_CAPTURED)
         if device == "cuda":
             # The warm-up counts too: a graph that is replayed allocates nothing that could be counted.

@@ -239,7 +239,7 @@ def _train(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
                 plain(*window)
     else:
         update = prepare_update(model, settings, World(device=device), job.batches.batch_size)
-        if mode == CAPTURED and not update.captured:
+        if mode == CAPTURED and not update.uses_graphs:
             raise Absent(NOT_CAPTURED)
 
         def run() -> None:

@@ -80,7 +80,7 @@ def advise(
     from reefknot.errors import SettingsError
     from reefknot.lab.bench.advise import BODIES, ENDS, advice, choose_bands
     from reefknot.lab.cli.options import check_data
-    from reefknot.lab.runs.environment import capture
+    from reefknot.lab.runs.environment import capture_environment
     from reefknot.lab.text.vocabulary import VocabularySettings
     from reefknot.lab.training.distributed import choose_device
 
@@ -98,7 +98,7 @@ def advise(
     ends = list(dict.fromkeys(end or ENDS))
     num_words = len(dataset.vocabulary)
     rows = [request.measure(name, num_words, bands, in_this_process=len(ends) == 1) for name in ends]
-    environment = capture()
+    environment = capture_environment()
     device_name = environment["gpus"][0] if chosen_device == "cuda" else environment["cpu"]
     if as_json:
         record = {"corpus": dataset.summary, "device": device_name, "body": asdict(request.body), "bands": bands}

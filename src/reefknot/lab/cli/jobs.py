@@ -20,7 +20,7 @@ from types import FrameType
 import typer
 
 from reefknot.errors import ReefknotError, SettingsError, Stopped
-from reefknot.lab.training.signals import listen, restore
+from reefknot.lab.training.signals import install_handlers, restore_handlers
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,12 @@ def run_jobs(jobs: list[Job], max_parallel: int) -> None:
             processes.discard(process)
         return exit_code
 
-    previous_handlers = listen(forward_signal)
+    previous_handlers = install_handlers(forward_signal)
     try:
         with ThreadPoolExecutor(max_parallel) as pool:
             exit_codes = _run_in_order(jobs, lambda job: pool.submit(run_job, job))
     finally:
-        restore(previous_handlers)
+        restore_handlers(previous_handlers)
     # A job that received the signal before it installed its handler was killed. It can be resumed like other jobs.
     if any(exit_codes) and (stopping or Stopped.exit_code in exit_codes):
         raise Stopped("stopped; run the same command to resume")

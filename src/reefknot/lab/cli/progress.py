@@ -22,7 +22,7 @@ def live_progress() -> Iterator[Progress]:
     The function is called with a description of the work and the fraction that is done: `update("scoring", 0.5)`.
     Inside the block, everything that is printed goes to stderr.
     """
-    from reefknot.lab.training.display import open_display, progress_line
+    from reefknot.lab.training.display import format_progress, open_display
 
     start_times: dict[str, float] = {}
     with redirect_stdout(sys.stderr):
@@ -33,7 +33,7 @@ def live_progress() -> Iterator[Progress]:
             elapsed = now - start_times.setdefault(description, now)
             if fraction > 0:
                 remaining = elapsed * (1 - fraction) / fraction
-                display.update(progress_line(description, {}, fraction, remaining))
+                display.update(format_progress(description, {}, fraction, remaining))
 
         try:
             yield update
@@ -50,20 +50,20 @@ class LineProgress:
     """
 
     def __init__(self, description: str, total: int | None) -> None:
-        from reefknot.lab.training.display import Lines
+        from reefknot.lab.training.display import LineDisplay
 
         self._description, self._total = description, total
-        self._display, self._start_time = Lines(), time.monotonic()
+        self._display, self._start_time = LineDisplay(), time.monotonic()
 
     def report(self, lines_done: float) -> None:
         """Report how many lines are done. The number has a fraction if a line is partly done."""
-        from reefknot.lab.training.display import progress_line
+        from reefknot.lab.training.display import format_progress
 
         text = f"{self._description}  {lines_done:,.0f} lines"
         if self._total and lines_done > 0:
             fraction = min(lines_done / self._total, 1.0)
             remaining = (time.monotonic() - self._start_time) * (1 - fraction) / fraction
             counts = [f"{lines_done:,.0f} of {self._total:,} lines"]
-            text = progress_line(self._description, counts, fraction, remaining)
+            text = format_progress(self._description, counts, fraction, remaining)
         with redirect_stdout(sys.stderr):
             self._display.update(text)

@@ -76,12 +76,12 @@ def rank(
         "memory_bytes": memory_bytes,
     }
     context_bound = ""
-    if singular.contexts < rank_bound:
+    if singular.contexts < bound:
         context_bound = f", and {singular.contexts:,} with this few contexts"
     lines = [
         _format_title(singular, split, contexts),
         *(_format_rank(whose, limit, singular) for whose, limit in tolerances.items()),
-        f"dimension of the hidden state {output.context_dim:,}; the rank of this end is at most {rank_bound:,}"
+        f"dimension of the hidden state {output.context_dim:,}; the rank of this end is at most {bound:,}"
         f"{context_bound}",
         f"singular values {largest:.4g} to {smallest:.3g}, in float64, in at most {_format_memory(memory_bytes)}",
     ]

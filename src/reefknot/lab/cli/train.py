@@ -59,7 +59,7 @@ def train(
     from reefknot.lab.cli.options import check_training_data
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
-    from reefknot.lab.training.display import Silent, open_display
+    from reefknot.lab.training.display import SilentDisplay, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
     loaded = load_recipe(recipe, overrides or [], row)
@@ -81,7 +81,7 @@ def train(
         _train_seeds(loaded, options, seeds, out, start)
         return
     with join_world(choose_device(device)) as world:
-        display = open_display() if world.is_first else Silent()
+        display = open_display() if world.is_first else SilentDisplay()
         try:
             train_row(
                 loaded,

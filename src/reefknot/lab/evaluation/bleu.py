@@ -16,7 +16,7 @@ from pydantic import Field
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Settings
-from reefknot.lab.runs.result import LengthBand, Translated
+from reefknot.lab.runs.result import LengthBand, TranslationScores
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -42,11 +42,11 @@ class Metrics(NamedTuple):
     bleu: BLEU
     chrf: CHRF
 
-    def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> Translated:
+    def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> TranslationScores:
         """Return BLEU and chrF of the translations (hypotheses) of a text, with their signatures."""
         bleu = self.bleu.corpus_score(hypotheses, [references])
         chrf = self.chrf.corpus_score(hypotheses, [references])
-        return Translated(
+        return TranslationScores(
             bleu=bleu.score,
             chrf=chrf.score,
             bleu_signature=str(self.bleu.get_signature()),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from reefknot.errors import NonFiniteError, SettingsError
-from reefknot.lab.runs.definition import perplexity, shown
+from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.result import Search
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -83,7 +83,7 @@ class Grid:
         for point, nll in self.points:
             values = tuple(point.values())
             mark = "*" if values == best else " "
-            cells[values] = f"{shown(perplexity(nll))}{mark}"
+            cells[values] = f"{format_perplexity(perplexity(nll))}{mark}"
         rows = [[*row_names, *(f"{column_name} {_format_value(value)}" for value in column_values)]]
         for row_values in sorted({values[:-1] for values in cells}):
             row_cells = [cells.get((*row_values, value), "- ") for value in column_values]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.perplexity import describe_text
-from reefknot.lab.runs.comparability import Difference, difference, same_tokens
+from reefknot.lab.runs.comparability import Difference, find_difference, have_same_tokens
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.text.dataset import Dataset
@@ -35,10 +35,10 @@ def pair_scores(run_a: RunFolder, run_b: RunFolder, split: str, open_texts: Call
     """
     score_a, score_b = (_score_of_run(run, split) for run in (run_a, run_b))
     if run_a.config.get("corpus") == run_b.config.get("corpus"):
-        return Pairing(difference(score_a, score_b, paired=True), same_tokens=True)
+        return Pairing(find_difference(score_a, score_b, paired=True), same_tokens=True)
     score_a = _add_text(score_a, split, run_a, open_texts)
     score_b = _add_text(score_b, split, run_b, open_texts)
-    return Pairing(difference(score_a, score_b, paired=True), same_tokens(score_a, score_b))
+    return Pairing(find_difference(score_a, score_b, paired=True), have_same_tokens(score_a, score_b))
 
 
 def _score_of_run(run: RunFolder, split: str) -> TextScore:

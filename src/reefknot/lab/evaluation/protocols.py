@@ -30,7 +30,7 @@ from torch import Tensor
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.evaluation.perplexity import stream_losses
 from reefknot.lab.runs.definition import perplexity
-from reefknot.lab.runs.result import Counted, Protocol, ProtocolName
+from reefknot.lab.runs.result import Protocol, ProtocolName, ProtocolScores
 from reefknot.lab.text.dataset import Split
 from reefknot.nn.models.language_model import LanguageModel
 
@@ -125,13 +125,13 @@ def score_by_protocol(
             f"the protocol {name} needs an encoder that carries its state, but {type(model.encoder).__name__} carries "
             'none; use the protocol "definition"'
         )
-    scores: dict[str, Counted] = {}
+    scores: dict[str, ProtocolScores] = {}
     for split_name, counting in countings.items():
         split = splits[split_name]
         x_BT, y_BT = counting.inputs_and_targets(split)
         nll_BT = stream_losses(model, x_BT, y_BT, precision=precision)
         mean = counting.mean(nll_BT)
-        scores[split_name] = Counted(perplexity=perplexity(mean), nll=mean, tokens=nll_BT.size)
+        scores[split_name] = ProtocolScores(perplexity=perplexity(mean), nll=mean, tokens=nll_BT.size)
     lines = [
         "perplexity = exp(total negative log-likelihood / divisor), natural logarithm, temperature 1, per token",
         *(counting.describe(splits[split_name]) for split_name, counting in countings.items()),

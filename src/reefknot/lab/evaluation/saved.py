@@ -13,10 +13,10 @@ from typing import Any
 
 from reefknot.lab.evaluation.grid import Grid
 from reefknot.lab.evaluation.perplexity import Score
-from reefknot.lab.runs.changes import differences
-from reefknot.lab.runs.environment import capture
+from reefknot.lab.runs.changes import find_changes
+from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.result import FORMAT, SPLITS, SavedEvaluation, Translated, Translations
+from reefknot.lab.runs.result import FORMAT, SPLITS, SavedEvaluation, Translations, TranslationScores
 
 
 def save_evaluation(
@@ -25,7 +25,7 @@ def save_evaluation(
     settings: dict[str, Any],
     grid: Grid | None,
     scores: Mapping[str, Score],
-    translated: Mapping[str, Translated] | None = None,
+    translated: Mapping[str, TranslationScores] | None = None,
 ) -> str:
     """Save scores, and keep the saved score of the other split if its settings and source code are the same.
 
@@ -40,7 +40,7 @@ def save_evaluation(
     Returns:
         A message that says where the scores are saved, and whether they replace earlier scores.
     """
-    environment = capture()
+    environment = capture_environment()
     summaries = {split: score.summary() for split, score in scores.items()}
     new_evaluation = SavedEvaluation(
         format=FORMAT,
@@ -59,7 +59,7 @@ def save_evaluation(
     old_evaluation = run.evaluation(kind)
     if old_evaluation is not None:
         missing_splits = [split for split in SPLITS if old_evaluation.score(split) and not new_evaluation.score(split)]
-        origin_differences = differences(_origin(old_evaluation), _origin(new_evaluation))
+        origin_differences = find_changes(_origin(old_evaluation), _origin(new_evaluation))
         if origin_differences:
             message = f", replacing an evaluation that differs ({'; '.join(map(str, origin_differences))})"
         elif missing_splits:

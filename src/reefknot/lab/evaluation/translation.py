@@ -28,7 +28,7 @@ from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
 from reefknot.lab.evaluation.decoding import Decoder, decoding
 from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import autocast
-from reefknot.lab.runs.result import Example, Translated
+from reefknot.lab.runs.result import Example, TranslationScores
 from reefknot.lab.text.pair_dataset import SIDES, Lines, PairDataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.nn.models.translator import PAD, Translator
@@ -209,7 +209,7 @@ def rerank(
 class TranslationEvaluation:
     """Translations of a text, one per line of the source, and their scores (BLEU and chrF)."""
 
-    scores: Translated
+    scores: TranslationScores
     translations: list[str]
 
 

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import SettingsError, shorten
-from reefknot.lab.runs.modes import LONGEST, window_sizes
+from reefknot.lab.runs.modes import MAX_TOKENS, parse_window_sizes
 from reefknot.nn.bounds import Ge, Le
 
 Ints = NDArray[np.int64]
-Tokens = Annotated[int, Ge(1), Le(LONGEST)]
-Context = Annotated[int, Ge(0), Le(LONGEST)]
+Tokens = Annotated[int, Ge(1), Le(MAX_TOKENS)]
+Context = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 
 NO_LINES = "the text has no line ends to cut it at (vocabulary.end_of_line = false); use sliding windows"
 
@@ -86,10 +86,10 @@ class Sliding(Windows):
     by_lines = False
 
     def __init__(self, context: Context, stride: Tokens) -> None:
-        if not (0 <= context <= LONGEST and 1 <= stride <= LONGEST):
+        if not (0 <= context <= MAX_TOKENS and 1 <= stride <= MAX_TOKENS):
             raise SettingsError(
                 f"sliding windows: context = {context}, stride = {stride}: context must be at least 0, stride at "
-                f"least 1, and both at most {LONGEST:,}"
+                f"least 1, and both at most {MAX_TOKENS:,}"
             )
         self.context = context
         self.stride = stride
@@ -113,8 +113,10 @@ class Complete(Windows):
     """
 
     def __init__(self, length: Tokens) -> None:
-        if not 1 <= length <= LONGEST:
-            raise SettingsError(f"blocks of whole lines: length = {length}: must be at least 1 and at most {LONGEST:,}")
+        if not 1 <= length <= MAX_TOKENS:
+            raise SettingsError(
+                f"blocks of whole lines: length = {length}: must be at least 1 and at most {MAX_TOKENS:,}"
+            )
         self.length = length
 
     @property
@@ -147,7 +149,7 @@ class Lines(Windows):
 
 def parse_windows(name: str) -> Windows:
     """Return the windows with a name in the format of `Windows.name`."""
-    sizes = window_sizes(name)
+    sizes = parse_window_sizes(name)
     if sizes is None:
         raise SettingsError(f"unknown windows {shorten(name, 60)!r}: use context-C-stride-S, complete-L or lines")
     if sizes.stride:

@@ -22,12 +22,12 @@ from torch import Tensor
 from reefknot.errors import DataError
 from reefknot.lab.interop.fairseq_files import FairseqCheckpoint, read_checkpoint, read_dictionary
 from reefknot.lab.interop.fairseq_layout import EMBEDDINGS, FINAL_NORM, HEAD, LAYERS, TAIL, VERSION, Layout, Options
-from reefknot.lab.runs.environment import capture
+from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder, config_hash
 from reefknot.lab.tasks import build_model, check_experiment
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.training.state import weights
+from reefknot.lab.training.state import named_weights
 from reefknot.nn.encoders.transformer import Block, Transformer
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
 from reefknot.nn.models.language_model import LanguageModel
@@ -97,8 +97,8 @@ def import_checkpoint(
     }
     with RunFolder.open_for_training(out, config) as run:
         vocabulary.save(run.vocabulary_path)
-        run.write_environment(capture())
-        run.checkpoints.save(0, weights(model), {}, {}, fingerprint=config_hash(config))
+        run.write_environment(capture_environment())
+        run.checkpoints.save(0, named_weights(model), {}, {}, fingerprint=config_hash(config))
         run.checkpoints.mark_best(0)
     num_parameters = sum(model.parameter_counts().values())
     notify(f"{out}: {num_parameters:,} parameters, {len(vocabulary):,} words, from {checkpoint}")

@@ -47,9 +47,9 @@ from reefknot.lab.reports.cells import (
 from reefknot.lab.reports.results import Result, collect_runs
 from reefknot.lab.reports.rows import TableRow, has_only_similarity, has_only_times, join_runs
 from reefknot.lab.reports.table import rows_from_recipe, to_markdown
-from reefknot.lab.runs.definition import context
+from reefknot.lab.runs.definition import describe_context
 from reefknot.lab.runs.folder import folder_name
-from reefknot.lab.runs.modes import in_words
+from reefknot.lab.runs.modes import describe_mode
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 from reefknot.storage.files import write_text
@@ -382,7 +382,7 @@ def _describe_origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
     results = [result for row in table.rows for result in row.results]
     command = f"reefknot table {table.name} --seeds {1 + max(record.seed for record in records)} --data DIR"
     test_scores = [record.test for record in records if record.test]
-    context_definition = next(filter(None, map(context, test_scores)), "")
+    context_definition = next(filter(None, map(describe_context, test_scores)), "")
     signatures = dict.fromkeys(
         scores.bleu_signature
         for row in table.rows
@@ -435,7 +435,9 @@ def _describe_evaluations(table: RecipeTable) -> str:
         (row.mode, evaluation.command) for row in table.rows if row.mode for evaluation in row.evaluations
     )
     return "".join(
-        f" `{upgrade_command(command)}` evaluates them with {in_words(mode)}." for mode, command in commands if command
+        f" `{upgrade_command(command)}` evaluates them with {describe_mode(mode)}."
+        for mode, command in commands
+        if command
     )
 
 

@@ -30,7 +30,7 @@ from reefknot.lab.config.overrides import merge, override
 from reefknot.lab.config.settings import Mistake, build_settings_error, reject_deep_nesting
 from reefknot.lab.recipes.file import RecipeFile, find_recipe, get_string, read_recipe_file
 from reefknot.lab.recipes.file import Row as Row
-from reefknot.lab.runs.changes import Change, differences
+from reefknot.lab.runs.changes import Change, find_changes
 from reefknot.lab.tasks import build_model, load_task, validate_experiment
 from reefknot.lab.tasks.contract import Experiment
 
@@ -206,9 +206,9 @@ def _list_changes(row_settings: Mapping[str, Any], settings: Mapping[str, Any], 
     """
     original = validate_experiment(row_settings, "")
     if isinstance(original, list):
-        changes = differences(_as_json(row_settings), _as_json(settings))
+        changes = find_changes(_as_json(row_settings), _as_json(settings))
     else:
-        changes = differences(original.model_dump(mode="json"), experiment.model_dump(mode="json"))
+        changes = find_changes(original.model_dump(mode="json"), experiment.model_dump(mode="json"))
     return [change for change in changes if change.key not in IGNORED_SETTINGS]
 
 

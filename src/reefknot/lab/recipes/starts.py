@@ -112,5 +112,5 @@ def _recorded_start(out: Path) -> dict[str, str] | None:
     if not (out / "config.json").exists():
         return None
     run = RunFolder.open(out)
-    has_weights = run.result is not None or run.checkpoints.latest(silent) is not None
+    has_weights = run.result is not None or run.checkpoints.load_latest(silent) is not None
     return run.config.get("start") if has_weights else None

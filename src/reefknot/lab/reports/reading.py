@@ -32,7 +32,7 @@ from reefknot.lab.reports.rows import (
     time_ratios,
 )
 from reefknot.lab.reports.table import ranking_split
-from reefknot.lab.runs.modes import in_words
+from reefknot.lab.runs.modes import describe_mode
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric
 
 
@@ -97,7 +97,7 @@ def _name_extremes(rows: Sequence[TableRow], metric: Metric, split: str, name_co
     """Name the best and the worst of some rows with the same corpus and evaluation mode."""
     score_name = f"{'validation' if split == 'valid' else 'test'} {metric.name}"
     score_name += f" on {rows[0].scored_corpus}" if name_corpus else ""
-    score_name += f" with {in_words(rows[0].special_mode)}" if rows[0].special_mode else ""
+    score_name += f" with {describe_mode(rows[0].special_mode)}" if rows[0].special_mode else ""
     ordered = sorted(rows, key=lambda row: metric.sign * _mean(row.mean_score(metric, split)))
     best, worst = ordered[0], ordered[-1]
     best_score = format_score(metric, best.mean_score(metric, split))

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports.results import Result, Spread, differing_keys, distinguishing_settings, flatten
 from reefknot.lab.runs.changes import Change
-from reefknot.lab.runs.comparability import Difference, difference, in_table
-from reefknot.lab.runs.modes import MODES, in_words
-from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, Translated
+from reefknot.lab.runs.comparability import Difference, explain_in_table, find_difference
+from reefknot.lab.runs.modes import MODES, describe_mode
+from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, TranslationScores
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric, TextScore
 
 FOOTNOTE_SIGNS = "†‡§¶"
@@ -160,7 +160,7 @@ class TableRow:
             return None
         return perplexity.mean / paper_perplexity - 1
 
-    def translation_scores(self, split: str) -> list[Translated]:
+    def translation_scores(self, split: str) -> list[TranslationScores]:
         """Return the translation scores on a split, of the finished runs or of the evaluations."""
         scores = (record.translated(split) for record in (*self.records, *self.evaluations))
         return [score for score in scores if score]
@@ -273,7 +273,7 @@ def _add_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
         complete.append(row)
         for mode in dict.fromkeys(mode for result in row.results for mode in result.evaluations):
             if (row.recipe, row.base_name, mode) not in listed:
-                name = f"{row.name} + {in_words(mode)}"
+                name = f"{row.name} + {describe_mode(mode)}"
                 evaluation = TableRow(name, recipe=row.recipe, source_row=row.base_name, mode=mode)
                 complete += _add_source_runs(evaluation, [row])
     return complete
@@ -463,7 +463,7 @@ def _describe_row(row: TableRow, reference: TableRow | None) -> str:
         prefix = ""
         if gap.prevents:
             prefix = "perplexity not comparable: " if row.translation_scores("test") else "not comparable: "
-        remarks.append(prefix + in_table(gap, reference.name))
+        remarks.append(prefix + explain_in_table(gap, reference.name))
     return "; ".join(remarks)
 
 
@@ -489,7 +489,7 @@ def _not_improved_remark(results: Sequence[Result]) -> str:
 
 def _score_difference(row: TableRow, other: TableRow) -> Difference | None:
     """Return how the definitions of two rows' scores differ, or None if they do not differ."""
-    return difference(row.score, other.score) if row.score and other.score else None
+    return find_difference(row.score, other.score) if row.score and other.score else None
 
 
 def _can_compare(row: TableRow, other: TableRow) -> bool:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from reefknot.lab.reports.drawing import COLOURS, Plot, add_legend, describe_left_out, render_svg, row_style
 from reefknot.lab.reports.rows import TableRow, group_by_bleu
-from reefknot.lab.runs.result import Example, LengthBand, Translated
+from reefknot.lab.runs.result import Example, LengthBand, TranslationScores
 from reefknot.lab.text.bpe import format_token
 
 MAX_ATTENTION_PLOTS = 2
@@ -99,7 +99,7 @@ def plot_attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
     return plots
 
 
-def list_run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Translated]]:
+def list_run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TranslationScores]]:
     """Return the row, the seed and the scores of each run of a translator.
 
     The scores are on the test text, or on the validation text if test scores are withheld.

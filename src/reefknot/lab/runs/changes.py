@@ -1,4 +1,10 @@
-"""Settings that differ between two configurations: key, old value and new value."""
+"""Compare two configurations, and list the settings that differ.
+
+    find_changes({"training": {"epochs": 60}}, {"training": {"epochs": 25}})
+    # [Change(key="training.epochs", old=60, new=25)], printed as training.epochs: 60 -> 25
+
+Error messages list the changes, and results store them as the field `changed`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,8 @@ from typing import Any
 
 from reefknot.lab.runs.stored import Stored
 
-_ABSENT = object()
-_LONGEST = 60  # a message shows at most this many characters of a value
+_NOT_SET = object()
+_MAX_VALUE_LENGTH = 60  # a message shows at most this many characters of a value
 
 
 class Change(Stored):
@@ -30,33 +36,42 @@ class Change(Stored):
 
     def describe(self, null: str = "null") -> str:
         """Return `key: old -> new`, with `null` for a value of None."""
-        return f"{self.key}: {self._shown('old', null)} -> {self._shown('new', null)}"
+        return f"{self.key}: {self._format_value('old', null)} -> {self._format_value('new', null)}"
 
-    def _shown(self, side: str, null: str) -> str:
+    def _format_value(self, side: str, null: str) -> str:
+        """Format the value of a side, `old` or `new`."""
         if side not in self.model_fields_set:
             return "not set"
         value = getattr(self, side)
         text = null if value is None else json.dumps(value, ensure_ascii=False)
-        return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+        if len(text) > _MAX_VALUE_LENGTH:
+            text = text[: _MAX_VALUE_LENGTH - 3] + "..."
+        return text
 
     def __hash__(self) -> int:
-        return hash((self.key, canonical(self.old), canonical(self.new)))
+        return hash((self.key, canonical_json(self.old), canonical_json(self.new)))
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Return the differences between two nested settings, in the order of the old settings."""
-    return list(_differences(old, new, ""))
+    return list(_iterate_changes(old, new, ""))
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Return a value as JSON that does not depend on the order of keys."""
     return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":"))
 
 
-def _differences(old: Any, new: Any, key: str) -> Iterator[Change]:
+def _iterate_changes(old: Any, new: Any, key: str) -> Iterator[Change]:
+    """Yield the changes between two values, which may be nested settings. `key` is their dotted name."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in [*old, *(name for name in new if name not in old)]:
-            dotted = f"{key}.{name}" if key else str(name)
-            yield from _differences(old.get(name, _ABSENT), new.get(name, _ABSENT), dotted)
-    elif old is _ABSENT or new is _ABSENT or canonical(old) != canonical(new):
-        yield Change(key=key, **{side: value for side, value in (("old", old), ("new", new)) if value is not _ABSENT})
+        added_names = [name for name in new if name not in old]
+        for name in [*old, *added_names]:
+            dotted_name = f"{key}.{name}" if key else str(name)
+            yield from _iterate_changes(old.get(name, _NOT_SET), new.get(name, _NOT_SET), dotted_name)
+    elif old is _NOT_SET:
+        yield Change(key=key, new=new)
+    elif new is _NOT_SET:
+        yield Change(key=key, old=old)
+    elif canonical_json(old) != canonical_json(new):
+        yield Change(key=key, old=old, new=new)

@@ -1,5 +1,8 @@
 """Checkpoints that survive a kill at any time: written to a temporary folder, checksummed, then renamed.
 
+`Checkpoints` is the class to start from: it saves, loads and deletes the checkpoints of one run folder, and marks the
+best checkpoint.
+
     RUN/checkpoints/step_00000500/model.safetensors    the parameters
                                   state.safetensors    all other tensors of the training state
                                   state.json           values of the training state that are not tensors
@@ -32,16 +35,16 @@ from reefknot.storage import files as durable
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODEL: Final = "model.safetensors"
-STATE: Final = "state.safetensors"
-VALUES: Final = "state.json"
-MANIFEST: Final = "MANIFEST.json"
+MODEL_FILE: Final = "model.safetensors"
+STATE_FILE: Final = "state.safetensors"
+VALUES_FILE: Final = "state.json"
+MANIFEST_FILE: Final = "MANIFEST.json"
 # The names are fixed, so that a manifest cannot make us read any other file.
 FileName = Literal["model.safetensors", "state.safetensors", "state.json"]
-_Stamp = tuple[tuple[int, int, int], ...]  # inode, size and modification time of each file
+_FileStats = tuple[tuple[int, int, int], ...]  # inode, size and modification time of each file
 RESTORE = "restore it, or train the row again with another --out"
 """Advice for messages about a damaged or missing file of a run."""
-_FOLDER = re.compile(r"(step|pause|mean)_(\d{8,})")
+_FOLDER_NAME = re.compile(r"(step|pause|mean)_(\d{8,})")
 _HEADER_BYTES = 256  # a generous estimate of the size of a tensor's entry in the header of a file
 
 
@@ -52,21 +55,29 @@ class Checkpoint:
     path: Path
     step: int
     model: dict[str, Tensor]
+    """The parameters."""
     state: dict[str, Tensor]
+    """All other tensors of the training state."""
     values: dict[str, Any]
+    """Values of the training state that are not tensors."""
     fingerprint: str
+    """Hash of the settings of the run."""
 
 
-class _File(Settings):
+class _FileEntry(Settings):
+    """The entry of one file in a manifest."""
+
     size: int
     sha256: str
 
 
 class _Manifest(Settings):
+    """The content of MANIFEST.json."""
+
     format: Literal[2] = 2
     step: int
     fingerprint: str
-    files: dict[FileName, _File]
+    files: dict[FileName, _FileEntry]
     sha256: str = ""
 
     def encode(self) -> bytes:
@@ -84,7 +95,7 @@ class Checkpoints:
         self.run = Path(run_folder)
         self.folder = self.run / "checkpoints"
         self.keep = keep
-        self._verified: dict[Path, _Stamp | None] = {}  # file stamps when every byte was last verified
+        self._verified_stats: dict[Path, _FileStats | None] = {}  # file stats when every byte was last verified
 
     def save(
         self,
@@ -110,13 +121,13 @@ class Checkpoints:
         Returns:
             The folder of the checkpoint.
         """
-        path = self.folder / f"pause_{step:08d}" if pause else self.path_of(step)
+        path = self.folder / f"pause_{step:08d}" if pause else self.step_path(step)
         if not self._is_intact(path):
             self._commit(Checkpoint(path, step, model, state, values, fingerprint))
             self._prune(path)
         return path
 
-    def average(self, last: int) -> Path:
+    def save_average(self, last: int) -> Path:
         """Commit the mean of the weights of the last steps, and mark it as the best checkpoint.
 
         Sums are computed in float64. Tensors that are not floating point are copied from the newest step. Training
@@ -130,41 +141,41 @@ class Checkpoints:
         """
         if last < 1:
             raise ValueError("last must be at least 1")
-        steps = [path for path in self._newest_first() if _is_step(path)][:last]
-        if not steps:
+        step_paths = [path for path in self._newest_first() if _is_step(path)][:last]
+        if not step_paths:
             raise DataError(f"{self.run} has no checkpoint to average: train it first (reefknot train)")
-        path = self.folder / steps[0].name.replace("step", "mean")
+        path = self.folder / step_paths[0].name.replace("step", "mean")
         if not self._is_intact(path):
-            self._commit(_mean(path, steps))
-        self._mark_best(path)
+            self._commit(_compute_mean(path, step_paths))
+        self._link_best(path)
         return path
 
     def _commit(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint to a temporary folder, then rename the folder."""
         path = checkpoint.path
-        encoded = durable.encode_json(checkpoint.values)
+        encoded_values = durable.encode_json(checkpoint.values)
         tensors = [*checkpoint.model.values(), *checkpoint.state.values()]
-        needed = len(encoded) + sum(t.numel() * t.element_size() + _HEADER_BYTES for t in tensors)
-        prepared = durable.temporary_path(path)
+        tensor_bytes = sum(tensor.numel() * tensor.element_size() + _HEADER_BYTES for tensor in tensors)
+        temporary = durable.temporary_path(path)
         try:
             with durable.writing(path):
-                self._prepare_folder(needed)
-                prepared.mkdir()
-                files: dict[FileName, _File] = {
-                    MODEL: _put(prepared / MODEL, durable.encode_tensors(checkpoint.model)),
-                    STATE: _put(prepared / STATE, durable.encode_tensors(checkpoint.state)),
-                    VALUES: _put(prepared / VALUES, encoded),
+                self._prepare_folder(len(encoded_values) + tensor_bytes)
+                temporary.mkdir()
+                files: dict[FileName, _FileEntry] = {
+                    MODEL_FILE: _write_file(temporary / MODEL_FILE, durable.encode_tensors(checkpoint.model)),
+                    STATE_FILE: _write_file(temporary / STATE_FILE, durable.encode_tensors(checkpoint.state)),
+                    VALUES_FILE: _write_file(temporary / VALUES_FILE, encoded_values),
                 }
                 manifest = _Manifest(step=checkpoint.step, fingerprint=checkpoint.fingerprint, files=files)
-                durable.write_and_sync(prepared / MANIFEST, manifest.encode())
-                durable.sync(prepared)
+                durable.write_and_sync(temporary / MANIFEST_FILE, manifest.encode())
+                durable.sync(temporary)
                 if path.exists():
                     shutil.rmtree(path)  # it is damaged: intact checkpoints are never written again
-                stamp = _stamp(prepared)
-                durable.commit(prepared, path)
-                self._verified[path] = stamp
+                stats = _file_stats(temporary)
+                durable.commit(temporary, path)
+                self._verified_stats[path] = stats
         except BaseException:
-            durable.remove(prepared)
+            durable.remove(temporary)
             raise
 
     def load(self, path: Path) -> Checkpoint:
@@ -173,20 +184,20 @@ class Checkpoints:
         Raises:
             DataError: A file is missing or damaged. The message names it.
         """
-        stamp = _stamp(path)
+        stats = _file_stats(path)
         manifest = _read_manifest(path)
         checkpoint = Checkpoint(
             path=path,
             step=manifest.step,
-            model=durable.decode_tensors(_read(path, MODEL, manifest), path / MODEL),
-            state=durable.decode_tensors(_read(path, STATE, manifest), path / STATE),
-            values=durable.decode_object(_read(path, VALUES, manifest), path / VALUES),
+            model=durable.decode_tensors(_read_file(path, MODEL_FILE, manifest), path / MODEL_FILE),
+            state=durable.decode_tensors(_read_file(path, STATE_FILE, manifest), path / STATE_FILE),
+            values=durable.decode_object(_read_file(path, VALUES_FILE, manifest), path / VALUES_FILE),
             fingerprint=manifest.fingerprint,
         )
-        self._verified[path] = stamp
+        self._verified_stats[path] = stats
         return checkpoint
 
-    def latest(self, notify: Callable[[str], None]) -> Checkpoint | None:
+    def load_latest(self, notify: Callable[[str], None]) -> Checkpoint | None:
         """Load the newest intact checkpoint, or return None if no checkpoint was ever committed.
 
         Args:
@@ -206,125 +217,132 @@ class Checkpoints:
             raise DataError(f"no checkpoint of {self.run} can be used: {errors[0]}; train to another --out")
         return None
 
-    def path_of(self, step: int) -> Path:
+    def step_path(self, step: int) -> Path:
+        """Return the folder of the checkpoint of a step, whether it exists or not."""
         return self.folder / f"step_{step:08d}"
 
     def mark_best(self, step: int) -> None:
         """Point RUN/best at a committed step."""
-        path = self.path_of(step)
+        path = self.step_path(step)
         if not path.is_dir():
             raise DataError(f"{path} is missing, so it cannot be marked as the best checkpoint")
-        self._mark_best(path)
+        self._link_best(path)
 
-    def _mark_best(self, path: Path) -> None:
+    def _link_best(self, path: Path) -> None:
         link = self.run / "best"
-        prepared = durable.temporary_path(link)
+        temporary = durable.temporary_path(link)
         durable.remove_leftovers(self.run)
         with durable.writing(link):
-            prepared.symlink_to(path.relative_to(self.run))
-            durable.commit(prepared, link)
+            temporary.symlink_to(path.relative_to(self.run))
+            durable.commit(temporary, link)
 
-    def best(self) -> Path | None:
+    def best_path(self) -> Path | None:
         """Return the folder that RUN/best points to, or None if no checkpoint was marked as the best."""
         link = self.run / "best"
         if not link.is_symlink():
             return link if link.is_dir() else None  # a folder if the run was copied with its links resolved
         path = self.run / link.readlink()
-        if path.parent != self.folder or not _FOLDER.fullmatch(path.name) or not path.is_dir():
+        if path.parent != self.folder or not _FOLDER_NAME.fullmatch(path.name) or not path.is_dir():
             raise DataError(f"{link} points to {link.readlink()}, which is not a checkpoint of this run")
         return path
 
-    def averaged(self) -> list[str]:
+    def averaged_steps(self) -> list[str]:
         """Return the steps whose mean is marked as the best; an empty list if the best is a single step."""
-        if (best := self.best()) is None:
+        best = self.best_path()
+        if best is None:
             return []
-        values = durable.decode_object(_read(best, VALUES, _read_manifest(best)), best / VALUES)
+        values = durable.decode_object(_read_file(best, VALUES_FILE, _read_manifest(best)), best / VALUES_FILE)
         return list(values.get("mean_of", []))
 
     def _newest_first(self) -> list[Path]:
         """Return the checkpoints that training can resume from: steps and pauses."""
-        folders = (*self.folder.glob("step_*"), *self.folder.glob("pause_*"))
-        numbered = [(int(match[2]), path) for path in folders if (match := _FOLDER.fullmatch(path.name))]
-        return [path for _, path in sorted(numbered, reverse=True)]
+        numbered_paths = []
+        for path in (*self.folder.glob("step_*"), *self.folder.glob("pause_*")):
+            match = _FOLDER_NAME.fullmatch(path.name)
+            if match:
+                numbered_paths.append((int(match[2]), path))
+        return [path for _, path in sorted(numbered_paths, reverse=True)]
 
-    def _prepare_folder(self, needed: int) -> None:
-        """Create the folder, remove what a killed process left in it, and check that `needed` bytes are free."""
+    def _prepare_folder(self, needed_bytes: int) -> None:
+        """Create the folder, remove what a killed process left in it, and check that enough bytes are free."""
         if not self.folder.is_dir():
             self.folder.mkdir()
             durable.sync(self.run)
         durable.remove_leftovers(self.folder)
         disk = os.statvfs(self.folder)
-        free = disk.f_bavail * disk.f_frsize
-        if disk.f_blocks and free < needed:  # some network file systems report no blocks at all
+        free_bytes = disk.f_bavail * disk.f_frsize
+        if disk.f_blocks and free_bytes < needed_bytes:  # some network file systems report no blocks at all
             raise ResourceError(
-                f"a checkpoint needs {needed:,} bytes and {self.folder} has {free:,} free; "
+                f"a checkpoint needs {needed_bytes:,} bytes and {self.folder} has {free_bytes:,} free; "
                 "free some space and run the same command again"
             )
 
     def _prune(self, newest: Path) -> None:
         """Delete all checkpoints except `newest`, the newest intact steps up to `keep` in total, and the best."""
         link = self.run / "best"
-        best = link.readlink().name if link.is_symlink() else None
-        intact = int(_is_step(newest))
+        best_name = link.readlink().name if link.is_symlink() else None
+        kept_steps = int(_is_step(newest))
         # Reading all checkpoints after every save would cost more than saving, so a verified checkpoint counts as
-        # intact while the stamps of its files are unchanged. Bit rot does not change a stamp. So before an older step
+        # intact while the stats of its files are unchanged. Bit rot does not change the stats. So before an older step
         # is deleted, the oldest step to keep is read in full. Then at least two steps are certainly intact: this step
         # and the newest step, which was just written.
         for path in self._newest_first():
             if path == newest:
                 continue
-            if intact < self.keep and _is_step(path) and self._is_intact(path, reread=intact == self.keep - 1):
-                intact += 1
-            elif path.name != best:
+            is_last_to_keep = kept_steps == self.keep - 1
+            if kept_steps < self.keep and _is_step(path) and self._is_intact(path, reread=is_last_to_keep):
+                kept_steps += 1
+            elif path.name != best_name:
                 durable.remove(path)
-                self._verified.pop(path, None)
+                self._verified_stats.pop(path, None)
 
     def _is_intact(self, path: Path, *, reread: bool = True) -> bool:
         """Return whether every byte matches the manifest.
 
         Args:
             path: The folder of the checkpoint.
-            reread: Whether to read the files even if their stamps are unchanged since they were last verified.
+            reread: Whether to read the files even if their stats are unchanged since they were last verified.
         """
-        stamp = _stamp(path)
-        if not reread and stamp is not None and stamp == self._verified.get(path):
+        stats = _file_stats(path)
+        if not reread and stats is not None and stats == self._verified_stats.get(path):
             return True
         try:
             manifest = _read_manifest(path)
             for name in get_args(FileName):
-                _read(path, name, manifest)
+                _read_file(path, name, manifest)
         except DataError:
             return False
-        self._verified[path] = stamp
+        self._verified_stats[path] = stats
         return True
 
 
-def _put(path: Path, data: bytes) -> _File:
+def _write_file(path: Path, data: bytes) -> _FileEntry:
     """Write one file of a checkpoint and return its entry in the manifest."""
     durable.write_and_sync(path, data)
-    return _File(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return _FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def _read_manifest(folder: Path) -> _Manifest:
-    path = folder / MANIFEST
+    """Read and check the manifest of a checkpoint."""
+    path = folder / MANIFEST_FILE
     data = durable.read_bytes(path)
     try:
         manifest = _Manifest.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "JSON"
-        raise DataError(f"{path} is truncated or has another format ({field}: {first['msg']})") from error
+        first_error = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first_error["loc"])) or "JSON"
+        raise DataError(f"{path} is truncated or has another format ({field}: {first_error['msg']})") from error
     if manifest.encode() != data:
         raise DataError(f"{path} does not match its own SHA-256")
     if len(manifest.files) < len(get_args(FileName)):
         raise DataError(f"{path} does not list all of {', '.join(get_args(FileName))}")
-    match = _FOLDER.fullmatch(folder.resolve().name)
+    match = _FOLDER_NAME.fullmatch(folder.resolve().name)
     if match and int(match[2]) != manifest.step:
         raise DataError(f"{path} is for step {manifest.step}, but the name of its folder has another step")
     return manifest
 
 
-def _read(folder: Path, name: FileName, manifest: _Manifest) -> bytes:
+def _read_file(folder: Path, name: FileName, manifest: _Manifest) -> bytes:
     """Return the bytes of one file after checking them against the manifest."""
     path = folder / name
     entry = manifest.files[name]
@@ -336,30 +354,32 @@ def _read(folder: Path, name: FileName, manifest: _Manifest) -> bytes:
     return data
 
 
-def _mean(path: Path, steps: list[Path]) -> Checkpoint:
-    """Return the mean of some steps, given newest first, as a checkpoint with weights only."""
-    newest, *others = steps
-    manifest, model = _read_weights(newest)
-    sums = {name: tensor.double() for name, tensor in model.items() if tensor.is_floating_point()}
-    for step in others:
-        step_manifest, weights = _read_weights(step)
-        if step_manifest.fingerprint != manifest.fingerprint or _shapes(weights) != _shapes(model):
-            raise DataError(f"{step} and {newest} belong to different runs and cannot be averaged; remove {step.name}")
+def _compute_mean(path: Path, step_paths: list[Path]) -> Checkpoint:
+    """Return the mean of some steps, given newest first, as a checkpoint with weights only, to be saved at `path`."""
+    newest, *older_paths = step_paths
+    manifest, newest_weights = _read_weights(newest)
+    sums = {name: tensor.double() for name, tensor in newest_weights.items() if tensor.is_floating_point()}
+    for older in older_paths:
+        older_manifest, weights = _read_weights(older)
+        if older_manifest.fingerprint != manifest.fingerprint or _shapes(weights) != _shapes(newest_weights):
+            raise DataError(
+                f"{older} and {newest} belong to different runs and cannot be averaged; remove {older.name}"
+            )
         for name, total in sums.items():
             total += weights[name]
-    mean = {name: (total / len(steps)).to(model[name].dtype) for name, total in sums.items()}
-    values = {"mean_of": [step.name for step in reversed(steps)]}
-    return Checkpoint(path, manifest.step, model | mean, {}, values, manifest.fingerprint)
+    means = {name: (total / len(step_paths)).to(newest_weights[name].dtype) for name, total in sums.items()}
+    values = {"mean_of": [step_path.name for step_path in reversed(step_paths)]}
+    return Checkpoint(path, manifest.step, newest_weights | means, {}, values, manifest.fingerprint)
 
 
-def _read_weights(step: Path) -> tuple[_Manifest, dict[str, Tensor]]:
+def _read_weights(step_path: Path) -> tuple[_Manifest, dict[str, Tensor]]:
     try:
-        manifest = _read_manifest(step)
-        return manifest, durable.decode_tensors(_read(step, MODEL, manifest), step / MODEL)
+        manifest = _read_manifest(step_path)
+        return manifest, durable.decode_tensors(_read_file(step_path, MODEL_FILE, manifest), step_path / MODEL_FILE)
     except DataError as error:
         raise DataError(
-            f"{error}; {step.name} cannot be averaged: remove it and all later checkpoints, and run the same command "
-            "again"
+            f"{error}; {step_path.name} cannot be averaged: remove it and all later checkpoints, and run the same "
+            "command again"
         ) from error
 
 
@@ -371,10 +391,10 @@ def _is_step(path: Path) -> bool:
     return path.name.startswith("step_")
 
 
-def _stamp(folder: Path) -> _Stamp | None:
+def _file_stats(folder: Path) -> _FileStats | None:
     """Return the inode, size and modification time of every file of a checkpoint, or None if a file is missing."""
     try:
-        stats = [(folder / name).stat() for name in (MANIFEST, *get_args(FileName))]
+        results = [(folder / name).stat() for name in (MANIFEST_FILE, *get_args(FileName))]
     except OSError:
         return None
-    return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in stats)
+    return tuple((result.st_ino, result.st_size, result.st_mtime_ns) for result in results)

@@ -1,11 +1,14 @@
 """Decide whether two perplexities may be compared.
 
+`find_difference` returns the most serious difference between two scores, or None. `explain_in_table` and
+`explain_in_comparison` describe it to the user.
+
 The probability of a word under a sub-word model is the product over its sub-words, so perplexities per word can be
 compared even if the tokens differ. Four conditions must hold: the text is the same, both scores include line ends or
-neither does, the same words are scored as <unk>, and the amount of context is similar. `difference` checks them on the
-fields of two scores. A fact that is not known, as in old results, is assumed to be equal.
+neither does, the same words are scored as <unk>, and the amount of context is similar. A value that is not known, as in
+old results, is assumed to be equal.
 
-Losses of single tokens can be paired only if the tokens are also the same (`same_tokens`).
+Losses of single tokens can be paired only if the tokens are also the same (`have_same_tokens`).
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reefknot.lab.runs.definition import cut
+from reefknot.lab.runs.definition import describe_division
 from reefknot.lab.runs.scores import ScoredText, TextScore
 
 LONG_STREAM = 1_000
-"""In a stream of at least this many tokens, the missing context at its beginning hardly affects the score."""
+"""In a stream (a contiguous part of a text) of at least this many tokens, the missing context at its beginning hardly
+affects the score."""
 
 
 class Aspect(StrEnum):
@@ -37,112 +41,123 @@ class Difference:
     """The most serious difference between two scores."""
 
     aspect: Aspect
-    here: TextScore
-    there: TextScore
+    score: TextScore
+    other: TextScore
     prevents: bool = True
     """Whether the scores must not be compared; False if they may be, with a note about the difference."""
 
 
-def difference(here: TextScore, there: TextScore, *, paired: bool = False) -> Difference | None:
+def find_difference(score: TextScore, other: TextScore, *, paired: bool = False) -> Difference | None:
     """Return the most serious known difference between two scores, or None if there is no known difference.
 
     Args:
-        here: The first score.
-        there: The score that it is compared with.
+        score: The first score.
+        other: The score that it is compared with.
         paired: Whether losses are compared token by token. If so, a different number of streams prevents the
             comparison, because more streams mean less context. In a table, it does so only if streams are short.
     """
-    ours, theirs = _facts(here), _facts(there)
+    score_values, other_values = _compared_values(score), _compared_values(other)
     for aspect in Aspect:
-        if any(_unequal(*facts) for facts in zip(ours[aspect], theirs[aspect], strict=True)):
-            return Difference(aspect, here, there, _prevents(aspect, here, there, paired=paired))
+        if _are_known_to_differ(score_values[aspect], other_values[aspect]):
+            return Difference(aspect, score, other, _prevents_comparison(aspect, score, other, paired=paired))
     return None
 
 
-def same_tokens(here: TextScore, there: TextScore) -> bool:
+def have_same_tokens(score: TextScore, other: TextScore) -> bool:
     """Return whether two scores are known to be of the same tokens."""
-    ours, theirs = here.text, there.text
-    if ours is None or theirs is None or not ours.complete:
+    text, other_text = score.text, other.text
+    if text is None or other_text is None or not text.complete:
         return False
-    return (ours.sha256, ours.vocabulary_sha256) == (theirs.sha256, theirs.vocabulary_sha256)
+    return (text.sha256, text.vocabulary_sha256) == (other_text.sha256, other_text.vocabulary_sha256)
 
 
-def in_table(difference: Difference, name: str) -> str:
+def explain_in_table(difference: Difference, name: str) -> str:
     """Explain a difference between a row of a table and the row `name`, for readers of the table."""
-    aspect, here, there = difference.aspect, difference.here, difference.there
+    aspect, score, other = difference.aspect, difference.score, difference.other
     if aspect is Aspect.TEXT:
-        if here.bytes is not None and there.bytes is not None and here.bytes != there.bytes:
-            return f"the text has {here.bytes:,} bytes here, {there.bytes:,} in {name}"
+        if score.bytes is not None and other.bytes is not None and score.bytes != other.bytes:
+            return f"the text has {score.bytes:,} bytes here, {other.bytes:,} in {name}"
         return f"the text differs from the text of {name}"
     if aspect is Aspect.LINE_ENDS:
-        scored = here.text is not None and here.text.line_ends
-        return f"line ends are scored here, not in {name}" if scored else f"line ends are scored in {name}, not here"
+        if score.text is not None and score.text.line_ends:
+            return f"line ends are scored here, not in {name}"
+        return f"line ends are scored in {name}, not here"
     if aspect is Aspect.WORDS:
-        return f"{here.words:,} words and line ends scored here, {there.words:,} in {name}"
+        return f"{score.words:,} words and line ends scored here, {other.words:,} in {name}"
     if aspect is Aspect.UNKNOWN_WORDS:
-        ours, theirs = _unknown(here), _unknown(there)
-        if ours == theirs:
-            return f"{_number(ours, 'no')} unknown words scored as <unk> here, but other words than in {name}"
-        return f"{_number(ours, 'no')} unknown words scored as <unk> here, {_number(theirs, 'none')} in {name}"
+        count, other_count = _unknown_words(score), _unknown_words(other)
+        scored = f"{_format_count(count, zero='no')} unknown words scored as <unk> here"
+        if count == other_count:
+            return f"{scored}, but other words than in {name}"
+        return f"{scored}, {_format_count(other_count, zero='none')} in {name}"
     if aspect is Aspect.MODE:
-        return f"evaluation mode {_mode(here)} here, {_mode(there)} in {name}"
-    return f"context differs: here {cut(here)}; in {name} {cut(there)}"
+        return f"evaluation mode {_mode_name(score)} here, {_mode_name(other)} in {name}"
+    return f"context differs: here {describe_division(score)}; in {name} {describe_division(other)}"
 
 
-def in_comparison(difference: Difference, split: str) -> str:
+def explain_in_comparison(difference: Difference, split: str) -> str:
     """Explain a difference between two runs that are compared, and suggest what to do about it."""
-    aspect, here, there = difference.aspect, difference.here, difference.there
+    aspect, score, other = difference.aspect, difference.score, difference.other
     if aspect in (Aspect.TEXT, Aspect.WORDS):
         return f"their {split} texts differ; compare runs of the same corpus"
     if aspect is Aspect.LINE_ENDS:
         return "one scores line ends, the other does not; compare runs with the same vocabulary.end_of_line"
     if aspect is Aspect.UNKNOWN_WORDS:
-        ours, theirs = (f"{_unknown(score) or 0:,}" for score in (here, there))
-        against = f"against {theirs}" if ours != theirs else "but other words"
+        count, other_count = _unknown_words(score) or 0, _unknown_words(other) or 0
+        against = f"against {other_count:,}" if count != other_count else "but other words"
         return (
-            f"{ours} unknown words, scored as <unk>, {against}; "
+            f"{count:,} unknown words, scored as <unk>, {against}; "
             "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
         )
     if aspect is Aspect.MODE:
-        return f"their evaluation modes are {_mode(here)} and {_mode(there)}; compare runs with the same mode"
+        return (
+            f"their evaluation modes are {_mode_name(score)} and {_mode_name(other)}; compare runs with the same mode"
+        )
     if aspect is Aspect.STREAMS:
-        return f"scored in {here.streams} and in {there.streams} streams; train both with the same evaluation.streams"
-    return f"scored with different context: {here.windows or 'one stream'} and {there.windows or 'one stream'}"
+        return f"scored in {score.streams} and in {other.streams} streams; train both with the same evaluation.streams"
+    return f"scored with different context: {score.windows or 'one stream'} and {other.windows or 'one stream'}"
 
 
-def _facts(score: TextScore) -> dict[Aspect, tuple[object | None, ...]]:
-    """Return the facts that are compared, by aspect. A fact that is not known is None."""
+def _compared_values(score: TextScore) -> dict[Aspect, tuple[object | None, ...]]:
+    """Return the values that are compared, by aspect. A value that is not known is None."""
     text = score.text or ScoredText(split="")
     return {
         Aspect.TEXT: (score.bytes, text.sha256),
         Aspect.LINE_ENDS: (text.line_ends,),
         Aspect.WORDS: (score.words,),
         Aspect.UNKNOWN_WORDS: (text.unknown, text.unknown_sha256),
-        Aspect.MODE: (_mode(score),),
+        Aspect.MODE: (_mode_name(score),),
         Aspect.STREAMS: (score.streams,),
         Aspect.WINDOWS: (None if score.streams is None else score.windows or "",),
     }
 
 
-def _prevents(aspect: Aspect, here: TextScore, there: TextScore, *, paired: bool) -> bool:
+def _are_known_to_differ(values: tuple[object | None, ...], other_values: tuple[object | None, ...]) -> bool:
+    pairs = zip(values, other_values, strict=True)
+    return any(value is not None and other is not None and value != other for value, other in pairs)
+
+
+def _prevents_comparison(aspect: Aspect, score: TextScore, other: TextScore, *, paired: bool) -> bool:
+    """Return whether a difference in an aspect prevents the comparison. See `find_difference` for `paired`."""
     if aspect not in (Aspect.STREAMS, Aspect.WINDOWS):
         return True
     if paired:
         return aspect is Aspect.STREAMS
-    return not all(score.tokens >= LONG_STREAM * (score.streams or 1) for score in (here, there))
+    return not (_has_long_streams(score) and _has_long_streams(other))
 
 
-def _unequal(here: object | None, there: object | None) -> bool:
-    return None not in (here, there) and here != there
+def _has_long_streams(score: TextScore) -> bool:
+    return score.tokens >= LONG_STREAM * (score.streams or 1)
 
 
-def _unknown(score: TextScore) -> int | None:
+def _unknown_words(score: TextScore) -> int | None:
     return score.text.unknown if score.text else None
 
 
-def _number(count: int | None, none: str) -> str:
-    return f"{count:,}" if count else none
+def _format_count(count: int | None, zero: str) -> str:
+    """Format a count, with the word `zero` if it is 0 or not known."""
+    return f"{count:,}" if count else zero
 
 
-def _mode(score: TextScore) -> str:
+def _mode_name(score: TextScore) -> str:
     return score.mode.kind if score.mode else "plain"

@@ -1,6 +1,7 @@
-"""The environment of a run: the machine, the versions, the code and the command.
+"""Record the environment of a run: the machine, the versions, the code and the command.
 
-These records are published, so they contain no user name, host name or path of a home folder.
+`capture_environment` returns what a run folder stores as environment.json. These records are published, so they contain
+no user name, host name or path of a home folder.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ import torch
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def capture() -> dict[str, Any]:
+def capture_environment() -> dict[str, Any]:
     """Return the environment of this process as plain JSON values."""
-    commit, dirty = _revision()
+    commit, dirty = _git_revision()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "numpy": numpy.__version__,
-        "reefknot": _version(),
+        "reefknot": _package_version(),
         "commit": commit,
         "dirty": dirty,
         "source_sha256": source_sha256(),
-        "command": _command(),
+        "command": _command_line(),
     }
 
 
@@ -58,7 +59,7 @@ def peak_memory_bytes(device: torch.device | str) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _version() -> str | None:
+def _package_version() -> str | None:
     try:
         return importlib.metadata.version("reefknot")
     except importlib.metadata.PackageNotFoundError:
@@ -74,23 +75,23 @@ def _cpu_model() -> str:
     return match[1].strip() if match else platform.processor() or platform.machine()
 
 
-def _revision() -> tuple[str | None, bool | None]:
+def _git_revision() -> tuple[str | None, bool | None]:
     """Return the commit of the checkout this package runs from, and whether files differ from it.
 
     The variable REEFKNOT_COMMIT gives the commit on a machine that has the files without their history, or with an
     older history. `script/papers` verifies this commit.
     """
-    named = os.environ.get("REEFKNOT_COMMIT") or None
+    given_commit = os.environ.get("REEFKNOT_COMMIT") or None
     # An installed copy may lie inside another project's checkout (in its virtual environment), so the checkout
     # counts only if it tracks this file.
-    if _git("ls-files", "--error-unmatch", __file__) is not None:
-        commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
-        if commit and (status == "" or not named):
+    if _run_git("ls-files", "--error-unmatch", __file__) is not None:
+        commit, status = _run_git("rev-parse", "HEAD"), _run_git("status", "--porcelain")
+        if commit and (status == "" or not given_commit):
             return commit, None if status is None else bool(status)
-    return named, None
+    return given_commit, None
 
 
-def _git(*arguments: str) -> str | None:
+def _run_git(*arguments: str) -> str | None:
     """Return the output of git, or None if it fails or is not installed."""
     # Variables such as GIT_DIR, which git sets while it runs a hook, would point to another repository.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -114,10 +115,13 @@ def source_sha256(package: Path = _PACKAGE) -> str:
     return digest.hexdigest()
 
 
-def _command() -> str:
+def _command_line() -> str:
     """Return the command line as a user would type it, with ~ for the home folder."""
     program = Path(sys.argv[0])
     name = "reefknot" if program.name == "__main__.py" and program.parent.name == "reefknot" else program.name
-    text = shlex.join([name, *sys.argv[1:]]).encode(errors="replace").decode()
+    command = shlex.join([name, *sys.argv[1:]]).encode(errors="replace").decode()
     home = str(Path.home())
-    return text if home == "/" else re.sub(rf"{re.escape(home)}(?![^/'\s:,])", "~", text)
+    if home == "/":
+        return command
+    # The home folder must end here: /home/ann is not part of /home/anna.
+    return re.sub(rf"{re.escape(home)}(?![^/'\s:,])", "~", command)

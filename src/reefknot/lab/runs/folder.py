@@ -1,5 +1,8 @@
 """A run folder: the layout of its files, the lock that protects it, and the settings it was trained with.
 
+A run is one training of a row (one experiment of a recipe). `RunFolder.open_for_training` starts or resumes a run, and
+`RunFolder.open` reads one. The properties of `RunFolder` read the files:
+
     RUN/config.json          the complete settings; a run can be resumed only with the same settings
         environment.json     the machine, the versions and the code revision
         vocabulary.json      the vocabulary
@@ -31,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.upgrade import detect_task, upgrade_settings
-from reefknot.lab.runs.changes import canonical, differences
+from reefknot.lab.runs.changes import canonical_json, find_changes
 from reefknot.lab.runs.checkpoints import RESTORE, Checkpoints
 from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
 from reefknot.storage import files as durable
@@ -40,19 +43,19 @@ from reefknot.storage.lines import read_plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LISTED = 8  # a message lists at most this many differences, and counts the others
-_FREE = "settings.training.accumulate"
+_MAX_LISTED_CHANGES = 8  # a message lists at most this many changes, and counts the others
+_CHANGEABLE_SETTING = "settings.training.accumulate"
 """A setting that may change until a run is finished, because the memory of the GPUs decides how large it must be."""
 
 
 class RunFolder:
     """The folder of one run. `open_for_training` holds its lock until `close`; `open` only reads."""
 
-    def __init__(self, path: Path, lock: int | None = None) -> None:
+    def __init__(self, path: Path, lock_descriptor: int | None = None) -> None:
         """Wrap a folder without checking it. Use `open` or `open_for_training` instead, which check it."""
         self.path = path
         self.metrics = Metrics(path / "metrics.jsonl")
-        self._lock = lock
+        self._lock_descriptor = lock_descriptor
 
     @classmethod
     def open_for_training(cls, path: Path, config: dict[str, Any]) -> RunFolder:
@@ -61,10 +64,10 @@ class RunFolder:
         _reject_foreign_folder(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = _take_lock(path)
+            lock_descriptor = _take_lock(path)
         except OSError as error:
             raise SettingsError(f"cannot train in {path}: {error.strerror}; use another --out") from error
-        run = cls(path, lock)
+        run = cls(path, lock_descriptor)
         try:
             durable.remove_leftovers(path)
             if (path / "config.json").exists():
@@ -81,28 +84,25 @@ class RunFolder:
         """Open a run for reading, finished or not."""
         path = Path(path)
         if not path.is_dir():
-            what = "it is a file" if path.exists() else "there is no such folder"
-            raise DataError(f"{path} is not a run folder: {what}")
+            reason = "it is a file" if path.exists() else "there is no such folder"
+            raise DataError(f"{path} is not a run folder: {reason}")
         if not (path / "config.json").is_file():
-            nested = min(
-                (config.parent for depth in (1, 2, 3) for config in path.glob("*/" * depth + "config.json")),
-                default=None,
-            )
-            advice = f"; it contains runs such as {nested}: name one of them" if nested else ""
+            runs_inside = [config.parent for depth in (1, 2, 3) for config in path.glob("*/" * depth + "config.json")]
+            advice = f"; it contains runs such as {min(runs_inside)}: name one of them" if runs_inside else ""
             raise DataError(f"{path} is not a run folder: it has no config.json{advice}")
         return cls(path)
 
     def close(self) -> None:
         """Release the lock, so that another process can train the run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
@@ -113,7 +113,8 @@ class RunFolder:
         settings = config.get("settings")
         if not isinstance(settings, dict):
             return config
-        return config | {"task": config.get("task", detect_task(settings)), "settings": upgrade_settings(settings)}
+        task = config.get("task", detect_task(settings))
+        return config | {"task": task, "settings": upgrade_settings(settings)}
 
     @property
     def task(self) -> str:
@@ -148,7 +149,7 @@ class RunFolder:
                 f"{self.path} is finished, but its weights are gone: `best` points to a missing checkpoint; restore "
                 "best and checkpoints, or train it again with another --out"
             )
-        best = self.checkpoints.best()
+        best = self.checkpoints.best_path()
         if best is None:
             raise DataError(f"{self.path} has no trained weights yet: finish its training first (reefknot train)")
         return best
@@ -183,7 +184,7 @@ class RunFolder:
         durable.write_json(self.path / "result.json", result.record())
 
     def evaluation(self, kind: str) -> SavedEvaluation | None:
-        """Return the saved evaluation of this kind, or None if there is no such evaluation."""
+        """Return the saved evaluation of this kind, such as `dynamic`, or None if there is no such evaluation."""
         path = self._evaluation_path(kind)
         return read_evaluation(path, self.result) if path.exists() else None
 
@@ -223,8 +224,9 @@ class RunFolder:
 
     def log(self, text: str) -> None:
         """Append `text` to log.txt, with the UTC time before each line."""
-        stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        _append(self.path / "log.txt", "".join(f"{stamp} {line}\n" for line in text.splitlines() or [""]))
+        timestamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        lines = text.splitlines() or [""]
+        _append(self.path / "log.txt", "".join(f"{timestamp} {line}\n" for line in lines))
 
 
 class Metrics:
@@ -242,18 +244,19 @@ class Metrics:
     @property
     def lines(self) -> int:
         """The number of complete lines; a line that was cut off by a kill does not count."""
-        return len(self._whole_lines())
+        return len(self._complete_lines())
 
     def read(self) -> list[dict[str, Any]]:
-        lines = enumerate(self._whole_lines(), start=1)
-        return [durable.decode_object(line, f"{self.path}, line {number},") for number, line in lines]
+        """Return the content of all complete lines."""
+        numbered_lines = enumerate(self._complete_lines(), start=1)
+        return [durable.decode_object(line, f"{self.path}, line {number},") for number, line in numbered_lines]
 
-    def truncate(self, lines: int) -> None:
-        """Keep only the first `lines` lines, which were written before the checkpoint that training resumes from."""
-        whole = self._whole_lines()
-        if len(whole) < lines:
-            raise DataError(f"{self.path} has {len(whole)} lines, but the checkpoint was saved after {lines}")
-        content = b"".join(line + b"\n" for line in whole[:lines])
+    def truncate(self, max_lines: int) -> None:
+        """Keep only the first `max_lines` lines, written before the checkpoint that training resumes from."""
+        lines = self._complete_lines()
+        if len(lines) < max_lines:
+            raise DataError(f"{self.path} has {len(lines)} lines, but the checkpoint was saved after {max_lines}")
+        content = b"".join(line + b"\n" for line in lines[:max_lines])
         if self.path.exists() and self.path.stat().st_size != len(content):
             durable.write_bytes(self.path, content)
 
@@ -264,12 +267,14 @@ class Metrics:
                 durable.sync(self.path)
                 durable.sync(self.path.parent)
 
-    def _whole_lines(self) -> list[bytes]:
-        return durable.read_bytes(self.path).split(b"\n")[:-1] if self.path.exists() else []
+    def _complete_lines(self) -> list[bytes]:
+        if not self.path.exists():
+            return []
+        return durable.read_bytes(self.path).split(b"\n")[:-1]
 
 
 def folder_name(row: str) -> str:
-    """Return the folder name for a row."""
+    """Return the folder name for a row, such as `small-wt-pr` for "Small + WT + PR"."""
     return re.sub(r"[^a-z0-9]+", "-", row.lower()).strip("-") or "row"
 
 
@@ -278,7 +283,7 @@ def config_hash(config: dict[str, Any]) -> str:
 
     The field `task` is left out because it follows from the settings, and older runs do not have it.
     """
-    return hashlib.sha256(canonical(_without_task(config)).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(_without_task(config)).encode()).hexdigest()
 
 
 def _without_task(config: dict[str, Any]) -> dict[str, Any]:
@@ -291,35 +296,39 @@ def _reject_foreign_folder(path: Path) -> None:
     if not path.is_dir() or (path / "config.json").exists():
         return
     # A process killed while starting a run leaves a lock and an incomplete config.json. Such a folder is still usable.
-    others = [p.name for p in path.iterdir() if p.name != ".lock" and not p.name.startswith("config.json.tmp-")]
-    if others:
+    names = [entry.name for entry in path.iterdir()]
+    foreign_names = [name for name in names if name != ".lock" and not name.startswith("config.json.tmp-")]
+    if foreign_names:
         raise SettingsError(
-            f"{path} is not a run folder (it contains {min(others)} but no config.json); use another --out"
+            f"{path} is not a run folder (it contains {min(foreign_names)} but no config.json); use another --out"
         )
 
 
 def _reject_other_settings(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
-    changed = differences(_without_task(old), _without_task(new))
-    changed = [change for change in changed if finished or change.key != _FREE]
-    if changed and all(change.key.startswith("start.") for change in changed):
+    changes = find_changes(_without_task(old), _without_task(new))
+    if not finished:
+        changes = [change for change in changes if change.key != _CHANGEABLE_SETTING]
+    if changes and all(change.key.startswith("start.") for change in changes):
         raise SettingsError(
             f"{path} holds a run that began with other weights; leave out --start to continue it, or use another --out"
         )
-    if changed:
-        more = f"; and {len(changed) - _LISTED} more" if len(changed) > _LISTED else ""
-        listed = "; ".join(map(str, changed[:_LISTED]))
-        raise SettingsError(f"{path} holds a run with other settings ({listed}{more}); use another --out")
+    if changes:
+        listed_changes = "; ".join(map(str, changes[:_MAX_LISTED_CHANGES]))
+        unlisted = len(changes) - _MAX_LISTED_CHANGES
+        more = f"; and {unlisted} more" if unlisted > 0 else ""
+        raise SettingsError(f"{path} holds a run with other settings ({listed_changes}{more}); use another --out")
 
 
 def _take_lock(path: Path) -> int:
+    """Lock a run folder, and return the descriptor of the lock file. Closing the descriptor releases the lock."""
     descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        process_id = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise SettingsError(
-            f"process {holder} is training in {path}; wait for it to end or use another --out"
+            f"process {process_id} is training in {path}; wait for it to end or use another --out"
         ) from None
     except OSError:
         os.close(descriptor)

@@ -1,11 +1,16 @@
-"""Modes of evaluation and windows over a text, and their names in saved evaluations and recipes.
+"""Names of evaluation modes and of windows over a text, as saved evaluations and recipes use them.
+
+A mode is a way to evaluate a model. A window is a piece of the text that is scored on its own, without the hidden state
+of the text before it. `check_mode` rejects other names, `parse_window_sizes` returns the numbers in a name, and the
+functions `describe_...` explain a name to people.
 
     dynamic, cache, mc      the model learns, remembers or drops units while it reads
     context-C-stride-S      each window scores S tokens after up to C tokens of context
     complete-L              blocks of whole lines, of at most L tokens
     lines                   single lines
 
-This module does not import torch, so recipes and reports can use it.
+For example, `context-480-stride-32` scores 32 tokens per window, after 480 tokens of context. This module does not
+import torch, so recipes and reports can use it.
 """
 
 from __future__ import annotations
@@ -16,25 +21,32 @@ from typing import NamedTuple
 MODES = {"dynamic": "dynamic evaluation", "cache": "continuous cache", "mc": "Monte-Carlo dropout"}
 """Modes in which a model learns, remembers or drops units while it reads."""
 
-LONGEST = 10**9
-"""Largest context, stride or block in tokens. `training.steps` has the same limit."""
+MAX_TOKENS = 10**9
+"""Largest context, stride or block, in tokens. `training.steps` has the same limit."""
 
-_LENGTH = "[1-9][0-9]{0,8}|10{9}"  # from 1 to LONGEST
-_WINDOWS = re.compile(f"context-(0|{_LENGTH})-stride-({_LENGTH})|complete-({_LENGTH})|lines")
+_TOKENS = "[1-9][0-9]{0,8}|10{9}"  # from 1 to MAX_TOKENS
+_WINDOWS_NAME = re.compile(f"context-(0|{_TOKENS})-stride-({_TOKENS})|complete-({_TOKENS})|lines")
 
 
 class WindowSizes(NamedTuple):
-    """The numbers in the name of windows. Windows with neither a stride nor a length are single lines."""
+    """The numbers in the name of windows, 0 if the name does not have them.
+
+    Windows with neither a stride nor a length are single lines.
+    """
 
     context: int
     stride: int
     length: int
+    """Maximum number of tokens in a block of whole lines."""
 
 
-def window_sizes(name: str) -> WindowSizes | None:
+def parse_window_sizes(name: str) -> WindowSizes | None:
     """Return the numbers in the name of windows, or None if it is not the name of windows."""
-    match = _WINDOWS.fullmatch(name)
-    return WindowSizes(*(int(group or 0) for group in match.groups())) if match else None
+    match = _WINDOWS_NAME.fullmatch(name)
+    if match is None:
+        return None
+    context, stride, length = match.groups(default="0")
+    return WindowSizes(int(context), int(stride), int(length))
 
 
 def check_mode(name: str) -> str:
@@ -43,43 +55,46 @@ def check_mode(name: str) -> str:
     Raises:
         ValueError: `reefknot evaluate` does not save evaluations of this name.
     """
-    if name not in MODES and window_sizes(name) is None:
+    if name not in MODES and parse_window_sizes(name) is None:
         raise ValueError(f"must be {', '.join(MODES)}, context-C-stride-S, complete-L or lines")
     return name
 
 
-def in_words(name: str) -> str:
+def describe_mode(name: str) -> str:
     """Describe a mode or windows in a few words, for the name of a row. An unknown name is returned unchanged."""
-    sizes = window_sizes(name)
+    sizes = parse_window_sizes(name)
     if sizes is None:
         return MODES.get(name, name)
     if sizes.stride and sizes.context:
         return f"windows of {sizes.context:,} + {sizes.stride:,} tokens"
-    return _blocks(sizes)
+    return _describe_blocks(sizes)
 
 
-def window_description(name: str) -> str:
+def describe_windows(name: str) -> str:
     """Describe which tokens a window has and which tokens it scores. An unknown name is returned unchanged."""
-    sizes = window_sizes(name)
+    sizes = parse_window_sizes(name)
     if sizes is None:
         return name
     if sizes.stride and sizes.context:
         return f"windows of {sizes.context + sizes.stride:,} tokens, of which the last {sizes.stride:,} are scored"
-    return _blocks(sizes)
+    return _describe_blocks(sizes)
 
 
-def windows_in_full(name: str) -> str:
+def describe_windows_in_full(name: str) -> str:
     """Describe windows in full: their tokens, that they are computed independently, and exceptions."""
-    sizes = window_sizes(name)
+    sizes = parse_window_sizes(name)
     exception = ""
     if sizes and sizes.stride and sizes.context:
         exception = "; the first windows have less context"
     elif sizes and sizes.length:
         exception = "; a longer line is split into blocks of its own"
-    return f"{window_description(name)}, each computed independently{exception}"
+    return f"{describe_windows(name)}, each computed independently{exception}"
 
 
-def _blocks(sizes: WindowSizes) -> str:
+def _describe_blocks(sizes: WindowSizes) -> str:
+    """Describe windows without context."""
     if sizes.stride:
         return f"blocks of {sizes.stride:,} tokens"
-    return f"blocks of whole lines of at most {sizes.length:,} tokens" if sizes.length else "single lines"
+    if sizes.length:
+        return f"blocks of whole lines of at most {sizes.length:,} tokens"
+    return "single lines"

@@ -1,5 +1,8 @@
 """The typed definition of `result.json` and of saved evaluations. All code writes and reads them through it.
 
+Start from `RunResult`. The classes above it are its fields, and the field names are the keys of the JSON file. An input
+end turns words into vectors; an output end is a classifier with its loss; a row is one experiment of a recipe.
+
     RunResult          RUN/result.json: the scores of a finished run
     SavedEvaluation    RUN/evaluations/<name>.json: scores of its best weights in another mode, in other windows, or
                        with another search
@@ -45,8 +48,8 @@ class Parameters(Stored):
     expected: int | None = None
 
 
-class Counted(Stored):
-    """The perplexity of one split as a paper's program counts it."""
+class ProtocolScores(Stored):
+    """The perplexity of one split as the program of a paper counts it."""
 
     perplexity: float
     nll: float | None = None
@@ -63,8 +66,8 @@ class Protocol(Stored):
     name: str
     definition: str = ""
     """A description of the protocol, for people."""
-    valid: Counted | None = None
-    test: Counted | None = None
+    valid: ProtocolScores | None = None
+    test: ProtocolScores | None = None
 
 
 class Best(Stored):
@@ -101,7 +104,10 @@ class Training(Stored):
 
 
 class Band(Stored):
-    """Tokens that were seen `low` to `high` times in training (None: no upper end), and their mean loss in nats."""
+    """Tokens of similar frequency, and their mean loss in nats.
+
+    The tokens were seen `low` to `high` times in training. `high` is None if there is no upper limit.
+    """
 
     low: int
     high: int | None
@@ -111,7 +117,7 @@ class Band(Stored):
 
     @property
     def label(self) -> str:
-        """The ends of the band as tables show them."""
+        """The limits of the band as tables show them."""
         if self.high is None:
             return f"{self.low:,}+"
         return f"{self.low:,}" if self.low == self.high else f"{self.low:,}–{self.high:,}"
@@ -163,7 +169,7 @@ class Picture(Stored):
 class Embedding(Stored):
     """Example words and their neighbours, and their positions by input, output or tied vectors.
 
-    `groups` has the number of the example word that each word belongs to.
+    `groups` has the index of the example word that each word belongs to.
     """
 
     words: tuple[str, ...] = ()
@@ -183,7 +189,11 @@ class Subspace(Stored):
 
 
 class TailsOpened(Stored):
-    """The share of the tails that an exact search for the k best words opened, over the first tokens of a text."""
+    """The share of the tails that an exact search for the k best words opened, over the first tokens of a text.
+
+    A tail is a group of rare words of an adaptive softmax. The search skips tails that cannot have a word among the k
+    best.
+    """
 
     k: int
     tokens: int
@@ -203,7 +213,10 @@ class Sample(Stored):
 
 
 class LengthBand(Stored):
-    """Pairs whose source has `low` to `high` tokens (None: no upper end), and their BLEU."""
+    """Pairs of sentences of similar length, and their BLEU.
+
+    The source has `low` to `high` tokens. `high` is None if there is no upper limit.
+    """
 
     low: int = Field(alias="from")
     high: int | None = Field(alias="to")
@@ -211,8 +224,8 @@ class LengthBand(Stored):
     bleu: float
 
 
-class Translated(Stored):
-    """The scores of one split's translations by sacrebleu. Its signatures record the settings."""
+class TranslationScores(Stored):
+    """The scores of one split's translations by sacrebleu. The signatures record its settings."""
 
     bleu: float
     chrf: float | None = None
@@ -240,8 +253,8 @@ class Example(Stored):
 class Translations(Stored):
     """The translations of a translator."""
 
-    valid: Translated | None = None
-    test: Translated | None = None
+    valid: TranslationScores | None = None
+    test: TranslationScores | None = None
     examples: tuple[Example, ...] = ()
 
 
@@ -249,23 +262,24 @@ class _SplitScores(Stored):
     """The scores of a result or of a saved evaluation, by split."""
 
     def score(self, split: str) -> TextScore | None:
-        """Return the perplexity of a split with its facts."""
+        """Return the perplexity of a split, with details of the measurement."""
         score: TextScore | None = getattr(self, split, None)
         return score
 
-    def translated(self, split: str) -> Translated | None:
+    def translated(self, split: str) -> TranslationScores | None:
         """Return the scores of the translations of a split."""
-        translated: Translated | None = getattr(getattr(self, "translation", None), split, None)
-        return translated
+        translations: Translations | None = getattr(self, "translation", None)
+        scores: TranslationScores | None = getattr(translations, split, None)
+        return scores
 
     def scores(self, split: str) -> tuple[Scores, ...]:
         """Return the scores of a split. The first score is used to compare systems."""
         scores: list[Scores] = []
         if translated := self.translated(split):
-            lines = ItemValues(file=f"translations/{split}.txt", item="sentence")
-            scores.append(Scores(metric=BLEU, value=translated.bleu, items=lines))
+            sentences = ItemValues(file=f"translations/{split}.txt", item="sentence")
+            scores.append(Scores(metric=BLEU, value=translated.bleu, items=sentences))
             if translated.chrf is not None:
-                scores.append(Scores(metric=CHRF, value=translated.chrf, items=lines))
+                scores.append(Scores(metric=CHRF, value=translated.chrf, items=sentences))
         if score := self.score(split):
             losses = ItemValues(file=SCORES_FILE, key=split, item="token")
             scores.append(Scores(metric=PERPLEXITY, value=score.per_word, items=losses))
@@ -293,7 +307,7 @@ class RunResult(_SplitScores):
     parameters: Parameters
     paper: dict[str, float] = Field({})
     paper_similarity: dict[str, dict[str, float]] = Field({})
-    """The paper's rho by end and benchmark."""
+    """The paper's Spearman correlation (rho) by end and benchmark."""
     changed: tuple[Change, ...] = ()
     """Settings that differ from the recipe's row."""
     train: Annotated[TextScore | None, OMIT_NONE] = None
@@ -318,10 +332,12 @@ class RunResult(_SplitScores):
     subspace: Annotated[Subspace | None, OMIT_NONE] = None
 
     def similarity_scores(self, end: str) -> dict[str, Scores]:
-        """Return rho of the vectors of an end, by benchmark."""
-        judgements = self.similarity.get(end, ())
-        rhos = {judgement.name: judgement.rho for judgement in judgements}
-        return {name: Scores(metric=RHO, value=rho) for name, rho in rhos.items() if rho is not None}
+        """Return rho of the vectors of an end (`input`, `output` or `tied`), by benchmark."""
+        scores: dict[str, Scores] = {}
+        for judgement in self.similarity.get(end, ()):
+            if judgement.rho is not None:
+                scores[judgement.name] = Scores(metric=RHO, value=judgement.rho)
+        return scores
 
 
 class Search(Stored):
@@ -353,7 +369,7 @@ class SavedEvaluation(_SplitScores):
     source_sha256: str | None = None
 
 
-class Wall(Stored):
+class WallTime(Stored):
     """The time at which a line was written."""
 
     seconds: float | None = None
@@ -370,21 +386,22 @@ class MetricsLine(Stored):
     perplexity: float | None = None
     tokens: float = 1.0
     """The number of tokens behind a training loss, which is a mean; for skip-gram, the number of words read so far."""
-    wall: Wall = Wall()
+    wall: WallTime = WallTime()
 
 
 def read_result(path: Path) -> RunResult:
     """Read a result of any format."""
     from reefknot.lab.runs.upgrade import upgrade_result
 
-    return parse(RunResult, upgrade_result(decode_object(read_bytes(path), path), path), path)
+    raw = decode_object(read_bytes(path), path)
+    return parse(RunResult, upgrade_result(raw, path), path)
 
 
-def read_metrics_line(line: bytes, where: str) -> MetricsLine:
-    """Read a line of metrics.jsonl. `where` names the line in error messages."""
+def read_metrics_line(line: bytes, source: str) -> MetricsLine:
+    """Read a line of metrics.jsonl. `source` names the line in error messages."""
     from reefknot.lab.runs.upgrade import upgrade_metrics_line
 
-    return parse(MetricsLine, upgrade_metrics_line(decode_object(line, where)), where)
+    return parse(MetricsLine, upgrade_metrics_line(decode_object(line, source)), source)
 
 
 def read_evaluation(path: Path, result: RunResult | None) -> SavedEvaluation:

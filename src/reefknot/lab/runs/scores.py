@@ -1,10 +1,11 @@
-"""Scores: a value with its metric, and the facts that a perplexity depends on.
+"""Scores of a run: a value with its metric, and everything that a perplexity depends on apart from the model.
 
     Scores       one score: metric, value and the file that has the value of every item
-    TextScore    the perplexity of one split, with every fact that it depends on apart from the model
+    TextScore    the perplexity of one split, with the text, the mode and the windows that it was measured with
     ScoredText   which text was scored, and how its words became tokens
 
-A fact is None if it is not known, because results of format 1 do not have all facts. This module does not import torch.
+Results store these classes as JSON, so the field names are keys of result.json (`result.py`). A field is None if its
+value is not known, because results of format 1 do not have all fields. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ScoredText(Stored):
 
     @property
     def complete(self) -> bool:
-        """Whether all facts are known that decide if token losses can be paired with another run's."""
+        """Whether all fields are known that decide if token losses can be paired with those of another run."""
         return None not in (self.sha256, self.line_ends, self.unknown_sha256, self.vocabulary_sha256)
 
 
@@ -126,7 +127,7 @@ Mode = Annotated[Dynamic | Cache | MonteCarlo, Field(discriminator="kind")]
 
 
 class TextScore(Stored):
-    """The perplexity of one split, with every fact that it depends on apart from the model."""
+    """The perplexity of one split, with everything that it depends on apart from the model."""
 
     perplexity: float
     word_perplexity: float | None = None
@@ -155,7 +156,7 @@ class TextScore(Stored):
     @property
     def definition(self) -> str:
         """A description of the perplexity for people. It is made from the fields above, and no code parses it."""
-        return definition.define(self)
+        return definition.describe_score(self)
 
     @property
     def per_word(self) -> float:

@@ -1,7 +1,7 @@
-"""The base class of all parts of a result file, and a function that checks the content of a file.
+"""The base class of everything that result files store, and a function that checks the content of a file.
 
-Code can only set the fields that a class declares. Unknown keys in a file are ignored, so that results of a newer
-version can be read.
+`Stored` is a frozen pydantic model. Code can only set the fields that a class declares. In contrast, `parse` ignores
+unknown keys in a file, so that results of a newer version can be read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OMIT_NONE: Any = Field(exclude_if=lambda value: value is None)
 
 
 class Stored(BaseModel):
-    """An immutable part of a stored file."""
+    """Base class of the immutable objects in a stored file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
@@ -29,27 +29,28 @@ class Stored(BaseModel):
 
     def replace(self, **fields: Any) -> Self:
         """Return a validated copy with new values for some fields."""
-        return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | fields)
+        old_fields = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**old_fields | fields)
 
 
-S = TypeVar("S", bound=Stored)
+StoredType = TypeVar("StoredType", bound=Stored)
 
 
-def parse(kind: type[S], raw: Mapping[str, Any], where: Path | str) -> S:
-    """Return the content of a file as an object of the class `kind`. Unknown keys are ignored.
+def parse(stored_class: type[StoredType], raw: Mapping[str, Any], source: Path | str) -> StoredType:
+    """Return the content of a file as an object of `stored_class`. Unknown keys are ignored.
 
     Args:
-        kind: The class.
+        stored_class: A subclass of `Stored`.
         raw: The content of the file, as JSON values.
-        where: The name of the file, for error messages.
+        source: The name of the file, for error messages.
 
     Raises:
         DataError: A value is missing or invalid.
     """
     try:
-        return kind.model_validate(raw, extra="ignore")
+        return stored_class.model_validate(raw, extra="ignore")
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        reason = f"{key}: {first['msg']}" if key else first["msg"]
-        raise DataError(f"{where} cannot be read ({reason}); restore the file or run the row again") from None
+        first_error = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first_error["loc"]))
+        reason = f"{key}: {first_error['msg']}" if key else first_error["msg"]
+        raise DataError(f"{source} cannot be read ({reason}); restore the file or run the row again") from None

@@ -30,8 +30,8 @@ from reefknot.lab.evaluation.frequency import (
 )
 from reefknot.lab.evaluation.pairing import pair_scores
 from reefknot.lab.evaluation.perplexity import word_losses
-from reefknot.lab.runs.comparability import in_comparison
-from reefknot.lab.runs.definition import seen
+from reefknot.lab.runs.comparability import explain_in_comparison
+from reefknot.lab.runs.definition import format_count_range
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.tasks.requests import ComparisonRequest, System
@@ -70,13 +70,13 @@ class FrequencyComparison:
             f"{columns} {'types':>6} {'by type':>9}",
         ]
         for band in self.targets:
-            line = f"{_format_line(seen(band.low, band.high), band)} {band.types:>6,} {_format_percent(band.relative)}"
-            lines.append(line.rstrip())
+            line = _format_line(format_count_range(band.low, band.high), band)
+            lines.append(f"{line} {band.types:>6,} {_format_percent(band.relative)}".rstrip())
         if self.symbols:
             lines.append(f"  {'of these:':>12}")
         lines += [_format_line(name, comparison).rstrip() for name, comparison in self.symbols.items()]
         lines += ["  loss per token by how often the token before was seen", columns.rstrip()]
-        lines += [_format_line(seen(band.low, band.high), band).rstrip() for band in self.previous]
+        lines += [_format_line(format_count_range(band.low, band.high), band).rstrip() for band in self.previous]
         return lines
 
 
@@ -247,7 +247,7 @@ def _have_same_tokens(runs: Sequence[RunFolder], split: str, opener: _TextOpener
         have_same_tokens = have_same_tokens and pairing.same_tokens
         difference = pairing.difference
         if difference:
-            paths, reason = f"{baseline_run.path} and {run.path}", in_comparison(difference, split)
+            paths, reason = f"{baseline_run.path} and {run.path}", explain_in_comparison(difference, split)
             if difference.prevents:
                 raise SettingsError(f"{paths}: no fair comparison: {reason}")
             notes.append(f"note: {paths}: {reason}")

@@ -17,9 +17,9 @@ from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import get_protocol, score_by_protocol
 from reefknot.lab.evaluation.saved import save_evaluation
 from reefknot.lab.evaluation.search import measure_opened_tails
-from reefknot.lab.runs.definition import shown
+from reefknot.lab.runs.definition import format_perplexity
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.modes import windows_in_full
+from reefknot.lab.runs.modes import describe_windows_in_full
 from reefknot.lab.runs.result import Protocol, ProtocolName, TailsOpened
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks.evaluation_modes import MODES, ModeChooser, check_modes, check_windows, requested_modes
@@ -66,7 +66,8 @@ class TextEvaluation:
         """Return the scores and their definitions in lines for people."""
         summary = self.score.summary()
         lines = [
-            f"{self.split} perplexity {shown(summary.perplexity)}  word perplexity {shown(summary.per_word)}  "
+            f"{self.split} perplexity {format_perplexity(summary.perplexity)}  "
+            f"word perplexity {format_perplexity(summary.per_word)}  "
             f"bits per byte {summary.bits_per_byte:.4f}",
             summary.definition,
         ]
@@ -80,12 +81,14 @@ class TextEvaluation:
         if self.protocol is not None:
             protocol_score = self.protocol.valid if self.split == "valid" else self.protocol.test
             assert protocol_score is not None  # `_score_by_protocol` scores this split
+            perplexity = format_perplexity(protocol_score.perplexity)
             lines += [
-                f"counted as {self.protocol.name}: {self.split} perplexity {shown(protocol_score.perplexity)}",
+                f"counted as {self.protocol.name}: {self.split} perplexity {perplexity}",
                 self.protocol.definition,
             ]
         if self.recorded is not None:
-            lines.append(f"training recorded {shown(self.recorded.perplexity)}, in {_describe_reading(self.recorded)}")
+            recorded = format_perplexity(self.recorded.perplexity)
+            lines.append(f"training recorded {recorded}, in {_describe_reading(self.recorded)}")
         return lines
 
 
@@ -209,5 +212,5 @@ def _find_recorded_score(run: RunFolder, split: str, windows: str | None, stream
 def _describe_reading(score: TextScore) -> str:
     """Return a description of the windows or streams in which a text was read."""
     if score.windows:
-        return windows_in_full(score.windows)
+        return describe_windows_in_full(score.windows)
     return "1 stream" if score.streams == 1 else f"{score.streams} streams, each of which begins without context"

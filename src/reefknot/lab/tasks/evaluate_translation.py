@@ -16,9 +16,9 @@ from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.saved import save_evaluation
 from reefknot.lab.evaluation.translation import evaluate_translations, shorten_dataset
-from reefknot.lab.runs.definition import shown
+from reefknot.lab.runs.definition import format_perplexity
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.result import LengthBand, Translated
+from reefknot.lab.runs.result import LengthBand, TranslationScores
 from reefknot.lab.tasks.requests import EvaluationRequest
 from reefknot.lab.training.generators import set_determinism
 from reefknot.storage.progress import Notify
@@ -32,7 +32,7 @@ class PairsEvaluation:
     """The scores of one split of parallel text."""
 
     split: str
-    translated: Translated
+    translated: TranslationScores
     """Scores of the translations that the search returned."""
     score: Score
     """Losses of the reference translations."""
@@ -52,7 +52,8 @@ class PairsEvaluation:
         )
         lines = [
             f"{self.split} BLEU {translated.bleu:.2f}  chrF {translated.chrf:.2f}  "
-            f"perplexity {shown(summary.perplexity)}  word perplexity {shown(summary.per_word)}",
+            f"perplexity {format_perplexity(summary.perplexity)}  "
+            f"word perplexity {format_perplexity(summary.per_word)}",
             f"BLEU|{translated.bleu_signature}",
             f"chrF2|{translated.chrf_signature}",
             f"brevity penalty {translated.brevity_penalty:.3f}, length ratio {translated.length_ratio:.3f}; "

@@ -346,8 +346,8 @@ class SequenceTask(Task[S, D, L]):
         if requested_count is None:
             return
         checkpoints = session.run.checkpoints
-        checkpoints.average(requested_count)
-        count = len(checkpoints.averaged())
+        checkpoints.save_average(requested_count)
+        count = len(checkpoints.averaged_steps())
         if count < requested_count:
             available = "1 checkpoint" if count == 1 else f"{count} checkpoints"
             session.display.print(
@@ -363,7 +363,7 @@ class SequenceTask(Task[S, D, L]):
         run, experiment = session.run, self.experiment
         scores = {split: self.score_split(model, data, split) for split in SCORED_SPLITS}
         run.write_scores({split: torch.from_numpy(score.nll) for split, score in scores.items()})
-        averaged, start = run.checkpoints.averaged(), run.config.get("start")
+        averaged, start = run.checkpoints.averaged_steps(), run.config.get("start")
         return {
             **{split: score.summary() for split, score in scores.items()},
             "best": Best(step=progress.best_step, epoch=progress.best_epoch),

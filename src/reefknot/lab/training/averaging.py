@@ -1,12 +1,13 @@
-"""Weight averaging and early stopping. Both can follow the non-monotone rule of NT-ASGD.
+"""Weight averaging and early stopping.
+
+`Averages` keeps the running mean of the weights during training. `AveragingSettings` and `StoppingSettings` are the
+sections `[training.averaging]` and `[training.stop]` of a recipe; they decide from the validation losses when averaging
+starts and when training stops. An iterate is the value of the weights after one optimiser step.
 
 Averaged stochastic gradient descent (Polyak and Juditsky 1992) returns the mean of all iterates instead of the last
-one. AWD-LSTM (Merity et al. 2018) starts to average when plain SGD no longer improves the validation loss (NT-ASGD),
-and ends its finetuning by the same rule. This module follows the authors' code, because the condition printed in the
-paper is a mistake, as the authors have confirmed.
-
-The mean covers every iterate since averaging started. `torch.optim.ASGD` with `t0 = 0` leaves out the first iterate,
-because it computes the weight of a step in the step before.
+iterate. AWD-LSTM (Merity et al. 2018) starts to average when plain SGD no longer improves the validation loss
+(NT-ASGD), and ends its finetuning by the same non-monotone rule. `is_nonmonotone` follows the authors' code, because
+the condition printed in the paper is a mistake, as the authors have confirmed.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from reefknot.lab.config.parts import describe_choices
 from reefknot.lab.config.settings import Count, Settings
 
 
-def is_nonmonotone(earlier: Sequence[float], current: float, interval: int) -> bool:
+def is_nonmonotone(earlier_losses: Sequence[float], loss: float, interval: int) -> bool:
     """Return whether the current loss is worse than the best loss of more than `interval` validations ago."""
-    return len(earlier) > interval and current > min(earlier[:-interval])
+    return len(earlier_losses) > interval and loss > min(earlier_losses[:-interval])
 
 
-def is_out_of_patience(earlier: Sequence[float], current: float, interval: int) -> bool:
+def is_out_of_patience(earlier_losses: Sequence[float], loss: float, interval: int) -> bool:
     """Return whether none of the last `interval` validations reached a new best loss."""
-    losses = [*earlier, current]
-    return len(losses) - 1 - losses.index(min(losses)) >= interval
+    losses = [*earlier_losses, loss]
+    validations_since_best = len(losses) - 1 - losses.index(min(losses))
+    return validations_since_best >= interval
 
 
 class AveragingSettings(Settings):
@@ -40,9 +42,9 @@ class AveragingSettings(Settings):
     start: Annotated[Literal["nonmonotone", "at_once"], Field(description=describe_choices("training.averaging.start"))]
     interval: Annotated[Count, Field(description="Number of recent validations that the nonmonotone rule ignores.")] = 5
 
-    def starts(self, earlier: Sequence[float], current: float) -> bool:
+    def should_start(self, earlier_losses: Sequence[float], loss: float) -> bool:
         """Return whether averaging starts after this validation loss."""
-        return is_nonmonotone(earlier, current, self.interval)
+        return is_nonmonotone(earlier_losses, loss, self.interval)
 
 
 class StoppingSettings(Settings):
@@ -51,11 +53,11 @@ class StoppingSettings(Settings):
     rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_choices("training.stop.rule"))]
     interval: Annotated[Count, Field(description="Number of validations that the rule waits for an improvement.")] = 5
 
-    def reason_to_stop(self, earlier: Sequence[float], current: float) -> str | None:
+    def reason_to_stop(self, earlier_losses: Sequence[float], loss: float) -> str | None:
         """Return why training stops after this validation loss, or None if it continues."""
-        if self.rule == "nonmonotone" and is_nonmonotone(earlier, current, self.interval):
+        if self.rule == "nonmonotone" and is_nonmonotone(earlier_losses, loss, self.interval):
             return f"the non-monotone rule: a loss of more than {self.interval} validations ago was better"
-        if self.rule == "patience" and is_out_of_patience(earlier, current, self.interval):
+        if self.rule == "patience" and is_out_of_patience(earlier_losses, loss, self.interval):
             return f"patience: no new best loss in {self.interval} validations"
         return None
 
@@ -64,7 +66,8 @@ class Averages:
     """The running mean of named parameters, updated once per optimiser step.
 
     Before the first update, the means are the initial values of the parameters. `update` never waits for the device
-    and can be captured in a CUDA graph.
+    and can be captured in a CUDA graph. The mean covers every iterate since averaging started. `torch.optim.ASGD` with
+    `t0 = 0` leaves out the first iterate, because it computes the weight of a step in the step before.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -77,26 +80,32 @@ class Averages:
     @classmethod
     def at_start(cls, parameters: Mapping[str, nn.Parameter], settings: AveragingSettings | None) -> Averages | None:
         """Return the averages at the first step, or None if averaging does not start at once."""
-        return cls(parameters) if settings is not None and settings.start == "at_once" else None
+        if settings is None or settings.start != "at_once":
+            return None
+        return cls(parameters)
 
     @torch.no_grad()
     def update(self, applied: Tensor) -> None:
-        """Add the current parameters to the means. `applied` is a tensor: 1, or 0 if the optimiser skipped its step."""
+        """Add the current parameters to the means: mean += (parameter - mean) / count.
+
+        Args:
+            applied: A scalar tensor: 1, or 0 if the optimiser skipped its step.
+        """
         means = list(self.means.values())
         self.count += applied
-        steps = torch._foreach_sub(list(self._parameters.values()), means)
-        torch._foreach_mul_(steps, (applied / self.count.clamp(min=1.0)).to(means[0].dtype))
-        torch._foreach_add_(means, steps)
+        changes = torch._foreach_sub(list(self._parameters.values()), means)
+        torch._foreach_mul_(changes, (applied / self.count.clamp(min=1.0)).to(means[0].dtype))
+        torch._foreach_add_(means, changes)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Copy the means into the parameters, and restore the parameters on exit. The tensors stay the same objects."""
-        iterate = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        original_values = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         self._copy_to_parameters(self.means)
         try:
             yield
         finally:
-            self._copy_to_parameters(iterate)
+            self._copy_to_parameters(original_values)
 
     @torch.no_grad()
     def _copy_to_parameters(self, values: dict[str, Tensor]) -> None:

@@ -1,4 +1,7 @@
-"""Progress display of training: a live line on a terminal, plain lines elsewhere."""
+"""Progress displays of training: a line that changes in place on a terminal, plain lines elsewhere.
+
+`Display` is the interface that training uses, and `open_display` chooses an implementation for the standard output.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-
-def duration(seconds: float) -> str:
-    """Format a duration for people, such as 1m35s for 95 seconds."""
-    minutes, remainder = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{remainder:02d}s" if minutes else f"{remainder}s"
+BAR_WIDTH = 10
+"""Number of characters of the progress bar."""
 
 
 class Display(Protocol):
@@ -34,7 +31,12 @@ class Display(Protocol):
         """Release the terminal."""
 
 
-class Silent:
+def open_display() -> Display:
+    """Return a display for the standard output: a live line on a terminal, plain lines otherwise."""
+    return LiveDisplay(Console()) if sys.stdout.isatty() else LineDisplay()
+
+
+class SilentDisplay:
     """A display that shows nothing, for library calls and for all processes but the first."""
 
     def print(self, text: str) -> None: ...
@@ -44,26 +46,26 @@ class Silent:
     def close(self) -> None: ...
 
 
-class Lines:
-    """A display that prints plain lines, and at most one line of progress every `seconds` seconds."""
+class LineDisplay:
+    """A display that prints plain lines, and at most one line of progress every `interval` seconds."""
 
-    def __init__(self, seconds: float = 10.0) -> None:
-        self._seconds = seconds
-        self._last = time.monotonic()
+    def __init__(self, interval: float = 10.0) -> None:
+        self._interval = interval
+        self._last_update = time.monotonic()
 
     def print(self, text: str) -> None:
         print(text, flush=True)
 
     def update(self, line: str) -> None:
         now = time.monotonic()
-        if now - self._last >= self._seconds:
-            self._last = now
+        if now - self._last_update >= self._interval:
+            self._last_update = now
             print(line, flush=True)
 
     def close(self) -> None: ...
 
 
-class LiveLine:
+class LiveDisplay:
     """A display on a terminal, whose last line changes in place."""
 
     def __init__(self, console: Console) -> None:
@@ -80,7 +82,7 @@ class LiveLine:
         self._live.stop()
 
 
-class Logged:
+class LoggedDisplay:
     """A display that also passes every printed line to a log."""
 
     def __init__(self, display: Display, log: Callable[[str], None]) -> None:
@@ -98,22 +100,28 @@ class Logged:
         self._display.close()
 
 
-def open_display() -> Display:
-    """Return a display for the standard output: a live line on a terminal, plain lines otherwise."""
-    return LiveLine(Console()) if sys.stdout.isatty() else Lines()
-
-
-def progress_line(name: str, facts: Iterable[str], done: float, seconds_left: float) -> str:
-    """Format a line of progress.
+def format_progress(name: str, details: Iterable[str], fraction_done: float, seconds_left: float) -> str:
+    """Format a line of progress, such as `tied  ━━╌╌╌╌╌╌╌╌ 25%, 1m35s left  epoch 1/2`.
 
     The bar and the time left come first, because a narrow terminal cuts off the end of the line.
 
     Args:
         name: Name of the run.
-        facts: Short texts that end the line, such as the perplexity.
-        done: Fraction of the work that is done.
+        details: Short texts that end the line, such as the perplexity.
+        fraction_done: Fraction of the work that is done.
         seconds_left: Estimated time left.
     """
-    filled = round(10 * done)
-    bar = "━" * filled + "╌" * (10 - filled)
-    return "  ".join([name, f"{bar} {done:.0%}, {duration(seconds_left)} left", *facts])
+    filled = round(BAR_WIDTH * fraction_done)
+    bar = "━" * filled + "╌" * (BAR_WIDTH - filled)
+    return "  ".join([name, f"{bar} {fraction_done:.0%}, {format_duration(seconds_left)} left", *details])
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration for people, such as 1m35s for 95 seconds."""
+    minutes, remaining_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    if minutes:
+        return f"{minutes}m{remaining_seconds:02d}s"
+    return f"{remaining_seconds}s"

@@ -2,9 +2,15 @@
 
     torchrun --nproc-per-node=2 -m reefknot train RECIPE
 
-Every process trains on some of the rows of each training window. Losses are sums over tokens, so gradients are summed
-and not averaged, and the result does not depend on the number of processes. Each process holds the whole model, or one
-shard of it with `training.shard`.
+`join_world` joins the processes and yields a `World`, which has the rank of this process and the collective operations.
+`World.wrap_model` returns a `ParallelModel`, through which the training loop uses the model. Each process holds the
+whole model (DDP), or with `training.shard` one shard of it (`sharding.py`).
+
+Every process trains on some of the rows (sequences) of each training window, which is the part of the text that one
+update reads. Losses are sums over tokens, so gradients are summed and not averaged, and the result does not depend on
+the number of processes.
+
+Shapes: B rows, T steps, M of the B x T positions that the output end (classifier and loss) reads.
 """
 
 from __future__ import annotations
@@ -34,8 +40,11 @@ TIMEOUT = timedelta(hours=12)
 text. If a process dies, torchrun ends the others immediately."""
 
 
-class Window(nn.Module):
-    """A module whose forward pass computes the loss of a training window, because DDP and FSDP wrap forward passes."""
+class WindowLoss(nn.Module):
+    """A module whose forward pass computes the loss of a training window, because DDP and FSDP wrap forward passes.
+
+    `plan` is what the output end computed from the targets in advance, on the host (`nn/outputs/contract.py`).
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -44,16 +53,17 @@ class Window(nn.Module):
     def forward(
         self, x_BT: Tensor, y_BT: Tensor, state: State | None, plan: Plan, positions_M: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor], State, dict[str, Tensor]]:
+        """Return the summed loss, the sums of its parts, the next hidden state and the penalties."""
         losses = self.model.loss(x_BT, y_BT, state, plan, positions_M)
-        parts = {name: part.sum.detach() for name, part in losses.parts.items()}
-        return losses.sum(), parts, losses.state, losses.penalties
+        part_sums = {name: part.sum.detach() for name, part in losses.parts.items()}
+        return losses.sum(), part_sums, losses.state, losses.penalties
 
     def run(self, function: Callable[[], float]) -> float:
         """Call a function that uses the model. FSDP gathers the parameters for the duration of the call."""
         return function()
 
 
-class Parallel:
+class ParallelModel:
     """A model in training, in a single process or as one of several replicas."""
 
     def __init__(self, model: LanguageModel, world: World) -> None:
@@ -61,21 +71,21 @@ class Parallel:
         self.world = world
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         """The parameters, or this process's shards of them, by their names in the model."""
-        self.window: nn.Module = Window(model)
+        self.window: nn.Module = WindowLoss(model)
         if world.size > 1:
             self.window = self._wrap(self.window)
 
     @property
-    def trainable(self) -> list[nn.Parameter]:
+    def trainable_parameters(self) -> list[nn.Parameter]:
         """The parameters to optimise. Frozen tables are left out, because weight decay would change them."""
         return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
 
     def _wrap(self, window: nn.Module) -> nn.Module:
         """Return a module whose backward pass averages gradients over the processes."""
-        wrapped = DistributedDataParallel(window, gradient_as_bucket_view=True)
+        ddp_window = DistributedDataParallel(window, gradient_as_bucket_view=True)
         # Buffers follow from the settings and never change. The constructor argument is deprecated in newer versions.
-        wrapped.broadcast_buffers = False
-        return wrapped
+        ddp_window.broadcast_buffers = False
+        return ddp_window
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which gradients accumulate locally, to be exchanged by a later backward pass.
@@ -87,11 +97,11 @@ class Parallel:
             return context
         return nullcontext()
 
-    def clip(self, limit: float | None) -> Tensor:
-        """Clip the norm of the whole gradient to `limit`, unless it is None. Return the norm before clipping."""
-        return nn.utils.clip_grad_norm_(self.parameters.values(), limit or math.inf)
+    def clip_gradients(self, max_norm: float | None) -> Tensor:
+        """Clip the norm of the whole gradient to `max_norm`, unless it is None. Return the norm before clipping."""
+        return nn.utils.clip_grad_norm_(self.parameters.values(), max_norm or math.inf)
 
-    def scaler(self, enabled: bool) -> GradScaler:
+    def build_scaler(self, enabled: bool) -> GradScaler:
         """Return a gradient scaler that detects the same overflows in every process. It does nothing unless enabled."""
         return GradScaler(self.world.device.type, enabled=enabled)
 
@@ -130,13 +140,13 @@ class World:
         """Whether this process writes the files and reports to the user."""
         return self.rank == 0
 
-    def parallel(self, model: LanguageModel, shard: bool = False) -> Parallel:
+    def wrap_model(self, model: LanguageModel, shard: bool = False) -> ParallelModel:
         """Wrap a model for training. `shard` replaces its parameters by shards, so create optimisers afterwards."""
         if not shard or self.size == 1:
-            return Parallel(model, self)
-        from reefknot.lab.training.sharding import Sharded  # takes half a second, and few runs need it
+            return ParallelModel(model, self)
+        from reefknot.lab.training.sharding import ShardedModel  # takes half a second, and few runs need it
 
-        return Sharded(model, self)
+        return ShardedModel(model, self)
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sum of each value over all processes."""
@@ -144,16 +154,16 @@ class World:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
-        summed: list[float] = tensor.tolist()
-        return summed
+        sums: list[float] = tensor.tolist()
+        return sums
 
-    def all(self, flag: Tensor) -> Tensor:
+    def all_true(self, flag: Tensor) -> Tensor:
         """Return a tensor that is true if the flag is set in every process. Does not wait for the device."""
         if self.size == 1:
             return flag
-        number = flag.to(torch.int32)
-        dist.all_reduce(number, dist.ReduceOp.MIN)
-        return number.bool()
+        minimum = flag.to(torch.int32)
+        dist.all_reduce(minimum, dist.ReduceOp.MIN)
+        return minimum.bool()
 
     def broadcast(self, value: float) -> float:
         """Return the value of the first process in every process."""
@@ -174,13 +184,15 @@ class World:
         return [remote.to(tensor.device) for remote in gathered]
 
     def gather_streams(self, state: State) -> State:
-        """Return the hidden state of the streams of all processes, in the order of the text."""
+        """Return the hidden state of all processes, for all streams (contiguous parts of the text), in their order."""
         if self.size == 1:
             return state
-        shares = {name: self.gather(tensor) for name, tensor in sorted(state.items())}
-        return join_streams([{name: shares[name][rank] for name in shares} for rank in range(self.size)])
+        # Sorted, because all processes must gather in the same order.
+        gathered = {name: self.gather(tensor) for name, tensor in sorted(state.items())}
+        states = [{name: tensors[rank] for name, tensors in gathered.items()} for rank in range(self.size)]
+        return join_streams(states)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all processes have arrived."""
         if self.size > 1:
             dist.barrier()
@@ -205,17 +217,19 @@ def join_world(device: str) -> Iterator[World]:
         yield World(device=torch.device(device))
         return
     rank = int(os.environ["RANK"])
-    local = torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
-    if local.type == "cuda":
-        torch.cuda.set_device(local)
+    if device == "cuda":
+        local_device = torch.device(device, int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(local_device)
+    else:
+        local_device = torch.device("cpu")
     for module in ("torch.distributed.nn", "torch.distributed.fsdp.sharded_grad_scaler"):
         # Imported later, the default arguments of their functions would keep the process group alive forever.
         import_module(module)
-    dist.init_process_group("nccl" if local.type == "cuda" else "gloo", timeout=TIMEOUT)
-    world = World(rank, size, local)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
+    world = World(rank, size, local_device)
     try:
         yield world
-        world.wait()  # torchrun kills unfinished processes if another process fails, even while it shuts down
+        world.barrier()  # torchrun kills unfinished processes if another process fails, even while it shuts down
     finally:
         # Wrapped models hold the process group in reference cycles. If its threads still run when the interpreter
         # exits, they abort the process.

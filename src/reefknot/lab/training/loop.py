@@ -1,7 +1,11 @@
-"""The training loop: updates, metrics, validations and checkpoints.
+"""The training loop of language models and translators: updates, metrics, validations and checkpoints.
+
+`Trainer.train` is the entry point. It resumes from the latest checkpoint, and then calls `_advance` once per update
+until training ends: `_step` makes the update (`update.py`), and `Timetable` (`timetable.py`) says whether to log,
+validate or save afterwards.
 
 A window is the part of the training text that one update reads. Everything that determines the next step is in
-`TrainState`; everything else is rebuilt from the recipe.
+`TrainState`, which checkpoints save; everything else is rebuilt from the recipe.
 """
 
 from __future__ import annotations
@@ -16,19 +20,19 @@ from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.kernels.choice import current_choice, resolve_impl
 from reefknot.lab.config.parts import OPTIMISERS, SCHEDULES
 from reefknot.lab.runs.checkpoints import Checkpoints
-from reefknot.lab.runs.definition import perplexity, shown
+from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.batches import Batches
 from reefknot.lab.training.averaging import Averages
-from reefknot.lab.training.display import Display, Silent, progress_line
+from reefknot.lab.training.display import Display, SilentDisplay, format_progress
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.signals import StopRequest
 from reefknot.lab.training.state import Progress, TrainState
 from reefknot.lab.training.throughput import Throughput
 from reefknot.lab.training.timetable import DueActions, SessionClock, Timetable
-from reefknot.lab.training.update import AUTOCAST_DTYPES, MAX_OVERFLOWS, Update, carries_state, check_precision
+from reefknot.lab.training.update import AUTOCAST_DTYPES, MAX_OVERFLOWS, Updater, carries_state, check_precision
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.files import write_json
@@ -57,7 +61,7 @@ class Trainer:
 
         Args:
             model: The model to train. It is moved to the device of `world`.
-            batches: This process's share of the training text.
+            batches: This process's share of the training text, cut into windows.
             validate: Function that returns the mean loss per token on the validation text.
             settings: The training settings.
             run: The run folder.
@@ -76,7 +80,7 @@ class Trainer:
         self.world = world or World()
         self.run = run
         self.checkpoints = Checkpoints(run.path, settings.keep)
-        self.display = display or Silent()
+        self.display = display or SilentDisplay()
         self.name = name
         self._unit_suffix = " per sub-word" if subwords else ""
         self.trackers = trackers
@@ -86,10 +90,10 @@ class Trainer:
         self.model = model.to(self.world.device)
         check_precision(self.model, settings)
         self.schedule = SCHEDULES.build(settings.schedule, {})
-        parallel = self.world.parallel(self.model, settings.shard)
-        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable})
+        parallel = self.world.wrap_model(self.model, settings.shard)
+        optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
         # Read it from the settings, because on a GPU the optimiser rounds its rate to float32.
-        self.first_rate = float(settings.optimiser.model_dump()["learning_rate"])
+        self.initial_learning_rate = float(settings.optimiser.model_dump()["learning_rate"])
         averages = Averages.at_start(parallel.parameters, settings.averaging)
         self.state = TrainState(
             parallel,
@@ -97,38 +101,46 @@ class Trainer:
             self._initial_state(),
             Progress(averaged_from=0 if averages is None else 1),
             averages,
-            parallel.scaler(settings.precision == "float16"),
+            parallel.build_scaler(settings.precision == "float16"),
         )
 
     def _initial_state(self) -> State:
         """Return the hidden state before the first window of an epoch; empty if the state is not carried over."""
-        return self.model.initial_state(self.batches.batch_size) if carries_state(self.model, self.settings) else {}
+        if not carries_state(self.model, self.settings):
+            return {}
+        return self.model.initial_state(self.batches.batch_size)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def train(self) -> Progress:
         """Train to the end, or until the stopping rule applies. After a signal, save and raise `Stopped`."""
         self._resume()
-        self.update = Update(self.model, self.state, self.world, self.settings)
+        self.update = Updater(self.model, self.state, self.world, self.settings)
         dtype = AUTOCAST_DTYPES[self.settings.precision]
         if self.world.is_first:
             self.run.log(f"kernels of the output end: {resolve_impl(current_choice(), self.world.device, dtype)}")
         self.throughput = Throughput(self.model, self.world, dtype)
         progress = self.state.progress
         self.batches.set_epoch(progress.epoch)
-        self._clock = SessionClock(time.monotonic(), self.timetable.done(progress), progress.tokens, progress.seconds)
+        self._clock = SessionClock(
+            started_at=time.monotonic(),
+            fraction_before=self.timetable.fraction_done(progress),
+            tokens_before=progress.tokens,
+            seconds_before=progress.seconds,
+        )
         if self.settings.start is not None and progress.best_nll is None:
             self._score_initial_weights()
         self.model.train()
         with StopRequest() as stop:
-            while not self.timetable.finished(progress):
+            while not self.timetable.is_finished(progress):
                 self._advance(stop)
         return progress
 
     def _resume(self) -> None:
-        checkpoint = self.checkpoints.latest(self.display.print)
+        """Restore the latest checkpoint, if there is one."""
+        checkpoint = self.checkpoints.load_latest(self.display.print)
         if checkpoint is None:
-            self._cut_metrics()
+            self._truncate_metrics()
             return
         if checkpoint.fingerprint != self.run.config_hash:
             raise DataError(
@@ -137,18 +149,15 @@ class Trainer:
             )
         self.state.restore(checkpoint.model, checkpoint.state, checkpoint.values, self.world, self.settings.seed)
         progress = self.state.progress
-        self._cut_metrics()
-        if (
-            self.world.is_first
-            and progress.best_nll is not None
-            and self.checkpoints.path_of(progress.best_step).exists()
-        ):
+        self._truncate_metrics()
+        best_exists = progress.best_nll is not None and self.checkpoints.step_path(progress.best_step).exists()
+        if self.world.is_first and best_exists:
             # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(progress.best_step)
-        position = "the end of training" if self.timetable.finished(progress) else f"epoch {progress.epoch}"
+        position = "the end of training" if self.timetable.is_finished(progress) else f"epoch {progress.epoch}"
         self.display.print(f"{self.name}  resumed at step {progress.step:,}, {position}")
 
-    def _cut_metrics(self) -> None:
+    def _truncate_metrics(self) -> None:
         """Remove lines of metrics that were written after the checkpoint."""
         if self.world.is_first:
             self.run.metrics.truncate(self.state.progress.metrics_lines)
@@ -159,26 +168,28 @@ class Trainer:
         stop_requested, due = self._step(stop)
         if due.log:
             self._log_training()
-        best = due.validation and self._validate(due)
+        is_best = due.validation and self._validate(due)
         if due.epoch_ends:
             progress.epoch, progress.window = progress.epoch + 1, 0
             self.state.hidden = self._initial_state()
             self.batches.set_epoch(progress.epoch)
         if due.checkpoint or stop_requested:
             self._save(pause=not due.checkpoint)
-        if best and self.world.is_first:
+        if is_best and self.world.is_first:
             self.checkpoints.mark_best(progress.step)
         # A signal may have arrived during the validation.
         if stop_requested or (due.validation and self._stop_requested(stop)):
             raise Stopped(f"stopped at step {progress.step:,} and saved; the same command resumes")
 
     def _score_initial_weights(self) -> None:
-        """Validate and save the weights that training starts from, which another row has trained.
+        """Validate and save the weights that training starts from, which another row (experiment) has trained.
 
         They count as the best so far, so that the run never ends with worse weights.
         """
         nll, _ = self._score(epoch=0)
-        self.display.print(f"{self.name}  starts at valid perplexity {shown(perplexity(nll))}{self._unit_suffix}")
+        self.display.print(
+            f"{self.name}  starts at valid perplexity {format_perplexity(perplexity(nll))}{self._unit_suffix}"
+        )
         self._save()
         if self.world.is_first:
             self.checkpoints.mark_best(self.state.progress.step)
@@ -192,43 +203,45 @@ class Trainer:
             nll = self.state.parallel.score(self.validate)
         line = {"kind": "valid", "step": progress.step, "epoch": epoch, "nll": nll, "perplexity": perplexity(nll)}
         self._write_metric(line | {"wall": {"seconds": time.monotonic() - started}})
-        best = progress.best_nll is None or nll < progress.best_nll
-        if best:
+        is_best = progress.best_nll is None or nll < progress.best_nll
+        if is_best:
             progress.best_nll, progress.best_step, progress.best_epoch = nll, progress.step, epoch
-        return nll, best
+        return nll, is_best
 
     def _validate(self, due: DueActions) -> bool:
         """Validate, then apply the averaging and stopping rules. Return whether the loss is the best so far."""
         progress = self.state.progress
-        nll, best = self._score(self.timetable.epochs_done(progress))
+        nll, is_best = self._score(self.timetable.epochs_done(progress))
         self.display.print(
-            f"{self.name}  {self.timetable.position_of_total(progress)}  "
-            f"valid perplexity {shown(perplexity(nll))}{self._unit_suffix}{'  (best)' if best else ''}"
+            f"{self.name}  {self.timetable.format_position_of_total(progress)}  "
+            f"valid perplexity {format_perplexity(perplexity(nll))}{self._unit_suffix}{'  (best)' if is_best else ''}"
         )
-        if nll > math.log(classes := self.model.output.vocab_size):
+        vocab_size = self.model.output.vocab_size
+        if nll > math.log(vocab_size):
             self.display.print(
-                f"{self.name}  warning: worse than {classes:,}, the perplexity of a uniform distribution over "
+                f"{self.name}  warning: worse than {vocab_size:,}, the perplexity of a uniform distribution over "
                 f"all {'sub-words' if self._unit_suffix else 'words'}; a smaller learning rate may help"
             )
         self._average_or_stop(nll, due)
-        return best
+        return is_best
 
     def _average_or_stop(self, nll: float, due: DueActions) -> None:
         """Start averaging, or stop training, if the rules say so after this validation loss."""
-        progress, averaging, stop = self.state.progress, self.settings.averaging, self.settings.stop
-        earlier, progress.validated = progress.validated, [*progress.validated, nll]
-        if due.end:
+        progress, averaging, stopping = self.state.progress, self.settings.averaging, self.settings.stop
+        earlier_losses = progress.validated
+        progress.validated = [*earlier_losses, nll]
+        if due.training_ends:
             return  # no updates follow that could be averaged or skipped
         if averaging is not None and self.state.averages is None:
-            if averaging.starts(earlier, nll):
+            if averaging.should_start(earlier_losses, nll):
                 self.state.averages = Averages(self.state.parallel.parameters)
                 self.update.reset_capture()
                 progress.averaged_from = progress.epoch + due.epoch_ends
-                self.display.print(f"{self.name}  averaging starts after {self.timetable.position(progress)}")
+                self.display.print(f"{self.name}  averaging starts after {self.timetable.format_position(progress)}")
                 # The rules do not compare losses of averages with losses of single iterates.
                 progress.validated = []
-        elif stop is not None and (reason := stop.reason_to_stop(earlier, nll)):
-            progress.stopped = f"stopped after {self.timetable.position(progress)} by {reason}"
+        elif stopping is not None and (reason := stopping.reason_to_stop(earlier_losses, nll)):
+            progress.stopped = f"stopped after {self.timetable.format_position(progress)} by {reason}"
             self.display.print(f"{self.name}  {progress.stopped}")
 
     def _stop_requested(self, stop: StopRequest) -> bool:
@@ -242,13 +255,13 @@ class Trainer:
         started = time.monotonic()
         progress = self.state.progress
         x_BT, y_BT = self._window = self.batches.window(progress.window)
-        count = self.batches.count_targets(progress.window)
-        self._rate = self.first_rate * self.schedule.factor(progress.epoch, progress.step)
-        self.update(x_BT, y_BT, self._rate * self.batches.rate_factor(progress.window), count)
+        target_count = self.batches.count_targets(progress.window)
+        self._learning_rate = self.initial_learning_rate * self.schedule.factor(progress.epoch, progress.step)
+        self.update(x_BT, y_BT, self._learning_rate * self.batches.rate_factor(progress.window), target_count)
         progress.step += 1
         progress.window += 1
-        progress.tokens += count
-        stop_requested, due = self._stop_requested(stop), self.timetable.due(progress)
+        progress.tokens += target_count
+        stop_requested, due = self._stop_requested(stop), self.timetable.due_actions(progress)
         if stop_requested or due.log or due.checkpoint or self.update.synchronous or self.world.size > 1:
             self._read_report()
         progress.seconds += time.monotonic() - started
@@ -260,8 +273,8 @@ class Trainer:
         All processes read the same totals, so they make the same decisions.
         """
         progress = self.state.progress
-        self.report = self.update.tally.report()
-        totals = self.world.sum([*self.report.sums.values()])
+        self.report = self.update.stats.report()
+        totals = self.world.sum(list(self.report.sums.values()))
         for name, total in zip(self.report.sums, totals, strict=True):
             progress.logged[name] = progress.logged.get(name, 0.0) + total
         progress.logged_tokens += self.report.tokens
@@ -287,9 +300,9 @@ class Trainer:
 
     def _stop_nonfinite(self, problem: str, details: dict[str, Any]) -> NoReturn:
         """Write the details that reproduce the problem to a file, and raise an error. The last checkpoint is finite."""
-        record = {"epoch": self.state.progress.epoch, "seed": self.settings.seed}
+        record = details | {"epoch": self.state.progress.epoch, "seed": self.settings.seed}
         if self.world.is_first:
-            write_json(self.run.path / "nonfinite.json", details | record)
+            write_json(self.run.path / "nonfinite.json", record)
         raise NonFiniteError(
             f"{problem}. The last checkpoint is kept, and {self.run.path / 'nonfinite.json'} names the batch. "
             "Try a smaller training.optimiser.learning_rate or a training.clip in another --out"
@@ -303,9 +316,9 @@ class Trainer:
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
         model, tensors, values = self.state.capture(self.world)
-        finite = all(bool(weight.isfinite().all()) for weight in model.values())
-        # All processes must stop together, although only the first one has all weights.
-        if self.world.sum([float(not finite)])[0]:
+        is_finite = all(bool(weight.isfinite().all()) for weight in model.values())
+        # All processes must stop together, although only the first process has all weights.
+        if self.world.sum([float(not is_finite)])[0]:
             # A finite gradient can still lead to an infinite weight, for example through weight decay.
             step = progress.step
             self._stop_nonfinite(f"a weight is not finite after step {step:,}; it was not saved", {"step": step})
@@ -313,7 +326,7 @@ class Trainer:
             self.run.metrics.sync()
             fingerprint = self.run.config_hash
             self.checkpoints.save(progress.step, model, tensors, values, fingerprint=fingerprint, pause=pause)
-        self.world.wait()
+        self.world.barrier()
 
     def _log_training(self) -> None:
         """Write a line of metrics and update the display."""
@@ -326,7 +339,7 @@ class Trainer:
         line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "nll": nll}
         line |= {
             "tokens": progress.logged_tokens,
-            "learning_rate": self._rate,
+            "learning_rate": self._learning_rate,
             "gradient_norm": self.report.gradient_norm,
             "parts": parts,
             "penalties": self.report.penalties,
@@ -336,15 +349,17 @@ class Trainer:
             line["skipped"] = progress.skipped
         progress.logged, progress.logged_tokens = {}, 0
         self._write_metric(line)
-        done = self.timetable.done(progress)
-        facts = [
-            self.timetable.position_of_total(progress),
+        fraction_done = self.timetable.fraction_done(progress)
+        details = [
+            self.timetable.format_position_of_total(progress),
             f"perplexity {perplexity(nll):,.1f}{self._unit_suffix}",
             *speed.describe(),
         ]
-        self.display.update(progress_line(self.name, facts, done, self._clock.seconds_left(done)))
+        seconds_left = self._clock.seconds_left(fraction_done)
+        self.display.update(format_progress(self.name, details, fraction_done, seconds_left))
 
     def _write_metric(self, line: Metric) -> None:
+        """Write a line of metrics in the first process, and pass it to the trackers."""
         if not self.world.is_first:
             return
         self.run.metrics.append(line)

@@ -1,9 +1,10 @@
-"""Optimisers of torch with the settings of the papers, and Adadelta.
+"""Optimisers that a recipe can name: SGD, AdamW, Adam and Adadelta.
 
-No step waits for a GPU. On a GPU, a step changes nothing if `found_inf` is set, as in torch's fused kernels.
+The first three are subclasses of torch's optimisers with the settings that the papers use; Adadelta is our own. The
+arguments of a constructor, apart from `parameters`, are the settings of `training.optimiser` in a recipe.
 
-Nesterov momentum is torch's. fairseq, which Baevski & Auli (2019) use with momentum 0.99, includes the learning rate in
-its velocity and rescales the velocity whenever the rate changes. The steps are the same.
+No step waits for a GPU. On a GPU, a step changes nothing if the tensor `found_inf` is 1, as in torch's fused kernels.
+The trainer sets it if the loss or the gradient is not finite.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from reefknot.nn.bounds import NonNegative, Positive, Probability, check_rates
 
 class SGD(torch.optim.SGD):
     """Stochastic gradient descent.
+
+    Nesterov momentum is torch's. fairseq, which Baevski & Auli (2019) use with momentum 0.99, includes the learning
+    rate in its velocity and rescales the velocity whenever the rate changes. The steps are the same.
 
     Args:
         parameters: The parameters to update.
@@ -47,7 +51,7 @@ class SGD(torch.optim.SGD):
         params = list(parameters)
         super().__init__(
             params,
-            lr=_rate(params, learning_rate),
+            lr=_rate_on_device(params, learning_rate),
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
@@ -66,11 +70,13 @@ class SGD(torch.optim.SGD):
         loss = super().step(closure)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
-            decay = group["decoupled_decay"]
-            if decay:
-                # Not p *= 1 - decay: float32 has no number between 1 - 1.2e-7 and 1 - 6e-8.
-                decays = torch._foreach_mul(group["params"], decay if found_inf is None else decay * (1.0 - found_inf))
-                torch._foreach_sub_(group["params"], decays)
+            if not group["decoupled_decay"]:
+                continue
+            decay: float | Tensor = group["decoupled_decay"]
+            if found_inf is not None:
+                decay = decay * (1.0 - found_inf)
+            # Not p *= 1 - decay: float32 has no number between 1 - 1.2e-7 and 1 - 6e-8.
+            torch._foreach_sub_(group["params"], torch._foreach_mul(group["params"], decay))
         return loss
 
 
@@ -98,7 +104,8 @@ class AdamW(torch.optim.AdamW):
         check_rates("adamw", beta1=beta1, beta2=beta2)
         _check_signs("adamw", learning_rate, epsilon=epsilon, weight_decay=weight_decay)
         params = list(parameters)
-        super().__init__(params, _rate(params, learning_rate), (beta1, beta2), epsilon, weight_decay, **_fused(params))
+        rate = _rate_on_device(params, learning_rate)
+        super().__init__(params, rate, (beta1, beta2), epsilon, weight_decay, **_fused_options(params))
 
 
 class Adam(torch.optim.Adam):
@@ -123,15 +130,18 @@ class Adam(torch.optim.Adam):
         check_rates("adam", beta1=beta1, beta2=beta2)
         _check_signs("adam", learning_rate, epsilon=epsilon)
         params = list(parameters)
-        super().__init__(params, _rate(params, learning_rate), (beta1, beta2), epsilon, **_fused(params))
+        rate = _rate_on_device(params, learning_rate)
+        super().__init__(params, rate, (beta1, beta2), epsilon, **_fused_options(params))
 
 
 class Adadelta(torch.optim.Optimizer):
     """Adadelta (Zeiler 2012): the size of a step depends on earlier steps, not on the scale of the gradient.
 
-        v += (1 - rho) (g^2 - v)
-        d = sqrt(u + epsilon) / sqrt(v + epsilon) g
-        u += (1 - rho) (d^2 - u)
+    For a parameter p with gradient g, v and u are the running mean squares of gradients and steps:
+
+        v += (1 - rho) (g^2 - v)                         square_avg
+        d = sqrt(u + epsilon) / sqrt(v + epsilon) g      the step
+        u += (1 - rho) (d^2 - u)                         acc_delta
         p -= rate d
 
     Torch's Adadelta has no fused kernel, so on a GPU it cannot skip an update whose gradient is not finite. This class
@@ -158,7 +168,7 @@ class Adadelta(torch.optim.Optimizer):
                 f"adadelta: epsilon = {epsilon}: must be above 0, because it determines the size of the first step"
             )
         params = list(parameters)
-        super().__init__(params, {"lr": _rate(params, learning_rate), "rho": rho, "eps": epsilon})
+        super().__init__(params, {"lr": _rate_on_device(params, learning_rate), "rho": rho, "eps": epsilon})
         for parameter in params:
             self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("square_avg", "acc_delta")}
 
@@ -177,40 +187,40 @@ class Adadelta(torch.optim.Optimizer):
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        weight: float | Tensor = 1.0 - group["rho"]
+        new_weight: float | Tensor = 1.0 - group["rho"]
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is not None:
             # Not g * 0, because g may be infinite or NaN.
             gradients = [gradient.where(found_inf == 0, 0.0) for gradient in gradients]
-            weight = weight * (1.0 - found_inf.to(parameters[0].dtype))
-        squares, deltas = (
-            [self.state[parameter][name] for parameter in parameters] for name in ("square_avg", "acc_delta")
-        )
-        _update_mean_squares(squares, gradients, weight)
-        steps, roots = (list(torch._foreach_add(means, group["eps"])) for means in (deltas, squares))
+            new_weight = new_weight * (1.0 - found_inf.to(parameters[0].dtype))
+        gradient_squares = [self.state[parameter]["square_avg"] for parameter in parameters]
+        step_squares = [self.state[parameter]["acc_delta"] for parameter in parameters]
+        _update_mean_squares(gradient_squares, gradients, new_weight)
+        steps = list(torch._foreach_add(step_squares, group["eps"]))
+        gradient_roots = list(torch._foreach_add(gradient_squares, group["eps"]))
         torch._foreach_sqrt_(steps)
-        torch._foreach_sqrt_(roots)
-        torch._foreach_div_(steps, roots)
+        torch._foreach_sqrt_(gradient_roots)
+        torch._foreach_div_(steps, gradient_roots)
         torch._foreach_mul_(steps, gradients)
-        _update_mean_squares(deltas, steps, weight)
+        _update_mean_squares(step_squares, steps, new_weight)
         torch._foreach_mul_(steps, group["lr"])
         torch._foreach_sub_(parameters, steps)
 
 
-def _update_mean_squares(means: list[Tensor], values: list[Tensor], weight: float | Tensor) -> None:
-    """Move running means towards the squares of the values: mean += weight (value^2 - mean)."""
-    differences = list(torch._foreach_mul(values, values))
-    torch._foreach_sub_(differences, means)
-    torch._foreach_mul_(differences, weight)
-    torch._foreach_add_(means, differences)
+def _update_mean_squares(means: list[Tensor], values: list[Tensor], new_weight: float | Tensor) -> None:
+    """Move running means towards the squares of the values: mean += new_weight (value^2 - mean)."""
+    changes = list(torch._foreach_mul(values, values))
+    torch._foreach_sub_(changes, means)
+    torch._foreach_mul_(changes, new_weight)
+    torch._foreach_add_(means, changes)
 
 
-def _rate(parameters: list[nn.Parameter], rate: float) -> float | Tensor:
+def _rate_on_device(parameters: list[nn.Parameter], rate: float) -> float | Tensor:
     """Return the rate as a float, or on a GPU as a tensor, because a CUDA graph reads the rate from device memory."""
     return torch.tensor(rate, device=parameters[0].device) if parameters[0].is_cuda else rate
 
 
-def _fused(parameters: list[nn.Parameter]) -> dict[str, Any]:
+def _fused_options(parameters: list[nn.Parameter]) -> dict[str, Any]:
     """Return the options that make torch's Adam use one fused kernel on a GPU, with its step counts on the device."""
     on_gpu = parameters[0].is_cuda
     return {"fused": on_gpu or None, "capturable": on_gpu}

@@ -1,10 +1,12 @@
-"""Learning-rate schedules. A schedule returns a factor, by which the initial learning rate is multiplied.
+"""Learning-rate schedules: constant, decay per epoch, cosine cycles and inverse square root.
 
-The factor depends on the epoch and the number of updates only. Schedules have no state to save or resume.
+The method `factor` of a schedule returns the number by which the initial learning rate is multiplied. It depends on the
+epoch and the number of updates only, so schedules have no state to save or resume. The arguments of a constructor are
+the settings of `training.schedule` in a recipe.
 
-The papers on recurrent models change the rate once per epoch. Baevski & Auli (2019) change it in every update: after a
-linear warm-up, the rate follows cosine cycles (Loshchilov & Hutter 2017). Each cycle is longer and lower than the last.
-The inverse square root is the schedule of Vaswani et al. (2017).
+The papers on recurrent models change the rate once per epoch (`Decay`). Baevski & Auli (2019) change it in every
+update: after a linear warm-up, the rate follows cosine cycles (Loshchilov & Hutter 2017), each of which is longer and
+lower than the last (`Cosine`). Vaswani et al. (2017) use the inverse square root (`InverseSqrt`).
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Constant:
 class Decay:
     """A rate that is constant for some epochs, and is then multiplied by a factor before every epoch.
 
+    With `hold = 2` and `factor = 0.5`, the factors of the first four epochs are 1, 1, 0.5 and 0.25.
+
     Args:
         hold: Number of epochs at the initial rate.
         factor: Factor per epoch after that. With 0.5, the rate is halved before each later epoch.
@@ -39,11 +43,11 @@ class Decay:
 
     def __init__(self, hold: Epochs, factor: Positive) -> None:
         self.hold = hold
-        self.decay = factor
+        self.factor_per_epoch = factor
 
     def factor(self, epoch: int, step: int) -> float:
         """Return the factor for this epoch, counted from 1, after `step` updates."""
-        return float(self.decay ** max(epoch - self.hold, 0))
+        return float(self.factor_per_epoch ** max(epoch - self.hold, 0))
 
 
 class Cosine:
@@ -69,12 +73,12 @@ class Cosine:
         shrink: PositiveShare = 1.0,
         least: Share = 0.0,
     ) -> None:
-        _check("period", period, "must be at least 1", period < 1)
-        _check("warmup", warmup, "must be at least 0", warmup < 0)
-        _check("warmup_from", warmup_from, "must lie between 0 and 1", not 0.0 <= warmup_from <= 1.0)
-        _check("growth", growth, "must be at least 1", not 1.0 <= growth < math.inf)
-        _check("shrink", shrink, "must be above 0 and at most 1", not 0.0 < shrink <= 1.0)
-        _check("least", least, "must lie between 0 and 1", not 0.0 <= least <= 1.0)
+        _check_argument("period", period, period >= 1, "must be at least 1")
+        _check_argument("warmup", warmup, warmup >= 0, "must be at least 0")
+        _check_argument("warmup_from", warmup_from, 0.0 <= warmup_from <= 1.0, "must lie between 0 and 1")
+        _check_argument("growth", growth, 1.0 <= growth < math.inf, "must be at least 1")
+        _check_argument("shrink", shrink, 0.0 < shrink <= 1.0, "must be above 0 and at most 1")
+        _check_argument("least", least, 0.0 <= least <= 1.0, "must lie between 0 and 1")
         self.period, self.growth, self.shrink, self.least = period, growth, shrink, least
         self.warmup, self.warmup_from = warmup, warmup_from
 
@@ -82,11 +86,11 @@ class Cosine:
         """Return the factor for this epoch, counted from 1, after `step` updates."""
         if step < self.warmup:
             return self.warmup_from + (1.0 - self.warmup_from) * step / self.warmup
-        cycle, share = self._position(step - self.warmup)
-        height = (1.0 + math.cos(math.pi * share)) / 2
+        cycle, fraction = self._cycle_position(step - self.warmup)
+        height = (1.0 + math.cos(math.pi * fraction)) / 2
         return float(self.shrink**cycle * (self.least + (1.0 - self.least) * height))
 
-    def _position(self, step: int) -> tuple[int, float]:
+    def _cycle_position(self, step: int) -> tuple[int, float]:
         """Return the index of the cycle of a step after the warm-up, and the fraction of the cycle that has passed."""
         if self.growth == 1.0:
             return step // self.period, step % self.period / self.period
@@ -106,15 +110,17 @@ class InverseSqrt:
     """
 
     def __init__(self, warmup: Count) -> None:
-        _check("warmup", warmup, "must be at least 1", warmup < 1)
+        _check_argument("warmup", warmup, warmup >= 1, "must be at least 1")
         self.warmup = warmup
 
     def factor(self, epoch: int, step: int) -> float:
         """Return the factor for this epoch, counted from 1, after `step` updates."""
-        return step / self.warmup if step < self.warmup else math.sqrt(self.warmup / step)
+        if step < self.warmup:
+            return step / self.warmup
+        return math.sqrt(self.warmup / step)
 
 
-def _check(name: str, value: float, constraint: str, violated: bool) -> None:
-    """Raise an error if `violated`. Values in recipes have been checked already."""
-    if violated:
+def _check_argument(name: str, value: float, is_valid: bool, constraint: str) -> None:
+    """Raise an error if an argument is not valid. Values in recipes have been checked already."""
+    if not is_valid:
         raise SettingsError(f"schedule: {name} = {value}: {constraint}")

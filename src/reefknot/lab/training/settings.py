@@ -1,4 +1,9 @@
-"""The `[training]` settings of a recipe."""
+"""The `[training]` settings of a recipe, for language models and translators.
+
+`TrainingSettings` has one field per setting, with its type, bounds, default and description. Pydantic checks the values
+of a recipe, and `Trainer` (`loop.py`) uses them. A stream is a contiguous part of the training text that is read in
+order. A row is one experiment of a recipe.
+"""
 
 from __future__ import annotations
 

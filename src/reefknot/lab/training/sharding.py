@@ -1,11 +1,12 @@
 """Sharded models: every process holds one shard of each parameter.
 
-The implementation is FSDP2 of torch, which follows ZeRO (Rajbhandari et al. 2020).
+`ShardedModel` wraps a model with FSDP2 of torch, which follows ZeRO (Rajbhandari et al. 2020). It replaces
+`ParallelModel` in `distributed.py` if a recipe sets `training.shard`.
 
 Each parameter is split along its first dimension, as `torch.chunk` does, and so are its gradient and the state of the
 optimiser. torch gathers the parameters of one block of the encoder at a time, while the block computes. It gathers all
-other parameters (the two ends, or an encoder without blocks) for the forward and backward pass of a whole training
-window. So kernels always see plain, full tensors.
+other parameters for the forward and backward pass of a whole training window: those of the input end (embedding), of
+the output end (classifier and loss), and of an encoder without blocks. So kernels always see plain, full tensors.
 
 torch represents a shard as a DTensor. Optimisers, averages and clipping use plain tensors on the same memory, because
 torch's fused SGD does not support DTensors. All of them work element by element, except that the norm of the gradient
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from reefknot.errors import SettingsError
-from reefknot.lab.training.distributed import Parallel, Window, World
+from reefknot.lab.training.distributed import ParallelModel, WindowLoss, World
 from reefknot.nn.models.language_model import LanguageModel
 
 try:
@@ -38,13 +39,13 @@ except ImportError as error:
     ) from error
 
 
-class Sharded(Parallel):
+class ShardedModel(ParallelModel):
     """A model that is sharded over several processes."""
 
-    window: Window
+    window: WindowLoss
 
     def __init__(self, model: LanguageModel, world: World) -> None:
-        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._full_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         super().__init__(model, world)
         # torch may change the layout of the shards in the first forward pass. Tensors taken earlier would be copies.
         self.score(lambda: 0.0)
@@ -58,15 +59,15 @@ class Sharded(Parallel):
         register_fsdp_forward_method(window, "run")
         return window
 
-    def clip(self, limit: float | None) -> Tensor:
+    def clip_gradients(self, max_norm: float | None) -> Tensor:
         gradients = [shard.grad for shard in self.parameters.values() if shard.grad is not None]
-        square = nn.utils.get_total_norm(gradients).double().square()
-        dist.all_reduce(square)
-        norm = square.sqrt().to(gradients[0].dtype)
-        nn.utils.clip_grads_with_norm_(self.parameters.values(), limit or math.inf, norm)
+        squared_norm = nn.utils.get_total_norm(gradients).double().square()
+        dist.all_reduce(squared_norm)
+        norm = squared_norm.sqrt().to(gradients[0].dtype)
+        nn.utils.clip_grads_with_norm_(self.parameters.values(), max_norm or math.inf, norm)
         return norm
 
-    def scaler(self, enabled: bool) -> GradScaler:
+    def build_scaler(self, enabled: bool) -> GradScaler:
         return ShardedGradScaler(self.world.device.type, enabled=enabled)
 
     @torch.no_grad()
@@ -85,22 +86,26 @@ class Sharded(Parallel):
         """Gather the shards of a tensor in the main memory of the first process. The other processes get None."""
         if tensor.shape != self.parameters[name].shape:
             return tensor.detach()
-        shape = self._shapes[name]
-        padded = tensor.new_zeros(self._rows(shape), *shape[1:])
-        padded[: len(tensor)] = tensor.detach()
-        shards = [torch.empty_like(padded) for _ in range(self.world.size)] if self.world.is_first else None
-        dist.gather(padded, shards)
-        return None if shards is None else torch.cat([shard.cpu() for shard in shards])[: shape[0]]
+        shape = self._full_shapes[name]
+        # The last shards may be smaller, but all gathered tensors must have the same shape.
+        padded_shard = tensor.new_zeros(self._shard_rows(shape), *shape[1:])
+        padded_shard[: len(tensor)] = tensor.detach()
+        if not self.world.is_first:
+            dist.gather(padded_shard)
+            return None
+        shards = [torch.empty_like(padded_shard) for _ in range(self.world.size)]
+        dist.gather(padded_shard, shards)
+        return torch.cat([shard.cpu() for shard in shards])[: shape[0]]
 
     def local_shard(self, name: str, full: Tensor) -> Tensor:
-        shape = self._shapes.get(name)
+        shape = self._full_shapes.get(name)
         if full.shape != shape:
             return full
-        rows = self._rows(shape)
+        rows = self._shard_rows(shape)
         # A copy, because a view would keep the full tensor alive.
         return full[rows * self.world.rank : rows * (self.world.rank + 1)].clone()
 
-    def _rows(self, shape: torch.Size) -> int:
+    def _shard_rows(self, shape: torch.Size) -> int:
         """Return the number of rows in a shard of a parameter. The last shards may have fewer rows, or none."""
         return math.ceil(shape[0] / self.world.size)
 

@@ -1,4 +1,8 @@
-"""Signal handling: the first signal requests an orderly stop, the second signal ends the process at once."""
+"""Signal handling: the first signal requests an orderly stop, the second signal ends the process at once.
+
+Training loops use `StopRequest`, a flag that they check after every step. Code that has nothing to save uses
+`raise_on_signal`.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,22 @@ from typing import Any
 
 from reefknot.errors import Stopped
 
-WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that stop training. Cluster schedulers send SIGTERM or one of the SIGUSR signals before they kill a job."""
 
 
-def listen(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Install a handler for the watched signals and return the previous handlers.
+def install_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Install a handler for the stop signals and return the previous handlers.
 
     Ignored signals stay ignored, such as SIGHUP under `nohup`.
     """
-    handled = [number for number in WATCHED if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in handled}
+    handled_signals = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in handled_signals}
 
 
-def restore(previous: dict[signal.Signals, Any]) -> None:
-    """Restore the handlers that `listen` returned."""
-    for number, handler in previous.items():
+def restore_handlers(previous_handlers: dict[signal.Signals, Any]) -> None:
+    """Restore the handlers that `install_handlers` returned."""
+    for number, handler in previous_handlers.items():
         signal.signal(number, handler)
 
 
@@ -36,36 +41,36 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
     def __enter__(self) -> StopRequest:
-        self._previous = listen(self._handle)
+        self._previous_handlers = install_handlers(self._handle)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        restore(self._previous)
+        restore_handlers(self._previous_handlers)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
         # The default action also ends a process that is blocked inside a library, waiting for other processes.
-        for watched in self._previous:
-            signal.signal(watched, signal.SIG_DFL)
+        for handled_signal in self._previous_handlers:
+            signal.signal(handled_signal, signal.SIG_DFL)
 
 
 @contextmanager
-def stopping_at_once(message: str) -> Iterator[None]:
+def raise_on_signal(message: str) -> Iterator[None]:
     """Raise `Stopped` with this message at the first signal, for code that has nothing to save."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(message)
 
-    previous = listen(stop)
+    previous_handlers = install_handlers(stop)
     try:
         yield
     finally:
-        restore(previous)
+        restore_handlers(previous_handlers)

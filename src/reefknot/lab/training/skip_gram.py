@@ -1,9 +1,12 @@
-"""Training of skip-gram models: epochs over a text, metrics, checkpoints and resuming.
+"""The training loop of skip-gram models (word2vec): epochs over a text, metrics, checkpoints and resuming.
 
-A step trains on a stretch of the text, which ends where the next line of metrics is due. All random numbers, such as
-the size of the skip-gram window around a word, are functions of the position in the text (`kernels/skip_gram_draws`).
-So the state of training consists of the position and the two tables. With one worker on a CPU, a resumed run is
-bit-identical. There is no validation; the last weights are used.
+`SkipGramTrainer.train` is the entry point, and `SkipGramTraining` is the `[training]` section of a recipe. A step
+trains on a stretch of the text (a range of words), which ends where the next line of metrics is due. There is no
+validation, so the last weights are the best weights.
+
+All random numbers, such as the size of the skip-gram window around a word, are functions of the position in the text
+(`kernels/skip_gram_draws.py`). So the state of training consists of the position and the two tables (the word vectors
+of the input and of the output). With one worker on a CPU, a resumed run is bit-identical.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.kernels.skip_gram import RateSchedule, resolve_impl, train_range
 from reefknot.kernels.skip_gram_draws import PairSampler, build_pairs, find_kept_words
 from reefknot.lab.config.settings import Count, NonNegative, Positive, Settings
-from reefknot.lab.runs.checkpoints import Checkpoints
+from reefknot.lab.runs.checkpoints import Checkpoint, Checkpoints
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.training.display import Display, Silent, progress_line
+from reefknot.lab.training.display import Display, SilentDisplay, format_progress
 from reefknot.lab.training.signals import StopRequest
-from reefknot.lab.training.state import Progress, load_weights, weights
+from reefknot.lab.training.state import Progress, load_weights, named_weights
 from reefknot.lab.training.timetable import SessionClock
 from reefknot.nn.models.skip_gram import SkipGram
 from reefknot.storage.files import write_json
@@ -61,9 +64,9 @@ class SkipGramTraining(Settings):
             )
         return self
 
-    def rates(self, words: int, epoch: int) -> RateSchedule:
-        """Return the learning rates in an epoch, counted from 1, over a text of `words` words."""
-        return RateSchedule(self.learning_rate, self.lowest_rate, words * self.epochs, words * (epoch - 1))
+    def rates(self, num_words: int, epoch: int) -> RateSchedule:
+        """Return the learning rates in an epoch, counted from 1, over a text of `num_words` words."""
+        return RateSchedule(self.learning_rate, self.lowest_rate, num_words * self.epochs, num_words * (epoch - 1))
 
 
 class SkipGramTrainer:
@@ -86,7 +89,7 @@ class SkipGramTrainer:
 
         Args:
             model: The model to train. It is moved to `device`.
-            ids: The training text.
+            ids: The training text, as word ids.
             draws: The random numbers of training: subsampling, skip-gram windows and negative samples.
             training: The training settings.
             run: The run folder.
@@ -95,14 +98,14 @@ class SkipGramTrainer:
             name: Name of the run, which starts every line on the display.
             trackers: Functions that are called with every line of metrics.
         """
-        _check(model, ids, draws)
+        _check_inputs(model, ids, draws)
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.ids = ids
         self.training = training
         self.run = run
         self.checkpoints = Checkpoints(run.path, training.keep)
-        self.display = display or Silent()
+        self.display = display or SilentDisplay()
         self.name = name
         self.trackers = trackers
         self.progress = Progress()
@@ -115,64 +118,73 @@ class SkipGramTrainer:
         self._resume()
         self.run.log(f"skip-gram: {resolve_impl(self.model.input.weight)}")
         progress = self.progress
-        self._clock = SessionClock(time.monotonic(), self._done, progress.tokens, progress.seconds)
+        self._clock = SessionClock(
+            started_at=time.monotonic(),
+            fraction_before=self._fraction_done,
+            tokens_before=progress.tokens,
+            seconds_before=progress.seconds,
+        )
         with StopRequest() as stop:
             while progress.epoch <= self.training.epochs:
                 self._advance(stop)
         return progress
 
     def _resume(self) -> None:
-        checkpoint = self.checkpoints.latest(self.display.print)
+        """Restore the latest checkpoint, if there is one, and remove lines of metrics that were written after it."""
+        checkpoint = self.checkpoints.load_latest(self.display.print)
         if checkpoint is not None:
-            if checkpoint.fingerprint != self.run.config_hash:
-                raise DataError(
-                    f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
-                    "use another --out"
-                )
-            if set(checkpoint.values["progress"]) != {field.name for field in fields(Progress)}:
-                raise DataError(
-                    f"{checkpoint.path} was written by another version of Reefknot and cannot be resumed; "
-                    "use another --out"
-                )
-            load_weights(self.model, checkpoint.model)
-            self.progress = Progress(**checkpoint.values["progress"])
-            if self.checkpoints.path_of(self.progress.step).exists():
-                # The last session may have been killed between saving this checkpoint and marking it as the best.
-                self.checkpoints.mark_best(self.progress.step)
-            self.display.print(f"{self.name}  resumed at epoch {self.progress.epoch}, word {self.progress.window:,}")
+            self._restore(checkpoint)
         self.run.metrics.truncate(self.progress.metrics_lines)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.fingerprint != self.run.config_hash:
+            raise DataError(
+                f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
+                "use another --out"
+            )
+        if set(checkpoint.values["progress"]) != {field.name for field in fields(Progress)}:
+            raise DataError(
+                f"{checkpoint.path} was written by another version of Reefknot and cannot be resumed; use another --out"
+            )
+        load_weights(self.model, checkpoint.model)
+        self.progress = Progress(**checkpoint.values["progress"])
+        if self.checkpoints.step_path(self.progress.step).exists():
+            # The last session may have been killed between saving this checkpoint and marking it as the best.
+            self.checkpoints.mark_best(self.progress.step)
+        self.display.print(f"{self.name}  resumed at epoch {self.progress.epoch}, word {self.progress.window:,}")
 
     def _advance(self, stop: StopRequest) -> None:
         """Train on one stretch of the text. Then log, and save or stop, if it is time to."""
         progress, training = self.progress, self.training
-        saves = progress.tokens // training.save_every
+        saves_before = progress.tokens // training.save_every
         self._train_stretch()
         self._log()
         epoch_ends = progress.window == len(self.ids)
         if epoch_ends:
             progress.epoch, progress.window = progress.epoch + 1, 0
-        due = epoch_ends or progress.tokens // training.save_every > saves
+        checkpoint_due = epoch_ends or progress.tokens // training.save_every > saves_before
         stop_requested = bool(stop)
-        if due or stop_requested:
-            self._save(pause=not due)
+        if checkpoint_due or stop_requested:
+            self._save(pause=not checkpoint_due)
         if stop_requested:
             raise Stopped(f"stopped at step {progress.step:,} and saved; the same command resumes")
 
     def _train_stretch(self) -> None:
+        """Train on the words up to the next line of metrics, or to the end of the text."""
         progress, training = self.progress, self.training
-        started = time.monotonic()
+        started_at = time.monotonic()
         start = progress.window
-        stop = min((start // training.log_every + 1) * training.log_every, len(self.ids))
+        end = min((start // training.log_every + 1) * training.log_every, len(self.ids))
         tables = self.model.input.weight, self.model.output.weight
         rates = self._rates
-        train_range(*tables, self.ids, start, stop, self.draws, progress.epoch, rates, workers=training.workers)
+        train_range(*tables, self.ids, start, end, self.draws, progress.epoch, rates, workers=training.workers)
         progress.step += 1
-        progress.window = stop
-        progress.tokens += stop - start
+        progress.window = end
+        progress.tokens += end - start
         # The sum is finite only if all weights are. Reading it waits for the device.
         if not all(bool(table.detach().sum().isfinite()) for table in tables):
             self._stop_nonfinite(start)
-        progress.seconds += time.monotonic() - started
+        progress.seconds += time.monotonic() - started_at
 
     def _stop_nonfinite(self, start: int) -> None:
         """Write the position to a file and raise an error. The last checkpoint is finite."""
@@ -191,7 +203,7 @@ class SkipGramTrainer:
         return self.training.rates(len(self.ids), self.progress.epoch)
 
     @property
-    def _done(self) -> float:
+    def _fraction_done(self) -> float:
         """Fraction of training that is done."""
         return self.progress.tokens / (len(self.ids) * self.training.epochs)
 
@@ -201,23 +213,24 @@ class SkipGramTrainer:
     def loss(self) -> float:
         """Return the mean loss per pair at the beginning of the text, always for the same pairs and negatives."""
         key = self.draws.key(epoch=0)
-        pairs = build_pairs(
-            self.draws, key, find_kept_words(self.draws, key, self.ids, 0, min(LOSS_SAMPLE, len(self.ids)))
-        )
+        words = find_kept_words(self.draws, key, self.ids, 0, min(LOSS_SAMPLE, len(self.ids)))
+        pairs = build_pairs(self.draws, key, words)
         return float(self.model.loss(*pairs[:3])) / max(1, len(pairs.centres))
 
     def _log(self) -> None:
+        """Write a line of metrics and update the display."""
         progress, training = self.progress, self.training
-        loss, rate = self.loss(), self._rates.rate_at(progress.window)
+        loss, learning_rate = self.loss(), self._rates.rate_at(progress.window)
         speed = self._clock.speed(progress)
         line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "loss": loss}
-        line |= {"tokens": progress.tokens, "learning_rate": rate}
+        line |= {"tokens": progress.tokens, "learning_rate": learning_rate}
         line["wall"] = {"seconds": progress.seconds, "tokens_per_second": speed}
         self.run.metrics.append(line)
         for track in self.trackers:
             track(line)
-        facts = [f"epoch {progress.epoch:,}/{training.epochs:,}", f"loss {loss:.3f}", f"{speed:,.0f} tokens/s"]
-        self.display.update(progress_line(self.name, facts, self._done, self._clock.seconds_left(self._done)))
+        details = [f"epoch {progress.epoch:,}/{training.epochs:,}", f"loss {loss:.3f}", f"{speed:,.0f} tokens/s"]
+        seconds_left = self._clock.seconds_left(self._fraction_done)
+        self.display.update(format_progress(self.name, details, self._fraction_done, seconds_left))
 
     def _save(self, pause: bool) -> None:
         """Save a checkpoint. `pause` marks a checkpoint that is saved only because of a stop request."""
@@ -227,19 +240,21 @@ class SkipGramTrainer:
         self.run.metrics.sync()
         fingerprint = self.run.config_hash
         values = {"progress": asdict(progress)}
-        self.checkpoints.save(progress.step, weights(self.model), {}, values, fingerprint=fingerprint, pause=pause)
+        self.checkpoints.save(
+            progress.step, named_weights(self.model), {}, values, fingerprint=fingerprint, pause=pause
+        )
         if not pause:
             self.checkpoints.mark_best(progress.step)
 
 
-def _check(model: SkipGram, ids: NDArray[np.int32], draws: PairSampler) -> None:
+def _check_inputs(model: SkipGram, ids: NDArray[np.int32], draws: PairSampler) -> None:
     """Raise an error if the text or the random numbers do not fit the vocabulary of the model."""
-    words = model.input.vocab_size
-    if len(draws.keep) != words:
+    vocab_size = model.input.vocab_size
+    if len(draws.keep) != vocab_size:
         raise SettingsError(
-            f"skip-gram: the draws are for a vocabulary of {len(draws.keep):,} words, but the model has {words:,}"
+            f"skip-gram: the draws are for a vocabulary of {len(draws.keep):,} words, but the model has {vocab_size:,}"
         )
     if not len(ids):
         raise DataError("skip-gram: the training text is empty; use a longer text")
-    if ids.min() < 0 or ids.max() >= words:
-        raise DataError(f"skip-gram: the text has ids outside the vocabulary, 0 to {words - 1:,}; encode it again")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise DataError(f"skip-gram: the text has ids outside the vocabulary, 0 to {vocab_size - 1:,}; encode it again")

@@ -1,7 +1,11 @@
-"""The state of training: everything that determines the next step, and nothing else.
+"""The state of training that checkpoints save: everything that determines the next step, and nothing else.
 
-`capture` and `restore` need no change for a new field of `Progress` or a new buffer of the model. A saved state depends
-neither on the number of processes nor on sharding, so a run can be resumed with a different number of processes.
+`TrainState` holds the model, the optimiser, the hidden state, the weight averages and `Progress` (plain counters).
+`TrainState.capture` returns the state as tensors and JSON values, and `TrainState.restore` loads it again. Neither
+needs a change for a new field of `Progress` or a new buffer of the model. A saved state depends neither on the number
+of processes nor on sharding, so a run can be resumed with a different number of processes.
+
+`named_weights` and `load_weights`, at the end, save and load only the weights of a model.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import upgrade_weight_names
 from reefknot.lab.training import generators
 from reefknot.lab.training.averaging import Averages
-from reefknot.lab.training.distributed import Parallel, World
+from reefknot.lab.training.distributed import ParallelModel, World
 from reefknot.nn.encoders.contract import State, select_streams
 
 
@@ -61,7 +65,7 @@ class Progress:
 class TrainState:
     """The state that a checkpoint holds."""
 
-    parallel: Parallel
+    parallel: ParallelModel
     optimiser: torch.optim.Optimizer
     """Optimiser of the parameters of `parallel`."""
     hidden: State
@@ -79,58 +83,48 @@ class TrainState:
         to evaluate: with averaging, they are the averages, and the other tensors include the last iterate.
         """
         tensors = {f"hidden.{name}": tensor for name, tensor in world.gather_streams(self.hidden).items()}
-        for name, tensor in generators.capture(world.device).items():
-            for rank, gathered in enumerate(world.gather(tensor)):
-                tensors[f"generator.{rank}.{name}"] = gathered
-        iterate = self._gather_full(self.parallel.parameters)
-        model = iterate | _persistent_buffers(self.parallel.model)
+        for name, tensor in generators.capture_states(world.device).items():
+            for rank, rank_tensor in enumerate(world.gather(tensor)):
+                tensors[f"generator.{rank}.{name}"] = rank_tensor
+        parameters = self._gather_full(self.parallel.parameters)
+        weights = parameters | _persistent_buffers(self.parallel.model)
         if self.averages is not None:
             tensors["average.count"] = self.averages.count
-            tensors |= {f"iterate.{name}": tensor for name, tensor in iterate.items()}
-            model |= self._gather_full(self.averages.means)
-        saved = self.optimiser.state_dict()
-        names = self._optimised_names()
-        numbers: dict[str, Any] = {}
-        # All processes must gather in the same order. After a resume, the order of the entries may differ.
-        for index, entries in sorted(saved["state"].items()):
-            for name, value in sorted(entries.items()):
-                if not isinstance(value, Tensor):
-                    numbers[f"{index}.{name}"] = value
-                elif (full := self.parallel.gather_full(names[index], value)) is not None:
-                    tensors[f"optimiser.{index}.{name}"] = full
+            tensors |= {f"iterate.{name}": tensor for name, tensor in parameters.items()}
+            weights |= self._gather_full(self.averages.means)
+        optimiser_tensors, optimiser_values = self._capture_optimiser()
+        tensors |= optimiser_tensors
         values = {
             "progress": asdict(self.progress),
-            "optimiser": {"groups": [_plain(group) for group in saved["param_groups"]], "numbers": numbers},
+            "optimiser": optimiser_values,
             "scaler": self.scaler.state_dict(),
             "processes": world.size,
         }
-        return model, tensors, values
+        return weights, tensors, values
 
     def restore(
-        self, model: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], world: World, seed: int
+        self, weights: dict[str, Tensor], tensors: dict[str, Tensor], values: dict[str, Any], world: World, seed: int
     ) -> None:
         """Restore a saved state, which any number of processes may have saved.
 
         Args:
-            model: The saved weights.
+            weights: The saved weights.
             tensors: The other saved tensors.
             values: The saved plain values.
             world: The processes that train together now.
             seed: Seed of the run, for generators that cannot be restored.
         """
-        model, tensors = upgrade_weight_names(model), upgrade_weight_names(tensors)
-        self._load(model)
-        groups = _group(tensors)
+        weights, tensors = upgrade_weight_names(weights), upgrade_weight_names(tensors)
+        tensors_by_prefix = _group_by_prefix(tensors)
+        self._load_weights(weights)
         self.averages = None
-        if "iterate" in groups:
+        if "iterate" in tensors_by_prefix:
+            # The averages start as a copy of the weights just loaded, which are the saved means.
             self.averages = Averages(self.parallel.parameters)
-            self.averages.count.copy_(groups["average"]["count"])
-            self._load(model | groups["iterate"])
-        streams = next(iter(self.hidden.values())).shape[1] if self.hidden else 0
-        local = slice(world.rank * streams, (world.rank + 1) * streams)
-        hidden = {name: tensor.to(world.device) for name, tensor in groups.get("hidden", {}).items()}
-        self.hidden = {name: tensor.clone() for name, tensor in select_streams(hidden, local).items()}
-        self._restore_optimiser(groups.get("optimiser", {}), values["optimiser"])
+            self.averages.count.copy_(tensors_by_prefix["average"]["count"])
+            self._load_weights(weights | tensors_by_prefix["iterate"])
+        self._restore_hidden(tensors_by_prefix.get("hidden", {}), world)
+        self._restore_optimiser(tensors_by_prefix.get("optimiser", {}), values["optimiser"])
         if set(values["progress"]) != {field.name for field in fields(Progress)}:
             raise DataError(
                 "the checkpoint was written by another version of Reefknot and cannot be resumed; use another --out"
@@ -138,7 +132,8 @@ class TrainState:
         self.progress = Progress(**values["progress"])
         self.scaler.load_state_dict(values["scaler"])
         if values["processes"] == world.size:
-            generators.restore(_group(groups["generator"])[str(world.rank)], world.device)
+            states_by_rank = _group_by_prefix(tensors_by_prefix["generator"])
+            generators.restore_states(states_by_rank[str(world.rank)], world.device)
         else:
             # The saved states belong to another number of processes. The new seed depends on the step, so that the run
             # does not repeat its random numbers.
@@ -146,45 +141,70 @@ class TrainState:
 
     def _gather_full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return full tensors to save. In processes other than the first, the result may be empty."""
-        gathered = {name: self.parallel.gather_full(name, tensor) for name, tensor in tensors.items()}
-        return {name: tensor for name, tensor in gathered.items() if tensor is not None}
+        full_tensors = {name: self.parallel.gather_full(name, tensor) for name, tensor in tensors.items()}
+        return {name: tensor for name, tensor in full_tensors.items() if tensor is not None}
 
-    def _load(self, saved: dict[str, Tensor]) -> None:
+    def _load_weights(self, saved: dict[str, Tensor]) -> None:
         """Copy saved weights into the parameters and buffers of the model."""
         parameters = {name: parameter.detach() for name, parameter in self.parallel.parameters.items()}
-        _copy(
-            parameters | _persistent_buffers(self.parallel.model),
-            {name: self.parallel.local_shard(name, tensor) for name, tensor in saved.items()},
-        )
+        local_weights = {name: self.parallel.local_shard(name, tensor) for name, tensor in saved.items()}
+        _copy_by_name(local_weights, parameters | _persistent_buffers(self.parallel.model))
+
+    def _restore_hidden(self, saved: dict[str, Tensor], world: World) -> None:
+        """Restore the hidden state of this process's streams from the state of all streams."""
+        num_streams = next(iter(self.hidden.values())).shape[1] if self.hidden else 0
+        local_streams = slice(world.rank * num_streams, (world.rank + 1) * num_streams)
+        hidden = {name: tensor.to(world.device) for name, tensor in saved.items()}
+        self.hidden = {name: tensor.clone() for name, tensor in select_streams(hidden, local_streams).items()}
+
+    def _capture_optimiser(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors of the optimiser, and its other values as plain JSON."""
+        saved = self.optimiser.state_dict()
+        parameter_names = self._optimised_names()
+        tensors: dict[str, Tensor] = {}
+        numbers: dict[str, Any] = {}
+        # All processes must gather in the same order. After a resume, the order of the entries may differ.
+        for index, entries in sorted(saved["state"].items()):
+            for name, value in sorted(entries.items()):
+                if not isinstance(value, Tensor):
+                    numbers[f"{index}.{name}"] = value
+                    continue
+                full_tensor = self.parallel.gather_full(parameter_names[index], value)
+                if full_tensor is not None:
+                    tensors[f"optimiser.{index}.{name}"] = full_tensor
+        return tensors, {"groups": [_plain_group(group) for group in saved["param_groups"]], "numbers": numbers}
+
+    def _restore_optimiser(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        state: dict[int, dict[str, Any]] = {}
+        parameter_names = self._optimised_names()
+        for key, value in {**tensors, **values["numbers"]}.items():
+            index, _, name = key.partition(".")
+            if isinstance(value, Tensor):
+                value = self.parallel.local_shard(parameter_names[int(index)], value)
+            state.setdefault(int(index), {})[name] = value
+        old_groups = [dict(group) for group in self.optimiser.param_groups]
+        new_groups = []
+        for saved_group, old_group in zip(values["groups"], old_groups, strict=True):
+            # The checkpoint may come from another device, so keep the options that choose kernels for this device.
+            options = {key: old_group[key] for key in ("fused", "foreach", "capturable") if key in old_group}
+            new_groups.append(saved_group | options)
+        self.optimiser.load_state_dict({"state": state, "param_groups": new_groups})
+        for group, old_group in zip(self.optimiser.param_groups, old_groups, strict=True):
+            # A captured CUDA graph reads the learning rate from this tensor, so fill it instead of replacing it.
+            group |= {key: tensor.fill_(group[key]) for key, tensor in old_group.items() if isinstance(tensor, Tensor)}
 
     def _optimised_names(self) -> list[str]:
         """Return the names of the parameters in the order in which the optimiser numbers them."""
         names = {id(parameter): name for name, parameter in self.parallel.parameters.items()}
         return [names[id(parameter)] for group in self.optimiser.param_groups for parameter in group["params"]]
 
-    def _restore_optimiser(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        state: dict[int, dict[str, Any]] = {}
-        names = self._optimised_names()
-        for key, value in {**tensors, **values["numbers"]}.items():
-            index, _, name = key.partition(".")
-            local = self.parallel.local_shard(names[int(index)], value) if isinstance(value, Tensor) else value
-            state.setdefault(int(index), {})[name] = local
-        before = [dict(group) for group in self.optimiser.param_groups]
-        # The checkpoint may come from another device, so keep the options that choose kernels for this device.
-        options = [{key: old[key] for key in ("fused", "foreach", "capturable") if key in old} for old in before]
-        groups = [group | option for group, option in zip(values["groups"], options, strict=True)]
-        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
-        for group, old in zip(self.optimiser.param_groups, before, strict=True):
-            # A captured CUDA graph reads the learning rate from this tensor, so fill it instead of replacing it.
-            group |= {key: tensor.fill_(group[key]) for key, tensor in old.items() if isinstance(tensor, Tensor)}
 
-
-def _plain(group: dict[str, Any]) -> dict[str, Any]:
+def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
     """Return a parameter group with its tensors, such as the learning rate, converted to numbers for JSON."""
     return {key: value.item() if isinstance(value, Tensor) else value for key, value in group.items()}
 
 
-def _group(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _group_by_prefix(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Group tensors by the first part of their names: `a.b` becomes [`a`][`b`]."""
     groups: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
@@ -193,9 +213,14 @@ def _group(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return groups
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
+def named_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of a model, with a tied table only under its first name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()} | _persistent_buffers(model)
+
+
+def load_weights(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Copy saved weights into the tensors of a model. Tied tables stay tied."""
+    _copy_by_name(upgrade_weight_names(saved), named_weights(model))
 
 
 def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -203,18 +228,13 @@ def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in persistent}
 
 
-def load_weights(model: nn.Module, saved: dict[str, Tensor]) -> None:
-    """Copy saved weights into the tensors of a model. Tied tables stay tied."""
-    _copy(weights(model), upgrade_weight_names(saved))
-
-
-def _copy(tensors: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Copy saved values into the tensors of the same names."""
-    if tensors.keys() != saved.keys() or any(tensors[name].shape != saved[name].shape for name in tensors):
-        mismatched = sorted(tensors.keys() ^ saved.keys()) or [
-            name for name in tensors if tensors[name].shape != saved[name].shape
-        ]
+def _copy_by_name(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    """Copy each source tensor into the target tensor of the same name."""
+    mismatched = sorted(target.keys() ^ source.keys())
+    if not mismatched:
+        mismatched = [name for name in target if target[name].shape != source[name].shape]
+    if mismatched:
         raise DataError(f"the checkpoint holds a different model: {', '.join(mismatched[:5])} do not match")
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(saved[name])
+        for name, tensor in target.items():
+            tensor.copy_(source[name])

@@ -1,11 +1,14 @@
-"""Speed of training: tokens and floating-point operations per second, memory, and the share of the matrix rate.
+"""Speed of training: tokens and floating-point operations per second, memory, and hardware utilisation.
 
-The matrix rate is the number of operations per second that the device reaches when it multiplies large matrices. It is
-measured at the start of a run, in the precision of the run. The share compares it with the minimum number of operations
-that a training step needs (`nn/part.py`), divided by the time of the step. The rate of a CPU is not measured, because
-other programs use the CPU at the same time.
+`Throughput.speed` returns a `Speed` for each line of metrics. Its utilisation, the share of the matrix rate, has two
+parts:
 
-Shapes: B streams, T steps.
+- The matrix rate is the number of operations per second that the device reaches when it multiplies large matrices. It
+  is measured at the start of a run, in the precision of the run. The rate of a CPU is not measured, because other
+  programs use the CPU at the same time.
+- The speed of training is the minimum number of operations that a step needs (`nn/part.py`), divided by its time.
+
+Shapes: B rows (sequences) of a training window, T steps.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.language_model import LanguageModel
 
-SECONDS = 0.2
+MEASUREMENT_SECONDS = 0.2
 """How long the matrix rate is measured at the start of a run."""
-SIZES = {"cuda": 8192, "cpu": 1536}
+MATRIX_SIZES = {"cuda": 8192, "cpu": 1536}
 """Rows and columns of the matrices that are multiplied."""
 
 
@@ -33,8 +36,7 @@ SIZES = {"cuda": 8192, "cpu": 1536}
 class Speed:
     """The speed of all processes together, and the peak memory of this process."""
 
-    tokens: float
-    """Tokens per second."""
+    tokens_per_second: float
     flops: float
     """Floating-point operations per second."""
     memory_bytes: int
@@ -43,34 +45,43 @@ class Speed:
 
     def record(self) -> dict[str, Any]:
         """Return the speed as it is written to a line of metrics."""
-        record = {"tokens_per_second": self.tokens, "flops": self.flops, "memory_bytes": self.memory_bytes}
-        return record if self.share is None else record | {"share": self.share}
+        record: dict[str, Any] = {
+            "tokens_per_second": self.tokens_per_second,
+            "flops": self.flops,
+            "memory_bytes": self.memory_bytes,
+        }
+        if self.share is not None:
+            record["share"] = self.share
+        return record
 
     def describe(self) -> list[str]:
         """Return the speed as short texts for the progress line."""
-        facts = [f"{self.tokens:,.0f} tokens/s", f"{self.memory_bytes / 2**30:.1f} GiB"]
-        return facts if self.share is None else [*facts, f"{self.share:.0%} of the matrix rate"]
+        texts = [f"{self.tokens_per_second:,.0f} tokens/s", f"{self.memory_bytes / 2**30:.1f} GiB"]
+        if self.share is not None:
+            texts.append(f"{self.share:.0%} of the matrix rate")
+        return texts
 
 
 class Throughput:
     """Computes the speed of training from the tokens per second."""
 
     def __init__(self, model: LanguageModel, world: World, dtype: torch.dtype) -> None:
-        """Measure the matrix rate, if this is the first process, which reports the speed, and the device is a GPU."""
+        """Measure the matrix rate on a GPU. Only the first process does so, because it reports the speed."""
         self.model, self.world = model, world
-        measured = world.is_first and world.device.type == "cuda"
-        self.rate = world.size * matrix_rate(world.device, dtype) if measured else None
-        """Operations per second that the devices of all processes reach in large matrix products."""
+        self.matrix_rate: float | None = None
+        """Operations per second that the devices of all processes reach in large matrix products, if measured."""
+        if world.is_first and world.device.type == "cuda":
+            self.matrix_rate = world.size * measure_matrix_rate(world.device, dtype)
 
     def speed(self, tokens_per_second: float, x_BT: Tensor, y_BT: Tensor) -> Speed:
         """Return the speed of training. The operations per target are counted on the given training window."""
-        targets = max(int((y_BT != IGNORE).sum()), 1)
-        flops = tokens_per_second * self.model.flops(x_BT, y_BT) / targets
-        share = None if self.rate is None else flops / self.rate
+        target_count = max(int((y_BT != IGNORE).sum()), 1)
+        flops = tokens_per_second * self.model.flops(x_BT, y_BT) / target_count
+        share = None if self.matrix_rate is None else flops / self.matrix_rate
         return Speed(tokens_per_second, flops, peak_memory_bytes(self.world.device), share)
 
 
-def matrix_rate(device: torch.device | str, dtype: torch.dtype, seconds: float = SECONDS) -> float:
+def measure_matrix_rate(device: torch.device | str, dtype: torch.dtype, seconds: float = MEASUREMENT_SECONDS) -> float:
     """Measure the floating-point operations per second of a large square matrix product.
 
     On a GPU, the result is the median of the second half of the measurements, because the clock slows down under load.
@@ -78,7 +89,7 @@ def matrix_rate(device: torch.device | str, dtype: torch.dtype, seconds: float =
     generators are not touched. The peak memory of the device is reset.
     """
     device = torch.device(device)
-    on_gpu, size = device.type == "cuda", SIZES[device.type]
+    on_gpu, size = device.type == "cuda", MATRIX_SIZES[device.type]
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     _product_seconds(left, right, 1)  # the first product also chooses the kernel
@@ -90,16 +101,19 @@ def matrix_rate(device: torch.device | str, dtype: torch.dtype, seconds: float =
         del left, right
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    return 2.0 * size**3 / (median(measurements[len(measurements) // 2 :]) if on_gpu else min(measurements))
+        product_seconds = median(measurements[len(measurements) // 2 :])
+    else:
+        product_seconds = min(measurements)
+    return 2.0 * size**3 / product_seconds
 
 
-def _product_seconds(left: Tensor, right: Tensor, times: int) -> float:
-    """Return the mean time of one matrix product over `times` products."""
+def _product_seconds(left: Tensor, right: Tensor, repeats: int) -> float:
+    """Return the mean time of one matrix product over `repeats` products."""
     if left.is_cuda:
         torch.cuda.synchronize(left.device)
     started = time.perf_counter()
-    for _ in range(times):
+    for _ in range(repeats):
         torch.mm(left, right)
     if left.is_cuda:
         torch.cuda.synchronize(left.device)
-    return (time.perf_counter() - started) / times
+    return (time.perf_counter() - started) / repeats

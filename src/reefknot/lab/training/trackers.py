@@ -1,4 +1,7 @@
-"""Optional export of metrics to other tools, in addition to metrics.jsonl."""
+"""Optional export of metrics to other tools, in addition to metrics.jsonl.
+
+A tracker is a function that a trainer calls with every line of metrics.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 from reefknot.errors import SettingsError
 
 
-def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
-    """Return a function that writes every number of a metrics line as a TensorBoard scalar."""
+def open_tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
+    """Return a tracker that writes every number of a metrics line as a TensorBoard scalar to `folder`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

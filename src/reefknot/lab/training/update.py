@@ -1,17 +1,19 @@
-"""One update: the gradients of a training window, clipping, the optimiser step, and the averages.
+"""Make one training update: compute the gradients of a window, clip them and step the optimiser.
 
-Nothing here waits for a GPU. Numbers for log lines and decisions accumulate on the device until they are read. If the
-loss or the gradient of an update is not finite, neither this update nor any later update is applied. float16 is less
-strict, because torch's GradScaler raises the scale of the loss until a gradient overflows: such an update is skipped,
-the scale is halved, and only many overflows in a row end training.
+Start reading from `Updater`, which the training loop calls once for every training window (the part of the text that
+one update reads). It splits the window into micro-batches, runs their forward and backward passes, clips the gradient,
+steps the optimiser, and updates the weight averages. `UpdateStats` collects losses and gradient norms for the log.
 
-In a single process, an update is captured as a CUDA graph when its shapes occur for the second time, and is replayed
-from then on, because the kernels of small models take longer to launch than to run. Lines differ in length. So that
-shapes still repeat, the number of targets is a tensor, and the positions with a target are padded with positions
-without one. Nothing is captured if shapes do not repeat, or if a part of the model reads a value from the device.
+Three things differ from a textbook training loop:
 
-Shapes: B rows of a training window (streams, blocks, sentences or pairs), T steps, M of the B x T positions: those
-with a target, and padding.
+- Nothing here waits for a GPU. Results accumulate on the device until the training loop reads them.
+- An update whose loss or gradient is not finite is not applied (`UpdateStats`).
+- On a GPU, updates whose shapes repeat are replayed as CUDA graphs (`CapturedUpdates`).
+
+Terms: a row is one sequence of a window (a stream, a block, a sentence or a pair). The output end is the classifier
+with its loss. A plan is what the output end computes from the targets on the host, before they go to the device.
+
+Shapes: B rows, T steps, N = B x T positions, M of the N positions: those with a target, and padding.
 """
 
 from __future__ import annotations
@@ -50,6 +52,320 @@ AUTOCAST_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float1
 """Data type of matrix products for each `training.precision`. Weights and their gradients are always float32."""
 
 
+class Updater:
+    """Computes and applies the updates of a model, on the device of the model."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        state: TrainState,
+        world: World,
+        settings: TrainingSettings,
+    ) -> None:
+        self.model, self.state, self.world, self.settings = model, state, world, settings
+        self.parallel = state.parallel
+        self.carries_state = carries_state(model, settings)
+        self.stats = UpdateStats(
+            world,
+            state.progress.step,
+            patience=MAX_OVERFLOWS if settings.precision == "float16" else 1,
+            skipped_in_a_row=state.progress.skipped_in_a_row,
+        )
+        self.synchronous = world.device.type != "cuda"
+        """Whether the results of an update are known when the call returns, so that reading them is cheap."""
+        # A graph cannot be captured while a part of the model reads a value from the device.
+        reads_device = model.input.synchronizes or model.encoder.synchronizes
+        self.uses_graphs = settings.capture and not self.synchronous and world.size == 1 and not reads_device
+        self.reset_capture()
+        if not self.synchronous:
+            state.optimiser.found_inf = self.stats.found_inf  # type: ignore[attr-defined]
+
+    def reset_capture(self) -> None:
+        """Discard captured graphs, because the work of an update has changed."""
+        self._captured = CapturedUpdates(self._apply_update, self.world.device) if self.uses_graphs else None
+
+    def __call__(self, x_BT: Tensor, y_BT: Tensor, learning_rate: float, count: int) -> None:
+        """Make one update on a training window.
+
+        Args:
+            x_BT: Inputs of this process's rows.
+            y_BT: Targets of this process's rows.
+            learning_rate: Learning rate.
+            count: Number of targets of the window, over all processes.
+        """
+        batches = MicroBatch.split(x_BT, y_BT, self.settings.accumulate, self.model.output)
+        self._set_learning_rate(learning_rate)
+        target_count = torch.tensor(count)
+        if self._captured is None:
+            device = self.world.device
+            batches = [batch.to(device) for batch in batches]
+            self.state.hidden = self._apply_update(batches, self.state.hidden, send(target_count, device))
+        else:
+            self.state.hidden = self._captured(batches, self.state.hidden, target_count)
+
+    def _set_learning_rate(self, learning_rate: float) -> None:
+        for group in self.state.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):  # captured graphs read this tensor
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+
+    def _apply_update(self, batches: Sequence[MicroBatch], hidden: State, target_count: Tensor) -> State:
+        """Compute and apply an update, and return the next hidden state."""
+        optimiser, scaler = self.state.optimiser, self.state.scaler
+        optimiser.zero_grad(set_to_none=True)
+        sums, penalties, hidden = self._backward(batches, hidden, target_count)
+        scaler.unscale_(optimiser)
+        norm = self.parallel.clip_gradients(self.settings.clip)
+        self.stats.add(norm, sums, penalties, target_count)
+        # On a GPU, the optimiser itself reads `found_inf`.
+        if not self.synchronous or not self.stats.found_inf:
+            optimiser.step()
+        scaler.update()
+        if self.state.averages is not None:
+            self.state.averages.update(1.0 - self.stats.found_inf)
+        return hidden
+
+    def _backward(
+        self, batches: Sequence[MicroBatch], hidden: State, target_count: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
+        """Accumulate the gradients of micro-batches.
+
+        Returns:
+            The summed parts of the losses, the penalties, and the next hidden state.
+        """
+        divisor = target_count
+        if self.settings.divisor == "batch":
+            rows = sum(len(batch.inputs) for batch in batches)
+            divisor = torch.full_like(target_count, rows * self.world.size)
+        sums: dict[str, Tensor] = {}
+        penalties: dict[str, Tensor] = {}
+        states: list[State] = []
+        start = 0
+        with self.model.output.cache_for_step() as join:
+            for index, batch in enumerate(batches):
+                streams = slice(start, start + len(batch.inputs))
+                start = streams.stop
+                is_last = index == len(batches) - 1
+                if is_last:
+                    join()
+                # Replicas of a model exchange gradients only once per update, after the last micro-batch.
+                with nullcontext() if is_last else self.parallel.no_sync():
+                    with autocast(self.world.device, self.settings.precision):
+                        previous_state = select_streams(hidden, streams) if self.carries_state else None
+                        loss_sum, parts, state, penalties = self.parallel.window(
+                            batch.inputs, batch.targets, previous_state, batch.plan, batch.positions
+                        )
+                    # Gradients are averaged over the processes, so the loss is multiplied by their number. Penalties
+                    # are the same in every process, so they are not.
+                    objective = loss_sum * (self.world.size / divisor.double()).to(loss_sum.dtype)
+                    if is_last and penalties:
+                        objective = objective + torch.stack(list(penalties.values())).sum() / divisor
+                    self.state.scaler.scale(objective).backward()
+                sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
+                states.append(state)
+        return sums, penalties, join_streams(states) if self.carries_state else {}
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Inputs, targets and plan for some of the rows of a training window."""
+
+    inputs: Tensor
+    """Input ids, with shape (B, T)."""
+    targets: Tensor
+    """Target ids, with shape (B, T)."""
+    positions: Tensor | None
+    """Indices, with shape (M,), of the positions that the output end reads: all positions with a target, and padding.
+    None for all positions."""
+    plan: Plan
+
+    @classmethod
+    def split(cls, x_BT: Tensor, y_BT: Tensor, max_batches: int, output: OutputEnd) -> list[Self]:
+        """Split the rows of a training window into `max_batches` micro-batches, or fewer if there are fewer rows.
+
+        The tensors are on the host, so that finding the positions with a target does not wait for the device.
+        """
+        num_batches = min(max_batches, len(x_BT))
+        batch_inputs, batch_targets = x_BT.tensor_split(num_batches), y_BT.tensor_split(num_batches)
+        batch_positions: list[Tensor | None] = []
+        targets_to_read: list[Tensor] = []
+        for targets in batch_targets:
+            y_N = targets.reshape(-1)
+            positions_M = _output_positions(y_N)
+            batch_positions.append(positions_M)
+            targets_to_read.append(y_N if positions_M is None else y_N[positions_M])
+        plans = output.prepare_micro_batches(targets_to_read)
+        return [cls(*fields) for fields in zip(batch_inputs, batch_targets, batch_positions, plans, strict=True)]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
+        """Return a micro-batch with `function` applied to each of its `tensors`, in their order."""
+        inputs, targets = function(self.inputs), function(self.targets)
+        positions = None if self.positions is None else function(self.positions)
+        return MicroBatch(inputs, targets, positions, self.plan.map(function))
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """Return a copy on a device."""
+        return self.map(lambda tensor: send(tensor, device))
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, including those of the plan."""
+        positions = [] if self.positions is None else [self.positions]
+        return [self.inputs, self.targets, *positions, *self.plan.tensors()]
+
+    def shape_key(self) -> Hashable:
+        """Return a key that is equal for micro-batches whose tensors have equal shapes and types."""
+        positions = None if self.positions is None else _shape_and_dtype(self.positions)
+        plan = replace(self.plan.map(_shape_and_dtype), count=0)
+        return plan, _shape_and_dtype(self.inputs), _shape_and_dtype(self.targets), positions
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """Results of the updates since the last report."""
+
+    sums: dict[str, float]
+    """Sums of the parts of the loss over the applied updates, for the rows of this process."""
+    tokens: int
+    """Number of targets of the applied updates, over all processes."""
+    penalties: dict[str, float]
+    """Penalties of the last applied update."""
+    nll: float
+    """Summed loss of the last applied update, or of the failed update."""
+    gradient_norm: float
+    """Norm of the gradient of the same update, before clipping."""
+    failed_step: int
+    """The step whose loss or gradient is not finite, which ends training; 0 if there is none."""
+    skipped: int
+    """Number of updates that were not applied."""
+    skipped_in_a_row: int
+    """Number of skipped updates since the last applied update."""
+
+
+class UpdateStats:
+    """Accumulates the results of updates on the device, with few kernel launches, until they are reported.
+
+    It also decides whether an update is applied: `found_inf` is 1 if the optimiser must skip its step. If the loss or
+    the gradient of an update is not finite, neither this update nor any later update is applied. In float16, such
+    updates are expected, because torch's GradScaler raises the scale of the loss until a gradient overflows. They are
+    skipped, and only `patience` of them in a row end training.
+    """
+
+    def __init__(self, world: World, step: int, *, patience: int = 1, skipped_in_a_row: int = 0) -> None:
+        """Start to count after `step` updates.
+
+        Args:
+            world: The processes that train together.
+            step: Number of updates so far.
+            patience: Number of failed updates in a row that end training. If fewer updates fail in a row, they are
+                skipped.
+            skipped_in_a_row: Number of skipped updates since the last applied update.
+        """
+        self._world, self._patience = world, patience
+        self._step = torch.tensor(step, device=world.device)
+        self._failed_step, self._skipped, self._tokens = (torch.zeros_like(self._step) for _ in range(3))
+        self._skipped_in_a_row = torch.full_like(self._step, skipped_in_a_row)
+        self.found_inf = torch.zeros((), device=world.device)
+        """1 if the current update must not be applied, because it or an earlier update has failed; otherwise 0. torch's
+        fused optimisers read this tensor before they change a weight."""
+        self._part_names: list[str] = []
+        self._penalty_names: list[str] = []
+        # The sums of the loss parts, and the penalties, loss and norm of the latest update. `add` sets their sizes.
+        self._sums, self._latest = torch.zeros(2, 0, device=world.device).unbind()
+
+    def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor], target_count: Tensor) -> None:
+        """Add the results of an update and decide whether it is applied (`found_inf`)."""
+        # One tensor for all results, because every operation is a kernel launch.
+        results = torch.stack(
+            [result.detach().double() for result in (*sums.values(), *penalties.values(), sums["nll"], norm)]
+        )
+        update_sums, latest = results[: len(sums)], results[len(sums) :]
+        if not self._part_names:
+            self._part_names, self._penalty_names = list(sums), list(penalties)
+            self._sums, self._latest = torch.zeros_like(update_sums), torch.zeros_like(latest)
+        self._step += 1
+        # The loss differs between processes, but all processes must make the same decision.
+        is_finite = self._world.all_true(results.isfinite().all())
+        self._skipped += ~is_finite
+        self._skipped_in_a_row.copy_((self._skipped_in_a_row + 1) * ~is_finite)
+        self._tokens += target_count * is_finite
+        self._sums += torch.where(is_finite, update_sums, 0.0)
+        # Once an update has failed, its results stay, so that the report shows them.
+        had_failed = self._failed_step > 0
+        fails_now = self._skipped_in_a_row >= self._patience
+        self._latest.copy_(torch.where(~had_failed & (is_finite | fails_now), latest, self._latest))
+        self._failed_step.copy_(torch.where(~had_failed & fails_now, self._step, self._failed_step))
+        self.found_inf.copy_(~is_finite | (self._failed_step > 0))
+
+    def report(self) -> UpdateReport:
+        """Wait for the device, return the accumulated results, and reset them."""
+        counts = torch.stack([self._tokens, self._failed_step, self._skipped, self._skipped_in_a_row]).double()
+        # One copy from the device for all numbers.
+        values = torch.cat([self._sums, self._latest, counts]).tolist()
+        *results, tokens, failed_step, skipped, skipped_in_a_row = values
+        for total in (self._sums, self._tokens, self._skipped):
+            total.zero_()
+        sums = results[: len(self._part_names)]
+        penalties = results[len(self._part_names) : -2]
+        nll, norm = results[-2:] if results else (math.nan, math.nan)
+        return UpdateReport(
+            sums=dict(zip(self._part_names, sums, strict=True)),
+            tokens=int(tokens),
+            penalties=dict(zip(self._penalty_names, penalties, strict=True)),
+            nll=nll,
+            gradient_norm=norm,
+            failed_step=int(failed_step),
+            skipped=int(skipped),
+            skipped_in_a_row=int(skipped_in_a_row),
+        )
+
+
+class CapturedUpdates:
+    """Replays updates as CUDA graphs, because the kernels of small models take longer to launch than to run.
+
+    An update is captured when its shapes occur for the second time, and replayed from then on. Lines differ in length.
+    So that shapes still repeat, the number of targets is a tensor, and `MicroBatch` pads the positions with a target.
+    All graphs read the hidden state from the same tensors and write the next state to them, so that a window of any
+    length can follow a window of any other length.
+    """
+
+    def __init__(
+        self, apply_update: Callable[[Sequence[MicroBatch], State, Tensor], State], device: torch.device
+    ) -> None:
+        """Create a cache of graphs.
+
+        Args:
+            apply_update: Function that makes an update. It is called with the micro-batches, the hidden state and the
+                number of targets, and returns the next hidden state.
+            device: The device of the model.
+        """
+        self._apply_update = apply_update
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._steps: RepeatedSteps[None] = RepeatedSteps(device, MAX_GRAPHS)
+        self._hidden: State = {}
+
+    def __call__(self, batches: Sequence[MicroBatch], hidden: State, target_count: Tensor) -> State:
+        """Run or replay an update, and return the next hidden state."""
+        with side_stream(self._device, self._stream):
+            if hidden is not self._hidden:
+                if not self._hidden:
+                    self._hidden = {name: torch.empty_like(tensor) for name, tensor in hidden.items()}
+                overwrite(self._hidden, hidden)
+            key = tuple(batch.shape_key() for batch in batches)
+            inputs = [target_count]
+            for batch in batches:
+                inputs += batch.tensors()
+            self._steps(key, partial(self._step, batches), inputs)
+        return self._hidden
+
+    def _step(self, batches: Sequence[MicroBatch], target_count: Tensor, *tensors: Tensor) -> None:
+        """Apply an update to the micro-batches, with `tensors` in place of their tensors."""
+        replacements = iter(tensors)
+        batches = [batch.map(lambda _: next(replacements)) for batch in batches]
+        overwrite(self._hidden, self._apply_update(batches, self._hidden, target_count))
+
+
 def carries_state(model: LanguageModel, settings: TrainingSettings) -> bool:
     """Return whether each training window continues from the hidden state of the previous window."""
     return settings.batching == "streams" and model.encoder.carries_state
@@ -83,298 +399,20 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
         model.train(was_training)
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Inputs, targets and plan for some of the rows of a training window."""
-
-    x: Tensor
-    y: Tensor
-    positions: Tensor | None
-    """Indices (M,) of the B x T positions that the output end reads: all positions with a target, and padding.
-    None for all positions."""
-    plan: Plan
-
-    @classmethod
-    def split(cls, x_BT: Tensor, y_BT: Tensor, number: int, output: OutputEnd) -> list[Self]:
-        """Split the rows of a training window into `number` micro-batches, or fewer if there are fewer rows.
-
-        The tensors are on the host, so that finding the positions with a target does not wait for the device.
-        """
-        number = min(number, len(x_BT))
-        xs, ys = x_BT.tensor_split(number), y_BT.tensor_split(number)
-        flat = [y.reshape(-1) for y in ys]
-        positions = [_output_positions(y_N) for y_N in flat]
-        plans = output.prepare_micro_batches(
-            [y_N if positions_M is None else y_N[positions_M] for y_N, positions_M in zip(flat, positions, strict=True)]
-        )
-        return [cls(*fields) for fields in zip(xs, ys, positions, plans, strict=True)]
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
-        """Return a micro-batch with `function` applied to each of its `tensors`, in their order."""
-        x, y = function(self.x), function(self.y)
-        positions_M = None if self.positions is None else function(self.positions)
-        return MicroBatch(x, y, positions_M, self.plan.map(function))
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """Return a copy on a device."""
-        return self.map(lambda tensor: send(tensor, device))
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors, including those of the plan."""
-        return [self.x, self.y, *([] if self.positions is None else [self.positions]), *self.plan.tensors()]
-
-    def shapes(self) -> Hashable:
-        """Return a key that is equal for micro-batches whose tensors have equal shapes and types."""
-        positions = None if self.positions is None else _shape(self.positions)
-        return replace(self.plan.map(_shape), count=0), _shape(self.x), _shape(self.y), positions
-
-
-@dataclass(frozen=True)
-class Report:
-    """Results of the updates since the last report."""
-
-    sums: dict[str, float]
-    """Sums of the parts of the loss over the applied updates, for the rows of this process."""
-    tokens: int
-    """Number of targets of the applied updates, over all processes."""
-    penalties: dict[str, float]
-    """Penalties of the last applied update."""
-    nll: float
-    """Summed loss of the last applied update, or of the failed update."""
-    gradient_norm: float
-    """Norm of the gradient of the same update, before clipping."""
-    failed_step: int
-    """The step whose loss or gradient is not finite, which ends training; 0 if there is none."""
-    skipped: int
-    """Number of updates that were not applied."""
-    skipped_in_a_row: int
-    """Number of skipped updates since the last applied update."""
-
-
-class Tally:
-    """Accumulates the results of updates on the device, with few kernel launches, until they are reported."""
-
-    def __init__(self, world: World, step: int, *, patience: int = 1, skipped_in_a_row: int = 0) -> None:
-        """Create a tally after `step` updates.
-
-        Args:
-            world: The processes that train together.
-            step: Number of updates so far.
-            patience: Number of failed updates in a row that end training. If fewer updates fail in a row, they are
-                skipped.
-            skipped_in_a_row: Number of skipped updates since the last applied update.
-        """
-        self._world, self._patience = world, patience
-        self._step = torch.tensor(step, device=world.device)
-        self._failed_step, self._skipped, self._tokens = (torch.zeros_like(self._step) for _ in range(3))
-        self._in_a_row = torch.full_like(self._step, skipped_in_a_row)
-        self.found_inf = torch.zeros((), device=world.device)
-        """1 if the current update must not be applied, because it or an earlier update has failed; otherwise 0. torch's
-        fused optimisers read this tensor before they change a weight."""
-        self._parts: list[str] = []
-        self._penalties: list[str] = []
-        self._sums, self._last = torch.zeros(2, 0, device=world.device).unbind()
-
-    def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor], count: Tensor) -> None:
-        """Add the results of an update and decide whether it is applied (`found_inf`)."""
-        parts, last = list(sums.values()), [*penalties.values(), sums["nll"], norm]
-        numbers = torch.stack([number.detach().double() for number in (*parts, *last)])
-        if not self._parts:
-            self._parts, self._penalties = list(sums), list(penalties)
-            self._sums, self._last = torch.zeros_like(numbers[: len(parts)]), torch.zeros_like(numbers[len(parts) :])
-        self._step += 1
-        # The loss differs between processes, but all processes must make the same decision.
-        finite = self._world.all(numbers.isfinite().all())
-        self._skipped += ~finite
-        self._in_a_row.copy_((self._in_a_row + 1) * ~finite)
-        self._tokens += count * finite
-        self._sums += torch.where(finite, numbers[: len(parts)], 0.0)
-        # The report keeps the numbers of a failed update.
-        failed, fails = self._failed_step > 0, self._in_a_row >= self._patience
-        self._last.copy_(torch.where(~failed & (finite | fails), numbers[len(parts) :], self._last))
-        self._failed_step.copy_(torch.where(~failed & fails, self._step, self._failed_step))
-        self.found_inf.copy_(~finite | (self._failed_step > 0))
-
-    def report(self) -> Report:
-        """Wait for the device, return the accumulated results, and reset them."""
-        counts = torch.stack([self._tokens, self._failed_step, self._skipped, self._in_a_row]).double()
-        *numbers, tokens, failed_step, skipped, in_a_row = torch.cat([self._sums, self._last, counts]).tolist()
-        for total in (self._sums, self._tokens, self._skipped):
-            total.zero_()
-        nll, norm = numbers[-2:] or (math.nan, math.nan)
-        sums, penalties = numbers[: len(self._parts)], numbers[len(self._parts) : -2]
-        return Report(
-            sums=dict(zip(self._parts, sums, strict=True)),
-            tokens=int(tokens),
-            penalties=dict(zip(self._penalties, penalties, strict=True)),
-            nll=nll,
-            gradient_norm=norm,
-            failed_step=int(failed_step),
-            skipped=int(skipped),
-            skipped_in_a_row=int(in_a_row),
-        )
-
-
-class Update:
-    """Computes and applies the updates of a model, on the device of the model."""
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        state: TrainState,
-        world: World,
-        settings: TrainingSettings,
-    ) -> None:
-        self.model, self.state, self.world, self.settings = model, state, world, settings
-        self.parallel = state.parallel
-        self.carries_state = carries_state(model, settings)
-        self.tally = Tally(
-            world,
-            state.progress.step,
-            patience=MAX_OVERFLOWS if settings.precision == "float16" else 1,
-            skipped_in_a_row=state.progress.skipped_in_a_row,
-        )
-        self.synchronous = world.device.type != "cuda"
-        """Whether the results of an update are known when the call returns, so that reading them is cheap."""
-        synchronizes = model.input.synchronizes or model.encoder.synchronizes
-        self.captured = settings.capture and not self.synchronous and world.size == 1 and not synchronizes
-        self.reset_capture()
-        if not self.synchronous:
-            state.optimiser.found_inf = self.tally.found_inf  # type: ignore[attr-defined]
-
-    def reset_capture(self) -> None:
-        """Discard captured graphs, because the work of an update has changed."""
-        self._replays = CapturedUpdates(self._make, self.world.device) if self.captured else None
-
-    def __call__(self, x_BT: Tensor, y_BT: Tensor, rate: float, count: int) -> None:
-        """Make one update on a training window.
-
-        Args:
-            x_BT: Inputs of this process's rows.
-            y_BT: Targets of this process's rows.
-            rate: Learning rate.
-            count: Number of targets of the window, over all processes.
-        """
-        batches = MicroBatch.split(x_BT, y_BT, self.settings.accumulate, self.model.output)
-        for group in self.state.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):  # captured graphs read this tensor
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-        targets = torch.tensor(count)
-        if self._replays is None:
-            device = self.world.device
-            batches = [batch.to(device) for batch in batches]
-            self.state.hidden = self._make(batches, self.state.hidden, send(targets, device))
-        else:
-            self.state.hidden = self._replays(batches, self.state.hidden, targets)
-
-    def _make(self, batches: Sequence[MicroBatch], hidden: State, count: Tensor) -> State:
-        """Compute and apply an update, and return the next hidden state."""
-        optimiser, scaler = self.state.optimiser, self.state.scaler
-        optimiser.zero_grad(set_to_none=True)
-        sums, penalties, hidden = self._backward(batches, hidden, count)
-        scaler.unscale_(optimiser)
-        norm = self.parallel.clip(self.settings.clip)
-        self.tally.add(norm, sums, penalties, count)
-        # On a GPU, the optimiser itself reads `found_inf`.
-        if not self.synchronous or not self.tally.found_inf:
-            optimiser.step()
-        scaler.update()
-        if self.state.averages is not None:
-            self.state.averages.update(1.0 - self.tally.found_inf)
-        return hidden
-
-    def _backward(
-        self, batches: Sequence[MicroBatch], hidden: State, count: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
-        """Accumulate the gradients of micro-batches.
-
-        Returns:
-            The summed parts of the losses, the penalties, and the next hidden state.
-        """
-        rows = sum(len(batch.x) for batch in batches)
-        divisor = torch.full_like(count, rows * self.world.size) if self.settings.divisor == "batch" else count
-        sums: dict[str, Tensor] = {}
-        penalties: dict[str, Tensor] = {}
-        states: list[State] = []
-        start = 0
-        with self.model.output.cache_for_step() as join:
-            for number, batch in enumerate(batches):
-                streams = slice(start, start + len(batch.x))
-                start = streams.stop
-                last = number == len(batches) - 1
-                if last:
-                    join()
-                # Replicas of a model exchange gradients only once per update, after the last micro-batch.
-                with nullcontext() if last else self.parallel.no_sync():
-                    with autocast(self.world.device, self.settings.precision):
-                        before = select_streams(hidden, streams) if self.carries_state else None
-                        loss_sum, parts, state, penalties = self.parallel.window(
-                            batch.x, batch.y, before, batch.plan, batch.positions
-                        )
-                    # Gradients are averaged over the processes, so the loss is multiplied by their number. Penalties
-                    # are the same in every process, so they are not.
-                    objective = loss_sum * (self.world.size / divisor.double()).to(loss_sum.dtype)
-                    if last and penalties:
-                        objective = objective + torch.stack(list(penalties.values())).sum() / divisor
-                    self.state.scaler.scale(objective).backward()
-                sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
-                states.append(state)
-        return sums, penalties, join_streams(states) if self.carries_state else {}
-
-
-class CapturedUpdates:
-    """Replays updates as CUDA graphs when their shapes occur again.
-
-    All graphs read the hidden state from the same tensors and write the next state to them, so that a window of any
-    length can follow a window of any other length.
-    """
-
-    def __init__(self, make: Callable[[Sequence[MicroBatch], State, Tensor], State], device: torch.device) -> None:
-        """Create a cache of graphs.
-
-        Args:
-            make: Function that makes an update. It is called with the micro-batches, the hidden state and the number of
-                targets, and returns the next hidden state.
-            device: The device of the model.
-        """
-        self._make = make
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._steps: RepeatedSteps[None] = RepeatedSteps(device, MAX_GRAPHS)
-        self._hidden: State = {}
-
-    def __call__(self, batches: Sequence[MicroBatch], hidden: State, count: Tensor) -> State:
-        with side_stream(self._device, self._stream):
-            if hidden is not self._hidden:
-                self._hidden = self._hidden or {name: torch.empty_like(tensor) for name, tensor in hidden.items()}
-                overwrite(self._hidden, hidden)
-            shapes = tuple(batch.shapes() for batch in batches)
-            inputs = [count, *(tensor for batch in batches for tensor in batch.tensors())]
-            self._steps(shapes, partial(self._step, batches), inputs)
-        return self._hidden
-
-    def _step(self, batches: Sequence[MicroBatch], count: Tensor, *tensors: Tensor) -> None:
-        """Apply an update to the micro-batches, with `tensors` in place of their tensors."""
-        replacements = iter(tensors)
-        batches = [batch.map(lambda _: next(replacements)) for batch in batches]
-        overwrite(self._hidden, self._make(batches, self._hidden, count))
-
-
 def _output_positions(y_N: Tensor) -> Tensor | None:
     """Return the positions that the output end reads, or None if all positions have a target.
 
     The positions with a target come first, in their order. They are padded with positions without a target up to a
-    multiple of the bucket size.
+    multiple of the bucket size. With 32 positions, for example, a bucket has 2 positions; if 5 of the positions have a
+    target, 6 positions are returned.
     """
     has_target_N = y_N != IGNORE
     if has_target_N.all():
         return None
-    bucket = -(-len(y_N) // TARGET_BUCKETS)
-    padded = -(-int(has_target_N.sum()) // bucket) * bucket
-    return has_target_N.argsort(descending=True, stable=True)[:padded]
+    bucket_size = math.ceil(len(y_N) / TARGET_BUCKETS)
+    padded_count = math.ceil(int(has_target_N.sum()) / bucket_size) * bucket_size
+    return has_target_N.argsort(descending=True, stable=True)[:padded_count]
 
 
-def _shape(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+def _shape_and_dtype(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
     return tensor.shape, tensor.dtype

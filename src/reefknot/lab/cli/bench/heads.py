@@ -68,7 +68,7 @@ def heads(
     from reefknot.lab.bench.heads import FAMILIES, LEAN, Bench, cases, facts, measure_all
     from reefknot.lab.bench.measure import SUSTAINED
     from reefknot.lab.bench.problems import ENDS, Shape
-    from reefknot.lab.training.throughput import matrix_rate
+    from reefknot.lab.training.throughput import measure_matrix_rate
 
     check_names("--end", end or [], ENDS)
     check_names("--competitor", competitor or [], FAMILIES)
@@ -80,7 +80,7 @@ def heads(
     budgets = memory or (LEAN[record.device],)
     settings = Bench(record.device, competitor or FAMILIES, weights, budgets, seconds, graph)
     ends_and_shapes = cases(record.device, end or [], [Shape.read(text) for text in shape or []], vocabulary)
-    rate = matrix_rate(record.device, settings.dtype, 2 * SUSTAINED)
+    rate = measure_matrix_rate(record.device, settings.dtype, 2 * SUSTAINED)
     machine = facts(settings, rate)
     notes = [machine["dtype"], f"{machine['matrix_tflops']:,.3g} TFLOP/s in large products"]
     record.print_header(machine, notes, vocabulary=vocabulary)

@@ -62,9 +62,9 @@ class Record:
 
     def print_header(self, machine: dict[str, Any], notes: Sequence[str] = (), **details: Any) -> None:
         """Print the machine, its software and `notes`, and record them together with `details`."""
-        from reefknot.lab.runs.environment import capture
+        from reefknot.lab.runs.environment import capture_environment
 
-        environment = capture()
+        environment = capture_environment()
         device_name = environment["cpu"] if self.device == "cpu" else environment["gpus"][0]
         self.header = {
             "bench": self.benchmark,

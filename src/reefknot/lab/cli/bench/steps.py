@@ -140,13 +140,13 @@ def _measure_matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, f
     The result is empty on a CPU, where the rate varies because other programs run at the same time.
     """
     from reefknot.lab.bench.measure import SUSTAINED
-    from reefknot.lab.training.throughput import matrix_rate
+    from reefknot.lab.training.throughput import measure_matrix_rate
     from reefknot.lab.training.update import AUTOCAST_DTYPES
 
     if device == "cpu":
         return {}
     distinct = dict.fromkeys(precisions)
-    return {precision: matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED) for precision in distinct}
+    return {precision: measure_matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED) for precision in distinct}
 
 
 def _format_update(row: Row) -> str:

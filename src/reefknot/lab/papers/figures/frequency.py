@@ -22,7 +22,7 @@ from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result
 from reefknot.lab.reports.rows import group_by_row
-from reefknot.lab.runs.definition import seen
+from reefknot.lab.runs.definition import format_count_range
 from reefknot.lab.runs.result import Band, RunResult
 
 
@@ -71,7 +71,7 @@ class _LossByFrequency(Figure):
 
     def draw(self, measured: Measurements) -> Drawing:
         """Draw the losses, and below them the differences from the first row, which are too small to see above."""
-        labels = [f"{seen(band['low'], band['high'])}\n{band['share']:.0%}" for band in measured["bands"]]
+        labels = [f"{format_count_range(band['low'], band['high'])}\n{band['share']:.0%}" for band in measured["bands"]]
         losses = {row["row"]: row["nll"] for row in measured["rows"]}
         panels = [Panel(measured["corpus"], labels, losses, y_label="loss, nats")]
         if len(losses) > 1:
@@ -88,7 +88,7 @@ class _LossByFrequency(Figure):
 
     def format_lines(self, measured: Measurements) -> list[str]:
         """Return a line for each row with a column for each band."""
-        titles = [seen(band["low"], band["high"]) for band in measured["bands"]]
+        titles = [format_count_range(band["low"], band["high"]) for band in measured["bands"]]
         cells = [[format_estimate(loss) for loss in row["nll"]] for row in measured["rows"]]
         widths = [max(len(title), *(len(row[column]) for row in cells)) for column, title in enumerate(titles)]
         name_width = max(len("row"), *(len(row["row"]) for row in measured["rows"]))

@@ -26,7 +26,7 @@ def build_record(
         "figure": figure.name,
         "measured": measured,
         "notes": list(notes),
-        "environment": environment.capture(),
+        "environment": environment.capture_environment(),
         "runs": [_describe_origin(result) for result in runs],
     }
 

@@ -39,8 +39,8 @@ from reefknot.lab.papers.figures.pictures import Panel, draw_bars
 from reefknot.lab.reports.drawing import Drawing
 from reefknot.lab.reports.results import Result, flatten
 from reefknot.lab.reports.rows import group_by_row
-from reefknot.lab.runs.comparability import in_comparison
-from reefknot.lab.runs.definition import seen
+from reefknot.lab.runs.comparability import explain_in_comparison
+from reefknot.lab.runs.definition import format_count_range
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
 
@@ -170,7 +170,7 @@ class RelativeLoss(Figure):
                 authors = _format_paper_value(PAPER_ALL_TOKENS, baseline["baseline"], band["low"])
                 type_mean = format_estimate(band["relative"], 1) if band["relative"] else ""
                 paper = _format_paper_value(PAPER_TYPE_MEANS, baseline["baseline"], band["low"])
-                counts = f"{seen(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
+                counts = f"{format_count_range(band['low'], band['high']):>12} {band['tokens']:>7,} {band['types']:>6,}"
                 lines.append(f"  {counts}  {all_tokens:<20} {authors:>8}   {type_mean:<24} {paper:>6}".rstrip())
         return [*lines, *(f"left out: {name}: {reason}" for name, reason in measured.get("left_out", {}).items())]
 
@@ -216,7 +216,7 @@ def draw_bands(
         paper_values: The paper's values, by measure (`whole`, `relative`), row and lowest count of the band.
     """
     bands = sorted({(band["low"], band["high"] or 0) for row_bands in compared.values() for band in row_bands})
-    labels = [seen(low, high or None) for low, high in bands]
+    labels = [format_count_range(low, high or None) for low, high in bands]
 
     def list_estimates(measure: str) -> dict[str, list[Json | None]]:
         by_low = {row: {band["low"]: band[measure] for band in row_bands} for row, row_bands in compared.items()}
@@ -271,7 +271,7 @@ def _find_obstacle(first: Result, others: Sequence[Result], data: Path | None) -
         pairing = pair_scores(first_run, RunFolder.open(result.folder), "test", lambda run: open_texts(run, data))
         if pairing.difference:
             advice = "" if pairing.difference.prevents else "; train both with the same evaluation.windows"
-            return in_comparison(pairing.difference, "test") + advice
+            return explain_in_comparison(pairing.difference, "test") + advice
         if not pairing.same_tokens:
             return "their tokens differ; name runs with the same vocabulary"
     return None

@@ -185,7 +185,7 @@ def test_awd_lstm_with_kernels_equals_the_reference() -> None:
             *encoded.state.values(),
             *torch.autograd.grad(loss, [x_BTD, *encoder.parameters()]),
         )
-    assert "_ScanBackward" in autograd_functions(loss.grad_fn)
+    assert "_ScanFunctionBackward" in autograd_functions(loss.grad_fn)
     # On a GPU both round to TF32, in different orders.
     tolerance = 1e-5 if INTERPRETED else 1e-3
     torch.testing.assert_close(results["triton"], results["reference"], atol=tolerance, rtol=tolerance)

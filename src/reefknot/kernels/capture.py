@@ -1,9 +1,17 @@
 """CUDA graphs: a step that takes longer to launch than to run on a GPU is captured once, then replayed.
 
-    side_stream      the stream on which a step runs and is captured
+`RepeatedSteps` is the easiest way to use them:
+
+    steps = RepeatedSteps(device)
+    with side_stream(device):
+        for x in batches:
+            loss = steps(x.shape, train_step, [x])    # runs, then captures, then replays `train_step(x)`
+
+It is made of these parts, which can be used alone:
+
+    side_stream      the CUDA stream on which a step runs and is captured
     capture          captures one step as a `Graph`
     GraphCache       the most recently used graphs, by key, in one memory pool
-    RepeatedSteps    runs a step at the first call with its key, captures it at the second, and replays it from then on
 
 A graph repeats the same kernels on the same memory. Whatever changes from call to call must therefore be a tensor:
 either an input, whose values are copied into a buffer of the graph, or a tensor with a fixed address that the step
@@ -45,13 +53,14 @@ def side_stream(device: torch.device, stream: torch.cuda.Stream | None = None) -
     if device.type != "cuda":
         yield
         return
-    around, stream = torch.cuda.current_stream(device), stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(around)
+    outer_stream = torch.cuda.current_stream(device)
+    stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(outer_stream)
     try:
         with torch.cuda.stream(stream):
             yield
     finally:
-        around.wait_stream(stream)
+        outer_stream.wait_stream(stream)
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ class RepeatedSteps(Generic[Outputs]):
         self._device = device
         self._limit = limit
         self._graphs: GraphCache[Outputs] = GraphCache(device, limit)
-        self._seen: set[Hashable] = set()
+        self._seen_keys: set[Hashable] = set()
 
     def __call__(self, key: Hashable, step: Callable[..., Outputs], inputs: Sequence[Tensor] = ()) -> Outputs:
         """Run or replay a step.
@@ -164,10 +173,11 @@ class RepeatedSteps(Generic[Outputs]):
             inputs: Tensors on the host.
         """
         graph = self._graphs.find(key)
-        if graph is None:
-            if key not in self._seen or len(self._seen) > self._limit:
-                if len(self._seen) <= self._limit:
-                    self._seen.add(key)
-                return step(*(send(tensor, self._device) for tensor in inputs))
-            graph = self._graphs.capture(key, step, inputs)
-        return graph.replay(inputs)
+        if graph is not None:
+            return graph.replay(inputs)
+        has_too_many_keys = len(self._seen_keys) > self._limit
+        if key in self._seen_keys and not has_too_many_keys:
+            return self._graphs.capture(key, step, inputs).replay(inputs)
+        if not has_too_many_keys:
+            self._seen_keys.add(key)
+        return step(*(send(tensor, self._device) for tensor in inputs))

@@ -2,9 +2,9 @@
 
 `lstm_scan` computes one layer and `lstm_stack_scan` a stack of layers; both return the outputs of all steps. The mask m
 is the same at every step, which cuDNN does not support. So on a GPU two Triton kernels of our own process the window,
-one forward and one backward (`triton_recurrence`). On other devices, and as the reference, a loop in plain torch does
-(`lstm_loop`). If each layer reads the masked states of the layer below (Inan et al. 2017), the kernels process all
-layers at once. A layer without a mask can use cuDNN or our kernels (`is_faster_than_cudnn`).
+one forward and one backward (`triton_recurrence`). On other devices, and as the reference, `lstm_loop` computes the
+steps in plain torch. If each layer reads the masked states of the layer below (Inan et al. 2017), the kernels process
+all layers at once. A layer without a mask can use cuDNN or our kernels (`is_faster_than_cudnn`).
 
     i, f, g, o = x_t + (m * h_{t-1}) W^T        c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
                                                 h_t = sigmoid(o) tanh(c_t)

@@ -95,7 +95,7 @@ def test_related_words_get_similar_vectors(tmp_path: Path, ids: NDArray[np.int32
 @pytest.fixture
 def signal_in_stretch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A function that makes this process receive SIGTERM in its n-th stretch from now."""
-    real = skip_gram.train_stretch
+    real = skip_gram.train_range
 
     def arm(number: int) -> None:
         count = 0
@@ -107,7 +107,7 @@ def signal_in_stretch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
                 signal.raise_signal(signal.SIGTERM)
             real(*arguments, **options)
 
-        monkeypatch.setattr(skip_gram, "train_stretch", stretch)
+        monkeypatch.setattr(skip_gram, "train_range", stretch)
 
     return arm
 

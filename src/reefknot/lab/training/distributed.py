@@ -71,29 +71,29 @@ class ParallelModel:
         self.world = world
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         """The parameters, or this process's shards of them, by their names in the model."""
-        self.window: nn.Module = WindowLoss(model)
+        self.window_loss: nn.Module = WindowLoss(model)
         if world.size > 1:
-            self.window = self._wrap(self.window)
+            self.window_loss = self._wrap(self.window_loss)
 
     @property
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The parameters to optimise. Frozen tables are left out, because weight decay would change them."""
         return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
 
-    def _wrap(self, window: nn.Module) -> nn.Module:
+    def _wrap(self, window_loss: nn.Module) -> nn.Module:
         """Return a module whose backward pass averages gradients over the processes."""
-        ddp_window = DistributedDataParallel(window, gradient_as_bucket_view=True)
+        ddp_loss = DistributedDataParallel(window_loss, gradient_as_bucket_view=True)
         # Buffers follow from the settings and never change. The constructor argument is deprecated in newer versions.
-        ddp_window.broadcast_buffers = False
-        return ddp_window
+        ddp_loss.broadcast_buffers = False
+        return ddp_loss
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which gradients accumulate locally, to be exchanged by a later backward pass.
 
         A sharded model exchanges gradients in every backward pass, because no process has the memory for all of them.
         """
-        if isinstance(self.window, DistributedDataParallel):
-            context: AbstractContextManager[None] = self.window.no_sync()
+        if isinstance(self.window_loss, DistributedDataParallel):
+            context: AbstractContextManager[None] = self.window_loss.no_sync()
             return context
         return nullcontext()
 

@@ -42,7 +42,7 @@ except ImportError as error:
 class ShardedModel(ParallelModel):
     """A model that is sharded over several processes."""
 
-    window: WindowLoss
+    window_loss: WindowLoss
 
     def __init__(self, model: LanguageModel, world: World) -> None:
         self._full_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -51,13 +51,13 @@ class ShardedModel(ParallelModel):
         self.score(lambda: 0.0)
         self.parameters = {name: _local_parameter(parameter) for name, parameter in model.named_parameters()}
 
-    def _wrap(self, window: nn.Module) -> nn.Module:
+    def _wrap(self, window_loss: nn.Module) -> nn.Module:
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
         for block in getattr(self.model.encoder, "blocks", ()):
             fully_shard(block, mesh=mesh)
-        fully_shard(window, mesh=mesh, reshard_after_forward=False)
-        register_fsdp_forward_method(window, "run")
-        return window
+        fully_shard(window_loss, mesh=mesh, reshard_after_forward=False)
+        register_fsdp_forward_method(window_loss, "run")
+        return window_loss
 
     def clip_gradients(self, max_norm: float | None) -> Tensor:
         gradients = [shard.grad for shard in self.parameters.values() if shard.grad is not None]
@@ -77,9 +77,9 @@ class ShardedModel(ParallelModel):
         All processes compute it, because every process needs the shards of the others. This takes no longer than
         waiting for the first process, and needs no more memory than training.
         """
-        assert isinstance(self.window, FSDPModule)
-        result = self.window.run(validate)
-        self.window.reshard()
+        assert isinstance(self.window_loss, FSDPModule)
+        result = self.window_loss.run(validate)
+        self.window_loss.reshard()
         return self.world.broadcast(result)
 
     def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:

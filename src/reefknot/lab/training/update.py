@@ -13,7 +13,8 @@ Three things differ from a textbook training loop:
 Terms: a row is one sequence of a window (a stream, a block, a sentence or a pair). The output end is the classifier
 with its loss. A plan is what the output end computes from the targets on the host, before they go to the device.
 
-Shapes: B rows, T steps, N = B x T positions, M of the N positions: those with a target, and padding.
+Shapes: B rows, T steps, N = B x T positions, M of the N positions: those with a target, and padding. For a translator,
+U = S + T steps of a source and its target.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Updater:
                 with nullcontext() if is_last else self.parallel.no_sync():
                     with autocast(self.world.device, self.settings.precision):
                         previous_state = select_streams(hidden, streams) if self.carries_state else None
-                        loss_sum, parts, state, penalties = self.parallel.window(
+                        loss_sum, parts, state, penalties = self.parallel.window_loss(
                             batch.inputs, batch.targets, previous_state, batch.plan, batch.positions
                         )
                     # Gradients are averaged over the processes, so the loss is multiplied by their number. Penalties

@@ -1,6 +1,7 @@
 """Measure a training step: time, working memory, gradient errors, and whether two runs are equal.
 
-A step is one forward and backward pass. Its gradients are discarded between repeats, outside the measured time.
+A competitor is an implementation that is compared with others. A step is one forward and backward pass. Its gradients
+are discarded between repeats, outside the measured time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Step:
     leaves: Sequence[Tensor]
     """The tensors that get gradients."""
     gradients: Callable[[], dict[str, Tensor | None]]
-    """Returns the gradients of the last run, by the problem's names."""
+    """Returns the gradients of the last run by parameter name, as in `Problem`."""
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     """The context in which forward and backward run."""
 
@@ -98,7 +99,7 @@ def measure_group(
     seconds: float,
     notify: Callable[[str], None],
 ) -> list[Row]:
-    """Examine each competitor of a group, then time them in turns. An exception becomes the note of a row.
+    """Examine each competitor of a group, then time them all. An exception becomes the note of a row.
 
     Args:
         group: The competitors.
@@ -185,7 +186,7 @@ def graph_times(step: Step, seconds: float) -> list[float]:
 
 
 def work_times(device: str, works: Sequence[Work], seconds: float) -> list[list[float]]:
-    """Return the milliseconds of every repeat of every work, after a warm-up."""
+    """Return the milliseconds of every repeat of every function, after a warm-up."""
     for work, tidy in works:
         for _ in range(WARM_UP):
             work()
@@ -219,7 +220,7 @@ def _times_on_gpu(work: Callable[[], object], tidy: Callable[[], None], seconds:
 
 
 def _times_on_host(works: Sequence[Work], seconds: float) -> list[list[float]]:
-    """Time work by the clock. Works take turns, so that a machine that becomes slower affects all of them alike."""
+    """Time functions by the clock. They take turns, so that a slowdown of the machine affects all of them alike."""
     milliseconds: list[list[float]] = [[] for _ in works]
     began = time.perf_counter()
     for repeat in range(REPEATS):
@@ -244,7 +245,7 @@ def free_gpu_memory() -> None:
 
 
 def memory_over(step: Step, device: str) -> int:
-    """Return the working memory of a step in bytes: its peak without earlier tensors and without the gradients."""
+    """Return the working memory of a step in bytes: its peak, not counting earlier tensors or gradients."""
     step.clear()
     if device == "cuda":
         free_gpu_memory()

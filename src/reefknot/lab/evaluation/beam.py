@@ -4,28 +4,29 @@ Start with `beam_search`; `greedy` is a beam search of width 1, and `sample` cho
 runs on the device, in `decoding.py`. The code here runs on the host (the CPU): it adds log-probabilities, sorts the
 hypotheses, and decides which of them end.
 
-A hypothesis (a translation, or the beginning of one) is open until <eos> ends it. Each step of a beam search continues
-every open hypothesis by every word, and sorts the continuations of a sentence by log p. Then:
+A hypothesis (a translation, or the beginning of one) is open until <eos> ends it. Each step of a beam search extends
+every open hypothesis with every word, and sorts the continuations of a sentence by log p. Then:
 
-    Continuations by <eos> among the best `beam` are finished, with score = log p / length^length_penalty.
-    The best `beam` of the other continuations stay open.
+    Of the `beam` best continuations, those that end with <eos> are finished. Their score is
+    log p / length^length_penalty.
+    Of the other continuations, the `beam` best stay open.
 
-At most one continuation of a hypothesis is by <eos>, so the best `beam` + 1 words of each open hypothesis are enough.
-The output end (classifier and softmax) computes only these words. The search for a sentence ends when one of these
-conditions holds:
+At most one continuation of a hypothesis ends with <eos>, so the best `beam` + 1 words of each open hypothesis are
+enough. The output end (classifier and softmax) computes only these words. The search for a sentence ends when one of
+these conditions holds:
 
     Its hypotheses have reached the length limit, or none is open.
-    With early_stop: `beam` hypotheses are finished, and no open hypothesis has a higher score at its current length
-    than the worst of the best `beam` finished hypotheses.
+    With early_stop: At least `beam` hypotheses are finished, and no open hypothesis scores higher, at its current
+    length, than the finished hypothesis of rank `beam`.
     No open hypothesis can still become one of the `n_best`. Log p can only decrease and the length can only grow, up to
     the limit M, so no continuation of an open hypothesis has a score above log p / M^length_penalty.
 
-The last condition never changes the result. All lengths include <eos>, also the length of the source.
+The last condition never changes the result. All lengths, including that of the source, count <eos>.
 
 In each step, the host waits for the device once, for the best words of all hypotheses. (An adaptive output end waits
 once more for every tail, to know which rows need it.) Ties between continuations are broken by the id of the last word,
-then by the order of the hypotheses. Which of several equally probable words are among the best of a hypothesis is up to
-the output end. A translation does not depend on the other sentences of its batch, except for rounding.
+then by the order of the hypotheses. If several words are equally probable, the output end decides which of them it
+returns. A translation does not depend on the other sentences of its batch, except for rounding.
 
 Shapes: B sentences, A active sentences (not done), W open hypotheses per sentence, R = A x W rows, K words per row,
 P = W x K continuations, Q selected continuations, S source tokens, T target tokens so far, including the <eos> before
@@ -133,7 +134,9 @@ def beam_search(
     """
     settings = settings or SearchSettings()
     if not 1 <= n_best <= settings.beam:
-        raise SettingsError(f"n_best = {n_best}: must be 1 to {settings.beam}, the beam; use a wider beam for more")
+        raise SettingsError(
+            f"n_best = {n_best}: must be from 1 to the beam size, {settings.beam}; for more translations, increase beam"
+        )
     beam_state = _BeamState(_length_limits(source_BS, settings), eos, settings, n_best)
     with decoding(model) as decoder:
         _check_ids(decoder.model, eos, banned)
@@ -347,8 +350,6 @@ def _length_limits(source_BS: Tensor, settings: SearchSettings) -> list[int]:
 def _check_ids(model: Translator, eos: int, banned: Collection[int]) -> None:
     vocab_size = model.output.vocab_size
     if not 0 <= eos < vocab_size:
-        raise SettingsError(
-            f"eos = {eos} is not a class of the model, which has {vocab_size}: must be from 0 to {vocab_size - 1}"
-        )
+        raise SettingsError(f"eos = {eos}: must be from 0 to {vocab_size - 1}, the classes of the model")
     if eos in banned:
-        raise SettingsError("never: <eos> is among the ids that are never generated, so no translation could end")
+        raise SettingsError("banned: contains <eos>, so no translation could end; leave <eos> out")

@@ -149,7 +149,7 @@ def _unit_rows(vectors_VD: NDArray[np.float32]) -> Floats:
 
 
 def _cosine_blocks(unit_VD: Floats) -> Iterator[Floats]:
-    """Yield the cosines of every row with all later rows, for some rows at a time."""
+    """Yield the cosines of each row with all later rows, a block of rows at a time."""
     start, num_words = 0, len(unit_VD)
     while start < num_words - 1:
         block_size = min(max(1, _COSINES_AT_ONCE // (num_words - start)), num_words - start)

@@ -311,8 +311,8 @@ def _format_papers(tables: Sequence[RecipeTable], figures: Sequence[RecordedFigu
         "",
         "This table lists the ideas of the papers. For each idea it names the file that implements it, and the row of "
         "a recipe or the figure that demonstrates it. Our score is next to the paper's score: test perplexity, BLEU "
-        "or rho. rho is the mean rank correlation over the five word similarity benchmarks of Press and Wolf, for the "
-        "input / output vectors, or one value for the table that both ends share.",
+        "or rho. rho is the mean rank correlation over the five word similarity benchmarks of Press and Wolf. It is "
+        "given as input / output vectors, or as a single value if both ends share one table.",
         "",
         "| idea | paper | code | recipe, row | ours | paper's |",
         "|---|---|---|---|---:|---:|",
@@ -446,13 +446,13 @@ def _describe_speed(results: Sequence[Result]) -> str:
     if any(result.is_limited_by_updates for result in results):
         return "tokens/s counts training only and depends on what else ran on the device"
     return (
-        "s/epoch is the median epoch of the fastest run; it counts training only and depends on what else ran on the "
-        "device"
+        "s/epoch is the median time of an epoch in the fastest run; it counts training only and depends on what else "
+        "ran on the device"
     )
 
 
 def _describe_scored_weights(results: Sequence[Result], records: Sequence[RunResult]) -> list[str]:
-    """Return which weights of the runs were scored, once for each kind."""
+    """Return a description of the scored weights for each kind of run (best epoch, or average of checkpoints)."""
     unit = "update" if any(result.is_limited_by_updates for result in results) else "epoch"
     best = f"the {unit} with the best validation perplexity"
     single = best if any(record.test for record in records) else "the last epoch"

@@ -39,7 +39,7 @@ _HEADINGS = {
     "test": "test perplexity",
     **{name: name for name in PRESS},
 }
-"""Headings of the groups of columns with a score of ours, which may also contain the paper's score."""
+"""Headings of column groups. Each group shows one of our scores, and the paper's score beside it if there is one."""
 _ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")
 
 

@@ -3,7 +3,7 @@
 Each public function takes the rows of the report (one per experiment of a recipe) and returns finished plots as inline
 SVG. A plot shows only rows that can be compared, and its caption names the others. The common style is in `drawing.py`.
 
-A band is a range of training counts, such as 10 to 99; words are grouped by it in plots of word frequency.
+A band is a range of word counts in the training text, such as 10 to 99. Plots of word frequency group words by band.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reefknot.lab.runs.scores import BLEU
 
 
 def plot_curves(rows: Sequence[TableRow]) -> list[Plot]:
-    """Plot validation perplexity, training perplexity and the loss per pair of skip-gram, if they were logged."""
+    """Plot validation perplexity, training perplexity and the loss per word pair of skip-gram models, if logged."""
     results = [result for row in rows for result in row.results]
     x_axis = "update" if results and all(result.is_limited_by_updates for result in results) else "epoch"
     return [*_plot_validation(rows, x_axis), *_plot_training(rows, x_axis), *_plot_skip_gram(rows)]
@@ -53,8 +53,8 @@ def _plot_training(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
     plotted = [row for row in labelled if any(_read_curve(result, "train", x_axis) for result in row.results)]
     interval = "an epoch" if x_axis == "epoch" else "the updates since the last point"
     caption = (
-        f"Training perplexity per token by {x_axis}. A point is a mean over {interval}, while the weights change, so "
-        "it is not comparable with validation perplexity."
+        f"Training perplexity per token by {x_axis}. A point is a mean over {interval}, during which the weights "
+        "change, so it is not comparable with validation perplexity."
     )
     if labelled != list(rows):
         caption += " A sampled loss and a loss per sub-word are not comparable with other losses."
@@ -175,7 +175,7 @@ def plot_sizes(rows: Sequence[TableRow]) -> list[Plot]:
 def _draw_frequency(
     figure: Figure, rows: Sequence[TableRow], plotted: Sequence[TableRow], position: str, panels: Sequence[str]
 ) -> None:
-    """Draw the losses by band, their differences from the first plotted row, or both below each other."""
+    """Draw the losses by band, their differences from the first plotted row, or both, one above the other."""
     row_bands = [_band_losses(row, position) for row in plotted]
     band_by_range = {_band_range(band): band for losses in row_bands for band in losses}
     ranges = sorted(band_by_range)
@@ -222,8 +222,8 @@ def _set_log_scale(axes: Any) -> None:
 def _read_curve(result: Result, kind: str, x_axis: str) -> list[tuple[float, float]]:
     """Return the points of a curve.
 
-    A point has the validation perplexity per word, or the training perplexity per token, by epoch or by update. For
-    the pairs of skip-gram, it has the loss by the number of words read.
+    The x of a point is an epoch or an update. Its y is the validation perplexity per word or the training perplexity
+    per token. For the pairs of skip-gram, x is the number of words read and y is the loss.
     """
     lines = [line for line in result.metrics if line.kind == kind]
     if kind == "pairs":
@@ -232,7 +232,8 @@ def _read_curve(result: Result, kind: str, x_axis: str) -> list[tuple[float, flo
         return [(line.step, perplexity(line.nll)) for line in lines]
     if kind == "train":
         return _read_epoch_means(lines)
-    # By any step in epoch n, at most n epochs have passed, so the largest step / epoch is the length of an epoch.
+    # A line of epoch n has step <= n * steps_per_epoch, with equality at the end of the epoch. So the maximum of
+    # step / epoch is the number of steps per epoch.
     steps_per_epoch = max((line.step / line.epoch for line in lines if line.epoch > 0), default=0.0)
     tokens_per_word = result.tokens_per_word_in_validation
     if not steps_per_epoch or tokens_per_word is None:
@@ -276,7 +277,7 @@ def _band_losses(row: TableRow, position: str) -> dict[Band, float]:
 
     Args:
         row: The row.
-        position: The token that is looked up in the bands: `target` or `previous`.
+        position: The token whose training count selects the band: `target` or `previous`.
     """
     by_range: dict[tuple[int, int | None], list[Band]] = {}
     for record in row.records:

@@ -46,8 +46,8 @@ class PairsSettings(Settings):
         Field(
             gt=1.0,
             le=1e9,
-            description="Maximum ratio between the numbers of tokens on the two sides of a training pair. Other pairs "
-            "are left out.",
+            description="Maximum ratio between the numbers of tokens on the two sides of a training pair. Pairs "
+            "with a larger ratio are left out.",
         ),
     ] = None
 
@@ -147,7 +147,7 @@ class TextFiles:
     corpus: Corpus
     """The known corpus that the files belong to, or the folder that they are in."""
     origin: str
-    """Description of the text and of how it was identified, for people."""
+    """Human-readable description of the text and of how it was identified."""
     files: Mapping[str, Path]
     hashes: dict[str, str]
     settings: CorpusSettings
@@ -198,7 +198,10 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, not
         notify: Function that is called with lines of progress.
     """
     if settings.pairs is not None:
-        raise SettingsError(f"the corpus {settings.name} is parallel text; leave corpus.pairs out to read one text")
+        raise SettingsError(
+            f"the corpus {settings.name} has corpus.pairs set, which is for parallel text; remove corpus.pairs to read "
+            "a monolingual text"
+        )
     corpus = known_corpus(settings.name) or _open_folder(settings.name)
     files = corpus.open(data, cache, notify)
     hashes = {split: file_hash(path, cache) for split, path in files.items()}
@@ -213,7 +216,10 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, not
 def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, notify: Notify = silent) -> PairFiles:
     """Find the files of a parallel text and check their hashes, as `find_corpus` does for a text."""
     if settings.pairs is None:
-        raise SettingsError(f"the corpus {settings.name} is one text; set corpus.pairs.source and corpus.pairs.target")
+        raise SettingsError(
+            f"the corpus {settings.name} is not described as parallel text; set corpus.pairs.source and "
+            "corpus.pairs.target"
+        )
     languages = (settings.pairs.source, settings.pairs.target)
     corpus = known_corpus(settings.name) or _open_folder(settings.name, languages)
     texts = corpus.open(data, cache, notify)

@@ -4,8 +4,8 @@ To define such a corpus, create a `PreparedCorpus` with two functions: `files` f
 reads them and yields the lines of the texts (`corpora/text8.py` is a short example). `PreparedCorpus.open` writes the
 texts to a folder of the cache, once:
 
-    corpora/NAME-HASH/train.txt, valid.txt, test.txt          one text per split, or for parallel text
-    corpora/NAME-HASH/train.en.txt, train.de.txt, ...         one text per split and language
+    corpora/NAME-HASH/train.txt, valid.txt, test.txt          one text per split
+    corpora/NAME-HASH/train.en.txt, train.de.txt, ...         (parallel text) one text per split and language
     corpora/NAME-HASH/sizes.json                              size of each text, to detect a damaged folder
 
 HASH depends on the path, size and modification time of the files that the texts are made from.
@@ -51,7 +51,7 @@ class PreparedCorpus(DownloadedCorpus):
     """A published corpus that is converted to texts before it is read."""
 
     expected: str
-    """Description of the files for an error message, in which it follows the name of their folder."""
+    """Description of the files, which completes the error message "expected FOLDER/..."."""
     files: Callable[[Path], list[Path]]
     """Function that returns the files of the corpus in a folder: all files, or none if one is missing."""
     lines: Callable[[list[Path]], NamedLines]

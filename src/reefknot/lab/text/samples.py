@@ -71,7 +71,7 @@ class Samples(ABC):
 
     @property
     def batch_size(self) -> int:
-        """Number of rows of `steps` tokens that fit into a window of this process."""
+        """Batch size of this process: number of rows in a window if every row has `steps` tokens."""
         return -(-self._global_batch_size // self._world_size)
 
     @property

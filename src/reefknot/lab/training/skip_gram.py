@@ -60,7 +60,8 @@ class SkipGramTraining(Settings):
     def _check_rates(self) -> SkipGramTraining:
         if self.lowest_rate > self.learning_rate:
             raise ValueError(
-                f"lowest_rate = {self.lowest_rate} is above learning_rate = {self.learning_rate}; use a smaller one"
+                f"lowest_rate = {self.lowest_rate} is above learning_rate = {self.learning_rate}; lower lowest_rate or "
+                "raise learning_rate"
             )
         return self
 
@@ -139,7 +140,7 @@ class SkipGramTrainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.fingerprint != self.run.config_hash:
             raise DataError(
-                f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
+                f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
                 "use another --out"
             )
         if set(checkpoint.values["progress"]) != {field.name for field in fields(Progress)}:
@@ -154,7 +155,10 @@ class SkipGramTrainer:
         self.display.print(f"{self.name}  resumed at epoch {self.progress.epoch}, word {self.progress.window:,}")
 
     def _advance(self, stop: StopRequest) -> None:
-        """Train on one stretch of the text. Then log, and save or stop, if it is time to."""
+        """Train up to the next line of metrics, and log.
+
+        Save if a checkpoint is due, and save and stop if a stop was requested.
+        """
         progress, training = self.progress, self.training
         saves_before = progress.tokens // training.save_every
         self._train_stretch()
@@ -193,8 +197,9 @@ class SkipGramTrainer:
         path = self.run.path / "nonfinite.json"
         write_json(path, record)
         raise NonFiniteError(
-            f"a weight is not finite after step {progress.step:,}; it was not saved. The last checkpoint is kept, "
-            f"and {path} names the stretch. Try a smaller training.learning_rate in another --out"
+            f"a weight is NaN or infinite after step {progress.step:,}, so this step was not saved. The last "
+            f"checkpoint is kept, and {path} records the position in the text. Try a smaller training.learning_rate, "
+            "with another --out folder"
         )
 
     @property

@@ -169,7 +169,7 @@ class RepeatedSteps(Generic[Outputs]):
 
         Args:
             key: Everything that the step's kernels depend on, such as the shapes of the inputs.
-            step: Called with the inputs, on the device. Steps with equal keys must do the same.
+            step: Called with the inputs, on the device. Steps with equal keys must run the same kernels.
             inputs: Tensors on the host.
         """
         graph = self._graphs.find(key)

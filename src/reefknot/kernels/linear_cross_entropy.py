@@ -121,8 +121,8 @@ class RowLosses(NamedTuple):
     lse: Tensor
     """The log-sum-exp of the scores."""
     lse_tau: Tensor | None
-    """The log-sum-exp, at temperature tau, of the scores without the bias and less their mean over the classes. None if
-    tau is not given. The mean is subtracted because a divergence between two tempered softmaxes does not depend on it.
+    """The log-sum-exp of (s - mean(s)) / tau over the classes, where s are the scores without bias. None if tau is not
+    given. The mean is subtracted because a divergence between two tempered softmaxes does not depend on it.
     """
 
 

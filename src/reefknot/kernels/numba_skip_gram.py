@@ -153,7 +153,7 @@ def _sample_targets(
 def _train_pair(
     input_VD: Any, output_VD: Any, tied: Any, context: Any, targets_PT: Any, pair: Any, e_D: Any, rate: Any
 ) -> None:
-    """Train on a pair, by the formulas in `kernels/skip_gram.py`."""
+    """Train on a pair, with the formulas in `kernels/skip_gram.py`."""
     dim = input_VD.shape[1]
     for d in range(dim):
         e_D[d] = _ZERO

@@ -154,7 +154,8 @@ def compute_losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor
     nll, lse, lse_tau = (_concatenate(inputs, [result[index] for result in results]) for index in range(3))
     if tau is None or mean_D is None:
         return nll, lse, None
-    # `lse` is of the scores, and `lse_tau` of the scores less their mean. Only one of them has that form yet.
+    # `lse` is for the scores, and `lse_tau` for the scores minus their mean. With a centre, both were computed for the
+    # scores minus their mean, and without a centre, both for the scores. So one of them is corrected here.
     if inputs.centre is None:
         return nll, lse, lse_tau - inputs.mean_scores(mean_D) / tau
     return nll, lse + inputs.mean_scores(mean_D), lse_tau

@@ -57,7 +57,7 @@ class GradientTerms:
         plain_weight exp(z - lse) - target_weight [class is the target]
             + tempered_weight (exp(z' / tau - lse_tau) - uniform)
 
-    The last term is the gradient of a log-sum-exp of scores less their mean. A tempered softmax is nearly uniform, and
+    The last term is the gradient of the log-sum-exp of (z' - mean(z')) / tau. A tempered softmax is nearly uniform, and
     the gradient is its difference from uniform. With `uniform` subtracted, half precision keeps the digits of that
     difference.
     """
@@ -150,7 +150,7 @@ class TorchBackend:
         num_classes = w_VD.shape[0]
         index_N1 = safe_class_ids(y_N, num_classes)[:, None]
         nll_N = -logp_NV.gather(1, index_N1)[:, 0]
-        # The gradient of the loss is p, less 1 at the target.
+        # The gradient of the loss is p - 1 at the target and p elsewhere.
         g_NV = logp_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
         scale_N = is_class(y_N, num_classes).to(nll_N.dtype)
         return LossAndGradient(g_NV.to(h_ND.dtype), mask_ignored(nll_N, y_N, num_classes), scale_N)
@@ -191,10 +191,11 @@ class TorchBackend:
     def soft_target_gradients(
         self, queries_ND: Tensor, g_mean_ND: Tensor, keys_VD: Tensor, values_VD: Tensor, terms: SoftTargetTerms
     ) -> Tensor:
-        """Return two matrices as one, (2N, V): q less `uniform`, and below it dz.
+        """Return two matrices as one, (2N, V): q - uniform, and below it dz.
 
-        q is the tempered softmax of the scores z = queries keys^T. dz is the gradient of z. It has two sources: the
-        mean of the values under q, whose gradient is `g_mean`, and the negative entropy of q. See `soft_target`.
+        q is the tempered softmax of the scores z = queries keys^T. dz is the gradient of the loss with respect to z. It
+        has two sources: the mean of the values under q, whose gradient is `g_mean`, and the negative entropy of q. See
+        `soft_target`.
         """
         logq_NV = self._compute_scores(queries_ND, keys_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
         dz_NV = matmul_wide(g_mean_ND, values_VD.T)

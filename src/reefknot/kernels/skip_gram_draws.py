@@ -146,8 +146,8 @@ class PairSampler:
         """Return how many pairs may be computed from the same weights.
 
         Their gradients are computed independently and added up, so a row that occurs n times has n times the learning
-        rate. Up to an effective rate of `CROWD`, the vectors become as good as with single pairs. At several times that
-        rate, they oscillate and learn nothing.
+        rate. Up to an effective rate of `CROWD`, the vectors become as good as with one pair at a time. At several
+        times that rate, they oscillate and learn nothing.
         """
         return max(1, int(MAX_EFFECTIVE_RATE / (rate * self.max_row_share)))
 

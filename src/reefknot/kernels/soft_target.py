@@ -156,7 +156,7 @@ class Attention:
             normalisers.append(lse_tau)
         lse = combine_normalisers(normalisers)
         assert lse is not None
-        # Means under q less 1 / V.
+        # The sums of keys and of values, weighted by q - 1 / V.
         key_means = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
         value_means = key_means
         if self.has_own_values:
@@ -247,7 +247,7 @@ class Attention:
             sums.queries[rows] = d_queries
 
     def _softmax(self, queries: Tensor, keys: Tensor, no_targets: Tensor, lse: Tensor) -> Tensor:
-        """Return the softmax of a block less 1 / V."""
+        """Return q - 1 / V for a block, where q is the softmax."""
         terms = GradientTerms(lse_tau=lse, tempered_weight=torch.ones_like(lse), tau=self.tau, uniform=self.uniform)
         # The gradient of a log-sum-exp is the softmax.
         q, _ = self.key_inputs.backend.score_gradient(queries, keys, None, no_targets, terms, bias_gradient=False)

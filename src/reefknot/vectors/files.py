@@ -3,8 +3,8 @@
 `read_vectors` and `write_vectors` are public (`rk.read_vectors`). They support these formats, each with its own module
 in this folder:
 
-    word2vec          text with a header (Mikolov et al. 2013), also fastText's .vec
-    word2vec-binary   the same in binary, such as GoogleNews-vectors-negative300.bin
+    word2vec          text with a header (Mikolov et al. 2013), as in word2vec and in fastText's .vec files
+    word2vec-binary   the same vectors in binary form, such as GoogleNews-vectors-negative300.bin
     glove             text without a header (Pennington et al. 2014)
     projector         a folder for TensorBoard
     safetensors       any word, and counts
@@ -304,16 +304,16 @@ def _check_destination(path: Path, format: str) -> None:
     """Reject a path where something other than word vectors would be replaced."""
     if format != "projector":
         if path.is_dir():
-            raise SettingsError(f"{path} is a folder; name a file to write")
+            raise SettingsError(f"{path} is a folder; use the path of a file")
     elif path.is_dir():
         other_files = sorted({file.name for file in path.iterdir()} - set(FILES))
         if other_files:
             raise SettingsError(
                 f"{path} contains {quote(other_files[0])}, which is not a file of the projector and would be lost; "
-                "name another folder"
+                "use another folder"
             )
     elif path.exists():
-        raise SettingsError(f"{path} is a file; name a folder to write")
+        raise SettingsError(f"{path} is a file; use the path of a folder")
 
 
 def _commit(temporary: Path, path: Path) -> None:

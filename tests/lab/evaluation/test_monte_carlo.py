@@ -75,7 +75,7 @@ def test_score_is_the_mean_of_the_probabilities(opened: Open, model_for: Build, 
     assert score_mc.deviation > 0
     assert "independent" not in score_mc.definition
     assert "mean probability of 4 passes, masks drawn for every 6 tokens (seed 5)" in score_mc.definition
-    assert f"single passes: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in score_mc.definition
+    assert f"individual passes: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in score_mc.definition
     # The mean of the probabilities is never worse than the mean of their logarithms.
     assert score_mc.mean <= np.mean([-pass_logp.mean() for pass_logp in passes]) + 1e-6
 

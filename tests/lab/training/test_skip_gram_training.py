@@ -143,7 +143,7 @@ def test_nonfinite_table_stops_training(tmp_path: Path, ids: NDArray[np.int32], 
         trainer = make_trainer(run, ids, tied=tied)
         with torch.no_grad():
             trainer.model.input.weight[3, 0] = value
-        with pytest.raises(NonFiniteError, match="a weight is not finite after step 1") as caught:
+        with pytest.raises(NonFiniteError, match="a weight is NaN or infinite after step 1") as caught:
             trainer.train()
         assert "training.learning_rate" in str(caught.value)
     assert json.loads((tmp_path / "nonfinite.json").read_text()) == {"step": 1, "window": 0, "epoch": 1, "seed": 5}

@@ -42,7 +42,7 @@ Fused = Callable[..., Tensor]
 
 
 def autocast(problem: Problem, dtype: torch.dtype) -> torch.autocast:
-    """Return autocast as training uses it: enabled if the weights have another type than the hidden states."""
+    """Return autocast as training uses it: enabled if the types of weights and hidden states differ."""
     hidden = problem.hidden
     return torch.autocast(hidden.device.type, dtype=torch.bfloat16, enabled=dtype != hidden.dtype)
 

@@ -206,7 +206,7 @@ def make_step(name: str, shape: Shape, dtype: torch.dtype, device: str, *, exact
 
 
 def measure_all(bench: Bench, shapes: Sequence[Shape], notify: Callable[[str], None]) -> Iterator[list[Row]]:
-    """Yield the rows of every shape and type. Competitors run one after the other on a GPU, and in turns on a CPU."""
+    """Yield the rows of every shape and type. Competitors run one after the other on a GPU, and take turns on a CPU."""
     for shape in shapes:
         for dtype in bench.dtypes:
             notify(f"{shape}, {dtype}")

@@ -9,7 +9,7 @@ random), number and power of the negatives, `sample`, first and lowest learning 
 vocabulary with their counts, most frequent first. Its learning rate reaches the lowest rate at the end; ours reaches it
 earlier and stays there. Its min_count is 1, because our vocabulary has already left out rare words. It reads the same
 lines, without unknown words. It silently drops the end of a line that is too long for it, so such a line is split. With
-several seeds, all competitors are trained again with each seed, in turns, on the same text.
+several seeds, all competitors are trained again with each seed, taking turns, on the same text.
 
 Shapes: V words, D dimensions.
 """
@@ -145,7 +145,7 @@ def facts() -> dict[str, Any]:
 
 
 def measure_all(job: Job, workers: Sequence[int], device: str, notify: Callable[[str], None]) -> Iterator[list[Row]]:
-    """Yield the rows for each number of workers: ours, then gensim's. They are trained in turns, once per seed."""
+    """Yield the rows for each number of workers: ours, then gensim's. They take turns, once per seed."""
     for number in workers:
         impls: list[Impl] = ["auto"] if device == "cuda" else ["torch"]
         if number != workers[0]:

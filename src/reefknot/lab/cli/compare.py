@@ -76,7 +76,7 @@ def compare(
 
     systems = [open_system(path) for path in runs]
     if len(systems) < 2:
-        raise SettingsError("compare needs at least two systems; name two or more folders, each of which is one system")
+        raise SettingsError("compare needs at least two systems; pass two or more folders, one per system")
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
     request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
@@ -100,6 +100,6 @@ def _plot_bands(path: Path, comparisons: list[dict[str, Any]]) -> None:
         for comparison in comparisons
     }
     caption = f"Loss against {baseline}, A; lower is better. {CAPTION}"
-    axes = "B less A, % of A's loss", "B less A, % of B's loss"
+    axes = "B - A, % of A's loss", "B - A, % of B's loss"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, draw_bands("bands", bands, caption, axes, title_suffix=f", against {baseline}").svg_file)

@@ -86,8 +86,9 @@ Windows = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=WINDOWS,
-        help="Use other windows than --context and --stride: `lines` scores every line on its own, and `complete-L`, "
-        "such as complete-512, scores blocks of complete lines with at most L tokens. [default: the run's setting]",
+        help="Use windows of whole lines instead of --context and --stride: `lines` scores every line on its own, and "
+        "`complete-L`, such as complete-512, scores blocks of complete lines with at most L tokens. [default: the "
+        "run's setting]",
     ),
 ]
 Dynamic = Annotated[

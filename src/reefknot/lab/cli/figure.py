@@ -57,7 +57,9 @@ def figure(
     if name is None:
         options = user_options(ctx)
         if options:
-            raise SettingsError(f"{', '.join(options.values())}: name a figure; `reefknot figure` lists them")
+            raise SettingsError(
+                f"{', '.join(options.values())}: no figure is given; pass its name (`reefknot figure` lists them)"
+            )
         _list_figures()
         return
     _check_output_files(output, json)

@@ -1,7 +1,7 @@
 """Open the systems that `reefknot compare` compares.
 
 A system is one row of a recipe (one experiment), trained with one or more seeds. It is named by a folder: either the
-run folder of a single seed, or a folder that holds one run per seed.
+folder of one run, or a folder that holds one run per seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def open_system(path: Path) -> System:
         folders = [runs[0].folder if len(runs) == 1 else runs[0].folder.parent for runs in groups.values()]
         raise SettingsError(
             f"{path} holds runs that differ in more than the seed: {'; '.join(groups)}; a folder is read as one "
-            f"system, so name one folder per system: reefknot compare {folders[0]} {folders[1]}"
+            f"system, so pass one folder per system: reefknot compare {folders[0]} {folders[1]}"
         )
     (results,) = groups.values()
     finished = [result for result in results if result.record is not None]

@@ -70,9 +70,9 @@ class Registry:
         parts: For each kind of part, the location of its class as `module:Class`.
         nested: For the base class of a family, as `module:Class`, the registry of that family.
         shared: For the class of a shared object, as `module:Class`, the section of the recipe that has its name.
-        scopes: Functions, as `module:function`, for kinds whose nested parts are built with other values than the part
-            itself. A function gets the settings of the part and the available values (see `build`). It returns the
-            available values of the nested part, or a list of them if there are several nested parts.
+        scopes: Functions, as `module:function`, for kinds whose nested parts are built with values that differ from
+            those of the part itself. A function gets the settings of the part and the available values (see `build`).
+            It returns the available values of the nested part, or a list of them if there are several nested parts.
         extra_settings: `Settings` classes, as `module:Class`, for kinds that have settings in addition to the
             arguments of the constructor. The fields are added before the argument that the class attribute `before`
             names.

@@ -6,7 +6,8 @@ the losses of language models.
 The interval is a paired bootstrap (Koehn 2004): sentences of the text are drawn with replacement, the same sentences
 for every run of both systems. BLEU of a resampled text is computed by sacrebleu, from the sums of the statistics of its
 sentences. If a system was trained several times, its BLEU is the mean over its runs, and the spread over the runs is
-reported. If both systems were trained several times, a second interval also covers training them again.
+reported. If both systems were trained several times, a second interval also reflects how BLEU varies between
+training runs.
 
 Shapes: S runs (seeds) of a system, N sentences, R resamples, C = S x K, K statistics of a sentence: its length, the
 length of its reference, the number of matching n-grams of each order, and the number of all n-grams of each order.
@@ -38,9 +39,10 @@ class BleuComparison:
     bleu_b: tuple[float, ...]
     """BLEU of each run of B."""
     interval: tuple[float, float]
-    """Interval of the difference that covers the choice of the sentences."""
+    """Interval of the difference that reflects the choice of the sentences."""
     interval_with_seeds: tuple[float, float] | None
-    """Interval of the difference that also covers training again; None if a system was trained only once."""
+    """Interval of the difference that also reflects how BLEU varies between training runs. None if a system was trained
+    only once."""
     level: float
     sentences: int
     resamples: int

@@ -200,7 +200,7 @@ def _unit_lengths(boundaries: Array) -> NDArray[np.int64]:
     lengths: NDArray[np.int64] = np.diff(edges).astype(np.int64)
     lengths = lengths[lengths > 0]  # empty documents have no losses
     if len(lengths) < 2:
-        raise DataError("the text is one single unit, so it cannot be resampled; compare on a longer text")
+        raise DataError("the text has only one unit, so it cannot be resampled; compare on a longer text")
     return lengths
 
 

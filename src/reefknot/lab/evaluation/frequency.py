@@ -58,7 +58,7 @@ class BandComparison(TokenComparison):
 
 @dataclass(frozen=True)
 class TypeComparison(BandComparison):
-    """Comparison of two systems on the targets of one band of training counts, also by word type."""
+    """Comparison of two systems on the targets of one band of training counts, per token and per word type."""
 
     types: int
     """Number of types of the band that occur in the text."""

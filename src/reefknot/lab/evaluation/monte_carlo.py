@@ -75,8 +75,8 @@ def monte_carlo_score(
         split: The text.
         vocabulary: The vocabulary of the text.
         passes: Number of passes over the text.
-        window: Number of tokens of a single stream that share dropout masks; in training, it is `steps`. Alternatively,
-            evaluation windows that are computed independently, each with its own masks.
+        window: Number of tokens that share dropout masks, if the text is one stream; in training, it is `steps`.
+            Alternatively, evaluation windows that are computed independently, each with its own masks.
         seed: Seed of the masks. The state of the global random generators is restored afterwards.
         precision: `float32`, or `bfloat16` or `float16` for autocast.
         progress: Callback for progress.

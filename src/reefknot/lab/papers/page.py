@@ -214,7 +214,7 @@ def record_runs(root: Path, runs: Sequence[Path]) -> list[Path]:
         _check_code(root, result)
         folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
         if folder in added:
-            raise DataError(f"{result.folder}: another given run has the same row and seed; name only one of them")
+            raise DataError(f"{result.folder}: another given run has the same row and seed; pass only one of them")
         added.append(folder)
     for result, folder in zip(results, added, strict=True):
         if result.record and not result.record.embedding.words and (result.folder / "best").exists():

@@ -226,7 +226,7 @@ def ranking_split(rows: Sequence[TableRow]) -> str:
 
 
 def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collection[str] = ()) -> None:
-    """Print the table. Groups of columns that do not fit side by side are printed below each other."""
+    """Print the table. Groups of columns that do not fit side by side are printed one below the other."""
     table = build_table(rows).without_columns(leave_out)
     name_width = min(max([len("row"), *map(len, table.names)]), max(12, console.width // 3))
     gap = 2

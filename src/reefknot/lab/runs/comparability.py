@@ -8,7 +8,7 @@ compared even if the tokens differ. Four conditions must hold: the text is the s
 neither does, the same words are scored as <unk>, and the amount of context is similar. A value that is not known, as in
 old results, is assumed to be equal.
 
-Losses of single tokens can be paired only if the tokens are also the same (`have_same_tokens`).
+Losses of individual tokens can be paired only if the tokens are the same, too (`have_same_tokens`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def explain_in_table(difference: Difference, name: str) -> str:
         count, other_count = _unknown_words(score), _unknown_words(other)
         scored = f"{_format_count(count, zero='no')} unknown words scored as <unk> here"
         if count == other_count:
-            return f"{scored}, but other words than in {name}"
+            return f"{scored}, but not the same words as in {name}"
         return f"{scored}, {_format_count(other_count, zero='none')} in {name}"
     if aspect is Aspect.MODE:
         return f"evaluation mode {_mode_name(score)} here, {_mode_name(other)} in {name}"

@@ -88,7 +88,7 @@ class RunFolder:
             raise DataError(f"{path} is not a run folder: {reason}")
         if not (path / "config.json").is_file():
             runs_inside = [config.parent for depth in (1, 2, 3) for config in path.glob("*/" * depth + "config.json")]
-            advice = f"; it contains runs such as {min(runs_inside)}: name one of them" if runs_inside else ""
+            advice = f"; it contains runs such as {min(runs_inside)}: use one of them" if runs_inside else ""
             raise DataError(f"{path} is not a run folder: it has no config.json{advice}")
         return cls(path)
 
@@ -143,7 +143,7 @@ class RunFolder:
         if self.result is not None and not (self.path / "best").exists():
             if not self.vocabulary_path.exists():
                 raise DataError(
-                    f"{self.path} is the record of a run, without weights; name the folder it was trained in"
+                    f"{self.path} is the record of a run, without weights; use the folder it was trained in"
                 )
             raise DataError(
                 f"{self.path} is finished, but its weights are gone: `best` points to a missing checkpoint; restore "

@@ -65,7 +65,7 @@ class Protocol(Stored):
 
     name: str
     definition: str = ""
-    """A description of the protocol, for people."""
+    """Human-readable description of the protocol."""
     valid: ProtocolScores | None = None
     test: ProtocolScores | None = None
 

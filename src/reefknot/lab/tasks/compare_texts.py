@@ -109,7 +109,7 @@ class TextComparison:
         } | ({"bands": self.bands.record()} if self.bands else {})
 
     def lines(self) -> list[str]:
-        """Return the comparison in lines for people."""
+        """Return the comparison as readable lines."""
         return [
             f"B = {self.b}",
             f"  perplexity A {self.result.perplexity_a:.2f}, B {self.result.perplexity_b:.2f}",

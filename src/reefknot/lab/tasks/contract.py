@@ -68,7 +68,7 @@ class Experiment(Settings):
 
     if TYPE_CHECKING:
         # Every subclass declares these two sections as its last fields. They are not fields of this class, because
-        # pydantic would then put them before the sections of the model, also in config.json.
+        # pydantic would then put them before the sections of the model, even in config.json.
         @property
         def training(self) -> TrainingSection: ...
         @property

@@ -63,7 +63,7 @@ class TextEvaluation:
         return record
 
     def lines(self) -> list[str]:
-        """Return the scores and their definitions in lines for people."""
+        """Return the scores and their definitions as readable lines."""
         summary = self.score.summary()
         lines = [
             f"{self.split} perplexity {format_perplexity(summary.perplexity)}  "

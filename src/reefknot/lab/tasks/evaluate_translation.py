@@ -44,7 +44,7 @@ class PairsEvaluation:
         return {"split": self.split, **self.translated.record(), **self.score.summary().record()}
 
     def lines(self) -> list[str]:
-        """Return the scores and their definitions in lines for people."""
+        """Return the scores and their definitions as readable lines."""
         translated, summary = self.translated, self.score.summary()
         search, pairs = translated.search, translated.pairs
         bleu_by_length = ", ".join(

@@ -172,4 +172,4 @@ class Answer(Protocol):
         """Return the answer for programs, as JSON values."""
 
     def text(self) -> str:
-        """Return the answer for people."""
+        """Return the answer as readable text."""

@@ -188,7 +188,7 @@ class BPE:
 
 
 def format_token(token: str) -> str:
-    """Format a token for people: "t</w>" becomes "t", and "low", which another sub-word follows, becomes "low…"."""
+    """Make a token readable: "t</w>" becomes "t", and "low", which another sub-word follows, becomes "low…"."""
     if token.endswith(END_OF_WORD):
         return token.removesuffix(END_OF_WORD)
     return token if token in _RESERVED_SYMBOLS else f"{token}…"

@@ -54,7 +54,7 @@ class PairsSettings(Settings):
     @model_validator(mode="after")
     def _check_languages(self) -> PairsSettings:
         if self.source == self.target:
-            raise ValueError(f"source and target are both {self.source}; name two languages")
+            raise ValueError(f"source and target are both {self.source}; use two languages")
         return self
 
     def reason_to_drop(self, source_length: int, target_length: int) -> str | None:

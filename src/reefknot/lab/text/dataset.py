@@ -32,7 +32,7 @@ class Dataset:
 
     name: str
     origin: str
-    """Description of the text and of how it was recognised, for people."""
+    """Human-readable description of the text and of how it was recognised."""
     vocabulary: Vocabulary
     splits: dict[str, Split]
     hashes: dict[str, str]
@@ -54,7 +54,7 @@ class Dataset:
         return f"{self.name} (hash {self.fingerprint[:12]}): {tokens} tokens, {len(self.vocabulary):,} types"
 
     def describe(self) -> str:
-        """Describe the text and how it is encoded in a few lines, for people."""
+        """Return a human-readable description of the text and of how it is encoded, in a few lines."""
         lines = [f"{self.name}: {self.origin}; {len(self.vocabulary):,} types; hash {self.fingerprint[:12]}"]
         for split in self.splits.values():
             unknown_share = split.unknown / split.tokens

@@ -1,8 +1,8 @@
 """Open parallel text as arrays of token ids, to train a translator.
 
-Start with `open_pairs`, which does for parallel text what `open_dataset` (`lab/text/dataset.py`) does for one text: it
-finds the files, builds the vocabularies, encodes the text once and memory-maps it afterwards. `<eos>` ends every line
-of both sides.
+Start with `open_pairs`, which does for parallel text what `open_dataset` (`lab/text/dataset.py`) does for monolingual
+text: it finds the files, builds the vocabularies, encodes the text once and memory-maps it afterwards. `<eos>` ends
+every line of both sides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PairDataset:
 
     name: str
     origin: str
-    """Description of the text, for people."""
+    """Human-readable description of the text."""
     vocabulary_pair: VocabularyPair
     """The vocabularies of the source and of the target, which are the same object if they are joint."""
     splits: dict[str, PairSplit]
@@ -61,7 +61,7 @@ class PairDataset:
         return f"{self.name} (hash {self.fingerprint[:12]}): {pairs} pairs, {self._format_sizes()} types"
 
     def describe(self) -> str:
-        """Describe the text and how it is encoded in a few lines, for people."""
+        """Return a human-readable description of the text and of how it is encoded, in a few lines."""
         lines = [f"{self.name}: {self.origin}; {self._format_sizes()} types; hash {self.fingerprint[:12]}"]
         for split in self.splits.values():
             source_tokens, target_tokens = len(split.source.ids), len(split.target.ids)

@@ -125,7 +125,7 @@ class Samples(ABC):
 class TextSamples(Samples):
     """Samples that together form one text.
 
-    The input of each target is the previous token of the text, also for the first target of a sample. <eos> precedes
+    The input of each target is the previous token of the text, even for the first target of a sample. <eos> precedes
     the text; without `eos`, the first token of the text is not a target.
 
     Args:

@@ -118,7 +118,7 @@ class VocabularySettings(Settings):
         return {key: value for key, value in settings.items() if key in always_included or value != defaults[key]}
 
     def describe(self) -> str:
-        """Describe the tokens for people."""
+        """Return a human-readable description of the tokens."""
         tokens = "the words"
         if self.bpe is not None:
             tokens = f"sub-words by byte-pair encoding with {self.bpe.merges:,} merges, and the characters,"

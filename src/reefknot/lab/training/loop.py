@@ -144,7 +144,7 @@ class Trainer:
             return
         if checkpoint.fingerprint != self.run.config_hash:
             raise DataError(
-                f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
+                f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
                 "use another --out"
             )
         self.state.restore(checkpoint.model, checkpoint.state, checkpoint.values, self.world, self.settings.seed)
@@ -163,7 +163,7 @@ class Trainer:
             self.run.metrics.truncate(self.state.progress.metrics_lines)
 
     def _advance(self, stop: StopRequest) -> None:
-        """Make one update. Then log, validate, save or stop, if it is time to."""
+        """Make one update. Then log, validate, save and stop, each only if it is due."""
         progress = self.state.progress
         stop_requested, due = self._step(stop)
         if due.log:
@@ -238,7 +238,7 @@ class Trainer:
                 self.update.reset_capture()
                 progress.averaged_from = progress.epoch + due.epoch_ends
                 self.display.print(f"{self.name}  averaging starts after {self.timetable.format_position(progress)}")
-                # The rules do not compare losses of averages with losses of single iterates.
+                # The rules do not compare losses of averages with losses of individual iterates.
                 progress.validated = []
         elif stopping is not None and (reason := stopping.reason_to_stop(earlier_losses, nll)):
             progress.stopped = f"stopped after {self.timetable.format_position(progress)} by {reason}"
@@ -304,8 +304,8 @@ class Trainer:
         if self.world.is_first:
             write_json(self.run.path / "nonfinite.json", record)
         raise NonFiniteError(
-            f"{problem}. The last checkpoint is kept, and {self.run.path / 'nonfinite.json'} names the batch. "
-            "Try a smaller training.optimiser.learning_rate or a training.clip in another --out"
+            f"{problem}. The last checkpoint is kept, and {self.run.path / 'nonfinite.json'} records the batch. "
+            "Try a smaller training.optimiser.learning_rate or a training.clip, with another --out"
         )
 
     # -- metrics and checkpoints -----------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class CacheSlots(NamedTuple):
         if cached_steps + new_steps > capacity:
             raise ArgumentError(
                 f"{new_steps} more steps after {cached_steps} do not fit into a KV cache of {capacity} steps; "
-                "use a larger one"
+                "use a larger capacity"
             )
         positions_BT = cached_steps_1B[0, :, None] + torch.arange(new_steps, device=device)
         slots_U = torch.arange(capacity, device=device)

@@ -277,7 +277,7 @@ class AdaptiveSoftmax(OutputEnd):
     def vectors(self) -> Tensor:
         """Return one vector per class in the dimension of the projections, (V, dim), for example to find neighbours.
 
-        If the class vectors of a classifier have another dimension than its band, the vectors of its table are used.
+        If the class vectors of a classifier do not have the dimension of its band, the vectors of its table are used.
         """
         band_vectors = []
         for band in range(len(self.classifiers)):

@@ -149,7 +149,7 @@ def load_rows(
 def check_output_file(option: str, path: Path | None) -> None:
     """Raise an error if `path` is a folder, or if its parent folder does not exist."""
     if path is not None and path.is_dir():
-        raise SettingsError(f"{option} {path}: is a folder; name a file")
+        raise SettingsError(f"{option} {path}: is a folder; use the path of a file")
     if path is not None and not path.resolve().parent.is_dir():
         raise SettingsError(f"{option} {path}: the folder {path.resolve().parent} does not exist; create it first")
 

@@ -44,7 +44,7 @@ class Panel:
 
 
 def draw_bars(name: str, panels: Sequence[Panel], *, x_label: str, caption: str) -> Drawing:
-    """Draw the panels below each other, with one legend. A series has the same colour in all panels."""
+    """Draw the panels one below the other, with one legend. A series has the same colour in all panels."""
     series = list(dict.fromkeys(name for panel in panels for name in (*panel.estimates, *panel.paper_values)))
     legend = [*series, PAPER_LABEL] if any(panel.paper_values for panel in panels) else series
 

@@ -179,7 +179,7 @@ def summed_loss(
     """
     choice = choice or current_choice()
     if torch.float16 in (w_VD.dtype, None if b_V is None else b_V.dtype):
-        # The gradients of a sum over many rows overflow float16 until a later operation scales them down.
+        # The gradients of a sum over many rows would overflow float16 before a later operation scales them down.
         return _sum_row_losses(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
     dtype = compute_dtype(h_ND, w_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":

@@ -31,7 +31,8 @@ _INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(INCREMENT), np.uint64(MULTI
 _32_BITS, _LOWER_HALF = np.uint64(32), np.uint64(2**32 - 1)
 _FLOATS_PER_CACHE_LINE = 16
 _NUM_CELLS = 1024
-# The sigmoid from -CLIP to CLIP, and one cell more. Linear interpolation between two cells has an error below 2e-6.
+# This is the sigmoid from -CLIP to CLIP, and one cell more. Linear interpolation between two cells has an error below
+# 2e-6.
 _SIGMOID = (1.0 / (1.0 + np.exp(-(np.arange(_NUM_CELLS + 2) * (2 * CLIP / _NUM_CELLS) - CLIP)))).astype(np.float32)
 _CELLS_PER_UNIT, _CLIP = np.float32(_NUM_CELLS / (2 * CLIP)), np.float32(CLIP)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -76,7 +77,7 @@ def _build_prefetch(typing: Any, table: Any, row: Any, column: Any) -> Any:
         function_type = ir.FunctionType(ir.VoidType(), [pointer_type, int_type, int_type, int_type])
         prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer_type], function_type)
         address = builder.gep(builder.bitcast(array.data, pointer_type), [offset])
-        # For reading, into all caches, as data.
+        # The constants mean: for reading, into all caches, as data.
         builder.call(prefetch, [address, int_type(0), int_type(3), int_type(1)])
         return context.get_dummy_value()
 

@@ -58,8 +58,8 @@ class LossInputs:
     budget: int
     """Working memory in bytes."""
     centre: Tensor | None = None
-    """The vector that is subtracted from every class vector before it is rounded. It lowers all scores of a row by the
-    same amount, which does not change a softmax. Trained class vectors have a large mean. Without the subtraction, half
+    """A vector that is subtracted from every class vector before rounding. This lowers all scores of a row by the same
+    amount, which does not change a softmax. Trained class vectors have a large mean. Without the subtraction, half
     precision would spend its digits on the mean, and a tempered softmax needs all digits."""
 
     @property

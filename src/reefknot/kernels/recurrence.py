@@ -272,7 +272,7 @@ def _weight_gradients(
     """
     num_layers, _, _, num_masks, num_padded = states_LTBMP.shape
     gates_per_mask = 4 * num_padded // num_masks
-    # Q = L x M products, each over S = T x B steps and rows.
+    # There are Q = L x M products, each over S = T x B steps and rows.
     d_gates_QGS = d_gates_LTB4P.reshape(num_layers, -1, num_masks, gates_per_mask).permute(0, 2, 3, 1).flatten(0, 1)
     states_QSP = states_LTBMP.reshape(num_layers, -1, num_masks, num_padded).transpose(1, 2).flatten(0, 1)
     dw_QGP = _batched_matmul(d_gates_QGS, states_QSP, dtype)

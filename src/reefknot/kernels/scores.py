@@ -1,4 +1,4 @@
-"""Compute one block of a linear classifier's scores, h W^T + b, and what a loss needs of it, in plain torch.
+"""Compute one block of a linear classifier's scores, h W^T + b, and what a loss needs from it, in plain torch.
 
 `TorchBackend` is the class to start from. Its methods each compute one block of scores and reduce it to log-sum-exps,
 losses or gradients; `_compute_scores` is where the scores themselves come from. `passes` loops over the blocks.
@@ -44,7 +44,8 @@ class LossAndGradient(NamedTuple):
 
 
 # MKL chooses its code for exp() at the first call. If two threads make the first call at the same time, they may get
-# different code, whose results differ in the last digit. This happened in one run of twenty. So call it here, once.
+# different code, whose results differ in the last digit. This happened in one run of twenty. So exp() is called once
+# here.
 torch.zeros(1).exp_()
 
 
@@ -158,7 +159,7 @@ class TorchBackend:
     def normalisers(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return log-sum-exps of the block, (N,): with the bias if `plain`, and without it at `tau` if given."""
+        """Return the log-sum-exps, (N,), of the scores if `plain`, and of (scores without bias) / tau if given."""
         z_NV = self._compute_scores(h_ND, w_VD, None)
         lse_tau_N = None if tau is None else torch.logsumexp(z_NV / tau, dim=-1)
         if b_V is not None:

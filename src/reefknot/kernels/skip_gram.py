@@ -41,7 +41,7 @@ from reefknot.kernels.choice import log_once, should_use_triton
 from reefknot.kernels.skip_gram_draws import PairSampler
 
 CLIP = 6.0
-"""The sigmoid of a score above this value is 1, and below its negative 0."""
+"""The sigmoid is taken as 1 for scores above this value, and as 0 for scores below its negative."""
 Impl = Literal["auto", "reference", "torch", "numba", "triton"]
 """The implementations, described above. `auto` chooses one for the device."""
 

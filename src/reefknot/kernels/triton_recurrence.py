@@ -158,7 +158,7 @@ class _KernelRun:
         is_concurrent = self.device.type == "cuda"
         counters = None
         if is_concurrent:
-            # A counter per tile of rows and layer, for programs that wait. Each has its own cache line.
+            # Programs wait for a counter, one per tile of rows and layer. Each counter has its own cache line.
             counters = torch.zeros(row_tiles * self.num_layers * 32, dtype=torch.int32, device=self.device)
         for launch in self._plan_launches(row_tiles, is_concurrent):
             kernel[launch.grid](
@@ -253,7 +253,8 @@ class LaunchConfig:
             block_k //= 2
         if bytes_per_unit * block_k > shared_memory:
             return None
-        # Recurrent and upward weights of a layer, and in the backward kernel four gates of all rows.
+        # Shared memory holds the recurrent and upward weights of a layer and, in the backward kernel, four gates of all
+        # rows.
         held_units = max(triton.next_power_of_2(num_units), 16)
         fits = 4 * (block_b + 2 * block_h) * held_units * dtype.itemsize <= shared_memory
         if not fits or held_units > _MAX_HELD_UNITS or block_b > 32 or dtype == torch.float32:

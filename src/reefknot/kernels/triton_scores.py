@@ -245,14 +245,14 @@ class _TileConfig:
             **flags: The kernel's constants that do not depend on the tiles.
         """
         h_ND = inputs[0]
-        # As many programs as the device runs at once, however small the batch. A different number would trigger a
-        # recompilation.
+        # The number of programs is the number that the device runs at once, however small the batch. A different number
+        # would trigger a recompilation.
         num_programs = 4
         if h_ND.is_cuda:
             num_programs = _device_properties(h_ND.device).multi_processor_count * self._programs_per_processor
         matrices: list[Any] = [*inputs, *outputs]
         if self.uses_tma:
-            # The shape of the box that the copy engine moves at a time. Outputs are stored in two halves.
+            # A box is the shape that the copy engine moves at a time. Outputs are stored in two halves.
             boxes = [[self.block_n, self.block_d], [self.block_v, self.block_d]] * (len(inputs) // 2)
             boxes += [[self.block_n, self.block_v // 2]] * len(outputs)
             matrices = [

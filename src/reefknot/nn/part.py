@@ -22,7 +22,7 @@ FLOPS_PER_WEIGHT = 6
 
 
 class InheritsDocstrings:
-    """Base class whose subclasses inherit docstrings: a method without one gets that of the method it overrides.
+    """Base class whose subclasses inherit docstrings: a method without a docstring gets the overridden method's.
 
     `help()` looks up inherited docstrings, but documentation generators and notebooks may read only `__doc__`.
     """

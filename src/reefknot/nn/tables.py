@@ -255,7 +255,7 @@ def check_banded(table: nn.Module, module: str) -> None:
         return
     if not isinstance(table, WordTable):
         raise SettingsError(NO_TABLE_TO_SHARE)
-    raise SettingsError(f"{module}: needs a table with bands; give it one of kind = 'banded'")
+    raise SettingsError(f"{module}: needs a table with bands; use a table of kind = 'banded'")
 
 
 class BandProjections(nn.Module):

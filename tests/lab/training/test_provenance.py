@@ -29,7 +29,7 @@ def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, train: Train
         train(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     shutil.copytree(tmp_path / "other" / "checkpoints", tmp_path / "run" / "checkpoints")
-    with pytest.raises(DataError, match="a checkpoint of a run with other settings"):
+    with pytest.raises(DataError, match="a checkpoint of a run whose settings differ"):
         train(tmp_path / "run")
 
 

@@ -166,7 +166,7 @@ def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, ids: NDArray
     (tmp_path / "config.json").write_text('{"settings": {}}')
     with (
         RunFolder.open_for_training(tmp_path, {"settings": {}}) as run,
-        pytest.raises(DataError, match="a run with other settings"),
+        pytest.raises(DataError, match="a run whose settings differ"),
     ):
         make_trainer(run, ids).train()
 

@@ -2,8 +2,8 @@
 
 Parameters are counted. Peak memory and speed are measured over a few training steps, with the same Transformer between
 all ends. Dimensions are in the paper's proportions to the dimension of the model, which is 1,024 in the paper: plain
-word vectors have half of it, the narrow inputs of ASM a sixteenth, and the three bands all, a quarter and a sixteenth
-of it. The char-CNN has proportionally fewer features.
+word vectors have half of it, the narrow inputs of ASM a sixteenth, and the three bands (clusters of words of similar
+frequency) all, a quarter and a sixteenth of it. The char-CNN has proportionally fewer features.
 
 An update reads the same number of tokens with every end. Sub-words are shorter than words, so speeds are compared in
 words per second. Line ends count as words, as they do in the perplexity per word.

@@ -1,8 +1,9 @@
 """The output ends that `bench heads` compares: ours, plain torch, torch's fused losses, and losses of other packages.
 
 Some packages have a fused cross-entropy of a linear classifier. Other ends are composed of it: it is called once per
-band, on the rows of every expert, or on DRILL's class vectors. A competitor that cannot be measured gets a note with
-the reason. It never stops the benchmark.
+band (cluster of words of similar frequency), on the rows of every expert, or on DRILL's class vectors. A competitor (an
+implementation that is compared with others) that cannot be measured gets a note with the reason. It never stops the
+benchmark.
 
 Shapes: N rows (tokens), D dimensions, V classes, K experts, R rows of a tail.
 """

@@ -4,14 +4,14 @@ A step is one forward and backward pass of the encoder alone, with all gradients
 The yardstick is torch's `nn.LSTM` without any mask, which is cuDNN on a GPU. The time of our encoders includes drawing
 their masks. The plain loop is our variational LSTM as a loop over the steps in Python.
 
-All competitors multiply matrices in the same type: in float32, in float32 rounded to TF32 (the default of cuDNN, and of
-training with `determinism = "fast"`), or in bfloat16.
+All competitors (implementations that are compared) multiply matrices in the same type: in float32, in float32 rounded
+to TF32 (the default of cuDNN, and of training with `determinism = "fast"`), or in bfloat16.
 
 Gradients are compared with the gradients of a float64 loop that has the same masks. Equal seeds are not enough for
 equal masks, because a generator draws different numbers for different types. So `RecordDraws` keeps all random numbers
 of a run, and `ReplayDraws` copies them into a later run.
 
-Shapes: B streams, T steps, D dimensions.
+Shapes: B streams (rows of a batch), T steps, D dimensions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ends of a model in plain PyTorch, with all scores stored. They are a competitor of our ends.
+"""The ends of a model in plain PyTorch, with all scores stored. Benchmarks compare our ends with them.
 
     plain           one matrix of scores, and torch's cross-entropy of it
     adaptive        the rows of each tail found by a mask on the device; the scores of head and tails stored
@@ -7,8 +7,9 @@
     drill           the class vectors of the label encoder, then the same as plain
     adaptive input  boolean masks over the ids, band by band
 
-`LOSSES` has the output ends as functions of a problem's weights. They are a competitor in `bench heads`. In float64,
-they also compute the gradients that all competitors are compared with, because they share no code with our kernels.
+`LOSSES` has the output ends as functions of a problem's weights. They are one of the implementations (competitors) that
+`bench heads` compares. In float64, they also compute the gradients that all competitors are compared with, because they
+share no code with our kernels.
 
 `use_plain_ends` replaces the ends of a model, for `bench steps`. A replacement keeps the original end and uses its
 tables and matrices, so ties are preserved and every parameter gets the same gradient. Ends that have no simpler form (a

@@ -1,4 +1,4 @@
-"""A translator in plain torch: the competitor of our translators.
+"""A translator in plain torch, which benchmarks compare with our translators.
 
     PlainTranslator         nn.Transformer between embeddings; the loss stores the scores of all classes
     PlainTraining           its training loop

@@ -7,14 +7,15 @@ divided equally among them. In the other dimensions, a class vector is noise of 
 plus `BOOST` times the vector of its target. A softmax over such logits has the properties that decide speed and error
 in practice: a few likely words, a long tail, and a target that stands out. The seeds are fixed.
 
-All numbers are rounded to the type of the computation before anything is measured, so that all competitors and the
-float64 gradients start from the same inputs.
+All numbers are rounded to the type of the computation before anything is measured, so that all competitors (the
+implementations that are compared) and the float64 gradients start from the same inputs.
 
 The floor counts the multiply-adds that no exact method avoids, forward and backward. A product of N x D by D x V takes
 2NDV floating-point operations, and each of its two gradients takes the same number. All other work of a method, and
 every product that it computes twice, comes on top of the floor.
 
-Shapes: N rows (tokens), D dimensions, V classes, K experts, S classes of a band.
+Shapes: N rows (tokens), D dimensions, V classes, K experts, S classes of a band (cluster of words of
+similar frequency).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Problem:
         if self.end == "adaptive":
             return self._adaptive_floor()
         if self.end == "augmented":
-            # Soft targets once per distinct target: scores, mean vectors, and the gradients of both.
+            # Soft targets are computed once per distinct target: scores, mean vectors, and the gradients of both.
             return plain + 10.0 * self.distinct * D * V
         if self.end == "augmented-detached":
             return plain + 6.0 * self.distinct * D * V

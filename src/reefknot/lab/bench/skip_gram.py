@@ -9,7 +9,7 @@ random), number and power of the negatives, `sample`, first and lowest learning 
 vocabulary with their counts, most frequent first. Its learning rate reaches the lowest rate at the end; ours reaches it
 earlier and stays there. Its min_count is 1, because our vocabulary has already left out rare words. It reads the same
 lines, without unknown words. It silently drops the end of a line that is too long for it, so such a line is split. With
-several seeds, all competitors are trained again with each seed, taking turns, on the same text.
+several seeds, both are trained again with each seed, taking turns, on the same text.
 
 Shapes: V words, D dimensions.
 """

@@ -3,9 +3,9 @@
 A step is the work of training on one window: input end, encoder, output end, gradients, clipping, optimiser. Every row
 is measured in several modes, all in one run: in plain torch, as our code runs it (`eager`), and captured as a CUDA
 graph (`captured`). In plain torch, a recurrent encoder is a loop over the steps, without cuDNN and our kernels (`plain
-loop`). The ends of a self-attention model find bands by masks on the device and store all scores (`stored logits`). The
-learning rate is 0, so that the work is the same but the weights do not change. A row that averages its weights from the
-first step on does so here too.
+loop`). The ends of a self-attention model find bands (clusters of words of similar frequency) by masks on the device
+and store all scores (`stored logits`). The learning rate is 0, so that the work is the same but the weights do not
+change. A row that averages its weights from the first step on does so here too.
 
 Both ends and the encoder are also measured alone, forward and backward, on one micro-batch. They are captured if the
 step is. Their times are given as shares of the step. The remaining time is spent on penalties, clipping, the optimiser

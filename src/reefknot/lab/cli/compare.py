@@ -68,7 +68,7 @@ def compare(
 
     A system is a model that was trained with one or more seeds. The test is a paired bootstrap, over blocks or
     documents of the text for language models, and over sentences for translators. If there are several seeds, the
-    interval also covers the spread over the seeds.
+    interval also reflects the spread over the seeds.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks import compare_systems

@@ -1,7 +1,7 @@
 """`reefknot figure`: measure a figure of a paper on the user's runs, and draw it.
 
-`lab/papers/figures/` has one module per figure. The verb chooses the runs, asks the figure to measure them, and writes
-the table, the picture and the record.
+`lab/papers/figures/` has one module per figure. This subcommand chooses the runs, asks the figure to measure them, and
+writes the table, the picture and the record.
 """
 
 from __future__ import annotations

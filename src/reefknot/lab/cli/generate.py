@@ -107,4 +107,6 @@ def _check_unknown(unknown: bool, vocabulary: Vocabulary, run: Path) -> None:
     from reefknot.errors import SettingsError
 
     if unknown and vocabulary.unk is None:
-        raise SettingsError(f"--unknown has no effect, because the vocabulary of {run} has no <unk>; leave it out")
+        raise SettingsError(
+            f"--unknown has no effect, because the vocabulary of {run} has no <unk>; leave --unknown out"
+        )

@@ -200,7 +200,9 @@ def check_data(data: Path | None, corpora: Iterable[str], reader: str) -> None:
 
     names = list(dict.fromkeys(corpora))
     if data is not None and names and not any(map(needs_data_folder, names)):
-        raise SettingsError(f"--data has no effect: {reader} reads {', '.join(names)}, not a data folder; leave it out")
+        raise SettingsError(
+            f"--data has no effect: {reader} reads {', '.join(names)}, not a data folder; leave --data out"
+        )
 
 
 def needs_data_folder(corpus: str) -> bool:

@@ -1,6 +1,6 @@
 """`reefknot report`: write an HTML page about some runs.
 
-The verb collects the results of the runs and passes them to `lab/reports/page.py`, which writes the page.
+This subcommand collects the results of the runs and passes them to `lab/reports/page.py`, which writes the page.
 """
 
 from __future__ import annotations
@@ -94,11 +94,12 @@ def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) 
             matching_figures.append(figure)
     if not matching_figures:
         raise SettingsError(
-            "--figures has no effect: no figure that reads weights or token losses is about these runs; leave it out"
+            "--figures has no effect: no figure that reads weights or token losses is about these runs; leave "
+            "--figures out"
         )
     if data is not None and not any("data" in figure.options for figure in matching_figures):
         names = ", ".join(figure.name for figure in matching_figures)
-        raise SettingsError(f"--data has no effect: the figures of these runs ({names}) read no text; leave it out")
+        raise SettingsError(f"--data has no effect: the figures of these runs ({names}) read no text; leave --data out")
 
 
 def _parse_words(options: Sequence[str] | None) -> list[str]:

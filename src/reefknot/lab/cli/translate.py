@@ -214,7 +214,8 @@ def _check_decoding(
             raise SettingsError(f"--{name} has no effect without --sample; add --sample or leave --{name} out")
         if value is not None and name != "temperature" and sampling_options["temperature"] == 0:
             raise SettingsError(
-                f"--{name} has no effect at temperature 0, which always chooses the most probable word; leave it out"
+                f"--{name} has no effect at temperature 0, which always chooses the most probable word; leave --{name} "
+                "out"
             )
 
 

@@ -234,7 +234,7 @@ class _BeamState:
         """Ids of the open hypotheses, with <eos> before the first word."""
 
     def update(self, logp_RK: Floats, ids_RK: Ints) -> Ints:
-        """Continue every open hypothesis by its best words, and return the parent row of each new open hypothesis."""
+        """Extend every open hypothesis with its best words, and return the parent row of each new open hypothesis."""
         num_active, beam_width = self.logp_AW.shape
         continuations = self._rank(logp_RK, ids_RK)
         self._finish(continuations)

@@ -4,10 +4,10 @@ Start with `compare_bleu`, which returns a `BleuComparison` with a verdict in wo
 the losses of language models.
 
 The interval is a paired bootstrap (Koehn 2004): sentences of the text are drawn with replacement, the same sentences
-for every run of both systems. BLEU of a resampled text is computed by sacrebleu, from the sums of the statistics of its
-sentences. If a system was trained several times, its BLEU is the mean over its runs, and the spread over the runs is
-reported. If both systems were trained several times, a second interval also reflects how BLEU varies between
-training runs.
+for every run of both systems (a system is a translator, trained once or with several seeds). BLEU of a resampled text
+is computed by sacrebleu, from the sums of the statistics of its sentences. If a system was trained several times, its
+BLEU is the mean over its runs, and the spread over the runs is reported. If both systems were trained several times, a
+second interval also reflects how BLEU varies between training runs.
 
 Shapes: S runs (seeds) of a system, N sentences, R resamples, C = S x K, K statistics of a sentence: its length, the
 length of its reference, the number of matching n-grams of each order, and the number of all n-grams of each order.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BleuComparison:
-    """Comparison of two systems on the same sentences. The difference is B - A, so B is better if it is above zero."""
+    """Comparison of two systems on the same sentences. The difference is B - A; above zero, B is better."""
 
     bleu_a: tuple[float, ...]
     """BLEU of each run of A, as computed by sacrebleu."""
@@ -71,7 +71,7 @@ class BleuComparison:
 
     @property
     def _widest_interval(self) -> tuple[float, float]:
-        """The interval that covers training again, if there is one, and otherwise the interval over sentences."""
+        """The interval over sentences and training runs if there is one, and otherwise the interval over sentences."""
         return self.interval_with_seeds or self.interval
 
     @property
@@ -94,9 +94,12 @@ class BleuComparison:
     def _notes(self) -> Iterator[str]:
         trained_once = [system for system, bleu in (("A", self.bleu_a), ("B", self.bleu_b)) if len(bleu) == 1]
         if len(trained_once) == 2:
-            yield "Both were trained once: the interval covers the choice of sentences, not training again"
+            yield (
+                "Both were trained once: the interval reflects the choice of sentences, not the spread over training "
+                "runs"
+            )
         elif trained_once:
-            yield f"{trained_once[0]} was trained once: the interval does not cover training it again"
+            yield f"{trained_once[0]} was trained once: the interval does not reflect the spread over its training runs"
         elif self.interval_with_seeds:
             lower, upper = self.interval
             yield f"Over the sentences alone the interval is {lower:+.2f} to {upper:+.2f}"

@@ -40,7 +40,7 @@ class TokenComparison:
     nll_a: float
     nll_b: float
     difference: float
-    """Difference B - A, so B is better if it is below zero."""
+    """Difference B - A; below zero, B is better."""
     interval: tuple[float, float] | None
     """Bootstrap interval of the difference, computed by the same method as for the whole text.
 

@@ -102,7 +102,8 @@ class _IncrementalReader:
         self._window = None if model.encoder.carries_state else window
         self._state = model.decoding_state(1)
         self._cached_tokens = 0
-        # The last half window of the text, which is read again when the KV cache is dropped. Empty without a window.
+        # The last half window of the text, which is read again when the KV cache is dropped. It is empty without a
+        # window.
         self._recent_ids: deque[int] = deque(maxlen=max(1, self._window // 2) if self._window else 0)
 
     def read(self, ids: list[int]) -> Tensor:

@@ -128,7 +128,7 @@ class _BinnedCosines:
             yield block_N.astype(np.int64)
 
     def centred_ranks(self, pairs: int) -> tuple[Floats, float]:
-        """Return the mean rank of each bin minus the overall mean, and the sum of its square over all pairs."""
+        """Return each bin's mean rank minus the overall mean, and the sum of the squared differences over all pairs."""
         counts_S = np.zeros(BINS, dtype=np.int64)
         for bins_N in self.bin_indices():
             counts_S += np.bincount(bins_N, minlength=BINS)

@@ -27,7 +27,7 @@ def save_evaluation(
     scores: Mapping[str, Score],
     translated: Mapping[str, TranslationScores] | None = None,
 ) -> str:
-    """Save scores, and keep the saved score of the other split if its settings and source code are the same.
+    """Save scores, and keep the saved score of the other split if it has the same settings and source code.
 
     Args:
         run: The run.

@@ -43,7 +43,7 @@ class Benchmark:
 
 
 def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
-    """Read the published benchmarks from the folder word-similarity in `data`, or in REEFKNOT_DATA if it is None."""
+    """Read the published benchmarks from the folder `word-similarity` in `data` (if None: in REEFKNOT_DATA)."""
     root = data or os.environ.get("REEFKNOT_DATA")
     example_file = next(iter(BENCHMARKS.values())).file
     expected = Path(root or "DIR", FOLDER, example_file)

@@ -161,8 +161,8 @@ def _list_assignments(model: LanguageModel, checkpoint: FairseqCheckpoint) -> It
         yield f"{HEAD}.weight", [head.weight, clusters]
     has_shared_projections = output_end.projections is input_end.projections
     for index, table in enumerate(tails):
-        # A separate projection of the output maps from the hidden state to the band in fairseq. Reefknot's maps from
-        # the band to the hidden state, like a projection of the input.
+        # In fairseq, a separate projection of the output maps from the hidden state to the band. In Reefknot, it maps
+        # from the band to the hidden state, like a projection of the input.
         if has_shared_projections:
             projection = input_end.projections.bands[index + 1]
         else:

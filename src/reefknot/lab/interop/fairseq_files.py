@@ -25,7 +25,7 @@ from reefknot.nn.constants import END_OF_LINE, PADDING, START, UNKNOWN
 from reefknot.storage import files as durable
 
 SPECIAL_SYMBOLS = (START, PADDING, END_OF_LINE, UNKNOWN)
-"""The symbols with the first ids of every dictionary. They are not in its file. fairseq spells <eos> as </s>."""
+"""The symbols with the first ids of every dictionary. Its file does not list them. fairseq spells <eos> as </s>."""
 
 # Checkpoints of some versions contain objects that measured the training. These empty classes stand for their classes.
 _METER_CLASSES = [

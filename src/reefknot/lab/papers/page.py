@@ -72,7 +72,7 @@ _PRESS = "Press and Wolf 2017"
 _INAN = "Inan et al. 2017"
 _BAEVSKI = "Baevski and Auli 2019"
 _PAPPAS = "Pappas and Henderson 2019"
-# Folders of the code.
+# Folders with the code of the ideas.
 _ENCODERS, _OUTPUTS, _CLASSIFIERS = (f"src/reefknot/nn/{name}" for name in ("encoders", "outputs", "classifiers"))
 _EVALUATION, _FIGURES = "src/reefknot/lab/evaluation", "src/reefknot/lab/papers/figures"
 # Recipes.

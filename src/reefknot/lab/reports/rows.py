@@ -263,7 +263,7 @@ def add_recipe_names(rows: Iterable[TableRow]) -> list[TableRow]:
 
 
 def _add_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Add their runs to the evaluation rows, and add a row for each saved evaluation that no row shows."""
+    """Add to each evaluation row the runs that it scores, and add a row for each saved evaluation that no row shows."""
     listed = {(row.recipe, row.source_row, row.mode) for row in rows if row.mode}
     complete: list[TableRow] = []
     for row in rows:

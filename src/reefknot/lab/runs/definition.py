@@ -151,7 +151,7 @@ def _describe_invariance(score: TextScore) -> str:
 
 
 def _describe_plain_score(score: TextScore) -> str:
-    """Describe the perplexity without the mode, and whether it is better."""
+    """Describe the perplexity without the mode, and whether it is better than the perplexity with it."""
     mode = score.mode
     if mode is None or mode.plain is None:
         return ""

@@ -1,4 +1,4 @@
-"""The typed definition of `result.json` and of saved evaluations. All code writes and reads them through it.
+"""The typed definition of `result.json` and of saved evaluations. All code uses these types to read and write them.
 
 Start from `RunResult`. The classes above it are its fields, and the field names are the keys of the JSON file. An input
 end turns words into vectors; an output end is a classifier with its loss; a row is one experiment of a recipe.

@@ -158,7 +158,8 @@ class _TextOpener:
         """Raise an error if `--data` was given but no text was opened."""
         if self.data is not None and not self.has_opened:
             raise SettingsError(
-                "--data has no effect, because this comparison needs only the losses in the run folders; leave it out"
+                "--data has no effect, because this comparison needs only the losses in the run folders; leave --data "
+                "out"
             )
 
 

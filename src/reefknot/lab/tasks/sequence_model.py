@@ -119,7 +119,7 @@ class EvaluationSettings(Settings):
     def _check_streams(self) -> Self:
         if self.windows is not None and self.streams > 1:
             raise ValueError(
-                f"streams = {self.streams} has no meaning with windows, which are independent; leave it out"
+                f"streams = {self.streams} has no meaning with windows, which are independent; leave streams out"
             )
         return self
 
@@ -157,7 +157,7 @@ class SequenceExperiment(Experiment):
                 entry_names = ", ".join(entries) or "none"
                 raise ValueError(f"no {singular} '{shorten(missing[0], 60)}' in [{section}]; there are: {entry_names}")
             if unused:
-                raise ValueError(f"no end uses {section}.{shorten(unused[0], 60)}; remove it or name it in an end")
+                raise ValueError(f"no end uses {section}.{shorten(unused[0], 60)}; remove it, or use it in an end")
         return self
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ from reefknot.storage.cache import load_or_create
 from reefknot.storage.progress import Notify, report_progress
 
 NamedLines = Iterator[tuple[str, str]]
-"""Pairs of the name of a text and a line of it: ("train", "some words") or, for parallel text, ("train.en", ...)."""
+"""Pairs (name of a text, line of that text): ("train", "some words") or, for parallel text, ("train.en", ...)."""
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 

@@ -29,7 +29,7 @@ from reefknot.lab.config.settings import Count, NonNegative, Settings
 
 
 class RandomSteps(Settings):
-    """Settings of random window lengths, around `steps` or sometimes half of it. The rate scales with the length."""
+    """Settings of random window lengths, around `steps` or sometimes half of it. The learning rate scales with it."""
 
     probability: Annotated[
         float,

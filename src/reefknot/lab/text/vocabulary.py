@@ -408,7 +408,10 @@ def _frequency_order(item: tuple[str, int]) -> tuple[int, str]:
 
 
 def _find_problem(contents: dict[str, Any]) -> str | None:
-    """Return why the contents of a file are not a vocabulary, or None if they are. Fast for millions of words."""
+    """Return why the contents of a file are not a vocabulary, or None if they are.
+
+    The checks are fast even for millions of words.
+    """
     required_keys, optional_keys = {"format", "words", "counts"}, {"spelled", "tokenizer", "ordered"}
     if contents.keys() - optional_keys != required_keys or contents["format"] != 1:
         return "it must hold format 1, words and counts"

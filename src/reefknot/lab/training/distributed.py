@@ -98,7 +98,7 @@ class ParallelModel:
         return nullcontext()
 
     def clip_gradients(self, max_norm: float | None) -> Tensor:
-        """Clip the norm of the whole gradient to `max_norm`, unless it is None. Return the norm before clipping."""
+        """Clip the norm of the whole gradient to `max_norm`, if it is not None. Return the norm before clipping."""
         return nn.utils.clip_grad_norm_(self.parameters.values(), max_norm or math.inf)
 
     def build_scaler(self, enabled: bool) -> GradScaler:

@@ -271,7 +271,8 @@ class UpdateStats:
         fused optimisers read this tensor before they change a weight."""
         self._part_names: list[str] = []
         self._penalty_names: list[str] = []
-        # The sums of the loss parts, and the penalties, loss and norm of the latest update. `add` sets their sizes.
+        # `_sums` has the sums of the loss parts, `_latest` the penalties, loss and norm of the latest update. `add`
+        # sets their sizes.
         self._sums, self._latest = torch.zeros(2, 0, device=world.device).unbind()
 
     def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor], target_count: Tensor) -> None:
@@ -301,7 +302,7 @@ class UpdateStats:
     def report(self) -> UpdateReport:
         """Wait for the device, return the accumulated results, and reset them."""
         counts = torch.stack([self._tokens, self._failed_step, self._skipped, self._skipped_in_a_row]).double()
-        # One copy from the device for all numbers.
+        # One copy from the device is enough for all numbers.
         values = torch.cat([self._sums, self._latest, counts]).tolist()
         *results, tokens, failed_step, skipped, skipped_in_a_row = values
         for total in (self._sums, self._tokens, self._skipped):

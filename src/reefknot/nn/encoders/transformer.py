@@ -131,7 +131,7 @@ class Transformer(Encoder):
         return Encoded(x_BTD, x_BTD, cache)
 
     def flops(self, lengths_B: Tensor) -> int:
-        # Scores and weighted values: two products of T x T by D in each block, half of each masked.
+        # Each block computes two products of T x T by D (scores and weighted values). The mask leaves half of each.
         attention_products = len(self.blocks) * self.dim * int(lengths_B.square().sum())
         return FLOPS_PER_WEIGHT * (int(lengths_B.sum()) * count_matrix_weights(self) + attention_products)
 
@@ -238,11 +238,11 @@ class ResidualBlock(nn.Module):
         return compute(*arguments)
 
     def _normalise_input(self, x_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Return the input of attention or feed-forward network: the residual stream, normalised if pre-norm."""
+        """Return the input of a sublayer: the residual stream, normalised if the block is pre-norm."""
         return cast(Tensor, norm(x_BTD)) if self.norm == "pre" else x_BTD
 
     def _add_residual(self, x_BTD: Tensor, output_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Add the output of attention or feed-forward network to the residual stream, and normalise it if post-norm."""
+        """Add the output of a sublayer to the residual stream, and normalise the sum if the block is post-norm."""
         x_BTD = x_BTD + F.dropout(output_BTD, self.dropout, self.training)
         return cast(Tensor, norm(x_BTD)) if self.norm == "post" else x_BTD
 

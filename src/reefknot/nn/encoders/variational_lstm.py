@@ -1,8 +1,8 @@
 """The variational LSTM of Inan et al. (2017): one dropout mask per layer, used in time and between layers.
 
 The hidden state of a layer has the same mask in the recurrence and where the next layer or the softmax reads it. In Gal
-& Ghahramani (2016) these masks differ; their LSTM is in `bayesian_lstm.py`. A mask is constant over one stream and
-window. The state that is carried to the next window is not masked.
+& Ghahramani (2016) these masks differ; their LSTM is in `bayesian_lstm.py`. A mask is constant over one
+window (the steps that are computed at once) of a stream. The state that is carried to the next window is not masked.
 
 Shapes: L layers, B streams (rows of a batch), T steps, D dimensions.
 """

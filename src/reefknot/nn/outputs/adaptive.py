@@ -293,7 +293,7 @@ class AdaptiveSoftmax(OutputEnd):
         return torch.cat(band_vectors)
 
     def tables(self) -> list[WordTable]:
-        """Return the tables of the bands' classifiers. An input end that holds one of them is tied to this end."""
+        """Return the tables of the bands' classifiers. An input end that uses one of them is tied to this end."""
         return [self._classifier(band).table for band in range(len(self.classifiers))]
 
     def flops(self, y_N: Tensor) -> int:

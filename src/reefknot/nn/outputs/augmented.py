@@ -164,7 +164,8 @@ class Augmented(Softmax):
         return [(self.table.weight, message)]
 
     def flops(self, y_N: Tensor) -> int:
-        # Soft targets, once per distinct target: scores, means of vectors and, unless detached, the gradients of both.
+        # Soft targets are computed once per distinct target: scores, means of vectors and, unless detached, the
+        # gradients of both.
         distinct = len(torch.unique(y_N))
         flops_per_score = 6 if self.detach_target else 10
         soft_target_flops = flops_per_score * distinct * self.classifier.dim * self.vocab_size

@@ -126,9 +126,10 @@ class SampledSoftmax(Softmax):
         bias_R = -plan.log_q.to(torch.promote_types(w_RD.dtype, torch.float32))
         if classifier.bias is not None:
             bias_R = bias_R + classifier.bias[plan.ids]
-        # Rows with a sampled target: a softmax over the sampled classes.
+        # Rows with a sampled target have a softmax over the sampled classes.
         losses = row_losses(c_ND, w_RD[: plan.num_sampled], bias_R[: plan.num_sampled], plan.sampled_targets)
-        # Other rows: the target is one more class. -log(e^t / (e^lse + e^t)) = softplus(lse - t) for its score t.
+        # In other rows, the target is one more class. With its score t, the loss is
+        # -log(e^t / (e^lse + e^t)) = softplus(lse - t).
         # Rows may share a target. The gradient of an embedding is summed in a fixed order, unlike that of indexing.
         target_w = F.embedding(plan.unsampled_targets, w_RD)
         target_bias = F.embedding(plan.unsampled_targets, bias_R[:, None])[:, 0]
@@ -149,7 +150,7 @@ class SampledSoftmax(Softmax):
         """Draw S classes with replacement."""
         if self.distribution == "uniform":
             return torch.randint(self.vocab_size, (self.samples,))
-        # The inverse of the distribution function log(k + 1) / log(V + 1).
+        # This inverts the distribution function log(k + 1) / log(V + 1).
         ranks_S = torch.exp(torch.rand(self.samples, dtype=torch.float64) * math.log(self.vocab_size + 1)).long()
         return (ranks_S - 1).clamp(max=self.vocab_size - 1)
 

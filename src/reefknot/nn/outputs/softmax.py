@@ -87,7 +87,7 @@ class Softmax(OutputEnd):
         return self.classifier.weight()
 
     def tables(self) -> list[WordTable]:
-        """Return the table of the classifier. An input end that holds it is tied to this end."""
+        """Return the table of the classifier. An input end that uses the same table is tied to this output end."""
         return [self.classifier.table]
 
     def flops(self, y_N: Tensor) -> int:

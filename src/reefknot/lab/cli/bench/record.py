@@ -165,4 +165,4 @@ def check_gpu_options(record: Record, weights: str | None, graph: bool) -> None:
     """Raise an error if an option needs a GPU and the benchmark runs on a CPU."""
     if record.device == "cpu" and (graph or weights not in (None, "float32")):
         option = "--graph" if graph else f"--weights {weights}"
-        raise SettingsError(f"{option} needs a GPU, but this benchmark runs on a CPU; leave it out or use a GPU")
+        raise SettingsError(f"{option} needs a GPU, but this benchmark runs on a CPU; leave {option} out or use a GPU")

@@ -1,7 +1,7 @@
 """`reefknot bench skip-gram`: measure reefknot's skip-gram and gensim's Word2Vec on the same text.
 
-The verb reads its options and prints; `lab/bench/skip_gram.py` trains and times both. If the word-similarity benchmarks
-are on this machine, the quality of the vectors is measured as well (Spearman's rho).
+This subcommand parses the options and prints the results; `lab/bench/skip_gram.py` trains and times both. If the
+word-similarity benchmarks are on this machine, the quality of the vectors is measured as well (Spearman's rho).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reefknot.vectors.word_vectors import WordVectors
 
     TablesAndNeighbors: TypeAlias = tuple[dict[str, WordVectors], dict[str, NearestWords]]
-    """Vectors by the name of their table, and by table and word the nearest words."""
+    """Two mappings from the names of tables: to the vectors of a table, and to the nearest words of each word."""
 
 Neighbors = Sequence[tuple[str, float]]
 """Words with their cosines, the nearest first."""

@@ -77,7 +77,7 @@ def estimate_difference(values: Sequence[float], baseline_values: Sequence[float
 
 
 def subtract_estimates(estimate: Mapping[str, Any], baseline: Mapping[str, Any]) -> Estimate:
-    """Return the difference of two means over seeds (Welch's t). Their variances are computed from their intervals."""
+    """Return the difference of two means over seeds (Welch's t). Variances are computed from the intervals."""
     gap, runs = estimate["mean"] - baseline["mean"], min(estimate["runs"], baseline["runs"])
     if runs < 2:
         return Estimate(gap, None, None, runs)

@@ -37,7 +37,7 @@ class Panel:
     logarithmic: bool = False
     """Use a logarithmic axis, for values that span powers of ten. Values must not be negative; zero is not visible."""
     linear_limit: float | None = None
-    """If a value is more than ten times this number, the axis is linear up to it and logarithmic beyond it.
+    """If a value is more than ten times this number, the axis is linear up to this number and logarithmic beyond it.
 
     This applies on both sides of zero. It has no effect on a `logarithmic` panel.
     """

@@ -62,7 +62,7 @@ CAPTION = (
     "Henderson. A few types that a model predicts with near certainty can dominate this mean. Intervals are 95 %."
 )
 LINEAR_LIMIT = 10.0
-"""Percent. If a mean exceeds ten times this, the axis is logarithmic beyond it; see `Panel.linear_limit`."""
+"""A percentage. If a mean exceeds ten times this value, the axis is logarithmic beyond it; see `Panel.linear_limit`."""
 Json = dict[str, Any]
 """An estimate, or the estimates of a band."""
 BASELINES = {"plain": "weight tying", "bilinear": "bilinear", "dual": "dual nonlinear"}

@@ -33,7 +33,7 @@ _VERSION = 1  # increase with every change to the text that the same sources giv
 _HELD_OUT_FRACTION = 0.06  # of the tokens, for each of valid and test
 _REFERENCE_MODULE = "pydoc_data.topics"  # by far the largest module, always in the training text
 
-# Generated tables, third-party packages, and tests, whose docstrings describe code.
+# These folders hold generated tables, third-party packages, and tests, whose docstrings describe code.
 _EXCLUDED_FOLDERS = frozenset(
     {"__phello__", "encodings", "ensurepip", "idlelib", "lib2to3", "msilib", "test", "tests", "turtledemo"}
 )

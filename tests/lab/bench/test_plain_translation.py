@@ -12,9 +12,9 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.lab.bench import translation
-from reefknot.lab.bench.measure import Absent
+from reefknot.lab.bench.measure import Unavailable
 from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_without_cache
-from reefknot.lab.bench.translation import Job, Row, job_of, measure_all, random_pairs
+from reefknot.lab.bench.translation import Job, Row, build_job, measure_all, sample_pairs
 from reefknot.lab.evaluation.beam import SearchSettings, beam_search
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.training.settings import TrainingSettings
@@ -111,9 +111,9 @@ def test_plain_translator_has_the_same_dropout() -> None:
 
 
 def test_model_without_a_plain_form_is_reported() -> None:
-    with pytest.raises(Absent, match="cannot express the encoder AttentionGRU"):
+    with pytest.raises(Unavailable, match="cannot express the encoder AttentionGRU"):
         PlainTranslator(_model(lambda: AttentionGRU(DIM, DIM, units=4)))
-    with pytest.raises(Absent, match="rows of a table"):
+    with pytest.raises(Unavailable, match="rows of a table"):
         PlainTranslator(_model(classifier=Drill))
 
 
@@ -157,11 +157,11 @@ def test_plain_training_is_independent_of_accumulation() -> None:
 def _jobs(monkeypatch: pytest.MonkeyPatch, *rows: str) -> list[Job]:
     """Return small jobs for rows of a recipe whose corpus is missing."""
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
-    monkeypatch.setattr(translation, "RANDOM_PAIRS", 40)
+    monkeypatch.setattr(translation, "NUM_RANDOM_PAIRS", 40)
     small = ["encoder.layers=1", "encoder.heads=2", "encoder.ffn_dim=8", "tables.words.dim=8", "tables.source.dim=8"]
     small += ["vocabulary.bpe.merges=50", "training.batch=2", "training.accumulate=1", "training.precision=float32"]
     recipe = load_recipe("pappas2019/table5", small, rows)
-    return [job_of(recipe, recipe.row(row), None) for row in rows]
+    return [build_job(recipe, recipe.row(row), None) for row in rows]
 
 
 def _measured(jobs: list[Job]) -> list[Row]:
@@ -187,10 +187,10 @@ def test_every_mode_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measured_translations_are_as_long_as_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = _jobs(monkeypatch, "Transformer (base) (Vaswani et al. 2017)")
     x_BU, y_BT, _ = job.windows("cpu")[0]
-    with translation._search(job, translation.CACHED, torch.device("cpu")) as work:
-        work.run()
-        sources = (x_BU[: translation.SENTENCES["cpu"], : -y_BT.shape[1]] != PAD).sum()
-        assert work.tokens() == int(sources)
+    with translation._prepare_decoding(job, translation.CACHED, torch.device("cpu")) as workload:
+        workload.run()
+        sources = (x_BU[: translation.NUM_SOURCES["cpu"], : -y_BT.shape[1]] != PAD).sum()
+        assert workload.count_tokens() == int(sources)
 
 
 def test_row_without_a_plain_form_has_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,8 +202,8 @@ def test_row_without_a_plain_form_has_no_baseline(monkeypatch: pytest.MonkeyPatc
 
 
 def test_random_pairs_follow_zipf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translation, "RANDOM_PAIRS", 500)
-    source, target = random_pairs(100)
+    monkeypatch.setattr(translation, "NUM_RANDOM_PAIRS", 500)
+    source, target = sample_pairs(100)
     assert len(source) == len(target) == 500
     assert (source.ids[source.bounds[1:] - 1] == 0).all()
     assert (source.ids == 0).sum() == 500
@@ -215,4 +215,4 @@ def test_random_pairs_follow_zipf(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_language_model_row_is_rejected() -> None:
     recipe = load_recipe("press2017/table6")
     with pytest.raises(SettingsError, match='row "Small model" trains a language model; use reefknot bench steps'):
-        job_of(recipe, recipe.row("Small model"), None)
+        build_job(recipe, recipe.row("Small model"), None)

@@ -46,7 +46,7 @@ COUNTS = {
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("text")
     for split in ("train", "valid", "test"):
-        words = [f"w{number // (1 + number % 7)}" for number in range(200)]
+        words = [f"w{index // (1 + index % 7)}" for index in range(200)]
         (folder / f"{split}.txt").write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, 200, 10)) + "\n")
     return open_dataset(CorpusSettings(name=str(folder)), VocabularySettings(), cache=folder / "cache")
 
@@ -101,10 +101,10 @@ def test_measured_row_has_every_value(end: str, dataset: Dataset, monkeypatch: p
 def test_speed_counts_words_not_sub_words(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token is doubled, as if each word had two sub-words."""
     monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP_RUNS", 1)
-    whole = dataset.splits["train"]
-    halves = replace(whole, ids=np.repeat(whole.ids, 2))
+    train = dataset.splits["train"]
+    doubled = replace(train, ids=np.repeat(train.ids, 2))
     settings = build_experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
-    row = measure_training(Row("SM"), settings, replace(dataset, splits={"train": halves}), "cpu", 0.0)
+    row = measure_training(Row("SM"), settings, replace(dataset, splits={"train": doubled}), "cpu", 0.0)
     assert row.words_per_second == pytest.approx((row.tokens_per_second or 0.0) / 2)
 
 
@@ -175,6 +175,6 @@ def test_advice_follows_from_the_measurements() -> None:
     assert give_advice([slow, quick, Row("ADP-T", note="out of memory")]).endswith(
         "the paper's best, was not measured."
     )
-    alone = "Only SM was measured: there is nothing to compare it with."
-    assert give_advice([slow]) == give_advice([slow, Row("ADP-T", note="out of memory")]) == alone
+    only_one = "Only SM was measured: there is nothing to compare it with."
+    assert give_advice([slow]) == give_advice([slow, Row("ADP-T", note="out of memory")]) == only_one
     assert give_advice([Row("SM", note="out of memory")]).startswith("No end could be measured")

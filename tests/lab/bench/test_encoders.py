@@ -99,10 +99,10 @@ def test_without_the_baseline_there_are_no_ratios(monkeypatch: pytest.MonkeyPatc
 
 
 def test_captured_times_are_compared_with_captured_times() -> None:
-    one = Row(EQUAL, "float32", competitor=BASELINE, ms=4.0, graph_ms=1.0)
-    two = Row(EQUAL, "float32", competitor="two", ms=8.0, graph_ms=1.5)
-    three = Row(EQUAL, "float32", competitor="three", ms=2.0)
-    assert [row.over_lstm for row in encoders._add_ratios([one, two, three])] == [1.0, 1.5, 0.5]
+    baseline = Row(EQUAL, "float32", competitor=BASELINE, ms=4.0, graph_ms=1.0)
+    captured = Row(EQUAL, "float32", competitor="two", ms=8.0, graph_ms=1.5)
+    uncaptured = Row(EQUAL, "float32", competitor="three", ms=2.0)
+    assert [row.over_lstm for row in encoders._add_ratios([baseline, captured, uncaptured])] == [1.0, 1.5, 0.5]
 
 
 def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:

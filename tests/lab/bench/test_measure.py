@@ -58,25 +58,25 @@ def test_step_leaves_no_gradients() -> None:
 def test_timed_steps_alternate() -> None:
     order: list[int] = []
 
-    def step(number: int) -> Step:
+    def step(index: int) -> Step:
         leaf = torch.ones(1, requires_grad=True)
 
         def loss() -> Tensor:
-            order.append(number)
-            time.sleep(0.001 * number)
+            order.append(index)
+            time.sleep(0.001 * index)
             return leaf.sum()
 
         return Step(loss, [leaf], dict)
 
-    one, two = time_steps([step(1), step(2)], "cpu", seconds=10.0)
-    assert len(one) == len(two) == MAX_REPEATS
+    fast_times, slow_times = time_steps([step(1), step(2)], "cpu", seconds=10.0)
+    assert len(fast_times) == len(slow_times) == MAX_REPEATS
     assert order[-6:] == [1, 2, 1, 2, 1, 2]
-    assert sum(one) < sum(two)
+    assert sum(fast_times) < sum(slow_times)
 
 
 def test_slow_steps_are_repeated_fewer_times() -> None:
-    (spent,) = time_steps([_step()], "cpu", seconds=0.0)
-    assert len(spent) == MIN_REPEATS
+    (milliseconds,) = time_steps([_step()], "cpu", seconds=0.0)
+    assert len(milliseconds) == MIN_REPEATS
 
 
 def test_errors_are_relative_and_missing_gradients_count_as_zero() -> None:

@@ -89,9 +89,9 @@ def test_gensim_gets_our_settings_and_text(job: Job, monkeypatch: pytest.MonkeyP
     assert (model.alpha, model.min_alpha, model.epochs) == (0.025, 2.5e-6, 2)
     assert (options["epochs"], options["total_words"]) == (2, job.num_words)
     words = job.dataset.vocabulary
-    ours = {word: count for word, count in zip(words.words, words.counts, strict=True) if word not in SYMBOLS}
-    assert {word: model.wv.get_vecattr(word, "count") for word in model.wv.index_to_key} == ours
-    assert [ours[word] for word in model.wv.index_to_key] == sorted(ours.values(), reverse=True)
+    counts = {word: count for word, count in zip(words.words, words.counts, strict=True) if word not in SYMBOLS}
+    assert {word: model.wv.get_vecattr(word, "count") for word in model.wv.index_to_key} == counts
+    assert [counts[word] for word in model.wv.index_to_key] == sorted(counts.values(), reverse=True)
     assert max(map(len, lines)) == 7
     text = [words.words[index] for index in job.ids if words.words[index] not in SYMBOLS]
     assert [word for line in lines for word in line] == text

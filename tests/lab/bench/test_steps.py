@@ -86,9 +86,9 @@ def test_every_column_is_measured() -> None:
 def test_row_is_compared_with_the_first_row_of_its_corpus() -> None:
     other = replace(_job("other"), text=Text.random(30, 4_000, "wikitext-2"))
     rows = _run(_job("one"), other, _job("two"))
-    one, first, two = rows[1::2]
-    assert (one.over_first, first.over_first) == (1.0, 1.0)
-    assert two.over_first == pytest.approx(two.epoch_seconds / one.epoch_seconds)  # type: ignore[operator]
+    first_ptb, wikitext, second_ptb = rows[1::2]
+    assert (first_ptb.over_first, wikitext.over_first) == (1.0, 1.0)
+    assert second_ptb.over_first == pytest.approx(second_ptb.epoch_seconds / first_ptb.epoch_seconds)  # type: ignore[operator]
 
 
 def _operations(workload: Workload) -> float:
@@ -204,11 +204,11 @@ def test_tokens_of_samples_exclude_padding(batching: str) -> None:
 def test_loop_mode_affects_only_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Workload(_job(), LOOP, "cpu").model
     assert isinstance(model.encoder, LoopedEncoder)
-    seen: list[str] = []
+    impls: list[str] = []
 
     def recording(call: Callable[..., object]) -> Callable[..., object]:
         def record(*args: object) -> object:
-            seen.append(current_choice().impl)
+            impls.append(current_choice().impl)
             return call(*args)
 
         return record
@@ -216,7 +216,7 @@ def test_loop_mode_affects_only_the_encoder(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(model.encoder.encoder, "forward", recording(model.encoder.encoder.forward))
     monkeypatch.setattr(model.output, "loss", recording(model.output.loss))
     model.loss(torch.zeros(4, 6, dtype=torch.long))
-    assert seen == ["reference", "auto"]
+    assert impls == ["reference", "auto"]
 
 
 def test_loop_mode_gives_equal_losses_and_gradients() -> None:

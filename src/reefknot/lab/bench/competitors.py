@@ -310,8 +310,7 @@ def _composed_drill_loss(fused: FusedLoss, h_ND: Tensor, y_N: Tensor, weights: W
 
 def _composed_mixture_loss(fused: FusedLoss, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
     latent_NKD, log_prior_NK = compute_experts(h_ND, weights)
-    targets = y_N.repeat_interleave(NUM_EXPERTS)
-    nll = fused(latent_NKD.flatten(0, 1), weights["table"], targets, reduction="none")
+    nll = fused(latent_NKD.flatten(0, 1), weights["table"], y_N.repeat_interleave(NUM_EXPERTS), reduction="none")
     return -torch.logsumexp(log_prior_NK - nll.view(-1, NUM_EXPERTS), dim=-1).sum()
 
 

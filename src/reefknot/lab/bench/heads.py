@@ -45,11 +45,10 @@ SWEEP_SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 """Vocabulary sizes of `--vocabulary`."""
 SWEEP_ENDS = ("plain", "adaptive", "drill")
 """Ends that `--vocabulary` measures."""
-_WIKITEXT_103, _WIKITEXT_2, _PENN_TREEBANK = (
-    Shape(8192, 1024, 267_735),
-    Shape(5600, 400, 33_278),
-    Shape(1400, 400, 10_000),
-)
+_WIKITEXT_103 = Shape(8192, 1024, 267_735)
+_WIKITEXT_2 = Shape(5600, 400, 33_278)
+_PENN_TREEBANK = Shape(1400, 400, 10_000)
+# Shapes of current language models with sub-words.
 _LLM_SMALL, _LLM_LARGE = Shape(8192, 2048, 128_256), Shape(16_384, 4096, 128_256)
 GPU_SHAPES = {
     "plain": (_WIKITEXT_103, _LLM_SMALL, _LLM_LARGE, _WIKITEXT_2, _PENN_TREEBANK),

@@ -111,8 +111,8 @@ def augmented_detached_loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tens
 def _augmented_loss(h_ND: Tensor, y_N: Tensor, table_VD: Tensor, soft_table_VD: Tensor) -> Tensor:
     """Add ALPHA times the divergence from soft targets, which are similarities of the target to all classes."""
     scores_NV = _at_least_float32(F.linear(h_ND, table_VD))
-    similarities_NV = _at_least_float32(F.linear(soft_table_VD[y_N], soft_table_VD))
-    soft_targets_NV = torch.softmax(similarities_NV / TAU, dim=-1)
+    # Not split into named steps: a name would keep another N x V matrix in memory, and memory is measured.
+    soft_targets_NV = torch.softmax(_at_least_float32(F.linear(soft_table_VD[y_N], soft_table_VD)) / TAU, dim=-1)
     divergence = F.kl_div(torch.log_softmax(scores_NV / TAU, dim=-1), soft_targets_NV, reduction="sum")
     return summed_cross_entropy(scores_NV, y_N) + ALPHA * divergence
 
@@ -138,8 +138,8 @@ def encode_classes(weights: Weights) -> Tensor:
     """Return the class vectors that DRILL's label encoder computes."""
     encoded_VD = table_VD = weights["table"]
     for layer in range(1, DRILL_LAYERS + 1):
-        mapped_VD = F.linear(encoded_VD, weights[f"layer{layer}"], weights[f"layer{layer}_bias"])
-        encoded_VD = torch.sigmoid(mapped_VD) + table_VD
+        weight_DD, bias_D = weights[f"layer{layer}"], weights[f"layer{layer}_bias"]
+        encoded_VD = torch.sigmoid(F.linear(encoded_VD, weight_DD, bias_D)) + table_VD
     return encoded_VD
 
 

@@ -57,13 +57,11 @@ class PlainTranslator(nn.Module):
     def forward(self, source_BS: Tensor, x_BT: Tensor) -> Tensor:
         """Return the scores of all classes at every target step, scores_BTV."""
         padding_BS = source_BS == PAD
-        source_BSD = self.source_scale * self.source(source_BS.masked_fill(padding_BS, 0))
-        target_BTD = self.target_scale * self.target(x_BT)
         num_steps = x_BT.shape[1]
         causal_mask_TT = torch.ones(num_steps, num_steps, dtype=torch.bool, device=x_BT.device).triu(1)
         h_BTD = self.transformer(
-            self._add_positions(source_BSD),
-            self._add_positions(target_BTD),
+            self._add_positions(self.source_scale * self.source(source_BS.masked_fill(padding_BS, 0))),
+            self._add_positions(self.target_scale * self.target(x_BT)),
             tgt_mask=causal_mask_TT,
             src_key_padding_mask=padding_BS,
             memory_key_padding_mask=padding_BS,
@@ -119,8 +117,9 @@ def search_without_cache(model: Translator, source_BS: Tensor, eos: int, setting
     batch_size, beam_width = len(source_BS), settings.beam
     device = source_BS.device
     max_lengths = [settings.limit(length) for length in (source_BS != PAD).sum(dim=1).tolist()]
-    source_state = model.encode_source(source_BS)
-    state = {name: tensor.repeat_interleave(beam_width, dim=1) for name, tensor in source_state.items()}
+    state = {
+        name: tensor.repeat_interleave(beam_width, dim=1) for name, tensor in model.encode_source(source_BS).items()
+    }
     prefix_NT = source_BS.new_full((batch_size * beam_width, 1), eos)
     # All hypotheses of a pair are equal at first, so only the first one may be continued.
     logp_BW = torch.full((batch_size, beam_width), -math.inf, device=device)

@@ -15,12 +15,12 @@ from reefknot.lab.bench.advise import (
     ENDS,
     Body,
     Row,
-    advice,
+    build_experiment,
     choose_bands,
-    count,
-    experiment,
-    measure,
-    vocabulary_of,
+    choose_vocabulary,
+    count_parameters,
+    give_advice,
+    measure_training,
 )
 from reefknot.lab.bench.steps import Workload
 from reefknot.lab.text.corpus import CorpusSettings
@@ -46,7 +46,7 @@ COUNTS = {
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("text")
     for split in ("train", "valid", "test"):
-        words = [f"w{number // (1 + number % 7)}" for number in range(200)]
+        words = [f"w{index // (1 + index % 7)}" for index in range(200)]
         (folder / f"{split}.txt").write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, 200, 10)) + "\n")
     return open_dataset(CorpusSettings(name=str(folder)), VocabularySettings(), cache=folder / "cache")
 
@@ -54,8 +54,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.mark.parametrize("end", ENDS)
 def test_parameter_counts_equal_the_papers(end: str) -> None:
     tokens = 33_337 if end.startswith("BPE") else 267_744
-    settings = experiment(end, "ptb", PAPER, vocabulary_of(end, 267_744), advise.PAPER_BANDS, "cuda")
-    row = count(Row(end), settings, tokens)
+    settings = build_experiment(end, "ptb", PAPER, choose_vocabulary(end, 267_744), advise.PAPER_BANDS, "cuda")
+    row = count_parameters(Row(end), settings, tokens)
     assert row.parameters == COUNTS[end]
     assert row.ends_parameters == COUNTS[end] - 16 * (4 * 1024**2 + 2 * 1024 * 4096 + 13 * 1024)
     assert settings.training.precision == "bfloat16"
@@ -79,8 +79,8 @@ def test_bands_are_the_papers_or_chosen_by_coverage() -> None:
 
 
 def test_small_vocabulary_gets_fewer_merges() -> None:
-    assert vocabulary_of("ADP", 500).bpe is None
-    few, many = vocabulary_of("BPE-T", 500).bpe, vocabulary_of("BPE", 267_744).bpe
+    assert choose_vocabulary("ADP", 500).bpe is None
+    few, many = choose_vocabulary("BPE-T", 500).bpe, choose_vocabulary("BPE", 267_744).bpe
     assert few is not None
     assert many is not None
     assert (few.merges, many.merges) == (250, 32_000)
@@ -88,10 +88,10 @@ def test_small_vocabulary_gets_fewer_merges() -> None:
 
 @pytest.mark.parametrize("end", ["SM", "CNN", "ADP-T"])
 def test_measured_row_has_every_value(end: str, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP", 1)
+    monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP_RUNS", 1)
     sizes, _ = choose_bands(dataset.vocabulary)
-    settings = experiment(end, "text", TINY, VocabularySettings(), sizes, "cpu")
-    row = measure(count(Row(end), settings, len(dataset.vocabulary)), settings, dataset, "cpu", 0.0)
+    settings = build_experiment(end, "text", TINY, VocabularySettings(), sizes, "cpu")
+    row = measure_training(count_parameters(Row(end), settings, len(dataset.vocabulary)), settings, dataset, "cpu", 0.0)
     assert row.note == ""
     record = json.loads(json.dumps(row.record(), allow_nan=False))
     assert all(record[name] > 0 for name in record if name not in ("end", "note"))
@@ -100,16 +100,16 @@ def test_measured_row_has_every_value(end: str, dataset: Dataset, monkeypatch: p
 
 def test_speed_counts_words_not_sub_words(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token is doubled, as if each word had two sub-words."""
-    monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP", 1)
-    whole = dataset.splits["train"]
-    halves = replace(whole, ids=np.repeat(whole.ids, 2))
-    settings = experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
-    row = measure(Row("SM"), settings, replace(dataset, splits={"train": halves}), "cpu", 0.0)
+    monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP_RUNS", 1)
+    train = dataset.splits["train"]
+    doubled = replace(train, ids=np.repeat(train.ids, 2))
+    settings = build_experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
+    row = measure_training(Row("SM"), settings, replace(dataset, splits={"train": doubled}), "cpu", 0.0)
     assert row.words_per_second == pytest.approx((row.tokens_per_second or 0.0) / 2)
 
 
 def test_all_measured_updates_have_the_stated_size(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP", 1)
+    monkeypatch.setattr("reefknot.lab.bench.measure.WARM_UP_RUNS", 1)
     counts: list[int] = []
 
     class CountingWorkload(Workload):
@@ -119,8 +119,8 @@ def test_all_measured_updates_have_the_stated_size(dataset: Dataset, monkeypatch
 
     monkeypatch.setattr(advise, "Workload", CountingWorkload)
     body = replace(TINY, tokens=150)  # the text has 220 tokens, so 70 are left over
-    settings = experiment("SM", "text", body, VocabularySettings(), (9,), "cpu")
-    assert measure(Row("SM"), settings, dataset, "cpu", 0.0).note == ""
+    settings = build_experiment("SM", "text", body, VocabularySettings(), (9,), "cpu")
+    assert measure_training(Row("SM"), settings, dataset, "cpu", 0.0).note == ""
     assert set(counts) == {150}
 
 
@@ -135,11 +135,11 @@ def test_all_measured_updates_have_the_stated_size(dataset: Dataset, monkeypatch
     ],
 )
 def test_updates_are_rounded_to_blocks_that_fit_the_text(tokens: int, text: int, shape: str) -> None:
-    body = replace(TINY, tokens=tokens).within(text)
+    body = replace(TINY, tokens=tokens).fit_to_text(text)
     blocks, steps = map(int, shape.split(" x "))
-    assert (body.tokens, body.steps) == (blocks * steps, steps)
+    assert (body.tokens, body.block_size) == (blocks * steps, steps)
     assert str(body).endswith(f"updates of {shape} tokens")
-    assert body.within(text) == body
+    assert body.fit_to_text(text) == body
 
 
 def test_out_of_memory_is_noted_in_the_row(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,15 +147,15 @@ def test_out_of_memory_is_noted_in_the_row(dataset: Dataset, monkeypatch: pytest
         raise RuntimeError("CUDA out of memory. Tried to allocate 58 GiB")
 
     monkeypatch.setattr(advise, "Workload", fail)
-    settings = experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
-    row = measure(Row("SM", parameters=7), settings, dataset, "cpu", 0.0)
+    settings = build_experiment("SM", "text", TINY, VocabularySettings(), (9,), "cpu")
+    row = measure_training(Row("SM", parameters=7), settings, dataset, "cpu", 0.0)
     assert (row.note, row.parameters, row.memory_bytes) == ("out of memory", 7, None)
 
 
 def test_invalid_encoder_sizes_are_rejected() -> None:
     body = Body(20, 1, 3, 16, 24)
     with pytest.raises(SettingsError, match="heads = 3 does not divide"):
-        count(Row("SM"), experiment("SM", "ptb", body, VocabularySettings(), (9,), "cpu"), 50)
+        count_parameters(Row("SM"), build_experiment("SM", "ptb", body, VocabularySettings(), (9,), "cpu"), 50)
     assert str(BODIES["cuda"]).endswith("updates of 8 x 512 tokens")
 
 
@@ -164,15 +164,17 @@ def test_advice_follows_from_the_measurements() -> None:
         return Row(end, 1, parameters, memory, speed, speed, "")
 
     slow, quick = row("SM", 50, 90, 10.0), row("BPE-T", 30, 20, 100.0)
-    assert advice([slow, quick, row("ADP-T", 20, 30, 95.0)]) == (
+    assert give_advice([slow, quick, row("ADP-T", 20, 30, 95.0)]) == (
         "BPE-T reads the most words per second, BPE-T needs the least memory, ADP-T has the fewest parameters. "
         "Use ADP-T: it did best in the paper, and reaches 95% of the highest speed here."
     )
-    assert advice([slow, quick, row("ADP-T", 20, 30, 50.0)]).endswith(
+    assert give_advice([slow, quick, row("ADP-T", 20, 30, 50.0)]).endswith(
         "ADP-T did best in the paper and reaches 50% of the highest speed here: "
         "use BPE-T if speed decides, ADP-T if perplexity does."
     )
-    assert advice([slow, quick, Row("ADP-T", note="out of memory")]).endswith("the paper's best, was not measured.")
-    alone = "Only SM was measured: there is nothing to compare it with."
-    assert advice([slow]) == advice([slow, Row("ADP-T", note="out of memory")]) == alone
-    assert advice([Row("SM", note="out of memory")]).startswith("No end could be measured")
+    assert give_advice([slow, quick, Row("ADP-T", note="out of memory")]).endswith(
+        "the paper's best, was not measured."
+    )
+    only_one = "Only SM was measured: there is nothing to compare it with."
+    assert give_advice([slow]) == give_advice([slow, Row("ADP-T", note="out of memory")]) == only_one
+    assert give_advice([Row("SM", note="out of memory")]).startswith("No end could be measured")

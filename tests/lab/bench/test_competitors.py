@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reefknot.lab.bench.competitors import Absent, Peer, our_step, peers
-from reefknot.lab.bench.measure import relative_errors
-from reefknot.lab.bench.plain_ends import LOSSES, exact_gradients
+from reefknot.lab.bench.competitors import Competitor, build_reefknot_step, competitors_for
+from reefknot.lab.bench.measure import Step, Unavailable, compute_relative_errors
+from reefknot.lab.bench.plain_ends import LOSSES, compute_exact_gradients
 from reefknot.lab.bench.problems import ENDS, Problem, Shape, make_problem
 
 SHAPE = Shape(16, 8, 50)
@@ -18,37 +18,47 @@ def _problem(end: str) -> Problem:
     return make_problem(end, SHAPE, "cpu", torch.float64)
 
 
+def _worst_error(step: Step, problem: Problem) -> float:
+    """Run a step and return the largest relative error of its gradients."""
+    step.run()
+    return max(compute_relative_errors(step.get_gradients(), compute_exact_gradients(problem)).values())
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_reference_does_not_depend_on_the_chunk_size(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = exact_gradients(_problem(end))
-    monkeypatch.setattr("reefknot.lab.bench.plain_ends._SCORES_AT_ONCE", {"cpu": 3 * SHAPE.words})
-    assert all(error < 1e-12 for error in relative_errors(exact_gradients(_problem(end)), whole).values())
+    expected = compute_exact_gradients(_problem(end))
+    monkeypatch.setattr("reefknot.lab.bench.plain_ends.MAX_EXACT_SCORES", {"cpu": 3 * SHAPE.classes})
+    errors = compute_relative_errors(compute_exact_gradients(_problem(end)), expected)
+    assert max(errors.values()) < 1e-12
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_our_end_equals_the_naive_implementation(end: str) -> None:
     problem = _problem(end)
-    step = our_step(problem, torch.float64)
+    step = build_reefknot_step(problem, torch.float64)
     loss = step.run()
-    naive = LOSSES[end](problem.hidden, problem.targets, problem.weights) / SHAPE.rows
+    naive = LOSSES[end](problem.hidden, problem.targets, problem.weights) / SHAPE.tokens
     assert float(loss) == pytest.approx(float(naive), rel=1e-10)
-    errors = relative_errors(step.gradients(), exact_gradients(problem))
+    errors = compute_relative_errors(step.get_gradients(), compute_exact_gradients(problem))
     assert errors.keys() == {"hidden", *problem.weights}
     assert max(errors.values()) < 1e-10
 
 
 @pytest.mark.parametrize(
-    ("end", "peer"),
-    [(end, peer) for end in ENDS for peer in peers(end) if peer.family in ("eager", "torch")],
+    ("end", "competitor"),
+    [
+        (end, competitor)
+        for end in ENDS
+        for competitor in competitors_for(end)
+        if competitor.family in ("eager", "torch")
+    ],
     ids=lambda value: value if isinstance(value, str) else value.label,
 )
-def test_competitor_computes_the_same_gradients(end: str, peer: Peer) -> None:
-    if peer.label == "F.linear_cross_entropy" and not hasattr(F, "linear_cross_entropy"):
+def test_competitor_computes_the_same_gradients(end: str, competitor: Competitor) -> None:
+    if competitor.label == "F.linear_cross_entropy" and not hasattr(F, "linear_cross_entropy"):
         pytest.skip("needs torch 2.13")
     problem = _problem(end)
-    step = peer.make_step(problem, torch.float64)
-    step.run()
-    assert max(relative_errors(step.gradients(), exact_gradients(problem)).values()) < 1e-10
+    assert _worst_error(competitor.build_step(problem, torch.float64), problem) < 1e-10
 
 
 def _fused(h_ND: torch.Tensor, w_VD: torch.Tensor, y_N: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -58,13 +68,11 @@ def _fused(h_ND: torch.Tensor, w_VD: torch.Tensor, y_N: torch.Tensor, reduction:
 @pytest.mark.parametrize("end", ["plain", "adaptive", "mixture", "drill"])
 def test_fused_losses_are_composed_into_ends(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packages need a GPU, so a stand-in replaces them."""
-    monkeypatch.setattr("reefknot.lab.bench.competitors._package", lambda family, module: _Package())
-    for peer in peers(end):
-        if peer.family in ("liger", "cce"):
+    monkeypatch.setattr("reefknot.lab.bench.competitors._import_module", lambda name: _Package())
+    for competitor in competitors_for(end):
+        if competitor.family in ("liger", "cce"):
             problem = _problem(end)
-            step = peer.make_step(problem, torch.float64)
-            step.run()
-            assert max(relative_errors(step.gradients(), exact_gradients(problem)).values()) < 1e-10, peer.label
+            assert _worst_error(competitor.build_step(problem, torch.float64), problem) < 1e-10, competitor.label
 
 
 class _Package:
@@ -86,18 +94,18 @@ class _Package:
 
 def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (peer,) = [peer for peer in peers("plain") if peer.label == "Liger"]
-    with pytest.raises(Absent, match="not installed"):
-        peer.make_step(_problem("plain"), torch.float64)
+    (competitor,) = [competitor for competitor in competitors_for("plain") if competitor.label == "Liger"]
+    with pytest.raises(Unavailable, match="not installed"):
+        competitor.build_step(_problem("plain"), torch.float64)
 
 
 def test_float32_weights_with_bfloat16_states_use_autocast() -> None:
     problem = make_problem("plain", SHAPE, "cpu", torch.bfloat16)
-    step = our_step(problem, torch.float32)
+    step = build_reefknot_step(problem, torch.float32)
     step.run()
-    gradients = step.gradients()
+    gradients = step.get_gradients()
     assert gradients["table"] is not None
     assert gradients["table"].dtype == torch.float32
     assert gradients["hidden"] is not None
     assert gradients["hidden"].dtype == torch.bfloat16
-    assert max(relative_errors(gradients, exact_gradients(problem)).values()) < 0.05
+    assert max(compute_relative_errors(gradients, compute_exact_gradients(problem)).values()) < 0.05

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.lab.bench.encoders import RecordDraws, ReplayDraws
+from reefknot.lab.bench.encoders import RecordRandomTensors, ReplayRandomTensors
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ from reefknot.lab.bench.encoders import RecordDraws, ReplayDraws
 )
 def test_replay_in_float64_gives_the_recorded_values(draw: Callable[[Tensor], Tensor]) -> None:
     x = torch.ones(64, 8)
-    with RecordDraws() as record:
+    with RecordRandomTensors() as record:
         first_draw, second_draw = draw(x), draw(x)
     assert not torch.equal(first_draw, second_draw)
     wide = x.double().requires_grad_()
-    with ReplayDraws(record.tensors):
+    with ReplayRandomTensors(record.tensors):
         replayed = draw(wide), draw(wide)
     assert replayed[0].dtype == torch.float64
     torch.testing.assert_close(replayed[0].float(), first_draw)
@@ -40,10 +40,10 @@ def test_replay_in_float64_gives_the_recorded_values(draw: Callable[[Tensor], Te
 
 
 def test_replaying_more_draws_than_recorded_is_rejected() -> None:
-    with RecordDraws() as record:
+    with RecordRandomTensors() as record:
         torch.rand(3)
     with (
-        ReplayDraws(record.tensors),
+        ReplayRandomTensors(record.tensors),
         pytest.raises(RuntimeError, match="more random tensors are drawn"),
     ):
         torch.rand(3), torch.rand(3)
@@ -51,6 +51,6 @@ def test_replaying_more_draws_than_recorded_is_rejected() -> None:
 
 def test_recurrent_layers_record_no_draws() -> None:
     layer, x = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3)
-    with RecordDraws() as record:
+    with RecordRandomTensors() as record:
         layer(x)
     assert record.tensors == []

@@ -9,7 +9,17 @@ import torch
 
 from reefknot.errors import SettingsError
 from reefknot.lab.bench import encoders
-from reefknot.lab.bench.encoders import AWD, LAYERS, LOOP, SHAPES, YARDSTICK, Bench, Row, Shape, measure_all
+from reefknot.lab.bench.encoders import (
+    AWD,
+    BASELINE,
+    LAYER_BUILDERS,
+    PLAIN_LOOP,
+    SHAPES,
+    Bench,
+    Row,
+    Shape,
+    measure_all,
+)
 
 EQUAL, AWD_LIKE = Shape(3, 4, (6, 5, 5)), Shape(2, 5, (4, 6, 6, 4))
 QUICK = Bench("cpu", ("float32",), seconds=0.0)
@@ -25,7 +35,7 @@ def _run(*shapes: Shape, bench: Bench = QUICK) -> list[Row]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_competitor_is_measured(dtype: str) -> None:
     rows = _run(EQUAL, AWD_LIKE, bench=Bench("cpu", (dtype,), seconds=0.0))
-    assert [row.competitor for row in rows] == [*LAYERS, *LAYERS, AWD]
+    assert [row.competitor for row in rows] == [*LAYER_BUILDERS, *LAYER_BUILDERS, AWD]
     for row in rows:
         assert row.note == ""
         assert row.ms is not None
@@ -34,7 +44,7 @@ def test_every_competitor_is_measured(dtype: str) -> None:
         assert 0 < row.worst_error < (1e-5 if dtype == "float32" else 0.2)
         assert row.deterministic
         assert row.over_lstm is not None
-        if row.competitor == YARDSTICK:
+        if row.competitor == BASELINE:
             assert row.over_lstm == 1.0
 
 
@@ -46,40 +56,42 @@ def test_record_is_valid_json() -> None:
 
 
 def test_timed_step_draws_new_masks() -> None:
-    step = encoders.make_step("reefknot, variational", EQUAL, torch.float32, "cpu")
+    step = encoders.build_step("reefknot, variational", EQUAL, torch.float32, "cpu")
     assert step.run() != step.run()
-    plain = encoders.make_step(YARDSTICK, EQUAL, torch.float32, "cpu")
+    plain = encoders.build_step(BASELINE, EQUAL, torch.float32, "cpu")
     assert plain.run() == plain.run()
 
 
 def test_loop_has_the_same_weights_as_our_encoder() -> None:
-    ours, loop = (encoders.build(name, AWD_LIKE).state_dict() for name in ("reefknot, variational", LOOP))
-    assert ours.keys() == loop.keys()
-    assert all(torch.equal(ours[name], loop[name]) for name in ours)
+    fused_weights, loop_weights = (
+        encoders.build_encoder(name, AWD_LIKE).state_dict() for name in ("reefknot, variational", PLAIN_LOOP)
+    )
+    assert fused_weights.keys() == loop_weights.keys()
+    assert all(torch.equal(fused_weights[name], loop_weights[name]) for name in fused_weights)
 
 
-@pytest.mark.parametrize("name", [*LAYERS, AWD])
+@pytest.mark.parametrize("name", [*LAYER_BUILDERS, AWD])
 def test_layers_have_the_dimensions_of_the_shape(name: str) -> None:
-    encoder = encoders.build(name, AWD_LIKE)
+    encoder = encoders.build_encoder(name, AWD_LIKE)
     assert encoder(torch.zeros(2, 5, 4)).shape == (2, 5, 4)
     recurrent = [weight.shape for path, weight in encoder.named_parameters() if "weight_hh" in path]
     assert recurrent == [(24, 6), (24, 6), (16, 4)]
 
 
 def test_failing_competitor_is_noted_and_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(below: int, width: int, layers: int) -> torch.nn.LSTM:
+    def fail(input_dim: int, dim: int, num_layers: int) -> torch.nn.LSTM:
         raise RuntimeError("no kernel for this shape\nmore")
 
-    monkeypatch.setitem(LAYERS, "reefknot, Bayesian", fail)
-    yardstick, variational, bayesian, loop = _run(EQUAL)
+    monkeypatch.setitem(LAYER_BUILDERS, "reefknot, Bayesian", fail)
+    baseline, variational, bayesian, loop = _run(EQUAL)
     assert bayesian.note == "RuntimeError: no kernel for this shape"
     assert bayesian.ms is None
     assert bayesian.over_lstm is None
-    assert all(row.ms is not None for row in (yardstick, variational, loop))
+    assert all(row.ms is not None for row in (baseline, variational, loop))
 
 
 def test_without_the_baseline_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LAYERS, YARDSTICK, lambda *sizes: 1 / 0)
+    monkeypatch.setitem(LAYER_BUILDERS, BASELINE, lambda *sizes: 1 / 0)
     rows = _run(EQUAL)
     assert rows[0].note.startswith("ZeroDivisionError")
     assert all(row.over_lstm is None for row in rows)
@@ -87,14 +99,14 @@ def test_without_the_baseline_there_are_no_ratios(monkeypatch: pytest.MonkeyPatc
 
 
 def test_captured_times_are_compared_with_captured_times() -> None:
-    one = Row(EQUAL, "float32", competitor=YARDSTICK, ms=4.0, graph_ms=1.0)
-    two = Row(EQUAL, "float32", competitor="two", ms=8.0, graph_ms=1.5)
-    three = Row(EQUAL, "float32", competitor="three", ms=2.0)
-    assert [row.over_lstm for row in encoders._over_yardstick([one, two, three])] == [1.0, 1.5, 0.5]
+    baseline = Row(EQUAL, "float32", competitor=BASELINE, ms=4.0, graph_ms=1.0)
+    captured = Row(EQUAL, "float32", competitor="two", ms=8.0, graph_ms=1.5)
+    uncaptured = Row(EQUAL, "float32", competitor="three", ms=2.0)
+    assert [row.over_lstm for row in encoders._add_ratios([baseline, captured, uncaptured])] == [1.0, 1.5, 0.5]
 
 
 def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "relative_errors", lambda gradients, exact: {"input": float("nan")})
+    monkeypatch.setattr(encoders, "compute_relative_errors", lambda gradients, exact: {"input": float("nan")})
     row, *_ = _run(EQUAL)
     assert row.errors is None
     assert row.note == "gradients are not finite"
@@ -103,17 +115,17 @@ def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tf32", [True, False])
 def test_tf32_setting_is_restored(tf32: bool) -> None:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    with encoders._matrix_products(tf32):
+    with encoders._set_matmul_precision(tf32):
         assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is tf32
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
 
 
 def test_shapes_are_parsed_and_checked() -> None:
-    assert Shape.read("20,70,400-1150-1150-400") in SHAPES["cuda"]
+    assert Shape.parse("20,70,400-1150-1150-400") in SHAPES["cuda"]
     assert str(Shape(20, 35, (200, 200))) == "B = 20, T = 35, 200-200"
     for text in ("20,35", "20,35,a-b", "20,35,200,200", ""):
         with pytest.raises(SettingsError, match="must be streams,steps,dimensions"):
-            Shape.read(text)
+            Shape.parse(text)
     for text in ("0,35,8-8", "20,35,200", "20,35,8-0"):
         with pytest.raises(SettingsError, match="needs at least"):
-            Shape.read(text)
+            Shape.parse(text)

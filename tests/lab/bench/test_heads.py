@@ -10,8 +10,8 @@ import torch
 
 from reefknot.errors import ResourceError
 from reefknot.lab.bench import heads
-from reefknot.lab.bench.heads import Bench, Row, cases, measure_all
-from reefknot.lab.bench.problems import DEPTH, ENDS, EXPERTS, Shape, make_problem
+from reefknot.lab.bench.heads import Bench, Row, choose_cases, measure_all
+from reefknot.lab.bench.problems import DRILL_LAYERS, ENDS, NUM_EXPERTS, Shape, make_problem
 
 SHAPE = Shape(16, 8, 50)
 QUICK = Bench("cpu", families=("reefknot", "eager", "liger"), seconds=0.0)
@@ -61,14 +61,14 @@ def test_failing_competitor_is_noted_and_others_are_measured(
         raise error
 
     monkeypatch.setattr("reefknot.lab.bench.competitors.LOSSES", {"plain": fail})
-    ours, *_, eager = _run(Bench("cpu", ("reefknot", "eager"), seconds=0.0), "plain")
-    assert ours.ms is not None
+    reefknot, *_, eager = _run(Bench("cpu", ("reefknot", "eager"), seconds=0.0), "plain")
+    assert reefknot.ms is not None
     assert eager.ms is None
     assert eager.note.startswith(reason)
 
 
 def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "relative_errors", lambda gradients, exact: {"hidden": float("nan")})
+    monkeypatch.setattr(heads, "compute_relative_errors", lambda gradients, exact: {"hidden": float("nan")})
     (row,) = _run(Bench("cpu", ("eager",), seconds=0.0), "plain")
     assert row.errors is None
     assert row.note == "gradients are not finite"
@@ -79,23 +79,23 @@ def test_minimum_operation_counts_match_values_by_hand() -> None:
     n, d, v = SHAPE
     problems = {end: make_problem(end, SHAPE, "cpu", torch.float32) for end in ENDS}
     distinct = len(set(problems["plain"].targets.tolist()))
-    assert problems["plain"].floor == 6 * n * d * v
-    assert problems["augmented-detached"].floor == 6 * n * d * v + 6 * distinct * d * v
-    assert problems["augmented"].floor == 6 * n * d * v + 10 * distinct * d * v
-    assert problems["mixture"].floor == EXPERTS * (6 * n * d * v + 6 * n * d * d)
-    assert problems["drill"].floor == 6 * n * d * v + DEPTH * 6 * v * d * d
+    assert problems["plain"].floor_flops == 6 * n * d * v
+    assert problems["augmented-detached"].floor_flops == 6 * n * d * v + 6 * distinct * d * v
+    assert problems["augmented"].floor_flops == 6 * n * d * v + 10 * distinct * d * v
+    assert problems["mixture"].floor_flops == NUM_EXPERTS * (6 * n * d * v + 6 * n * d * d)
+    assert problems["drill"].floor_flops == 6 * n * d * v + DRILL_LAYERS * 6 * v * d * d
     y = problems["adaptive"].targets
     first, second = int(((y >= 5) & (y < 25)).sum()), int((y >= 25).sum())
     tails = 6 * first * 4 * (20 + d) + 6 * second * 2 * (25 + d)
-    assert problems["adaptive"].floor == 6 * n * d * 7 + tails
+    assert problems["adaptive"].floor_flops == 6 * n * d * 7 + tails
 
 
 def test_default_and_requested_cases() -> None:
-    assert cases("cpu", (), (), False) == [(end, Shape(700, 200, 10_000)) for end in ENDS]
-    assert cases("cpu", ["plain"], [SHAPE], False) == [("plain", SHAPE)]
-    assert ("plain", Shape(8192, 1024, 267_735)) in cases("cuda", (), (), False)
-    sweep = cases("cpu", (), (), True)
-    assert [shape.words for end, shape in sweep if end == "drill"] == [10_000, 30_000, 100_000, 300_000, 1_000_000]
+    assert choose_cases("cpu", (), (), False) == [(end, Shape(700, 200, 10_000)) for end in ENDS]
+    assert choose_cases("cpu", ["plain"], [SHAPE], False) == [("plain", SHAPE)]
+    assert ("plain", Shape(8192, 1024, 267_735)) in choose_cases("cuda", (), (), False)
+    sweep = choose_cases("cpu", (), (), True)
+    assert [shape.classes for end, shape in sweep if end == "drill"] == [10_000, 30_000, 100_000, 300_000, 1_000_000]
     assert {end for end, _ in sweep} == {"plain", "adaptive", "drill"}
 
 
@@ -103,7 +103,7 @@ def test_shape_that_does_not_fit_in_memory_is_reported(monkeypatch: pytest.Monke
     def fail(_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(heads, "exact_gradients", fail)
+    monkeypatch.setattr(heads, "compute_exact_gradients", fail)
     with pytest.raises(ResourceError, match="plain, N = 16, D = 8, V = 50: the float64 reference does not fit"):
         list(measure_all(QUICK, 1e9, [("plain", SHAPE)], lambda line: None))
 

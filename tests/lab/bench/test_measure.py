@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from reefknot.lab.bench.measure import (
-    FEWEST,
-    REPEATS,
+    MAX_REPEATS,
+    MIN_REPEATS,
     Step,
-    equal_twice,
-    memory_over,
-    relative_errors,
-    times,
+    compute_relative_errors,
+    is_deterministic,
+    measure_working_memory,
+    time_steps,
 )
 
 
@@ -32,7 +32,7 @@ def _step(scratch: int = 0) -> Step:
 
 
 def test_memory_excludes_the_gradients() -> None:
-    small, large = memory_over(_step(), "cpu"), memory_over(_step(scratch=1_000_000), "cpu")
+    small, large = measure_working_memory(_step(), "cpu"), measure_working_memory(_step(scratch=1_000_000), "cpu")
     assert small < 20_000
     assert 4_000_000 - 20_000 <= large - small <= 4_000_000
 
@@ -44,48 +44,48 @@ def test_memory_of_stored_logits_is_two_to_three_copies() -> None:
     step = Step(lambda: torch.nn.functional.cross_entropy(h @ w.T, y), [h, w], dict)
     step.run()
     logits = 4 * 32 * 500
-    assert 1.8 * logits < memory_over(step, "cpu") < 3.5 * logits
+    assert 1.8 * logits < measure_working_memory(step, "cpu") < 3.5 * logits
 
 
 def test_step_leaves_no_gradients() -> None:
     step = _step()
-    memory_over(step, "cpu")
+    measure_working_memory(step, "cpu")
     assert step.leaves[0].grad is None
-    equal_twice(step)
+    is_deterministic(step)
     assert step.leaves[0].grad is None
 
 
 def test_timed_steps_alternate() -> None:
     order: list[int] = []
 
-    def step(number: int) -> Step:
+    def step(index: int) -> Step:
         leaf = torch.ones(1, requires_grad=True)
 
         def loss() -> Tensor:
-            order.append(number)
-            time.sleep(0.001 * number)
+            order.append(index)
+            time.sleep(0.001 * index)
             return leaf.sum()
 
         return Step(loss, [leaf], dict)
 
-    one, two = times([step(1), step(2)], "cpu", seconds=10.0)
-    assert len(one) == len(two) == REPEATS
+    fast_times, slow_times = time_steps([step(1), step(2)], "cpu", seconds=10.0)
+    assert len(fast_times) == len(slow_times) == MAX_REPEATS
     assert order[-6:] == [1, 2, 1, 2, 1, 2]
-    assert sum(one) < sum(two)
+    assert sum(fast_times) < sum(slow_times)
 
 
 def test_slow_steps_are_repeated_fewer_times() -> None:
-    (spent,) = times([_step()], "cpu", seconds=0.0)
-    assert len(spent) == FEWEST
+    (milliseconds,) = time_steps([_step()], "cpu", seconds=0.0)
+    assert len(milliseconds) == MIN_REPEATS
 
 
 def test_errors_are_relative_and_missing_gradients_count_as_zero() -> None:
     exact = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0]), "c": torch.zeros(1)}
     gradients = {"a": torch.tensor([3.0, 4.5]), "b": None, "c": torch.zeros(1)}
-    assert relative_errors(gradients, exact) == {"a": pytest.approx(0.1), "b": 1.0, "c": 0.0}
+    assert compute_relative_errors(gradients, exact) == {"a": pytest.approx(0.1), "b": 1.0, "c": 0.0}
 
 
 def test_nondeterministic_step_is_detected() -> None:
     leaf = torch.ones(3, requires_grad=True)
-    assert equal_twice(Step(lambda: (leaf * 2.0).sum(), [leaf], dict))
-    assert not equal_twice(Step(lambda: (leaf * torch.rand(3)).sum(), [leaf], dict))
+    assert is_deterministic(Step(lambda: (leaf * 2.0).sum(), [leaf], dict))
+    assert not is_deterministic(Step(lambda: (leaf * torch.rand(3)).sum(), [leaf], dict))

@@ -109,9 +109,9 @@ def _compare(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> None:
     assert all(before is after for before, after in zip(parameters, model.parameters(), strict=True))
     loss, plain_gradients = _loss_and_gradients(model, x_BT, y_BT)
     torch.testing.assert_close(loss, exact, rtol=1e-12, atol=0.0)
-    for plain, ours in zip(plain_gradients, gradients, strict=True):
-        assert plain is not None
-        torch.testing.assert_close(plain, ours, rtol=1e-9, atol=1e-12)
+    for plain_gradient, gradient in zip(plain_gradients, gradients, strict=True):
+        assert plain_gradient is not None
+        torch.testing.assert_close(plain_gradient, gradient, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -136,9 +136,9 @@ def test_dropout_is_applied_in_the_same_places(monkeypatch: pytest.MonkeyPatch) 
     model = _model(lambda: _adaptive(tail_dropout=0.5, softmax_dropout=0.25))
     x_BT, y_BT = torch.randint(WORDS, (2, 2, 7), generator=torch.Generator().manual_seed(2))
     _compare(model, x_BT, y_BT)
-    dropped, _ = _loss_and_gradients(model, x_BT, y_BT)
-    whole, _ = _loss_and_gradients(model.eval(), x_BT, y_BT)
-    assert not torch.isclose(dropped, whole, rtol=1e-3)
+    with_dropout, _ = _loss_and_gradients(model, x_BT, y_BT)
+    without_dropout, _ = _loss_and_gradients(model.eval(), x_BT, y_BT)
+    assert not torch.isclose(with_dropout, without_dropout, rtol=1e-3)
 
 
 def test_ends_without_a_plain_form_are_unchanged() -> None:

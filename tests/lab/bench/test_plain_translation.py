@@ -12,9 +12,9 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 from reefknot.lab.bench import translation
-from reefknot.lab.bench.measure import Absent
+from reefknot.lab.bench.measure import Unavailable
 from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_without_cache
-from reefknot.lab.bench.translation import Job, Row, job_of, measure_all, random_pairs
+from reefknot.lab.bench.translation import Job, Row, build_job, measure_all, sample_pairs
 from reefknot.lab.evaluation.beam import SearchSettings, beam_search
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.training.settings import TrainingSettings
@@ -29,11 +29,15 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
 WORDS, DIM, LAYERS = 30, 8, 2
-SELF = {"attention_in.": "self_attn.in_proj_", "attention_out.": "self_attn.out_proj.", "attention_norm.": "norm1."}
-SELF |= {"ffn_in.": "linear1.", "ffn_out.": "linear2."}
-NAMES = {
-    "encoder": SELF | {"ffn_norm.": "norm2."},
-    "decoder": SELF | {"cross_out.": "multihead_attn.out_proj.", "cross_norm.": "norm2.", "ffn_norm.": "norm3."},
+SELF_NAMES = {
+    "attention_in.": "self_attn.in_proj_",
+    "attention_out.": "self_attn.out_proj.",
+    "attention_norm.": "norm1.",
+}
+SELF_NAMES |= {"ffn_in.": "linear1.", "ffn_out.": "linear2."}
+TORCH_NAMES = {
+    "encoder": SELF_NAMES | {"ffn_norm.": "norm2."},
+    "decoder": SELF_NAMES | {"cross_out.": "multihead_attn.out_proj.", "cross_norm.": "norm2.", "ffn_norm.": "norm3."},
 }
 
 
@@ -52,24 +56,24 @@ def _copy_weights(plain: PlainTranslator, model: Translator) -> None:
     """Copy our weights to torch's layers."""
     encoder = model.encoder
     assert isinstance(encoder, EncoderDecoder)
-    theirs, copied = plain.state_dict(), dict[str, Tensor]()
+    copied: dict[str, Tensor] = {}
     for stack, blocks in (("encoder", encoder.source_blocks), ("decoder", encoder.target_blocks)):
-        for number, block in enumerate(blocks):
+        for layer, block in enumerate(blocks):
             for name, tensor in block.state_dict().items():
-                part, kind = name.rsplit(".", 1)
-                at = f"transformer.{stack}.layers.{number}."
-                if part == "cross_in":
-                    source_part = getattr(encoder.source_in, kind).chunk(LAYERS)[number]
-                    copied[f"{at}multihead_attn.in_proj_{kind}"] = torch.cat([tensor, source_part])
+                module, suffix = name.rsplit(".", 1)
+                prefix = f"transformer.{stack}.layers.{layer}."
+                if module == "cross_in":
+                    source_part = getattr(encoder.source_in, suffix).chunk(LAYERS)[layer]
+                    copied[f"{prefix}multihead_attn.in_proj_{suffix}"] = torch.cat([tensor, source_part])
                 else:
-                    copied[at + NAMES[stack][f"{part}."] + kind] = tensor
+                    copied[prefix + TORCH_NAMES[stack][f"{module}."] + suffix] = tensor
     for stack, norm in (("encoder", encoder.source_norm), ("decoder", encoder.target_norm)):
         copied |= {f"transformer.{stack}.norm.{name}": tensor for name, tensor in norm.state_dict().items()}
     assert isinstance(model.output, Softmax)
     assert model.output.classifier.bias is not None
     copied |= {"source.weight": model.source.tables()[0].weight, "target.weight": model.input.tables()[0].weight}
     copied |= {"generator.weight": model.output.tables()[0].weight, "generator.bias": model.output.classifier.bias}
-    assert copied.keys() == theirs.keys()
+    assert copied.keys() == plain.state_dict().keys()
     plain.load_state_dict(copied)
 
 
@@ -90,11 +94,13 @@ def test_plain_translator_has_equal_loss_and_gradients(norm: str, tables: int) -
     assert count == sum(parameter.numel() for parameter in model.parameters())
     x_BU, y_BT = _window()
     parts = model.loss(x_BU, y_BT).parts
-    ours = torch.stack([part.weight * part.sum for part in parts.values()]).sum()
-    theirs = plain.loss(x_BU, y_BT)
-    torch.testing.assert_close(theirs, ours)
-    gradients = torch.autograd.grad(ours, [model.source.tables()[0].weight, model.output.tables()[0].weight])
-    torch.testing.assert_close(torch.autograd.grad(theirs, [plain.source.weight, plain.generator.weight]), gradients)
+    loss = torch.stack([part.weight * part.sum for part in parts.values()]).sum()
+    plain_loss = plain.loss(x_BU, y_BT)
+    torch.testing.assert_close(plain_loss, loss)
+    gradients = torch.autograd.grad(loss, [model.source.tables()[0].weight, model.output.tables()[0].weight])
+    torch.testing.assert_close(
+        torch.autograd.grad(plain_loss, [plain.source.weight, plain.generator.weight]), gradients
+    )
 
 
 def test_plain_translator_has_the_same_dropout() -> None:
@@ -111,9 +117,9 @@ def test_plain_translator_has_the_same_dropout() -> None:
 
 
 def test_model_without_a_plain_form_is_reported() -> None:
-    with pytest.raises(Absent, match="cannot express the encoder AttentionGRU"):
+    with pytest.raises(Unavailable, match="cannot express the encoder AttentionGRU"):
         PlainTranslator(_model(lambda: AttentionGRU(DIM, DIM, units=4)))
-    with pytest.raises(Absent, match="rows of a table"):
+    with pytest.raises(Unavailable, match="rows of a table"):
         PlainTranslator(_model(classifier=Drill))
 
 
@@ -126,13 +132,13 @@ def test_search_with_and_without_cache_finds_the_same(encoder: Callable[[], Sour
             parameter.add_(torch.randn_like(parameter), alpha=0.5)
     source_BS = torch.tensor([[5, 6, 7, 8, 0], [4, 0, PAD, PAD, PAD], [9, 9, 2, 0, PAD]])
     settings = SearchSettings(beam=beam)
-    ours = [best for best, *_ in beam_search(model, source_BS, 0, settings)]
-    plain = search_without_cache(model, source_BS, 0, settings)
-    assert [(hypothesis.ids, hypothesis.finished) for hypothesis in plain] == [
-        (hypothesis.ids, hypothesis.finished) for hypothesis in ours
+    cached = [best for best, *_ in beam_search(model, source_BS, 0, settings)]
+    uncached = search_without_cache(model, source_BS, 0, settings)
+    assert [(hypothesis.ids, hypothesis.finished) for hypothesis in uncached] == [
+        (hypothesis.ids, hypothesis.finished) for hypothesis in cached
     ]
-    assert [hypothesis.score for hypothesis in plain] == pytest.approx(
-        [hypothesis.score for hypothesis in ours], rel=1e-5
+    assert [hypothesis.score for hypothesis in uncached] == pytest.approx(
+        [hypothesis.score for hypothesis in cached], rel=1e-5
     )
 
 
@@ -157,21 +163,21 @@ def test_plain_training_is_independent_of_accumulation() -> None:
 def _jobs(monkeypatch: pytest.MonkeyPatch, *rows: str) -> list[Job]:
     """Return small jobs for rows of a recipe whose corpus is missing."""
     monkeypatch.delenv("REEFKNOT_DATA", raising=False)
-    monkeypatch.setattr(translation, "RANDOM_PAIRS", 40)
+    monkeypatch.setattr(translation, "NUM_RANDOM_PAIRS", 40)
     small = ["encoder.layers=1", "encoder.heads=2", "encoder.ffn_dim=8", "tables.words.dim=8", "tables.source.dim=8"]
     small += ["vocabulary.bpe.merges=50", "training.batch=2", "training.accumulate=1", "training.precision=float32"]
     recipe = load_recipe("pappas2019/table5", small, rows)
-    return [job_of(recipe, recipe.row(row), None) for row in rows]
+    return [build_job(recipe, recipe.row(row), None) for row in rows]
 
 
-def _measured(jobs: list[Job]) -> list[Row]:
+def _measure(jobs: list[Job]) -> list[Row]:
     return [row for rows in measure_all(jobs, "cpu", 0.0, lambda text: None) for row in rows]
 
 
-def test_every_mode_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_mode_is_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = _jobs(monkeypatch, "Transformer (base) (Vaswani et al. 2017)")
     assert job.description == "wmt14-en-de not found: random pairs of 50 types"
-    rows = _measured([job])
+    rows = _measure([job])
     assert [(row.what, row.mode, row.note) for row in rows] == [
         ("training", "nn.Transformer", ""),
         ("training", "eager", ""),
@@ -187,14 +193,14 @@ def test_every_mode_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measured_translations_are_as_long_as_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = _jobs(monkeypatch, "Transformer (base) (Vaswani et al. 2017)")
     x_BU, y_BT, _ = job.windows("cpu")[0]
-    with translation._search(job, translation.CACHED, torch.device("cpu")) as work:
-        work.run()
-        sources = (x_BU[: translation.SENTENCES["cpu"], : -y_BT.shape[1]] != PAD).sum()
-        assert work.tokens() == int(sources)
+    with translation._prepare_decoding(job, translation.CACHED, torch.device("cpu")) as workload:
+        workload.run()
+        sources = (x_BU[: translation.NUM_SOURCES["cpu"], : -y_BT.shape[1]] != PAD).sum()
+        assert workload.count_tokens() == int(sources)
 
 
 def test_row_without_a_plain_form_has_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, eager, *_ = _measured(_jobs(monkeypatch, "Transformer-DRILL (base)"))
+    plain, eager, *_ = _measure(_jobs(monkeypatch, "Transformer-DRILL (base)"))
     assert plain.ms is None
     assert "rows of a table" in plain.note
     assert eager.ms is not None
@@ -202,8 +208,8 @@ def test_row_without_a_plain_form_has_no_baseline(monkeypatch: pytest.MonkeyPatc
 
 
 def test_random_pairs_follow_zipf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translation, "RANDOM_PAIRS", 500)
-    source, target = random_pairs(100)
+    monkeypatch.setattr(translation, "NUM_RANDOM_PAIRS", 500)
+    source, target = sample_pairs(100)
     assert len(source) == len(target) == 500
     assert (source.ids[source.bounds[1:] - 1] == 0).all()
     assert (source.ids == 0).sum() == 500
@@ -215,4 +221,4 @@ def test_random_pairs_follow_zipf(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_language_model_row_is_rejected() -> None:
     recipe = load_recipe("press2017/table6")
     with pytest.raises(SettingsError, match='row "Small model" trains a language model; use reefknot bench steps'):
-        job_of(recipe, recipe.row("Small model"), None)
+        build_job(recipe, recipe.row("Small model"), None)

@@ -7,7 +7,7 @@ import torch
 
 from reefknot.errors import SettingsError
 from reefknot.lab.bench.plain_ends import LOSSES
-from reefknot.lab.bench.problems import ENDS, Shape, band_dims, make_problem
+from reefknot.lab.bench.problems import ENDS, Shape, compute_band_dims, make_problem
 
 SHAPE = Shape(400, 64, 1000)
 
@@ -33,17 +33,17 @@ def test_targets_follow_zipf() -> None:
 def test_loss_is_in_the_range_of_a_trained_model(end: str) -> None:
     """The loss is well below the unigram entropy and well above zero."""
     problem = make_problem(end, SHAPE, "cpu", torch.float64)
-    unigram = 1.0 / torch.arange(1, SHAPE.words + 1, dtype=torch.float64)
+    unigram = 1.0 / torch.arange(1, SHAPE.classes + 1, dtype=torch.float64)
     unigram /= unigram.sum()
     entropy = float(-(unigram * unigram.log()).sum())
-    loss = float(LOSSES[end](problem.hidden, problem.targets, problem.weights) / SHAPE.rows)
+    loss = float(LOSSES[end](problem.hidden, problem.targets, problem.weights) / SHAPE.tokens)
     assert 0.15 * entropy < loss < 0.9 * entropy
 
 
 def test_logits_are_unigram_plus_boost_of_the_target() -> None:
     problem = make_problem("plain", SHAPE, "cpu", torch.float64)
     logits = problem.hidden @ problem.weights["table"].T
-    log_unigram = -torch.log(torch.arange(1, SHAPE.words + 1, dtype=torch.float64))
+    log_unigram = -torch.log(torch.arange(1, SHAPE.classes + 1, dtype=torch.float64))
     residual = logits - log_unigram
     boosted = residual.gather(1, problem.targets[:, None]).mean() - residual.mean()
     assert float(boosted) == pytest.approx(3.0, abs=0.5), "4 times the squared length of the unshared part, 3/4"
@@ -51,8 +51,8 @@ def test_logits_are_unigram_plus_boost_of_the_target() -> None:
 
 
 def test_band_dimensions_decrease() -> None:
-    assert band_dims(1024) == (1024, 256, 64)
-    assert band_dims(8) == (8, 4, 2)
+    assert compute_band_dims(1024) == (1024, 256, 64)
+    assert compute_band_dims(8) == (8, 4, 2)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_band_dimensions_decrease() -> None:
 )
 def test_invalid_shape_is_rejected(text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        Shape.read(text)
+        Shape.parse(text)
 
 
 def test_shape_is_parsed() -> None:
-    assert Shape.read("8_192,1024,267735") == (8192, 1024, 267_735)
+    assert Shape.parse("8_192,1024,267735") == (8192, 1024, 267_735)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.lab.bench.skip_gram import GENSIM, Job, facts, measure_all
+from reefknot.lab.bench.skip_gram import GENSIM, Job, describe_machine, measure_all
 from reefknot.lab.evaluation.similarity import Benchmark
 from reefknot.lab.tasks.skip_gram import SkipGramSettings
 from reefknot.lab.text.corpus import CorpusSettings
@@ -38,10 +38,10 @@ def test_our_implementations_and_gensim_are_measured(job: Job) -> None:
     assert messages[0] == "  reefknot, numba, workers: 1"
     words = job.dataset.vocabulary
     assert words.eos is not None
-    assert job.words == len(job.ids) - words.counts[words.eos]  # every word occurs twice, so none is unknown
+    assert job.num_words == len(job.ids) - words.counts[words.eos]  # every word occurs twice, so none is unknown
     for row in (*first, *second):
         assert not row.note
-        assert row.words == 2 * job.words
+        assert row.words == 2 * job.num_words
         assert row.words_per_second == pytest.approx(row.words / (row.seconds or 0))
         assert row.over_gensim is not None
         assert -1.0 <= row.similarity["made"] <= 1.0
@@ -69,7 +69,7 @@ def test_every_seed_is_measured_and_summarised(job: Job) -> None:
 
 def test_gensim_gets_our_settings_and_text(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     models = pytest.importorskip("gensim.models")
-    monkeypatch.setattr("reefknot.lab.bench.skip_gram.LONGEST", 7)
+    monkeypatch.setattr("reefknot.lab.bench.skip_gram.MAX_LINE_LENGTH", 7)
     models_trained: list[Any] = []
     calls: list[Any] = []
 
@@ -87,11 +87,11 @@ def test_gensim_gets_our_settings_and_text(job: Job, monkeypatch: pytest.MonkeyP
     assert (model.sg, model.hs, model.negative, model.ns_exponent) == (1, 0, 2, 0.5)
     assert (model.vector_size, model.window, model.shrink_windows, model.sample) == (6, 3, True, 1e-2)
     assert (model.alpha, model.min_alpha, model.epochs) == (0.025, 2.5e-6, 2)
-    assert (options["epochs"], options["total_words"]) == (2, job.words)
+    assert (options["epochs"], options["total_words"]) == (2, job.num_words)
     words = job.dataset.vocabulary
-    ours = {word: count for word, count in zip(words.words, words.counts, strict=True) if word not in SYMBOLS}
-    assert {word: model.wv.get_vecattr(word, "count") for word in model.wv.index_to_key} == ours
-    assert [ours[word] for word in model.wv.index_to_key] == sorted(ours.values(), reverse=True)
+    counts = {word: count for word, count in zip(words.words, words.counts, strict=True) if word not in SYMBOLS}
+    assert {word: model.wv.get_vecattr(word, "count") for word in model.wv.index_to_key} == counts
+    assert [counts[word] for word in model.wv.index_to_key] == sorted(counts.values(), reverse=True)
     assert max(map(len, lines)) == 7
     text = [words.words[index] for index in job.ids if words.words[index] not in SYMBOLS]
     assert [word for line in lines for word in line] == text
@@ -110,4 +110,4 @@ def test_missing_gensim_and_numba_are_noted(job: Job, monkeypatch: pytest.Monkey
 
 
 def test_facts_list_the_package_versions() -> None:
-    assert set(facts()) == {"torch", "triton", "numba", "gensim"}
+    assert set(describe_machine()) == {"torch", "triton", "numba", "gensim"}

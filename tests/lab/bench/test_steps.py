@@ -14,7 +14,7 @@ from reefknot.kernels.choice import current_choice
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.bench import steps
 from reefknot.lab.bench.plain_ends import MaskedLookup, StoredAdaptive
-from reefknot.lab.bench.steps import CAPTURED, EAGER, LOOP, STORED, Job, Looped, Row, Text, Workload, measure_all
+from reefknot.lab.bench.steps import CAPTURED, EAGER, LOOP, STORED, Job, LoopedEncoder, Row, Text, Workload, measure_all
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.transformer import Transformer
@@ -86,9 +86,9 @@ def test_every_column_is_measured() -> None:
 def test_row_is_compared_with_the_first_row_of_its_corpus() -> None:
     other = replace(_job("other"), text=Text.random(30, 4_000, "wikitext-2"))
     rows = _run(_job("one"), other, _job("two"))
-    one, first, two = rows[1::2]
-    assert (one.over_first, first.over_first) == (1.0, 1.0)
-    assert two.over_first == pytest.approx(two.epoch_seconds / one.epoch_seconds)  # type: ignore[operator]
+    first_ptb, wikitext, second_ptb = rows[1::2]
+    assert (first_ptb.over_first, wikitext.over_first) == (1.0, 1.0)
+    assert second_ptb.over_first == pytest.approx(second_ptb.epoch_seconds / first_ptb.epoch_seconds)  # type: ignore[operator]
 
 
 def _operations(workload: Workload) -> float:
@@ -122,7 +122,7 @@ def test_stored_logits_give_equal_losses_and_gradients() -> None:
 
 
 def test_uncapturable_step_is_noted() -> None:
-    row = steps._measure(_job(), CAPTURED, "cpu", None, 0.0, lambda line: None)
+    row = steps._measure_mode(_job(), CAPTURED, "cpu", None, 0.0, lambda line: None)
     assert (row.ms, row.note) == (
         None,
         "a part of the model reads a number back from the device, so a step cannot be captured",
@@ -141,7 +141,7 @@ def test_failing_row_is_noted_and_others_are_measured() -> None:
 
 
 def test_time_is_kept_if_the_shares_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workload, "parts", lambda self: 1 / 0)
+    monkeypatch.setattr(Workload, "build_part_steps", lambda self: 1 / 0)
     row, *_ = _run(_job())
     assert row.ms is not None
     assert row.encoder_share is None
@@ -173,14 +173,14 @@ def test_windows_have_random_lengths_if_the_row_has() -> None:
 def test_parts_are_measured_on_one_micro_batch() -> None:
     workload = Workload(_job(accumulate=2), EAGER, "cpu")
     assert workload.micro_batch.inputs.shape == (2, 6)
-    source, encoder, end = workload.parts()
+    source, encoder, end = workload.build_part_steps()
     assert source.leaves == list(workload.model.input.parameters())
     assert encoder.leaves[0].shape == (2, 6, 8)
     assert end.leaves[0].shape == (12, 8)
     for part in (source, encoder, end):
         part.run()
         assert all(leaf.grad is not None for leaf in part.leaves)
-        part.clear()
+        part.zero_grad()
 
 
 @pytest.mark.parametrize("batching", ["blocks", "sentences"])
@@ -189,7 +189,7 @@ def test_tokens_of_samples_exclude_padding(batching: str) -> None:
     workload.run()
     targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in workload.windows]
     assert workload.tokens == workload.update.stats.report().tokens == sum(targets)
-    *_, end = workload.parts()
+    *_, end = workload.build_part_steps()
     reached = (
         workload.micro_batch.targets.numel()
         if workload.micro_batch.positions is None
@@ -203,12 +203,12 @@ def test_tokens_of_samples_exclude_padding(batching: str) -> None:
 
 def test_loop_mode_affects_only_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Workload(_job(), LOOP, "cpu").model
-    assert isinstance(model.encoder, Looped)
-    seen: list[str] = []
+    assert isinstance(model.encoder, LoopedEncoder)
+    impls: list[str] = []
 
     def recording(call: Callable[..., object]) -> Callable[..., object]:
         def record(*args: object) -> object:
-            seen.append(current_choice().impl)
+            impls.append(current_choice().impl)
             return call(*args)
 
         return record
@@ -216,7 +216,7 @@ def test_loop_mode_affects_only_the_encoder(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(model.encoder.encoder, "forward", recording(model.encoder.encoder.forward))
     monkeypatch.setattr(model.output, "loss", recording(model.output.loss))
     model.loss(torch.zeros(4, 6, dtype=torch.long))
-    assert seen == ["reference", "auto"]
+    assert impls == ["reference", "auto"]
 
 
 def test_loop_mode_gives_equal_losses_and_gradients() -> None:
@@ -236,6 +236,6 @@ def test_random_text_follows_zipf(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(TEXT.ids) == TEXT.tokens == 2_000
     assert counts[0] > counts[3] > counts[25] > 0
     assert np.array_equal(TEXT.ids, Text.random(30, 2_000, "ptb").ids)
-    monkeypatch.setattr(steps, "LONGEST", 100)
+    monkeypatch.setattr(steps, "MAX_RANDOM_TOKENS", 100)
     long = Text.random(30, 10**9, "wikitext-103")
     assert (len(long.ids), long.tokens) == (100, 10**9)

@@ -1,18 +1,29 @@
-"""The output ends that `bench heads` compares: ours, plain torch, torch's fused losses, and losses of other packages.
+"""The implementations of output ends (classifier and loss) that `bench heads` compares: reefknot and its competitors.
 
-Some packages have a fused cross-entropy of a linear classifier. Other ends are composed of it: it is called once per
-band (cluster of words of similar frequency), on the rows of every expert, or on DRILL's class vectors. A competitor (an
-implementation that is compared with others) that cannot be measured gets a note with the reason. It never stops the
-benchmark.
+`COMPETITORS`, at the end of the file, lists the competitors: plain torch, torch's own losses, and other packages.
+`build_reefknot_step` builds the same training step with reefknot's end.
 
-Shapes: N rows (tokens), D dimensions, V classes, K experts, R rows of a tail.
+To add a package that has a fused cross-entropy of a linear classifier, write a function that imports it and returns a
+`FusedLoss`, such as `_load_liger`, and add one line to `COMPETITORS`:
+
+    _fused_competitor("liger", "Liger", _load_liger, package="liger-kernel"),
+
+It is then measured on all ends that are composed of such a loss: the loss is called once per band (a cluster of words
+of similar frequency), on the hidden states of every expert, or on DRILL's class vectors. A competitor with its own form
+of an end is a function from a problem to a `LossFunction`, such as `_build_torch_adaptive`, and also one line. A new
+family (the value of `--competitor`) must be added to the help text in `lab/cli/bench/heads.py` too.
+
+A competitor that cannot be measured raises `Unavailable` or any other error. The reason becomes a note in the table,
+and the benchmark continues.
+
+Shapes: N tokens, D dimensions, V classes, K experts, R tokens of a tail (a band other than the first).
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -24,9 +35,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.kernels.choice import Impl, using
-from reefknot.lab.bench.measure import Absent, Step
-from reefknot.lab.bench.plain_ends import LOSSES, Loss, experts, label_encoder
-from reefknot.lab.bench.problems import ALPHA, DEPTH, EXPERTS, TAU, Problem, Weights, band_dims
+from reefknot.lab.bench.measure import Step, Unavailable
+from reefknot.lab.bench.plain_ends import LOSSES, LossFunction, compute_experts, encode_classes
+from reefknot.lab.bench.problems import (
+    ALPHA,
+    DRILL_LAYERS,
+    ENDS,
+    NUM_EXPERTS,
+    TAU,
+    Problem,
+    Weights,
+    compute_band_dims,
+)
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
@@ -36,156 +56,171 @@ from reefknot.nn.outputs.mixture import MixtureOfSoftmaxes
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 
-PACKAGES = {"liger": "liger_kernel", "cce": "cut_cross_entropy"}
-"""Families of competitors that need another package, and the name of the package."""
-Fused = Callable[..., Tensor]
-"""A fused loss: (h_ND, w_VD, y_N, reduction="sum" or "none") -> loss."""
-
-
-def autocast(problem: Problem, dtype: torch.dtype) -> torch.autocast:
-    """Return autocast as training uses it: enabled if the types of weights and hidden states differ."""
-    hidden = problem.hidden
-    return torch.autocast(hidden.device.type, dtype=torch.bfloat16, enabled=dtype != hidden.dtype)
-
-
-# -- ours ------------------------------------------------------------------------------------------------------------
-
-
-def our_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto", memory: float | None = None) -> Step:
-    """Return a training step of our end, with the problem's weights in `dtype`."""
-    hidden_ND = problem.hidden.clone().requires_grad_()
-    device = hidden_ND.device
-    with device:
-        end = _build(problem).to(dtype)
-    parameters_of = _parameters(problem, end)
-    with torch.no_grad():
-        for name, parameters in parameters_of.items():
-            sizes = [len(_transposed(name, parameter)) for parameter in parameters]
-            parts = torch.split(problem.weights[name], sizes)
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.copy_(_transposed(name, part))
-    plan, y_N = end.prepare(problem.targets).to(device), problem.targets.to(device)
-
-    def loss() -> Tensor:
-        with autocast(problem, dtype):
-            parts = end.loss(hidden_ND, y_N, plan).values()
-        return torch.stack([part.weight * part.sum for part in parts]).sum() / plan.count
-
-    def gradients() -> dict[str, Tensor | None]:
-        by_name: dict[str, Tensor | None] = {"hidden": hidden_ND.grad}
-        for name, parameters in parameters_of.items():
-            grads = [_transposed(name, parameter.grad) for parameter in parameters if parameter.grad is not None]
-            by_name[name] = torch.cat(grads) if len(grads) == len(parameters) else None
-        return by_name
-
-    return Step(loss, [hidden_ND, *end.parameters()], gradients, partial(using, impl=impl, memory=memory))
-
-
-def _build(problem: Problem) -> OutputEnd:
-    _, D, V = problem.shape
-    if problem.end == "adaptive":
-        bands = BandedTable(V, D, cutoffs=problem.cutoffs, factor=D // band_dims(D)[1])
-        return AdaptiveSoftmax(bands, BandProjections(bands, D, head=False))
-    table = WordTable(V, D)
-    if problem.end.startswith("augmented"):
-        detach = problem.end == "augmented-detached"
-        return Augmented(Plain(table, bias=False), table, tau=TAU, alpha=ALPHA, detach_target=detach)
-    if problem.end == "mixture":
-        return MixtureOfSoftmaxes(Plain(table, bias=False), D, experts=EXPERTS)
-    return Softmax(Drill(table, depth=DEPTH, bias=False) if problem.end == "drill" else Plain(table, bias=False))
-
-
-def _parameters(problem: Problem, end: OutputEnd) -> dict[str, list[Tensor]]:
-    """Return the parameters of our end by the name of the problem's weight. Several parameters are concatenated."""
-    named: dict[str, Tensor] = dict(end.named_parameters())
-    if problem.end == "adaptive":
-        parameters_of = {"head": [named["classifiers.0.table.weight"], named["clusters"]]}
-        for band in range(1, len(problem.cutoffs) + 1):
-            parameters_of[f"band{band}"] = [named[f"classifiers.{band}.table.weight"]]
-            parameters_of[f"down{band}"] = [named[f"projections.bands.{band - 1}"]]
-        return parameters_of
-    parameters_of = {"table": [named["classifier.table.weight"]]}
-    if problem.end == "mixture":
-        parameters_of |= {"latent": [named["latent.weight"]], "latent_bias": [named["latent.bias"]]}
-        parameters_of["prior"] = [named["prior.weight"]]
-    for layer in range(1, DEPTH + 1) if problem.end == "drill" else ():
-        parameters_of[f"layer{layer}"] = [named[f"classifier.layers.{layer - 1}.weight"]]
-        parameters_of[f"layer{layer}_bias"] = [named[f"classifier.layers.{layer - 1}.bias"]]
-    return parameters_of
-
-
-def _transposed(name: str, matrix: Tensor) -> Tensor:
-    """Convert between a matrix of a problem and the parameter of our end, which stores projections transposed."""
-    return matrix.T if name.startswith("down") else matrix
-
-
-# -- everyone else ---------------------------------------------------------------------------------------------------
+FusedLoss = Callable[..., Tensor]
+"""A fused cross-entropy of a linear classifier: (h_ND, w_VD, y_N, reduction="sum" or "none") -> loss."""
+COMPOSED_ENDS = ("plain", "adaptive", "mixture", "drill")
+"""The ends that can be composed of a fused loss."""
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A competitor: the family that a user can choose, its name in a table, and a function that makes its loss."""
+class Competitor:
+    """An implementation of output ends that is not reefknot's."""
 
     family: str
+    """The name that a user chooses with `--competitor`. Several competitors can have the same family."""
     label: str
-    make: Callable[[Problem], Loss]
+    """The name in the table."""
+    build_loss: Callable[[Problem], LossFunction]
+    """Returns the loss function for a problem."""
+    ends: Sequence[str]
+    """The ends that it implements."""
+    package: str | None = None
+    """The package to install, if it is not a part of torch. Its version is recorded."""
 
-    def make_step(self, problem: Problem, dtype: torch.dtype) -> Step:
-        """Return a training step.
+    def build_step(self, problem: Problem, dtype: torch.dtype) -> Step:
+        """Return a training step with the problem's weights in `dtype`.
 
         Raises:
-            Absent: The competitor is not available. Its code may raise other errors too.
+            Unavailable: The competitor cannot be used here. Its code may raise other errors too.
         """
         hidden_ND = problem.hidden.clone().requires_grad_()
         weights = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in problem.weights.items()}
         y_N = problem.targets.to(hidden_ND.device)
-        loss = self.make(problem)
+        compute_summed_loss = self.build_loss(problem)
 
-        def mean() -> Tensor:
-            with autocast(problem, dtype):
-                return loss(hidden_ND, y_N, weights) / problem.shape.rows
+        def compute_mean_loss() -> Tensor:
+            with _autocast(problem, dtype):
+                return compute_summed_loss(hidden_ND, y_N, weights) / problem.shape.tokens
 
-        def gradients() -> dict[str, Tensor | None]:
+        def get_gradients() -> dict[str, Tensor | None]:
             return {name: leaf.grad for name, leaf in {"hidden": hidden_ND, **weights}.items()}
 
-        return Step(mean, [hidden_ND, *weights.values()], gradients)
+        return Step(compute_mean_loss, [hidden_ND, *weights.values()], get_gradients)
 
 
-def peers(end: str) -> list[Peer]:
-    """Return the competitors that implement an end of this kind, whether or not they are installed."""
-    suited = [Peer("eager", "eager torch", lambda problem: LOSSES[problem.end])]
-    if end in ("plain", "mixture"):
-        suited.append(Peer("compile", "torch.compile", _compiled))
-    if end == "adaptive":
-        suited.append(Peer("torch", "nn.AdaptiveLogSoftmax", _torch_adaptive))
-    if end == "augmented-detached":
-        suited.append(Peer("liger", "Liger CE + JSD", _liger_augmented))
-    if not end.startswith("augmented"):
-        suited.append(Peer("torch", "F.linear_cross_entropy", partial(_composed, _torch_fused)))
-        suited.append(Peer("liger", "Liger", partial(_composed, _liger_fused)))
-        suited.append(Peer("cce", "CCE", partial(_composed, _cce_fused)))
-        suited.append(Peer("cce", "CCE, unfiltered", partial(_composed, partial(_cce_fused, filter_eps=None))))
-    return suited
+def competitors_for(end: str) -> list[Competitor]:
+    """Return the competitors that implement an end, whether or not they are installed."""
+    return [competitor for competitor in COMPETITORS if end in competitor.ends]
+
+
+def _autocast(problem: Problem, dtype: torch.dtype) -> torch.autocast:
+    """Return autocast as training uses it: enabled if weights and hidden states have different data types."""
+    hidden = problem.hidden
+    return torch.autocast(hidden.device.type, dtype=torch.bfloat16, enabled=dtype != hidden.dtype)
+
+
+# -- reefknot --------------------------------------------------------------------------------------------------------
+
+
+def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto", memory: float | None = None) -> Step:
+    """Return a training step of reefknot's end, with the problem's weights in `dtype`.
+
+    Args:
+        problem: Hidden states, targets and weights.
+        dtype: The data type of the weights.
+        impl: The implementation of the kernels.
+        memory: The budget of working memory in MiB.
+    """
+    hidden_ND = problem.hidden.clone().requires_grad_()
+    device = hidden_ND.device
+    with device:
+        end = _build_end(problem).to(dtype)
+    parameters_by_weight = _match_parameters(problem, end)
+    with torch.no_grad():
+        for name, parameters in parameters_by_weight.items():
+            sizes = [len(_transpose_projection(name, parameter)) for parameter in parameters]
+            slices = torch.split(problem.weights[name], sizes)
+            for parameter, weight in zip(parameters, slices, strict=True):
+                parameter.copy_(_transpose_projection(name, weight))
+    # The plan groups target positions by band.
+    plan, y_N = end.prepare(problem.targets).to(device), problem.targets.to(device)
+
+    def compute_loss() -> Tensor:
+        with _autocast(problem, dtype):
+            losses = end.loss(hidden_ND, y_N, plan).values()
+        return torch.stack([loss.weight * loss.sum for loss in losses]).sum() / plan.count
+
+    def get_gradients() -> dict[str, Tensor | None]:
+        gradients: dict[str, Tensor | None] = {"hidden": hidden_ND.grad}
+        for name, parameters in parameters_by_weight.items():
+            grads = [
+                _transpose_projection(name, parameter.grad) for parameter in parameters if parameter.grad is not None
+            ]
+            gradients[name] = torch.cat(grads) if len(grads) == len(parameters) else None
+        return gradients
+
+    context = partial(using, impl=impl, memory=memory)
+    return Step(compute_loss, [hidden_ND, *end.parameters()], get_gradients, context)
+
+
+def _build_end(problem: Problem) -> OutputEnd:
+    _, D, V = problem.shape
+    if problem.end == "adaptive":
+        banded_table = BandedTable(V, D, cutoffs=problem.cutoffs, factor=D // compute_band_dims(D)[1])
+        return AdaptiveSoftmax(banded_table, BandProjections(banded_table, D, head=False))
+    table = WordTable(V, D)
+    if problem.end == "drill":
+        return Softmax(Drill(table, depth=DRILL_LAYERS, bias=False))
+    classifier = Plain(table, bias=False)
+    if problem.end.startswith("augmented"):
+        detach = problem.end == "augmented-detached"
+        return Augmented(classifier, table, tau=TAU, alpha=ALPHA, detach_target=detach)
+    if problem.end == "mixture":
+        return MixtureOfSoftmaxes(classifier, D, experts=NUM_EXPERTS)
+    return Softmax(classifier)
+
+
+def _match_parameters(problem: Problem, end: OutputEnd) -> dict[str, list[Tensor]]:
+    """Return the parameters of reefknot's end by the name of the problem's weight.
+
+    If a weight has several parameters, it is their concatenation.
+    """
+    parameters: dict[str, Tensor] = dict(end.named_parameters())
+    if problem.end == "adaptive":
+        matches = {"head": [parameters["classifiers.0.table.weight"], parameters["clusters"]]}
+        for band in range(1, len(problem.cutoffs) + 1):
+            matches[f"band{band}"] = [parameters[f"classifiers.{band}.table.weight"]]
+            matches[f"down{band}"] = [parameters[f"projections.bands.{band - 1}"]]
+        return matches
+    matches = {"table": [parameters["classifier.table.weight"]]}
+    if problem.end == "mixture":
+        matches["latent"] = [parameters["latent.weight"]]
+        matches["latent_bias"] = [parameters["latent.bias"]]
+        matches["prior"] = [parameters["prior.weight"]]
+    if problem.end == "drill":
+        for layer in range(1, DRILL_LAYERS + 1):
+            matches[f"layer{layer}"] = [parameters[f"classifier.layers.{layer - 1}.weight"]]
+            matches[f"layer{layer}_bias"] = [parameters[f"classifier.layers.{layer - 1}.bias"]]
+    return matches
+
+
+def _transpose_projection(name: str, matrix: Tensor) -> Tensor:
+    """Transpose a projection (`down1` and so on), because reefknot stores projections transposed."""
+    return matrix.T if name.startswith("down") else matrix
 
 
 # -- torch -----------------------------------------------------------------------------------------------------------
 
 
-def _compiled(problem: Problem) -> Loss:
+def _get_eager_loss(problem: Problem) -> LossFunction:
+    return LOSSES[problem.end]
+
+
+def _compile_eager_loss(problem: Problem) -> LossFunction:
     torch.compiler.reset()
-    compiled: Loss = torch.compile(LOSSES[problem.end], dynamic=False)
+    compiled: LossFunction = torch.compile(LOSSES[problem.end], dynamic=False)
     return compiled
 
 
-def _torch_fused() -> Fused:
+def _load_torch() -> FusedLoss:
     if not hasattr(F, "linear_cross_entropy"):
-        raise Absent("not in this torch")
+        raise Unavailable("not in this torch")
     # Without options, torch composes it of eager operations. With default options, torch computes it in chunks.
     return partial(F.linear_cross_entropy, options=torch.nn.LinearCrossEntropyOptions())
 
 
-def _torch_adaptive(problem: Problem) -> Loss:
-    D, V = problem.shape.dim, problem.shape.words
+def _build_torch_adaptive(problem: Problem) -> LossFunction:
+    D, V = problem.shape.dim, problem.shape.classes
     factor = D / problem.weights["band1"].shape[1]
     with torch.device("meta"):
         module = torch.nn.AdaptiveLogSoftmaxWithLoss(D, V, list(problem.cutoffs), div_value=factor)
@@ -195,8 +230,8 @@ def _torch_adaptive(problem: Problem) -> Loss:
         for tail in range(len(problem.cutoffs)):
             state[f"tail.{tail}.0.weight"] = weights[f"down{tail + 1}"]
             state[f"tail.{tail}.1.weight"] = weights[f"band{tail + 1}"]
-        mean: Tensor = torch.func.functional_call(module, state, (h_ND, y_N)).loss
-        return mean * len(h_ND)
+        mean_loss: Tensor = torch.func.functional_call(module, state, (h_ND, y_N)).loss
+        return mean_loss * len(h_ND)
 
     return loss
 
@@ -204,41 +239,47 @@ def _torch_adaptive(problem: Problem) -> Loss:
 # -- other packages --------------------------------------------------------------------------------------------------
 
 
-def _package(family: str, module: str) -> Any:
-    if importlib.util.find_spec(PACKAGES[family]) is None:
-        raise Absent("not installed")
-    return importlib.import_module(f"{PACKAGES[family]}{module}")
+def _import_module(name: str) -> Any:
+    """Import a module of another package. Raise `Unavailable` if the package is not installed."""
+    package = name.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise Unavailable("not installed")
+    return importlib.import_module(name)
 
 
-def _liger_fused() -> Fused:
-    kind = _package("liger", ".transformers").LigerFusedLinearCrossEntropyLoss
+def _load_liger() -> FusedLoss:
+    loss_class = _import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
 
-    def fused(h_ND: Tensor, w_VD: Tensor, y_N: Tensor, reduction: str) -> Tensor:
-        loss: Tensor = kind(reduction=reduction)(w_VD, h_ND, y_N)
+    def compute_loss(h_ND: Tensor, w_VD: Tensor, y_N: Tensor, reduction: str) -> Tensor:
+        loss: Tensor = loss_class(reduction=reduction)(w_VD, h_ND, y_N)
         return loss
 
-    return fused
+    return compute_loss
 
 
-def _cce_fused(filter_eps: str | None = "high") -> Fused:
-    loss = _package("cce", "").linear_cross_entropy
-    # Newer releases can sum gradients in float32. The unfiltered variant uses it, because it is meant to be exact.
-    options = [
-        name for name in ("accum_e_fp32", "accum_c_fp32") if filter_eps is None and name in signature(loss).parameters
-    ]
-    return partial(loss, filter_eps=filter_eps, **dict.fromkeys(options, True))
+def _load_cce() -> FusedLoss:
+    """Load cut-cross-entropy with its default filter, which skips small gradients."""
+    return partial(_import_module("cut_cross_entropy").linear_cross_entropy, filter_eps="high")
 
 
-def _liger_augmented(problem: Problem) -> Loss:
+def _load_unfiltered_cce() -> FusedLoss:
+    """Load cut-cross-entropy without its filter. It sums gradients in float32 if the release can, to be exact."""
+    loss_function = _import_module("cut_cross_entropy").linear_cross_entropy
+    available = signature(loss_function).parameters
+    options = {name: True for name in ("accum_e_fp32", "accum_c_fp32") if name in available}
+    return partial(loss_function, filter_eps=None, **options)
+
+
+def _build_liger_augmented(problem: Problem) -> LossFunction:
     """Combine Liger's cross-entropy with its fused divergence. The soft target is a teacher that is not trained."""
-    fused = _liger_fused()
-    divergence = _package("liger", ".transformers").LigerFusedLinearJSD(jsd_beta=0.0, temperature=TAU)
+    cross_entropy = _load_liger()
+    divergence = _import_module("liger_kernel.transformers").LigerFusedLinearJSD(jsd_beta=0.0, temperature=TAU)
 
     def loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
         table_VD = weights["table"]
         teacher_VD = table_VD.detach()
-        mean: Tensor = divergence(h_ND, table_VD, teacher_VD[y_N], teacher_VD, None)
-        return fused(h_ND, table_VD, y_N, reduction="sum") + ALPHA * len(h_ND) * mean
+        mean_divergence: Tensor = divergence(h_ND, table_VD, teacher_VD[y_N], teacher_VD, None)
+        return cross_entropy(h_ND, table_VD, y_N, reduction="sum") + ALPHA * len(h_ND) * mean_divergence
 
     return loss
 
@@ -246,44 +287,69 @@ def _liger_augmented(problem: Problem) -> Loss:
 # -- ends composed of a fused loss -----------------------------------------------------------------------------------
 
 
-def _composed(load: Callable[[], Fused], problem: Problem) -> Loss:
+def _fused_competitor(family: str, label: str, load: Callable[[], FusedLoss], package: str | None = None) -> Competitor:
+    """Return a competitor that is composed of a fused loss. `load` is called when the competitor is measured."""
+    return Competitor(family, label, partial(_compose_loss, load), COMPOSED_ENDS, package)
+
+
+def _compose_loss(load: Callable[[], FusedLoss], problem: Problem) -> LossFunction:
     fused = load()
     if problem.end == "adaptive":
-        return _composed_adaptive(fused, problem)
-    return partial({"plain": _plain_of, "mixture": _mixture_of, "drill": _drill_of}[problem.end], fused)
+        return _compose_adaptive(fused, problem)
+    composed = {"plain": _composed_plain_loss, "mixture": _composed_mixture_loss, "drill": _composed_drill_loss}
+    return partial(composed[problem.end], fused)
 
 
-def _plain_of(fused: Fused, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
+def _composed_plain_loss(fused: FusedLoss, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
     return fused(h_ND, weights["table"], y_N, reduction="sum")
 
 
-def _drill_of(fused: Fused, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    return fused(h_ND, label_encoder(weights), y_N, reduction="sum")
+def _composed_drill_loss(fused: FusedLoss, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
+    return fused(h_ND, encode_classes(weights), y_N, reduction="sum")
 
 
-def _mixture_of(fused: Fused, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    latent_NKD, log_prior_NK = experts(h_ND, weights)
-    nll = fused(latent_NKD.flatten(0, 1), weights["table"], y_N.repeat_interleave(EXPERTS), reduction="none")
-    return -torch.logsumexp(log_prior_NK - nll.view(-1, EXPERTS), dim=-1).sum()
+def _composed_mixture_loss(fused: FusedLoss, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
+    latent_NKD, log_prior_NK = compute_experts(h_ND, weights)
+    nll = fused(latent_NKD.flatten(0, 1), weights["table"], y_N.repeat_interleave(NUM_EXPERTS), reduction="none")
+    return -torch.logsumexp(log_prior_NK - nll.view(-1, NUM_EXPERTS), dim=-1).sum()
 
 
-def _composed_adaptive(fused: Fused, problem: Problem) -> Loss:
-    """Call the loss once per band. Like in our end, the rows of the bands are determined beforehand on the host."""
+def _compose_adaptive(fused: FusedLoss, problem: Problem) -> LossFunction:
+    """Call the loss once per band. Like in reefknot's end, the tokens of each band are found beforehand on the CPU."""
     device = problem.hidden.device
-    head_N = problem.targets.clone()
+    head_targets_N = problem.targets.clone()
     tails = []
-    for tail, (start, stop) in enumerate(pairwise((*problem.cutoffs, problem.shape.words)), start=1):
-        rows_R = ((problem.targets >= start) & (problem.targets < stop)).nonzero().squeeze(-1)
-        head_N[rows_R] = problem.cutoffs[0] + tail - 1
-        if len(rows_R):
-            tails.append((tail, rows_R.to(device), (problem.targets[rows_R] - start).to(device)))
-    head_N = head_N.to(device)
+    for tail, (start, stop) in enumerate(pairwise((*problem.cutoffs, problem.shape.classes)), start=1):
+        tokens_R = ((problem.targets >= start) & (problem.targets < stop)).nonzero().squeeze(-1)
+        head_targets_N[tokens_R] = problem.cutoffs[0] + tail - 1
+        if len(tokens_R):
+            tails.append((tail, tokens_R.to(device), (problem.targets[tokens_R] - start).to(device)))
+    head_targets_N = head_targets_N.to(device)
 
     def loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-        total = fused(h_ND, weights["head"], head_N, reduction="sum")
-        for tail, rows_R, words_R in tails:
-            narrow_RD = F.linear(h_ND[rows_R], weights[f"down{tail}"])
-            total = total + fused(narrow_RD, weights[f"band{tail}"], words_R, reduction="sum")
+        total = fused(h_ND, weights["head"], head_targets_N, reduction="sum")
+        for tail, tokens_R, targets_R in tails:
+            projected_RD = F.linear(h_ND[tokens_R], weights[f"down{tail}"])
+            total = total + fused(projected_RD, weights[f"band{tail}"], targets_R, reduction="sum")
         return total
 
     return loss
+
+
+# -- all competitors -------------------------------------------------------------------------------------------------
+
+COMPETITORS = (
+    Competitor("eager", "eager torch", _get_eager_loss, ENDS),
+    Competitor("compile", "torch.compile", _compile_eager_loss, ("plain", "mixture")),
+    Competitor("torch", "nn.AdaptiveLogSoftmax", _build_torch_adaptive, ("adaptive",)),
+    _fused_competitor("torch", "F.linear_cross_entropy", _load_torch),
+    _fused_competitor("liger", "Liger", _load_liger, package="liger-kernel"),
+    Competitor("liger", "Liger CE + JSD", _build_liger_augmented, ("augmented-detached",), package="liger-kernel"),
+    _fused_competitor("cce", "CCE", _load_cce, package="cut-cross-entropy"),
+    _fused_competitor("cce", "CCE, unfiltered", _load_unfiltered_cce, package="cut-cross-entropy"),
+)
+"""All competitors, in the order of the tables."""
+FAMILIES = ("reefknot", *dict.fromkeys(competitor.family for competitor in COMPETITORS))
+"""The values of `--competitor`."""
+PACKAGES = tuple(dict.fromkeys(competitor.package for competitor in COMPETITORS if competitor.package))
+"""Packages other than torch that competitors need."""

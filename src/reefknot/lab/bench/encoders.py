@@ -1,17 +1,19 @@
-"""Measure recurrent encoders in one run: `reefknot bench encoders`.
+"""Measure reefknot's LSTM encoders against torch's `nn.LSTM`: `reefknot bench encoders`.
 
-A step is one forward and backward pass of the encoder alone, with all gradients, including the gradients of its inputs.
-The yardstick is torch's `nn.LSTM` without any mask, which is cuDNN on a GPU. The time of our encoders includes drawing
-their masks. The plain loop is our variational LSTM as a loop over the steps in Python.
+`measure_all` yields one table for every shape and data type, with one row per competitor of `LAYER_BUILDERS`. A step is
+one forward and backward pass of the encoder alone, with all gradients, including the gradients of its inputs.
 
-All competitors (implementations that are compared) multiply matrices in the same type: in float32, in float32 rounded
-to TF32 (the default of cuDNN, and of training with `determinism = "fast"`), or in bfloat16.
+- The baseline is `nn.LSTM` without dropout masks. On a GPU it is cuDNN.
+- The time of reefknot's encoders includes drawing their dropout masks.
+- The plain loop is reefknot's variational LSTM as a loop over the steps in Python.
+- All competitors multiply matrices in the same data type: float32, float32 rounded to TF32 (the default of cuDNN, and
+  of training with `determinism = "fast"`), or bfloat16.
 
 Gradients are compared with the gradients of a float64 loop that has the same masks. Equal seeds are not enough for
-equal masks, because a generator draws different numbers for different types. So `RecordDraws` keeps all random numbers
-of a run, and `ReplayDraws` copies them into a later run.
+equal masks, because a generator gives different numbers for different data types. So `RecordRandomTensors` keeps all
+random tensors of a run, and `ReplayRandomTensors` copies them into a later run.
 
-Shapes: B streams (rows of a batch), T steps, D dimensions.
+Shapes: B streams (sequences that are read in parallel), T steps, D dimensions.
 """
 
 from __future__ import annotations
@@ -31,22 +33,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reefknot.errors import SettingsError
 from reefknot.kernels.choice import using
 from reefknot.lab.bench.measure import (
-    Competitor,
-    Measured,
+    Entry,
+    Measurement,
     Step,
-    equal_twice,
-    measure_group,
-    ratio,
-    relative_errors,
-    version,
+    compute_relative_errors,
+    divide,
+    get_version,
+    is_deterministic,
+    measure_entries,
 )
 from reefknot.nn.encoders.awd_lstm import AWDLSTM
 from reefknot.nn.encoders.bayesian_lstm import BayesianLSTM
 from reefknot.nn.encoders.contract import Encoder
 from reefknot.nn.encoders.variational_lstm import VariationalLSTM
 
-RATE, SEED = 0.25, 11
-"""The rate of every dropout, and the seed of weights and masks."""
+DROPOUT = 0.25
+"""The rate of every dropout."""
+SEED = 11
+"""The seed of weights and masks."""
 
 
 class Shape(NamedTuple):
@@ -57,8 +61,8 @@ class Shape(NamedTuple):
     dims: tuple[int, ...]
 
     @classmethod
-    def read(cls, text: str) -> Shape:
-        """Parse "B,T,D-H-H"."""
+    def parse(cls, text: str) -> Shape:
+        """Parse "B,T,D-H-H", such as "20,35,200-200-200" for two layers."""
         try:
             batch, steps, dims = text.split(",")
             shape = cls(int(batch), int(steps), tuple(int(dim) for dim in dims.split("-")))
@@ -72,27 +76,33 @@ class Shape(NamedTuple):
         return shape
 
     @property
-    def layers(self) -> int:
+    def num_layers(self) -> int:
         return len(self.dims) - 1
 
     def __str__(self) -> str:
         return f"B = {self.batch:,}, T = {self.steps:,}, {'-'.join(map(str, self.dims))}"
 
 
-_AWD = (400, 1150, 1150, 400)
 SHAPES = {
-    "cuda": (*(Shape(20, 35, (dim,) * 3) for dim in (200, 650, 1500)), Shape(20, 70, _AWD), Shape(80, 70, _AWD)),
-    "cpu": (Shape(20, 35, (200,) * 3), Shape(20, 35, (100, 280, 280, 100))),
+    "cuda": (
+        Shape(20, 35, (200, 200, 200)),
+        Shape(20, 35, (650, 650, 650)),
+        Shape(20, 35, (1500, 1500, 1500)),
+        Shape(20, 70, (400, 1150, 1150, 400)),
+        Shape(80, 70, (400, 1150, 1150, 400)),
+    ),
+    "cpu": (Shape(20, 35, (200, 200, 200)), Shape(20, 35, (100, 280, 280, 100))),
 }
 """The default shapes. On a GPU they are the shapes of the papers' encoders."""
-KINDS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
-"""The types of the tensors. TF32 is not a type of tensors, only of matrix products."""
-DTYPES = {"cuda": tuple(KINDS), "cpu": ("float32",)}
+TENSOR_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
+"""The data types of the tensors. TF32 is not a data type of tensors, only of matrix products."""
+DTYPES = {"cuda": tuple(TENSOR_DTYPES), "cpu": ("float32",)}
+"""The data types that are measured."""
 
 
 @dataclass(frozen=True)
-class Row(Measured):
-    """The measurements of a competitor at one shape and in one type."""
+class Row(Measurement):
+    """The measurements of a competitor at one shape and in one data type."""
 
     shape: Shape
     dtype: str
@@ -117,75 +127,86 @@ class Bench:
     """Whether to time a captured CUDA graph as well."""
 
 
-class Tower(nn.Module):
+class LayerStack(nn.Module):
     """A stack of layers of any dimensions. Every layer starts from an empty state."""
 
-    def __init__(self, parts: Sequence[Encoder | nn.LSTM]) -> None:
+    def __init__(self, layers: Sequence[Encoder | nn.LSTM]) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        # Records contain the names of the parameters, such as "parts.0.weight_hh_l0".
+        self.parts = nn.ModuleList(layers)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        for part in self.parts:
-            start = (part.initial_state(len(x_BTD), x_BTD.device),) if isinstance(part, Encoder) else ()
-            x_BTD = part(x_BTD, *start)[0]
+        for layer in self.parts:
+            if isinstance(layer, Encoder):
+                x_BTD = layer(x_BTD, layer.initial_state(len(x_BTD), x_BTD.device))[0]
+            else:
+                x_BTD = layer(x_BTD)[0]
         return x_BTD
 
 
-def _plain(input_dim: int, dim: int, layers: int) -> nn.LSTM:
-    return nn.LSTM(input_dim, dim, layers, batch_first=True)
+def _build_torch_lstm(input_dim: int, dim: int, num_layers: int) -> nn.LSTM:
+    return nn.LSTM(input_dim, dim, num_layers, batch_first=True)
 
 
-def _variational(input_dim: int, dim: int, layers: int) -> Encoder:
-    return VariationalLSTM(input_dim, dim, layers, dropout=RATE)
+def _build_variational(input_dim: int, dim: int, num_layers: int) -> Encoder:
+    return VariationalLSTM(input_dim, dim, num_layers, dropout=DROPOUT)
 
 
-def _bayesian(input_dim: int, dim: int, layers: int) -> Encoder:
-    return BayesianLSTM(input_dim, dim, layers, dropout_input=RATE, dropout_hidden=RATE, gates="separate")
+def _build_bayesian(input_dim: int, dim: int, num_layers: int) -> Encoder:
+    return BayesianLSTM(input_dim, dim, num_layers, dropout_input=DROPOUT, dropout_hidden=DROPOUT, gates="separate")
 
 
-YARDSTICK, LOOP, AWD = "nn.LSTM, no masks", "plain loop, variational", "reefknot, AWD"
-LAYERS: dict[str, Callable[[int, int, int], Encoder | nn.LSTM]] = {
-    YARDSTICK: _plain,
-    "reefknot, variational": _variational,
-    "reefknot, Bayesian": _bayesian,
-    LOOP: _variational,
+BASELINE, PLAIN_LOOP, AWD = "nn.LSTM, no masks", "plain loop, variational", "reefknot, AWD"
+LAYER_BUILDERS: dict[str, Callable[[int, int, int], Encoder | nn.LSTM]] = {
+    BASELINE: _build_torch_lstm,
+    "reefknot, variational": _build_variational,
+    "reefknot, Bayesian": _build_bayesian,
+    PLAIN_LOOP: _build_variational,
 }
-"""The competitors, with functions that build layers of one dimension."""
+"""The competitors, with functions that build layers: (input_dim, dim, num_layers) -> layers of one dimension."""
 
 
-def competitors(shape: Shape) -> list[str]:
-    """Return the competitors at a shape, the yardstick first.
+def list_competitors(shape: Shape) -> list[str]:
+    """Return the competitors at a shape, the baseline first.
 
-    AWD-LSTM takes part if the shape fits: three layers, of which the first two have the same dimension.
+    AWD-LSTM needs three layers, of which the first two have the same dimension. Otherwise it is left out.
     """
-    fits = shape.layers == 3 and shape.dims[1] == shape.dims[2]
-    return [*LAYERS, *([AWD] if fits else [])]
+    competitors = list(LAYER_BUILDERS)
+    if shape.num_layers == 3 and shape.dims[1] == shape.dims[2]:
+        competitors.append(AWD)
+    return competitors
 
 
-def build(name: str, shape: Shape) -> Tower:
-    """Build a competitor. Equal calls give equal weights."""
+def build_encoder(competitor: str, shape: Shape) -> LayerStack:
+    """Build the encoder of a competitor. Equal calls give equal weights."""
     torch.manual_seed(SEED)
-    first, *dims = shape.dims
-    if name == AWD:
-        drops = {"dropout_input": RATE, "dropout_hidden": RATE, "dropout_output": RATE, "weight_drop": RATE}
-        return Tower([AWDLSTM(first, dims[0], shape.layers, dims[-1], **drops)])  # type: ignore[arg-type]
-    make = LAYERS[name]
-    if len(set(dims)) == 1:
-        return Tower([make(first, dims[0], shape.layers)])
-    return Tower([make(input_dim, dim, 1) for input_dim, dim in pairwise(shape.dims)])
+    input_dim, *layer_dims = shape.dims
+    if competitor == AWD:
+        dropouts = {
+            "dropout_input": DROPOUT,
+            "dropout_hidden": DROPOUT,
+            "dropout_output": DROPOUT,
+            "weight_drop": DROPOUT,
+        }
+        encoder = AWDLSTM(input_dim, layer_dims[0], shape.num_layers, layer_dims[-1], **dropouts)  # type: ignore[arg-type]
+        return LayerStack([encoder])
+    build_layers = LAYER_BUILDERS[competitor]
+    if len(set(layer_dims)) == 1:
+        return LayerStack([build_layers(input_dim, layer_dims[0], shape.num_layers)])
+    return LayerStack([build_layers(dim_in, dim_out, 1) for dim_in, dim_out in pairwise(shape.dims)])
 
 
-def make_step(name: str, shape: Shape, dtype: torch.dtype, device: str, *, exact: bool = False) -> Step:
+def build_step(competitor: str, shape: Shape, dtype: torch.dtype, device: str, *, exact: bool = False) -> Step:
     """Return a forward and backward pass of a competitor. Inputs and output gradients are the same for all.
 
     Args:
-        name: The competitor.
+        competitor: The competitor.
         shape: Streams, steps and dimensions.
-        dtype: The type of the tensors.
+        dtype: The data type of the tensors.
         device: `cuda` or `cpu`.
         exact: Return the reference instead: a float64 loop over the same numbers.
     """
-    encoder = build(name, shape).to(device, dtype)
+    encoder = build_encoder(competitor, shape).to(device, dtype)
     generator = torch.Generator().manual_seed(SEED)
     x_BTD, grad_BTD = (
         torch.randn(shape.batch, shape.steps, dim, generator=generator).to(device, dtype)
@@ -195,90 +216,99 @@ def make_step(name: str, shape: Shape, dtype: torch.dtype, device: str, *, exact
         encoder, x_BTD, grad_BTD = encoder.double(), x_BTD.double(), grad_BTD.double()
     leaves = {"input": x_BTD.requires_grad_(), **dict(encoder.named_parameters())}
 
-    def loss() -> Tensor:
+    def compute_loss() -> Tensor:
         return torch.sum(encoder(x_BTD) * grad_BTD)
 
-    def gradients() -> dict[str, Tensor | None]:
+    def get_gradients() -> dict[str, Tensor | None]:
         return {name: leaf.grad for name, leaf in leaves.items()}
 
-    looped = exact or name == LOOP
-    return Step(loss, list(leaves.values()), gradients, partial(using, "reference" if looped else "auto"))
+    use_loop = exact or competitor == PLAIN_LOOP
+    context = partial(using, "reference" if use_loop else "auto")
+    return Step(compute_loss, list(leaves.values()), get_gradients, context)
 
 
 def measure_all(bench: Bench, shapes: Sequence[Shape], notify: Callable[[str], None]) -> Iterator[list[Row]]:
-    """Yield the rows of every shape and type. Competitors run one after the other on a GPU, and take turns on a CPU."""
+    """Yield the rows of every shape and data type.
+
+    Competitors run one after the other on a GPU, and in turns on a CPU.
+    """
     for shape in shapes:
         for dtype in bench.dtypes:
             notify(f"{shape}, {dtype}")
-            with _matrix_products(tf32=dtype == "tf32"):
-                rows = _over_yardstick(_measure(bench, shape, dtype, notify))
+            with _set_matmul_precision(tf32=dtype == "tf32"):
+                rows = _add_ratios(_measure_case(bench, shape, dtype, notify))
             yield rows
 
 
-def _measure(bench: Bench, shape: Shape, dtype: str, notify: Callable[[str], None]) -> list[Row]:
-    steps = {name: partial(make_step, name, shape, KINDS[dtype], bench.device) for name in competitors(shape)}
-    field = [Competitor(Row(shape, dtype, competitor=name), step, bench.graph) for name, step in steps.items()]
-    groups = [[competitor] for competitor in field] if bench.device == "cuda" else [field]
-    examine = partial(_examine, device=bench.device)
-    return [row for group in groups for row in measure_group(group, examine, bench.device, bench.seconds, notify)]
+def _measure_case(bench: Bench, shape: Shape, dtype: str, notify: Callable[[str], None]) -> list[Row]:
+    entries = []
+    for competitor in list_competitors(shape):
+        build = partial(build_step, competitor, shape, TENSOR_DTYPES[dtype], bench.device)
+        entries.append(Entry(Row(shape, dtype, competitor=competitor), build, bench.graph))
+    check_step = partial(_check_step, device=bench.device)
+    return measure_entries(entries, check_step, bench.device, bench.seconds, notify)
 
 
-def _examine(row: Row, step: Step, device: str) -> Row:
+def _check_step(row: Row, step: Step, device: str) -> Row:
     """Measure everything except time: gradient errors against a float64 loop with the same masks, and determinism."""
     torch.manual_seed(SEED)
-    with RecordDraws() as masks:
+    with RecordRandomTensors() as masks:
         step.run()
-    exact = make_step(row.competitor, row.shape, KINDS[row.dtype], device, exact=True)
-    with ReplayDraws(masks.tensors), torch.backends.cudnn.flags(enabled=False):
-        exact.run()
-    expected = {name: gradient for name, gradient in exact.gradients().items() if gradient is not None}
-    errors = relative_errors(step.gradients(), expected)
-    finite = all(map(math.isfinite, errors.values()))
+    exact_step = build_step(row.competitor, row.shape, TENSOR_DTYPES[row.dtype], device, exact=True)
+    with ReplayRandomTensors(masks.tensors), torch.backends.cudnn.flags(enabled=False):
+        exact_step.run()
+    exact_gradients = {name: gradient for name, gradient in exact_step.get_gradients().items() if gradient is not None}
+    errors = compute_relative_errors(step.get_gradients(), exact_gradients)
+    is_finite = all(map(math.isfinite, errors.values()))
 
-    def seeded() -> Tensor:
+    def compute_seeded_loss() -> Tensor:
         torch.manual_seed(SEED)
-        return step.loss()
+        return step.compute_loss()
 
-    same = equal_twice(replace(step, loss=seeded))
-    note = "" if finite else "gradients are not finite"
-    return replace(row, errors=errors if finite else None, deterministic=same, note=note)
+    return replace(
+        row,
+        errors=errors if is_finite else None,
+        deterministic=is_deterministic(replace(step, compute_loss=compute_seeded_loss)),
+        note="" if is_finite else "gradients are not finite",
+    )
 
 
-def _over_yardstick(rows: Sequence[Row]) -> list[Row]:
-    yardstick = next(row for row in rows if row.competitor == YARDSTICK)
+def _add_ratios(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with their times divided by the time of the baseline."""
+    baseline = next(row for row in rows if row.competitor == BASELINE)
 
-    def over_lstm(row: Row) -> float | None:
-        captured = ratio(row.graph_ms, yardstick.graph_ms)
-        return ratio(row.ms, yardstick.ms) if captured is None else captured
+    def compute_ratio(row: Row) -> float | None:
+        graph_ratio = divide(row.graph_ms, baseline.graph_ms)
+        return divide(row.ms, baseline.ms) if graph_ratio is None else graph_ratio
 
-    return [replace(row, over_lstm=over_lstm(row)) for row in rows]
+    return [replace(row, over_lstm=compute_ratio(row)) for row in rows]
 
 
 @contextmanager
-def _matrix_products(tf32: bool) -> Iterator[None]:
+def _set_matmul_precision(tf32: bool) -> Iterator[None]:
     """Multiply float32 matrices in TF32 or in full precision."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
+    previous = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32 = matmul.allow_tf32 = tf32
     try:
         yield
     finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = before
+        cudnn.allow_tf32, matmul.allow_tf32 = previous
 
 
-def facts() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return the versions that the measurements depend on."""
-    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return {"torch": str(torch.__version__), "triton": version("triton"), "cudnn": cudnn}
+    cudnn_version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return {"torch": str(torch.__version__), "triton": get_version("triton"), "cudnn": cudnn_version}
 
 
-# -- random draws ----------------------------------------------------------------------------------------------------
+# -- random tensors --------------------------------------------------------------------------------------------------
 
 _DROPOUT = torch.ops.aten.native_dropout.default
 
 
-class RecordDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that records all random tensors in `tensors`, whichever function of torch draws them."""
+class RecordRandomTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that records all random tensors in `tensors`, whichever function of torch samples them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -286,12 +316,12 @@ class RecordDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _draws(func):
+        if _is_random(func):
             self.tensors.append((result[1] if func is _DROPOUT else result).clone())
         return result
 
 
-class ReplayDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ReplayRandomTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which random tensors get recorded values, in the order in which they were recorded."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -300,22 +330,22 @@ class ReplayDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not _draws(func):
+        if not _is_random(func):
             return result
         recorded = next(self._tensors, None)
         if recorded is None:
             raise RuntimeError("more random tensors are drawn than were recorded")
         if func is _DROPOUT:
-            vectors, rate = args[:2]
-            return vectors * recorded / (1.0 - rate), recorded
+            x, rate = args[:2]
+            return x * recorded / (1.0 - rate), recorded
         return result.copy_(recorded)
 
 
-def _draws(func: Any) -> bool:
-    """Return whether an operator draws random numbers.
+def _is_random(func: Any) -> bool:
+    """Return whether an operator of torch returns random numbers.
 
     Recurrent layers are tagged as random too, because they can have dropout. Dropout inside layers is not used here, so
     they are excluded.
     """
-    random = torch.Tag.nondeterministic_seeded in func.tags
-    return random and (func is _DROPOUT or len(func._schema.returns) == 1)
+    is_tagged = torch.Tag.nondeterministic_seeded in func.tags
+    return is_tagged and (func is _DROPOUT or len(func._schema.returns) == 1)

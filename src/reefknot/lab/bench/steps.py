@@ -1,11 +1,19 @@
-"""Measure whole training steps of a recipe's rows: `reefknot bench steps RECIPE`.
+"""Measure complete training steps of language models: `reefknot bench steps RECIPE`.
 
-A step is the work of training on one window: input end, encoder, output end, gradients, clipping, optimiser. Every row
-is measured in several modes, all in one run: in plain torch, as our code runs it (`eager`), and captured as a CUDA
-graph (`captured`). In plain torch, a recurrent encoder is a loop over the steps, without cuDNN and our kernels (`plain
-loop`). The ends of a self-attention model find bands (clusters of words of similar frequency) by masks on the device
-and store all scores (`stored logits`). The learning rate is 0, so that the work is the same but the weights do not
-change. A row that averages its weights from the first step on does so here too.
+Every model is a row (one experiment) of a recipe. `measure_all` is the main function. It measures every row in several
+modes, and `Workload` does the work that is timed. A step trains on one window of the text: input end (embeddings),
+encoder, output end (classifier and loss), gradients, clipping and optimiser.
+
+The modes:
+
+    plain loop      baseline of recurrent models: the encoder is a loop over the steps, without cuDNN and our kernels
+    stored logits   baseline of self-attention models: plain torch ends, which find bands (clusters of words of similar
+                    frequency) by masks on the device and store all scores
+    eager           the code as reefknot runs it
+    captured        the same as eager, captured as a CUDA graph
+
+The learning rate is 0, so that the work is the same but the weights do not change. A row that averages its weights from
+the first step on does so here too.
 
 Both ends and the encoder are also measured alone, forward and backward, on one micro-batch. They are captured if the
 step is. Their times are given as shares of the step. The remaining time is spent on penalties, clipping, the optimiser
@@ -14,11 +22,12 @@ and the host.
 Operations are the operations that a step needs at least (`nn/part.py`), even if a mode performs more. Memory is the
 peak of the memory allocated on the GPU while steps run, including weights and optimiser. It is not measured on a CPU.
 
-Shapes: B rows of a window, T steps, D dimensions, N = B x T rows, M rows that have a target.
+Shapes: B sequences of a window, T steps, D dimensions, V words, M tokens that have a target.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -31,7 +40,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.kernels.choice import using
-from reefknot.lab.bench.measure import Absent, Step, free_gpu_memory, graph_times, ratio, reason, times, work_times
+from reefknot.lab.bench.measure import (
+    Step,
+    Unavailable,
+    describe_error,
+    divide,
+    free_gpu_memory,
+    time_captured_step,
+    time_function,
+    time_steps,
+)
 from reefknot.lab.bench.plain_ends import use_plain_ends
 from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.evaluation.perplexity import autocast
@@ -47,13 +65,14 @@ from reefknot.nn.encoders.contract import Encoded, Encoder, State
 from reefknot.nn.models.language_model import LanguageModel
 
 LOOP, STORED, EAGER, CAPTURED = "plain loop", "stored logits", "eager", "captured"
-WINDOWS = {"cuda": 16, "cpu": 2}
+"""The modes."""
+MAX_WINDOWS = {"cuda": 16, "cpu": 2}
 """The largest number of windows that are trained on repeatedly. Several are used because lengths may be random."""
-ENOUGH = 2**17
-"""Windows are taken until they have this many tokens together."""
-LONGEST = 2_000_000
-"""A random text has at most this many words. No benchmark reads more."""
-NOT_CAPTURED = "a part of the model reads a number back from the device, so a step cannot be captured"
+ENOUGH_TOKENS = 2**17
+"""No further windows are used when they have this many tokens together."""
+MAX_RANDOM_TOKENS = 2_000_000
+"""The largest length of a random text. No benchmark reads more."""
+NOT_CAPTURABLE = "a part of the model reads a number back from the device, so a step cannot be captured"
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ class Text:
     tokens: int
     """The number of tokens of the corpus, which is the length of an epoch."""
     description: str
-    """Human-readable description of the text, in one line."""
+    """A description of the text in one line, for people."""
     corpus: str
     """The name of the corpus. Epochs of different corpora are not compared."""
     inputs: NDArray[np.int32] | None = None
@@ -73,16 +92,18 @@ class Text:
     """The id of the word that ends a line, if there is one."""
 
     @classmethod
-    def random(cls, words: int, tokens: int, corpus: str) -> Text:
-        """Draw words by Zipf's law, p(word v) proportional to 1 / (v + 1), in place of a corpus that was not found.
+    def random(cls, vocab_size: int, tokens: int, corpus: str) -> Text:
+        """Sample words by Zipf's law, p(word v) proportional to 1 / (v + 1), in place of a corpus that was not found.
 
         The most frequent word ends a line.
         """
-        unigram_V = 1.0 / np.arange(1, words + 1)
-        draws = np.random.default_rng(0).random(min(tokens, LONGEST))
-        ids = np.searchsorted(np.cumsum(unigram_V / unigram_V.sum()), draws)
-        description = f"{corpus} not found: random text with its {words:,} words; an epoch has its {tokens:,} tokens"
-        return cls(np.minimum(ids, words - 1).astype(np.int32), tokens, description, corpus, eos=0)
+        unigram_V = 1.0 / np.arange(1, vocab_size + 1)
+        uniform = np.random.default_rng(0).random(min(tokens, MAX_RANDOM_TOKENS))
+        ids = np.searchsorted(np.cumsum(unigram_V / unigram_V.sum()), uniform)
+        description = (
+            f"{corpus} not found: random text with its {vocab_size:,} words; an epoch has its {tokens:,} tokens"
+        )
+        return cls(np.minimum(ids, vocab_size - 1).astype(np.int32), tokens, description, corpus, eos=0)
 
 
 @dataclass(frozen=True)
@@ -91,7 +112,7 @@ class Job:
 
     name: str
     settings: TrainingSettings
-    build: Callable[[], LanguageModel]
+    build_model: Callable[[], LanguageModel]
     text: Text
     carries_state: bool = True
     """Whether the encoder carries a state from window to window, as recurrent encoders do."""
@@ -99,7 +120,10 @@ class Job:
     def modes(self, device: str) -> list[str]:
         """Return the modes in which the row is measured. The first mode is the baseline of the others."""
         baseline = LOOP if self.carries_state else STORED
-        return [baseline, EAGER, *([CAPTURED] if device == "cuda" else [])]
+        modes = [baseline, EAGER]
+        if device == "cuda":
+            modes.append(CAPTURED)
+        return modes
 
 
 @dataclass(frozen=True)
@@ -145,8 +169,8 @@ class Row:
         return asdict(self) | {"ends_share": self.ends_share}
 
 
-class Looped(Encoder):
-    """An encoder without cuDNN and our kernels: a plain loop over the steps."""
+class LoopedEncoder(Encoder):
+    """Runs another encoder without cuDNN and our kernels, as a plain loop over the steps."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -181,14 +205,15 @@ class Workload:
         self.world = World(device=torch.device(device))
         set_determinism(self.settings.determinism)
         seed_everything(self.settings.seed)
-        self.model = job.build().to(self.world.device).train()
+        self.model = job.build_model().to(self.world.device).train()
         batches = build_batches(self.settings, job.text.ids, job.text.inputs, job.text.eos)
-        enough = -(-ENOUGH // (self.settings.batch * self.settings.steps))
-        first = range(min(WINDOWS[device], enough, batches.num_windows))
-        self.windows = [(*batches.window(index), batches.count_targets(index)) for index in first]
+        enough_windows = math.ceil(ENOUGH_TOKENS / (self.settings.batch * self.settings.steps))
+        num_windows = min(MAX_WINDOWS[device], enough_windows, batches.num_windows)
+        self.windows = [(*batches.window(index), batches.count_targets(index)) for index in range(num_windows)]
+        # Counted before the model is changed: the minimum does not depend on the mode.
         self.operations = sum(self.model.flops(x_BT, y_BT) for x_BT, y_BT, _ in self.windows)
         if mode == LOOP:
-            self.model.encoder = Looped(self.model.encoder)
+            self.model.encoder = LoopedEncoder(self.model.encoder)
         elif mode == STORED:
             use_plain_ends(self.model)
         self.update = prepare_update(self.model, self.settings, self.world, batches.batch_size)
@@ -209,36 +234,38 @@ class Workload:
         for x_BT, y_BT, count in self.windows:
             self.update(x_BT, y_BT, 0.0, count)
 
-    def parts(self) -> tuple[Step, Step, Step]:
+    def build_part_steps(self) -> tuple[Step, Step, Step]:
         """Return the steps of the input end, the encoder and the output end alone, on the first micro-batch."""
         model, batch = self.model, self.micro_batch.to(self.world.device)
-        state, plan = model.initial_state(len(batch.inputs)), batch.plan
-        precision = partial(autocast, self.world.device, self.settings.precision)
-        with torch.no_grad(), precision():
+        state = model.initial_state(len(batch.inputs))
+        plan = batch.plan  # how target positions are grouped by band
+        use_autocast = partial(autocast, self.world.device, self.settings.precision)
+        with torch.no_grad(), use_autocast():
             x_BTD = model.input(batch.inputs)
             h_BTD = model.encoder(x_BTD, state).output
         positions_M = slice(None) if batch.positions is None else batch.positions
-        y_M, h_MD = batch.targets.reshape(-1)[positions_M], h_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
+        y_M = batch.targets.reshape(-1)[positions_M]
+        h_MD = h_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
         x_BTD = x_BTD.clone().requires_grad_()
         grad_x_BTD, grad_h_BTD = torch.randn_like(x_BTD), torch.randn_like(h_BTD)
 
-        def look_up() -> Tensor:
-            with precision():
+        def run_input() -> Tensor:
+            with use_autocast():
                 return torch.sum(model.input(batch.inputs) * grad_x_BTD)
 
-        def encode() -> Tensor:
-            with precision():
+        def run_encoder() -> Tensor:
+            with use_autocast():
                 return torch.sum(model.encoder(x_BTD, state).output * grad_h_BTD)
 
-        def score() -> Tensor:
-            with precision():
+        def run_output() -> Tensor:
+            with use_autocast():
                 losses = model.output.loss(h_MD, y_M, plan).values()
                 return torch.stack([loss.weight * loss.sum for loss in losses]).sum() / plan.count
 
         return (
-            Step(look_up, list(model.input.parameters()), dict),
-            Step(encode, [x_BTD, *model.encoder.parameters()], dict),
-            Step(score, [h_MD, *model.output.parameters()], dict),
+            Step(run_input, list(model.input.parameters()), dict),
+            Step(run_encoder, [x_BTD, *model.encoder.parameters()], dict),
+            Step(run_output, [h_MD, *model.output.parameters()], dict),
         )
 
 
@@ -254,24 +281,23 @@ def measure_all(
         seconds: Duration of the timing, per mode.
         notify: Called with lines about progress.
     """
-    first: dict[tuple[str, str], float | None] = {}
+    # Seconds per epoch of the first row, by corpus and mode.
+    first_epoch_seconds: dict[tuple[str, str], float | None] = {}
     for job in jobs:
         notify(job.name)
         rate = rates.get(job.settings.precision)
-        rows = [_measure(job, mode, device, rate, seconds, notify) for mode in job.modes(device)]
+        rows = [_measure_mode(job, mode, device, rate, seconds, notify) for mode in job.modes(device)]
+        baseline_seconds = rows[0].epoch_seconds
+        compared_rows = []
         for row in rows:
-            first.setdefault((job.text.corpus, row.mode), row.epoch_seconds)
-        yield [
-            replace(
-                row,
-                over_baseline=ratio(row.epoch_seconds, rows[0].epoch_seconds),
-                over_first=ratio(row.epoch_seconds, first[job.text.corpus, row.mode]),
-            )
-            for row in rows
-        ]
+            first_seconds = first_epoch_seconds.setdefault((job.text.corpus, row.mode), row.epoch_seconds)
+            over_baseline = divide(row.epoch_seconds, baseline_seconds)
+            over_first = divide(row.epoch_seconds, first_seconds)
+            compared_rows.append(replace(row, over_baseline=over_baseline, over_first=over_first))
+        yield compared_rows
 
 
-def _measure(
+def _measure_mode(
     job: Job, mode: str, device: str, rate: float | None, seconds: float, notify: Callable[[str], None]
 ) -> Row:
     notify(f"  {mode}")
@@ -290,32 +316,40 @@ def _measure(
             free_gpu_memory()
         workload = Workload(job, mode, device)
         if mode == CAPTURED and not workload.update.uses_graphs:
-            raise Absent(NOT_CAPTURED)
+            raise Unavailable(NOT_CAPTURABLE)
         if device == "cuda":
             # The warm-up counts too: a graph that is replayed allocates nothing that could be counted.
             torch.cuda.reset_peak_memory_stats()
-        (milliseconds,) = work_times(device, [(workload.run, lambda: None)], seconds)
+        milliseconds = time_function(workload.run, device, seconds)
         ms = median(milliseconds)
-        speed, flops = 1e3 * workload.tokens / ms, 1e3 * workload.operations / ms
+        tokens_per_second, flops = 1e3 * workload.tokens / ms, 1e3 * workload.operations / ms
         row = replace(
             row,
             ms=ms / len(workload.windows),
             repeats=len(milliseconds),
-            tokens_per_second=speed,
-            epoch_seconds=job.text.tokens / speed,
+            tokens_per_second=tokens_per_second,
+            epoch_seconds=job.text.tokens / tokens_per_second,
             memory_bytes=peak_memory_bytes(device) if device == "cuda" else None,
             flops=flops,
-            matrix_share=ratio(flops, rate),
+            matrix_share=divide(flops, rate),
         )
-        batch_ms = 1e3 * workload.micro_batch.plan.count / speed
-        source, encoder, output = (_part_ms(part, mode, device, seconds) / batch_ms for part in workload.parts())
-        return replace(row, input_share=source, encoder_share=encoder, output_share=output)
+        micro_batch_ms = 1e3 * workload.micro_batch.plan.count / tokens_per_second
+        input_ms, encoder_ms, output_ms = (
+            _time_part(step, mode, device, seconds) for step in workload.build_part_steps()
+        )
+        return replace(
+            row,
+            input_share=input_ms / micro_batch_ms,
+            encoder_share=encoder_ms / micro_batch_ms,
+            output_share=output_ms / micro_batch_ms,
+        )
     except Exception as error:  # the other rows are still measured
-        return replace(row, note=reason(error))
+        return replace(row, note=describe_error(error))
 
 
-def _part_ms(part: Step, mode: str, device: str, seconds: float) -> float:
+def _time_part(step: Step, mode: str, device: str, seconds: float) -> float:
+    """Return the median milliseconds of a part of the model."""
     if mode == CAPTURED:
-        return median(graph_times(part, seconds))
-    (milliseconds,) = times([part], device, seconds)
+        return median(time_captured_step(step, seconds))
+    (milliseconds,) = time_steps([step], device, seconds)
     return median(milliseconds)

@@ -1,18 +1,28 @@
-"""Measure training and decoding of a recipe's translators: `reefknot bench translation [RECIPE]`.
+"""Measure training and decoding of translation models: `reefknot bench translation [RECIPE]`.
 
-Training: updates on the same pairs in three modes, all in one run: nn.Transformer with all scores stored, our model,
-and our model captured as a CUDA graph. All use the row's sizes, dropout, ties, precision, clipping and optimiser. The
-learning rate is 0, or nearly 0. A row that nn.Transformer cannot express is measured without it.
+Every model is a row (one experiment) of a recipe. `measure_all` is the main function: it yields two tables per row,
+with one line per mode.
 
-Decoding: three modes of beam search, which use the row's model and find the same translations. The first computes the
-whole prefix of every hypothesis in every step. The second is our search, which has a KV cache. The third is our search
-with its steps replayed as a CUDA graph. The model is not trained, so it would end sentences at random. Therefore the
-bias of <eos> prevents it from ending a sentence, and a translation has as many tokens as its source. The same batch is
-decoded repeatedly, so the graph is already captured, as it is when batches of the same shape follow each other.
+Training: updates on the same sentence pairs, with the row's sizes, dropout, ties, precision, clipping and optimiser,
+and a learning rate of (nearly) 0. A row that nn.Transformer cannot express is measured without it.
+
+    nn.Transformer  plain torch, which stores the scores of all classes
+    eager           reefknot's model
+    captured        reefknot's model, captured as a CUDA graph
+
+Decoding: beam search with the row's model. All modes find the same translations.
+
+    whole prefix    every step computes the whole prefix of every hypothesis
+    cached          reefknot's search, which has a KV cache
+    captured        reefknot's search, with its steps replayed as a CUDA graph
+
+An untrained model would end sentences at random. Therefore the bias of <eos> prevents it from ending a sentence, and a
+translation has as many tokens as its source. The same batch is decoded repeatedly, so the graph is already captured, as
+it is when batches of the same shape follow each other.
 
 Memory is the peak of the memory allocated on the GPU, including weights and optimiser. It is not measured on a CPU.
 
-Shapes: B pairs, S source tokens, T target tokens, U = S + T.
+Shapes: B pairs, S source tokens, T target tokens, U = S + T, V words.
 """
 
 from __future__ import annotations
@@ -29,9 +39,9 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import CorpusNotFound
-from reefknot.lab.bench.measure import Absent, free_gpu_memory, ratio, reason, work_times
+from reefknot.lab.bench.measure import Unavailable, describe_error, divide, free_gpu_memory, time_function
 from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_without_cache
-from reefknot.lab.bench.steps import CAPTURED, EAGER, NOT_CAPTURED, prepare_update
+from reefknot.lab.bench.steps import CAPTURED, EAGER, NOT_CAPTURABLE, prepare_update
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search
 from reefknot.lab.evaluation.decoding import decoding
 from reefknot.lab.evaluation.perplexity import autocast
@@ -48,18 +58,19 @@ from reefknot.lab.training.settings import TrainingSettings
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.models.translator import Translator, split_sides
 
-RECIPE, ROW = "pappas2019/multi30k", "TWWT"
-"""The default recipe and row."""
+DEFAULT_RECIPE, DEFAULT_ROW = "pappas2019/multi30k", "TWWT"
 TRAINING, DECODING = "training", "decoding"
 PLAIN, UNCACHED, CACHED = "nn.Transformer", "whole prefix", "cached"
-WINDOWS = {"cuda": 16, "cpu": 1}
+MAX_WINDOWS = {"cuda": 16, "cpu": 1}
 """The number of batches of pairs that are trained on repeatedly."""
-SENTENCES = {"cuda": 128, "cpu": 8}
-"""The number of sources that are translated together."""
-NEVER = -1e4
+NUM_SOURCES = {"cuda": 128, "cpu": 8}
+"""The number of source sentences that are translated together."""
+EXCLUDING_BIAS = -1e4
 """A bias that keeps a class from being chosen."""
-RANDOM_PAIRS, SHORTEST, LONGEST = 20_000, 8, 48
-"""The number of random pairs if the corpus was not found, and the limits of the tokens on a side."""
+NUM_RANDOM_PAIRS = 20_000
+"""The number of random pairs if the corpus was not found."""
+MIN_RANDOM_LENGTH, MAX_RANDOM_LENGTH = 8, 48
+"""Limits of the tokens on each side of a random pair."""
 
 Window = tuple[Tensor, Tensor, int]
 """x_BU, y_BT, and the number of targets."""
@@ -71,7 +82,7 @@ class Job:
 
     name: str
     settings: TrainingSettings
-    build: Callable[[], Translator]
+    build_model: Callable[[], Translator]
     batches: PairBatches
     eos: int
     search: SearchSettings
@@ -79,8 +90,9 @@ class Job:
     """Human-readable description of the pairs, in one line."""
 
     def windows(self, device: str) -> list[Window]:
-        first = range(min(WINDOWS[device], self.batches.num_windows))
-        return [(*self.batches.window(index), self.batches.count_targets(index)) for index in first]
+        """Return the first windows, which are trained on repeatedly."""
+        num_windows = min(MAX_WINDOWS[device], self.batches.num_windows)
+        return [(*self.batches.window(index), self.batches.count_targets(index)) for index in range(num_windows)]
 
 
 @dataclass(frozen=True)
@@ -109,13 +121,13 @@ class Row:
         return asdict(self)
 
 
-def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
-    """Return a row with its pairs.
+def build_job(recipe: Recipe, row: RecipeRow, data: Path | None) -> Job:
+    """Combine a row of a recipe with its sentence pairs.
 
     If the corpus was not found, the pairs are random, with a vocabulary of the same number of sub-words.
     """
     experiment = cast(
-        TranslationExperiment, loaded.experiment(row, "translation", "use reefknot bench steps for language models")
+        TranslationExperiment, recipe.experiment(row, "translation", "use reefknot bench steps for language models")
     )
     settings = experiment.training
     try:
@@ -123,146 +135,161 @@ def job_of(loaded: Recipe, row: RecipeRow, data: Path | None) -> Job:
     except CorpusNotFound:
         if experiment.vocabulary.bpe is None:
             raise
-        number = experiment.vocabulary.bpe.merges
-        words, eos, lines = VocabularyPair(number, number), 0, random_pairs(number)
-        description = f"{experiment.corpus.name} not found: random pairs of {number:,} types"
+        vocab_size = experiment.vocabulary.bpe.merges
+        vocabularies, eos = VocabularyPair(vocab_size, vocab_size), 0
+        source, target = sample_pairs(vocab_size)
+        description = f"{experiment.corpus.name} not found: random pairs of {vocab_size:,} types"
     else:
         assert dataset.vocabulary.eos is not None  # every line of a pair ends with it
         train = dataset.splits["train"]
-        words, eos, lines = dataset.vocabulary_pair, dataset.vocabulary.eos, (train.source, train.target)
+        vocabularies, eos = dataset.vocabulary_pair, dataset.vocabulary.eos
+        source, target = train.source, train.target
         description = dataset.summary
-    batches = PairBatches(*lines, settings.batch, settings.steps, eos=eos, seed=settings.seed)
+    batches = PairBatches(source, target, settings.batch, settings.steps, eos=eos, seed=settings.seed)
     search = experiment.search.model_copy(update={"longest": 1.0, "beyond": 0, "early_stop": True})
 
-    def build() -> Translator:
-        return cast(Translator, loaded.build(row, words))
+    def build_model() -> Translator:
+        return cast(Translator, recipe.build(row, vocabularies))
 
-    return Job(row.name, settings, build, batches, eos, search, description)
+    return Job(row.name, settings, build_model, batches, eos, search, description)
 
 
-def random_pairs(words: int) -> tuple[Lines, Lines]:
-    """Draw sources and targets by Zipf's law, p(word v) proportional to 1 / (v + 1). The first word ends a line."""
-    random = np.random.default_rng(0)
-    unigram_V = np.cumsum(1.0 / np.arange(1, words))
-    lengths = random.integers(SHORTEST, LONGEST, RANDOM_PAIRS)
+def sample_pairs(vocab_size: int) -> tuple[Lines, Lines]:
+    """Sample sources and targets by Zipf's law, p(word v) proportional to 1 / (v + 1). The first word ends a line."""
+    generator = np.random.default_rng(0)
+    cumulative_V = np.cumsum(1.0 / np.arange(1, vocab_size))
+    lengths = generator.integers(MIN_RANDOM_LENGTH, MAX_RANDOM_LENGTH, NUM_RANDOM_PAIRS)
 
-    def side() -> Lines:
-        lines = (np.searchsorted(unigram_V, unigram_V[-1] * random.random(length)) for length in lengths)
+    def sample_side() -> Lines:
+        lines = (np.searchsorted(cumulative_V, cumulative_V[-1] * generator.random(length)) for length in lengths)
         return Lines.from_lists([*(1 + ids).tolist(), 0] for ids in lines)
 
-    return side(), side()
+    return sample_side(), sample_side()
 
 
 def measure_all(jobs: Sequence[Job], device: str, seconds: float, notify: Callable[[str], None]) -> Iterator[list[Row]]:
     """Yield the rows of every job: first the rows of training, then the rows of decoding."""
     for job in jobs:
         notify(job.name)
-        captured = [CAPTURED] if device == "cuda" else []
-        modes = [PLAIN, EAGER, *captured]
-        yield _compared([_measure(job, TRAINING, mode, _train, device, seconds, notify)[0] for mode in modes])
-        modes = [UNCACHED, CACHED, *captured]
-        searches = [_measure(job, DECODING, mode, _search, device, seconds, notify) for mode in modes]
-        baseline = searches[0][1]
-        yield _compared([replace(row, same=_share_equal(best, baseline)) for row, best in searches])
+        graph_modes = [CAPTURED] if device == "cuda" else []
+        training_rows = []
+        for mode in (PLAIN, EAGER, *graph_modes):
+            row, _ = _measure_mode(job, TRAINING, mode, _prepare_training, device, seconds, notify)
+            training_rows.append(row)
+        yield _add_ratios(training_rows)
+        decoding_rows = []
+        baseline_translations: Sequence[Hypothesis] = ()
+        for mode in (UNCACHED, CACHED, *graph_modes):
+            row, translations = _measure_mode(job, DECODING, mode, _prepare_decoding, device, seconds, notify)
+            if mode == UNCACHED:
+                baseline_translations = translations
+            decoding_rows.append(replace(row, same=_share_equal(translations, baseline_translations)))
+        yield _add_ratios(decoding_rows)
 
 
-def _compared(rows: Sequence[Row]) -> list[Row]:
-    return [replace(row, over_baseline=ratio(row.ms, rows[0].ms)) for row in rows]
+def _add_ratios(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with their times divided by the time of the first mode."""
+    return [replace(row, over_baseline=divide(row.ms, rows[0].ms)) for row in rows]
 
 
-def _share_equal(best: Sequence[Hypothesis], baseline: Sequence[Hypothesis]) -> float | None:
-    if not best or not baseline:
+def _share_equal(translations: Sequence[Hypothesis], baseline: Sequence[Hypothesis]) -> float | None:
+    """Return the share of translations that are equal to the baseline's, or None if there are none."""
+    if not translations or not baseline:
         return None
-    return sum(one.ids == other.ids for one, other in zip(best, baseline, strict=True)) / len(best)
+    equal = [translation.ids == expected.ids for translation, expected in zip(translations, baseline, strict=True)]
+    return sum(equal) / len(equal)
 
 
 @dataclass
-class _Work:
+class _Workload:
     """The work that is timed."""
 
     run: Callable[[], object]
-    tokens: Callable[[], int]
+    count_tokens: Callable[[], int]
     """Returns the number of target tokens of a run."""
-    parts: int = 1
+    num_updates: int = 1
     """The number of updates of a run."""
-    translations: Callable[[], Sequence[Hypothesis]] = tuple
+    get_translations: Callable[[], Sequence[Hypothesis]] = tuple
     """Returns the translations of the last run."""
 
 
-def _measure(
+def _measure_mode(
     job: Job,
     what: str,
     mode: str,
-    prepare: Callable[[Job, str, torch.device], AbstractContextManager[_Work]],
+    prepare: Callable[[Job, str, torch.device], AbstractContextManager[_Workload]],
     device: str,
     seconds: float,
     notify: Callable[[str], None],
 ) -> tuple[Row, Sequence[Hypothesis]]:
+    """Return the row of one mode, and the translations if `what` is decoding."""
     notify(f"  {what}, {mode}")
     row = Row(job.name, what, mode)
     try:
         if device == "cuda":
             free_gpu_memory()
-        with prepare(job, mode, torch.device(device)) as work:
+        with prepare(job, mode, torch.device(device)) as workload:
             if device == "cuda":
                 # The warm-up counts too: a graph that is replayed allocates nothing that could be counted.
                 torch.cuda.reset_peak_memory_stats()
-            (milliseconds,) = work_times(device, [(work.run, lambda: None)], seconds)
+            milliseconds = time_function(workload.run, device, seconds)
             ms = median(milliseconds)
-            speed = 1e3 * work.tokens() / ms
-            memory = peak_memory_bytes(device) if device == "cuda" else None
             row = replace(
-                row, ms=ms / work.parts, repeats=len(milliseconds), tokens_per_second=speed, memory_bytes=memory
+                row,
+                ms=ms / workload.num_updates,
+                repeats=len(milliseconds),
+                tokens_per_second=1e3 * workload.count_tokens() / ms,
+                memory_bytes=peak_memory_bytes(device) if device == "cuda" else None,
             )
-            return row, work.translations()
+            return row, workload.get_translations()
     except Exception as error:  # the other rows are still measured
-        return replace(row, note=reason(error)), ()
+        return replace(row, note=describe_error(error)), ()
 
 
-def _model(job: Job, device: torch.device) -> Translator:
+def _build_model(job: Job, device: torch.device) -> Translator:
     set_determinism(job.settings.determinism)
     seed_everything(job.settings.seed)
-    return job.build().to(device)
+    return job.build_model().to(device)
 
 
 @contextmanager
-def _train(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
+def _prepare_training(job: Job, mode: str, device: torch.device) -> Iterator[_Workload]:
     """Prepare updates on the first windows."""
     windows = job.windows(device.type)
-    model = _model(job, device).train()
+    model = _build_model(job, device).train()
     settings = job.settings.model_copy(update={"capture": mode == CAPTURED})
     if mode == PLAIN:
-        plain = PlainTraining(PlainTranslator(model), settings, device)
+        train_plain = PlainTraining(PlainTranslator(model), settings, device)
 
         def run() -> None:
             for window in windows:
-                plain(*window)
+                train_plain(*window)
     else:
         update = prepare_update(model, settings, World(device=device), job.batches.batch_size)
         if mode == CAPTURED and not update.uses_graphs:
-            raise Absent(NOT_CAPTURED)
+            raise Unavailable(NOT_CAPTURABLE)
 
         def run() -> None:
             for x_BU, y_BT, count in windows:
                 update(x_BU, y_BT, 0.0, count)
 
-    tokens = sum(count for *_, count in windows)
-    yield _Work(run, lambda: tokens, len(windows))
+    num_tokens = sum(count for *_, count in windows)
+    yield _Workload(run, lambda: num_tokens, len(windows))
 
 
 @contextmanager
-def _search(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
+def _prepare_decoding(job: Job, mode: str, device: torch.device) -> Iterator[_Workload]:
     """Prepare the search for translations of some sources of the first window."""
-    model = _model(job, device).eval()
+    model = _build_model(job, device).eval()
     classifier = getattr(model.output, "classifier", None)
     if isinstance(classifier, Classifier) and classifier.bias is not None:
-        classifier.bias.data[job.eos] = NEVER
+        classifier.bias.data[job.eos] = EXCLUDING_BIAS
     x_BU, y_BT, _ = job.windows(device.type)[0]
-    source_BS = split_sides(x_BU, y_BT)[0][: SENTENCES[device.type]].to(device)
+    source_BS = split_sides(x_BU, y_BT)[0][: NUM_SOURCES[device.type]].to(device)
     translations: list[Hypothesis] = []
     with autocast(device, job.settings.precision), decoding(model, fixed=mode == CAPTURED) as decoder:
         if mode == CAPTURED and decoder.graphs is None:
-            raise Absent(NOT_CAPTURED)
+            raise Unavailable(NOT_CAPTURABLE)
 
         def run() -> None:
             if mode == UNCACHED:
@@ -270,7 +297,7 @@ def _search(job: Job, mode: str, device: torch.device) -> Iterator[_Work]:
             else:
                 translations[:] = [best for best, *_ in beam_search(decoder, source_BS, job.eos, job.search)]
 
-        def tokens() -> int:
+        def count_tokens() -> int:
             return sum(len(best.ids) + best.finished for best in translations)
 
-        yield _Work(run, tokens, translations=lambda: translations)
+        yield _Workload(run, count_tokens, get_translations=lambda: translations)

@@ -78,7 +78,7 @@ def advise(
     The eight pairs of ends of Baevski & Auli (2019) are compared by parameters, memory and training speed.
     """
     from reefknot.errors import SettingsError
-    from reefknot.lab.bench.advise import BODIES, ENDS, advice, choose_bands
+    from reefknot.lab.bench.advise import BODIES, ENDS, choose_bands, give_advice
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.runs.environment import capture_environment
     from reefknot.lab.text.vocabulary import VocabularySettings
@@ -93,7 +93,7 @@ def advise(
     body = replace(BODIES[chosen_device], **{name: size for name, size in sizes.items() if size is not None})
     request = _Request(corpus, body, chosen_device, seconds, data)
     dataset = request.open_text(VocabularySettings())
-    request = replace(request, body=body.within(dataset.splits["train"].tokens))
+    request = replace(request, body=body.fit_to_text(dataset.splits["train"].tokens))
     bands, bands_description = choose_bands(dataset.vocabulary)
     ends = list(dict.fromkeys(end or ENDS))
     num_words = len(dataset.vocabulary)
@@ -102,13 +102,13 @@ def advise(
     device_name = environment["gpus"][0] if chosen_device == "cuda" else environment["cpu"]
     if as_json:
         record = {"corpus": dataset.summary, "device": device_name, "body": asdict(request.body), "bands": bands}
-        record |= {"rows": [row.record() for row in rows], "advice": advice(rows)}
+        record |= {"rows": [row.record() for row in rows], "advice": give_advice(rows)}
         typer.echo(json.dumps(record, indent=2))
         return
     for line in (dataset.summary, bands_description, f"{request.body}; {device_name}"):
         typer.echo(line)
     _print_table(rows)
-    typer.echo(advice(rows))
+    typer.echo(give_advice(rows))
 
 
 @dataclass(frozen=True)
@@ -139,17 +139,24 @@ class _Request:
             in_this_process: Measure in this process instead of a new one.
         """
         from reefknot.errors import ReefknotError
-        from reefknot.lab.bench.advise import ENDS, Row, count, experiment, measure, vocabulary_of
+        from reefknot.lab.bench.advise import (
+            ENDS,
+            Row,
+            build_experiment,
+            choose_vocabulary,
+            count_parameters,
+            measure_training,
+        )
 
-        vocabulary = vocabulary_of(end, num_words)
-        settings = experiment(end, self.corpus, self.body, vocabulary, bands, self.device)
+        vocabulary = choose_vocabulary(end, num_words)
+        settings = build_experiment(end, self.corpus, self.body, vocabulary, bands, self.device)
         try:
             dataset = self.open_text(vocabulary)
         except ReefknotError as error:  # the package that learns sub-words may not be installed
             return Row(end, note=str(error))
-        row = count(Row(end), settings, len(dataset.vocabulary))
+        row = count_parameters(Row(end), settings, len(dataset.vocabulary))
         if in_this_process:
-            return measure(row, settings, dataset, self.device, self.seconds)
+            return measure_training(row, settings, dataset, self.device, self.seconds)
         typer.echo(f"{end}: {ENDS[end]}", err=True)
         return _measure_in_new_process(row, self.command(end))
 

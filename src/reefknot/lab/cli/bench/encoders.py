@@ -42,16 +42,16 @@ def encoders(
     device: Device = "auto",
 ) -> None:
     """Measure the recurrent encoders: time, gradient error, and whether results are reproducible bit for bit."""
-    from reefknot.lab.bench.encoders import DTYPES, SHAPES, Bench, Shape, facts, measure_all
+    from reefknot.lab.bench.encoders import DTYPES, SHAPES, Bench, Shape, describe_machine, measure_all
 
     check_names("--weights", [weights] if weights else [], ("float32", "bfloat16", "tf32"))
     record = open_record("encoders", device, json)
     check_gpu_options(record, weights, graph)
     dtypes = (weights,) if weights else DTYPES[record.device]
-    shapes = [Shape.read(text) for text in shape] if shape else SHAPES[record.device]
+    shapes = [Shape.parse(text) for text in shape] if shape else SHAPES[record.device]
     # If the benchmark is stopped, its record says which cases were not reached.
     unmeasured = {f"{shape}, {dtype}": "not reached" for shape in shapes for dtype in dtypes}
-    record.print_header(facts(), not_measured=unmeasured)
+    record.print_header(describe_machine(), not_measured=unmeasured)
     for rows in measure_all(Bench(record.device, dtypes, seconds, graph), shapes, record.print_progress):
         case = f"{rows[0].shape}, {rows[0].dtype}"
         del unmeasured[case]

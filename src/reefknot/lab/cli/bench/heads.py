@@ -65,8 +65,9 @@ def heads(
     device: Device = "auto",
 ) -> None:
     """Measure the output ends: time, memory, gradient error, and whether results are reproducible bit for bit."""
-    from reefknot.lab.bench.heads import FAMILIES, LEAN, Bench, cases, facts, measure_all
-    from reefknot.lab.bench.measure import SUSTAINED
+    from reefknot.lab.bench.competitors import FAMILIES
+    from reefknot.lab.bench.heads import LOW_MEMORY_MIB, Bench, choose_cases, describe_machine, measure_all
+    from reefknot.lab.bench.measure import SUSTAINED_SECONDS
     from reefknot.lab.bench.problems import ENDS, Shape
     from reefknot.lab.training.throughput import measure_matrix_rate
 
@@ -77,11 +78,11 @@ def heads(
     _check_vocabulary(vocabulary, end or [], shape or [])
     record = open_record("heads", device, json)
     check_gpu_options(record, weights, graph)
-    budgets = memory or (LEAN[record.device],)
+    budgets = memory or (LOW_MEMORY_MIB[record.device],)
     settings = Bench(record.device, competitor or FAMILIES, weights, budgets, seconds, graph)
-    ends_and_shapes = cases(record.device, end or [], [Shape.read(text) for text in shape or []], vocabulary)
-    rate = measure_matrix_rate(record.device, settings.dtype, 2 * SUSTAINED)
-    machine = facts(settings, rate)
+    ends_and_shapes = choose_cases(record.device, end or [], [Shape.parse(text) for text in shape or []], vocabulary)
+    rate = measure_matrix_rate(record.device, settings.dtype, 2 * SUSTAINED_SECONDS)
+    machine = describe_machine(settings, rate)
     notes = [machine["dtype"], f"{machine['matrix_tflops']:,.3g} TFLOP/s in large products"]
     record.print_header(machine, notes, vocabulary=vocabulary)
     for rows in measure_all(settings, rate, ends_and_shapes, record.print_progress):
@@ -105,13 +106,13 @@ def _check_memory(budgets: Sequence[float], competitors: Sequence[str]) -> None:
 def _check_vocabulary(vocabulary: bool, ends: Sequence[str], shapes: Sequence[str]) -> None:
     """Raise an error if --vocabulary contradicts the ends or shapes."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.bench.heads import SWEPT
+    from reefknot.lab.bench.heads import SWEEP_ENDS
 
     if not vocabulary:
         return
     if shapes:
         raise SettingsError("--shape has no effect with --vocabulary, which chooses the shapes; leave --shape out")
-    check_names("--vocabulary --end", ends, SWEPT)
+    check_names("--vocabulary --end", ends, SWEEP_ENDS)
 
 
 def _format_cells(row: Row, graph: bool) -> dict[str, str]:

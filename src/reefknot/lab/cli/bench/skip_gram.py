@@ -49,7 +49,7 @@ def skip_gram(
 
     Quality is the correlation with word-similarity benchmarks. It is measured if the benchmarks are in the data folder.
     """
-    from reefknot.lab.bench.skip_gram import CORPUS, LEAST, Job, measure_all
+    from reefknot.lab.bench.skip_gram import DEFAULT_CORPUS, MIN_COUNT, Job, measure_all
     from reefknot.lab.tasks.skip_gram import SkipGramSettings
     from reefknot.lab.text.dataset import open_dataset
     from reefknot.lab.text.vocabulary import VocabularySettings
@@ -57,8 +57,8 @@ def skip_gram(
 
     record = open_record("skip-gram", device, json)
     thread_counts = _parse_thread_counts(workers)
-    settings = monolingual_corpus(corpus or CORPUS)
-    dataset = open_dataset(settings, VocabularySettings(min_count=LEAST), data=data, notify=record.print_progress)
+    settings = monolingual_corpus(corpus or DEFAULT_CORPUS)
+    dataset = open_dataset(settings, VocabularySettings(min_count=MIN_COUNT), data=data, notify=record.print_progress)
     job = Job(dataset, SkipGramSettings(), SkipGramTraining(epochs=epochs), _find_benchmarks(data), seeds)
     _print_header(record, job)
     benchmarks = list(job.benchmarks)
@@ -77,11 +77,11 @@ def skip_gram(
 
 def _print_header(record: Record, job: Job) -> None:
     """Print and record the machine, the text, the settings, and the coverage of the benchmarks."""
-    from reefknot.lab.bench.skip_gram import facts
+    from reefknot.lab.bench.skip_gram import describe_machine
 
     dataset = job.dataset
     coverage = job.coverage()
-    machine = facts()
+    machine = describe_machine()
     settings = job.settings.model_dump() | job.training.model_dump(include={"epochs", "learning_rate", "lowest_rate"})
     notes = [f"{name} {machine[name] or 'absent'}" for name in ("numba", "gensim")]
     text = {"corpus": dataset.name, "fingerprint": dataset.fingerprint, "pairs": coverage}

@@ -43,7 +43,7 @@ def steps(
 
     If a corpus is not on this machine, the benchmark uses a text of random words where that is possible.
     """
-    from reefknot.lab.bench.encoders import facts
+    from reefknot.lab.bench.encoders import describe_machine
     from reefknot.lab.bench.steps import measure_all
 
     record = open_record("steps", device, json)
@@ -54,7 +54,7 @@ def steps(
     # If the benchmark is stopped, its record says which rows were not reached.
     unmeasured = missing | {row.name: "not reached" for row in recipe_rows if row.name not in missing}
     record.print_header(
-        facts() | {"matrix_flops": rates},
+        describe_machine() | {"matrix_flops": rates},
         notes,
         recipe=loaded.name,
         overrides=list(overrides or []),
@@ -139,14 +139,17 @@ def _measure_matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, f
 
     The result is empty on a CPU, where the rate varies because other programs run at the same time.
     """
-    from reefknot.lab.bench.measure import SUSTAINED
+    from reefknot.lab.bench.measure import SUSTAINED_SECONDS
     from reefknot.lab.training.throughput import measure_matrix_rate
     from reefknot.lab.training.update import AUTOCAST_DTYPES
 
     if device == "cpu":
         return {}
     distinct = dict.fromkeys(precisions)
-    return {precision: measure_matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED) for precision in distinct}
+    return {
+        precision: measure_matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED_SECONDS)
+        for precision in distinct
+    }
 
 
 def _format_update(row: Row) -> str:

@@ -40,16 +40,16 @@ def translation(
 
     If a corpus is not on this machine, the benchmark uses random sentence pairs where that is possible.
     """
-    from reefknot.lab.bench.encoders import facts
-    from reefknot.lab.bench.translation import RECIPE, ROW, job_of, measure_all
+    from reefknot.lab.bench.encoders import describe_machine
+    from reefknot.lab.bench.translation import DEFAULT_RECIPE, DEFAULT_ROW, build_job, measure_all
 
     record = open_record("translation", device, json)
     patterns = row
     if not recipe and not row:
-        patterns = [ROW]
-    loaded, rows = load_rows(recipe or RECIPE, overrides, patterns, data)
-    jobs = [job_of(loaded, row, data) for row in rows]
-    record.print_header(facts(), recipe=loaded.name, overrides=list(overrides or []))
+        patterns = [DEFAULT_ROW]
+    loaded, rows = load_rows(recipe or DEFAULT_RECIPE, overrides, patterns, data)
+    jobs = [build_job(loaded, row, data) for row in rows]
+    record.print_header(describe_machine(), recipe=loaded.name, overrides=list(overrides or []))
     for description in dict.fromkeys(job.description for job in jobs):
         record.print(description)
     for modes in measure_all(jobs, record.device, seconds, record.print_progress):

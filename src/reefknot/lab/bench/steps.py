@@ -83,7 +83,7 @@ class Text:
     tokens: int
     """The number of tokens of the corpus, which is the length of an epoch."""
     description: str
-    """A description of the text in one line, for people."""
+    """Human-readable description of the text, in one line."""
     corpus: str
     """The name of the corpus. Epochs of different corpora are not compared."""
     inputs: NDArray[np.int32] | None = None

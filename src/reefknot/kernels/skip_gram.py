@@ -67,7 +67,7 @@ def train_range(
             are tied.
         ids: Word ids of the whole text.
         start: The first position of the range.
-        stop: The position after the last of the range.
+        stop: The position after the end of the range.
         sampler: Samples the training pairs, on the device of the tables.
         epoch: Number of the epoch. The random numbers depend on it.
         rates: The learning rate.
@@ -131,7 +131,7 @@ class TrainingRange:
     start: int
     """The first position of the range."""
     stop: int
-    """The position after the last of the range."""
+    """The position after the end of the range."""
     sampler: PairSampler
     key: int
     """The key of the epoch's random numbers."""

@@ -1,4 +1,4 @@
-"""Run LSTM layers on a GPU: launch a Triton kernel for the forward pass over a whole window, another for the way back.
+"""Run LSTM layers on a GPU: launch one Triton kernel for the forward and one for the backward pass of a window.
 
 `run_forward_kernel` and `run_backward_kernel` are the functions to start from; the autograd function in `recurrence`
 calls them. They allocate the results, and `_KernelRun` launches the kernels of `triton_recurrence_kernels`.

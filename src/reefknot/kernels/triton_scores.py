@@ -293,7 +293,7 @@ _TRITON_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 def _allocate_block(like: Tensor, num_rows: int, num_classes: int) -> tuple[Tensor, int]:
-    """Allocate a block of scores, with rows aligned for the copy engine and the matrix units. Return its stride too."""
+    """Allocate a block of scores, whose rows are aligned for copy engine and matrix units. Also return its stride."""
     stride = triton.cdiv(num_classes, 64) * 64
     return like.new_empty(num_rows, stride)[:, :num_classes], stride
 

@@ -142,7 +142,7 @@ def _build_model(
 def _load_start_run(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
 ) -> Start | None:
-    """Return the run whose weights a row starts from, or None if the row starts from random weights."""
+    """Return the run that a row starts from, or None if the row starts from random weights."""
     if folder is None and recipe.experiments[row.name].start is None:
         return None
     from reefknot.lab.recipes.starts import load_start

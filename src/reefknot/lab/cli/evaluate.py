@@ -186,7 +186,7 @@ Search = Annotated[
     typer.Option(
         "--search",
         rich_help_panel=SEARCH,
-        help="Before scoring, tune the settings of --dynamic or --cache on the valid text, except those that you set.",
+        help="Before scoring, tune the settings of --dynamic or --cache on the validation text, except those that you set.",
     ),
 ]
 SearchTokens = Annotated[
@@ -194,7 +194,7 @@ SearchTokens = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=SEARCH,
-        help="Tune on this many tokens from the start of the valid text. [default: the whole valid text]",
+        help="Tune on this many tokens from the start of the validation text. [default: all of it]",
     ),
 ]
 Beam = Annotated[

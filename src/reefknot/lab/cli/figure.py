@@ -71,7 +71,7 @@ def figure(
     paper_figure = open_figure(name)
     unused_options = {"data", "device"} - set(paper_figure.options)
     inputs = paper_figure.needs or "results and metrics only"
-    reject_options(ctx, unused_options, f"on {name}, which reads {inputs}; leave it out")
+    reject_options(ctx, unused_options, f"on {name}, which reads {inputs}; leave {{option}} out")
     selection = select_runs(paper_figure, runs or [])
     for note in selection.notes:
         typer.echo(f"{name}: {note}", err=True)

@@ -66,7 +66,7 @@ def generate(
 
     if temperature == 0:
         reject_options(
-            ctx, SAMPLING_OPTIONS, "at temperature 0, which always chooses the most probable word; leave it out"
+            ctx, SAMPLING_OPTIONS, "at temperature 0, which always chooses the most probable word; leave {option} out"
         )
     words = words_in(prompt, "the prompt")
     trained = open_language_model(run, device).with_spellings(words)

@@ -1,4 +1,4 @@
-"""Analogies of word vectors: a is to b as c is to which word? (Mikolov et al. 2013)
+"""Analogies of word vectors: which word is to c as b is to a? (Mikolov et al. 2013)
 
 `analogy` answers one question, and `score_questions` returns the accuracy on the questions of a file. The answer is the
 word whose vector has the largest cosine with b - a + c, where all vectors have length one and the three words of the

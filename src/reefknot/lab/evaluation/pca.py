@@ -87,7 +87,7 @@ def _group_words(ends: Sequence[WordVectors], center_words: list[str]) -> dict[s
     """Return the words to show, each with the index of its group.
 
     A group is a word of `center_words` and some of its neighbours, taken from each end in turn. A word that is a
-    neighbour of several of them belongs to the first of them.
+    neighbour of several centre words belongs to the first.
     """
     num_candidates = NUM_EXAMPLES * NEIGHBORS_PER_WORD
     neighbors_by_end = [nearest_words(end, center_words, num_candidates) for end in ends]

@@ -1,4 +1,4 @@
-"""Finds and loads the finished run whose best weights a row starts from.
+"""Finds and loads the finished run that a row starts from, with its best weights.
 
 A row (one experiment of a recipe) with `training.start.row = "NAME"` does not start from random weights, but from those
 of row NAME. `load_start` returns that run with its weights. `find_start` only looks for its folder.
@@ -28,7 +28,7 @@ def start_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) 
 
 @dataclass(frozen=True)
 class Start:
-    """The finished run whose weights training starts from."""
+    """The finished run that gives the first weights of training."""
 
     record: dict[str, str]
     """Hashes of the settings and of the weights of the run."""

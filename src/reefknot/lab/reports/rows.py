@@ -63,7 +63,7 @@ class TableRow:
     source_runs: tuple[Result, ...] = ()
     """The runs of `source_row` that were evaluated in this mode."""
     start: str | None = None
-    """The row whose weights training starts from, according to the recipe."""
+    """The row to start from, according to the recipe: training starts with its weights."""
     corpus: str | None = None
     """Name of the corpus if the recipe sets it for this row; None if the row uses the corpus of the recipe's base."""
     paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -90,7 +90,7 @@ class Experiment(Settings):
 
     @property
     def start(self) -> str | None:
-        """The row whose best weights training starts from; None if it starts from random weights."""
+        """The row to start from: training starts with its best weights. None if training starts from random weights."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""A translation model with GRUs and attention: that of the DL4MT tutorial (session 2) and of Press & Wolf (2017).
+"""A translation model with GRUs and attention (session 2 of the DL4MT tutorial; Press & Wolf 2017).
 
 Start reading at `AttentionGRU`. Two GRUs read the source, one from each end; their concatenated states are the
 annotations a_s. The first state of the target is tanh(W mean_s a_s + b), over the source tokens without padding. A

@@ -186,7 +186,7 @@ Search = Annotated[
     typer.Option(
         "--search",
         rich_help_panel=SEARCH,
-        help="Before scoring, tune the settings of --dynamic or --cache on the validation text, except those that you set.",
+        help="Before scoring, tune the settings of --dynamic or --cache that you do not set, on the validation text.",
     ),
 ]
 SearchTokens = Annotated[

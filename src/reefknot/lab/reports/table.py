@@ -318,8 +318,8 @@ def _similarity_notes(rows: Sequence[TableRow]) -> list[str]:
             coverage.append(f"{name} {pairs} of {judgements[0].of:,}")
     suffix = f"; pairs whose words are known: {', '.join(coverage)}" if coverage else ""
     return [
-        "word similarity: Spearman's rho between cosines and human judgements, for the input / output vectors, or one "
-        f"value for the table that both ends share{suffix}"
+        "word similarity: Spearman's rho between cosines and human judgements, given as input / output vectors, "
+        f"or as a single value if both ends share one table{suffix}"
     ]
 
 

@@ -132,7 +132,8 @@ class TextSamples(Samples):
         ids: The text as target ids.
         batch_size: Number of rows of `steps` tokens in a window.
         steps: Maximum number of targets in a row.
-        inputs: The same text as input ids, if they differ from `ids`: spelled words have their own input ids.
+        inputs: The same text as input ids, if they differ from `ids`. Words outside the vocabulary that an input end
+            reads by their characters (`Vocabulary.spelled`) have their own input ids.
         eos: Id of `<eos>`, if the vocabulary has it.
         seed: Seed of the random order.
     """

@@ -74,7 +74,8 @@ class Streams:
         ids: The text as target ids.
         batch_size: Number of streams.
         steps: Number of tokens of each stream in a window.
-        inputs: The same text as input ids, if they differ from `ids`: spelled words have their own input ids.
+        inputs: The same text as input ids, if they differ from `ids`. Words outside the vocabulary that an input end
+            reads by their characters (`Vocabulary.spelled`) have their own input ids.
         random_steps: Settings of random window lengths. Windows then differ between epochs.
         seed: Seed of the random window lengths.
     """

@@ -222,7 +222,7 @@ class Vocabulary:
         return self._ids.get(END_OF_LINE)
 
     def id_of(self, token: str) -> int:
-        """Return the id of a token or of a spelled word, or the id of `<unk>` if it is neither."""
+        """Return the id of a token or of a word in `spelled`, or the id of `<unk>` for any other word."""
         return self._look_up([token], self._input_ids)[0]
 
     def split_word(self, word: str) -> tuple[str, ...]:
@@ -437,9 +437,9 @@ def _find_problem(contents: dict[str, Any]) -> str | None:
         return "the words are not in order of frequency"
     spelled = contents.get("spelled", [])
     if not isinstance(spelled, list) or not set(map(type, spelled)) <= {str} or not _is_unicode(spelled):
-        return "a spelled word is not a valid string"
+        return "a word in `spelled` is not a valid string"
     if len({*words, *spelled}) != len(words) + len(spelled):
-        return "a spelled word occurs twice"
+        return "a word in `spelled` occurs twice"
     return None
 
 

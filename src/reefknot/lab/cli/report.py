@@ -113,7 +113,7 @@ def _parse_words(options: Sequence[str] | None) -> list[str]:
         raise SettingsError("--words: there is no word; list words, such as --words king,queen")
     if len(words) > NUM_EXAMPLES:
         raise SettingsError(
-            f"--words: {len(words)} words, but a picture has colours for only {NUM_EXAMPLES}; name fewer words"
+            f"--words: {len(words)} words, but a picture has colours for only {NUM_EXAMPLES}; list fewer words"
         )
     return words
 

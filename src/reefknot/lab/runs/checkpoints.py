@@ -214,7 +214,7 @@ class Checkpoints:
                 notify(f"{message}; using {path.name}")
             return checkpoint
         if errors:
-            raise DataError(f"no checkpoint of {self.run} can be used: {errors[0]}; train to another --out")
+            raise DataError(f"no checkpoint of {self.run} can be used: {errors[0]}; use another --out")
         return None
 
     def step_path(self, step: int) -> Path:

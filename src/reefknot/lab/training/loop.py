@@ -74,7 +74,7 @@ class Trainer:
         if settings.batching == "streams" and batches.batch_size % settings.accumulate:
             raise SettingsError(
                 f"training.accumulate = {settings.accumulate} does not divide the {batches.batch_size} streams of a "
-                "process; use a divisor, or another number of processes"
+                "process; use a value that does, or another number of processes"
             )
         self.settings = settings
         self.world = world or World()

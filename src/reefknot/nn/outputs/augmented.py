@@ -94,7 +94,7 @@ class Augmented(Softmax):
         if not isinstance(table, WordTable):
             raise SettingsError(
                 f"augmented: needs a word table to compare words with; a {type(table).__name__} is not one. "
-                "Give it the word table of the input"
+                "Use the word table of the input"
             )
         if table.vocab_size != classifier.vocab_size:
             raise SettingsError(

@@ -78,7 +78,7 @@ class SampledSoftmax(Softmax):
             raise SettingsError(f"sampled: samples = {samples}: at least one class must be drawn")
         if distribution not in get_args(Distribution):
             raise SettingsError(
-                f"sampled: distribution = {distribution!r}; there are: {', '.join(get_args(Distribution))}"
+                f"sampled: distribution = {distribution!r}: must be one of {', '.join(get_args(Distribution))}"
             )
         self.samples = samples
         self.distribution = distribution

@@ -56,7 +56,7 @@ class _LossByFrequency(Figure):
             losses = [estimate_mean([band.nll for band in bands]).json() for bands in zip(*seed_bands, strict=True)]
             rows.append({"row": name, "seeds": [result.seed for result in results], "nll": losses})
         if not rows:
-            raise DataError("these runs have no losses by frequency; name finished language models over whole words")
+            raise DataError("these runs have no losses by frequency; pass finished language models over whole words")
         total = sum(tokens for _, _, tokens in reference)
         return {
             "side": self.position,

@@ -39,7 +39,7 @@ class PairsSettings(Settings):
     target: Annotated[Language, Field(description="Target language, as in the file name train.de.")]
     longest: Annotated[
         Count | None,
-        Field(description="Maximum number of tokens per side, without <eos>. Longer training pairs are left out."),
+        Field(description="Maximum number of tokens per side, not counting <eos>. Longer training pairs are left out."),
     ] = 100
     ratio: Annotated[
         float | None,

@@ -84,7 +84,7 @@ class EvaluationSettings(Settings):
     windows: Annotated[
         WindowsSettings | None,
         Field(
-            description="Windows of a text, which are scored independently. By default, a text is scored as a whole, or "
+            description="Windows of a text that are scored independently. By default, a text is scored as a whole, or "
             "in blocks of `steps` tokens if the encoder carries no state."
         ),
     ] = None

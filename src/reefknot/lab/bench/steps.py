@@ -6,7 +6,7 @@ encoder, output end (classifier and loss), gradients, clipping and optimiser.
 
 The modes:
 
-    plain loop      baseline of recurrent models: the encoder is a loop over the steps, without cuDNN and our kernels
+    plain loop      baseline of recurrent models: the encoder loops over the steps, without cuDNN and reefknot kernels
     stored logits   baseline of self-attention models: plain torch ends, which find bands (clusters of words of similar
                     frequency) by masks on the device and store all scores
     eager           the code as reefknot runs it
@@ -170,7 +170,7 @@ class Row:
 
 
 class LoopedEncoder(Encoder):
-    """Runs another encoder without cuDNN and our kernels, as a plain loop over the steps."""
+    """Runs another encoder without cuDNN and reefknot kernels, as a plain loop over the steps."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()

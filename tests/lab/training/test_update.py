@@ -22,7 +22,7 @@ from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise
 from reefknot.lab.text.batches import build_batches
 from reefknot.lab.text.streams import Streams
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.optimisers import SGD
@@ -266,7 +266,7 @@ def test_replayed_updates_equal_eager_updates(
         parallel = world.wrap_model(model)
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
         hidden = model.initial_state(BATCH) if settings.batching == "streams" else {}
-        averages = Averages.at_start(parallel.parameters, settings.averaging)
+        averages = WeightAverages.create_at_start(parallel.parameters, settings.averaging)
         state = TrainState(parallel, optimiser, hidden, Progress(), averages, parallel.build_scaler(False))
         update = Updater(model, state, world, settings)
         if replay:

@@ -22,7 +22,7 @@ from torch import Tensor
 from reefknot.errors import DataError
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.constants import END_OF_LINE, PADDING, START, UNKNOWN
-from reefknot.storage import files as durable
+from reefknot.storage import files
 
 SPECIAL_SYMBOLS = (START, PADDING, END_OF_LINE, UNKNOWN)
 """The symbols with the first ids of every dictionary. They are not in its file. fairseq spells <eos> as </s>."""
@@ -101,7 +101,7 @@ def read_dictionary(path: Path) -> Vocabulary:
     The file does not contain the special symbols, so their counts are 0.
     """
     try:
-        text = durable.read_bytes(path).decode()
+        text = files.read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a dictionary: byte {error.start} is not valid UTF-8") from None
     counts = dict.fromkeys(SPECIAL_SYMBOLS, 0)

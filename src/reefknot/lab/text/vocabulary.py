@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
-from reefknot.storage import files as durable
+from reefknot.storage import files
 
 if TYPE_CHECKING:
     from reefknot.lab.text.bpe import BPE
@@ -299,8 +299,8 @@ class Vocabulary:
         The byte-pair encoding, if there is one, is written to tokenizer.json in the same folder.
         """
         if self.bpe:
-            durable.write_bytes(_tokenizer_path(path), self.bpe.file)
-        durable.write_bytes(path, self._to_bytes())
+            files.write_bytes(_tokenizer_path(path), self.bpe.file)
+        files.write_bytes(path, self._to_bytes())
 
     def _to_bytes(self) -> bytes:
         contents: dict[str, Any] = {"format": 1, "words": self.words, "counts": self.counts}
@@ -315,8 +315,8 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read a file that `save` wrote. Raise a DataError if it is damaged."""
-        data = durable.read_bytes(path)
-        contents = durable.decode_object(data, path)
+        data = files.read_bytes(path)
+        contents = files.decode_object(data, path)
         problem = _find_problem(contents)
         if problem:
             raise DataError(f"{path} is not a vocabulary: {problem}")
@@ -385,7 +385,7 @@ def _load_bpe(path: Path, sha256: str) -> BPE:
     from reefknot.lab.text.bpe import BPE
 
     tokenizer = _tokenizer_path(path)
-    data = durable.read_bytes(tokenizer)
+    data = files.read_bytes(tokenizer)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(f"{tokenizer} is damaged, or was not written together with {path.name}")
     return BPE(data)

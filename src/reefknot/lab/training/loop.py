@@ -24,7 +24,7 @@ from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.batches import Batches
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.display import Display, SilentDisplay, format_progress
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.settings import TrainingSettings
@@ -94,7 +94,7 @@ class Trainer:
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
         # Read it from the settings, because on a GPU the optimiser rounds its rate to float32.
         self.initial_learning_rate = float(settings.optimiser.model_dump()["learning_rate"])
-        averages = Averages.at_start(parallel.parameters, settings.averaging)
+        averages = WeightAverages.create_at_start(parallel.parameters, settings.averaging)
         self.state = TrainState(
             parallel,
             optimiser,
@@ -147,7 +147,13 @@ class Trainer:
                 f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
                 "use another --out"
             )
-        self.state.restore(checkpoint.model, checkpoint.state, checkpoint.values, self.world, self.settings.seed)
+        self.state.restore(
+            weights=checkpoint.weights,
+            tensors=checkpoint.state_tensors,
+            values=checkpoint.state_values,
+            world=self.world,
+            seed=self.settings.seed,
+        )
         progress = self.state.progress
         self._truncate_metrics()
         best_exists = progress.best_nll is not None and self.checkpoints.step_path(progress.best_step).exists()
@@ -199,7 +205,7 @@ class Trainer:
         progress = self.state.progress
         self.display.update(f"{self.name}  validating")
         started = time.monotonic()
-        with self.state.averages.swapped() if self.state.averages else nullcontext():
+        with self.state.averages.swap_in() if self.state.averages else nullcontext():
             nll = self.state.parallel.score(self.validate)
         line = {"kind": "valid", "step": progress.step, "epoch": epoch, "nll": nll, "perplexity": perplexity(nll)}
         self._write_metric(line | {"wall": {"seconds": time.monotonic() - started}})
@@ -234,7 +240,7 @@ class Trainer:
             return  # no updates follow that could be averaged or skipped
         if averaging is not None and self.state.averages is None:
             if averaging.should_start(earlier_losses, nll):
-                self.state.averages = Averages(self.state.parallel.parameters)
+                self.state.averages = WeightAverages(self.state.parallel.parameters)
                 self.update.reset_capture()
                 progress.averaged_from = progress.epoch + due.epoch_ends
                 self.display.print(f"{self.name}  averaging starts after {self.timetable.format_position(progress)}")
@@ -256,7 +262,9 @@ class Trainer:
         progress = self.state.progress
         x_BT, y_BT = self._window = self.batches.window(progress.window)
         target_count = self.batches.count_targets(progress.window)
-        self._learning_rate = self.initial_learning_rate * self.schedule.factor(progress.epoch, progress.step)
+        self._learning_rate = self.initial_learning_rate * self.schedule.learning_rate_factor(
+            progress.epoch, progress.step
+        )
         self.update(x_BT, y_BT, self._learning_rate * self.batches.rate_factor(progress.window), target_count)
         progress.step += 1
         progress.window += 1

@@ -142,12 +142,12 @@ class SkipGramTrainer:
                 f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
                 "use another --out"
             )
-        if set(checkpoint.values["progress"]) != {field.name for field in fields(Progress)}:
+        if set(checkpoint.state_values["progress"]) != {field.name for field in fields(Progress)}:
             raise DataError(
                 f"{checkpoint.path} was written by another version of Reefknot and cannot be resumed; use another --out"
             )
-        load_weights(self.model, checkpoint.model)
-        self.progress = Progress(**checkpoint.values["progress"])
+        load_weights(self.model, checkpoint.weights)
+        self.progress = Progress(**checkpoint.state_values["progress"])
         if self.checkpoints.step_path(self.progress.step).exists():
             # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(self.progress.step)

@@ -21,7 +21,7 @@ from torch.amp.grad_scaler import GradScaler
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import upgrade_weight_names
 from reefknot.lab.training import generators
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import ParallelModel, World
 from reefknot.nn.encoders.contract import State, select_streams
 
@@ -71,7 +71,7 @@ class TrainState:
     hidden: State
     """The hidden state that the encoder carries between windows, for the streams of this process."""
     progress: Progress
-    averages: Averages | None = None
+    averages: WeightAverages | None = None
     """Averages of the same parameters, once averaging has started."""
     scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
     """Loss scaler for float16."""
@@ -120,7 +120,7 @@ class TrainState:
         self.averages = None
         if "iterate" in tensors_by_prefix:
             # The averages start as a copy of the weights just loaded, which are the saved means.
-            self.averages = Averages(self.parallel.parameters)
+            self.averages = WeightAverages(self.parallel.parameters)
             self.averages.count.copy_(tensors_by_prefix["average"]["count"])
             self._load_weights(weights | tensors_by_prefix["iterate"])
         self._restore_hidden(tensors_by_prefix.get("hidden", {}), world)

@@ -169,7 +169,7 @@ def test_learning_rate_depends_on_epoch_and_window(
     batches, factors = build_batches(settings, ids), []
     for epoch in (1, 2, 3):
         batches.set_epoch(epoch)
-        factors.append([batches.rate_factor(index) for index in range(batches.num_windows)])
+        factors.append([batches.learning_rate_factor(index) for index in range(batches.num_windows)])
     first, second, third = factors
     assert rates == [*first, *(0.5 * factor for factor in second), *(0.25 * factor for factor in third)]
     assert first != second

@@ -290,7 +290,7 @@ class Vocabulary:
         If the hashes of two vocabularies are equal, they give a text the same ids. Counts and spellings of unknown
         words are not included.
         """
-        tokenizer = hashlib.sha256(self.bpe.file).hexdigest() if self.bpe else None
+        tokenizer = hashlib.sha256(self.bpe.file_content).hexdigest() if self.bpe else None
         return hashlib.sha256(json.dumps([self.words, tokenizer]).encode()).hexdigest()
 
     def save(self, path: Path) -> None:
@@ -299,7 +299,7 @@ class Vocabulary:
         The byte-pair encoding, if there is one, is written to tokenizer.json in the same folder.
         """
         if self.bpe:
-            files.write_bytes(_tokenizer_path(path), self.bpe.file)
+            files.write_bytes(_tokenizer_path(path), self.bpe.file_content)
         files.write_bytes(path, self._to_bytes())
 
     def _to_bytes(self) -> bytes:
@@ -307,7 +307,7 @@ class Vocabulary:
         if self.spelled:
             contents["spelled"] = self.spelled
         if self.bpe:
-            contents["tokenizer"] = hashlib.sha256(self.bpe.file).hexdigest()
+            contents["tokenizer"] = hashlib.sha256(self.bpe.file_content).hexdigest()
         if not self.ordered:
             contents["ordered"] = False
         return json.dumps(contents, indent=0).encode()

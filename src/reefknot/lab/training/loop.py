@@ -265,7 +265,7 @@ class Trainer:
         self._learning_rate = self.initial_learning_rate * self.schedule.learning_rate_factor(
             progress.epoch, progress.step
         )
-        self.update(x_BT, y_BT, self._learning_rate * self.batches.rate_factor(progress.window), target_count)
+        self.update(x_BT, y_BT, self._learning_rate * self.batches.learning_rate_factor(progress.window), target_count)
         progress.step += 1
         progress.window += 1
         progress.tokens += target_count

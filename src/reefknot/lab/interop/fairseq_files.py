@@ -56,20 +56,23 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
     """Read a checkpoint of any fairseq version that has adaptive inputs, without running code from the file."""
     if not path.is_file():
         raise DataError(f"{path}: file not found; pass the checkpoint, such as model.pt")
-    match _load_safely(path):
-        case {"model": dict(tensors), **entries} if all(
-            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
-        ):
-            pass
-        case _:
-            raise DataError(f"{path}: not a checkpoint of fairseq: it has no 'model' with named tensors")
+    entries = _load_safely(path)
+    tensors = entries.get("model") if isinstance(entries, dict) else None
+    if not _are_named_tensors(tensors):
+        raise DataError(f"{path}: not a checkpoint of fairseq: it has no 'model' with named tensors")
     arguments = _to_dict(entries.get("args"))
-    match entries.get("cfg"):
-        case dict(sections):
-            arguments |= _to_dict(sections.get("task")) | _to_dict(sections.get("model"))
+    sections = entries.get("cfg")  # newer versions
+    if isinstance(sections, dict):
+        arguments |= _to_dict(sections.get("task")) | _to_dict(sections.get("model"))
     if not arguments:
         raise DataError(f"{path}: not a checkpoint of fairseq: it has neither 'args' nor a 'cfg' with a model")
     return FairseqCheckpoint(path, arguments, tensors)
+
+
+def _are_named_tensors(stored: Any) -> bool:
+    return isinstance(stored, dict) and all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in stored.items()
+    )
 
 
 def _load_safely(path: Path) -> Any:

@@ -96,12 +96,12 @@ class Trainer:
         self.initial_learning_rate = float(settings.optimiser.model_dump()["learning_rate"])
         averages = WeightAverages.create_at_start(parallel.parameters, settings.averaging)
         self.state = TrainState(
-            parallel,
-            optimiser,
-            self._initial_state(),
-            Progress(averaged_from=0 if averages is None else 1),
-            averages,
-            parallel.build_scaler(settings.precision == "float16"),
+            parallel=parallel,
+            optimiser=optimiser,
+            hidden=self._initial_state(),
+            progress=Progress(averaged_from=0 if averages is None else 1),
+            averages=averages,
+            scaler=parallel.build_scaler(settings.precision == "float16"),
         )
 
     def _initial_state(self) -> State:
@@ -240,15 +240,21 @@ class Trainer:
             return  # no updates follow that could be averaged or skipped
         if averaging is not None and self.state.averages is None:
             if averaging.should_start(earlier_losses, nll):
-                self.state.averages = WeightAverages(self.state.parallel.parameters)
-                self.update.reset_capture()
-                progress.averaged_from = progress.epoch + due.epoch_ends
-                self.display.print(f"{self.name}  averaging starts after {self.timetable.format_position(progress)}")
-                # The rules do not compare losses of averages with losses of single iterates.
-                progress.validated = []
-        elif stopping is not None and (reason := stopping.reason_to_stop(earlier_losses, nll)):
+                self._start_averaging(due)
+            return
+        reason = None if stopping is None else stopping.reason_to_stop(earlier_losses, nll)
+        if reason:
             progress.stopped = f"stopped after {self.timetable.format_position(progress)} by {reason}"
             self.display.print(f"{self.name}  {progress.stopped}")
+
+    def _start_averaging(self, due: DueActions) -> None:
+        progress = self.state.progress
+        self.state.averages = WeightAverages(self.state.parallel.parameters)
+        self.update.reset_capture()
+        progress.averaged_from = progress.epoch + due.epoch_ends
+        self.display.print(f"{self.name}  averaging starts after {self.timetable.format_position(progress)}")
+        # The rules do not compare losses of averages with losses of single iterates.
+        progress.validated = []
 
     def _stop_requested(self, stop: StopRequest) -> bool:
         """Return whether any process has received a signal."""
@@ -262,10 +268,10 @@ class Trainer:
         progress = self.state.progress
         x_BT, y_BT = self._window = self.batches.window(progress.window)
         target_count = self.batches.count_targets(progress.window)
-        self._learning_rate = self.initial_learning_rate * self.schedule.learning_rate_factor(
-            progress.epoch, progress.step
-        )
-        self.update(x_BT, y_BT, self._learning_rate * self.batches.learning_rate_factor(progress.window), target_count)
+        schedule_factor = self.schedule.learning_rate_factor(progress.epoch, progress.step)
+        window_factor = self.batches.learning_rate_factor(progress.window)
+        self._learning_rate = self.initial_learning_rate * schedule_factor
+        self.update(x_BT, y_BT, self._learning_rate * window_factor, target_count)
         progress.step += 1
         progress.window += 1
         progress.tokens += target_count
@@ -323,8 +329,8 @@ class Trainer:
         progress = self.state.progress
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
-        model, tensors, values = self.state.capture(self.world)
-        is_finite = all(bool(weight.isfinite().all()) for weight in model.values())
+        weights, tensors, values = self.state.capture(self.world)
+        is_finite = all(bool(weight.isfinite().all()) for weight in weights.values())
         # All processes must stop together, although only the first process has all weights.
         if self.world.sum([float(not is_finite)])[0]:
             # A finite gradient can still lead to an infinite weight, for example through weight decay.
@@ -332,8 +338,14 @@ class Trainer:
             self._stop_nonfinite(f"a weight is not finite after step {step:,}; it was not saved", {"step": step})
         if self.world.is_first:
             self.run.metrics.sync()
-            fingerprint = self.run.config_hash
-            self.checkpoints.save(progress.step, model, tensors, values, fingerprint=fingerprint, pause=pause)
+            self.checkpoints.save(
+                step=progress.step,
+                weights=weights,
+                state_tensors=tensors,
+                state_values=values,
+                fingerprint=self.run.config_hash,
+                pause=pause,
+            )
         self.world.barrier()
 
     def _log_training(self) -> None:

@@ -238,10 +238,13 @@ class SkipGramTrainer:
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.device))
         self.run.metrics.sync()
-        fingerprint = self.run.config_hash
-        values = {"progress": asdict(progress)}
         self.checkpoints.save(
-            progress.step, named_weights(self.model), {}, values, fingerprint=fingerprint, pause=pause
+            step=progress.step,
+            weights=named_weights(self.model),
+            state_tensors={},
+            state_values={"progress": asdict(progress)},
+            fingerprint=self.run.config_hash,
+            pause=pause,
         )
         if not pause:
             self.checkpoints.mark_best(progress.step)

@@ -57,6 +57,8 @@ class RunFolder:
         self.metrics = Metrics(path / "metrics.jsonl")
         self._lock_descriptor = lock_descriptor
 
+    # -- open and close ------------------------------------------------------------------------------------------
+
     @classmethod
     def open_for_training(cls, path: Path, config: dict[str, Any]) -> RunFolder:
         """Start a run at `path`, or resume the existing run if it has the same settings."""
@@ -106,6 +108,8 @@ class RunFolder:
     ) -> None:
         self.close()
 
+    # -- settings ------------------------------------------------------------------------------------------------
+
     @property
     def config(self) -> dict[str, Any]:
         """The content of config.json, with the current names of settings and the name of the task."""
@@ -133,6 +137,8 @@ class RunFolder:
     def imported(self) -> bool:
         """Whether the model was trained by another program, which also chose the ids of its words."""
         return "imported" in self.config
+
+    # -- weights and vocabularies --------------------------------------------------------------------------------
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -166,6 +172,8 @@ class RunFolder:
     def source_vocabulary_path(self) -> Path:
         """The source vocabulary of a translator that does not share one vocabulary between both languages."""
         return self.path / "source" / "vocabulary.json"
+
+    # -- results and other files ---------------------------------------------------------------------------------
 
     @property
     def environment(self) -> dict[str, Any] | None:

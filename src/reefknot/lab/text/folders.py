@@ -60,7 +60,8 @@ class PairFolder(Corpus):
             from reefknot.lab.text.pairs import read_aligned
             from reefknot.lab.text.prepared import prepare
 
-            return prepare("pairs", paths, read_aligned(self.languages), cache, notify, languages=self.languages)
+            lines = read_aligned(self.languages)
+            return prepare(name="pairs", files=paths, lines=lines, cache=cache, notify=notify, languages=self.languages)
         return {
             f"{split}.{language}": path
             for split, split_files in files.items()

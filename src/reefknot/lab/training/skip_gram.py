@@ -176,8 +176,16 @@ class SkipGramTrainer:
         start = progress.window
         end = min((start // training.log_every + 1) * training.log_every, len(self.ids))
         tables = self.model.input.weight, self.model.output.weight
-        rates = self._rates
-        train_range(*tables, self.ids, start, end, self.draws, progress.epoch, rates, workers=training.workers)
+        train_range(
+            *tables,
+            ids=self.ids,
+            start=start,
+            stop=end,
+            sampler=self.draws,
+            epoch=progress.epoch,
+            rates=self._rates,
+            workers=training.workers,
+        )
         progress.step += 1
         progress.window = end
         progress.tokens += end - start

@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
     return FairseqCheckpoint(path, arguments, tensors)
 
 
-def _are_named_tensors(stored: Any) -> bool:
+def _are_named_tensors(stored: Any) -> TypeGuard[dict[str, Tensor]]:
     return isinstance(stored, dict) and all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in stored.items()
     )

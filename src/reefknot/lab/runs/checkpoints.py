@@ -298,9 +298,9 @@ class Checkpoints:
         With keep = 2, after step 400 was saved and step 100 was marked as the best:
 
             step_00000400     stays: just saved
-            pause_00000350    deleted: only its successor needed it
-            step_00000300     deleted if it is damaged; otherwise it stays, and step 200 is deleted
-            step_00000200     stays if step 300 was damaged
+            pause_00000350    deleted: a newer checkpoint replaces it
+            step_00000300     stays if it is intact
+            step_00000200     deleted; if step 300 is damaged, this step stays instead
             step_00000100     stays: the best
         """
         link = self.run_folder / "best"

@@ -105,10 +105,13 @@ def test_signal_to_torchrun_saves_a_checkpoint(
     run = RunFolder.open(out)
     checkpoint = run.checkpoints.load_latest(pytest.fail)
     assert checkpoint is not None
-    assert checkpoint.values["processes"] == 2
-    assert checkpoint.step == checkpoint.values["progress"]["step"] > 3
-    assert checkpoint.values["progress"]["metrics_lines"] == run.metrics.lines
-    assert {name for name in checkpoint.state if name.endswith(".torch")} == {"generator.0.torch", "generator.1.torch"}
+    assert checkpoint.state_values["processes"] == 2
+    assert checkpoint.step == checkpoint.state_values["progress"]["step"] > 3
+    assert checkpoint.state_values["progress"]["metrics_lines"] == run.metrics.lines
+    assert {name for name in checkpoint.state_tensors if name.endswith(".torch")} == {
+        "generator.0.torch",
+        "generator.1.torch",
+    }
 
 
 def test_streams_must_divide_among_the_processes(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:

@@ -51,7 +51,7 @@ def test_signal_saves_and_exits_with_code_75(
         checkpoint = RunFolder.open(out).checkpoints.load_latest(pytest.fail)
         assert checkpoint is not None
         assert checkpoint.step > reached
-        assert checkpoint.values["progress"]["metrics_lines"] == lines(out)
+        assert checkpoint.state_values["progress"]["metrics_lines"] == lines(out)
         assert ("resumed at step" in output) == (reached > 0)
         reached = lines(out)
 

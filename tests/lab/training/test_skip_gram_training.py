@@ -79,9 +79,9 @@ def test_metrics_and_checkpoints_are_complete(tmp_path: Path, ids: NDArray[np.in
     assert best is not None
     saved = checkpoints.load(best)
     assert saved.step == 2 * STEPS
-    assert saved.model.keys() == weights.keys()
+    assert saved.weights.keys() == weights.keys()
     assert len(weights) == (1 if tied else 2)
-    assert all(torch.equal(saved.model[name], weights[name]) for name in weights)
+    assert all(torch.equal(saved.weights[name], weights[name]) for name in weights)
     assert [path.name for path in sorted(checkpoints.folder.iterdir())] == ["step_00000009", "step_00000010"]
 
 

@@ -55,7 +55,7 @@ from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.text.batches import build_batches
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
@@ -191,7 +191,7 @@ def prepare_update(model: LanguageModel, settings: TrainingSettings, world: Worl
     parallel = world.wrap_model(model)
     optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
     hidden = model.initial_state(streams) if carries_state(model, settings) else {}
-    averages = Averages.at_start(parallel.parameters, settings.averaging)
+    averages = WeightAverages.create_at_start(parallel.parameters, settings.averaging)
     scaler = parallel.build_scaler(settings.precision == "float16")
     state = TrainState(parallel, optimiser, hidden, Progress(), averages, scaler)
     return Updater(model, state, world, settings)

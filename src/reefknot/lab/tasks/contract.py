@@ -313,7 +313,7 @@ class Task(ABC, Generic[E, D, M]):
         checkpoint = run.best_checkpoint()
         words = self.load_vocabularies(run)
         model = self.build_model(words)
-        load_weights(model, run.checkpoints.load(checkpoint).model)
+        load_weights(model, run.checkpoints.load(checkpoint).weights)
         return self._wrap_trained(run, words, model.to(choose_device(device)).eval())
 
     def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: M) -> TrainedRun[E, D, M]:

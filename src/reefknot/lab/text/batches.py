@@ -102,7 +102,7 @@ class Batches(Protocol):
     def count_targets(self, index: int) -> int:
         """Return the number of targets in one window, over all processes."""
 
-    def rate_factor(self, index: int) -> float:
+    def learning_rate_factor(self, index: int) -> float:
         """Return the factor by which the learning rate is multiplied for one window."""
 
     def shard(self, rank: int, world_size: int) -> Batches:

@@ -104,19 +104,24 @@ class CorpusSettings(Settings):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> CorpusSettings:
-        name, pairs = self.name, self.pairs
-        corpus = known_corpus(name)  # None for a folder
-        if pairs is None:
-            if corpus is not None and corpus.languages:
-                raise ValueError(f"{name} is parallel text; set corpus.pairs.source and corpus.pairs.target")
-            return self
-        if corpus is not None and not corpus.languages:
-            raise ValueError(f"{name} is not parallel text; use {', '.join(parallel_corpora())}, or a folder")
-        if corpus is not None and {pairs.source, pairs.target} != set(corpus.languages):
-            raise ValueError(f"{name} has {' and '.join(corpus.languages)}, not {pairs.source} and {pairs.target}")
-        if self.tokens is not None:
+        corpus = known_corpus(self.name)
+        if corpus is not None:  # not a folder
+            self._check_known_corpus(corpus)
+        if self.pairs is not None and self.tokens is not None:
             raise ValueError("tokens would cut a pair in two; use part for fewer pairs")
         return self
+
+    def _check_known_corpus(self, corpus: Corpus) -> None:
+        """Check that `pairs` is set only if the corpus is parallel, and has the languages of the corpus."""
+        name, pairs = self.name, self.pairs
+        if pairs is None:
+            if corpus.languages:
+                raise ValueError(f"{name} is parallel text; set corpus.pairs.source and corpus.pairs.target")
+            return
+        if not corpus.languages:
+            raise ValueError(f"{name} is not parallel text; use {', '.join(parallel_corpora())}, or a folder")
+        if {pairs.source, pairs.target} != set(corpus.languages):
+            raise ValueError(f"{name} has {' and '.join(corpus.languages)}, not {pairs.source} and {pairs.target}")
 
     @property
     def cut(self) -> dict[str, Any]:

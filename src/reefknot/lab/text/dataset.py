@@ -119,7 +119,16 @@ def open_dataset(
     built_vocabulary, splits = load_or_rebuild(entry, encode, read_encoded, notify)
     splits = {name: replace(split, sha256=files.hashes[name]) for name, split in splits.items()}
     fingerprint = hash_json(identity, built_vocabulary.fingerprint)
-    return Dataset(files.name, files.origin, built_vocabulary, splits, files.hashes, fingerprint, corpus, vocabulary)
+    return Dataset(
+        name=files.name,
+        origin=files.origin,
+        vocabulary=built_vocabulary,
+        splits=splits,
+        hashes=files.hashes,
+        fingerprint=fingerprint,
+        corpus_settings=corpus,
+        vocabulary_settings=vocabulary,
+    )
 
 
 def hash_json(*values: Any) -> str:

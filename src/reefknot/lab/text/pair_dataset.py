@@ -116,17 +116,29 @@ def open_pairs(
     folder = cache_folder(cache)
     files = find_pairs(corpus, data=data, cache=folder, notify=notify)
     identity = {"text": files.hashes, "cut": corpus.cut, "vocabulary": vocabulary.identity}
-    vocabulary_pair, splits = load_or_rebuild(
-        folder / "datasets" / hash_json(identity, "pairs", FORMAT)[:32],
-        lambda entry: write_encoded_pairs(entry, files, vocabulary, notify),
-        lambda entry: read_encoded_pairs(entry, files),
-        notify,
-    )
+
+    def encode(entry: Path) -> None:
+        write_encoded_pairs(entry, files, vocabulary, notify)
+
+    def read(entry: Path) -> tuple[VocabularyPair, dict[str, PairSplit]]:
+        return read_encoded_pairs(entry, files)
+
+    entry = folder / "datasets" / hash_json(identity, "pairs", FORMAT)[:32]
+    vocabulary_pair, splits = load_or_rebuild(entry, encode, read, notify)
     if vocabulary.bpe is None:
         _warn_of_missing_spaces(splits["train"], notify)
     source_vocabulary, target_vocabulary = vocabulary_pair.vocabularies
     fingerprint = hash_json(identity, source_vocabulary.fingerprint, target_vocabulary.fingerprint)
-    return PairDataset(files.name, files.origin, vocabulary_pair, splits, files.hashes, fingerprint, corpus, vocabulary)
+    return PairDataset(
+        name=files.name,
+        origin=files.origin,
+        vocabulary_pair=vocabulary_pair,
+        splits=splits,
+        hashes=files.hashes,
+        fingerprint=fingerprint,
+        corpus_settings=corpus,
+        vocabulary_settings=vocabulary,
+    )
 
 
 def _warn_of_missing_spaces(train: PairSplit, notify: Notify) -> None:

@@ -67,7 +67,15 @@ class PreparedCorpus(DownloadedCorpus):
 
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         files = self.find(data, cache)
-        return prepare(self.name, files, self.lines, cache, notify, languages=self.languages, version=self.version)
+        return prepare(
+            name=self.name,
+            files=files,
+            lines=self.lines,
+            cache=cache,
+            notify=notify,
+            languages=self.languages,
+            version=self.version,
+        )
 
 
 def prepare(

@@ -107,7 +107,7 @@ class Samples(ABC):
         lengths = self._bounds[local_samples + 1] - self._bounds[local_samples]
         return np.append(local_samples, samples[:num_missing]), np.pad(lengths, (0, num_missing))
 
-    def rate_factor(self, index: int) -> float:
+    def learning_rate_factor(self, index: int) -> float:
         """Return 1: the learning rate does not depend on the window."""
         return 1.0
 

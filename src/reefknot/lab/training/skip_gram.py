@@ -143,12 +143,12 @@ class SkipGramTrainer:
                 f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
                 "use another --out"
             )
-        if set(checkpoint.values["progress"]) != {field.name for field in fields(Progress)}:
+        if set(checkpoint.state_values["progress"]) != {field.name for field in fields(Progress)}:
             raise DataError(
                 f"{checkpoint.path} was written by another version of Reefknot and cannot be resumed; use another --out"
             )
-        load_weights(self.model, checkpoint.model)
-        self.progress = Progress(**checkpoint.values["progress"])
+        load_weights(self.model, checkpoint.weights)
+        self.progress = Progress(**checkpoint.state_values["progress"])
         if self.checkpoints.step_path(self.progress.step).exists():
             # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(self.progress.step)
@@ -180,8 +180,16 @@ class SkipGramTrainer:
         start = progress.window
         end = min((start // training.log_every + 1) * training.log_every, len(self.ids))
         tables = self.model.input.weight, self.model.output.weight
-        rates = self._rates
-        train_range(*tables, self.ids, start, end, self.draws, progress.epoch, rates, workers=training.workers)
+        train_range(
+            *tables,
+            ids=self.ids,
+            start=start,
+            stop=end,
+            sampler=self.draws,
+            epoch=progress.epoch,
+            rates=self._rates,
+            workers=training.workers,
+        )
         progress.step += 1
         progress.window = end
         progress.tokens += end - start
@@ -243,10 +251,13 @@ class SkipGramTrainer:
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.device))
         self.run.metrics.sync()
-        fingerprint = self.run.config_hash
-        values = {"progress": asdict(progress)}
         self.checkpoints.save(
-            progress.step, named_weights(self.model), {}, values, fingerprint=fingerprint, pause=pause
+            step=progress.step,
+            weights=named_weights(self.model),
+            state_tensors={},
+            state_values={"progress": asdict(progress)},
+            fingerprint=self.run.config_hash,
+            pause=pause,
         )
         if not pause:
             self.checkpoints.mark_best(progress.step)

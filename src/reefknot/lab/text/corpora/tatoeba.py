@@ -64,7 +64,11 @@ def _choose_split(index: int) -> str:
 
 
 def _find_components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
-    """Return the pairs of each connected component of the graph of normalised sentences, by union-find."""
+    """Return the pairs of each connected component of the graph of normalised sentences, by union-find.
+
+    Every node points to a parent in its component, and the root of a component points to itself. For each pair, the
+    root of the German sentence is made to point to the root of the English sentence, which joins their components.
+    """
     parents: dict[_Node, _Node] = {}
 
     def find_root(node: _Node) -> _Node:

@@ -31,7 +31,7 @@ Examples:
   reefknot advise ptb --data DIR --end ADP-T --end BPE-T --json
 """
 
-MODEL = "Transformer between the ends"
+MODEL_PANEL = "Transformer between the ends"
 
 
 def advise(
@@ -47,25 +47,27 @@ def advise(
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option(min=16, help="Hidden dimension. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=16, help="Hidden dimension. [default: 512; 128 on a CPU]", rich_help_panel=MODEL_PANEL),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(min=1, help="Number of layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL)
+        int | None, typer.Option(min=1, help="Number of layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL_PANEL)
     ] = None,
     heads: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=1, help="Number of attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL_PANEL),
     ] = None,
     ffn: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(
+            min=1, help="Number of feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL_PANEL
+        ),
     ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Maximum number of tokens per training step. [default: 4096; 512 on a CPU]",
-            rich_help_panel=MODEL,
+            rich_help_panel=MODEL_PANEL,
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Approximate number of seconds to time each end for.")] = 1.0,

@@ -179,25 +179,37 @@ class Mistake:
         value = self.details["input"]
         return "" if isinstance(value, Mapping | list) else f" (it is {_format_value(value)})"
 
-    def message(self) -> str:
-        """Return the setting as a recipe writes it, what is wrong with it, and a hint if there is one."""
-        location, error_type = self.details["loc"], self.details["type"]
-        # Where a dictionary allows only some names as keys, pydantic reports a wrong name as a wrong value of "[key]".
-        is_wrong_name = error_type == "literal_error" and location[-1] == "[key]"
-        key = _join_keys(location[:-1] if is_wrong_name else location)
-        if error_type == "extra_forbidden" or is_wrong_name:
-            hint = _hint_for_unknown_key(key, self.settings_class)
-            return shorten(f"{key}: no such setting") + (f"; {hint}" if hint else "")
+    @property
+    def key(self) -> str:
+        """The dotted key of the setting, such as `training.epochs`."""
+        location = self.details["loc"]
+        return _join_keys(location[:-1] if self._is_wrong_name else location)
+
+    @property
+    def _is_wrong_name(self) -> bool:
+        """Whether a dictionary has a name that is not allowed. Pydantic reports it as a wrong value of "[key]"."""
+        return self.details["type"] == "literal_error" and self.details["loc"][-1] == "[key]"
+
+    def message(self, name: str | None = None) -> str:
+        """Return the name of the setting, what is wrong with it, and a hint if there is one.
+
+        Args:
+            name: How the message calls the setting. The default is its key, as a recipe writes it.
+        """
+        name, error_type = name or self.key, self.details["type"]
+        if error_type == "extra_forbidden" or self._is_wrong_name:
+            hint = _hint_for_unknown_key(self.key, self.settings_class)
+            return shorten(f"{name}: no such setting") + (f"; {hint}" if hint else "")
         if error_type == "missing":
-            return shorten(f"{key}: must be set")
-        message = self.details["msg"].removeprefix("Value error, ")
+            return shorten(f"{name}: must be set")
+        problem = self.details["msg"].removeprefix("Value error, ")
         if error_type == WRONG_KIND:
-            return shorten(f"{key}.kind: {message}", 200)
+            return shorten(f"{name}.kind: {problem}", 200)
         # Pydantic writes "Input should be". An input is an end of the model here, so the message says "must be".
-        message = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", message)
-        message = message.replace(" after validation", "")
-        message = f"{message[:1].lower()}{message[1:]}"
-        return shorten(f"{key}: {message}" if key else message, 160) + self.formatted_value
+        problem = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", problem)
+        problem = problem.replace(" after validation", "")
+        problem = f"{problem[:1].lower()}{problem[1:]}"
+        return shorten(f"{name}: {problem}" if name else problem, 160) + self.formatted_value
 
 
 def build_settings_error(mistakes: list[Mistake]) -> SettingsError:

@@ -74,7 +74,7 @@ def table(
         for seed in range(seeds):
             start = start_folder(loaded, recipe_row, seed, root)
             job = options.for_run(seed, default_folder(loaded, recipe_row, seed, root), start)
-            is_finished = is_done(job.out, loaded, recipe_row, seed, datasets[recipe_row.name], start)
+            is_finished = is_done(job.out, loaded, recipe_row, seed, datasets[recipe_row.name], start=start)
             planned.append((job, is_finished))
     try:
         run_unfinished(planned, jobs, root)

@@ -289,9 +289,9 @@ def _build_translator(trained: TrainedTranslator, decode: Decode, batch_tokens: 
         trained.model,
         trained.words,
         decode,
-        experiment.training.precision,
-        batch_tokens or BATCH_TOKENS,
-        experiment.pairs.longest,
+        precision=experiment.training.precision,
+        batch_tokens=batch_tokens or BATCH_TOKENS,
+        longest=experiment.pairs.longest,
         notify=partial(typer.echo, err=True),
     )
 

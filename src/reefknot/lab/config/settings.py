@@ -250,9 +250,13 @@ def _join_keys(location: tuple[str | int, ...]) -> str:
 def _hint_for_unknown_key(key: str, settings_class: type[Settings]) -> str | None:
     """Return a hint for a dotted key that does not exist, or None.
 
-    The hint names the kinds of part that have this setting, or else the setting that was probably meant. Candidates
-    are, in this order: the setting that has this name in other programs, a setting with the same name in another
-    section, a similar name in the same section, and a similar name in another section.
+    The hint names the kinds of part that have this setting, or else the setting that was probably meant:
+
+        encoder.heads     kinds that have it: transformer, encoder_decoder
+        training.lr       did you mean training.optimiser.learning_rate?    (name in other programs)
+        encoder.epochs    did you mean training.epochs?                     (same name in another section)
+        training.epoch    did you mean training.epochs?                     (similar name in the same section)
+        output.epoch      did you mean training.epochs?                     (similar name in another section)
     """
     if len(key) > MAX_KEY_LENGTH:
         return None
@@ -265,15 +269,21 @@ def _hint_for_unknown_key(key: str, settings_class: type[Settings]) -> str | Non
     siblings = [known_key for known_key in known_keys if known_key.rpartition(".")[0] == section]
     prefix = key.removesuffix(name)
     in_section = [known_key for known_key in known_keys if known_key.startswith(prefix)]
-    translated_key = _translate_foreign_name(name, siblings, in_section)
-    if translated_key:
-        return f"did you mean {translated_key}?"
-    for candidates, cutoff in ((known_keys, 1.0), (siblings, 0.6), (known_keys, 0.7)):
-        # If two keys end with the same name, the first one is suggested.
-        key_by_name = {candidate.rpartition(".")[2]: candidate for candidate in reversed(candidates)}
-        for match in get_close_matches(name, key_by_name, n=1, cutoff=cutoff):
-            return f"did you mean {key_by_name[match]}?"
-    return None
+    suggestion = (
+        _translate_foreign_name(name, siblings, in_section)
+        or _find_similar_key(name, known_keys, min_similarity=1.0)
+        or _find_similar_key(name, siblings, min_similarity=0.6)
+        or _find_similar_key(name, known_keys, min_similarity=0.7)
+    )
+    return f"did you mean {suggestion}?" if suggestion else None
+
+
+def _find_similar_key(name: str, keys: list[str], min_similarity: float) -> str | None:
+    """Return the key whose last part is most similar to `name`; None if none is similar enough (1.0 means equal)."""
+    # If two keys end with the same name, the first one is suggested.
+    key_by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    matches = get_close_matches(name, key_by_name, n=1, cutoff=min_similarity)
+    return key_by_name[matches[0]] if matches else None
 
 
 def _translate_foreign_name(name: str, siblings: list[str], in_section: list[str]) -> str | None:

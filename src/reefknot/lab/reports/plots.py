@@ -119,12 +119,7 @@ def plot_frequency(rows: Sequence[TableRow]) -> list[Plot]:
         plotted = [row for row in comparable if _token_count(row) == _token_count(comparable[0])]
         if not plotted:
             continue
-        panels: tuple[str, ...] = ("loss", "difference")
-        if len(plotted) == 1:
-            panels = ("loss",)
-        elif position == "previous":
-            # Grouped by the previous word, the losses of all rows nearly coincide, so only differences are plotted.
-            panels = ("difference",)
+        panels = _choose_panels(position, len(plotted))
         caption = f"Mean test loss by the training frequency of {token}"
         if "difference" in panels:
             introduction = ". Below:" if "loss" in panels else ", as"
@@ -137,6 +132,16 @@ def plot_frequency(rows: Sequence[TableRow]) -> list[Plot]:
         height = 4.2 if len(panels) > 1 else 2.8
         plots.append(Plot(render_svg(f"frequency-{position}", height, plotted, draw, caption), caption))
     return plots
+
+
+def _choose_panels(position: str, num_rows: int) -> tuple[str, ...]:
+    """Return which values are plotted, from top to bottom: losses, and differences from the first row."""
+    if num_rows == 1:
+        return ("loss",)
+    if position == "previous":
+        # Grouped by the previous word, the losses of all rows nearly coincide, so only differences are plotted.
+        return ("difference",)
+    return ("loss", "difference")
 
 
 def plot_sizes(rows: Sequence[TableRow]) -> list[Plot]:

@@ -89,6 +89,7 @@ def advise(
     for name in end or []:
         if name not in ENDS:
             raise SettingsError(f"--end {name}: must be one of {', '.join(ENDS)}")
+    ends = list(dict.fromkeys(end or ENDS))
     check_data(data, [corpus], "this command")
     chosen_device = choose_device(device)
     sizes = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
@@ -97,7 +98,6 @@ def advise(
     dataset = request.open_text(VocabularySettings())
     request = replace(request, body=body.within(dataset.splits["train"].tokens))
     bands, bands_description = choose_bands(dataset.vocabulary)
-    ends = list(dict.fromkeys(end or ENDS))
     num_words = len(dataset.vocabulary)
     rows = [request.measure(name, num_words, bands, in_this_process=len(ends) == 1) for name in ends]
     environment = capture_environment()
@@ -144,7 +144,7 @@ class _Request:
         from reefknot.lab.bench.advise import ENDS, Row, count, experiment, measure, vocabulary_of
 
         vocabulary = vocabulary_of(end, num_words)
-        settings = experiment(end, self.corpus, self.body, vocabulary, bands, self.device)
+        settings = experiment(end, self.corpus, self.body, vocabulary, sizes=bands, device=self.device)
         try:
             dataset = self.open_text(vocabulary)
         except ReefknotError as error:  # the package that learns sub-words may not be installed

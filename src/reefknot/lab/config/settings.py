@@ -188,7 +188,7 @@ class Mistake:
     @property
     def _is_wrong_name(self) -> bool:
         """Whether a dictionary has a name that is not allowed. Pydantic reports it as a wrong value of "[key]"."""
-        return self.details["type"] == "literal_error" and self.details["loc"][-1] == "[key]"
+        return bool(self.details["type"] == "literal_error" and self.details["loc"][-1] == "[key]")
 
     def message(self, name: str | None = None) -> str:
         """Return the name of the setting, what is wrong with it, and a hint if there is one.

@@ -261,21 +261,29 @@ class _BeamState:
         """Ids of the open hypotheses, with <eos> before the first word."""
 
     def update(self, logp_RK: Floats, ids_RK: Ints) -> Ints:
-        """Continue every open hypothesis by its best words, and return the parent row of each new open hypothesis."""
+        """Continue every open hypothesis by its best words, and return the parent row of each new open hypothesis.
+
+        For example, two sentences have the rows 0, 1 and 2, 3. If both new hypotheses of the first sentence continue
+        row 1, and the second sentence is done, the parent rows are 1, 1.
+        """
         num_active, beam_width = self.logp_AW.shape
         continuations = self._rank(logp_RK, ids_RK)
         self._finish(continuations)
         row_AW: Ints = self._extend(continuations) + beam_width * np.arange(num_active)[:, None]
         done_indices = [index for index in range(num_active) if self._is_done(index)]
         for index in done_indices:
-            results = self.results[self.sentence_A[index]]
-            results[self._n_best :] = []
-            results += self._open_hypotheses(index)[: self._n_best - len(results)]
+            self._complete_results(index)
         self.logp_AW = np.delete(self.logp_AW, done_indices, axis=0)
         self.sentence_A, self.ids_AWT, row_AW = (
             np.delete(array, done_indices, axis=0) for array in (self.sentence_A, self.ids_AWT, row_AW)
         )
         return row_AW.ravel()
+
+    def _complete_results(self, index: int) -> None:
+        """Keep the `n_best` results of a sentence that is done. If there are too few, add its open hypotheses."""
+        results = self.results[self.sentence_A[index]]
+        results[self._n_best :] = []
+        results += self._open_hypotheses(index)[: self._n_best - len(results)]
 
     def _rank(self, logp_RK: Floats, ids_RK: Ints) -> _Continuations:
         """Sort the continuations of each sentence by log p, then by the id, then by the hypothesis they continue."""

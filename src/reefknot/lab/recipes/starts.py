@@ -53,13 +53,12 @@ def find_start(
     start_row = Row(name=start_name)
     default = default_folder(recipe, start_row, seed)
     sibling = _sibling_folder(out, start_row, seed)
-    if folder:
-        if _is_finished(folder):
-            return folder
-    else:
-        for candidate in (sibling, default):
-            if _is_finished(candidate) and _is_run_of(candidate, recipe, start_row):
-                return candidate
+    if folder and _is_finished(folder):
+        return folder
+    if not folder and _is_finished_run_of(sibling, recipe, start_row):
+        return sibling
+    if not folder and _is_finished_run_of(default, recipe, start_row):
+        return default
     if _recorded_start(out):
         return None
     missing = folder or (default if out == default_folder(recipe, row, seed) else sibling)
@@ -87,9 +86,11 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "result.json").exists()
 
 
-def _is_run_of(folder: Path, recipe: Recipe, row: Row) -> bool:
-    expected_config = {"recipe": recipe.name, "row": row.name}
-    return expected_config.items() <= RunFolder.open(folder).config.items()
+def _is_finished_run_of(folder: Path, recipe: Recipe, row: Row) -> bool:
+    if not _is_finished(folder):
+        return False
+    config = RunFolder.open(folder).config
+    return config.get("recipe") == recipe.name and config.get("row") == row.name
 
 
 def _start_option_error(folder: Path, row: Row, start_row: Row, command: str) -> SettingsError:

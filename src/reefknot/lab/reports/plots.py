@@ -81,6 +81,7 @@ def _draw_curves(
     cut_beginning = max(len(points) for curves in curves_by_row for points in curves) > 16
 
     def draw(figure: Figure) -> None:
+        """Draw a thick line for the mean of each row, and a thin line for each of its seeds if there are several."""
         axes = figure.add_subplot()
         for row, curves, mean in zip(plotted, curves_by_row, means, strict=True):
             style = row_style(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}

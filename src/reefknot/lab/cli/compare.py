@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit
+from reefknot.lab.cli.options import AsJson, Data, print_result
 from reefknot.lab.cli.systems import open_system
 
 EXAMPLES = """\b
@@ -24,7 +24,7 @@ Examples:
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
 """
 
-LANGUAGE_MODELS = "Language models"
+LANGUAGE_MODELS_PANEL = "Language models"
 
 
 def compare(
@@ -39,27 +39,29 @@ def compare(
     by: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=LANGUAGE_MODELS,
+            rich_help_panel=LANGUAGE_MODELS_PANEL,
             help="Units of text that the bootstrap resamples: blocks or documents. A document begins at a heading, or "
             "after an empty line if the text has no headings. [default: blocks]",
         ),
     ] = None,
     block: Annotated[
         int | None,
-        typer.Option(min=1, rich_help_panel=LANGUAGE_MODELS, help="Number of tokens in a block. [default: 500]"),
+        typer.Option(min=1, rich_help_panel=LANGUAGE_MODELS_PANEL, help="Number of tokens in a block. [default: 500]"),
     ] = None,
     bands: Annotated[
         bool,
         typer.Option(
             "--bands",
-            rich_help_panel=LANGUAGE_MODELS,
+            rich_help_panel=LANGUAGE_MODELS_PANEL,
             help="Also compare by frequency: group tokens by how often they, or the tokens before them, occur in the "
             "training text.",
         ),
     ] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=LANGUAGE_MODELS, help="Draw the differences of --bands as bars in this SVG file."),
+        typer.Option(
+            rich_help_panel=LANGUAGE_MODELS_PANEL, help="Draw the differences of --bands as bars in this SVG file."
+        ),
     ] = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -85,7 +87,7 @@ def compare(
     if figure is not None:
         _plot_bands(figure, record)
         text += f"\nfigure: {figure.resolve()}"
-    emit(record, text, as_json)
+    print_result(record, text, as_json)
 
 
 def _plot_bands(path: Path, comparisons: list[dict[str, Any]]) -> None:

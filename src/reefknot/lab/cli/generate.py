@@ -13,8 +13,8 @@ from reefknot.lab.cli.options import (
     AsJson,
     Device,
     Run,
-    emit,
     open_language_model,
+    print_result,
     reject_options,
     warn_about_unknown_words,
 )
@@ -100,7 +100,7 @@ def generate(
         )
     tokens = [vocabulary.words[token_id] for token_id in generated_ids]
     text = " ".join([*words, vocabulary.text(generated_ids)])
-    emit({"prompt": prompt, "tokens": tokens, "text": text}, text, as_json)
+    print_result({"prompt": prompt, "tokens": tokens, "text": text}, text, as_json)
 
 
 def _check_unknown(unknown: bool, vocabulary: Vocabulary, run: Path) -> None:

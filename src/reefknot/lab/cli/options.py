@@ -1,7 +1,7 @@
 """Arguments, options and functions that several subcommands (verbs) share.
 
 The types at the top, such as `Run`, are the annotations of a verb's arguments: they hold the help text. Below them are
-functions that open runs, print warnings and reject options without effect. `emit` prints the result of a verb.
+functions that open runs, print warnings and reject options without effect. `print_result` prints the result of a verb.
 """
 
 from __future__ import annotations
@@ -228,6 +228,6 @@ def data_folder_for(experiment: Experiment, data: Path | None) -> Path | None:
     return data if experiment.evaluates_similarity or needs_data_folder(experiment.corpus.name) else None
 
 
-def emit(value: Any, text: str, as_json: bool) -> None:
+def print_result(value: Any, text: str, as_json: bool) -> None:
     """Print the result of a verb: `value` as JSON with `--json`, and `text` without it."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2) if as_json else text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Overrides, Recipe, emit
+from reefknot.lab.cli.options import AsJson, Data, Overrides, Recipe, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
@@ -62,7 +62,7 @@ def params(
     else:
         (model,) = models.values()
         lines = _format_parts(_add_total(model.parameter_counts_by_module()))
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _build_models(recipe: LoadedRecipe, data: Path | None) -> tuple[dict[str, Any], dict[str, str]]:

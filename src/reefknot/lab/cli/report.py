@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit
+from reefknot.lab.cli.options import AsJson, Data, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.reports.results import Result
@@ -74,7 +74,7 @@ def report(
     for note in notes:
         typer.echo(note, err=True)
     page = write_report(results, output, rows=rows, title=title, sections=figure_sections).resolve()
-    emit({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)
+    print_result({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)
 
 
 def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) -> None:

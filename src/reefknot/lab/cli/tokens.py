@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit
+from reefknot.lab.cli.options import AsJson, Data, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.text.corpus import CorpusSettings
@@ -82,7 +82,7 @@ def tokens(
         f"{name:<{width}}" + "".join(f"  {text_counts[column]:>13,}" for column in COUNTS)
         for name, text_counts in counts.items()
     ]
-    emit(counts, "\n".join(lines), as_json)
+    print_result(counts, "\n".join(lines), as_json)
 
 
 def _find_corpus_texts(

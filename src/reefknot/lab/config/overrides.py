@@ -49,7 +49,13 @@ def override(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str,
 
     The order of overrides matters only if two of them set the same key; then the last one counts. A whole table is set
     before the keys inside it. A table in braces replaces the whole table, both in the settings and in
-    earlier overrides of the same table.
+    earlier overrides of the same table. A new kind
+    keeps the settings that the old and the new part have in common. For example, with settings {"encoder": {"kind":
+    "lstm", "layers": 2}}:
+
+        encoder.layers=3                     {"kind": "lstm", "layers": 3}
+        encoder.kind=gru                     {"kind": "gru", "layers": 2}
+        encoder={kind="gru"}                 {"kind": "gru"}
     """
     parsed_overrides = [parse_override(text) for text in overrides]
     parsed_overrides.sort(key=lambda parsed: len(parsed[0]))  # shorter keys first: a table before its entries

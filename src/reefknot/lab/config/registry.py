@@ -63,6 +63,7 @@ class Argument:
 class Registry:
     """A family of parts.
 
+    The three main methods are `entry_type` (the type of a recipe's entry), `arguments` (what a part needs) and `build`.
     A part is imported when it is first used. So a missing optional dependency affects only the parts that need it.
 
     Args:
@@ -184,11 +185,7 @@ class Registry:
             if argument.role == "shared" and value is not None:
                 value = available[argument.section][value]
             elif argument.family is not None and value is not None:
-                build_nested = argument.family.build
-                if isinstance(nested_available, list):
-                    value = [build_nested(value, part_available) for part_available in nested_available]
-                else:
-                    value = build_nested(value, nested_available)
+                value = _build_nested(argument.family, value, nested_available)
             values[argument.name] = value
         return self.load(kind)(**values)
 
@@ -204,6 +201,13 @@ class Registry:
                 yield value
             elif argument.family is not None and value is not None:
                 yield from argument.family.references(value, section)
+
+
+def _build_nested(family: Registry, settings: Settings, available: Any) -> Any:
+    """Build a nested part, or a list of such parts if `available` is a list of the values that they are built with."""
+    if isinstance(available, list):
+        return [family.build(settings, part_available) for part_available in available]
+    return family.build(settings, available)
 
 
 def derive_settings(documented: type) -> type[Settings]:

@@ -133,12 +133,7 @@ def compare_bleu(
     # The runs of A come first, then the runs of B.
     statistics_SNK = np.stack([*_run_statistics("A", bleu, a, references), *_run_statistics("B", bleu, b, references)])
     bleu_S = np.array([bleu_of_sums(bleu, sums_K) for sums_K in statistics_SNK.sum(axis=1)])
-    resampled_texts = resample_counts(len(references), resamples, np.random.default_rng(seed))
-    # Matrix products are faster in float64 than in integers, and exact for integers below 2 ** 53.
-    statistics_NC = statistics_SNK.transpose(1, 0, 2).reshape(len(references), -1).astype(np.float64)
-    sums_RC = np.concatenate([counts_RN @ statistics_NC for counts_RN in resampled_texts])
-    sums_RSK = sums_RC.reshape(resamples, *statistics_SNK.shape[::2])
-    bleu_RS = np.array([[bleu_of_sums(bleu, sums_K) for sums_K in sums_SK] for sums_SK in sums_RSK])
+    bleu_RS = _resampled_bleu(bleu, statistics_SNK, resamples, seed)
     differences_R = bleu_RS[:, len(a) :].mean(axis=1) - bleu_RS[:, : len(a)].mean(axis=1)
     tail = (1 - level) / 2
     lower, upper = (float(quantile) for quantile in np.quantile(differences_R, [tail, 1 - tail]))
@@ -153,6 +148,22 @@ def compare_bleu(
         sentences=len(references),
         resamples=resamples,
     )
+
+
+def _resampled_bleu(bleu: BLEU, statistics_SNK: NDArray[np.int64], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Return the BLEU of every run on every resampled text, bleu_RS.
+
+    The statistics of a resampled text are sums over its sentences: the matrix product of how often each sentence occurs
+    in each text (R, N) with the statistics of each sentence (N, C), where the C = S x K columns are all runs side by
+    side.
+    """
+    num_runs, num_sentences, num_statistics = statistics_SNK.shape
+    resampled_texts = resample_counts(num_sentences, resamples, np.random.default_rng(seed))
+    # Matrix products are faster in float64 than in integers, and exact for integers below 2 ** 53.
+    statistics_NC = statistics_SNK.transpose(1, 0, 2).reshape(num_sentences, -1).astype(np.float64)
+    sums_RC = np.concatenate([counts_RN @ statistics_NC for counts_RN in resampled_texts])
+    sums_RSK = sums_RC.reshape(resamples, num_runs, num_statistics)
+    return np.array([[bleu_of_sums(bleu, sums_K) for sums_K in sums_SK] for sums_SK in sums_RSK])
 
 
 def sentence_statistics(bleu: BLEU, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:

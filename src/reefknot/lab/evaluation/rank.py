@@ -131,12 +131,7 @@ def compute_spectrum(
         windows: Evaluation windows to read the text in; by default, it is read as one stream.
         eos: Id of the token that ends a line, which windows of whole lines need.
     """
-    available = split.tokens - 1
-    if available < 1:
-        raise DataError(f"the {split.name} text has only one token, so there is no token to predict")
-    count = available if limit is None else min(limit, available)
-    if count < 1:
-        raise SettingsError(f"contexts = {limit}: must be at least 1")
+    count = _count_contexts(split, limit)
     classes = model.output.vocab_size
     _check_memory(required_memory(count, classes), next(model.parameters()).device)
     # The copy computes in float64; the hidden states keep the precision of the model.
@@ -152,6 +147,17 @@ def compute_spectrum(
                     raise NonFiniteError(f"a log-probability of the model on the {split.name} text is NaN or infinite")
                 factor.add(logp_NV)
     return Spectrum(factor.singular_values(), factor.rows, classes)
+
+
+def _count_contexts(split: Split, limit: int | None) -> int:
+    """Return the number of contexts to read: all tokens but the last, or at most `limit`."""
+    available = split.tokens - 1
+    if available < 1:
+        raise DataError(f"the {split.name} text has only one token, so there is no token to predict")
+    count = available if limit is None else min(limit, available)
+    if count < 1:
+        raise SettingsError(f"contexts = {limit}: must be at least 1")
+    return count
 
 
 def _chunk_size(output: OutputEnd) -> int:

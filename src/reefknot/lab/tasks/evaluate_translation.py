@@ -112,7 +112,7 @@ def evaluate_translator(
     if request.save:
         scores = {evaluation.split: evaluation.score for evaluation in evaluations}
         translations = {evaluation.split: evaluation.translated for evaluation in evaluations}
-        notify(save_evaluation(run, _saved_name(search), search.model_dump(), None, scores, translations))
+        notify(save_evaluation(run, _saved_name(search), search.model_dump(), None, scores, translated=translations))
     return PairsEvaluations(str(run.path), evaluations)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit, open_tables, reject_options, user_options
+from reefknot.lab.cli.options import AsJson, Data, open_tables, print_result, reject_options, user_options
 
 if TYPE_CHECKING:
     from reefknot.errors import SettingsError
@@ -30,7 +30,7 @@ Examples:
   reefknot vectors similarity --between runs/demo/untied/seed0 runs/demo/tied/seed0
 """
 
-BETWEEN = "Options with --between"
+BETWEEN_PANEL = "Options with --between"
 NamedTable: TypeAlias = "tuple[Path, str, WordVectors]"
 """The source of a table, the name of the table in its source, and its vectors."""
 
@@ -54,7 +54,7 @@ def similarity(
         typer.Option(
             min=0,
             help="Compare all word pairs if two tables share at most this many words.",
-            rich_help_panel=BETWEEN,
+            rich_help_panel=BETWEEN_PANEL,
         ),
     ] = 20_000,
     samples: Annotated[
@@ -62,7 +62,7 @@ def similarity(
         typer.Option(
             min=120,
             help="Number of word pairs to sample if two tables share more than --exact-below words.",
-            rich_help_panel=BETWEEN,
+            rich_help_panel=BETWEEN_PANEL,
         ),
     ] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap and of sampled pairs.")] = 0,
@@ -155,7 +155,7 @@ def _compare_with_benchmarks(tables: list[NamedTable], benchmarks: list[Benchmar
         )
         lines.append(f"{source}, {name}: {len(vectors):,} words")
         lines += [f"  {judgement.name:<{width}}  {_format_judgement(judgement)}" for judgement in judgements]
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _format_judgement(judgement: Judgement) -> str:
@@ -214,7 +214,7 @@ def _compare_tables(tables: list[NamedTable], exact_below: int, samples: int, se
         table_b = {"source": str(source_b), "table": name_b}
         records.append({"a": table_a, "b": table_b, **asdict(correlation)})
         lines.append(f"{source_a}, {name_a} and {source_b}, {name_b}: {_format_correlation(correlation)}")
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _format_correlation(correlation: PairwiseCorrelation) -> str:

@@ -80,7 +80,7 @@ class StepCache(WeightCache):
             self._weight.register_hook(partial(_add_accumulated, self._leaf))  # type: ignore[no-untyped-call]
         return self._leaf
 
-    def announce_last(self) -> None:
+    def announce_last_micro_batch(self) -> None:
         """Announce that the next micro-batch is the last."""
         self._is_last = True
 

@@ -18,10 +18,10 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State
 from reefknot.nn.encoders.masks import NUM_GATES, locked_dropout, run_masked_layer, sample_mask
-from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent
+from reefknot.nn.encoders.stacked import Biases, LayerState, RecurrentEncoder
 
 
-class BayesianLSTM(Recurrent):
+class BayesianLSTM(RecurrentEncoder):
     """Stacked LSTM with dropout masks per gate and window on inputs and states (Gal & Ghahramani 2016).
 
     Args:

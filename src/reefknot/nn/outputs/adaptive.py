@@ -150,13 +150,13 @@ class AdaptiveSoftmax(OutputEnd):
         has_cluster_bias = num_tails > 0 and classifier[0].bias is not None
         self.cluster_bias = nn.Parameter(torch.zeros(num_tails)) if has_cluster_bias else None
 
-    def prepare(self, y_cpu: Tensor) -> BandPlan:
+    def prepare(self, targets: Tensor) -> BandPlan:
         """Assign the targets to the head and the tails. An unknown class raises an `ArgumentError`.
 
         Args:
-            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+            targets: Target classes on the host, with any shape. Targets of -100 are ignored.
         """
-        return self.prepare_micro_batches([y_cpu])[0]
+        return self.prepare_micro_batches([targets])[0]
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> list[BandPlan]:
         """Return one plan for each micro-batch of an optimiser step. A tail has the same length in all plans.
@@ -164,7 +164,7 @@ class AdaptiveSoftmax(OutputEnd):
         Args:
             micro_batches: The target classes of each micro-batch, on the host.
         """
-        plans = [self._plan_without_padding(y_cpu.reshape(-1)) for y_cpu in micro_batches]
+        plans = [self._plan_without_padding(targets.reshape(-1)) for targets in micro_batches]
         lengths = []
         for tail in range(len(self.classifiers) - 1):
             longest = max((len(plan.tails[tail][0]) for plan in plans), default=0)
@@ -230,7 +230,7 @@ class AdaptiveSoftmax(OutputEnd):
             h_ND: Hidden states, with shape (N, D).
             k: Number of classes to return, from 1 to V.
         """
-        self.check_k(k)
+        self.check_topk_size(k)
         h_ND = self._project_and_drop(h_ND)
         head_NH = self._head_log_probs(h_ND)
         # The best classes so far, first of the head alone. -inf marks places that no class has taken yet.

@@ -108,13 +108,13 @@ class Augmented(Softmax):
         self.detach_target = detach_target
         self.nll_weight, self.augmented_weight = _compute_weights(alpha, gamma, beta, tau, classifier.vocab_size)
 
-    def prepare(self, y_cpu: Tensor) -> DistinctTargets:
+    def prepare(self, targets: Tensor) -> DistinctTargets:
         """Find the distinct targets of a batch. An unknown class raises an `ArgumentError`.
 
         Args:
-            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+            targets: Target classes on the host, with any shape. Targets of -100 are ignored.
         """
-        return self.prepare_micro_batches([y_cpu])[0]
+        return self.prepare_micro_batches([targets])[0]
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> list[DistinctTargets]:
         """Return one plan for each micro-batch of an optimiser step, all padded to the same number of distinct targets.
@@ -122,7 +122,7 @@ class Augmented(Softmax):
         Args:
             micro_batches: The target classes of each micro-batch, on the host.
         """
-        plans = [self._plan_without_padding(y_cpu.reshape(-1)) for y_cpu in micro_batches]
+        plans = [self._plan_without_padding(targets.reshape(-1)) for targets in micro_batches]
         most_targets = max(len(plan.targets) for plan in plans)
         length = math.ceil(most_targets / PAD_MULTIPLE) * PAD_MULTIPLE
         return [plan.pad(length) for plan in plans]

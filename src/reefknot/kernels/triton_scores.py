@@ -253,7 +253,8 @@ class _TileConfig:
 
     def count_tiles(self, num_classes: int) -> int:
         """Return the number of tiles, T, into which the classes are cut."""
-        return triton.cdiv(num_classes, self.block_v)
+        num_tiles: int = triton.cdiv(num_classes, self.block_v)
+        return num_tiles
 
     def allocate_block(self, h_ND: Tensor, w_VD: Tensor) -> Tensor:
         """Allocate a block of rows x classes. If the kernel reads scores, the block has them: h W^T, by torch."""

@@ -43,17 +43,33 @@ _FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 def train_on_threads(training_range: TrainingRange, workers: int) -> None:
     """Train on the range in parts of `POSITIONS_PER_TASK` words. The next free thread trains on the next part."""
     ids, sampler, rates = training_range.ids, training_range.sampler, training_range.rates
-    tables = (training_range.inputs.numpy(), training_range.outputs.numpy())
-    sampler_tables = (sampler.keep.numpy(), sampler.accept.numpy(), sampler.alias.numpy())
-    sizes = (sampler.window, sampler.negatives, sampler.eos)
+    input_VD, output_VD = training_range.inputs.numpy(), training_range.outputs.numpy()
+    keep_V, accept_V, alias_V = sampler.keep.numpy(), sampler.accept.numpy(), sampler.alias.numpy()
+    start_rate, decrease = rates.start_and_decrease
     key = np.uint64(training_range.key)
-    schedule = (*rates.start_and_decrease, rates.lowest)
 
     def train_part(start: int) -> None:
         stop = min(start + POSITIONS_PER_TASK, training_range.stop)
-        extended = sampler.range_with_neighbours(training_range.key, ids, start, stop)
+        extended_start, extended_stop = sampler.range_with_neighbours(training_range.key, ids, start, stop)
         _train_centres(
-            *tables, training_range.tied, ids, *extended, start, stop, *sampler_tables, *sizes, key, *schedule
+            input_VD=input_VD,
+            output_VD=output_VD,
+            tied=training_range.tied,
+            ids=ids,
+            extended_start=extended_start,
+            extended_stop=extended_stop,
+            start=start,
+            stop=stop,
+            keep_V=keep_V,
+            accept_V=accept_V,
+            alias_V=alias_V,
+            window=sampler.window,
+            negatives=sampler.negatives,
+            eos=sampler.eos,
+            key=key,
+            start_rate=start_rate,
+            decrease=decrease,
+            lowest=rates.lowest,
         )
 
     starts = range(training_range.start, training_range.stop, POSITIONS_PER_TASK)
@@ -220,6 +236,7 @@ def _train_centres(
         radius = 1 + np.int64((radius_bits >> _32_BITS) * np.uint64(window) >> _32_BITS)
         window_start = centre - radius if centre > radius else 0
         window_stop = centre + radius + 1 if centre + radius < num_kept else num_kept
+        # First sample the pairs of the centre and prefetch their rows, then train on them.
         num_pairs = 0
         for context in range(window_start, window_stop):
             if context == centre or lines_C[context] != lines_C[centre]:

@@ -133,7 +133,7 @@ class LossInputs:
             bytes_per_class=dim * copy_bytes,
             accumulator_bytes=dim * self.num_classes * accumulator_bytes if gradients else 0,
             min_rows=self.backend.min_rows(self.dtype),
-            multiple=self.backend.multiple,
+            size_multiple=self.backend.size_multiple,
         )
         return choose_block_size(self.num_rows, self.num_classes, costs, self.budget, group)
 

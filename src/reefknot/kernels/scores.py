@@ -7,7 +7,7 @@ the file defines what the methods take and return, masks for targets, and matrix
 
 Names: h hidden states, w class vectors, b biases, y targets, z scores, p probabilities, lse log-sum-exps, nll losses
 (negative log-likelihoods), tau a temperature, g the gradient of the scores, dx the gradient of x.
-Shapes: N rows of the block, D dimensions, V classes of the block.
+Shapes: N rows of the block, D dimensions, V classes of the block, C dimensions of the values.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class TorchBackend:
     the call.
     """
 
-    multiple = 8
+    size_multiple = 8
     """Block sizes are multiples of this number where possible (see `BlockCosts`)."""
 
     def min_rows(self, dtype: torch.dtype) -> int:
@@ -190,7 +190,7 @@ class TorchBackend:
         return g_NV.to(h_ND.dtype), db_V
 
     def soft_target_gradients(
-        self, queries_ND: Tensor, g_mean_ND: Tensor, keys_VD: Tensor, values_VD: Tensor, terms: SoftTargetTerms
+        self, queries_ND: Tensor, g_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
     ) -> Tensor:
         """Return two matrices as one, (2N, V): q - uniform, and below it dz.
 
@@ -199,7 +199,7 @@ class TorchBackend:
         `soft_target`.
         """
         logq_NV = self._compute_scores(queries_ND, keys_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
-        dz_NV = matmul_wide(g_mean_ND, values_VD.T)
+        dz_NV = matmul_wide(g_mean_NC, values_VC.T)
         dz_NV.addcmul_(logq_NV, terms.negentropy_gradient[:, None]).sub_(terms.expected_gradient[:, None])
         q_NV = logq_NV.exp_()
         dz_NV.mul_(q_NV).div_(terms.tau)

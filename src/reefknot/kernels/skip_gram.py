@@ -78,7 +78,16 @@ def train_range(
     impl = resolve_impl(input_VD, impl)
     log_once("skip-gram", impl, input_VD.device.type, input_VD.dtype)
     key = sampler.key(epoch)
-    training_range = TrainingRange(input_VD.detach(), output_VD.detach(), ids, start, stop, sampler, key, rates)
+    training_range = TrainingRange(
+        inputs=input_VD.detach(),
+        outputs=output_VD.detach(),
+        ids=ids,
+        start=start,
+        stop=stop,
+        sampler=sampler,
+        key=key,
+        rates=rates,
+    )
     if impl == "numba":
         from reefknot.kernels.numba_skip_gram import train_on_threads
 
@@ -147,15 +156,17 @@ def resolve_impl(table: Tensor, impl: Impl = "auto") -> Impl:
     """Return the implementation for a table. The result is never `auto`."""
     if impl not in get_args(Impl):
         raise ArgumentError(f"impl = {impl!r}: must be one of {', '.join(get_args(Impl))}")
-    if impl == "numba" and not numba_available():
-        raise ArgumentError("impl = 'numba' needs numba, which is not installed: pip install 'reefknot[numba]'")
-    if impl == "numba" and table.device.type != "cpu":
-        raise ArgumentError(f"impl = 'numba' runs on the CPU, not on {table.device.type}; use impl = 'auto'")
-    if impl != "auto":
-        return impl
-    if should_use_triton(table.device, table.dtype):
-        return "triton"
-    return "numba" if table.device.type == "cpu" and numba_available() else "torch"
+    is_on_cpu = table.device.type == "cpu"
+    if impl == "auto":
+        if should_use_triton(table.device, table.dtype):
+            return "triton"
+        return "numba" if is_on_cpu and numba_available() else "torch"
+    if impl == "numba":
+        if not numba_available():
+            raise ArgumentError("impl = 'numba' needs numba, which is not installed: pip install 'reefknot[numba]'")
+        if not is_on_cpu:
+            raise ArgumentError(f"impl = 'numba' runs on the CPU, not on {table.device.type}; use impl = 'auto'")
+    return impl
 
 
 @cache

@@ -23,7 +23,7 @@ underscore are parts of kernels. `triton_scores` launches the kernels and choose
 
 Names: h hidden states, w class vectors, b biases, y targets, z scores, g the gradient of the scores, lse log-sum-exps.
 A name that ends in _ptr is a pointer. `stride` is the number of entries between two rows of the block in memory.
-Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes.
+Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes, C dimensions of the values.
 """
 
 import triton
@@ -329,8 +329,8 @@ def soft_target_gradients_kernel(
     inverse_tau,
     uniform,
     D: tl.constexpr,
-    M: tl.constexpr,
-    ONE_TABLE: tl.constexpr,
+    C: tl.constexpr,
+    KEYS_ARE_VALUES: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -341,9 +341,8 @@ def soft_target_gradients_kernel(
 ):
     """Compute q - uniform, where q = softmax(z / tau), and dz, from two matrix products in registers.
 
-    dz is the gradient of the loss with respect to z. z is queries keys^T, with D dimensions. The other product, g_mean
-    values^T with M dimensions, is the part of the gradient with respect to q that flows back through the mean of the
-    values. ONE_TABLE says whether the keys are also the values, so that they are loaded once for both.
+    z is queries keys^T, with D dimensions. The other product, g_mean values^T with C dimensions, is the gradient of q
+    that comes from the mean of the values. KEYS_ARE_VALUES: the keys are also the values, and are loaded once for both.
     """
     num_row_tiles = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS):
@@ -351,7 +350,7 @@ def soft_target_gradients_kernel(
         column_start = (tile // num_row_tiles) * BLOCK_V
         z = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
         dq = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
-        if ONE_TABLE and not STORED:
+        if KEYS_ARE_VALUES and not STORED:
             for d in range(0, D, BLOCK_D):
                 keys_tile = _load_tile(keys, column_start, d, V, D, BLOCK_V, BLOCK_D, TMA).T
                 queries_tile = _load_tile(queries, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
@@ -363,7 +362,7 @@ def soft_target_gradients_kernel(
                 queries, keys, q_out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
             )
             dq = _score_tile(
-                g_mean, values, dz_out, row_start, column_start, N, V, stride, M, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+                g_mean, values, dz_out, row_start, column_start, N, V, stride, C, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
             )
         rows = row_start + tl.arange(0, BLOCK_N)
         lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)

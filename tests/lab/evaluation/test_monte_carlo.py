@@ -17,7 +17,7 @@ from reefknot.lab.evaluation.perplexity import build_stream, score, window_log_p
 from reefknot.lab.evaluation.windows import Complete
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.nn.classifiers.drill import LabelDropout
-from reefknot.nn.encoders.stacked import Stacked
+from reefknot.nn.encoders.stacked import LayerDropoutEncoder
 from reefknot.nn.models.language_model import LanguageModel
 
 Open = Callable[..., Dataset]
@@ -25,7 +25,7 @@ Build = Callable[[int], LanguageModel]
 
 
 def set_rate(model: LanguageModel, rate: float) -> LanguageModel:
-    assert isinstance(model.encoder, Stacked)
+    assert isinstance(model.encoder, LayerDropoutEncoder)
     model.encoder.dropout = rate
     return model
 

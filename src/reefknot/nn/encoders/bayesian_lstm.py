@@ -18,10 +18,10 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State
 from reefknot.nn.encoders.masks import NUM_GATES, locked_dropout, run_masked_layer, sample_mask
-from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent
+from reefknot.nn.encoders.stacked import Biases, LayerState, RecurrentEncoder
 
 
-class BayesianLSTM(Recurrent):
+class BayesianLSTM(RecurrentEncoder):
     """A stacked LSTM whose dropout masks on inputs and states stay the same for a whole training window.
 
     This is the model of Gal & Ghahramani (2016).

@@ -86,13 +86,7 @@ class EncoderDecoder(SourceEncoder):
         check_sizes("EncoderDecoder", heads=heads, ffn_dim=ffn_dim)
         check_rates("EncoderDecoder", dropout=dropout, dropout_attention=dropout_attention, dropout_relu=dropout_relu)
         check_heads("EncoderDecoder", heads, input_dim)
-        if source_dim != input_dim:
-            raise SettingsError(
-                f"EncoderDecoder: source vectors have {source_dim} dimensions and target vectors {input_dim}, but both "
-                "stacks must have the same dimension; give both input ends the same dimension"
-            )
-        if norm not in get_args(Norm):
-            raise SettingsError(f"EncoderDecoder: norm = {norm!r}: must be 'pre' or 'post'")
+        _check_dims_and_norm(source_dim, input_dim, norm)
         self.source_dim = self.input_dim = self.dim = input_dim
         self.heads = heads
         self.dropout = dropout
@@ -101,7 +95,16 @@ class EncoderDecoder(SourceEncoder):
 
         def build_stack(block_class: type[ResidualBlock]) -> nn.ModuleList:
             return nn.ModuleList(
-                block_class(input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute, norm)
+                block_class(
+                    dim=input_dim,
+                    heads=heads,
+                    ffn_dim=ffn_dim,
+                    dropout=dropout,
+                    dropout_attention=dropout_attention,
+                    dropout_relu=dropout_relu,
+                    recompute=recompute,
+                    norm=norm,
+                )
                 for _ in range(layers)
             )
 
@@ -193,6 +196,16 @@ class EncoderDecoder(SourceEncoder):
         # Convert to the dtype of the parameters: under autocast, the residual stream and the norms stay in float32.
         x_BTD = x_BTD.to(next(self.parameters()).dtype)
         return F.dropout(x_BTD + self._positions(state, slots, x_BTD), self.dropout, self.training)
+
+
+def _check_dims_and_norm(source_dim: int, input_dim: int, norm: str) -> None:
+    if source_dim != input_dim:
+        raise SettingsError(
+            f"EncoderDecoder: source vectors have {source_dim} dimensions and target vectors {input_dim}, but both "
+            "stacks must have the same dimension; give both input ends the same dimension"
+        )
+    if norm not in get_args(Norm):
+        raise SettingsError(f"EncoderDecoder: norm = {norm!r}: must be 'pre' or 'post'")
 
 
 def _block_state(state: State, index: int) -> tuple[Tensor | None, Tensor, Tensor]:

@@ -15,10 +15,10 @@ from torch import Tensor
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
 from reefknot.nn.encoders.masks import apply_mask, locked_dropout, run_masked_stack, sample_mask
-from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent, run_layer
+from reefknot.nn.encoders.stacked import Biases, LayerState, RecurrentEncoder, run_layer
 
 
-class VariationalLSTM(Recurrent):
+class VariationalLSTM(RecurrentEncoder):
     """Stacked LSTM with one dropout mask per layer and window, in time and between layers (Inan et al. 2017).
 
     Args:

@@ -89,7 +89,7 @@ class MixtureOfSoftmaxes(Softmax):
         return -mixture_losses(self._compute_log_prior(h_ND), -log_probs_R.view(y_NK.shape), y_N)
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
+        self.check_topk_size(k)
         classifier = self.classifier
         context_RD = classifier.context(self._compute_latents(h_ND).flatten(0, 1))
         return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._compute_log_prior(h_ND))

@@ -83,16 +83,16 @@ class SampledSoftmax(Softmax):
         self.samples = samples
         self.distribution = distribution
 
-    def prepare(self, y_cpu: Tensor) -> Plan:
+    def prepare(self, targets: Tensor) -> Plan:
         """Draw a sample for these targets, from torch's CPU generator. In evaluation mode, only count the targets.
 
         Args:
-            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+            targets: Target classes on the host, with any shape. Targets of -100 are ignored.
         """
-        plan = super().prepare(y_cpu)
+        plan = super().prepare(targets)
         if not self.training:
             return plan
-        y_N = y_cpu.reshape(-1).cpu()
+        y_N = targets.reshape(-1).cpu()
         sampled = torch.unique(self._sample_classes())  # sorted
         positions_N = torch.searchsorted(sampled, y_N).clamp(max=len(sampled) - 1)
         is_sampled_N = sampled[positions_N] == y_N

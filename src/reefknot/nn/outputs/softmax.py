@@ -78,7 +78,7 @@ class Softmax(OutputEnd):
         return -row_losses(classifier.context(h_ND), classifier.weight(), classifier.bias, y_N).nll
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
+        self.check_topk_size(k)
         classifier = self.classifier
         return linear_topk(classifier.context(h_ND), classifier.weight(), classifier.bias, k)
 

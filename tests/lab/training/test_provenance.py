@@ -18,6 +18,7 @@ from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.training.display import SilentDisplay
+from tiny import PATIENCE
 
 Train = Callable[..., Any]
 
@@ -103,7 +104,7 @@ def test_sighup_stops_training_unless_nohup_ignores_it(
                 with pytest.raises(subprocess.TimeoutExpired):
                     process.wait(2)
             else:
-                assert process.wait(60) == code
+                assert process.wait(PATIENCE) == code
         finally:
             process.kill()
             process.communicate()

@@ -151,7 +151,7 @@ class _Request:
         )
 
         vocabulary = choose_vocabulary(end, num_words)
-        settings = build_experiment(end, self.corpus, self.body, vocabulary, sizes=bands, device=self.device)
+        settings = build_experiment(end, self.corpus, self.body, vocabulary, band_sizes=bands, device=self.device)
         try:
             dataset = self.open_text(vocabulary)
         except ReefknotError as error:  # the package that learns sub-words may not be installed

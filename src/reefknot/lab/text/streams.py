@@ -81,8 +81,8 @@ class Streams:
         targets: The text as target ids.
         batch_size: Number of streams.
         steps: Window length: the number of tokens of each stream in a window.
-        inputs: The same text as input ids, if they differ from `targets`. Words outside the vocabulary that an input end
-            reads by their characters (`Vocabulary.spelled`) have their own input ids.
+        inputs: The same text as input ids, if they differ from `targets`. Words outside the vocabulary have their own
+            input ids if the input end reads words by their characters (`Vocabulary.spelled`).
         random_steps: Settings of random window lengths. Windows then differ between epochs.
         seed: Seed of the random window lengths.
         world_size: Number of processes, each of which has `batch_size` streams of its own.

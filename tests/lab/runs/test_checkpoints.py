@@ -135,6 +135,15 @@ def test_loaded_checkpoint_does_not_need_its_files(two_steps: Checkpoints) -> No
     assert torch.equal(checkpoint.weights["words.weight"], contents(2)[0]["words.weight"])
 
 
+def test_best_of_a_run_copied_with_resolved_links_can_be_marked_again(two_steps: Checkpoints, tmp_path: Path) -> None:
+    two_steps.mark_best(1)
+    shutil.copytree(tmp_path, tmp_path / "copy", symlinks=False)
+    copy = Checkpoints(tmp_path / "copy")
+    assert copy.best_path() == tmp_path / "copy" / "best"
+    copy.mark_best(2)
+    assert copy.best_path() == copy.step_path(2)
+
+
 def test_prune_keeps_the_newest_and_the_best(two_steps: Checkpoints) -> None:
     two_steps.mark_best(1)
     for step in (3, 4, 5):

@@ -247,6 +247,8 @@ class Checkpoints:
         files.remove_leftovers(self.run_folder)
         with files.writing(link):
             temporary.symlink_to(path.relative_to(self.run_folder))
+            if link.is_dir() and not link.is_symlink():
+                files.remove(link)  # a link cannot replace the folder of a run that was copied with its links resolved
             files.commit(temporary, link)
 
     def best_path(self) -> Path | None:
@@ -317,7 +319,7 @@ class Checkpoints:
         Reading all checkpoints after every save would cost more than saving. So a step counts as intact while its files
         look unchanged since they were last verified. A failing disk can damage a file that looks unchanged. So the
         oldest step to keep is read in full before anything older is deleted. Then at least two steps are certainly
-        intact: this one and the newest, which was just written.
+        intact: this one and the newest, which was just written. With keep = 1, only the newest is.
         """
         steps = [newest] if _is_step(newest) else []
         for path in self._newest_first():

@@ -209,7 +209,8 @@ def _without_unsupported_onednn(x_BTD: Tensor) -> Iterator[None]:
 def _freeze_second_bias(layer: Any) -> None:
     """Replace the second bias vector of a layer by a buffer of zeros, so that only the first is trained.
 
-    The equations of an LSTM have one bias per gate. cuDNN, and so torch, adds two, whose sum alone matters.
+    The equations of the papers have one bias per gate. cuDNN, and so torch, adds two. Only their sum matters, except in
+    the candidate state of a GRU, where the reset gate scales the second bias.
     """
     zeros = torch.zeros_like(layer.bias_hh_l0)
     del layer.bias_hh_l0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels import ops
 from reefknot.kernels.divergence import linear_divergence
 
 from .dense import largest_error, relative_error
@@ -225,6 +226,34 @@ def test_compiled_function_is_one_graph_and_equals_eager(reduction: Any) -> None
         loss = divergence(student, teacher, "jsd", reduction=reduction, teacher_grad=True)
         results.append((loss, *torch.autograd.grad(loss.square().sum(), leaves(student, teacher))))
     assert largest_error(results[1], results[0]) < 1e-12
+
+
+def test_operators_pass_opcheck() -> None:
+    student, teacher = make_side(5, 4, 13), make_side(5, 3, 13, bias=False)
+    options = ("jsd", 0.4, 1.5, torch.float64, torch.float64, 2**20)
+    needs_grad = [True, True, True, False, True, False]
+    teacher = (teacher[0].detach(), teacher[1], None)
+    weight_N, g_N = torch.rand(2, 5, dtype=torch.float64)
+    for operator, arguments in (
+        (ops._summed_divergence, (*student, *teacher, weight_N, *options, needs_grad)),
+        (ops._row_divergences, (*student, *teacher, *options)),
+    ):
+        assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
+    detached = [None if tensor is None else tensor.detach() for tensor in (*student, *teacher)]
+    results = torch.library.opcheck(ops._divergence_gradients, (*detached, g_N, *options, needs_grad))
+    assert set(results.values()) == {"SUCCESS"}
+
+
+def test_autocast_computes_the_products_in_bfloat16_and_the_divergence_in_float32() -> None:
+    student, teacher = (make_side(40, 16, 90, dtype=torch.float32) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_divergence(student, teacher)
+    rounded = [
+        tuple(None if x is None else x.detach().bfloat16().double() for x in side) for side in (student, teacher)
+    ]
+    assert loss.dtype == torch.float32
+    assert relative_error(loss, linear_divergence(*rounded, impl="reference")) < 1e-3
+    assert all(gradient.dtype == torch.float32 for gradient in torch.autograd.grad(loss, leaves(student)))
 
 
 # -- mistakes ------------------------------------------------------------------------------------------------------

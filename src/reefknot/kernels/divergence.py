@@ -311,9 +311,7 @@ def _weigh(p_NV: Tensor, f_NV: Tensor, scale: float, gradient: bool) -> tuple[Te
 class _Side:
     """One classifier in a pass over blocks of rows: its scores, and the sums of its gradients."""
 
-    def __init__(
-        self, classifier: Head, dtype: torch.dtype, needs_grad: Sequence[bool], block_size: BlockSize
-    ) -> None:
+    def __init__(self, classifier: Head, dtype: torch.dtype, needs_grad: Sequence[bool], block_size: BlockSize) -> None:
         h, w, b = classifier
         self.h, self.dtype = h, dtype
         self.w, self.b = w.to(dtype).contiguous(), b
@@ -463,7 +461,7 @@ class _SummedDivergenceFunction(torch.autograd.Function):
         if any(needs_grad):
             ctx.save_for_backward(*tensors, weight_N)
             ctx.options = options
-        return loss_N @ weight_N.to(loss_N.dtype)
+        return (loss_N * weight_N).sum()
 
     @staticmethod
     def backward(ctx: Any, g_total: Tensor) -> tuple[Any, ...]:

@@ -320,7 +320,7 @@ def _summed_divergence(*arguments: Any) -> tuple[Tensor, ...]:
     inputs = DivergenceInputs.from_flat(tensors, *options)
     with torch.autocast(weight.device.type, enabled=False):
         losses, gradients = inputs.compute(weight if any(needs_grad) else None, needs_grad)
-    return losses @ weight.to(losses.dtype), *_fill_unneeded(needs_grad, gradients, weight)
+    return (losses * weight).sum(), *_fill_unneeded(needs_grad, gradients, weight)
 
 
 @_summed_divergence.register_fake

@@ -61,7 +61,7 @@ def test_training_ends_with_the_last_cycle(tmp_path: Path) -> None:
     schedule = SCHEDULES.build(settings.schedule, {})
     cycles = [18_000, 36_000, 72_000, 144_000]
     assert 16_000 + sum(cycles) == settings.updates
-    last, following = (schedule.factor(1, settings.updates + shift) for shift in (-1, 0))
+    last, following = (schedule.learning_rate_factor(1, settings.updates + shift) for shift in (-1, 0))
     assert last < 1e-4 < 0.3 < following == pytest.approx(0.75**4)
 
 
@@ -69,7 +69,7 @@ def test_formula_of_the_learning_rate_equals_the_code(tmp_path: Path) -> None:
     schedule = SCHEDULES.build(paper(tmp_path).training.schedule, {})
     for step, i, s in ((16_000, 0, 0.0), (25_000, 0, 0.5), (34_000, 1, 0.0), (43_000, 1, 0.25), (88_000, 2, 0.25)):
         expected = 0.75**i * (1e-5 + (1 - 1e-5) * (1 + math.cos(math.pi * s)) / 2)
-        assert schedule.factor(1, step) == pytest.approx(expected)
+        assert schedule.learning_rate_factor(1, step) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("settings", "expected"), EXAMPLES)

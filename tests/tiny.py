@@ -1,5 +1,8 @@
 """Parts of a small recipe for several tests: a tied LSTM with 8 dimensions, and a row without tying."""
 
+PATIENCE = 240
+"""Seconds to wait for another process. A busy machine may take a minute to start one."""
+
 MODEL = """
 [base.corpus]
 name = {corpus}

@@ -31,7 +31,7 @@ class DataError(ReefknotError):
 
 
 class CorpusNotFound(DataError):
-    """The files of a known corpus are missing on this machine. The recipe that names it may still be valid."""
+    """The files of a known corpus are missing on this machine. A recipe that names the corpus may still be valid."""
 
 
 class NonFiniteError(ReefknotError):

@@ -73,7 +73,7 @@ def test_tie_survives_a_checkpoint(case: Case, tmp_path: Path) -> None:
     assert stored_numbers(path / "model.safetensors") == sum(p.numel() for p in model.parameters())
     other = case.build(seed=1)
     assert not torch.equal(loss(other), loss(model))
-    load_weights(other, checkpoints.load(path).model)
+    load_weights(other, checkpoints.load(path).weights)
     assert other.tied == case.tied
     assert torch.equal(loss(other), loss(model))
 

@@ -25,7 +25,7 @@ def plans(draw: st.DrawFn) -> tuple[int, int, BlockCosts, int, int]:
         bytes_per_class=2 * dim * copied,
         accumulator_bytes=2 * dim * classes * draw(st.booleans()),
         min_rows=draw(st.sampled_from([64, 512])),
-        multiple=draw(st.sampled_from([8, 128])),
+        size_multiple=draw(st.sampled_from([8, 128])),
     )
     return rows, classes, costs, draw(st.integers(0, 2**34)), group
 

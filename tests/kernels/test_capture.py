@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -44,6 +45,16 @@ def test_recording_has_no_effect_and_replay_reuses_the_tensors() -> None:
     assert graph.outputs.tolist() == [10.0, 10.0, 10.0]
     with pytest.raises(RuntimeError, match="waits for the device"):
         RecordedGraph(lambda: bool(x.any()))
+
+
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_garbage_collector_pauses_during_a_capture(device: torch.device) -> None:
+    """The collector may free an older graph, which makes a capture fail."""
+    enabled = []
+    with side_stream(device):
+        capture(lambda: enabled.append(gc.isenabled()), device=device)
+    assert enabled == [False]
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)

@@ -20,6 +20,7 @@ from reefknot.kernels.choice import Impl, using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, row_losses, summed_loss
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.soft_target import soft_targets
+from tiny import PATIENCE
 
 from .dense import problem
 
@@ -281,4 +282,4 @@ def test_eager_losses_do_not_import_the_operators() -> None:
         "loss(torch.ones(2, 3), torch.ones(4, 3), torch.tensor([0, 1]));"
         "assert 'reefknot.kernels.ops' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)

@@ -107,7 +107,7 @@ def test_tile_kernels_compile_and_fit_shared_memory(
         "NUM_PROGRAMS": 132,
         "DTYPE": dtype,
     }
-    constants = {"D": DIM, "M": DIM, "BIAS": True, "ONE_TABLE": True, **tiling, **flags}
+    constants = {"D": DIM, "C": DIM, "BIAS": True, "KEYS_ARE_VALUES": True, **tiling, **flags}
     used = shared_memory(getattr(kernels, name), capability, matrix_types, constants, warps, stages)
     assert used <= limit
     assert torch_products or used > 0

@@ -174,7 +174,7 @@ def test_biases_of_minus_infinity_rule_out_classes(memory: float) -> None:
 def test_several_blocks_of_rows_match_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 8 of 17 rows: later blocks, of which the last is short, add to the gradients of the first."""
     monkeypatch.setattr(TritonBackend, "min_rows", lambda *_: 8)
-    monkeypatch.setattr(TritonBackend, "multiple", 8)
+    monkeypatch.setattr(TritonBackend, "size_multiple", 8)
     exact = problem(17, 12, 300).to(torch.float32).to(torch.float64)
     rows = exact.gradients(weighted_sum(dense_losses(exact, 5.0)))
     sums = exact.gradients(dense_losses(exact)[0].sum())

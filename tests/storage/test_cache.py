@@ -16,6 +16,7 @@ import pytest
 from reefknot.errors import ResourceError
 from reefknot.storage import cache as cache_module
 from reefknot.storage.cache import cache_folder, file_hash, load_or_create
+from tiny import PATIENCE
 
 
 def fill(folder: Path) -> None:
@@ -77,7 +78,7 @@ load_or_create(Path(sys.argv[1]), lambda folder: os.kill(os.getpid(), signal.SIG
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "entry")])
-    assert killed.wait(timeout=60) == -signal.SIGKILL
+    assert killed.wait(timeout=PATIENCE) == -signal.SIGKILL
     (leftover,) = tmp_path.iterdir()
     assert f"-{killed.pid}-" in leftover.name
     of_live_process = leftover.with_name(leftover.name.replace(f"-{killed.pid}-", f"-{os.getppid()}-"))

@@ -82,8 +82,15 @@ def compute_row_gradients(
     if g_lse_tau is None or tau is None:
         terms = GradientTerms(lse, plain_weight, target_weight)
     else:
-        tempered_weight, uniform = g_lse_tau / tau, 1 / inputs.num_classes
-        terms = GradientTerms(lse, plain_weight, target_weight, lse_tau, tempered_weight, tau, uniform)
+        terms = GradientTerms(
+            lse=lse,
+            plain_weight=plain_weight,
+            target_weight=target_weight,
+            lse_tau=lse_tau,
+            tempered_weight=g_lse_tau / tau,
+            tau=tau,
+            uniform=1 / inputs.num_classes,
+        )
     needs_h, needs_w, needs_b = needs_grad
     with torch.autocast(lse.device.type, enabled=False):
         return compute_gradients(inputs, terms, (needs_h, needs_w, needs_b), tau).in_input_dtypes()

@@ -53,7 +53,7 @@ class BlockCosts:
     """With fewer rows per block, reading and writing all class vectors for each block costs more than a second pass."""
     min_classes: int = 1024
     """With fewer classes per block, products are slow."""
-    multiple: int = 8
+    size_multiple: int = 8
     """Block sizes are multiples of this number where possible."""
 
     def total_bytes(self, rows: int, classes: int, several: bool) -> float:
@@ -81,7 +81,7 @@ def choose_block_size(num_rows: int, num_classes: int, costs: BlockCosts, budget
     budget_for_rows = budget - costs.total_bytes(0, num_classes, several=True)
     max_rows = int(budget_for_rows // (costs.bytes_per_score * num_classes + costs.bytes_per_row))
     if max_rows >= min_rows:
-        return BlockSize(_even_size(num_rows, max_rows, group, costs.multiple), num_classes)
+        return BlockSize(_even_size(num_rows, max_rows, group, costs.size_multiple), num_classes)
     return _cut_rows_and_classes(num_rows, num_classes, costs, budget, group, min_rows)
 
 
@@ -107,7 +107,7 @@ def _cut_rows_and_classes(
         rows = max(candidates, key=lambda rows: min(max_classes[rows], costs.min_classes))
     else:
         rows = min(max_classes)
-    classes = _even_size(num_classes, max(max_classes[rows], min_classes), 1, max(costs.multiple, MIN_CLASSES))
+    classes = _even_size(num_classes, max(max_classes[rows], min_classes), 1, max(costs.size_multiple, MIN_CLASSES))
     return BlockSize(min(rows, num_rows), classes)
 
 

@@ -21,6 +21,7 @@ a value from the device cannot be captured.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,8 +100,21 @@ def capture(
         pool: The memory pool to allocate from, as `torch.cuda.graph_pool_handle` returns it. The default is a new pool.
     """
     buffers = [send(tensor, device) for tensor in inputs]
-    graph, outputs = _record(lambda: step(*buffers), device, pool)
+    with _without_garbage_collection():
+        graph, outputs = _record(lambda: step(*buffers), device, pool)
     return Graph(graph, buffers, outputs)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Pause Python's garbage collector. If it frees an older graph during a capture, the capture fails."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _record(step: Callable[[], Outputs], device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, Outputs]:
@@ -169,7 +183,7 @@ class RepeatedSteps(Generic[Outputs]):
 
         Args:
             key: Everything that the step's kernels depend on, such as the shapes of the inputs.
-            step: Called with the inputs, on the device. Steps with equal keys must do the same.
+            step: Called with the inputs, on the device. Steps with equal keys must run the same kernels.
             inputs: Tensors on the host.
         """
         graph = self._graphs.find(key)

@@ -1,8 +1,8 @@
 """Choose the implementation of losses and LSTMs (plain torch or Triton kernels) and its working memory.
 
-Users call `using`. The kernels call `current_choice` for what the user asked for, and then `resolve_impl`, or
-`should_use_triton` for an LSTM, for what runs on a device. Without `using`, the environment variables REEFKNOT_KERNELS
-and REEFKNOT_KERNEL_MEMORY apply.
+Users call `using`. The kernels call `current_choice` to learn what the user asked for. Then `resolve_impl` (for LSTMs:
+`should_use_triton`) decides what runs on the device. Without `using`, the environment variables REEFKNOT_KERNELS and
+REEFKNOT_KERNEL_MEMORY apply.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def current_choice() -> Choice:
 
 
 def resolve_impl(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
-    """Return the implementation for a device and a type of matrix products. The result is never `auto`."""
+    """Return the implementation for a device and for the dtype of the matrix products. The result is never `auto`."""
     if choice.impl == "triton":
         _check_triton(device, dtype)
     impl = choice.impl
@@ -111,7 +111,10 @@ def resolve_impl(choice: Choice, device: torch.device, dtype: torch.dtype) -> Im
 
 
 def should_use_triton(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a Triton kernel is used: because `using` selects it, or because the device supports it."""
+    """Return whether to use a Triton kernel.
+
+    It is used if `using` selects it, or if the choice is `auto` and the device supports it.
+    """
     if current_choice().impl == "triton":
         _check_triton(device, dtype)
         return True

@@ -34,8 +34,8 @@ from reefknot.kernels.reference import compute_dtype, reference_losses
 from reefknot.kernels.scores import IGNORE, accumulation_dtype, at_least_float32, get_backend, is_class, safe_class_ids
 
 Reduction = Literal["mean", "sum", "none"]
-_NAME = "linear_cross_entropy"
-"""How error messages begin."""
+_FUNCTION = "linear_cross_entropy"
+"""The name of the public function, with which error messages begin."""
 
 
 def linear_cross_entropy(
@@ -90,27 +90,41 @@ def linear_cross_entropy(
     _check_settings(reduction, label_smoothing, z_loss, ignore_index)
     h_ND = hidden.reshape(-1, hidden.shape[-1])
     y_N = _replace_ignore_index(targets.reshape(-1).long(), ignore_index, weight.shape[0])
-    if check_targets and not _has_no_values(targets):
+    if check_targets and not _is_tracing(targets):
         _check_targets(y_N, targets, weight.shape[0], ignore_index)
     choice = current_choice()
     if impl is not None or memory is not None:
         choice = Choice(impl or choice.impl, choice.memory if memory is None else memory)
     if reduction != "none" and not label_smoothing and not z_loss:
-        loss = summed_loss(h_ND, weight, bias, y_N, choice=choice)
+        total = summed_loss(h_ND, weight, bias, y_N, choice=choice)
     else:
-        nll_N, lse_N, _ = row_losses(h_ND, weight, bias, y_N, choice=choice)
-        loss = nll_N
-        if label_smoothing:
-            loss = loss + label_smoothing * smoothing_losses(h_ND, weight, bias, y_N, lse_N - nll_N)
-        if z_loss:
-            loss = loss + z_loss * lse_N.square().where(y_N != IGNORE, 0.0)
-    if reduction == "none":
-        return loss.view(targets.shape)
-    loss = loss.sum()
+        loss_N = _regularised_losses(h_ND, weight, bias, y_N, label_smoothing, z_loss, choice)
+        if reduction == "none":
+            return loss_N.view(targets.shape)
+        total = loss_N.sum()
     if reduction == "sum":
-        return loss
+        return total
     num_targets = (y_N != IGNORE).sum().clamp(min=1)
-    return loss / num_targets
+    return total / num_targets
+
+
+def _regularised_losses(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    b_V: Tensor | None,
+    y_N: Tensor,
+    label_smoothing: float,
+    z_loss: float,
+    choice: Choice,
+) -> Tensor:
+    """Return one loss per row, with label smoothing and the z-loss unless their weights are 0."""
+    nll_N, lse_N, _ = row_losses(h_ND, w_VD, b_V, y_N, choice=choice)
+    loss_N = nll_N
+    if label_smoothing:
+        loss_N = loss_N + label_smoothing * smoothing_losses(h_ND, w_VD, b_V, y_N, target_score_N=lse_N - nll_N)
+    if z_loss:
+        loss_N = loss_N + z_loss * lse_N.square().where(y_N != IGNORE, 0.0)
+    return loss_N
 
 
 class RowLosses(NamedTuple):
@@ -121,8 +135,8 @@ class RowLosses(NamedTuple):
     lse: Tensor
     """The log-sum-exp of the scores."""
     lse_tau: Tensor | None
-    """The log-sum-exp, at temperature tau, of the scores without the bias and less their mean over the classes. None if
-    tau is not given. The mean is subtracted because a divergence between two tempered softmaxes does not depend on it.
+    """The log-sum-exp of (s - mean(s)) / tau over the classes, where s are the scores without bias. None if tau is not
+    given. The mean is subtracted because a divergence between two tempered softmaxes does not depend on it.
     """
 
 
@@ -147,14 +161,15 @@ def row_losses(
     choice = choice or current_choice()
     dtype = compute_dtype(h_ND, w_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":
-        from reefknot.kernels import ops
+        from reefknot.kernels import ops  # it imports this module
 
         return ops.row_losses(h_ND, w_VD, b_V, y_N, tau, dtype, choice)
     impl = resolve_impl(choice, h_ND.device, dtype)
     if impl == "reference":
         return RowLosses(*reference_losses(h_ND, w_VD, b_V, y_N, tau))
-    options = dtype, get_backend(impl), choice.budget(h_ND.device)
-    return RowLosses(*RowLossesFunction.apply(h_ND, w_VD, b_V, y_N, tau, *options))  # type: ignore[no-untyped-call]
+    backend, budget = get_backend(impl), choice.budget(h_ND.device)
+    losses = RowLossesFunction.apply(h_ND, w_VD, b_V, y_N, tau, dtype, backend, budget)  # type: ignore[no-untyped-call]
+    return RowLosses(*losses)
 
 
 def summed_loss(
@@ -179,18 +194,19 @@ def summed_loss(
     """
     choice = choice or current_choice()
     if torch.float16 in (w_VD.dtype, None if b_V is None else b_V.dtype):
-        # The gradients of a sum over many rows overflow float16 until a later operation scales them down.
+        # The gradients of a sum over many rows would overflow float16 before a later operation scales them down.
         return _sum_row_losses(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
     dtype = compute_dtype(h_ND, w_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":
-        from reefknot.kernels import ops
+        from reefknot.kernels import ops  # it imports this module
 
         return ops.summed_loss(h_ND, w_VD, b_V, y_N, log_prior_NK, dtype, choice)
     impl = resolve_impl(choice, h_ND.device, dtype)
     if impl == "reference":
         return _sum_row_losses(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
-    options = torch.is_grad_enabled(), dtype, get_backend(impl), choice.budget(h_ND.device)
-    return cast(Tensor, SummedLossFunction.apply(h_ND, w_VD, b_V, y_N, log_prior_NK, *options))  # type: ignore[no-untyped-call]
+    training, backend, budget = torch.is_grad_enabled(), get_backend(impl), choice.budget(h_ND.device)
+    arguments = (h_ND, w_VD, b_V, y_N, log_prior_NK, training, dtype, backend, budget)
+    return cast(Tensor, SummedLossFunction.apply(*arguments))  # type: ignore[no-untyped-call]
 
 
 def _sum_row_losses(
@@ -253,42 +269,44 @@ def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:
             continue
         if not isinstance(argument, Tensor):
             hint = f"; pass its {name}, not the layer" if isinstance(argument, torch.nn.Module) else ""
-            raise ArgumentError(f"{_NAME}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
+            raise ArgumentError(f"{_FUNCTION}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
         if name != "targets" and not argument.is_floating_point():
-            raise ArgumentError(f"{_NAME}: {name} is {argument.dtype}; it must be a floating-point tensor")
+            raise ArgumentError(f"{_FUNCTION}: {name} is {argument.dtype}; it must be a floating-point tensor")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise ArgumentError(f"{_NAME}: targets are {targets.dtype}; class ids must be integers")
+        raise ArgumentError(f"{_FUNCTION}: targets are {targets.dtype}; class ids must be integers")
 
 
 def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignore_index: int) -> None:
     if not isinstance(ignore_index, int):
-        raise ArgumentError(f"{_NAME}: ignore_index = {ignore_index!r}: must be an integer")
+        raise ArgumentError(f"{_FUNCTION}: ignore_index = {ignore_index!r}: must be an integer")
     if reduction not in get_args(Reduction):
-        raise ArgumentError(f"{_NAME}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
+        raise ArgumentError(f"{_FUNCTION}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
     if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
-        raise ArgumentError(f"{_NAME}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
+        raise ArgumentError(f"{_FUNCTION}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
     if not (isinstance(z_loss, int | float) and 0 <= z_loss < math.inf):
-        raise ArgumentError(f"{_NAME}: z_loss = {z_loss!r}: must be 0 or more, and finite")
+        raise ArgumentError(f"{_FUNCTION}: z_loss = {z_loss!r}: must be 0 or more, and finite")
 
 
 def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
     if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
         raise ArgumentError(
-            f"{_NAME}: hidden is {tuple(hidden.shape)} and weight is {tuple(weight.shape)}; they must be (..., dim) "
-            "and (classes, dim), with the same dim"
+            f"{_FUNCTION}: hidden is {tuple(hidden.shape)} and weight is {tuple(weight.shape)}; they must be "
+            "(..., dim) and (classes, dim), with the same dim"
         )
     if targets.shape != hidden.shape[:-1]:
         raise ArgumentError(
-            f"{_NAME}: targets is {tuple(targets.shape)} but hidden is {tuple(hidden.shape)}; pass one id per row, "
+            f"{_FUNCTION}: targets is {tuple(targets.shape)} but hidden is {tuple(hidden.shape)}; pass one id per row, "
             f"{tuple(hidden.shape[:-1])}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
-            f"{_NAME}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
+            f"{_FUNCTION}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
         )
     devices = {str(tensor.device) for tensor in (hidden, weight, targets, bias) if tensor is not None}
     if len(devices) > 1:
-        raise ArgumentError(f"{_NAME}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
+        raise ArgumentError(
+            f"{_FUNCTION}: the arguments are on {' and '.join(sorted(devices))}; put them on one device"
+        )
 
 
 def _check_targets(y_N: Tensor, targets: Tensor, num_classes: int, ignore_index: int) -> None:
@@ -296,13 +314,13 @@ def _check_targets(y_N: Tensor, targets: Tensor, num_classes: int, ignore_index:
     if bool(outside_N.any()):
         row = int(outside_N.nonzero()[0])
         raise ArgumentError(
-            f"{_NAME}: target {int(targets.reshape(-1)[row])} of row {row} is not a class; use 0 to {num_classes - 1}, "
-            f"or {ignore_index} (ignore_index) to ignore a row"
+            f"{_FUNCTION}: target {int(targets.reshape(-1)[row])} of row {row} is not a class; "
+            f"use 0 to {num_classes - 1}, or {ignore_index} (ignore_index) to ignore a row"
         )
 
 
-def _has_no_values(targets: Tensor) -> bool:
-    """Return whether the targets have no values yet, because a graph is being compiled or captured."""
+def _is_tracing(targets: Tensor) -> bool:
+    """Return whether a graph is being compiled or captured. The targets then have no values that could be checked."""
     if torch.compiler.is_compiling() or targets.is_meta:
         return True
     return targets.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -31,7 +31,8 @@ _INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(INCREMENT), np.uint64(MULTI
 _32_BITS, _LOWER_HALF = np.uint64(32), np.uint64(2**32 - 1)
 _FLOATS_PER_CACHE_LINE = 16
 _NUM_CELLS = 1024
-# The sigmoid from -CLIP to CLIP, and one cell more. Linear interpolation between two cells has an error below 2e-6.
+# This is the sigmoid from -CLIP to CLIP, and one cell more. Linear interpolation between two cells has an error below
+# 2e-6.
 _SIGMOID = (1.0 / (1.0 + np.exp(-(np.arange(_NUM_CELLS + 2) * (2 * CLIP / _NUM_CELLS) - CLIP)))).astype(np.float32)
 _CELLS_PER_UNIT, _CLIP = np.float32(_NUM_CELLS / (2 * CLIP)), np.float32(CLIP)
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -42,17 +43,33 @@ _FAST_MATH = {"reassoc", "contract", "arcp", "nsz"}
 def train_on_threads(training_range: TrainingRange, workers: int) -> None:
     """Train on the range in parts of `POSITIONS_PER_TASK` words. The next free thread trains on the next part."""
     ids, sampler, rates = training_range.ids, training_range.sampler, training_range.rates
-    tables = (training_range.inputs.numpy(), training_range.outputs.numpy())
-    sampler_tables = (sampler.keep.numpy(), sampler.accept.numpy(), sampler.alias.numpy())
-    sizes = (sampler.window, sampler.negatives, sampler.eos)
+    input_VD, output_VD = training_range.inputs.numpy(), training_range.outputs.numpy()
+    keep_V, accept_V, alias_V = sampler.keep.numpy(), sampler.accept.numpy(), sampler.alias.numpy()
+    start_rate, decrease = rates.start_and_decrease
     key = np.uint64(training_range.key)
-    schedule = (*rates.start_and_decrease, rates.lowest)
 
     def train_part(start: int) -> None:
         stop = min(start + POSITIONS_PER_TASK, training_range.stop)
-        extended = sampler.range_with_neighbours(training_range.key, ids, start, stop)
+        extended_start, extended_stop = sampler.range_with_neighbours(training_range.key, ids, start, stop)
         _train_centres(
-            *tables, training_range.tied, ids, *extended, start, stop, *sampler_tables, *sizes, key, *schedule
+            input_VD=input_VD,
+            output_VD=output_VD,
+            tied=training_range.tied,
+            ids=ids,
+            extended_start=extended_start,
+            extended_stop=extended_stop,
+            start=start,
+            stop=stop,
+            keep_V=keep_V,
+            accept_V=accept_V,
+            alias_V=alias_V,
+            window=sampler.window,
+            negatives=sampler.negatives,
+            eos=sampler.eos,
+            key=key,
+            start_rate=start_rate,
+            decrease=decrease,
+            lowest=rates.lowest,
         )
 
     starts = range(training_range.start, training_range.stop, POSITIONS_PER_TASK)
@@ -76,7 +93,7 @@ def _build_prefetch(typing: Any, table: Any, row: Any, column: Any) -> Any:
         function_type = ir.FunctionType(ir.VoidType(), [pointer_type, int_type, int_type, int_type])
         prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer_type], function_type)
         address = builder.gep(builder.bitcast(array.data, pointer_type), [offset])
-        # For reading, into all caches, as data.
+        # The constants mean: for reading, into all caches, as data.
         builder.call(prefetch, [address, int_type(0), int_type(3), int_type(1)])
         return context.get_dummy_value()
 
@@ -153,7 +170,7 @@ def _sample_targets(
 def _train_pair(
     input_VD: Any, output_VD: Any, tied: Any, context: Any, targets_PT: Any, pair: Any, e_D: Any, rate: Any
 ) -> None:
-    """Train on a pair, by the formulas in `kernels/skip_gram.py`."""
+    """Train on a pair, with the formulas in `kernels/skip_gram.py`."""
     dim = input_VD.shape[1]
     for d in range(dim):
         e_D[d] = _ZERO
@@ -219,6 +236,7 @@ def _train_centres(
         radius = 1 + np.int64((radius_bits >> _32_BITS) * np.uint64(window) >> _32_BITS)
         window_start = centre - radius if centre > radius else 0
         window_stop = centre + radius + 1 if centre + radius < num_kept else num_kept
+        # First sample the pairs of the centre and prefetch their rows, then train on them.
         num_pairs = 0
         for context in range(window_start, window_stop):
             if context == centre or lines_C[context] != lines_C[centre]:

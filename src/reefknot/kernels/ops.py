@@ -1,9 +1,9 @@
 """The losses as custom operators of torch, so that `torch.compile` keeps a loss in one graph.
 
-`summed_loss`, `row_losses` and `soft_targets` are the functions to start from. `linear_cross_entropy` and `soft_target`
-call them inside a compiled graph, and they compute the same as the eager functions. A compiler cannot trace a loop over
-blocks of scores. It does not need to, because each operator declares the shapes of its outputs (`register_fake`) and
-its gradient (`register_autograd`).
+`summed_loss`, `row_losses` and `soft_targets` are the functions to start from. Inside a compiled graph,
+`linear_cross_entropy` and `soft_target` call them. They give the same results as the eager functions. A compiler cannot
+trace a loop over blocks of scores. It does not need to, because each operator declares the shapes of its outputs
+(`register_fake`) and its gradient (`register_autograd`).
 
 An operator may return neither None nor one of its inputs, so an empty tensor stands for a result that is not needed.
 The schemas are written out because versions of torch differ in what they can infer from annotations.

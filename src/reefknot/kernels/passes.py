@@ -58,8 +58,8 @@ class LossInputs:
     budget: int
     """Working memory in bytes."""
     centre: Tensor | None = None
-    """The vector that is subtracted from every class vector before it is rounded. It lowers all scores of a row by the
-    same amount, which does not change a softmax. Trained class vectors have a large mean. Without the subtraction, half
+    """A vector that is subtracted from every class vector before rounding. This lowers all scores of a row by the same
+    amount, which does not change a softmax. Trained class vectors have a large mean. Without the subtraction, half
     precision would spend its digits on the mean, and a tempered softmax needs all digits."""
 
     @property
@@ -133,7 +133,7 @@ class LossInputs:
             bytes_per_class=dim * copy_bytes,
             accumulator_bytes=dim * self.num_classes * accumulator_bytes if gradients else 0,
             min_rows=self.backend.min_rows(self.dtype),
-            multiple=self.backend.multiple,
+            size_multiple=self.backend.size_multiple,
         )
         return choose_block_size(self.num_rows, self.num_classes, costs, self.budget, group)
 
@@ -154,7 +154,8 @@ def compute_losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor
     nll, lse, lse_tau = (_concatenate(inputs, [result[index] for result in results]) for index in range(3))
     if tau is None or mean_D is None:
         return nll, lse, None
-    # `lse` is of the scores, and `lse_tau` of the scores less their mean. Only one of them has that form yet.
+    # `lse` is for the scores, and `lse_tau` for the scores minus their mean. With a centre, both were computed for the
+    # scores minus their mean, and without a centre, both for the scores. So one of them is corrected here.
     if inputs.centre is None:
         return nll, lse, lse_tau - inputs.mean_scores(mean_D) / tau
     return nll, lse + inputs.mean_scores(mean_D), lse_tau

@@ -237,18 +237,19 @@ class _ScanFunction(torch.autograd.Function):
         d_gates_LTBG = d_gates_LTB4P[..., :num_units].flatten(-2)
         _, needs_h, _, _, _, *needs_weights = ctx.needs_input_grad
         dh_LBH = _state_gradients(d_gates_LTBG[:, 0], results.weights, masks) if needs_h else None
-        # In the order of `weights`: recurrent weights, upward weights, biases.
-        d_weights: list[Tensor | None] = [None] * len(needs_weights)
+        # In the order of `weights`: recurrent weights of L layers, upward weights of L - 1, biases of L - 1.
+        d_recurrent: Sequence[Tensor | None] = [None] * num_layers
+        d_upward: Sequence[Tensor | None] = [None] * (num_layers - 1)
+        d_biases: Sequence[Tensor | None] = [None] * (num_layers - 1)
         if any(needs_weights[:num_layers]):
             states_before = results.states[:, :-1]
-            d_weights[:num_layers] = _weight_gradients(d_gates_LTB4P, states_before, num_units, ctx.weight_dtype)
+            d_recurrent = _weight_gradients(d_gates_LTB4P, states_before, num_units, ctx.weight_dtype)
         if any(needs_weights[num_layers:]):
-            upward_slots = slice(num_layers, 2 * num_layers - 1)
             states_below = results.states[:-1, 1:]
-            d_weights[upward_slots] = _weight_gradients(d_gates_LTB4P[1:], states_below, num_units, ctx.weight_dtype)
-            d_weights[upward_slots.stop :] = d_gates_LTBG[1:].sum((1, 2), dtype=ctx.weight_dtype).unbind()
+            d_upward = _weight_gradients(d_gates_LTB4P[1:], states_below, num_units, ctx.weight_dtype)
+            d_biases = d_gates_LTBG[1:].sum((1, 2), dtype=ctx.weight_dtype).unbind()
         # The first layer's input contributes to its gates by addition, so both have the same gradient.
-        return d_gates_LTBG[0], dh_LBH, dc_LBH, None, None, *d_weights
+        return d_gates_LTBG[0], dh_LBH, dc_LBH, None, None, *d_recurrent, *d_upward, *d_biases
 
 
 def _state_gradients(d_gates_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tensor:
@@ -272,7 +273,7 @@ def _weight_gradients(
     """
     num_layers, _, _, num_masks, num_padded = states_LTBMP.shape
     gates_per_mask = 4 * num_padded // num_masks
-    # Q = L x M products, each over S = T x B steps and rows.
+    # There are Q = L x M products, each over S = T x B steps and rows.
     d_gates_QGS = d_gates_LTB4P.reshape(num_layers, -1, num_masks, gates_per_mask).permute(0, 2, 3, 1).flatten(0, 1)
     states_QSP = states_LTBMP.reshape(num_layers, -1, num_masks, num_padded).transpose(1, 2).flatten(0, 1)
     dw_QGP = _batched_matmul(d_gates_QGS, states_QSP, dtype)

@@ -1,8 +1,8 @@
-"""Reference implementation of the losses by their formulas, with all scores in memory.
+"""Reference implementation of the losses, straight from their formulas, with all scores in memory.
 
-`reference_losses` and `reference_soft_targets` are the formulas that the implementations in blocks are tested against,
-and what `impl = "reference"` runs. `linear_scores` computes the scores and `compute_dtype` their precision; both are
-used elsewhere too.
+The block-wise implementations are tested against `reference_losses` and `reference_soft_targets`, which also run if
+`impl = "reference"`. `linear_scores` computes the scores, and `compute_dtype` returns the precision of their matrix
+product; both are used elsewhere too.
 
 Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps, tau a temperature.
 Shapes: N rows (tokens), D dimensions, V classes; U queries, C dimensions of the values.
@@ -22,8 +22,8 @@ from reefknot.kernels.scores import IGNORE, at_least_float32, is_class, mask_ign
 def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
     """Return the scores h W^T + b, (N, V), at least in float32.
 
-    Under autocast the operands are rounded but the scores are not, because scores must not depend on which function
-    computes them.
+    Under autocast, the operands are rounded to the type of autocast but the scores stay in float32, as in the
+    block-wise functions, so that all functions give the same scores.
     """
     dtype = compute_dtype(h_ND, w_VD)
     with torch.autocast(h_ND.device.type, enabled=False):
@@ -43,7 +43,7 @@ def compute_dtype(h_ND: Tensor, w_VD: Tensor) -> torch.dtype:
 
 
 class _WideMatmul(torch.autograd.Function):
-    """The product h W^T in float32 or wider, also of half-precision matrices, and its gradients."""
+    """The product h W^T in float32 or wider, even for half-precision matrices, and its gradients."""
 
     @staticmethod
     def forward(ctx: Any, h_ND: Tensor, w_VD: Tensor) -> Tensor:
@@ -60,10 +60,10 @@ class _WideMatmul(torch.autograd.Function):
 def reference_losses(
     h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, tau: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute `row_losses` by its formulas.
+    """Compute `row_losses` straight from its formulas.
 
-    Return the negative log-likelihoods, the log-sum-exps and, if `tau` is given, the log-sum-exps at temperature `tau`
-    of the scores without the bias and less their mean. Each result has shape (N,).
+    Return the negative log-likelihoods, the log-sum-exps and, if `tau` is given, the log-sum-exps of
+    (s - mean(s)) / tau, where s are the scores without bias. Each result has shape (N,).
     """
     logits_NV = linear_scores(h_ND, w_VD, None)
     lse_tau_N = None
@@ -76,7 +76,7 @@ def reference_losses(
 
 
 def _cross_entropy(logits_NV: Tensor, y_N: Tensor) -> Tensor:
-    """Return the losses of the rows, as `mask_ignored` defines them for targets that are not classes."""
+    """Return the losses of the rows: zero for ignored targets, NaN for targets that are out of range."""
     num_classes = logits_NV.shape[1]
     valid_N = y_N.where(is_class(y_N, num_classes), IGNORE)
     nll_N = F.cross_entropy(logits_NV, valid_N, reduction="none", ignore_index=IGNORE)
@@ -84,10 +84,10 @@ def _cross_entropy(logits_NV: Tensor, y_N: Tensor) -> Tensor:
 
 
 def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Compute `soft_targets` by its formulas.
+    """Compute `soft_targets` straight from its formulas.
 
-    Return the means of the values under q_u = softmax(keys . query_u / tau), less the mean of all values, (U, C), and
-    the negative entropies of the softmaxes, (U,).
+    Return mean_u - mean, (U, C), and the negative entropies of the softmaxes, (U,). mean_u is the mean of the values
+    under q_u = softmax(keys . query_u / tau), and mean is the mean of all values.
     """
     log_q_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
     q_UV = log_q_UV.exp()

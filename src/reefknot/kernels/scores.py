@@ -1,4 +1,4 @@
-"""Compute one block of a linear classifier's scores, h W^T + b, and what a loss needs of it, in plain torch.
+"""Compute one block of a linear classifier's scores, h W^T + b, and what a loss needs from it, in plain torch.
 
 `TorchBackend` is the class to start from. Its methods each compute one block of scores and reduce it to log-sum-exps,
 losses or gradients; `_compute_scores` is where the scores themselves come from. `passes` loops over the blocks.
@@ -7,7 +7,7 @@ the file defines what the methods take and return, masks for targets, and matrix
 
 Names: h hidden states, w class vectors, b biases, y targets, z scores, p probabilities, lse log-sum-exps, nll losses
 (negative log-likelihoods), tau a temperature, g the gradient of the scores, dx the gradient of x.
-Shapes: N rows of the block, D dimensions, V classes of the block.
+Shapes: N rows of the block, D dimensions, V classes of the block, C dimensions of the values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class LossAndGradient(NamedTuple):
 
 
 # MKL chooses its code for exp() at the first call. If two threads make the first call at the same time, they may get
-# different code, whose results differ in the last digit. This happened in one run of twenty. So call it here, once.
+# different code, whose results differ in the last digit. This happened in one run of twenty. So exp() is called once
+# here.
 torch.zeros(1).exp_()
 
 
@@ -57,7 +58,7 @@ class GradientTerms:
         plain_weight exp(z - lse) - target_weight [class is the target]
             + tempered_weight (exp(z' / tau - lse_tau) - uniform)
 
-    The last term is the gradient of a log-sum-exp of scores less their mean. A tempered softmax is nearly uniform, and
+    The last term is the gradient of the log-sum-exp of (z' - mean(z')) / tau. A tempered softmax is nearly uniform, and
     the gradient is its difference from uniform. With `uniform` subtracted, half precision keeps the digits of that
     difference.
     """
@@ -117,7 +118,7 @@ class TorchBackend:
     the call.
     """
 
-    multiple = 8
+    size_multiple = 8
     """Block sizes are multiples of this number where possible (see `BlockCosts`)."""
 
     def min_rows(self, dtype: torch.dtype) -> int:
@@ -150,7 +151,7 @@ class TorchBackend:
         num_classes = w_VD.shape[0]
         index_N1 = safe_class_ids(y_N, num_classes)[:, None]
         nll_N = -logp_NV.gather(1, index_N1)[:, 0]
-        # The gradient of the loss is p, less 1 at the target.
+        # The gradient of the loss is p - 1 at the target and p elsewhere.
         g_NV = logp_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
         scale_N = is_class(y_N, num_classes).to(nll_N.dtype)
         return LossAndGradient(g_NV.to(h_ND.dtype), mask_ignored(nll_N, y_N, num_classes), scale_N)
@@ -158,7 +159,7 @@ class TorchBackend:
     def normalisers(
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return log-sum-exps of the block, (N,): with the bias if `plain`, and without it at `tau` if given."""
+        """Return the log-sum-exps, (N,), of the scores if `plain`, and of (scores without bias) / tau if given."""
         z_NV = self._compute_scores(h_ND, w_VD, None)
         lse_tau_N = None if tau is None else torch.logsumexp(z_NV / tau, dim=-1)
         if b_V is not None:
@@ -189,15 +190,16 @@ class TorchBackend:
         return g_NV.to(h_ND.dtype), db_V
 
     def soft_target_gradients(
-        self, queries_ND: Tensor, g_mean_ND: Tensor, keys_VD: Tensor, values_VD: Tensor, terms: SoftTargetTerms
+        self, queries_ND: Tensor, g_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
     ) -> Tensor:
-        """Return two matrices as one, (2N, V): q less `uniform`, and below it dz.
+        """Return two matrices as one, (2N, V): q - uniform, and below it dz.
 
-        q is the tempered softmax of the scores z = queries keys^T. dz is the gradient of z. It has two sources: the
-        mean of the values under q, whose gradient is `g_mean`, and the negative entropy of q. See `soft_target`.
+        q is the tempered softmax of the scores z = queries keys^T. dz is the gradient of the loss with respect to z. It
+        has two sources: the mean of the values under q, whose gradient is `g_mean`, and the negative entropy of q. See
+        `soft_target`.
         """
         logq_NV = self._compute_scores(queries_ND, keys_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
-        dz_NV = matmul_wide(g_mean_ND, values_VD.T)
+        dz_NV = matmul_wide(g_mean_NC, values_VC.T)
         dz_NV.addcmul_(logq_NV, terms.negentropy_gradient[:, None]).sub_(terms.expected_gradient[:, None])
         q_NV = logq_NV.exp_()
         dz_NV.mul_(q_NV).div_(terms.tau)

@@ -41,7 +41,7 @@ from reefknot.kernels.choice import log_once, should_use_triton
 from reefknot.kernels.skip_gram_draws import PairSampler
 
 CLIP = 6.0
-"""The sigmoid of a score above this value is 1, and below its negative 0."""
+"""The sigmoid is taken as 1 for scores above this value, and as 0 for scores below its negative."""
 Impl = Literal["auto", "reference", "torch", "numba", "triton"]
 """The implementations, described above. `auto` chooses one for the device."""
 
@@ -67,7 +67,7 @@ def train_range(
             are tied.
         ids: Word ids of the whole text.
         start: The first position of the range.
-        stop: The position after the last of the range.
+        stop: The position after the end of the range.
         sampler: Samples the training pairs, on the device of the tables.
         epoch: Number of the epoch. The random numbers depend on it.
         rates: The learning rate.
@@ -78,7 +78,16 @@ def train_range(
     impl = resolve_impl(input_VD, impl)
     log_once("skip-gram", impl, input_VD.device.type, input_VD.dtype)
     key = sampler.key(epoch)
-    training_range = TrainingRange(input_VD.detach(), output_VD.detach(), ids, start, stop, sampler, key, rates)
+    training_range = TrainingRange(
+        inputs=input_VD.detach(),
+        outputs=output_VD.detach(),
+        ids=ids,
+        start=start,
+        stop=stop,
+        sampler=sampler,
+        key=key,
+        rates=rates,
+    )
     if impl == "numba":
         from reefknot.kernels.numba_skip_gram import train_on_threads
 
@@ -131,7 +140,7 @@ class TrainingRange:
     start: int
     """The first position of the range."""
     stop: int
-    """The position after the last of the range."""
+    """The position after the end of the range."""
     sampler: PairSampler
     key: int
     """The key of the epoch's random numbers."""
@@ -147,15 +156,17 @@ def resolve_impl(table: Tensor, impl: Impl = "auto") -> Impl:
     """Return the implementation for a table. The result is never `auto`."""
     if impl not in get_args(Impl):
         raise ArgumentError(f"impl = {impl!r}: must be one of {', '.join(get_args(Impl))}")
-    if impl == "numba" and not numba_available():
-        raise ArgumentError("impl = 'numba' needs numba, which is not installed: pip install 'reefknot[numba]'")
-    if impl == "numba" and table.device.type != "cpu":
-        raise ArgumentError(f"impl = 'numba' runs on the CPU, not on {table.device.type}; use impl = 'auto'")
-    if impl != "auto":
-        return impl
-    if should_use_triton(table.device, table.dtype):
-        return "triton"
-    return "numba" if table.device.type == "cpu" and numba_available() else "torch"
+    is_on_cpu = table.device.type == "cpu"
+    if impl == "auto":
+        if should_use_triton(table.device, table.dtype):
+            return "triton"
+        return "numba" if is_on_cpu and numba_available() else "torch"
+    if impl == "numba":
+        if not numba_available():
+            raise ArgumentError("impl = 'numba' needs numba, which is not installed: pip install 'reefknot[numba]'")
+        if not is_on_cpu:
+            raise ArgumentError(f"impl = 'numba' runs on the CPU, not on {table.device.type}; use impl = 'auto'")
+    return impl
 
 
 @cache

@@ -123,14 +123,14 @@ class PairSampler:
         centres_V = counts_V * keep_V
         max_row_share = float(np.max(centres_V / centres_V.sum() + negatives * noise_V / noise_V.sum()))
         return cls(
-            _to_thresholds(keep_V),
-            _to_thresholds(accept_V),
-            torch.from_numpy(alias_V),
-            window,
-            negatives,
-            -1 if eos is None else eos,
-            seed,
-            max_row_share,
+            keep=_to_thresholds(keep_V),
+            accept=_to_thresholds(accept_V),
+            alias=torch.from_numpy(alias_V),
+            window=window,
+            negatives=negatives,
+            eos=-1 if eos is None else eos,
+            seed=seed,
+            max_row_share=max_row_share,
         )
 
     def to(self, device: torch.device) -> PairSampler:
@@ -146,8 +146,8 @@ class PairSampler:
         """Return how many pairs may be computed from the same weights.
 
         Their gradients are computed independently and added up, so a row that occurs n times has n times the learning
-        rate. Up to an effective rate of `CROWD`, the vectors become as good as with single pairs. At several times that
-        rate, they oscillate and learn nothing.
+        rate. Up to an effective rate of `MAX_EFFECTIVE_RATE`, the vectors become as good as with single pairs. At
+        several times that rate, they oscillate and learn nothing.
         """
         return max(1, int(MAX_EFFECTIVE_RATE / (rate * self.max_row_share)))
 
@@ -202,7 +202,8 @@ def _to_thresholds(probabilities_V: NDArray[np.float64]) -> Tensor:
 def _alias_table(weights_V: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return an alias table (Vose 1991): columns of equal probability with at most two words each.
 
-    The word of column v is v with probability share_V[v], and alias_V[v] otherwise.
+    The word of column v is v with probability share_V[v], and alias_V[v] otherwise. For example, the weights 1 and 3
+    give the shares 0.5 and 1 and the aliases 1 and 1: word 1 fills column 1 and half of column 0.
     """
     share_V = weights_V * (len(weights_V) / weights_V.sum())
     alias_V = np.arange(len(share_V))

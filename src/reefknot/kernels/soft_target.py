@@ -122,7 +122,7 @@ class Attention:
     ) -> None:
         no_targets = queries.new_full((len(queries),), -1, dtype=torch.long)
         # Queries and keys are the hidden states and class vectors of a loss without targets.
-        inputs = LossInputs(queries, keys, None, no_targets, dtype, backend, budget)
+        inputs = LossInputs(h=queries, w=keys, b=None, y=no_targets, dtype=dtype, backend=backend, budget=budget)
         self.mean_key = inputs.mean_class_vector()
         self.key_inputs = inputs.subtract_mean(self.mean_key)
         self.values = values
@@ -156,7 +156,7 @@ class Attention:
             normalisers.append(lse_tau)
         lse = combine_normalisers(normalisers)
         assert lse is not None
-        # Means under q less 1 / V.
+        # The sums of keys and of values, weighted by q - 1 / V.
         key_means = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
         value_means = key_means
         if self.has_own_values:
@@ -191,21 +191,24 @@ class Attention:
         terms = SoftTargetTerms(lse, g_negentropy, expected_gradient, self.tau, self.uniform)
         needs_scores = needs_queries or needs_keys
         block_size = inputs.block_size(matrices=2 if needs_scores else 1)
-        sums = _AttentionGradients(
-            torch.empty_like(inputs.h, memory_format=torch.contiguous_format) if needs_queries else None,
-            allocate_gradient(inputs.w, inputs.num_rows, block_size) if needs_keys else None,
-            allocate_gradient(self.values, inputs.num_rows, block_size)
-            if self.values is not None and needs_values
-            else None,
-        )
+        d_queries = d_keys = d_values = None
+        if needs_queries:
+            d_queries = torch.empty_like(inputs.h, memory_format=torch.contiguous_format)
+        if needs_keys:
+            d_keys = allocate_gradient(inputs.w, inputs.num_rows, block_size)
+        if needs_values and self.values is not None:
+            d_values = allocate_gradient(self.values, inputs.num_rows, block_size)
+        sums = _AttentionGradients(d_queries, d_keys, d_values)
         for rows in block_size.row_slices(inputs.num_rows):
-            self._backward_rows(rows, g_mean[rows], terms.select(rows), block_size, needs_scores, sums)
-        keys_dtype, values_dtype = inputs.w.dtype, None if self.values is None else self.values.dtype
-        return (
-            sums.queries,
-            None if sums.keys is None else sums.keys.to(keys_dtype),
-            None if sums.values is None else sums.values.to(values_dtype),
-        )
+            if needs_scores:
+                self._backward_rows(rows, g_mean[rows], terms.select(rows), block_size, sums)
+            elif d_values is not None:
+                self._backward_rows_of_values(rows, g_mean[rows], lse[rows], block_size, d_values)
+        if d_keys is not None:
+            d_keys = d_keys.to(inputs.w.dtype)
+        if d_values is not None and self.values is not None:
+            d_values = d_values.to(self.values.dtype)
+        return d_queries, d_keys, d_values
 
     def _backward_rows(
         self,
@@ -213,7 +216,6 @@ class Attention:
         g_mean: Tensor,
         terms: SoftTargetTerms,
         block_size: BlockSize,
-        needs_scores: bool,
         sums: _AttentionGradients,
     ) -> None:
         """Add the gradients of some queries, one block of classes after the other."""
@@ -225,29 +227,37 @@ class Attention:
             d_queries = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
         for classes in block_size.class_slices(inputs.num_classes):
             keys, _ = inputs.class_block(classes)
-            if needs_scores:
-                values = self.value_inputs.class_block(classes)[0] if self.has_own_values else keys
-                # Two matrices in one, (2U, V): the softmax q, and below it the gradient of the scores.
-                q_and_dz = inputs.backend.soft_target_gradients(queries, g_mean, keys, values, terms)
-                q, dz = q_and_dz[:num_queries], q_and_dz[num_queries:]
-                if sums.keys is not None and self.values is None:
-                    # The keys are also the values, so one product adds both of their gradients.
-                    add_class_gradient(sums.keys[classes], q_and_dz, torch.cat([g_mean, queries]), overwrite=is_first)
-                elif sums.keys is not None:
-                    add_class_gradient(sums.keys[classes], dz, queries, overwrite=is_first)
-                if d_queries is not None:
-                    add_row_gradient(d_queries, dz, keys, overwrite=classes.start == 0)
-                del q_and_dz, dz
-            else:
-                q = self._softmax(queries, keys, inputs.y[:num_queries], terms.lse_tau)
+            values = self.value_inputs.class_block(classes)[0] if self.has_own_values else keys
+            # Two matrices in one, (2U, V): the softmax q, and below it the gradient of the scores.
+            q_and_dz = inputs.backend.soft_target_gradients(queries, g_mean, keys, values, terms)
+            q, dz = q_and_dz[:num_queries], q_and_dz[num_queries:]
+            if sums.keys is not None and self.values is None:
+                # The keys are also the values, so one product adds both of their gradients.
+                add_class_gradient(sums.keys[classes], q_and_dz, torch.cat([g_mean, queries]), overwrite=is_first)
+            elif sums.keys is not None:
+                add_class_gradient(sums.keys[classes], dz, queries, overwrite=is_first)
+            if d_queries is not None:
+                add_row_gradient(d_queries, dz, keys, overwrite=classes.start == 0)
             if sums.values is not None:
                 add_class_gradient(sums.values[classes], q, g_mean, overwrite=is_first)
-            del q  # free it before the next block is computed
+            del q_and_dz, q, dz  # free them before the next block is computed
         if sums.queries is not None and d_queries is not None:
             sums.queries[rows] = d_queries
 
+    def _backward_rows_of_values(
+        self, rows: slice, g_mean: Tensor, lse: Tensor, block_size: BlockSize, d_values: Tensor
+    ) -> None:
+        """Add the gradient of the values alone, for which the softmax is enough."""
+        inputs = self.key_inputs
+        queries, g_mean = inputs.hidden_block(rows), g_mean.to(inputs.dtype).contiguous()
+        for classes in block_size.class_slices(inputs.num_classes):
+            keys, _ = inputs.class_block(classes)
+            q = self._softmax(queries, keys, inputs.y[: len(queries)], lse)
+            add_class_gradient(d_values[classes], q, g_mean, overwrite=rows.start == 0)
+            del q  # free it before the next block is computed
+
     def _softmax(self, queries: Tensor, keys: Tensor, no_targets: Tensor, lse: Tensor) -> Tensor:
-        """Return the softmax of a block less 1 / V."""
+        """Return q - 1 / V for a block, where q is the softmax."""
         terms = GradientTerms(lse_tau=lse, tempered_weight=torch.ones_like(lse), tau=self.tau, uniform=self.uniform)
         # The gradient of a log-sum-exp is the softmax.
         q, _ = self.key_inputs.backend.score_gradient(queries, keys, None, no_targets, terms, bias_gradient=False)

@@ -11,18 +11,19 @@ computed and stored the scores (STORED):
 The others work on rows: `target_scores_kernel`, `finish_rows_kernel` and `scale_kernel`. Functions that start with an
 underscore are parts of kernels. `triton_scores` launches the kernels and chooses these constants:
 
-    BLOCK_N, BLOCK_V, BLOCK_D    size of a tile in rows and classes, and the dimensions that one step of a product reads
+    BLOCK_N, BLOCK_V, BLOCK_D    rows of a tile; classes of a tile; dimensions that one step of a product reads
     BLOCK_T                      tiles whose row sums are loaded at once
     NUM_PROGRAMS                 programs of the launch; each computes every NUM_PROGRAMS-th tile
-    TMA                          the GPU's copy engine moves tiles; h, w and out are then tensor descriptors
-    STORED                       torch has computed the products; they lie where the result is written
+    TMA                          whether the GPU's copy engine moves tiles; if so, h, w and out are tensor descriptors
+    STORED                       whether torch has already computed the products; if so, the kernel reads them from the
+                                 output buffer and overwrites them
     PLAIN, TEMPERED              which terms are computed (see `GradientTerms`)
-    BIAS, CENTRED                whether there are biases, and a vector that is subtracted from class vectors
+    BIAS, CENTRED                whether there are biases; whether a centre is subtracted from the class vectors
     BIAS_SUMS                    whether the gradient of the biases is computed
 
 Names: h hidden states, w class vectors, b biases, y targets, z scores, g the gradient of the scores, lse log-sum-exps.
 A name that ends in _ptr is a pointer. `stride` is the number of entries between two rows of the block in memory.
-Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes.
+Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes, C dimensions of the values.
 """
 
 import triton
@@ -73,7 +74,10 @@ def _store_tile(
     COLUMNS: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """Store a tile in a matrix. The copy engine moves it in two halves, which take half the shared memory."""
+    """Store a tile in a matrix.
+
+    The copy engine stores it as two halves, one after the other, which needs only half the shared memory.
+    """
     if TMA:
         halves = tl.permute(tl.reshape(value, (ROWS, 2, COLUMNS // 2)), (0, 2, 1))
         left, right = tl.split(halves)
@@ -178,8 +182,8 @@ def loss_and_gradient_kernel(
 ):
     """Compute out = exp(z - shift), with zero at the target, and its row sums, tile by tile.
 
-    `shift` is the score of the target, or the largest score of the tile if that is far above it. It is stored for each
-    row and tile, (N, T), and so are the row sums.
+    `shift` is the score of the row's target. If the row's largest score in this tile exceeds it by more than
+    MAX_DIFFERENCE, `shift` is that largest score. Shifts and row sums are stored for each row and tile, (N, T).
     """
     # Neighbouring programs share a tile of classes, so each tile is read from memory once.
     num_row_tiles = tl.cdiv(N, BLOCK_N)
@@ -191,7 +195,7 @@ def loss_and_gradient_kernel(
         columns = column_start + tl.arange(0, BLOCK_V)
         z = _add_bias(z, b_ptr, columns, V, BIAS)
         target_score = tl.load(target_scores_ptr + rows, mask=rows < N, other=0.0)
-        # An ignored target is replaced by class 0, whose score then is the target score.
+        # An ignored target is replaced by class 0; `target_scores_kernel` does the same.
         y = tl.maximum(tl.load(y_ptr + rows, mask=rows < N, other=0), 0)
         is_other_class = (columns[None, :] < V) & (columns[None, :] != y[:, None])
         z = tl.where(is_other_class, z, -float("inf"))
@@ -325,8 +329,8 @@ def soft_target_gradients_kernel(
     inverse_tau,
     uniform,
     D: tl.constexpr,
-    M: tl.constexpr,
-    ONE_TABLE: tl.constexpr,
+    C: tl.constexpr,
+    KEYS_ARE_VALUES: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -335,10 +339,10 @@ def soft_target_gradients_kernel(
     STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Compute q, the softmax of z less `uniform`, and the gradient dz of z, from two products in registers.
+    """Compute q - uniform, where q = softmax(z / tau), and dz, from two matrix products in registers.
 
-    z is queries keys^T, with D dimensions. The other product, g_mean values^T with M dimensions, is the gradient of q
-    that comes from the mean of the values. ONE_TABLE: the keys are also the values, and are loaded once for both.
+    z is queries keys^T, with D dimensions. The other product, g_mean values^T with C dimensions, is the gradient of q
+    that comes from the mean of the values. KEYS_ARE_VALUES: the keys are also the values, and are loaded once for both.
     """
     num_row_tiles = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS):
@@ -346,7 +350,7 @@ def soft_target_gradients_kernel(
         column_start = (tile // num_row_tiles) * BLOCK_V
         z = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
         dq = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
-        if ONE_TABLE and not STORED:
+        if KEYS_ARE_VALUES and not STORED:
             for d in range(0, D, BLOCK_D):
                 keys_tile = _load_tile(keys, column_start, d, V, D, BLOCK_V, BLOCK_D, TMA).T
                 queries_tile = _load_tile(queries, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
@@ -358,7 +362,7 @@ def soft_target_gradients_kernel(
                 queries, keys, q_out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
             )
             dq = _score_tile(
-                g_mean, values, dz_out, row_start, column_start, N, V, stride, M, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+                g_mean, values, dz_out, row_start, column_start, N, V, stride, C, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
             )
         rows = row_start + tl.arange(0, BLOCK_N)
         lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
@@ -385,7 +389,10 @@ def target_scores_kernel(
     BIAS: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
-    """Compute h_n . w_y + b_y of each row. Operands have the precision of h, as in the tiles, but are never TF32."""
+    """Compute h_n . w_y + b_y of each row.
+
+    Operands are rounded to the dtype of h, as in the tiled products, but float32 operands are never rounded to TF32.
+    """
     n = tl.program_id(0)
     y = tl.load(y_ptr + n)
     y = tl.where((y >= 0) & (y < V), y, 0).to(tl.int64)
@@ -419,7 +426,7 @@ def finish_rows_kernel(
     BLOCK_V: tl.constexpr,
     TILE_V: tl.constexpr,
 ):
-    """Compute losses, the factor that turns `out` into a gradient, and the target's entry from the row sums.
+    """From the row sums, compute the losses, the factor that turns `out` into a gradient, and the target's entry.
 
     A program finishes one row. The tiles of a row may have different shifts; the row gets the largest.
     """
@@ -442,7 +449,7 @@ def finish_rows_kernel(
         difference = tl.load(shifts_ptr + tiles, mask=tiles < T, other=MIN_SCORE) - row_shift
         sums += tl.load(sums_ptr + tiles, mask=tiles < T, other=0.0) * tl.exp2(difference * LOG2_E)
         t += BLOCK_T
-    # The exponentials of the target and of all other classes, less the shift of the row.
+    # exp(score - row_shift) of the target (`target`), and its sum over all other classes (`others`).
     others = tl.sum(sums, 0)
     target = tl.exp2((target_shift - row_shift) * LOG2_E)
     y = tl.load(y_ptr + n)
@@ -457,7 +464,7 @@ def finish_rows_kernel(
     if row_shift == target_shift:
         tl.store(row_ptr + y, target_entry, mask=has_target)
     elif has_target:
-        # A tile has another shift than the row, so all entries are scaled to the shift of the row.
+        # Some tile has a different shift from the row, so all entries are scaled to the shift of the row.
         v = 0
         while v < V:
             classes = v + tl.arange(0, BLOCK_V)
@@ -471,7 +478,7 @@ def finish_rows_kernel(
 
 @triton.jit
 def scale_kernel(x_ptr, factor_ptr, count, BLOCK: tl.constexpr):
-    """Compute x *= factor. A factor of one, the gradient of a final loss, costs no pass over x."""
+    """Compute x *= factor. If the factor is 1, as when the loss itself is differentiated, x is not read."""
     factor = tl.load(factor_ptr)
     if factor != 1.0:
         offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

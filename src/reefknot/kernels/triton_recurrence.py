@@ -1,4 +1,4 @@
-"""Run LSTM layers on a GPU: launch a Triton kernel for the forward pass over a whole window, another for the way back.
+"""Run LSTM layers on a GPU: launch one Triton kernel for the forward and one for the backward pass of a window.
 
 `run_forward_kernel` and `run_backward_kernel` are the functions to start from; the autograd function in `recurrence`
 calls them. They allocate the results, and `_KernelRun` launches the kernels of `triton_recurrence_kernels`.
@@ -79,8 +79,19 @@ def run_forward_kernel(
     last_h, last_c = (x_TBG.new_empty(h_LBH.shape, dtype=torch.float32) for _ in range(2))
     w_4HP = run.pad_weights(torch.stack(list(weights)).view(-1, 4, num_units, num_units))
     bias = torch.stack(list(biases)) if biases else None
-    inputs = x_TBG.contiguous(), w_4HP, bias, run.masks
-    run.launch(forward_kernel, *inputs, states, cells, gates, h_TBH, last_h, last_c)
+    run.launch(
+        forward_kernel,
+        x_ptr=x_TBG.contiguous(),
+        w_ptr=w_4HP,
+        bias_ptr=bias,
+        mask_ptr=run.masks,
+        states_ptr=states,
+        cells_ptr=cells,
+        gates_ptr=gates,
+        h_ptr=h_TBH,
+        last_h_ptr=last_h,
+        last_c_ptr=last_c,
+    )
     return h_TBH, last_h, last_c, ForwardResults(states, cells, gates, w_4HP)
 
 
@@ -103,10 +114,18 @@ def run_backward_kernel(
     run = _KernelRun(num_layers, num_steps, num_rows, num_units, masks, saved.gates.dtype, g_TBH.device)
     d_gates = run.allocate_padded(num_layers, num_steps, num_rows, 4)
     dc_LBH = g_TBH.new_empty(num_layers, num_rows, num_units, dtype=torch.float32)
-    g_last = (None if gradient is None else gradient.contiguous() for gradient in (g_h_LBH, g_c_LBH))
-    weights = run.pad_weights(saved.weights[..., :num_units].mT)
-    inputs = g_TBH.contiguous(), *g_last, weights, run.masks, saved.cells, saved.gates
-    run.launch(backward_kernel, *inputs, d_gates, dc_LBH)
+    run.launch(
+        backward_kernel,
+        g_ptr=g_TBH.contiguous(),
+        g_last_h_ptr=None if g_h_LBH is None else g_h_LBH.contiguous(),
+        g_last_c_ptr=None if g_c_LBH is None else g_c_LBH.contiguous(),
+        w_ptr=run.pad_weights(saved.weights[..., :num_units].mT),
+        mask_ptr=run.masks,
+        cells_ptr=saved.cells,
+        gates_ptr=saved.gates,
+        d_ptr=d_gates,
+        dc_ptr=dc_LBH,
+    )
     return d_gates, dc_LBH
 
 
@@ -149,8 +168,8 @@ class _KernelRun:
         w_4HP[..., : self.num_units] = w_4HH
         return w_4HP
 
-    def launch(self, kernel: Any, *tensors: Tensor | None) -> None:
-        """Launch a kernel until all steps, layers and tiles are computed."""
+    def launch(self, kernel: Any, **tensors: Tensor | None) -> None:
+        """Launch a kernel until all steps, layers and tiles are computed. `tensors` go to the kernel by name."""
         config = self.config
         row_tiles = triton.cdiv(self.num_rows, config.block_b)
         # The interpreter runs one program after the other, so no program may wait. There, each launch is one step
@@ -158,14 +177,18 @@ class _KernelRun:
         is_concurrent = self.device.type == "cuda"
         counters = None
         if is_concurrent:
-            # A counter per tile of rows and layer, for programs that wait. Each has its own cache line.
+            # Programs wait for a counter, one per tile of rows and layer. Each counter has its own cache line.
             counters = torch.zeros(row_tiles * self.num_layers * 32, dtype=torch.int32, device=self.device)
         for launch in self._plan_launches(row_tiles, is_concurrent):
             kernel[launch.grid](
-                *tensors,
-                counters,
-                *(launch.start_step, launch.end_step, self.num_steps, launch.first_tile, launch.first_layer),
-                self.num_rows,
+                **tensors,
+                count_ptr=counters,
+                start_step=launch.start_step,
+                end_step=launch.end_step,
+                T=self.num_steps,
+                first_tile=launch.first_tile,
+                first_layer=launch.first_layer,
+                B=self.num_rows,
                 LAYERS=self.num_layers,
                 H=self.num_units,
                 P=self.num_padded,
@@ -230,35 +253,77 @@ class LaunchConfig:
 
         Return None if the device has too few multiprocessors for the layers, or too little shared memory.
         """
-        precision = "tf32" if rounds_to_tf32() else "tf32x3"
         if device.type != "cuda":
-            # Small tiles for the interpreter, so that the small shapes of tests have several tiles. Only the smallest
-            # layers hold their weights, so that tests cover both cases.
-            held_units = 16 if num_units <= 16 else 0
-            return cls(16, 16, 32, 4, 1, "ieee", triton.cdiv(num_rows, 16), held_units)
+            return cls._for_interpreter(num_rows, num_units)
         num_processors, shared_memory = _device_limits(device)
-        block_b, block_h = min(max(triton.next_power_of_2(num_rows), 16), 64), 16
+        block_b = min(max(triton.next_power_of_2(num_rows), 16), 64)
         row_tiles = triton.cdiv(num_rows, block_b)
-        # A program needs a multiprocessor of its own. Larger tiles of units need fewer programs.
-        while block_h < 64 and triton.cdiv(num_units, block_h) * (row_tiles if block_h < 32 else 1) > num_processors:
-            block_h *= 2
+        block_h = _choose_block_h(num_units, row_tiles, num_processors)
         unit_tiles = triton.cdiv(num_units, block_h)
         tiles_per_launch = min(row_tiles, num_processors // unit_tiles)
         if not tiles_per_launch or (num_layers > 1 and num_layers * unit_tiles * row_tiles > num_processors):
             return None
-        block_k = min(128 if dtype == torch.bfloat16 else 32, max(triton.next_power_of_2(num_units), 16))
-        # The backward kernel reads four gates of all rows and of the program's units at a time.
-        bytes_per_unit = _NUM_STAGES * 4 * (block_b + block_h) * dtype.itemsize
-        while block_k > 16 and bytes_per_unit * block_k > shared_memory:
-            block_k //= 2
-        if bytes_per_unit * block_k > shared_memory:
+        block_k = _choose_block_k(num_units, block_b, block_h, dtype, shared_memory)
+        if block_k is None:
             return None
-        # Recurrent and upward weights of a layer, and in the backward kernel four gates of all rows.
-        held_units = max(triton.next_power_of_2(num_units), 16)
-        fits = 4 * (block_b + 2 * block_h) * held_units * dtype.itemsize <= shared_memory
-        if not fits or held_units > _MAX_HELD_UNITS or block_b > 32 or dtype == torch.float32:
-            held_units = 0
-        return cls(block_b, block_h, block_k, 4, _NUM_STAGES, precision, tiles_per_launch, held_units)
+        return cls(
+            block_b=block_b,
+            block_h=block_h,
+            block_k=block_k,
+            num_warps=4,
+            num_stages=_NUM_STAGES,
+            precision="tf32" if rounds_to_tf32() else "tf32x3",
+            tiles_per_launch=tiles_per_launch,
+            held_units=_choose_held_units(num_units, block_b, block_h, dtype, shared_memory),
+        )
+
+    @classmethod
+    def _for_interpreter(cls, num_rows: int, num_units: int) -> LaunchConfig:
+        """Return small tiles, so that the small shapes of tests have several tiles.
+
+        Only the smallest layers hold their weights, so that tests cover both cases.
+        """
+        return cls(
+            block_b=16,
+            block_h=16,
+            block_k=32,
+            num_warps=4,
+            num_stages=1,
+            precision="ieee",
+            tiles_per_launch=triton.cdiv(num_rows, 16),
+            held_units=16 if num_units <= 16 else 0,
+        )
+
+
+def _choose_block_h(num_units: int, row_tiles: int, num_processors: int) -> int:
+    """Return the units of a tile: 16, 32 or 64.
+
+    A program needs a multiprocessor of its own. Larger tiles of units need fewer programs.
+    """
+    block_h = 16
+    while block_h < 64 and triton.cdiv(num_units, block_h) * (row_tiles if block_h < 32 else 1) > num_processors:
+        block_h *= 2
+    return block_h
+
+
+def _choose_block_k(num_units: int, block_b: int, block_h: int, dtype: torch.dtype, shared_memory: int) -> int | None:
+    """Return how many units of the previous state are loaded at a time, or None if no number fits."""
+    block_k = min(128 if dtype == torch.bfloat16 else 32, max(triton.next_power_of_2(num_units), 16))
+    # The backward kernel reads four gates of all rows and of the program's units at a time.
+    bytes_per_unit = _NUM_STAGES * 4 * (block_b + block_h) * dtype.itemsize
+    while block_k > 16 and bytes_per_unit * block_k > shared_memory:
+        block_k //= 2
+    return block_k if bytes_per_unit * block_k <= shared_memory else None
+
+
+def _choose_held_units(num_units: int, block_b: int, block_h: int, dtype: torch.dtype, shared_memory: int) -> int:
+    """Return the padded number of units if a program can keep its weights on the chip, or 0."""
+    if dtype == torch.float32 or block_b > 32:
+        return 0
+    held_units = max(triton.next_power_of_2(num_units), 16)
+    # Recurrent and upward weights of a layer, and in the backward kernel four gates of all rows.
+    fits = 4 * (block_b + 2 * block_h) * held_units * dtype.itemsize <= shared_memory
+    return held_units if fits and held_units <= _MAX_HELD_UNITS else 0
 
 
 _NUM_STAGES = 4

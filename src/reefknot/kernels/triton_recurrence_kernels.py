@@ -3,12 +3,12 @@
 `forward_kernel` and `backward_kernel`, at the end of the file, are one launch each. Functions that start with an
 underscore are parts of them.
 
-Each program computes a few units of one layer, for a tile of rows. In each step it reads the state of all units, which
-the programs of the layer have written to memory, computes the four gates of its units, writes its part of the next
+Each program computes a few units of one layer, for a tile of rows. In each step, it reads the state of all units, which
+the programs of the layer have written to memory. It computes the four gates of its units, writes its part of the next
 state, and waits for the other programs at a barrier. A layer that reads another layer waits for it step by step, so all
-layers run at once, each one step behind the layer that it reads. Whatever does not depend on the previous step of the
-layer (the contribution of the input, the other layer, the saved gates, and what is stored for later) is loaded and
-stored while that step ends. Each number is written by one program and summed in a fixed order, so results are
+layers run at once, each one step behind the layer that it reads. Some data do not depend on the previous step of the
+layer: the contribution of the input, the other layer, the saved gates, and what is stored for later. They are loaded
+and stored while that step ends. Each number is written by one program and summed in a fixed order, so results are
 reproducible bit by bit.
 
 `triton_recurrence` chooses these constants:

@@ -2,7 +2,7 @@
 
 `TritonBackend` is the class to start from. It has the methods of `TorchBackend` (`scores`), so the passes over blocks
 (`passes`) use either. The methods allocate outputs and launch the kernels of `triton_kernels`; `_TileConfig` chooses
-the tile sizes.
+the tile sizes and launches the kernels that work on tiles. Every argument goes to a kernel by name.
 
 Half-precision scores are never stored. `loss_and_gradient` stores exp(score - score of the target) instead. The
 exponent of bfloat16 has the range of float32, so a separate pass for the largest score is not needed. The row sums are
@@ -14,12 +14,11 @@ In float32, torch computes the matrix products, with or without TF32 as its sett
 pass over the products in place.
 
 Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps of the scores.
-Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes.
+Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes, C dimensions of the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -45,7 +44,7 @@ from reefknot.kernels.triton_kernels import (
 class TritonBackend(TorchBackend):
     """Computes blocks of scores h W^T + b in Triton kernels. `TorchBackend` documents the methods."""
 
-    multiple = 128  # the rows of a tile
+    size_multiple = 128  # the rows of a tile
 
     def min_rows(self, dtype: torch.dtype) -> int:
         # Torch's products of float32 matrices are fast with few rows. The kernels need several tiles of rows.
@@ -64,7 +63,13 @@ class TritonBackend(TorchBackend):
         num_rows, dim = h_ND.shape
         out_N = h_ND.new_empty(num_rows, dtype=torch.float32)
         target_scores_kernel[(num_rows,)](
-            *(h_ND, w_VD.contiguous(), _contiguous(b_V), y_N.contiguous(), centre_D, out_N, w_VD.shape[0]),
+            h_ptr=h_ND,
+            w_ptr=w_VD.contiguous(),
+            b_ptr=_contiguous(b_V),
+            y_ptr=y_N.contiguous(),
+            centre_ptr=centre_D,
+            out_ptr=out_N,
+            V=w_VD.shape[0],
             D=dim,
             BLOCK_D=min(triton.next_power_of_2(dim), 1024),
             BIAS=b_V is not None,
@@ -76,24 +81,36 @@ class TritonBackend(TorchBackend):
     def loss_and_gradient(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> LossAndGradient:
         tiles = _TileConfig.choose(h_ND, w_VD)
         num_rows, num_classes = h_ND.shape[0], w_VD.shape[0]
-        num_tiles = triton.cdiv(num_classes, tiles.block_v)
+        num_tiles = tiles.count_tiles(num_classes)
         b_V, y_N = _contiguous(b_V), y_N.contiguous()
         target_score_N = self.target_scores(h_ND, w_VD, b_V, y_N)
-        out_NV, stride = _allocate_block(h_ND, num_rows, num_classes)
-        if tiles.is_stored:
-            matmul_into(out_NV, h_ND, w_VD.T)
+        out_NV = tiles.allocate_block(h_ND, w_VD)
         shifts_NT, sums_NT = h_ND.new_empty(2, num_rows, num_tiles, dtype=torch.float32).unbind()
         nll_N, scale_N = h_ND.new_empty(2, num_rows, dtype=torch.float32).unbind()
         tiles.launch(
             loss_and_gradient_kernel,
-            [h_ND, w_VD],
-            [out_NV],
-            *(b_V, y_N, target_score_N, shifts_NT, sums_NT, num_rows, num_classes, num_tiles, stride),
+            inputs={"h": h_ND, "w": w_VD},
+            outputs={"out": out_NV},
+            b_ptr=b_V,
+            y_ptr=y_N,
+            target_scores_ptr=target_score_N,
+            shifts_ptr=shifts_NT,
+            sums_ptr=sums_NT,
+            stride=out_NV.stride(0),
             BIAS=b_V is not None,
             DTYPE=_TRITON_DTYPES[h_ND.dtype],
         )
         finish_rows_kernel[(num_rows,)](
-            *(y_N, out_NV, target_score_N, shifts_NT, sums_NT, nll_N, scale_N, num_classes, num_tiles, stride),
+            y_ptr=y_N,
+            out_ptr=out_NV,
+            target_scores_ptr=target_score_N,
+            shifts_ptr=shifts_NT,
+            sums_ptr=sums_NT,
+            nll_ptr=nll_N,
+            scale_ptr=scale_N,
+            V=num_classes,
+            T=num_tiles,
+            stride=out_NV.stride(0),
             BLOCK_T=256,
             BLOCK_V=1024,
             TILE_V=tiles.block_v,
@@ -113,20 +130,20 @@ class TritonBackend(TorchBackend):
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
         tiles = _TileConfig.choose(h_ND, w_VD)
-        num_rows, num_classes = h_ND.shape[0], w_VD.shape[0]
-        num_tiles = triton.cdiv(num_classes, tiles.block_v)
-        lse_NT = h_ND.new_empty(num_rows, num_tiles, dtype=torch.float32) if plain else None
-        lse_tau_NT = None if tau is None else h_ND.new_empty(num_rows, num_tiles, dtype=torch.float32)
-        stored_NV, stride = None, 0
-        if tiles.is_stored:
-            stored_NV, stride = _allocate_block(h_ND, num_rows, num_classes)
-            matmul_into(stored_NV, h_ND, w_VD.T)
-        inverse_tau = 1.0 if tau is None else 1.0 / tau
+        shape_NT = h_ND.shape[0], tiles.count_tiles(w_VD.shape[0])
+        lse_NT = h_ND.new_empty(shape_NT, dtype=torch.float32) if plain else None
+        lse_tau_NT = None if tau is None else h_ND.new_empty(shape_NT, dtype=torch.float32)
+        scores_NV = tiles.allocate_block(h_ND, w_VD) if tiles.reads_scores else None
         tiles.launch(
             normalisers_kernel,
-            [h_ND, w_VD],
-            [],
-            *(stored_NV, _contiguous(b_V), lse_NT, lse_tau_NT, num_rows, num_classes, num_tiles, stride, inverse_tau),
+            inputs={"h": h_ND, "w": w_VD},
+            outputs={},
+            stored_ptr=scores_NV,
+            b_ptr=_contiguous(b_V),
+            lse_ptr=lse_NT,
+            lse_tau_ptr=lse_tau_NT,
+            stride=0 if scores_NV is None else scores_NV.stride(0),
+            inverse_tau=1.0 if tau is None else 1.0 / tau,
             BIAS=b_V is not None,
             PLAIN=plain,
             TEMPERED=tau is not None,
@@ -137,21 +154,26 @@ class TritonBackend(TorchBackend):
         self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: GradientTerms, bias_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
         tiles = _TileConfig.choose(h_ND, w_VD)
-        num_rows, num_classes = h_ND.shape[0], w_VD.shape[0]
-        num_tiles = triton.cdiv(num_classes, tiles.block_v)
-        out_NV, stride = _allocate_block(h_ND, num_rows, num_classes)
-        if tiles.is_stored:
-            matmul_into(out_NV, h_ND, w_VD.T)
+        out_NV = tiles.allocate_block(h_ND, w_VD)
         bias_sums = None  # one sum per tile of rows, and class
         if bias_gradient:
-            bias_sums = h_ND.new_empty(triton.cdiv(num_rows, tiles.block_n), num_classes, dtype=torch.float32)
-        row_terms = terms.lse, terms.plain_weight, terms.target_weight, terms.lse_tau, terms.tempered_weight
+            num_row_tiles = triton.cdiv(h_ND.shape[0], tiles.block_n)
+            bias_sums = h_ND.new_empty(num_row_tiles, w_VD.shape[0], dtype=torch.float32)
         tiles.launch(
             score_gradient_kernel,
-            [h_ND, w_VD],
-            [out_NV],
-            *(_contiguous(b_V), y_N.contiguous(), *map(_contiguous_float32, row_terms), bias_sums),
-            *(num_rows, num_classes, num_tiles, stride, 1.0 / terms.tau, terms.uniform),
+            inputs={"h": h_ND, "w": w_VD},
+            outputs={"out": out_NV},
+            b_ptr=_contiguous(b_V),
+            y_ptr=y_N.contiguous(),
+            lse_ptr=_contiguous_float32(terms.lse),
+            plain_weight_ptr=_contiguous_float32(terms.plain_weight),
+            target_weight_ptr=_contiguous_float32(terms.target_weight),
+            lse_tau_ptr=_contiguous_float32(terms.lse_tau),
+            tempered_weight_ptr=_contiguous_float32(terms.tempered_weight),
+            bias_sums_ptr=bias_sums,
+            stride=out_NV.stride(0),
+            inverse_tau=1.0 / terms.tau,
+            uniform=terms.uniform,
             BIAS=b_V is not None,
             BIAS_SUMS=bias_gradient,
             PLAIN=terms.plain_weight is not None,
@@ -161,27 +183,29 @@ class TritonBackend(TorchBackend):
         return out_NV, None if bias_sums is None else bias_sums.sum(0)
 
     def soft_target_gradients(
-        self, queries_ND: Tensor, g_mean_ND: Tensor, keys_VD: Tensor, values_VD: Tensor, terms: SoftTargetTerms
+        self, queries_ND: Tensor, g_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
     ) -> Tensor:
         num_rows, num_classes = queries_ND.shape[0], keys_VD.shape[0]
-        q_and_dz, stride = _allocate_block(queries_ND, 2 * num_rows, num_classes)
+        q_and_dz = _new_block(queries_ND, 2 * num_rows, num_classes)
         q_NV, dz_NV = q_and_dz[:num_rows], q_and_dz[num_rows:]
-        tiles = _TileConfig.choose(queries_ND, g_mean_ND, keys_VD, values_VD)
-        if tiles.is_stored:
+        tiles = _TileConfig.choose(queries_ND, g_mean_NC, keys_VD, values_VC)
+        if tiles.reads_scores:
             matmul_into(q_NV, queries_ND, keys_VD.T)
-            matmul_into(dz_NV, g_mean_ND, values_VD.T)
+            matmul_into(dz_NV, g_mean_NC, values_VC.T)
         if tiles.block_v > 128:  # two accumulators and another operand need smaller tiles and fewer stages
             tiles = replace(tiles, block_v=128, num_stages=3)
-        num_tiles = triton.cdiv(num_classes, tiles.block_v)
-        row_terms = terms.lse_tau, terms.negentropy_gradient, terms.expected_gradient
         tiles.launch(
             soft_target_gradients_kernel,
-            [queries_ND, keys_VD, g_mean_ND, values_VD],
-            [q_NV, dz_NV],
-            *map(_contiguous_float32, row_terms),
-            *(num_rows, num_classes, num_tiles, stride, 1.0 / terms.tau, terms.uniform),
-            M=g_mean_ND.shape[1],
-            ONE_TABLE=keys_VD is values_VD,
+            inputs={"queries": queries_ND, "keys": keys_VD, "g_mean": g_mean_NC, "values": values_VC},
+            outputs={"q_out": q_NV, "dz_out": dz_NV},
+            lse_ptr=_contiguous_float32(terms.lse_tau),
+            negentropy_gradient_ptr=_contiguous_float32(terms.negentropy_gradient),
+            expected_gradient_ptr=_contiguous_float32(terms.expected_gradient),
+            stride=q_and_dz.stride(0),
+            inverse_tau=1.0 / terms.tau,
+            uniform=terms.uniform,
+            C=g_mean_NC.shape[1],
+            KEYS_ARE_VALUES=keys_VD is values_VC,
             DTYPE=_TRITON_DTYPES[queries_ND.dtype],
         )
         return q_and_dz
@@ -202,8 +226,8 @@ class _TileConfig:
     """Depth of the pipeline: how many loads of `block_d` dimensions are under way at once."""
     uses_tma: bool
     """Whether the GPU's copy engine (TMA) loads the tiles."""
-    is_stored: bool = False
-    """Whether torch has computed and stored the products."""
+    reads_scores: bool = False
+    """Whether torch computes and stores the products first, and the kernel reads them from memory."""
 
     @classmethod
     def choose(cls, *matrices: Tensor) -> _TileConfig:
@@ -215,7 +239,7 @@ class _TileConfig:
         first = matrices[0]
         size = first.element_size()
         if torch_multiplies(first):
-            return cls(32, 128, 16, num_warps=4, num_stages=2, uses_tma=False, is_stored=True)
+            return cls(32, 128, 16, num_warps=4, num_stages=2, uses_tma=False, reads_scores=True)
         is_aligned = all(matrix.shape[1] * size % 16 == 0 and matrix.data_ptr() % 16 == 0 for matrix in matrices)
         if not first.is_cuda:
             # Small tiles for the interpreter, so that the small shapes of tests have several tiles.
@@ -227,59 +251,75 @@ class _TileConfig:
             return cls(128, 128, 64, num_warps=8, num_stages=3, uses_tma=False)
         return cls(128, 128, 32, num_warps=8, num_stages=2, uses_tma=False)
 
-    def launch(
-        self,
-        kernel: Any,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        *arguments: Any,
-        **flags: Any,
-    ) -> None:
+    def count_tiles(self, num_classes: int) -> int:
+        """Return the number of tiles, T, into which the classes are cut."""
+        num_tiles: int = triton.cdiv(num_classes, self.block_v)
+        return num_tiles
+
+    def allocate_block(self, h_ND: Tensor, w_VD: Tensor) -> Tensor:
+        """Allocate a block of rows x classes. If the kernel reads scores, the block has them: h W^T, by torch."""
+        block_NV = _new_block(h_ND, h_ND.shape[0], w_VD.shape[0])
+        if self.reads_scores:
+            matmul_into(block_NV, h_ND, w_VD.T)
+        return block_NV
+
+    def launch(self, kernel: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor], **arguments: Any) -> None:
         """Launch a kernel over all tiles.
+
+        All matrices and arguments go to the kernel by name. N, V, T, D and the sizes of the tiles are added here.
 
         Args:
             kernel: A kernel of `triton_kernels` that works on tiles.
             inputs: The matrices that are multiplied: one of rows, one of classes, and so on in turn.
             outputs: Matrices of rows x classes.
-            *arguments: The kernel's arguments after the matrices.
-            **flags: The kernel's constants that do not depend on the tiles.
+            **arguments: The other arguments of the kernel.
         """
-        h_ND = inputs[0]
-        # As many programs as the device runs at once, however small the batch. A different number would trigger a
-        # recompilation.
-        num_programs = 4
-        if h_ND.is_cuda:
-            num_programs = _device_properties(h_ND.device).multi_processor_count * self._programs_per_processor
-        matrices: list[Any] = [*inputs, *outputs]
-        if self.uses_tma:
-            # The shape of the box that the copy engine moves at a time. Outputs are stored in two halves.
-            boxes = [[self.block_n, self.block_d], [self.block_v, self.block_d]] * (len(inputs) // 2)
-            boxes += [[self.block_n, self.block_v // 2]] * len(outputs)
-            matrices = [
-                TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box)
-                for matrix, box in zip(matrices, boxes, strict=True)
-            ]
+        h_ND, w_VD = list(inputs.values())[:2]
+        num_rows, dim = h_ND.shape
+        num_classes = w_VD.shape[0]
+        num_programs = self._count_programs(h_ND.device)
         # The column sums of a gradient take shared memory too.
-        num_stages = self.num_stages - 1 if flags.get("BIAS_SUMS") else self.num_stages
+        num_stages = self.num_stages - 1 if arguments.get("BIAS_SUMS") else self.num_stages
         kernel[(num_programs,)](
-            *matrices,
-            *arguments,
-            D=h_ND.shape[1],
+            **(self._describe(inputs, outputs) if self.uses_tma else inputs | outputs),
+            **arguments,
+            N=num_rows,
+            V=num_classes,
+            T=self.count_tiles(num_classes),
+            D=dim,
             BLOCK_N=self.block_n,
             BLOCK_V=self.block_v,
             BLOCK_D=self.block_d,
             TMA=self.uses_tma,
-            STORED=self.is_stored,
+            STORED=self.reads_scores,
             NUM_PROGRAMS=num_programs,
-            **flags,
             num_warps=self.num_warps,
             num_stages=num_stages,
         )
 
+    def _describe(self, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> dict[str, TensorDescriptor]:
+        """Describe the matrices to the copy engine, each with the shape of the box that is moved at a time."""
+        row_box, class_box = [self.block_n, self.block_d], [self.block_v, self.block_d]
+        output_box = [self.block_n, self.block_v // 2]  # outputs are stored in two halves
+        boxes = [row_box, class_box] * (len(inputs) // 2) + [output_box] * len(outputs)
+        return {
+            name: TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box)
+            for (name, matrix), box in zip((inputs | outputs).items(), boxes, strict=True)
+        }
+
+    def _count_programs(self, device: torch.device) -> int:
+        """Return the number of programs that the device runs at once.
+
+        It does not depend on the size of the batch, because every other number would trigger a recompilation.
+        """
+        if device.type != "cuda":
+            return 4
+        return int(_device_properties(device).multi_processor_count) * self._programs_per_processor
+
     @property
     def _programs_per_processor(self) -> int:
         """Number of programs that a multiprocessor runs at once. Tiles of the copy engine fill its shared memory."""
-        if self.is_stored:
+        if self.reads_scores:
             return 8
         return 1 if self.uses_tma else 2
 
@@ -292,10 +332,9 @@ def torch_multiplies(h_ND: Tensor) -> bool:
 _TRITON_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-def _allocate_block(like: Tensor, num_rows: int, num_classes: int) -> tuple[Tensor, int]:
-    """Allocate a block of scores, with rows aligned for the copy engine and the matrix units. Return its stride too."""
-    stride = triton.cdiv(num_classes, 64) * 64
-    return like.new_empty(num_rows, stride)[:, :num_classes], stride
+def _new_block(like: Tensor, num_rows: int, num_classes: int) -> Tensor:
+    """Allocate a block of scores. Padding aligns its rows for the copy engine and the matrix units."""
+    return like.new_empty(num_rows, triton.cdiv(num_classes, 64) * 64)[:, :num_classes]
 
 
 def _combine_tiles(lse_NT: Tensor | None) -> Tensor | None:

@@ -34,9 +34,21 @@ def train_on_gpu(training_range: TrainingRange) -> None:
     centres_per_program = triton.cdiv(num_kept, sampler.max_parallel_pairs(rates.initial))
     num_programs = triton.cdiv(num_kept, centres_per_program)
     skip_gram_kernel[(num_programs,)](
-        *(training_range.inputs, training_range.outputs, *kept, sampler.accept, sampler.alias),
-        *(num_kept, centres_per_program, vocab_size, to_signed(training_range.key)),
-        *(start_rate, decrease, rates.lowest),
+        input_ptr=training_range.inputs,
+        output_ptr=training_range.outputs,
+        words_ptr=kept.words,
+        positions_ptr=kept.positions,
+        lines_ptr=kept.lines,
+        radius_ptr=kept.radius,
+        accept_ptr=sampler.accept,
+        alias_ptr=sampler.alias,
+        num_kept=num_kept,
+        centres_per_program=centres_per_program,
+        V=vocab_size,
+        key=to_signed(training_range.key),
+        start_rate=start_rate,
+        decrease=decrease,
+        lowest=rates.lowest,
         **kernel_constants(dim, sampler.negatives, sampler.window),
         num_warps=2 if dim > 64 else 1,
     )

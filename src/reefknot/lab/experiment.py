@@ -62,17 +62,22 @@ def train(
     experiment = recipe.experiments[row.name]
     label = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
     out = out or default_folder(recipe, row, experiment.seed)
+
+    # Everything that may be rejected comes before the run folder is created.
     start_run = _load_start_run(recipe, row, experiment.seed, start, out, data)
     dataset = create_task(experiment).open_data(data, notify=display.print)
     existing_run = RunFolder.open(out) if (out / "config.json").is_file() else None
-    config = build_run_config(recipe, row, experiment, dataset, start_run, existing_run)
+    config = build_run_config(recipe, row, experiment, dataset, start=start_run, existing_run=existing_run)
     if existing_run:
         _reject_changed_files(existing_run, config)
         # A resumed run has its tables in its checkpoint and does not read the vector files again.
         if "vectors" in config and _has_weights(existing_run):
             experiment = experiment.without_files()
     task = create_task(experiment)
-    model, messages = _build_model(task, recipe, row, dataset, start_run, world, display.print)
+    model, messages = _build_model(
+        task, recipe=recipe, row=row, dataset=dataset, start=start_run, world=world, notify=display.print
+    )
+
     with _enter_folder(out, config, world) as run, _logging_errors(run, world):
         if run.result is not None:
             display.print(f"{label}  done already: {out}")
@@ -82,29 +87,45 @@ def train(
             run.log(dataset.describe())
             task.save_vocabularies(run, dataset)
             _record_environment(run, display)
-        display.print(f"{label}  {out}  {dataset.summary}")
         if start_run and start_run.run:
-            display.print(f"{label}  starts from the best weights of {start_run.run.path}")
-        for message in messages:
+            messages = [f"starts from the best weights of {start_run.run.path}", *messages]
+        for message in (f"{out}  {dataset.summary}", *messages):
             display.print(f"{label}  {message}")
         trackers = _open_trackers(run) if track and world.is_first else []
         session = Session(run, world, display, label, trackers)
         benchmarks = _load_benchmarks(experiment, data, display)
-        fitted = task.fit(model, dataset, session)
-        if fitted is None:
-            return None
-        display.update(f"{label}  scoring the trained model")
-        scores = task.score(fitted.model, dataset, session, fitted.progress, benchmarks)
-        result = RunResult(
-            **_describe_origin(run, row, dataset, experiment),
-            changed=tuple(recipe.changed[row.name]),
-            parameters=_count_parameters(fitted.model, row),
-            training=_summarise_training(experiment, session, fitted.progress),
-            **scores,
+        result = _fit_and_score(
+            task, model, recipe=recipe, row=row, dataset=dataset, session=session, benchmarks=benchmarks
         )
-        run.write_result(result)
-        display.print(f"{label}  {format_headline(result) if show_test else 'finished'}")
+        if result is not None:
+            run.write_result(result)
+            display.print(f"{label}  {format_headline(result) if show_test else 'finished'}")
         return result
+
+
+def _fit_and_score(
+    task: Task[Any, Any, Any],
+    model: Any,
+    *,
+    recipe: Recipe,
+    row: Row,
+    dataset: Data,
+    session: Session,
+    benchmarks: dict[str, Benchmark],
+) -> RunResult | None:
+    """Train the model and score it. Return None in all processes but the first."""
+    fitted = task.fit(model, dataset, session)
+    if fitted is None:
+        return None
+    session.display.update(f"{session.name}  scoring the trained model")
+    scores = task.score(fitted.model, dataset, session, fitted.progress, benchmarks)
+    return RunResult(
+        **_describe_origin(session.run, row, dataset, task.experiment),
+        changed=tuple(recipe.changed[row.name]),
+        parameters=_count_parameters(fitted.model, row),
+        training=_summarise_training(task.experiment, session, fitted.progress),
+        **scores,
+    )
 
 
 def _has_weights(run: RunFolder) -> bool:
@@ -142,7 +163,7 @@ def _build_model(
 def _load_start_run(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
 ) -> Start | None:
-    """Return the run whose weights a row starts from, or None if the row starts from random weights."""
+    """Return the run that a row starts from, or None if the row starts from random weights."""
     if folder is None and recipe.experiments[row.name].start is None:
         return None
     from reefknot.lab.recipes.starts import load_start

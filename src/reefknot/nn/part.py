@@ -11,6 +11,7 @@ same result.
 
 from __future__ import annotations
 
+import inspect
 from itertools import pairwise
 from types import FunctionType
 from typing import Any
@@ -22,9 +23,11 @@ FLOPS_PER_WEIGHT = 6
 
 
 class InheritsDocstrings:
-    """Base class whose subclasses inherit docstrings: a method without one gets that of the method it overrides.
+    """Base class whose subclasses inherit docstrings.
 
-    `help()` looks up inherited docstrings, but documentation generators and notebooks may read only `__doc__`.
+    A method without a docstring gets that of the method it overrides. `help()` looks it up anyway, but documentation
+    generators and notebooks may read only `__doc__`. A class that inherits its constructor and documents no arguments
+    gets the `Args:` section of the class that defines the constructor.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -33,6 +36,10 @@ class InheritsDocstrings:
             if isinstance(member, FunctionType) and member.__doc__ is None and not name.startswith("_"):
                 overridden = getattr(super(cls, cls), name, None)
                 member.__doc__ = getattr(overridden, "__doc__", None)
+        if cls.__doc__ and "__init__" not in vars(cls) and "Args:" not in cls.__doc__:
+            inherited = inspect.cleandoc(super(cls, cls).__doc__ or "")
+            _, heading, arguments = inherited.partition("\n\nArgs:\n")
+            cls.__doc__ = inspect.cleandoc(cls.__doc__) + heading + arguments
 
 
 def count_matrix_weights(module: nn.Module) -> int:

@@ -224,19 +224,29 @@ def _compute_bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Seque
             f"banded table: give sizes (words per band) or cutoffs (first ids of the later bands); {error}"
         )
     if sizes is not None:
-        if any(size < 1 for size in sizes):
-            raise SettingsError(f"banded table: sizes = {list(sizes)}: every band needs at least one word")
-        starts = list(accumulate(sizes))
-        if starts and starts[-1] >= vocab_size:
-            raise SettingsError(
-                f"banded table: the bands of sizes = {list(sizes)} have {starts[-1]:,} words and leave none of the "
-                f"vocabulary's {vocab_size:,} for the last band; use smaller bands"
-            )
-        return (0, *starts, vocab_size)
-    bounds = (0, *(cutoffs or ()), vocab_size)
+        return _bounds_from_sizes(vocab_size, sizes)
+    return _bounds_from_cutoffs(vocab_size, cutoffs or ())
+
+
+def _bounds_from_sizes(vocab_size: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the bounds of bands of these sizes and a last band. For 100 words, [10, 20] gives 0, 10, 30, 100."""
+    if any(size < 1 for size in sizes):
+        raise SettingsError(f"banded table: sizes = {list(sizes)}: every band needs at least one word")
+    starts = list(accumulate(sizes))
+    if starts and starts[-1] >= vocab_size:
+        raise SettingsError(
+            f"banded table: the bands of sizes = {list(sizes)} have {starts[-1]:,} words and leave none of the "
+            f"vocabulary's {vocab_size:,} for the last band; use smaller bands"
+        )
+    return (0, *starts, vocab_size)
+
+
+def _bounds_from_cutoffs(vocab_size: int, cutoffs: Sequence[int]) -> tuple[int, ...]:
+    """Return the bounds of bands with these first ids. For 100 words, [10, 30] gives 0, 10, 30, 100."""
+    bounds = (0, *cutoffs, vocab_size)
     if any(start >= stop for start, stop in pairwise(bounds)):
         raise SettingsError(
-            f"banded table: cutoffs = {list(cutoffs or ())} must increase, from 1 to less than the vocabulary's "
+            f"banded table: cutoffs = {list(cutoffs)} must increase, from 1 to less than the vocabulary's "
             f"{vocab_size:,} words: each is the first id of a band, and no band may be empty"
         )
     return bounds
@@ -255,7 +265,7 @@ def check_banded(table: nn.Module, module: str) -> None:
         return
     if not isinstance(table, WordTable):
         raise SettingsError(NO_TABLE_TO_SHARE)
-    raise SettingsError(f"{module}: needs a table with bands; give it one of kind = 'banded'")
+    raise SettingsError(f"{module}: needs a table with bands; use a table of kind = 'banded'")
 
 
 class BandProjections(nn.Module):

@@ -109,9 +109,7 @@ def file_hash(path: Path, cache: Path) -> str:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     if time.time_ns() - stat.st_mtime_ns > _MIN_AGE_NS:
-        with contextlib.suppress(OSError, ResourceError):  # a hash that cannot be stored is computed again
-            record_path.parent.mkdir(parents=True, exist_ok=True)
-            durable.write_json(record_path, {**identity, "sha256": sha256})
+        _write_record(record_path, {**identity, "sha256": sha256})
     return sha256
 
 
@@ -122,6 +120,13 @@ def _read_record(path: Path) -> dict[str, object] | None:
         if isinstance(record.get("sha256"), str):
             return record
     return None
+
+
+def _write_record(path: Path, record: dict[str, object]) -> None:
+    """Store the hash of a file, as `_read_record` returns it. If that fails, the hash is computed again next time."""
+    with contextlib.suppress(OSError, ResourceError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_json(path, record)
 
 
 def _move_into_place(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> None:
@@ -148,10 +153,11 @@ def _remove_leftovers(folder: Path) -> None:
     temporary_name = re.compile(rf"\..+@{re.escape(platform.node())}-(\d+)-\w+")
     for path in folder.iterdir():
         match = temporary_name.fullmatch(path.name)
-        if match:
-            try:
-                os.kill(int(match[1]), 0)  # signal 0 only checks whether the process exists
-            except ProcessLookupError:
-                durable.remove(path)
-            except PermissionError:
-                pass  # the process exists and belongs to another user
+        if not match:
+            continue
+        try:
+            os.kill(int(match[1]), 0)  # signal 0 only checks whether the process exists
+        except ProcessLookupError:
+            durable.remove(path)
+        except PermissionError:
+            pass  # the process exists and belongs to another user

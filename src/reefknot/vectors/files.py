@@ -3,8 +3,8 @@
 `read_vectors` and `write_vectors` are public (`rk.read_vectors`). They support these formats, each with its own module
 in this folder:
 
-    word2vec          text with a header (Mikolov et al. 2013), also fastText's .vec
-    word2vec-binary   the same in binary, such as GoogleNews-vectors-negative300.bin
+    word2vec          text with a header (Mikolov et al. 2013), as in word2vec and in fastText's .vec files
+    word2vec-binary   the same vectors in binary form, such as GoogleNews-vectors-negative300.bin
     glove             text without a header (Pennington et al. 2014)
     projector         a folder for TensorBoard
     safetensors       any word, and counts
@@ -142,10 +142,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify
         with durable.writing(path):
             for words_written in write_progress:  # noqa: B007 - the progress message uses it
                 pass
-            if temporary.is_dir():
-                for file in temporary.iterdir():
-                    durable.sync(file)
-            durable.sync(temporary)
+            _sync_all(temporary)
         _check_detected_format(temporary, vectors, path, format)
         read_back = _read_file(temporary, format, f"{path} (verification)", notify=notify)
         _check_same(vectors, read_back, path)
@@ -154,6 +151,17 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify
     except BaseException:
         durable.remove(temporary)
         raise
+
+
+def _sync_all(path: Path) -> None:
+    """Make sure that a file, or a folder and its files, is on disk."""
+    if path.is_dir():
+        for file in path.iterdir():
+            durable.sync(file)
+    durable.sync(path)
+
+
+# -- detecting the format ------------------------------------------------------------------------------------------
 
 
 def detect_format(path: Path) -> str:
@@ -182,12 +190,7 @@ def _detect_file_format(file: BinaryIO, path: Path) -> str:
     header = HEADER.fullmatch(first_line)
     if header:
         num_words, dim = int(header[1]), int(header[2])
-        # Usually just one of the two is true: text is printable, and binary content is complete. Damaged text and
-        # truncated binary files are neither, and a small binary file may be both. Then the fields decide.
-        could_be_text, could_be_binary = is_printable(content), is_complete(content, num_words, dim)
-        if could_be_text == could_be_binary:
-            could_be_text = is_text(content, dim)
-        if not could_be_text:
+        if not _is_text_after_header(content, num_words, dim):
             return "word2vec-binary"
         file.seek(0)
         return "word2vec" if has_header(file, num_words, dim) else "glove"
@@ -195,6 +198,18 @@ def _detect_file_format(file: BinaryIO, path: Path) -> str:
     if len(fields) > 1 and is_number(fields[-1]):
         return "glove"
     raise DataError(f"{path} is not a file of word vectors in any of the formats {', '.join(FORMATS)}")
+
+
+def _is_text_after_header(content: bytes, num_words: int, dim: int) -> bool:
+    """Return whether the vectors after a header are text; if not, they are binary.
+
+    Usually just one of two conditions is true: text is printable, and binary content is complete. Damaged text and
+    truncated binary files are neither, and a small binary file may be both. Then the fields decide.
+    """
+    could_be_text, could_be_binary = is_printable(content), is_complete(content, num_words, dim)
+    if could_be_text == could_be_binary:
+        return is_text(content, dim)
+    return could_be_text
 
 
 def fingerprint(path: Path) -> str:
@@ -205,6 +220,9 @@ def fingerprint(path: Path) -> str:
         return file_hash(path, cache)
     hashes = "".join(file_hash(path / name, cache) for name in (VECTORS, METADATA))
     return hashlib.sha256(hashes.encode()).hexdigest()
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
 
 
 class _Collector:
@@ -281,6 +299,9 @@ def _describe_words(words: list[str]) -> str:
     return f"{len(words):,} words (the first is {quote(words[0])}) are"
 
 
+# -- checking and replacing ----------------------------------------------------------------------------------------
+
+
 def _check_format(format: str) -> str:
     if format not in _FORMATS:
         raise SettingsError(f"unknown format of word vectors {quote(format)}; the formats are {', '.join(FORMATS)}")
@@ -304,16 +325,16 @@ def _check_destination(path: Path, format: str) -> None:
     """Reject a path where something other than word vectors would be replaced."""
     if format != "projector":
         if path.is_dir():
-            raise SettingsError(f"{path} is a folder; name a file to write")
+            raise SettingsError(f"{path} is a folder; use the path of a file")
     elif path.is_dir():
         other_files = sorted({file.name for file in path.iterdir()} - set(FILES))
         if other_files:
             raise SettingsError(
                 f"{path} contains {quote(other_files[0])}, which is not a file of the projector and would be lost; "
-                "name another folder"
+                "use another folder"
             )
     elif path.exists():
-        raise SettingsError(f"{path} is a file; name a folder to write")
+        raise SettingsError(f"{path} is a file; use the path of a folder")
 
 
 def _commit(temporary: Path, path: Path) -> None:

@@ -13,9 +13,9 @@ Shapes: B words of a block (a part of the file that is read at once), D dimensio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from reefknot.errors import DataError
 from reefknot.vectors.text_files import NUMBER_FORMAT, is_number, parse_numbers, skip_bom
@@ -36,14 +36,8 @@ def read_projector(folder: Path) -> Iterator[Block]:
     missing = [name for name in (VECTORS, METADATA) if not (folder / name).is_file()]
     if missing:
         raise DataError(f"{folder} is not a folder of TensorBoard's projector: it has no {' and no '.join(missing)}")
-    with ExitStack() as stack:
-        vectors_file = stack.enter_context((folder / VECTORS).open("rb"))
-        words_file = stack.enter_context((folder / METADATA).open("rb"))
-        skip_bom(words_file)
-        start = words_file.tell()
-        num_columns = words_file.readline().count(b"\t") + 1
-        if num_columns == 1:  # the first line is a word, not a heading
-            words_file.seek(start)
+    with (folder / VECTORS).open("rb") as vectors_file, (folder / METADATA).open("rb") as words_file:
+        _skip_heading(words_file)
         lines_read, dim = 0, 0
         while lines := vectors_file.readlines(BLOCK_BYTES):
             number_lines = [line.rstrip(b"\r\n") for line in lines]
@@ -58,6 +52,14 @@ def read_projector(folder: Path) -> Iterator[Block]:
             lines_read += len(lines)
         if words_file.readline():
             raise DataError(f"{folder}: {METADATA} has more words than {VECTORS} has lines; export it again")
+
+
+def _skip_heading(words_file: BinaryIO) -> None:
+    """Skip the first line if it names several columns. With one column, the first line is a word."""
+    skip_bom(words_file)
+    start = words_file.tell()
+    if b"\t" not in words_file.readline():
+        words_file.seek(start)
 
 
 def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:

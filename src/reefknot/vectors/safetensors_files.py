@@ -33,19 +33,15 @@ def read_safetensors(path: Path) -> Iterator[Block]:
 
     try:
         with safe_open(path, framework="np") as file:
-            if not {"vectors", "words"} <= set(file.keys()):
+            names = set(file.keys())
+            if not {"vectors", "words"} <= names:
                 raise DataError(f"{path} contains no word vectors: it needs the tensors vectors and words")
             vectors_VD = file.get_slice("vectors")  # not in memory yet
-            shape, dtype = vectors_VD.get_shape(), vectors_VD.get_dtype()
-            if len(shape) != 2 or not all(shape) or dtype not in ("F16", "F32", "F64"):
-                raise DataError(
-                    f"{path}: vectors must be a matrix of floating-point numbers with a row for each word, "
-                    f"not {dtype} of shape {tuple(shape)}"
-                )
+            shape = vectors_VD.get_shape()
+            _check_matrix(shape, vectors_VD.get_dtype(), path)
             words = _decode_words(file.get_tensor("words"), shape[0], path)
-            counts_V = file.get_tensor("counts") if "counts" in file.keys() else None  # noqa: SIM118 - not a mapping
-            if counts_V is not None and (counts_V.shape != (len(words),) or counts_V.dtype != np.int64):
-                raise DataError(f"{path}: counts must be {len(words):,} numbers of type int64, one for each word")
+            counts_V = file.get_tensor("counts") if "counts" in names else None
+            _check_counts(counts_V, len(words), path)
             for block in block_slices(shape[0], shape[1], bytes_per_number=4):
                 with np.errstate(over="ignore"):
                     vectors_BD = vectors_VD[block].astype(np.float32)
@@ -53,6 +49,19 @@ def read_safetensors(path: Path) -> Iterator[Block]:
                 yield Block(words[block], vectors_BD, counts_B)
     except (SafetensorError, TypeError, ValueError) as error:
         raise DataError(f"{path} is truncated or not a safetensors file: {error}") from error
+
+
+def _check_matrix(shape: list[int], dtype: str, path: Path) -> None:
+    if len(shape) != 2 or not all(shape) or dtype not in ("F16", "F32", "F64"):
+        raise DataError(
+            f"{path}: vectors must be a matrix of floating-point numbers with a row for each word, "
+            f"not {dtype} of shape {tuple(shape)}"
+        )
+
+
+def _check_counts(counts_V: NDArray[Any] | None, num_words: int, path: Path) -> None:
+    if counts_V is not None and (counts_V.shape != (num_words,) or counts_V.dtype != np.int64):
+        raise DataError(f"{path}: counts must be {num_words:,} numbers of type int64, one for each word")
 
 
 def _decode_words(json_bytes: NDArray[Any], num_words: int, path: Path) -> list[bytes]:

@@ -51,34 +51,16 @@ class WordVectors:
     subwords: bool = False
 
     def __post_init__(self) -> None:
-        vectors_VD = np.asarray(self.vectors_VD)
-        if not np.issubdtype(vectors_VD.dtype, np.floating):
-            raise DataError(f"word vectors must be floating-point numbers, not {vectors_VD.dtype}")
-        with np.errstate(over="ignore"):
-            vectors_VD = np.ascontiguousarray(vectors_VD, dtype=np.float32)
-        object.__setattr__(self, "words", tuple(self.words))
+        # A frozen dataclass has to set its fields by `object.__setattr__`.
+        words = tuple(self.words)
+        vectors_VD = _to_float32(self.vectors_VD)
+        object.__setattr__(self, "words", words)
         object.__setattr__(self, "vectors_VD", vectors_VD)
-        _check_words(self.words)
-        if vectors_VD.ndim != 2 or len(vectors_VD) != len(self.words) or not vectors_VD.shape[1]:
-            raise DataError(
-                f"{len(self.words):,} words need a matrix with {len(self.words):,} rows and at least one column, "
-                f"not one of shape {vectors_VD.shape}"
-            )
-        bad_row = first_non_finite_row(vectors_VD)
-        if bad_row is not None:
-            raise DataError(
-                f"the vector of {quote(self.words[bad_row])} contains NaN or infinity; correct it or remove the word"
-            )
+        _check_words(words)
+        _check_vectors(words, vectors_VD)
         if self.counts is not None:
             counts = np.asarray(self.counts)
-            if counts.shape != (len(self.words),) or not np.issubdtype(counts.dtype, np.integer):
-                raise DataError(
-                    f"{len(self.words):,} words need {len(self.words):,} integer counts, "
-                    f"not {counts.dtype} of shape {counts.shape}"
-                )
-            if counts.size and counts.min() < 0:
-                word = quote(self.words[int(counts.argmin())])
-                raise DataError(f"the count of {word} is {counts.min()}; it must be at least 0")
+            _check_counts(words, counts)
             object.__setattr__(self, "counts", counts.astype(np.int64))
 
     def __len__(self) -> int:
@@ -169,6 +151,15 @@ def quote(word: str) -> str:
     return shorten(repr(word), 60)
 
 
+def _to_float32(vectors_VD: Any) -> Matrix:
+    """Convert vectors to a contiguous float32 array. Numbers that are too large become infinite."""
+    vectors_VD = np.asarray(vectors_VD)
+    if not np.issubdtype(vectors_VD.dtype, np.floating):
+        raise DataError(f"word vectors must be floating-point numbers, not {vectors_VD.dtype}")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(vectors_VD, dtype=np.float32)
+
+
 def _check_words(words: tuple[str, ...]) -> None:
     if not set(map(type, words)) <= {str}:
         raise DataError("the words of word vectors must all be strings")
@@ -183,6 +174,29 @@ def _check_words(words: tuple[str, ...]) -> None:
         if word in earlier_words:
             raise DataError(f"{quote(word)} occurs twice among the words; keep only one of its vectors")
         earlier_words.add(word)
+
+
+def _check_vectors(words: tuple[str, ...], vectors_VD: Matrix) -> None:
+    if vectors_VD.ndim != 2 or len(vectors_VD) != len(words) or not vectors_VD.shape[1]:
+        raise DataError(
+            f"{len(words):,} words need a matrix with {len(words):,} rows and at least one column, "
+            f"not one of shape {vectors_VD.shape}"
+        )
+    bad_row = first_non_finite_row(vectors_VD)
+    if bad_row is not None:
+        raise DataError(
+            f"the vector of {quote(words[bad_row])} contains NaN or infinity; correct it or remove the word"
+        )
+
+
+def _check_counts(words: tuple[str, ...], counts: NDArray[Any]) -> None:
+    if counts.shape != (len(words),) or not np.issubdtype(counts.dtype, np.integer):
+        raise DataError(
+            f"{len(words):,} words need {len(words):,} integer counts, not {counts.dtype} of shape {counts.shape}"
+        )
+    if counts.size and counts.min() < 0:
+        word = quote(words[int(counts.argmin())])
+        raise DataError(f"the count of {word} is {counts.min()}; it must be at least 0")
 
 
 def to_keyed_vectors(vectors: WordVectors) -> KeyedVectors:

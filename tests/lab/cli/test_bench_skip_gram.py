@@ -41,7 +41,7 @@ def test_several_seeds_give_intervals(cli: Cli, made_text: Callable[[int], Path]
     options = ("--seeds", "3", "--data", data, "--device", "cpu", "--json", path)
     outcome = cli("bench", "skip-gram", made_text(600), *options)
     assert outcome.code == 0, outcome.err
-    titles = ("slowest", "fastest", "mean rho", "less gensim's", "pairs whose words are known: SimLex-999")
+    titles = ("slowest", "fastest", "mean rho", "minus gensim's", "pairs whose words are known: SimLex-999")
     assert all(title in outcome.out for title in titles)
     assert "RG-65" not in outcome.out
     record = json.loads(path.read_text())

@@ -57,7 +57,7 @@ def test_runs_with_different_settings_are_rejected(cli: Cli, runs: Runs, seeds: 
     assert "training.epochs=9" in outcome.err
     outcome = cli("compare", runs.root)
     assert outcome.code == 2
-    assert f"so name one folder per system: reefknot compare {runs.tied} {runs.untied}" in outcome.err
+    assert f"so pass one folder per system: reefknot compare {runs.tied} {runs.untied}" in outcome.err
 
 
 def test_repeated_seed_is_rejected(cli: Cli, runs: Runs, seeds: Path) -> None:

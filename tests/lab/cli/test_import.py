@@ -74,7 +74,7 @@ def test_mistakes_print_one_line(cli: Cli, fairseq_model: FairseqModel, text: Pa
     for words, code, message in (
         ((*files, "--data", text), 2, "--data has no effect without --corpus"),
         ((*files, "--corpus", text, "--data", text), 2, "--data has no effect"),
-        ((*files, "--corpus", ""), 2, "--corpus: name a corpus"),
+        ((*files, "--corpus", ""), 2, "--corpus: is empty; pass a corpus"),
         ((*files, "--corpus", "wikitext-3"), 3, "neither a known corpus"),
         (("import", dictionary, *files[2:]), 3, "not a checkpoint of torch"),
     ):

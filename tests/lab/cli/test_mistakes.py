@@ -61,7 +61,7 @@ MISTAKES = [
     ("table {recipe} --jobs 0", 2, "--jobs"),
     ("evaluate nowhere", 3, "nowhere is not a run folder: there is no such folder"),
     ("evaluate {recipe}", 3, "is not a run folder: it is a file"),
-    ("evaluate {root}", 3, "is not a run folder: it has no config.json; .*tied/seed0: name one"),
+    ("evaluate {root}", 3, "is not a run folder: it has no config.json; .*tied/seed0: use one"),
     ("evaluate {tied} --split all", 2, "--split all: must be one of train, valid, test"),
     ("evaluate {tied} --streams 0", 2, "--streams"),
     ("evaluate {tied} --device tpu", 2, "--device tpu"),
@@ -117,8 +117,8 @@ MISTAKES = [
     ("advise python-docs --data {corpus}", 2, "--data has no effect"),
     ("report {tied} --data {corpus}", 2, "--data has no effect without --figures"),
     ("report {tied} --figures", 2, "--figures has no effect: no figure .* is about these runs"),
-    ("figure --device cpu", 2, "--device: name a figure"),
-    ("figure -o f.svg --data {corpus}", 2, "-o, --data: name a figure"),
+    ("figure --device cpu", 2, "--device: no figure is given"),
+    ("figure -o f.svg --data {corpus}", 2, "-o, --data: no figure is given"),
     ("figure inan2017/2 {tied} --device cpu", 2, "--device has no effect on inan2017/2, which reads results and"),
     ("figure press2017/table4 {tied} --data {corpus}", 2, "--data has no effect on press2017/table4, which reads wei"),
     ("ls --jsno", 2, "(?i)no such option.*--jsno"),
@@ -186,7 +186,7 @@ def test_run_whose_weights_were_deleted_is_rejected(cli: Cli, runs: Runs, tmp_pa
     shutil.copytree(runs.tied, bare, ignore=shutil.ignore_patterns(*weights))
     shutil.copytree(runs.tied, dangling, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
     messages = {
-        record: "is the record of a run, without weights; name the folder it was trained in",
+        record: "is the record of a run, without weights; use the folder it was trained in",
         bare: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
         dangling: "is finished, but its weights are gone: .* restore .* or train it again with another --out",
     }

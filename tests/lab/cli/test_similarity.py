@@ -93,7 +93,7 @@ def test_few_pairs_and_a_perfect_order_have_no_interval(cli: Cli, tmp_path: Path
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     write_vectors(WordVectors(words, rows), tmp_path / "v.txt", "glove")
     mine = tmp_path / "mine.tsv"
-    for pairs, reason in ((3, "fewer than 10 pairs"), (12, "the order is perfect, also in every resample")):
+    for pairs, reason in ((3, "fewer than 10 pairs"), (12, "the two orders agree perfectly, even in every resample")):
         mine.write_text("".join(f"a\tw{index}\t{-index}\n" for index in range(pairs)), encoding="utf-8")
         output = cli("vectors", "similarity", tmp_path / "v.txt", "--set", mine).out
         assert f"mine   1.000  (no interval: {reason}), {pairs} of {pairs} pairs\n" in output
@@ -122,7 +122,7 @@ def test_between_samples_pairs_of_large_vocabularies(cli: Cli, tmp_path: Path) -
     command = ("vectors", "similarity", "--between", *tables, "--exact-below", 50, "--samples", 500)
     output = cli(*command).out
     assert " to " in output
-    assert output.endswith("over 500 pairs drawn from all\n")
+    assert output.endswith("over 500 randomly drawn pairs\n")
     (first,), (repeated,), (other_seed,) = (cli(*command, "--seed", seed, "--json").json() for seed in (1, 1, 2))
     assert first == repeated != other_seed
     assert not first["exact"]
@@ -160,10 +160,10 @@ def test_unfinished_run_prints_a_warning(cli: Cli, runs: Runs, data: Path, tmp_p
         ("vectors similarity {empty} --data {data}", 3, "is not a run folder"),
         ("vectors similarity --between {tied}", 2, "--between needs at least two tables"),
         ("vectors similarity --between {untied} --set MEN", 2, "--set has no effect with --between"),
-        ("vectors similarity {untied} --samples 500", 2, "--samples has no effect without --between"),
+        ("vectors similarity {untied} --samples 500", 2, "--samples has no effect without --between; add --between or"),
         ("vectors similarity --between {untied} --samples 5", 2, "--samples"),
-        ("vectors similarity --between {untied} --samples 500", 2, "--samples has no effect, because all pairs"),
-        ("vectors similarity --between {untied} --seed 3", 2, "--seed has no effect, because all pairs"),
+        ("vectors similarity --between {untied} --samples 500", 2, "--samples has no effect, because the tables share"),
+        ("vectors similarity --between {untied} --seed 3", 2, "--seed has no effect, because the tables share"),
         ("vectors similarity --between {untied} --exact-below 5 --seed 3", 2, "--seed has no effect"),
         ("vectors similarity {tied} --set {file} --data {data}", 2, "--data has no effect, because every --set"),
     ],

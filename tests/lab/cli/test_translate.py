@@ -316,7 +316,7 @@ REJECTED = [
     ("score {run} dog", "is a translator"),
     ("predict {run} dog", "is a translator"),
     ("rank {run}", "is a translator"),
-    ("advise multi30k", "multi30k is parallel text, for translation; name a text of one language"),
+    ("advise multi30k", "multi30k is parallel text, for translation; use a monolingual corpus"),
     ("import {file} --dictionary {file} --out {copy} --corpus tatoeba", "tatoeba is parallel text, for translation"),
     ("compare {run} {copy} --bands", "--bands has no effect on .*, which is a translator"),
 ]

@@ -247,7 +247,7 @@ def test_report_shows_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None
     outcome = cli("report", runs.tied, record, "-o", page, *chosen)
     assert outcome.code == 0
     message = (
-        f"untied shows the words that training chose: {record} is the record of a run, without weights; name the folder"
+        f"untied shows the words that training chose: {record} is the record of a run, without weights; use the folder"
     )
     assert outcome.err.startswith(message)
     page.unlink()

@@ -369,13 +369,13 @@ def test_empty_batch_gives_no_translations() -> None:
 
 def test_invalid_search_arguments_are_rejected() -> None:
     model, source_BS = translator(), sources(3)
-    with pytest.raises(SettingsError, match="n_best = 6: must be 1 to 5, the beam; use a wider beam"):
+    with pytest.raises(SettingsError, match="n_best = 6: must be from 1 to the beam size, 5; for more"):
         beam_search(model, source_BS, EOS, n_best=6)
     with pytest.raises(SettingsError, match="n_best = 0"):
         beam_search(model, source_BS, EOS, n_best=0)
-    with pytest.raises(SettingsError, match="<eos> is among the ids"):
+    with pytest.raises(SettingsError, match="banned: contains <eos>"):
         beam_search(model, source_BS, EOS, banned=(EOS,))
-    with pytest.raises(SettingsError, match="eos = 9 is not a class of the model, which has 9"):
+    with pytest.raises(SettingsError, match="eos = 9: must be from 0 to 8, the classes of the model"):
         greedy(model, source_BS, 9)
     with pytest.raises(SettingsError, match="top_k = 0"):
         sample(model, source_BS, EOS, top_k=0)

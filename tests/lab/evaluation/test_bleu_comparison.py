@@ -157,12 +157,12 @@ def test_verdict_states_its_limits() -> None:
     references = make_text(10)
     a, b = (make_translation(references, 0.6, seed) for seed in (1, 2))
     once = compare_untokenised([a], [b], references, resamples=1_000)
-    assert "Both were trained once: the interval covers the choice of sentences, not training again" in once.verdict
+    assert "Both were trained once: the interval reflects the choice of sentences, not the spread" in once.verdict
     assert "Only 10 sentences: the interval is approximate" in once.verdict
     assert once.interval_with_seeds is None
     assert once.spreads == (None, None)
     mixed = compare_untokenised([a, b], [b], references, resamples=1_000)
-    assert "B was trained once: the interval does not cover training it again" in mixed.verdict
+    assert "B was trained once: the interval does not reflect the spread" in mixed.verdict
     assert mixed.interval_with_seeds is None
 
 

@@ -254,7 +254,7 @@ def test_incomparable_scores_are_rejected() -> None:
         compare([a], [], ends)
     with pytest.raises(DataError, match="run 1 of system A has a score that is not a finite number"):
         compare([np.where(np.arange(20_000) == 7, np.nan, a)], [b], ends)
-    with pytest.raises(DataError, match="one single unit"):
+    with pytest.raises(DataError, match="only one unit"):
         compare([a], [b], np.array([0, 20_000]))
     for boundaries in ([5, 20_000], [0, 9, 3, 20_000], [0.0, 1.5, 20_000.0], [0], [[0, 20_000]]):
         with pytest.raises(DataError, match="boundaries"):

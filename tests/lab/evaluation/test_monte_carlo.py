@@ -17,7 +17,7 @@ from reefknot.lab.evaluation.perplexity import build_stream, score, window_log_p
 from reefknot.lab.evaluation.windows import Complete
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.nn.classifiers.drill import LabelDropout
-from reefknot.nn.encoders.stacked import Stacked
+from reefknot.nn.encoders.stacked import LayerDropoutEncoder
 from reefknot.nn.models.language_model import LanguageModel
 
 Open = Callable[..., Dataset]
@@ -25,7 +25,7 @@ Build = Callable[[int], LanguageModel]
 
 
 def set_rate(model: LanguageModel, rate: float) -> LanguageModel:
-    assert isinstance(model.encoder, Stacked)
+    assert isinstance(model.encoder, LayerDropoutEncoder)
     model.encoder.dropout = rate
     return model
 
@@ -75,7 +75,7 @@ def test_score_is_the_mean_of_the_probabilities(opened: Open, model_for: Build, 
     assert score_mc.deviation > 0
     assert "independent" not in score_mc.definition
     assert "mean probability of 4 passes, masks drawn for every 6 tokens (seed 5)" in score_mc.definition
-    assert f"single passes: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in score_mc.definition
+    assert f"individual passes: perplexity {min(alone):,.2f} to {max(alone):,.2f}" in score_mc.definition
     # The mean of the probabilities is never worse than the mean of their logarithms.
     assert score_mc.mean <= np.mean([-pass_logp.mean() for pass_logp in passes]) + 1e-6
 

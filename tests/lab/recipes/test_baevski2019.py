@@ -178,18 +178,20 @@ def test_training_ends_at_the_minimum_of_the_last_cycle(name: str, cycles: int) 
     training = next(iter(recipe(name).experiments.values())).training
     schedule = SCHEDULES.build(training.schedule, {})
     assert training.updates is not None
-    assert training.updates == schedule.warmup + sum(schedule.period * 2**cycle for cycle in range(cycles))
-    lowest = schedule.shrink ** (cycles - 1) * 1e-5
-    assert schedule.factor(1, training.updates - 1) == pytest.approx(lowest, rel=1e-3)
-    assert schedule.factor(1, training.updates) == pytest.approx(schedule.shrink**cycles)
-    assert (schedule.factor(1, 0), schedule.factor(1, 16_000)) == (1e-7, 1.0)
+    assert training.updates == schedule.warmup_updates + sum(
+        schedule.first_cycle_updates * 2**cycle for cycle in range(cycles)
+    )
+    lowest = schedule.peak_shrink ** (cycles - 1) * 1e-5
+    assert schedule.learning_rate_factor(1, training.updates - 1) == pytest.approx(lowest, rel=1e-3)
+    assert schedule.learning_rate_factor(1, training.updates) == pytest.approx(schedule.peak_shrink**cycles)
+    assert (schedule.learning_rate_factor(1, 0), schedule.learning_rate_factor(1, 16_000)) == (1e-7, 1.0)
 
 
 def test_our_rows_end_when_the_learning_rate_reaches_zero() -> None:
     enwiki, wikitext2 = (next(iter(recipe(name).experiments.values())).training for name in OURS)
     updates = 30 * -(-2_088_628 // (32 * 256))  # 30 epochs of WikiText-2
     for training, last in ((enwiki, enwiki.updates), (wikitext2, updates)):
-        factors = [SCHEDULES.build(training.schedule, {}).factor(1, step) for step in range(last or 0)]
+        factors = [SCHEDULES.build(training.schedule, {}).learning_rate_factor(1, step) for step in range(last or 0)]
         peak = factors.index(1.0)
         assert factors[peak:] == sorted(factors[peak:], reverse=True)
         assert factors[-1] < 1e-3

@@ -272,7 +272,7 @@ def test_malicious_values_are_shortened_and_escaped(tmp_path: Path) -> None:
 def test_unknown_or_unused_table_is_rejected(tmp_path: Path) -> None:
     assert "no table 'wrods' in [tables]; there are: words" in error_message(tmp_path, BASE + ROW, "input.table=wrods")
     spare = 'tables.spare={ kind = "word", dim = 3 }'
-    assert "no end uses tables.spare; remove it or name it in an end" in error_message(tmp_path, BASE + ROW, spare)
+    assert "no end uses tables.spare; remove it, or use it in an end" in error_message(tmp_path, BASE + ROW, spare)
 
 
 @pytest.mark.parametrize("second", ["small wt", "Small - WT!", "SMALL+WT"])

@@ -85,7 +85,7 @@ def test_learning_rate_is_twice_that_of_vaswani(row: str, dim: int) -> None:
     schedule = SCHEDULES.build(training.schedule, {})
     for update in (1, 4_000, 8_000, 350_000):
         theirs = 2 * dim**-0.5 * min(update**-0.5, update * 8_000**-1.5)
-        assert training.optimiser.learning_rate * schedule.factor(1, update) == pytest.approx(theirs)  # type: ignore[attr-defined]
+        assert training.optimiser.learning_rate * schedule.learning_rate_factor(1, update) == pytest.approx(theirs)  # type: ignore[attr-defined]
 
 
 def test_settings_are_those_of_the_papers() -> None:

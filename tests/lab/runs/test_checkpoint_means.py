@@ -61,9 +61,9 @@ def test_average_of_the_last_steps_becomes_the_best(five_steps: Checkpoints, tmp
     assert (path, five_steps.best_path()) == (five_steps.folder / "mean_00000005", path)
     assert str((tmp_path / "best").readlink()) == "checkpoints/mean_00000005"
     averaged = five_steps.load(path)
-    assert (averaged.step, averaged.state, averaged.fingerprint) == (5, {}, "config")
-    assert averaged.values == {"mean_of": ["step_00000003", "step_00000004", "step_00000005"]}
-    assert torch.equal(averaged.model["words.weight"], mean_of(3, 4, 5))
+    assert (averaged.step, averaged.state_tensors, averaged.fingerprint) == (5, {}, "config")
+    assert averaged.state_values == {"mean_of": ["step_00000003", "step_00000004", "step_00000005"]}
+    assert torch.equal(averaged.weights["words.weight"], mean_of(3, 4, 5))
     assert file_names(path) == ["MANIFEST.json", "model.safetensors", "state.json", "state.safetensors"]
 
 
@@ -74,11 +74,11 @@ def test_averaged_lists_the_steps_of_the_mean(five_steps: Checkpoints, tmp_path:
 
 
 def test_average_of_more_steps_than_saved_uses_all(five_steps: Checkpoints) -> None:
-    assert torch.equal(five_steps.load(five_steps.save_average(100)).model["words.weight"], mean_of(1, 2, 3, 4, 5))
+    assert torch.equal(five_steps.load(five_steps.save_average(100)).weights["words.weight"], mean_of(1, 2, 3, 4, 5))
 
 
 def test_average_of_one_step_equals_the_step(five_steps: Checkpoints) -> None:
-    assert torch.equal(five_steps.load(five_steps.save_average(1)).model["words.weight"], weights(5))
+    assert torch.equal(five_steps.load(five_steps.save_average(1)).weights["words.weight"], weights(5))
 
 
 def test_mean_is_neither_resumed_from_nor_pruned(five_steps: Checkpoints) -> None:
@@ -103,7 +103,7 @@ def test_mean_is_computed_once_unless_damaged(five_steps: Checkpoints) -> None:
     with pytest.raises(DataError, match=r"mean_00000005/model\.safetensors has 0 bytes"):
         five_steps.load(path)
     five_steps.save_average(3)
-    assert torch.equal(five_steps.load(path).model["words.weight"], mean_of(3, 4, 5))
+    assert torch.equal(five_steps.load(path).weights["words.weight"], mean_of(3, 4, 5))
 
 
 def test_average_sums_in_float64_and_keeps_dtypes(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_average_sums_in_float64_and_keeps_dtypes(tmp_path: Path) -> None:
             "mask": torch.tensor([step == 3]),
         }
         checkpoints.save(step, model, {}, {}, fingerprint="f")
-    averaged = checkpoints.load(checkpoints.save_average(3)).model
+    averaged = checkpoints.load(checkpoints.save_average(3)).weights
     assert averaged["wide"].item() == pytest.approx(2.0**-30 / 3)  # in float32 the sum would be zero
     assert averaged["half"].dtype == torch.bfloat16
     assert [averaged[name].item() for name in ("half", "count", "mask")] == [2.0, 3, True]
@@ -158,7 +158,7 @@ def test_pause_is_resumed_from_and_removed_by_the_next_save(two_steps: Checkpoin
         assert latest_path(two_steps) == path == two_steps.folder / f"pause_{step:08d}"
         assert two_steps.load(path).step == step
         assert file_names(two_steps.folder) == [path.name, "step_00000001", "step_00000002"]
-    assert two_steps.load(two_steps.save_average(2)).values == {"mean_of": ["step_00000001", "step_00000002"]}
+    assert two_steps.load(two_steps.save_average(2)).state_values == {"mean_of": ["step_00000001", "step_00000002"]}
     save(two_steps, 5)
     assert file_names(two_steps.folder) == ["mean_00000002", "step_00000002", "step_00000005"]
 

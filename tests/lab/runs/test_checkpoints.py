@@ -45,10 +45,10 @@ def assert_latest_is(checkpoints: Checkpoints, step: int) -> list[str]:
     checkpoint = checkpoints.load_latest(messages.append)
     assert checkpoint is not None
     model, state, values = contents(step)
-    assert (checkpoint.step, checkpoint.values, checkpoint.fingerprint) == (step, values, "config")
+    assert (checkpoint.step, checkpoint.state_values, checkpoint.fingerprint) == (step, values, "config")
     assert checkpoint.path == checkpoints.step_path(step)
-    assert torch.equal(checkpoint.model["words.weight"], model["words.weight"])
-    assert torch.equal(checkpoint.state["rng.torch"], state["rng.torch"])
+    assert torch.equal(checkpoint.weights["words.weight"], model["words.weight"])
+    assert torch.equal(checkpoint.state_tensors["rng.torch"], state["rng.torch"])
     return messages
 
 
@@ -121,8 +121,8 @@ def test_any_state_loads_exactly(
     shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
     checkpoints = Checkpoints(tmp_path)
     checkpoint = checkpoints.load(checkpoints.save(5, model, state, values, fingerprint="f"))
-    assert checkpoint.values == values
-    for saved, loaded in ((model, checkpoint.model), (state, checkpoint.state)):
+    assert checkpoint.state_values == values
+    for saved, loaded in ((model, checkpoint.weights), (state, checkpoint.state_tensors)):
         assert saved.keys() == loaded.keys()
         for name, tensor in saved.items():
             assert (tensor.dtype, tensor.shape) == (loaded[name].dtype, loaded[name].shape)
@@ -132,7 +132,7 @@ def test_any_state_loads_exactly(
 def test_loaded_checkpoint_does_not_need_its_files(two_steps: Checkpoints) -> None:
     checkpoint = two_steps.load(two_steps.step_path(2))
     shutil.rmtree(two_steps.folder)
-    assert torch.equal(checkpoint.model["words.weight"], contents(2)[0]["words.weight"])
+    assert torch.equal(checkpoint.weights["words.weight"], contents(2)[0]["words.weight"])
 
 
 def test_prune_keeps_the_newest_and_the_best(two_steps: Checkpoints) -> None:

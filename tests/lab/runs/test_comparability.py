@@ -43,7 +43,7 @@ DYNAMIC = {"kind": "dynamic", "scale": "mean", "eta": 1.0, "lambda": 1.0, "epsil
         (
             {"_unknown_sha256": "d"},
             Aspect.UNKNOWN_WORDS,
-            "77 unknown words scored as <unk> here, but other words than in A",
+            "77 unknown words scored as <unk> here, but not the same words as in A",
         ),
         ({"mode": DYNAMIC}, Aspect.MODE, "evaluation mode dynamic here, plain in A"),
         ({"streams": 2000}, Aspect.STREAMS, "context differs: here 2,000 contiguous streams; in A one stream"),

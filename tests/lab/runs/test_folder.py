@@ -46,7 +46,7 @@ def test_run_folder_can_be_started_resumed_and_read(tmp_path: Path) -> None:
     assert reading.result == RESULT
     assert reading.environment == {"torch": "2"}
     assert isinstance(reading.checkpoints, Checkpoints)
-    assert reading.checkpoints.run == path
+    assert reading.checkpoints.run_folder == path
     assert reading.vocabulary_path == path / "vocabulary.json"
 
 

@@ -43,8 +43,10 @@ def save(checkpoints: Checkpoints, step: int) -> None:
 def is_intact(checkpoint: Checkpoint | None) -> bool:
     assert checkpoint is not None
     model, state, values = contents(checkpoint.step)
-    same = torch.equal(checkpoint.model["w"], model["w"]) and torch.equal(checkpoint.state["rng"], state["rng"])
-    return same and checkpoint.values == values
+    same = torch.equal(checkpoint.weights["w"], model["w"]) and torch.equal(
+        checkpoint.state_tensors["rng"], state["rng"]
+    )
+    return same and checkpoint.state_values == values
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, point: int | None, fault: Callable[[], None]) -> Callable[[], int]:
@@ -118,7 +120,7 @@ def assert_survived(checkpoints: Checkpoints) -> None:
     assert checkpoints.best_path() == checkpoints.step_path(3)
     save(checkpoints, 4)
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000003", "step_00000004"]
-    assert sorted(path.name for path in checkpoints.run.iterdir()) == ["best", "checkpoints"]
+    assert sorted(path.name for path in checkpoints.run_folder.iterdir()) == ["best", "checkpoints"]
 
 
 @pytest.mark.parametrize(("scene", "number"), [("new", errno.ENOSPC), ("damaged", errno.EIO)])
@@ -156,15 +158,15 @@ def assert_averaged(checkpoints: Checkpoints) -> None:
     assert is_intact(checkpoint)
     best = checkpoints.best_path()
     assert best is not None
-    assert checkpoints.load(best).model["w"][0, 0].item() in (2.0, 1.5)
+    assert checkpoints.load(best).weights["w"][0, 0].item() in (2.0, 1.5)
     checkpoints.save_average(2)
-    assert torch.equal(checkpoints.load(checkpoints.run / "best").model["w"], torch.full((3, 4), 1.5))
+    assert torch.equal(checkpoints.load(checkpoints.run_folder / "best").weights["w"], torch.full((3, 4), 1.5))
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
         "mean_00000002",
         "step_00000001",
         "step_00000002",
     ]
-    assert sorted(path.name for path in checkpoints.run.iterdir()) == ["best", "checkpoints"]
+    assert sorted(path.name for path in checkpoints.run_folder.iterdir()) == ["best", "checkpoints"]
 
 
 def test_checkpoints_survive_a_failed_average_at_every_system_call(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ REWORDED = {
     "tokens are scored, then learned from, so this figure depends on the cut": "tokens are scored, then trained on, so "
     "the score depends on the segments",
     "only once there are more than so many": "only once the cache is full",
-    "a pass alone: perplexity": "single passes: perplexity",
+    "a pass alone: perplexity": "individual passes: perplexity",
     "so this figure depends on both": "so the score depends on both",
 }
 """Phrases of committed records, and the words for the same facts today."""

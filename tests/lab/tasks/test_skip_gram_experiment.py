@@ -50,8 +50,8 @@ def test_task_is_inferred_from_the_settings() -> None:
         ({"skip_gram": {"dmi": 8}}, "skip_gram.dmi: no such setting; did you mean skip_gram.dim?"),
         ({"skip_gram": {"dim": 0}}, "skip_gram.dim: must be greater than or equal to 1"),
         ({"vocabulary": {"keep_spellings": True}}, "skip-gram cannot read spellings"),
-        ({"vocabulary": {"sides": "separate"}}, "skip-gram reads one text"),
-        ({"corpus": {"name": "multi30k", "pairs": {"source": "en", "target": "de"}}}, "skip-gram reads one text"),
+        ({"vocabulary": {"sides": "separate"}}, "skip-gram reads monolingual text"),
+        ({"corpus": {"name": "multi30k", "pairs": {"source": "en", "target": "de"}}}, "skip-gram reads monolingual"),
         ({"evaluation": {"streams": 2}}, "evaluation.streams: no such setting"),
     ],
 )

@@ -19,7 +19,7 @@ COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 9, "<unk>": 4
 
 
 def merges_of(bpe: BPE) -> list[list[str]]:
-    merges: list[list[str]] = json.loads(bpe.file)["model"]["merges"]
+    merges: list[list[str]] = json.loads(bpe.file_content)["model"]["merges"]
     return merges
 
 
@@ -102,7 +102,7 @@ def test_of_text_splits_sub_words_the_text_does_not_have() -> None:
     assert part.split_word("lowest") == ("lo", "w", "es", "t</w>")
     assert part.split_word("wide") == ("wide",)
     assert part.split_at_unknown("wide") == ["w", "<unk>", "e"]  # the text has no i and no d
-    assert part.file == bpe.file
+    assert part.file_content == bpe.file_content
     assert bpe.restrict_to(part.subwords) == part
     assert bpe.restrict_to([*bpe.subwords, "other"]) is bpe
 
@@ -152,7 +152,7 @@ from reefknot.lab.text.bpe import BPE
 words = [f"{a}{b}{c}" for a in "abcdef" for b in "ghijkl" for c in "mnopqr"]
 if sys.argv[1] == "reversed":
     words.reverse()
-sys.stdout.buffer.write(BPE.train(dict.fromkeys(words, 3), 60).file)  # nothing but ties
+sys.stdout.buffer.write(BPE.train(dict.fromkeys(words, 3), 60).file_content)  # nothing but ties
 """
 
 
@@ -167,7 +167,7 @@ def test_file_is_read_by_hugging_face_tokenizers(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
     bpe = BPE.train({**COUNTS, "no\u00a0break": 2}, 12)
-    (tmp_path / "tokenizer.json").write_bytes(bpe.file)
+    (tmp_path / "tokenizer.json").write_bytes(bpe.file_content)
     reader = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     text = "low lowest\tnewer <unk>\nno\u00a0break widest <eos>"
     words = ["low", "lowest", "newer", "<unk>", "no\u00a0break", "widest", "<eos>"]

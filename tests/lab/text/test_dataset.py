@@ -17,6 +17,7 @@ from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from tiny import PATIENCE
 
 Corpus = Callable[..., Path]
 Open = Callable[..., Dataset]
@@ -272,7 +273,7 @@ def test_concurrent_processes_share_one_cache_entry(corpus: Corpus, cache: Path)
     text = "\n".join(" ".join(map(str, row)) for row in rng.zipf(1.3, (10_000, 20)) % 5_000)
     folder = corpus(train=text.encode())
     processes = [start_process(folder, cache) for _ in range(3)]
-    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    answers = [process.communicate(timeout=PATIENCE)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert {answer[0] for answer in answers} == {"210000"}
     assert len({answer[3] for answer in answers}) == 1
@@ -290,7 +291,7 @@ def test_large_text_is_memory_mapped(corpus: Corpus, opened: Open, cache: Path) 
     record["splits"]["train"]["tokens"] = 100_000_000
     (entry / "counts.json").write_text(json.dumps(record))
     os.truncate(entry / "train.ids", 400_000_000)  # a sparse file: it takes no disk space
-    tokens, pages, last, _ = start_process(folder, cache).communicate(timeout=60)[0].split()  # a new process
+    tokens, pages, last, _ = start_process(folder, cache).communicate(timeout=PATIENCE)[0].split()  # a new process
     assert int(tokens) == 100_000_000
     assert int(last) == 0
     assert int(pages) * os.sysconf("SC_PAGE_SIZE") < 50e6

@@ -197,7 +197,7 @@ def test_windows_are_contiguous_int64_tensors_at_full_rate() -> None:
     for tensor in pairs.window(1):
         assert tensor.dtype == torch.int64
         assert tensor.is_contiguous()
-    assert {pairs.rate_factor(index) for index in range(pairs.num_windows)} == {1.0}
+    assert {pairs.learning_rate_factor(index) for index in range(pairs.num_windows)} == {1.0}
     assert (pairs.batch_size, pairs.shard(0, 3).batch_size) == (4, 2)
 
 

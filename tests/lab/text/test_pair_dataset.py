@@ -167,7 +167,7 @@ def test_joint_bpe_shares_merges_but_not_sub_words(write: Write, opened: Open) -
     assert source.bpe is not None
     assert target.bpe is not None
     assert joint.vocabulary.bpe is not None
-    assert source.bpe.file == target.bpe.file == joint.vocabulary.bpe.file
+    assert source.bpe.file_content == target.bpe.file_content == joint.vocabulary.bpe.file_content
     assert source.words != target.words
     assert {*source.words, *target.words} < {*joint.vocabulary.words}
     train, same = sides.splits["train"], joint.splits["train"]

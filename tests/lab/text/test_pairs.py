@@ -168,9 +168,9 @@ def test_invalid_pair_settings_are_rejected(settings: dict[str, object], message
 
 def test_monolingual_and_parallel_settings_are_not_interchangeable(folder: Path, cache: Path) -> None:
     pairs = CorpusSettings(name=str(folder), pairs=PairsSettings(source="en", target="de"))
-    with pytest.raises(SettingsError, match=r"is parallel text; leave corpus\.pairs out to read one text"):
+    with pytest.raises(SettingsError, match=r"for parallel text; remove corpus\.pairs to read a monolingual text"):
         find_corpus(pairs, data=None, cache=cache)
-    with pytest.raises(SettingsError, match=r"is one text; set corpus\.pairs\.source and corpus\.pairs\.target"):
+    with pytest.raises(SettingsError, match=r"parallel text; set corpus\.pairs\.source and corpus\.pairs\.target"):
         find_pairs(CorpusSettings(name=str(folder)), data=None, cache=cache)
     wrong = CorpusSettings(name="nowhere", pairs=PairsSettings(source="en", target="de"))
     with pytest.raises(DataError, match=r"is neither a known corpus \(.*tatoeba.*\) nor a folder"):

@@ -159,7 +159,7 @@ def test_windows_are_contiguous_int64_tensors_at_full_rate(kind: type[Samples]) 
     for tensor in samples.window(1):
         assert tensor.dtype == torch.int64
         assert tensor.is_contiguous()
-    assert [samples.rate_factor(index) for index in range(samples.num_windows)] == [1.0] * samples.num_windows
+    assert [samples.learning_rate_factor(index) for index in range(samples.num_windows)] == [1.0] * samples.num_windows
     assert (samples.batch_size, samples.shard(0, 2).batch_size, samples.shard(0, 3).batch_size) == (4, 2, 2)
 
 

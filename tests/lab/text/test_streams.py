@@ -150,16 +150,18 @@ def test_random_lengths_stay_within_least_and_most() -> None:
 def test_learning_rate_is_scaled_by_the_drawn_length() -> None:
     streams = Streams(token_ids(4 * 1000), batch_size=4, steps=70, random_steps=AWD)
     drawn = window_lengths(streams, 1)
-    assert [streams.rate_factor(i) for i in range(streams.num_windows - 1)] == [length / 70 for length in drawn[:-1]]
-    last = streams.rate_factor(streams.num_windows - 1)
+    assert [streams.learning_rate_factor(i) for i in range(streams.num_windows - 1)] == [
+        length / 70 for length in drawn[:-1]
+    ]
+    last = streams.learning_rate_factor(streams.num_windows - 1)
     assert last * 70 >= drawn[-1]
     short_texts = [
         Streams(token_ids(n), 1, 70, random_steps=RandomSteps(deviation=0.0, probability=1.0)) for n in (73, 141)
     ]
-    assert [(short.num_windows, short.rate_factor(short.num_windows - 1)) for short in short_texts] == [
+    assert [(short.num_windows, short.learning_rate_factor(short.num_windows - 1)) for short in short_texts] == [
         (2, 1.0),
         (2, 1.0),
     ]
     assert short_texts[0].window(1)[0].shape[1] == 2  # the text ends early, but the drawn length sets the rate
     fixed = Streams(token_ids(22), batch_size=2, steps=4)
-    assert [fixed.rate_factor(i) for i in range(3)] == [1.0, 1.0, 1.0]
+    assert [fixed.learning_rate_factor(i) for i in range(3)] == [1.0, 1.0, 1.0]

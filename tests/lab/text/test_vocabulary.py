@@ -114,10 +114,10 @@ def test_fingerprint_depends_on_words_and_counts() -> None:
         ({"format": 1, "words": ["b", "a"], "counts": [1, 1]}, "not in order"),
         ({"format": 1, "words": ["b", "a"], "counts": [1, 1], "ordered": 0}, "neither true nor false"),
         ({"format": 1, "words": [], "counts": []}, "no words"),
-        ({"format": 1, "words": ["a"], "counts": [1], "spelled": "b"}, "a spelled word is not a valid string"),
-        ({"format": 1, "words": ["a"], "counts": [1], "spelled": [1]}, "a spelled word is not a valid string"),
-        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["a"]}, "a spelled word occurs twice"),
-        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["b", "b"]}, "a spelled word occurs twice"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": "b"}, "a word in `spelled` is not a valid string"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": [1]}, "a word in `spelled` is not a valid string"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["a"]}, "a word in `spelled` occurs twice"),
+        ({"format": 1, "words": ["a"], "counts": [1], "spelled": ["b", "b"]}, "a word in `spelled` occurs twice"),
     ],
 )
 def test_invalid_vocabulary_file_is_rejected(stored: object, problem: str, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_joint_bpe_shares_merges_but_not_sub_words(tmp_path: Path) -> None:
     assert together.bpe is not None
     for made, side_counts in zip(sides.vocabularies, counts, strict=True):
         assert made.bpe is not None
-        assert made.bpe.file == together.bpe.file
+        assert made.bpe.file_content == together.bpe.file_content
         assert [made.split_word(word) for word in side_counts] == [together.split_word(word) for word in side_counts]
         seen = {token for word in side_counts for token in together.split_word(word)}
         characters = {character for word in side_counts if word != "<eos>" for character in word}

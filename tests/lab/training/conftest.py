@@ -20,6 +20,7 @@ from reefknot.lab.text.streams import Streams
 from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.update import Updater
+from tiny import PATIENCE
 
 Train = Callable[..., Any]
 
@@ -113,9 +114,9 @@ def wait_for() -> Callable[[Callable[[], object]], None]:
     """A function that waits until a condition holds, such as the first line of metrics."""
 
     def wait(condition: Callable[[], object]) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < until, "nothing happened for a minute"
+            assert time.monotonic() < until, f"nothing happened for {PATIENCE} seconds"
             time.sleep(0.01)
 
     return wait

@@ -16,7 +16,7 @@ from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import build_model
 from reefknot.lab.text.streams import Streams
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.optimisers import SGD
 from reefknot.lab.training.state import named_weights
@@ -62,7 +62,7 @@ def test_averages_agree_with_torch_asgd() -> None:
     sgd = SGD(network.parameters(), RATE, weight_decay=DECAY)
     for number, _ in enumerate(zip(train_steps(network, sgd, 40), train_steps(torch_network, asgd, 40), strict=True)):
         if number == 0:
-            averages = Averages(dict(network.named_parameters()))
+            averages = WeightAverages(dict(network.named_parameters()))
             continue
         assert averages is not None
         averages.update(APPLIED)
@@ -75,7 +75,7 @@ def test_averages_agree_with_torch_asgd() -> None:
 @pytest.mark.usefixtures("_float64")
 def test_averages_are_the_mean_of_all_iterates() -> None:
     network = model()
-    averages = Averages(dict(network.named_parameters()))
+    averages = WeightAverages(dict(network.named_parameters()))
     assert all(torch.equal(mean, p) for mean, p in zip(averages.means.values(), network.parameters(), strict=True))
     iterates: list[Tensor] = []
     for _ in train_steps(network, SGD(network.parameters(), RATE), 25):
@@ -88,7 +88,7 @@ def test_averages_are_the_mean_of_all_iterates() -> None:
 @pytest.mark.usefixtures("_float64")
 def test_skipped_update_is_not_averaged() -> None:
     network = model()
-    averages = Averages(dict(network.named_parameters()))
+    averages = WeightAverages(dict(network.named_parameters()))
     averages.update(SKIPPED)
     iterates: list[Tensor] = []
     for number, _ in enumerate(train_steps(network, SGD(network.parameters(), RATE), 6)):
@@ -100,12 +100,12 @@ def test_skipped_update_is_not_averaged() -> None:
 
 def test_swapping_restores_the_parameters_in_place() -> None:
     network = model()
-    averages = Averages(dict(network.named_parameters()))
+    averages = WeightAverages(dict(network.named_parameters()))
     for _ in train_steps(network, SGD(network.parameters(), 0.1), 3):
         averages.update(APPLIED)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     addresses = [p.data_ptr() for p in network.parameters()]
-    with averages.swapped():
+    with averages.swap_in():
         assert all(torch.equal(p, averages.means[name]) for name, p in network.named_parameters())
         assert [p.data_ptr() for p in network.parameters()] == addresses
         assert not torch.equal(network[0].weight, before["0.weight"])
@@ -154,10 +154,12 @@ def test_averaging_starts_after_the_nonmonotone_rule(scripted: Any) -> None:
     best = folder.best_weights()
     assert all(torch.equal(best[name], validated[5][name]) for name in best)
     saved = folder.checkpoints.load(folder.checkpoints.step_path(7 * windows))
-    assert all(torch.equal(saved.model[name], validated[6][name]) for name in saved.model)
+    assert all(torch.equal(saved.weights[name], validated[6][name]) for name in saved.weights)
     iterate = named_weights(trainer.model)
-    assert all(torch.equal(saved.state[f"iterate.{name}"], iterate[name]) for name in trainer.state.averages.means)
-    assert any(not torch.equal(saved.model[name], iterate[name]) for name in iterate)
+    assert all(
+        torch.equal(saved.state_tensors[f"iterate.{name}"], iterate[name]) for name in trainer.state.averages.means
+    )
+    assert any(not torch.equal(saved.weights[name], iterate[name]) for name in iterate)
 
 
 def test_averaging_does_not_start_after_the_last_epoch(scripted: Any) -> None:

@@ -19,6 +19,7 @@ from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
+from tiny import PATIENCE
 
 SETTINGS = ("encoder.dropout=0.0", "training.log_every=1", "training.keep=10", "training.accumulate=2")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "reefknot")
@@ -59,7 +60,7 @@ def test_two_processes_equal_one_and_can_resume_its_run(
 ) -> None:
     recipe = tiny_recipe()
     one_process(recipe, tmp_path / "one")
-    subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=120)
+    subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=PATIENCE)
     expected = metrics(tmp_path / "one")
     assert len(expected) == 14
     assert_equal_losses(metrics(tmp_path / "two"), expected)
@@ -72,7 +73,7 @@ def test_two_processes_equal_one_and_can_resume_its_run(
     one_process(recipe, rewind(tmp_path / "two", tmp_path / "two then one", 9))
     assert_equal_losses(metrics(tmp_path / "two then one"), expected)
     resumed = two_processes(recipe, rewind(tmp_path / "one", tmp_path / "one then two", 3), "training.shard=true")
-    completed = subprocess.run(resumed, check=True, capture_output=True, text=True, timeout=120)
+    completed = subprocess.run(resumed, check=True, capture_output=True, text=True, timeout=PATIENCE)
     assert completed.stdout.count("resumed at step 3, epoch 1") == 1
     assert_equal_losses(metrics(tmp_path / "one then two"), expected)
     result = json.loads((tmp_path / "one then two" / "result.json").read_text(encoding="utf-8"))
@@ -86,7 +87,7 @@ def test_label_encoder_gradients_are_exchanged_once_per_update(
     recipe = tiny_recipe(tokens=80, classifier="drill")
     loaded = load_recipe(str(recipe), (*SETTINGS, "training.accumulate=1"))
     experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=SilentDisplay())
-    subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=120)
+    subprocess.run(two_processes(recipe, tmp_path / "two"), check=True, capture_output=True, timeout=PATIENCE)
     assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))
 
 
@@ -100,15 +101,18 @@ def test_signal_to_torchrun_saves_a_checkpoint(
     process = start(two_processes(tiny_recipe(2000), out, "training.epochs=100000", "training.save_every=1000000"))
     wait_for(lambda: (out / "metrics.jsonl").exists() and len((out / "metrics.jsonl").read_bytes()) > 1000)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
     run = RunFolder.open(out)
     checkpoint = run.checkpoints.load_latest(pytest.fail)
     assert checkpoint is not None
-    assert checkpoint.values["processes"] == 2
-    assert checkpoint.step == checkpoint.values["progress"]["step"] > 3
-    assert checkpoint.values["progress"]["metrics_lines"] == run.metrics.lines
-    assert {name for name in checkpoint.state if name.endswith(".torch")} == {"generator.0.torch", "generator.1.torch"}
+    assert checkpoint.state_values["processes"] == 2
+    assert checkpoint.step == checkpoint.state_values["progress"]["step"] > 3
+    assert checkpoint.state_values["progress"]["metrics_lines"] == run.metrics.lines
+    assert {name for name in checkpoint.state_tensors if name.endswith(".torch")} == {
+        "generator.0.torch",
+        "generator.1.torch",
+    }
 
 
 def test_streams_must_divide_among_the_processes(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> None:
@@ -134,5 +138,5 @@ def test_two_processes_share_random_windows_and_averaging(
     single = experiments.train(loaded, loaded.row("tied"), tmp_path / "one", world=World(), display=SilentDisplay())
     assert single is not None
     assert single.training.averaged_from_epoch == 4
-    subprocess.run(two_processes(recipe, tmp_path / "two", *change), check=True, capture_output=True, timeout=120)
+    subprocess.run(two_processes(recipe, tmp_path / "two", *change), check=True, capture_output=True, timeout=PATIENCE)
     assert_equal_losses(metrics(tmp_path / "two"), metrics(tmp_path / "one"))

@@ -126,7 +126,7 @@ def test_windows_without_carried_state_resume_bit_for_bit(
     train(tmp_path / "unbroken", *settings)
     saved = RunFolder.open(tmp_path / "unbroken").checkpoints.load_latest(lambda _: None)
     assert saved is not None
-    assert not any(name.startswith("hidden") for name in saved.state)
+    assert not any(name.startswith("hidden") for name in saved.state_tensors)
     read, count = TextSamples.window, 0
 
     def window(self: TextSamples, index: int) -> tuple[Tensor, Tensor]:

@@ -90,9 +90,9 @@ def test_nesterov_agrees_with_fairseq_at_changing_rates() -> None:
     optimiser = SGD(weights, 1.0, momentum=mu, nesterov=True)
     expected = [parameter.detach().clone() for parameter in weights]
     velocities = [torch.zeros_like(parameter) for parameter in expected]
-    old = schedule.factor(1, 0)
+    old = schedule.learning_rate_factor(1, 0)
     for step in range(120):
-        rate = schedule.factor(1, step)
+        rate = schedule.learning_rate_factor(1, step)
         optimiser.param_groups[0]["lr"] = rate
         for weight, p, v, g in zip(weights, expected, velocities, gradients(weights, step), strict=True):
             weight.grad = g

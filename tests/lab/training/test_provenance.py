@@ -18,6 +18,7 @@ from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.training.display import SilentDisplay
+from tiny import PATIENCE
 
 Train = Callable[..., Any]
 
@@ -29,7 +30,7 @@ def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, train: Train
         train(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     shutil.copytree(tmp_path / "other" / "checkpoints", tmp_path / "run" / "checkpoints")
-    with pytest.raises(DataError, match="a checkpoint of a run with other settings"):
+    with pytest.raises(DataError, match="a checkpoint of a run whose settings differ"):
         train(tmp_path / "run")
 
 
@@ -103,7 +104,7 @@ def test_sighup_stops_training_unless_nohup_ignores_it(
                 with pytest.raises(subprocess.TimeoutExpired):
                     process.wait(2)
             else:
-                assert process.wait(60) == code
+                assert process.wait(PATIENCE) == code
         finally:
             process.kill()
             process.communicate()

@@ -20,16 +20,19 @@ from reefknot.lab.training.schedules import Constant, Cosine, Decay, InverseSqrt
 def test_press_halves_the_rate_after_five_epochs() -> None:
     training = load_recipe("press2017/table6").experiments["Small + WT"].training
     schedule = SCHEDULES.build(training.schedule, {})
-    rates = [training.optimiser.model_dump()["learning_rate"] * schedule.factor(epoch, 0) for epoch in range(1, 14)]
+    rates = [
+        training.optimiser.model_dump()["learning_rate"] * schedule.learning_rate_factor(epoch, 0)
+        for epoch in range(1, 14)
+    ]
     assert rates == [1, 1, 1, 1, 1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
 
 
 def test_decay_without_hold_starts_in_the_first_epoch() -> None:
-    assert [Decay(0, 0.8).factor(epoch, 0) for epoch in (1, 2, 3)] == pytest.approx([0.8, 0.64, 0.512])
+    assert [Decay(0, 0.8).learning_rate_factor(epoch, 0) for epoch in (1, 2, 3)] == pytest.approx([0.8, 0.64, 0.512])
 
 
 def test_constant_schedule_never_changes() -> None:
-    assert {Constant().factor(epoch, 7 * epoch) for epoch in range(1, 100)} == {1.0}
+    assert {Constant().learning_rate_factor(epoch, 7 * epoch) for epoch in range(1, 100)} == {1.0}
 
 
 WIKITEXT = Cosine(18_000, warmup=16_000, warmup_from=1e-7, growth=2.0, shrink=0.75, least=1e-5)
@@ -56,20 +59,20 @@ FOURTH = THIRD + 72_000
     ],
 )
 def test_cosine_cycles_agree_with_baevski_and_auli(step: int, factor: float) -> None:
-    assert WIKITEXT.factor(1, step) == pytest.approx(factor, rel=1e-12)
+    assert WIKITEXT.learning_rate_factor(1, step) == pytest.approx(factor, rel=1e-12)
 
 
 def test_cosine_cycles_end_at_their_minimum() -> None:
     for i, last in enumerate((SECOND - 1, THIRD - 1, FOURTH - 1, 286_000 - 1)):
-        assert WIKITEXT.factor(1, last) == pytest.approx(1e-5 * 0.75**i, rel=1e-2)
-        assert WIKITEXT.factor(1, last) < WIKITEXT.factor(1, last - 1)
+        assert WIKITEXT.learning_rate_factor(1, last) == pytest.approx(1e-5 * 0.75**i, rel=1e-2)
+        assert WIKITEXT.learning_rate_factor(1, last) < WIKITEXT.learning_rate_factor(1, last - 1)
 
 
 def test_single_cosine_cycle_agrees_with_its_formula() -> None:
     schedule = Cosine(270_000, warmup=16_000, warmup_from=1e-7, least=1e-4)
     for step in (16_000, 100_000, 200_000, 285_999):
         expected = 1e-4 + (1 - 1e-4) * (1 + math.cos(math.pi * (step - 16_000) / 270_000)) / 2
-        assert schedule.factor(1, step) == pytest.approx(expected, rel=1e-12)
+        assert schedule.learning_rate_factor(1, step) == pytest.approx(expected, rel=1e-12)
 
 
 def torch_rates(make: Callable[[Any], LRScheduler], steps: int) -> list[float]:
@@ -88,27 +91,27 @@ def test_cosine_agrees_with_torch_warm_restarts(growth: int) -> None:
         lambda optimiser: CosineAnnealingWarmRestarts(optimiser, T_0=7, T_mult=growth, eta_min=0.125), 100
     )
     schedule = Cosine(7, growth=float(growth), least=0.125)
-    assert [schedule.factor(1, step) for step in range(100)] == pytest.approx(expected, rel=1e-12)
+    assert [schedule.learning_rate_factor(1, step) for step in range(100)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_one_cycle_agrees_with_torch_annealing() -> None:
     expected = torch_rates(lambda optimiser: CosineAnnealingLR(optimiser, T_max=50, eta_min=0.01), 50)
     schedule = Cosine(50, least=0.01)
-    assert [schedule.factor(1, step) for step in range(50)] == pytest.approx(expected, rel=1e-9)
+    assert [schedule.learning_rate_factor(1, step) for step in range(50)] == pytest.approx(expected, rel=1e-9)
 
 
 def test_cycles_with_fractional_growth_start_at_their_peak() -> None:
     schedule, first = Cosine(100, growth=1.1, shrink=0.5), 0
     for cycle in range(20):
-        assert schedule.factor(1, first) == 0.5**cycle
+        assert schedule.learning_rate_factor(1, first) == 0.5**cycle
         first += round(100 * 1.1**cycle)
-        assert schedule.factor(1, first - 1) < 1e-3 * 0.5**cycle
+        assert schedule.learning_rate_factor(1, first - 1) < 1e-3 * 0.5**cycle
 
 
 def test_inverse_sqrt_agrees_with_its_formula() -> None:
     schedule = InverseSqrt(4_000)
     steps = (0, 1_000, 4_000, 16_000, 400_000)
-    assert [schedule.factor(1, step) for step in steps] == pytest.approx([0.0, 0.25, 1.0, 0.5, 0.1])
+    assert [schedule.learning_rate_factor(1, step) for step in steps] == pytest.approx([0.0, 0.25, 1.0, 0.5, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -144,4 +147,6 @@ def test_metrics_have_the_learning_rate_of_the_last_update(tmp_path: Path, train
     expected = Cosine(8, warmup=4)
     lines = [line for line in metrics(tmp_path / "run") if line["kind"] == "train"]
     assert [line["step"] for line in lines] == [3, 6, 9, 12]
-    assert [line["learning_rate"] for line in lines] == [0.5 * expected.factor(1, step - 1) for step in (3, 6, 9, 12)]
+    assert [line["learning_rate"] for line in lines] == [
+        0.5 * expected.learning_rate_factor(1, step - 1) for step in (3, 6, 9, 12)
+    ]

@@ -16,6 +16,7 @@ import pytest
 from reefknot.errors import Stopped
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.training.signals import STOP_SIGNALS, StopRequest, raise_on_signal
+from tiny import PATIENCE
 
 Command = Callable[..., list[str]]
 Start = Callable[[list[str]], "subprocess.Popen[str]"]
@@ -44,14 +45,14 @@ def test_signal_saves_and_exits_with_code_75(
         process = start(words)
         wait_for(partial(has_lines, out, reached + 4))
         process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 75
         assert "saved; the same command resumes" in errors
         assert "Traceback" not in errors
         checkpoint = RunFolder.open(out).checkpoints.load_latest(pytest.fail)
         assert checkpoint is not None
         assert checkpoint.step > reached
-        assert checkpoint.values["progress"]["metrics_lines"] == lines(out)
+        assert checkpoint.state_values["progress"]["metrics_lines"] == lines(out)
         assert ("resumed at step" in output) == (reached > 0)
         reached = lines(out)
 
@@ -67,14 +68,14 @@ with StopRequest() as stop:
     while not stop:
         time.sleep(0.01)
     print("noted", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
     process = start([sys.executable, "-c", code])
     assert process.stdout is not None
     for expected in ("listening", "noted"):
         assert process.stdout.readline().strip() == expected
         process.send_signal(number)
-    assert process.wait(timeout=20) == -number
+    assert process.wait(timeout=PATIENCE) == -number
     process.communicate()
 
 
@@ -119,7 +120,7 @@ def test_table_forwards_the_signal_to_its_runs(
     process = start(words)
     wait_for(lambda: sum(lines(run) > 3 for run in root.glob("*/seed0")) == jobs)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75
     assert errors.splitlines()[-1] == "reefknot: stopped; run the same command to resume"
     for run in list(root.glob("*/seed0"))[:jobs]:
@@ -139,5 +140,5 @@ def test_table_stopped_while_its_runs_start_exits_with_code_75(
         pass
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, errors

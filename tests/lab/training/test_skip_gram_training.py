@@ -79,9 +79,9 @@ def test_metrics_and_checkpoints_are_complete(tmp_path: Path, ids: NDArray[np.in
     assert best is not None
     saved = checkpoints.load(best)
     assert saved.step == 2 * STEPS
-    assert saved.model.keys() == weights.keys()
+    assert saved.weights.keys() == weights.keys()
     assert len(weights) == (1 if tied else 2)
-    assert all(torch.equal(saved.model[name], weights[name]) for name in weights)
+    assert all(torch.equal(saved.weights[name], weights[name]) for name in weights)
     assert [path.name for path in sorted(checkpoints.folder.iterdir())] == ["step_00000009", "step_00000010"]
 
 
@@ -143,7 +143,7 @@ def test_nonfinite_table_stops_training(tmp_path: Path, ids: NDArray[np.int32], 
         trainer = make_trainer(run, ids, tied=tied)
         with torch.no_grad():
             trainer.model.input.weight[3, 0] = value
-        with pytest.raises(NonFiniteError, match="a weight is not finite after step 1") as caught:
+        with pytest.raises(NonFiniteError, match="a weight is NaN or infinite after step 1") as caught:
             trainer.train()
         assert "training.learning_rate" in str(caught.value)
     assert json.loads((tmp_path / "nonfinite.json").read_text()) == {"step": 1, "window": 0, "epoch": 1, "seed": 5}
@@ -166,7 +166,7 @@ def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, ids: NDArray
     (tmp_path / "config.json").write_text('{"settings": {}}')
     with (
         RunFolder.open_for_training(tmp_path, {"settings": {}}) as run,
-        pytest.raises(DataError, match="a run with other settings"),
+        pytest.raises(DataError, match="a run whose settings differ"),
     ):
         make_trainer(run, ids).train()
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import DataError
 from reefknot.lab.runs.checkpoints import Checkpoints
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.state import Progress, TrainState, load_weights, named_weights
 from reefknot.nn.models.language_model import LanguageModel
@@ -48,7 +48,7 @@ def used_state() -> TrainState:
         state.optimiser.zero_grad()
         cast(Model, state.parallel.model).first(torch.rand(4, 3)).sum().backward()
         state.optimiser.step()
-    state.averages = Averages(state.parallel.parameters)
+    state.averages = WeightAverages(state.parallel.parameters)
     for _ in range(2):
         state.optimiser.step()
         state.averages.update(torch.tensor(1.0))
@@ -62,7 +62,7 @@ def used_state() -> TrainState:
 def save_and_load(folder: Path, state: TrainState, world: World) -> tuple[Any, Any, Any]:
     model, tensors, values = state.capture(world)
     checkpoint = Checkpoints(folder).load(Checkpoints(folder).save(1, model, tensors, values, fingerprint="f"))
-    return checkpoint.model, checkpoint.state, checkpoint.values
+    return checkpoint.weights, checkpoint.state_tensors, checkpoint.state_values
 
 
 def flatten(value: Any) -> Iterator[Any]:

@@ -163,9 +163,9 @@ def test_run_stopped_in_mid_epoch_resumes_bit_for_bit(
     assert stopped["translation"] == whole["translation"]
     checkpoints = (Checkpoints(tmp_path / name) for name in ("whole", "stopped"))
     best, resumed = (folder.load(folder.best_path()) for folder in checkpoints)  # type: ignore[arg-type]
-    assert resumed.values == best.values
-    assert best.values["mean_of"]
-    assert all(torch.equal(best.model[name], resumed.model[name]) for name in best.model)
+    assert resumed.state_values == best.state_values
+    assert best.state_values["mean_of"]
+    assert all(torch.equal(best.weights[name], resumed.weights[name]) for name in best.weights)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise
 from reefknot.lab.text.batches import build_batches
 from reefknot.lab.text.streams import Streams
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.optimisers import SGD
@@ -169,7 +169,7 @@ def test_learning_rate_depends_on_epoch_and_window(
     batches, factors = build_batches(settings, ids), []
     for epoch in (1, 2, 3):
         batches.set_epoch(epoch)
-        factors.append([batches.rate_factor(index) for index in range(batches.num_windows)])
+        factors.append([batches.learning_rate_factor(index) for index in range(batches.num_windows)])
     first, second, third = factors
     assert rates == [*first, *(0.5 * factor for factor in second), *(0.25 * factor for factor in third)]
     assert first != second
@@ -266,7 +266,7 @@ def test_replayed_updates_equal_eager_updates(
         parallel = world.wrap_model(model)
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
         hidden = model.initial_state(BATCH) if settings.batching == "streams" else {}
-        averages = Averages.at_start(parallel.parameters, settings.averaging)
+        averages = WeightAverages.create_at_start(parallel.parameters, settings.averaging)
         state = TrainState(parallel, optimiser, hidden, Progress(), averages, parallel.build_scaler(False))
         update = Updater(model, state, world, settings)
         if replay:

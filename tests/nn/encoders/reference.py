@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reefknot.nn.encoders.stacked import Recurrent
+from reefknot.nn.encoders.stacked import RecurrentEncoder
 
 IN, HIDDEN, STREAMS, STEPS = 5, 7, 3, 4
 
@@ -19,7 +19,7 @@ def vectors(streams: int = STREAMS, steps: int = STEPS, dim: int = IN) -> Tensor
     return torch.randn(streams, steps, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def assert_same_as_torch(encoder: Recurrent) -> None:
+def assert_same_as_torch(encoder: RecurrentEncoder) -> None:
     """Assert that outputs and parameter gradients equal those of torch's layers with the same weights.
 
     A bias that the encoder does not have is 0.

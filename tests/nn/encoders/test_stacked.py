@@ -10,7 +10,7 @@ import torch
 
 from reefknot.errors import SettingsError
 from reefknot.nn.encoders import stacked
-from reefknot.nn.encoders.stacked import GRU, LSTM, RNN, Stacked
+from reefknot.nn.encoders.stacked import GRU, LSTM, RNN, LayerDropoutEncoder
 
 from .reference import HIDDEN, IN, STREAMS, assert_same_as_torch, vectors
 
@@ -19,13 +19,13 @@ LAYERS = 2
 
 @pytest.mark.parametrize("biases", [1, 2])
 @pytest.mark.parametrize("encoder", [LSTM, GRU, RNN])
-def test_values_and_gradients_equal_torch(encoder: type[Stacked], biases: Literal[1, 2]) -> None:
+def test_values_and_gradients_equal_torch(encoder: type[LayerDropoutEncoder], biases: Literal[1, 2]) -> None:
     torch.manual_seed(0)
     assert_same_as_torch(encoder(IN, HIDDEN, layers=LAYERS, biases=biases).double())
 
 
 @pytest.mark.parametrize("encoder", [LSTM, GRU, RNN])
-def test_final_state_equals_torch_stack(encoder: type[Stacked]) -> None:
+def test_final_state_equals_torch_stack(encoder: type[LayerDropoutEncoder]) -> None:
     torch.manual_seed(0)
     stack = encoder(IN, HIDDEN, layers=LAYERS, biases=2).double()
     reference = encoder.layer_class(IN, HIDDEN, LAYERS, batch_first=True).double()
@@ -100,7 +100,7 @@ def test_output_dropout_is_applied_to_output_and_not_to_raw() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [LSTM, GRU, RNN])
-def test_evaluation_mode_gradients_on_gpu_equal_those_without_cudnn(kind: type[Stacked]) -> None:
+def test_evaluation_mode_gradients_on_gpu_equal_those_without_cudnn(kind: type[LayerDropoutEncoder]) -> None:
     """cuDNN computes gradients in its training mode only."""
     torch.manual_seed(0)
     encoder = kind(IN, HIDDEN).double().cuda().eval()
@@ -178,7 +178,9 @@ def test_builds_on_the_meta_device(biases: Literal[1, 2]) -> None:
 
 
 @pytest.mark.parametrize("kind", [LSTM, GRU, RNN])
-def test_bfloat16_runs_on_a_cpu_without_onednn_support(kind: type[Stacked], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_runs_on_a_cpu_without_onednn_support(
+    kind: type[LayerDropoutEncoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch raises an error if oneDNN has no kernel for a layer, so the layer must run without oneDNN."""
     enabled_inside = []
     function = torch.lstm if kind is LSTM else torch.gru if kind is GRU else torch.rnn_tanh
@@ -188,7 +190,7 @@ def test_bfloat16_runs_on_a_cpu_without_onednn_support(kind: type[Stacked], monk
         return function(*arguments, **options)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    monkeypatch.setitem(stacked._FUNCTION_OF_MODE, kind.layer_class(1, 1).mode, run)
+    monkeypatch.setitem(stacked._TORCH_FUNCTIONS, kind.layer_class(1, 1).mode, run)
     enabled = torch._C._get_mkldnn_enabled()
     encoder = kind(4, 6, layers=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,7 +1,8 @@
 """Measure reefknot's LSTM encoders against torch's `nn.LSTM`: `reefknot bench encoders`.
 
-`measure_all` yields one table for every shape and data type, with one row per competitor of `LAYER_BUILDERS`. A step is
-one forward and backward pass of the encoder alone, with all gradients, including the gradients of its inputs.
+`measure_all` yields one table for every shape and data type, with one row per competitor (implementation) of
+`LAYER_BUILDERS`. A step is one forward and backward pass of the encoder alone, with all gradients, including the
+gradients of its inputs.
 
 - The baseline is `nn.LSTM` without dropout masks. On a GPU it is cuDNN.
 - The time of reefknot's encoders includes drawing their dropout masks.
@@ -230,7 +231,7 @@ def build_step(competitor: str, shape: Shape, dtype: torch.dtype, device: str, *
 def measure_all(bench: Bench, shapes: Sequence[Shape], notify: Callable[[str], None]) -> Iterator[list[Row]]:
     """Yield the rows of every shape and data type.
 
-    Competitors run one after the other on a GPU, and in turns on a CPU.
+    Competitors run one after the other on a GPU, and take turns on a CPU.
     """
     for shape in shapes:
         for dtype in bench.dtypes:

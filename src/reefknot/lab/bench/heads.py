@@ -1,7 +1,8 @@
 """Measure reefknot's output ends (classifier and loss) against other implementations: `reefknot bench heads`.
 
-`measure_all` yields one table for every case (an end at a shape), with one row per competitor. `competitors.py` lists
-the competitors, and `problems.py` builds the inputs that they share. A row has four measurements:
+`measure_all` yields one table for every case (an end at a shape), with one row per competitor (implementation).
+`competitors.py` lists the competitors, and `problems.py` builds the inputs that they share. A row has four
+measurements:
 
 - the time, relative to the floor: the time of the necessary matrix products at the rate that this machine reaches;
 - the working memory;

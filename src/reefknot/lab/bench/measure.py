@@ -138,7 +138,7 @@ def _measure_group(
     seconds: float,
     notify: Callable[[str], None],
 ) -> list[Row]:
-    """Check each competitor of a group, then time them in turns. All of them are in memory at the same time."""
+    """Check each competitor of a group, then time them. All of them are in memory at the same time."""
     rows: list[Row] = []
     steps: dict[int, Step] = {}
     for index, entry in enumerate(group):
@@ -289,7 +289,7 @@ def free_gpu_memory() -> None:
 
 
 def measure_working_memory(step: Step, device: str) -> int:
-    """Return the working memory of a step in bytes: its peak without inputs, weights and gradients."""
+    """Return the working memory of a step in bytes: its peak, not counting inputs, weights and gradients."""
     step.zero_grad()
     if device == "cuda":
         free_gpu_memory()

@@ -3,7 +3,7 @@
 They are the baseline that reefknot's ends are compared with, and they come in two forms:
 
 - `LOSSES` has the output ends as functions, for `bench heads`. In float64 they also compute the gradients that all
-  competitors are compared with (`compute_exact_gradients`), because they share no code with our kernels.
+  competitors are compared with (`compute_exact_gradients`), because they share no code with reefknot's kernels.
 - `use_plain_ends` replaces the ends of a model, for `bench steps`. A replacement keeps the original end and uses its
   tables and matrices, so ties are preserved and every parameter gets the same gradient. Ends that have no simpler form
   (a lookup, a char-CNN, a mixture) are not replaced.

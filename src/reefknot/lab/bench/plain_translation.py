@@ -34,7 +34,7 @@ from reefknot.nn.tables import WordTable
 
 
 class PlainTranslator(nn.Module):
-    """An nn.Transformer with the sizes, dropout rates and ties of one of our models. Its weights are new."""
+    """An nn.Transformer with the sizes, dropout rates and ties of a reefknot model. Its weights are new."""
 
     def __init__(self, model: Translator) -> None:
         super().__init__()

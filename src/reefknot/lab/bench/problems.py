@@ -1,6 +1,7 @@
 """The inputs that output ends (classifier and loss) are measured on: hidden states, targets and weights.
 
-Start with `make_problem`, which builds the `Problem` of one end at one shape. All competitors get the same problem.
+Start with `make_problem`, which builds the `Problem` of one end at one shape. All competitors (the implementations that
+are compared) get the same problem.
 `Problem.floor_flops` counts the operations that no exact method avoids.
 
 The data imitate a trained model, because the distribution of the logits decides speed and error in practice: a few
@@ -96,7 +97,7 @@ class Problem:
         if self.end == "adaptive":
             return self._count_adaptive_flops()
         if self.end == "augmented":
-            # Soft targets once per distinct target: scores, mean vectors, and the gradients of both.
+            # Soft targets are computed once per distinct target: scores, mean vectors, and the gradients of both.
             return plain_flops + 10.0 * distinct_targets * D * V
         if self.end == "augmented-detached":
             return plain_flops + 6.0 * distinct_targets * D * V

@@ -1,12 +1,13 @@
 """Measure reefknot's skip-gram against gensim's Word2Vec on the same text: `reefknot bench skip-gram`.
 
-`measure_all` is the main function: it yields one table per number of workers (threads), with one row per competitor.
+`measure_all` is the main function: it yields one table per number of workers (threads), with one row per competitor
+(implementation).
 
 - Both read known words from memory. The measured time is the time of the passes over the text; counting the words is
   not timed.
 - Words per second count all words of the text that are in the vocabulary, whether subsampling keeps them or not.
 - The vectors of both are compared with human similarity judgements, if the benchmarks are on this machine.
-- With several seeds, all competitors are trained again with each seed, in turns, on the same text.
+- With several seeds, all competitors are trained again with each seed, taking turns, on the same text.
 
 gensim gets the settings of reefknot:
 
@@ -164,7 +165,7 @@ def describe_machine() -> dict[str, Any]:
 def measure_all(
     job: Job, worker_counts: Sequence[int], device: str, notify: Callable[[str], None]
 ) -> Iterator[list[Row]]:
-    """Yield the rows for each number of workers: reefknot's, then gensim's. They train in turns, once per seed."""
+    """Yield the rows for each number of workers: reefknot's, then gensim's. They take turns, once per seed."""
     for workers in worker_counts:
         competitors: dict[str, TrainFunction] = {}
         for impl in _choose_impls(device, is_first=workers == worker_counts[0]):

@@ -6,7 +6,7 @@ encoder, output end (classifier and loss), gradients, clipping and optimiser.
 
 The modes:
 
-    plain loop      baseline of recurrent models: the encoder is a loop over the steps, without cuDNN and our kernels
+    plain loop      baseline of recurrent models: the encoder loops over the steps, without cuDNN and reefknot kernels
     stored logits   baseline of self-attention models: plain torch ends, which find bands (clusters of words of similar
                     frequency) by masks on the device and store all scores
     eager           the code as reefknot runs it
@@ -55,7 +55,7 @@ from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.text.batches import build_batches
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything, set_determinism
 from reefknot.lab.training.settings import TrainingSettings
@@ -83,7 +83,7 @@ class Text:
     tokens: int
     """The number of tokens of the corpus, which is the length of an epoch."""
     description: str
-    """A description of the text in one line, for people."""
+    """Human-readable description of the text, in one line."""
     corpus: str
     """The name of the corpus. Epochs of different corpora are not compared."""
     inputs: NDArray[np.int32] | None = None
@@ -170,7 +170,7 @@ class Row:
 
 
 class LoopedEncoder(Encoder):
-    """Runs another encoder without cuDNN and our kernels, as a plain loop over the steps."""
+    """Runs another encoder without cuDNN and reefknot kernels, as a plain loop over the steps."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def prepare_update(model: LanguageModel, settings: TrainingSettings, world: Worl
     parallel = world.wrap_model(model)
     optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
     hidden = model.initial_state(streams) if carries_state(model, settings) else {}
-    averages = Averages.at_start(parallel.parameters, settings.averaging)
+    averages = WeightAverages.create_at_start(parallel.parameters, settings.averaging)
     scaler = parallel.build_scaler(settings.precision == "float16")
     state = TrainState(parallel, optimiser, hidden, Progress(), averages, scaler)
     return Updater(model, state, world, settings)

@@ -87,7 +87,7 @@ class Job:
     eos: int
     search: SearchSettings
     description: str
-    """A description of the pairs in one line, for people."""
+    """Human-readable description of the pairs, in one line."""
 
     def windows(self, device: str) -> list[Window]:
         """Return the first windows, which are trained on repeatedly."""

@@ -31,7 +31,7 @@ Examples:
   reefknot advise ptb --data DIR --end ADP-T --end BPE-T --json
 """
 
-MODEL = "Transformer between the ends"
+MODEL_PANEL = "Transformer between the ends"
 
 
 def advise(
@@ -47,25 +47,27 @@ def advise(
     ] = None,
     dim: Annotated[
         int | None,
-        typer.Option(min=16, help="Hidden dimension. [default: 512; 128 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=16, help="Hidden dimension. [default: 512; 128 on a CPU]", rich_help_panel=MODEL_PANEL),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(min=1, help="Number of layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL)
+        int | None, typer.Option(min=1, help="Number of layers. [default: 6; 2 on a CPU]", rich_help_panel=MODEL_PANEL)
     ] = None,
     heads: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(min=1, help="Number of attention heads. [default: 8; 4 on a CPU]", rich_help_panel=MODEL_PANEL),
     ] = None,
     ffn: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL),
+        typer.Option(
+            min=1, help="Number of feed-forward units. [default: 2048; 512 on a CPU]", rich_help_panel=MODEL_PANEL
+        ),
     ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Maximum number of tokens per training step. [default: 4096; 512 on a CPU]",
-            rich_help_panel=MODEL,
+            rich_help_panel=MODEL_PANEL,
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Approximate number of seconds to time each end for.")] = 1.0,
@@ -87,6 +89,7 @@ def advise(
     for name in end or []:
         if name not in ENDS:
             raise SettingsError(f"--end {name}: must be one of {', '.join(ENDS)}")
+    ends = list(dict.fromkeys(end or ENDS))
     check_data(data, [corpus], "this command")
     chosen_device = choose_device(device)
     sizes = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
@@ -95,7 +98,6 @@ def advise(
     dataset = request.open_text(VocabularySettings())
     request = replace(request, body=body.fit_to_text(dataset.splits["train"].tokens))
     bands, bands_description = choose_bands(dataset.vocabulary)
-    ends = list(dict.fromkeys(end or ENDS))
     num_words = len(dataset.vocabulary)
     rows = [request.measure(name, num_words, bands, in_this_process=len(ends) == 1) for name in ends]
     environment = capture_environment()
@@ -149,7 +151,7 @@ class _Request:
         )
 
         vocabulary = choose_vocabulary(end, num_words)
-        settings = build_experiment(end, self.corpus, self.body, vocabulary, bands, self.device)
+        settings = build_experiment(end, self.corpus, self.body, vocabulary, band_sizes=bands, device=self.device)
         try:
             dataset = self.open_text(vocabulary)
         except ReefknotError as error:  # the package that learns sub-words may not be installed

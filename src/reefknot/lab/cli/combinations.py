@@ -77,7 +77,10 @@ def parse_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, list[s
 
 
 def _split_values(text: str) -> list[str]:
-    """Split a text at its commas, except at commas inside quotes, brackets and braces."""
+    """Split a text at its commas, except at commas inside quotes, brackets and braces.
+
+    For example, `1, [2, 3], "a,b"` has the values `1`, `[2, 3]` and `"a,b"`.
+    """
     values = [""]
     bracket_depth = 0
     open_quote = ""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit
+from reefknot.lab.cli.options import AsJson, Data, print_result
 from reefknot.lab.cli.systems import open_system
 
 EXAMPLES = """\b
@@ -24,7 +24,7 @@ Examples:
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
 """
 
-LANGUAGE_MODELS = "Language models"
+LANGUAGE_MODELS_PANEL = "Language models"
 
 
 def compare(
@@ -39,27 +39,29 @@ def compare(
     by: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=LANGUAGE_MODELS,
+            rich_help_panel=LANGUAGE_MODELS_PANEL,
             help="Units of text that the bootstrap resamples: blocks or documents. A document begins at a heading, or "
             "after an empty line if the text has no headings. [default: blocks]",
         ),
     ] = None,
     block: Annotated[
         int | None,
-        typer.Option(min=1, rich_help_panel=LANGUAGE_MODELS, help="Number of tokens in a block. [default: 500]"),
+        typer.Option(min=1, rich_help_panel=LANGUAGE_MODELS_PANEL, help="Number of tokens in a block. [default: 500]"),
     ] = None,
     bands: Annotated[
         bool,
         typer.Option(
             "--bands",
-            rich_help_panel=LANGUAGE_MODELS,
+            rich_help_panel=LANGUAGE_MODELS_PANEL,
             help="Also compare by frequency: group tokens by how often they, or the tokens before them, occur in the "
             "training text.",
         ),
     ] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=LANGUAGE_MODELS, help="Draw the differences of --bands as bars in this SVG file."),
+        typer.Option(
+            rich_help_panel=LANGUAGE_MODELS_PANEL, help="Draw the differences of --bands as bars in this SVG file."
+        ),
     ] = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -68,7 +70,7 @@ def compare(
 
     A system is a model that was trained with one or more seeds. The test is a paired bootstrap, over blocks or
     documents of the text for language models, and over sentences for translators. If there are several seeds, the
-    interval also covers the spread over the seeds.
+    interval also reflects the spread over the seeds.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks import compare_systems
@@ -76,7 +78,7 @@ def compare(
 
     systems = [open_system(path) for path in runs]
     if len(systems) < 2:
-        raise SettingsError("compare needs at least two systems; name two or more folders, each of which is one system")
+        raise SettingsError("compare needs at least two systems; pass two or more folders, one per system")
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
     request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
@@ -85,7 +87,7 @@ def compare(
     if figure is not None:
         _plot_bands(figure, record)
         text += f"\nfigure: {figure.resolve()}"
-    emit(record, text, as_json)
+    print_result(record, text, as_json)
 
 
 def _plot_bands(path: Path, comparisons: list[dict[str, Any]]) -> None:
@@ -100,6 +102,6 @@ def _plot_bands(path: Path, comparisons: list[dict[str, Any]]) -> None:
         for comparison in comparisons
     }
     caption = f"Loss against {baseline}, A; lower is better. {CAPTION}"
-    axes = "B less A, % of A's loss", "B less A, % of B's loss"
+    axes = "B - A, % of A's loss", "B - A, % of B's loss"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, draw_bands("bands", bands, caption, axes, title_suffix=f", against {baseline}").svg_file)

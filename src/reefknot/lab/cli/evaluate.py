@@ -1,7 +1,8 @@
 """`reefknot evaluate`: score a text with a trained model, and print the exact definition of the score.
 
-This file only declares the options and collects them in an `EvaluationRequest`. `lab/tasks/evaluate_language_model.py`
-and `evaluate_translation.py` do the work.
+This file only declares the options: a type for each option (`SplitOption` for `--split`), then `evaluate`, which
+collects the values in an `EvaluationRequest`. `lab/tasks/evaluate_language_model.py` and `evaluate_translation.py` do
+the work.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import BEAM_HELP, LENGTH_PENALTY_HELP, AsJson, Data, Device, Run, emit, warn_if_unfinished
+from reefknot.lab.cli.options import (
+    BEAM_HELP,
+    LENGTH_PENALTY_HELP,
+    AsJson,
+    Data,
+    Device,
+    Run,
+    print_result,
+    warn_if_unfinished,
+)
 from reefknot.lab.cli.progress import live_progress
 
 EXAMPLES = """\b
@@ -22,200 +32,202 @@ Examples:
   reefknot evaluate TRANSLATOR --beam 10 --length-penalty 0.6 --save
 """
 
-TEXT = "Text"
-WINDOWS = "Context windows (language models)"
-DYNAMIC = "Dynamic evaluation (language models)"
-CACHE = "Cache (language models)"
-MONTE_CARLO = "Monte Carlo dropout (language models)"
-SEARCH = "Tuning of --dynamic and --cache (language models)"
-TRANSLATION = "Beam search (translators)"
-OUTPUT = "Output"
+TEXT_PANEL = "Text"
+WINDOWS_PANEL = "Context windows (language models)"
+DYNAMIC_PANEL = "Dynamic evaluation (language models)"
+CACHE_PANEL = "Cache (language models)"
+MONTE_CARLO_PANEL = "Monte Carlo dropout (language models)"
+SEARCH_PANEL = "Tuning of --dynamic and --cache (language models)"
+TRANSLATION_PANEL = "Beam search (translators)"
+OUTPUT_PANEL = "Output"
+"""Headings of the help page. Every option is listed under one of these panels."""
 
-Split = Annotated[
+SplitOption = Annotated[
     str | None,
     typer.Option(
-        rich_help_panel=TEXT,
+        rich_help_panel=TEXT_PANEL,
         help="Text to score: train, valid or test. [default: test; valid and test with --save]",
     ),
 ]
-Limit = Annotated[
+LimitOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel=TEXT,
+        rich_help_panel=TEXT_PANEL,
         help="Score only the start of the text: this many tokens, or sentence pairs for a translator. [default: the "
         "whole text]",
     ),
 ]
-Streams = Annotated[
+StreamsOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel=TEXT,
+        rich_help_panel=TEXT_PANEL,
         help="Cut the text into this many contiguous streams, and read each from an empty state. Only for models that "
         "carry a state, such as LSTMs. [default: 1]",
     ),
 ]
-Protocol = Annotated[
+ProtocolOption = Annotated[
     str | None,
     typer.Option(
-        rich_help_panel=TEXT,
+        rich_help_panel=TEXT_PANEL,
         help="Also compute the perplexity exactly as the code of a paper does: zaremba or awd. The value `definition` "
         "turns this off. [default: the run's setting evaluation.protocol]",
     ),
 ]
-Context = Annotated[
+ContextOption = Annotated[
     int | None,
     typer.Option(
         min=0,
-        rich_help_panel=WINDOWS,
+        rich_help_panel=WINDOWS_PANEL,
         help="Number of context tokens that a window reads before the tokens that it scores. [default: chosen so "
         "that windows are as long as in training]",
     ),
 ]
-Stride = Annotated[
+StrideOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel=WINDOWS,
+        rich_help_panel=WINDOWS_PANEL,
         help="Number of tokens that a window scores. With a smaller stride, tokens have more context and scoring takes "
         "longer. [default: chosen so that windows are as long as in training]",
     ),
 ]
-Windows = Annotated[
+WindowsOption = Annotated[
     str | None,
     typer.Option(
-        rich_help_panel=WINDOWS,
-        help="Use other windows than --context and --stride: `lines` scores every line on its own, and `complete-L`, "
-        "such as complete-512, scores blocks of complete lines with at most L tokens. [default: the run's setting]",
+        rich_help_panel=WINDOWS_PANEL,
+        help="Use windows of whole lines instead of --context and --stride: `lines` scores every line on its own, and "
+        "`complete-L`, such as complete-512, scores blocks of complete lines with at most L tokens. [default: the "
+        "run's setting]",
     ),
 ]
-Dynamic = Annotated[
+DynamicOption = Annotated[
     bool,
     typer.Option(
         "--dynamic",
-        rich_help_panel=DYNAMIC,
+        rich_help_panel=DYNAMIC_PANEL,
         help="Adapt the weights while reading the text: each segment is scored, and then the model is trained on it.",
     ),
 ]
-DynamicRate = Annotated[
+DynamicRateOption = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=DYNAMIC,
+        rich_help_panel=DYNAMIC_PANEL,
         help="Learning rate (eta in the paper). [default: 5e-5, or 0.002 with --dynamic-scale sum; multiplied by the "
         "segment length / 5]",
     ),
 ]
-DynamicDecay = Annotated[
+DynamicDecayOption = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=DYNAMIC,
+        rich_help_panel=DYNAMIC_PANEL,
         help="Rate at which the weights decay back to the trained weights (lambda in the paper). [default: 0.002, or "
         "0.02 with --dynamic-scale sum; multiplied by the segment length / 5]",
     ),
 ]
-DynamicEpsilon = Annotated[
+DynamicEpsilonOption = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=DYNAMIC,
+        rich_help_panel=DYNAMIC_PANEL,
         help="Each update is divided by the root mean square of the gradients plus this constant. [default: 2e-5, or "
         "0.001 with --dynamic-scale sum]",
     ),
 ]
-DynamicScale = Annotated[
+DynamicScaleOption = Annotated[
     str | None,
     typer.Option(
-        rich_help_panel=DYNAMIC,
+        rich_help_panel=DYNAMIC_PANEL,
         help="How squared gradients are combined over batches: `mean`, or `sum` as in the paper. It sets the scale of "
         "rate, decay and epsilon. [default: mean]",
     ),
 ]
-DynamicSegment = Annotated[
+DynamicSegmentOption = Annotated[
     int | None,
-    typer.Option(rich_help_panel=DYNAMIC, help="Number of tokens in a segment. [default: 5]"),
+    typer.Option(rich_help_panel=DYNAMIC_PANEL, help="Number of tokens in a segment. [default: 5]"),
 ]
-Cache = Annotated[
+CacheOption = Annotated[
     bool,
     typer.Option(
         "--cache",
-        rich_help_panel=CACHE,
+        rich_help_panel=CACHE_PANEL,
         help="Mix the model with a cache, which predicts the words that followed similar hidden states earlier.",
     ),
 ]
-CacheWeight = Annotated[
+CacheWeightOption = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=CACHE, help="Weight of the cache in the mixture, from 0 to less than 1. [default: 0.1]"
+        rich_help_panel=CACHE_PANEL, help="Weight of the cache in the mixture, from 0 to less than 1. [default: 0.1]"
     ),
 ]
-CacheTheta = Annotated[
+CacheThetaOption = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=CACHE,
+        rich_help_panel=CACHE_PANEL,
         help="Sharpness of the cache. With 0, all stored words count equally. [default: 1]",
     ),
 ]
-CacheWindow = Annotated[
+CacheWindowOption = Annotated[
     int | None,
-    typer.Option(rich_help_panel=CACHE, help="Number of tokens that the cache stores. [default: 500]"),
+    typer.Option(rich_help_panel=CACHE_PANEL, help="Number of tokens that the cache stores. [default: 500]"),
 ]
-CacheFill = Annotated[
+CacheFillOption = Annotated[
     str | None,
     typer.Option(
-        rich_help_panel=CACHE,
+        rich_help_panel=CACHE_PANEL,
         help="When the cache is used: `partial` uses it from the start of the text, and `full` only once it is full, "
         "like the code of AWD-LSTM. [default: partial]",
     ),
 ]
-MonteCarlo = Annotated[
+MonteCarloOption = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="PASSES",
-        rich_help_panel=MONTE_CARLO,
+        rich_help_panel=MONTE_CARLO_PANEL,
         help="Score with dropout: average the probabilities of this many passes over the text.",
     ),
 ]
-MonteCarloSeed = Annotated[
+MonteCarloSeedOption = Annotated[
     int | None,
-    typer.Option(min=0, rich_help_panel=MONTE_CARLO, help="Random seed of the dropout masks. [default: 0]"),
+    typer.Option(min=0, rich_help_panel=MONTE_CARLO_PANEL, help="Random seed of the dropout masks. [default: 0]"),
 ]
-Search = Annotated[
+SearchOption = Annotated[
     bool,
     typer.Option(
         "--search",
-        rich_help_panel=SEARCH,
-        help="Before scoring, tune the settings of --dynamic or --cache on the valid text, except those that you set.",
+        rich_help_panel=SEARCH_PANEL,
+        help="Before scoring, tune the settings of --dynamic or --cache that you do not set, on the validation text.",
     ),
 ]
-SearchTokens = Annotated[
+SearchTokensOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel=SEARCH,
-        help="Tune on this many tokens from the start of the valid text. [default: the whole valid text]",
+        rich_help_panel=SEARCH_PANEL,
+        help="Tune on this many tokens from the start of the validation text. [default: all of it]",
     ),
 ]
-Beam = Annotated[
+BeamOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel=TRANSLATION,
+        rich_help_panel=TRANSLATION_PANEL,
         help=BEAM_HELP,
     ),
 ]
-LengthPenalty = Annotated[
+LengthPenaltyOption = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=TRANSLATION,
+        rich_help_panel=TRANSLATION_PANEL,
         help=LENGTH_PENALTY_HELP,
     ),
 ]
-Save = Annotated[
+SaveOption = Annotated[
     bool,
     typer.Option(
         "--save",
-        rich_help_panel=OUTPUT,
+        rich_help_panel=OUTPUT_PANEL,
         help="Save the scores in RUN/evaluations. `reefknot table` and `report` show them.",
     ),
 ]
@@ -223,31 +235,31 @@ Save = Annotated[
 
 def evaluate(
     run: Run,
-    split: Split = None,
-    limit: Limit = None,
-    streams: Streams = None,
-    protocol: Protocol = None,
-    context: Context = None,
-    stride: Stride = None,
-    windows: Windows = None,
-    dynamic: Dynamic = False,
-    dynamic_rate: DynamicRate = None,
-    dynamic_decay: DynamicDecay = None,
-    dynamic_epsilon: DynamicEpsilon = None,
-    dynamic_scale: DynamicScale = None,
-    dynamic_segment: DynamicSegment = None,
-    cache: Cache = False,
-    cache_weight: CacheWeight = None,
-    cache_theta: CacheTheta = None,
-    cache_window: CacheWindow = None,
-    cache_fill: CacheFill = None,
-    monte_carlo: MonteCarlo = None,
-    monte_carlo_seed: MonteCarloSeed = None,
-    search: Search = False,
-    search_tokens: SearchTokens = None,
-    beam: Beam = None,
-    length_penalty: LengthPenalty = None,
-    save: Save = False,
+    split: SplitOption = None,
+    limit: LimitOption = None,
+    streams: StreamsOption = None,
+    protocol: ProtocolOption = None,
+    context: ContextOption = None,
+    stride: StrideOption = None,
+    windows: WindowsOption = None,
+    dynamic: DynamicOption = False,
+    dynamic_rate: DynamicRateOption = None,
+    dynamic_decay: DynamicDecayOption = None,
+    dynamic_epsilon: DynamicEpsilonOption = None,
+    dynamic_scale: DynamicScaleOption = None,
+    dynamic_segment: DynamicSegmentOption = None,
+    cache: CacheOption = False,
+    cache_weight: CacheWeightOption = None,
+    cache_theta: CacheThetaOption = None,
+    cache_window: CacheWindowOption = None,
+    cache_fill: CacheFillOption = None,
+    monte_carlo: MonteCarloOption = None,
+    monte_carlo_seed: MonteCarloSeedOption = None,
+    search: SearchOption = False,
+    search_tokens: SearchTokensOption = None,
+    beam: BeamOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    save: SaveOption = False,
     data: Data = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -294,4 +306,4 @@ def evaluate(
     with live_progress() as progress:
         evaluation = evaluate_run(folder, request, notify=partial(typer.echo, err=True), progress=progress)
     warn_if_unfinished(folder)
-    emit(evaluation.record(), evaluation.text(), as_json)
+    print_result(evaluation.record(), evaluation.text(), as_json)

@@ -1,7 +1,7 @@
 """`reefknot figure`: measure a figure of a paper on the user's runs, and draw it.
 
-`lab/papers/figures/` has one module per figure. The verb chooses the runs, asks the figure to measure them, and writes
-the table, the picture and the record.
+`lab/papers/figures/` has one module per figure. This subcommand chooses the runs, asks the figure to measure them, and
+writes the table, the picture and the record.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def figure(
     if name is None:
         options = user_options(ctx)
         if options:
-            raise SettingsError(f"{', '.join(options.values())}: name a figure; `reefknot figure` lists them")
+            raise SettingsError(
+                f"{', '.join(options.values())}: no figure is given; pass its name (`reefknot figure` lists them)"
+            )
         _list_figures()
         return
     _check_output_files(output, json)
@@ -69,7 +71,7 @@ def figure(
     paper_figure = open_figure(name)
     unused_options = {"data", "device"} - set(paper_figure.options)
     inputs = paper_figure.needs or "results and metrics only"
-    reject_options(ctx, unused_options, f"on {name}, which reads {inputs}; leave it out")
+    reject_options(ctx, unused_options, f"on {name}, which reads {inputs}; leave {{option}} out")
     selection = select_runs(paper_figure, runs or [])
     for note in selection.notes:
         typer.echo(f"{name}: {note}", err=True)

@@ -13,8 +13,8 @@ from reefknot.lab.cli.options import (
     AsJson,
     Device,
     Run,
-    emit,
     open_language_model,
+    print_result,
     reject_options,
     warn_about_unknown_words,
 )
@@ -66,7 +66,7 @@ def generate(
 
     if temperature == 0:
         reject_options(
-            ctx, SAMPLING_OPTIONS, "at temperature 0, which always chooses the most probable word; leave it out"
+            ctx, SAMPLING_OPTIONS, "at temperature 0, which always chooses the most probable word; leave {option} out"
         )
     words = words_in(prompt, "the prompt")
     trained = open_language_model(run, device).with_spellings(words)
@@ -100,11 +100,13 @@ def generate(
         )
     tokens = [vocabulary.words[token_id] for token_id in generated_ids]
     text = " ".join([*words, vocabulary.text(generated_ids)])
-    emit({"prompt": prompt, "tokens": tokens, "text": text}, text, as_json)
+    print_result({"prompt": prompt, "tokens": tokens, "text": text}, text, as_json)
 
 
 def _check_unknown(unknown: bool, vocabulary: Vocabulary, run: Path) -> None:
     from reefknot.errors import SettingsError
 
     if unknown and vocabulary.unk is None:
-        raise SettingsError(f"--unknown has no effect, because the vocabulary of {run} has no <unk>; leave it out")
+        raise SettingsError(
+            f"--unknown has no effect, because the vocabulary of {run} has no <unk>; leave --unknown out"
+        )

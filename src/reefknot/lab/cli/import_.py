@@ -37,7 +37,7 @@ def import_(
     if data is not None and corpus is None:
         raise SettingsError("--data has no effect without --corpus; add --corpus or leave --data out")
     if corpus == "":
-        raise SettingsError("--corpus: name a corpus (see `reefknot ls corpora`) or a folder of text")
+        raise SettingsError("--corpus: is empty; pass a corpus (see `reefknot ls corpora`) or a folder of text")
     if corpus is not None:
         check_data(data, [corpus], "this command")
     corpus_settings = None if corpus is None else monolingual_corpus(corpus)

@@ -94,49 +94,62 @@ def run_jobs(jobs: list[Job], max_parallel: int) -> None:
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise SettingsError("torchrun can train only one run at a time; start several runs without torchrun")
-    processes: set[subprocess.Popen[str]] = set()
-    lock = RLock()  # prevents a job from starting after a signal arrives but before `stopping` is set
-    stopping = False
+    children = _ChildProcesses(share_output=max_parallel > 1)
+    previous_handlers = install_handlers(children.forward_signal)
+    try:
+        with ThreadPoolExecutor(max_parallel) as pool:
+            exit_codes = _run_in_order(jobs, lambda job: pool.submit(children.run, job))
+    finally:
+        restore_handlers(previous_handlers)
+    # A job that received the signal before it installed its handler was killed. It can be resumed like other jobs.
+    if any(exit_codes) and (children.is_stopping or Stopped.exit_code in exit_codes):
+        raise Stopped("stopped; run the same command to resume")
+    _report_failures(jobs, exit_codes)
 
-    def forward_signal(signal_number: int, frame: FrameType | None) -> None:
-        nonlocal stopping
-        with lock:
-            stopping = True
-            for process in processes:
+
+class _ChildProcesses:
+    """The processes of the jobs that are running. `run` is called in several threads at the same time."""
+
+    def __init__(self, *, share_output: bool) -> None:
+        self.is_stopping = False
+        """Whether a stop signal has arrived. No job starts after that."""
+        self._share_output = share_output
+        """Whether several jobs print at the same time, so that every line needs the label of its job."""
+        self._running: set[subprocess.Popen[str]] = set()
+        self._lock = RLock()  # prevents a job from starting after a signal arrives but before `is_stopping` is set
+
+    def forward_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        """Handle a stop signal: send it to all running processes."""
+        with self._lock:
+            self.is_stopping = True
+            for process in self._running:
                 process.send_signal(signal_number)
 
-    def run_job(job: Job) -> int:
-        with lock:
-            if stopping:
+    def run(self, job: Job) -> int:
+        """Run a job in a new process, wait for its end and return its exit code."""
+        with self._lock:
+            if self.is_stopping:
                 return Stopped.exit_code
-            if job.label and max_parallel == 1:
-                print(job.label, flush=True)
-            # The child gets its own session, so that Ctrl-C reaches it once, through `forward_signal`, and not twice.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "reefknot", *job.command()],
-                stdout=None if max_parallel == 1 else subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            processes.add(process)
+            process = self._start(job)
+            self._running.add(process)
         if process.stdout is not None:
             for line in process.stdout:
                 print(f"{job.label}  {line}" if job.label else line, end="", flush=True)
         exit_code = process.wait()
-        with lock:
-            processes.discard(process)
+        with self._lock:
+            self._running.discard(process)
         return exit_code
 
-    previous_handlers = install_handlers(forward_signal)
-    try:
-        with ThreadPoolExecutor(max_parallel) as pool:
-            exit_codes = _run_in_order(jobs, lambda job: pool.submit(run_job, job))
-    finally:
-        restore_handlers(previous_handlers)
-    # A job that received the signal before it installed its handler was killed. It can be resumed like other jobs.
-    if any(exit_codes) and (stopping or Stopped.exit_code in exit_codes):
-        raise Stopped("stopped; run the same command to resume")
-    _report_failures(jobs, exit_codes)
+    def _start(self, job: Job) -> subprocess.Popen[str]:
+        if job.label and not self._share_output:
+            print(job.label, flush=True)
+        # The child gets its own session, so that Ctrl-C reaches it once, through `forward_signal`, and not twice.
+        return subprocess.Popen(
+            [sys.executable, "-m", "reefknot", *job.command()],
+            stdout=subprocess.PIPE if self._share_output else None,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def _run_in_order(jobs: Sequence[Job], submit: Callable[[Job], Future[int]]) -> list[int]:

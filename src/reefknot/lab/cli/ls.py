@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, emit
+from reefknot.lab.cli.options import AsJson, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.recipes.file import Row
@@ -48,7 +48,7 @@ def ls(
     for family, entries in selected.items():
         lines.append(family)
         lines += [f"  {entry:<24} {description}" for entry, description in entries.items()]
-    emit(selected, "\n".join(lines), as_json)
+    print_result(selected, "\n".join(lines), as_json)
 
 
 def _collect_families() -> dict[str, dict[str, str]]:
@@ -87,7 +87,7 @@ def _list_rows(name: str, families: list[str], as_json: bool) -> None:
         if corpus and has_several_corpora:
             details.append(corpus)
         lines.append(f"  {row.name:<{width}}  {'; '.join(details)}".rstrip())
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _describe_row(row: Row) -> list[str]:

@@ -1,7 +1,7 @@
-"""The command line, `reefknot VERB`: find the verb, run it, and turn its errors into messages and exit codes.
+"""The command line, `reefknot VERB`: find the subcommand (verb), run it, and report its errors.
 
-`main` is the entry point. `VERBS` lists the verbs; `load_verb` imports the module of one verb, so that
-`reefknot --help` and every other verb start fast. `_report_errors` wraps each verb.
+Errors become messages and exit codes. `main` is the entry point. `VERBS` lists the verbs; `load_verb` imports the
+module of one verb, so that `reefknot --help` and every other verb start fast. `_report_errors` wraps each verb.
 
 Exit codes:
      0  success

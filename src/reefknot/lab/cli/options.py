@@ -1,7 +1,7 @@
-"""Arguments, options and functions that several verbs share.
+"""Arguments, options and functions that several subcommands (verbs) share.
 
 The types at the top, such as `Run`, are the annotations of a verb's arguments: they hold the help text. Below them are
-functions that open runs, print warnings and reject options without effect. `emit` prints the result of a verb.
+functions that open runs, print warnings and reject options without effect. `print_result` prints the result of a verb.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LENGTH_PENALTY_HELP = (
     "Length penalty: the exponent in score = log-probability / length ^ penalty. [default: the run's setting]"
 )
 TOP_K_HELP = "Sample only from the k most probable words."
-TOP_P_HELP = "Sample only from the fewest words whose probabilities sum to at least p."
+TOP_P_HELP = "Sample only from the most probable words, as many as are needed for a total probability of p."
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -126,7 +126,7 @@ def monolingual_corpus(name: str) -> CorpusSettings:
 
     corpus = known_corpus(name)
     if corpus is not None and corpus.languages:
-        raise SettingsError(f"{name} is parallel text, for translation; name a text of one language")
+        raise SettingsError(f"{name} is parallel text, for translation; use a monolingual corpus")
     return CorpusSettings(name=name)
 
 
@@ -173,7 +173,7 @@ def reject_options(ctx: typer.Context, names: Collection[str], reason: str) -> N
     """Raise an error if the user has set one of the named options.
 
     Args:
-        ctx: The call of the verb.
+        ctx: Typer's context of the current command.
         names: Python names of the options, such as "top_k".
         reason: Ends the message "--top-k has no effect ...". It may contain `{option}` for the name of the option.
     """
@@ -184,8 +184,8 @@ def reject_options(ctx: typer.Context, names: Collection[str], reason: str) -> N
             raise SettingsError(f"{option} has no effect {reason.format(option=option)}")
 
 
-# The functions below check `--data DIR`. If no text is read from the folder, the user has made a mistake: that is an
-# error.
+# The functions below check `--data DIR`. They raise an error if the user passes a folder from which nothing would be
+# read.
 
 
 def check_data(data: Path | None, corpora: Iterable[str], reader: str) -> None:
@@ -200,7 +200,9 @@ def check_data(data: Path | None, corpora: Iterable[str], reader: str) -> None:
 
     names = list(dict.fromkeys(corpora))
     if data is not None and names and not any(map(needs_data_folder, names)):
-        raise SettingsError(f"--data has no effect: {reader} reads {', '.join(names)}, not a data folder; leave it out")
+        raise SettingsError(
+            f"--data has no effect: {reader} reads {', '.join(names)}, not a data folder; leave --data out"
+        )
 
 
 def needs_data_folder(corpus: str) -> bool:
@@ -226,6 +228,6 @@ def data_folder_for(experiment: Experiment, data: Path | None) -> Path | None:
     return data if experiment.evaluates_similarity or needs_data_folder(experiment.corpus.name) else None
 
 
-def emit(value: Any, text: str, as_json: bool) -> None:
+def print_result(value: Any, text: str, as_json: bool) -> None:
     """Print the result of a verb: `value` as JSON with `--json`, and `text` without it."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2) if as_json else text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Overrides, Recipe, emit
+from reefknot.lab.cli.options import AsJson, Data, Overrides, Recipe, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
@@ -23,7 +23,7 @@ Examples:
 """
 
 NEEDS_TEXT = "the vocabulary is made from the text"
-"""The reason why a model cannot be counted without its corpus, unless the vocabulary size is published."""
+"""The reason why parameters cannot be counted without the corpus, unless the vocabulary size is published."""
 
 
 def params(
@@ -38,7 +38,7 @@ def params(
     """Count the parameters of the input, the encoder and the output of every model in a recipe.
 
     A table that input and output share is counted once, at the input. If the size of a vocabulary depends on the text,
-    as with sub-words, the model is counted only if the corpus is on this machine.
+    as with sub-words, the parameters of its model are counted only if the corpus is on this machine.
     """
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.cli.sizes import format_missing
@@ -62,13 +62,14 @@ def params(
     else:
         (model,) = models.values()
         lines = _format_parts(_add_total(model.parameter_counts_by_module()))
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _build_models(recipe: LoadedRecipe, data: Path | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return by row the models that can be counted, and the reason why the model of another row cannot be counted.
+    """Return two mappings from row names, to models and to reasons.
 
-    It is an error if no model can be counted, or if the user has set `--data` and a corpus is not in this folder.
+    The first has the models whose parameters can be counted. The second gives, for the other rows, the reason why not.
+    It is an error if no parameters can be counted, or if the user has set `--data` and a corpus is not in this folder.
     """
     from reefknot.errors import CorpusNotFound
     from reefknot.lab.cli.sizes import TextCache, format_missing, map_rows_with_text

@@ -16,9 +16,9 @@ from reefknot.lab.cli.options import (
     Data,
     Device,
     Run,
-    emit,
     open_language_model,
     open_split,
+    print_result,
     reject_options,
     warn_about_unknown_words,
 )
@@ -90,7 +90,7 @@ def predict(
         lines.append(phrase or "(start of line)")
         lines += [f"  {probability:.4f}  {word}" for word, probability in prediction.words]
         lines.append(_format_safe_guesses(prediction.watched))
-    emit(record, "\n".join(lines), as_json)
+    print_result(record, "\n".join(lines), as_json)
 
 
 def _check_options(ctx: typer.Context, phrases: Sequence[str], split: str | None) -> None:

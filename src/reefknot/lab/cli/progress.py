@@ -1,6 +1,6 @@
 """Report the progress of long computations on stderr, because stdout is for the result.
 
-`live_progress` updates one line in place. `LineProgress` is for verbs that print results in the meantime.
+`live_progress` updates one line in place. `LineProgress` is for subcommands that print results in the meantime.
 """
 
 from __future__ import annotations

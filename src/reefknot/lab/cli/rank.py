@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, Run, emit, open_language_model, open_split
+from reefknot.lab.cli.options import AsJson, Data, Device, Run, open_language_model, open_split, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.rank import Spectrum
@@ -85,7 +85,7 @@ def rank(
         f"{context_bound}",
         f"singular values {largest:.4g} to {smallest:.3g}, in float64, in at most {_format_memory(memory_bytes)}",
     ]
-    emit(record, "\n".join(lines), as_json)
+    print_result(record, "\n".join(lines), as_json)
 
 
 def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:

@@ -1,6 +1,6 @@
 """`reefknot report`: write an HTML page about some runs.
 
-The verb collects the results of the runs and passes them to `lab/reports/page.py`, which writes the page.
+This subcommand collects the results of the runs and passes them to `lab/reports/page.py`, which writes the page.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit
+from reefknot.lab.cli.options import AsJson, Data, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.reports.results import Result
@@ -74,7 +74,7 @@ def report(
     for note in notes:
         typer.echo(note, err=True)
     page = write_report(results, output, rows=rows, title=title, sections=figure_sections).resolve()
-    emit({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)
+    print_result({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)
 
 
 def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) -> None:
@@ -94,11 +94,12 @@ def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) 
             matching_figures.append(figure)
     if not matching_figures:
         raise SettingsError(
-            "--figures has no effect: no figure that reads weights or token losses is about these runs; leave it out"
+            "--figures has no effect: no figure that reads weights or token losses is about these runs; leave "
+            "--figures out"
         )
     if data is not None and not any("data" in figure.options for figure in matching_figures):
         names = ", ".join(figure.name for figure in matching_figures)
-        raise SettingsError(f"--data has no effect: the figures of these runs ({names}) read no text; leave it out")
+        raise SettingsError(f"--data has no effect: the figures of these runs ({names}) read no text; leave --data out")
 
 
 def _parse_words(options: Sequence[str] | None) -> list[str]:
@@ -112,7 +113,7 @@ def _parse_words(options: Sequence[str] | None) -> list[str]:
         raise SettingsError("--words: there is no word; list words, such as --words king,queen")
     if len(words) > NUM_EXAMPLES:
         raise SettingsError(
-            f"--words: {len(words)} words, but a picture has colours for only {NUM_EXAMPLES}; name fewer words"
+            f"--words: {len(words)} words, but a picture has colours for only {NUM_EXAMPLES}; list fewer words"
         )
     return words
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, emit, open_language_model, open_standard_input
+from reefknot.lab.cli.options import AsJson, Device, Run, open_language_model, open_standard_input, print_result
 
 EXAMPLES = """\b
 Examples:
@@ -47,4 +47,4 @@ def score(
         for score in word_scores:
             note = "  (unknown)" if score.unknown else ""
             output_lines.append(f"{score.log_prob:10.3f}    {score.word}{note}")
-    emit(records, "\n".join(output_lines), as_json)
+    print_result(records, "\n".join(output_lines), as_json)

@@ -136,7 +136,7 @@ def _plan_jobs(
             out = root / combination.folder / f"seed{seed}"
             start_run = start / f"seed{seed}" if start and num_seeds > 1 else start
             start_run = start_run or start_folder(loaded, row, seed)
-            is_finished = is_done(out, loaded, row, seed, dataset, start_run)
+            is_finished = is_done(out, loaded, row, seed, dataset, start=start_run)
             seed_jobs.append((row_options.for_run(seed, out, start_run, label=combination.name), is_finished))
         return seed_jobs
 
@@ -157,7 +157,7 @@ def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
     for job in jobs:
         if job.start:
             loaded = replace(load_recipe(job.recipe, job.overrides, job.row), overrides=tuple(fixed))
-            find_start(loaded, loaded.row(job.row), job.seed, job.start, job.out, job.data)
+            find_start(loaded, loaded.row(job.row), job.seed, folder=job.start, out=job.out, data=job.data)
 
 
 def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:

@@ -15,8 +15,9 @@ import typer
 from reefknot.lab.cli.options import Data, Device, MaxParallel, Overrides, Recipe
 
 if TYPE_CHECKING:
-    from reefknot.lab.cli.jobs import Job
+    from reefknot.lab.cli.jobs import Job, TrainOptions
     from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
+    from reefknot.lab.recipes.recipe import Row
     from reefknot.lab.tasks.contract import Data as OpenedData
 
 EXAMPLES = """\b
@@ -53,9 +54,7 @@ def table(
     """
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
     from reefknot.lab.cli.options import check_training_data, data_folder_for
-    from reefknot.lab.experiment import is_done
-    from reefknot.lab.recipes.recipe import default_folder, load_recipe
-    from reefknot.lab.recipes.starts import start_folder
+    from reefknot.lab.recipes.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or [], row)
     check_training_data(data, loaded.experiments.values(), recipe)
@@ -67,19 +66,30 @@ def table(
         typer.echo(description)
     planned: list[tuple[Job, bool]] = []
     for recipe_row in loaded.rows:
-        if recipe_row.name not in datasets:
-            continue
-        row_data = data_folder_for(loaded.experiments[recipe_row.name], data)
-        options = TrainOptions(recipe, recipe_row.name, tuple(overrides or []), row_data, device)
-        for seed in range(seeds):
-            start = start_folder(loaded, recipe_row, seed, root)
-            job = options.for_run(seed, default_folder(loaded, recipe_row, seed, root), start)
-            is_finished = is_done(job.out, loaded, recipe_row, seed, datasets[recipe_row.name], start)
-            planned.append((job, is_finished))
+        if recipe_row.name in datasets:
+            row_data = data_folder_for(loaded.experiments[recipe_row.name], data)
+            options = TrainOptions(recipe, recipe_row.name, tuple(overrides or []), row_data, device)
+            planned += _plan_row(loaded, recipe_row, datasets[recipe_row.name], options, seeds=seeds, root=root)
     try:
         run_unfinished(planned, jobs, root)
     finally:
         _print_and_write_table(loaded, [job.out for job, _ in planned if (job.out / "config.json").exists()], root)
+
+
+def _plan_row(
+    recipe: LoadedRecipe, row: Row, dataset: OpenedData, options: TrainOptions, seeds: int, root: Path
+) -> list[tuple[Job, bool]]:
+    """Return the job of every seed of a row, with True if its run is already finished."""
+    from reefknot.lab.experiment import is_done
+    from reefknot.lab.recipes.recipe import default_folder
+    from reefknot.lab.recipes.starts import start_folder
+
+    planned = []
+    for seed in range(seeds):
+        start = start_folder(recipe, row, seed, root)
+        job = options.for_run(seed, default_folder(recipe, row, seed, root), start)
+        planned.append((job, is_done(job.out, recipe, row, seed, dataset, start=start)))
+    return planned
 
 
 def _open_texts(recipe: LoadedRecipe, required_rows: Collection[str], data: Path | None) -> dict[str, OpenedData]:

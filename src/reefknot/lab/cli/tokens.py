@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit
+from reefknot.lab.cli.options import AsJson, Data, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.text.corpus import CorpusSettings
@@ -43,10 +43,10 @@ def tokens(
     ] = None,
     data: Data = None,
     source: Annotated[
-        str | None, typer.Option(help="Source language, if you name a folder or a corpus with several languages.")
+        str | None, typer.Option(help="Source language, if you pass a folder or a corpus with several languages.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Target language, if you name a folder or a corpus with several languages.")
+        str | None, typer.Option(help="Target language, if you pass a folder or a corpus with several languages.")
     ] = None,
     merges: Annotated[
         int | None,
@@ -82,7 +82,7 @@ def tokens(
         f"{name:<{width}}" + "".join(f"  {text_counts[column]:>13,}" for column in COUNTS)
         for name, text_counts in counts.items()
     ]
-    emit(counts, "\n".join(lines), as_json)
+    print_result(counts, "\n".join(lines), as_json)
 
 
 def _find_corpus_texts(
@@ -105,7 +105,7 @@ def _find_corpus_texts(
     languages = (None, None) if published is None else published.languages
     pairs = {"source": source or languages[0], "target": target or languages[1]}
     if None in pairs.values():
-        raise SettingsError(f"{name}: name the languages with --source and --target, as in the names of the files")
+        raise SettingsError(f"{name}: pass the languages with --source and --target, as they are in the file names")
     corpus = check_settings(CorpusSettings, {"name": name, "pairs": pairs}, name)
     return {name: (corpus, VocabularySettings(bpe=BPESettings()))}
 
@@ -136,7 +136,7 @@ def _find_recipe_texts(name: str, row: str | None, language: str | None) -> Text
             texts[row_name] = settings
     if not texts:
         raise SettingsError(
-            f"{name} does not train on parallel text; name a recipe of translation, or a parallel corpus"
+            f"{name} does not train on parallel text; pass a recipe for translation, or a parallel corpus"
         )
     return texts
 

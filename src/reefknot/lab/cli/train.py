@@ -118,7 +118,7 @@ def _train_seeds(
         options: The options that all runs share.
         num_seeds: Number of runs.
         out: The folder that will hold one run folder per seed, or None for the default folders.
-        start: The folder that holds one run to start from per seed, or None.
+        start: Folder with the runs to start from, one per seed, or None.
     """
     from reefknot.lab.cli.jobs import run_jobs
     from reefknot.lab.cli.sizes import TextCache, map_rows

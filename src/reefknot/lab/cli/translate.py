@@ -48,88 +48,93 @@ Examples:
 GROUP_SIZE = 2000
 """Number of lines in a group: enough to fill batches with lines of similar length, without reading a whole file."""
 
-SEARCH = "Search"
-SAMPLING = "Sampling"
-RESCORING = "Rescoring"
-OUTPUT = "Output"
+SEARCH_PANEL = "Search"
+SAMPLING_PANEL = "Sampling"
+RESCORING_PANEL = "Rescoring"
+OUTPUT_PANEL = "Output"
+"""Headings of the help page. Every option is listed under one of these panels."""
 
-File = Annotated[Path | None, typer.Argument(help="File of lines to translate. [default: standard input]")]
-NBest = Annotated[
+FileArgument = Annotated[Path | None, typer.Argument(help="File of lines to translate. [default: standard input]")]
+NBestOption = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="N",
-        rich_help_panel=OUTPUT,
+        rich_help_panel=OUTPUT_PANEL,
         help="Print the N best translations of every line, as LINE NUMBER ||| TEXT ||| SCORE. Complete translations "
         "come first. [default: print only the text of the best translation]",
     ),
 ]
-Scores = Annotated[
+ScoresOption = Annotated[
     bool,
-    typer.Option("--scores", rich_help_panel=OUTPUT, help="Also print the score of every translation: TEXT ||| SCORE."),
+    typer.Option(
+        "--scores", rich_help_panel=OUTPUT_PANEL, help="Also print the score of every translation: TEXT ||| SCORE."
+    ),
 ]
-Detokenize = Annotated[
+DetokenizeOption = Annotated[
     bool,
-    typer.Option("--detokenize", rich_help_panel=OUTPUT, help="Join punctuation to words, as in ordinary text."),
+    typer.Option("--detokenize", rich_help_panel=OUTPUT_PANEL, help="Join punctuation to words, as in ordinary text."),
 ]
-Beam = Annotated[
+BeamOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        rich_help_panel=SEARCH,
+        rich_help_panel=SEARCH_PANEL,
         help=BEAM_HELP,
     ),
 ]
-LengthPenalty = Annotated[
+LengthPenaltyOption = Annotated[
     float | None,
     typer.Option(
-        rich_help_panel=SEARCH,
+        rich_help_panel=SEARCH_PANEL,
         help=LENGTH_PENALTY_HELP,
     ),
 ]
-Greedy = Annotated[
+GreedyOption = Annotated[
     bool,
     typer.Option(
-        "--greedy", rich_help_panel=SEARCH, help="Choose the most probable word at every step instead of searching."
+        "--greedy",
+        rich_help_panel=SEARCH_PANEL,
+        help="Choose the most probable word at every step instead of searching.",
     ),
 ]
-Sample = Annotated[
-    bool, typer.Option("--sample", rich_help_panel=SAMPLING, help="Sample every word instead of searching.")
+SampleOption = Annotated[
+    bool, typer.Option("--sample", rich_help_panel=SAMPLING_PANEL, help="Sample every word instead of searching.")
 ]
-Temperature = Annotated[
+TemperatureOption = Annotated[
     float | None,
     typer.Option(
         min=0.0,
-        rich_help_panel=SAMPLING,
+        rich_help_panel=SAMPLING_PANEL,
         help="Sampling temperature. Lower values make translations more predictable. [default: 1]",
     ),
 ]
-TopK = Annotated[int | None, typer.Option(min=1, rich_help_panel=SAMPLING, help=TOP_K_HELP)]
-TopP = Annotated[
+TopKOption = Annotated[int | None, typer.Option(min=1, rich_help_panel=SAMPLING_PANEL, help=TOP_K_HELP)]
+TopPOption = Annotated[
     float | None,
     typer.Option(
         min=1e-9,
         max=1.0,
-        rich_help_panel=SAMPLING,
+        rich_help_panel=SAMPLING_PANEL,
         help=TOP_P_HELP,
     ),
 ]
-Seed = Annotated[
+SeedOption = Annotated[
     int | None,
-    typer.Option(min=0, max=2**62, rich_help_panel=SAMPLING, help="Random seed. [default: 0]"),
+    typer.Option(min=0, max=2**62, rich_help_panel=SAMPLING_PANEL, help="Random seed. [default: 0]"),
 ]
-Rescore = Annotated[
+RescoreOption = Annotated[
     Path | None,
     typer.Option(
-        rich_help_panel=RESCORING,
+        rich_help_panel=RESCORING_PANEL,
         help="Run of a language model that rescores the translations in the beam: score = (log p of the translator + "
         "weight x log p of the language model) / length ^ penalty.",
     ),
 ]
-Weight = Annotated[
-    float | None, typer.Option(rich_help_panel=RESCORING, help="Weight of the language model in the score.")
+WeightOption = Annotated[
+    float | None, typer.Option(rich_help_panel=RESCORING_PANEL, help="Weight of the language model in the score.")
 ]
-BatchTokens = Annotated[
+BatchTokensOption = Annotated[
     int | None,
     typer.Option(min=1, help="Number of source tokens per batch. Affects memory and speed, not the translations."),
 ]
@@ -137,21 +142,21 @@ BatchTokens = Annotated[
 
 def translate(
     run: Run,
-    file: File = None,
-    n_best: NBest = None,
-    scores: Scores = False,
-    beam: Beam = None,
-    length_penalty: LengthPenalty = None,
-    greedy: Greedy = False,
-    sample: Sample = False,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    batch_tokens: BatchTokens = None,
-    rescore: Rescore = None,
-    weight: Weight = None,
-    detokenize: Detokenize = False,
+    file: FileArgument = None,
+    n_best: NBestOption = None,
+    scores: ScoresOption = False,
+    beam: BeamOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    greedy: GreedyOption = False,
+    sample: SampleOption = False,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+    batch_tokens: BatchTokensOption = None,
+    rescore: RescoreOption = None,
+    weight: WeightOption = None,
+    detokenize: DetokenizeOption = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -170,11 +175,14 @@ def translate(
     rescorer = None
     if rescore is not None:
         rescorer = _Rescorer.open(rescore, device, cast(float, weight), search)
-    if greedy or sample:
-        decode = _build_decoder_without_search(trained, search, sampling_options if sample else None)
+    num_printed = n_best or 1  # translations to print for each line
+    if sample:
+        decode = _build_sampling_decoder(trained, search, sampling_options)
+    elif greedy:
+        decode = _build_greedy_decoder(trained, search)
     else:
         # The rescorer needs all translations of the beam, because it may prefer another one.
-        decode = beam_decoder(trained.words, search, search.beam if rescorer else n_best or 1)
+        decode = beam_decoder(trained.words, search, search.beam if rescorer else num_printed)
     translator = _build_translator(trained, decode, batch_tokens)
     postprocess = _build_detokenizer(trained) if detokenize else list
     format_line = _choose_format(scores, n_best, as_json)
@@ -185,7 +193,7 @@ def translate(
             translations = rescorer.rescore(translations)
         output_lines = []
         for line, candidates in zip(lines, translations, strict=True):
-            output_lines.append(format_line(line, postprocess(candidates[: n_best or 1])))
+            output_lines.append(format_line(line, postprocess(candidates[:num_printed])))
         typer.echo("\n".join(output_lines))
     translator.report_unknown()
     if rescorer is not None:
@@ -214,7 +222,8 @@ def _check_decoding(
             raise SettingsError(f"--{name} has no effect without --sample; add --sample or leave --{name} out")
         if value is not None and name != "temperature" and sampling_options["temperature"] == 0:
             raise SettingsError(
-                f"--{name} has no effect at temperature 0, which always chooses the most probable word; leave it out"
+                f"--{name} has no effect at temperature 0, which always chooses the most probable word; leave --{name} "
+                "out"
             )
 
 
@@ -247,20 +256,26 @@ def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
         )
 
 
-def _build_decoder_without_search(
-    trained: TrainedTranslator, search: SearchSettings, sampling_options: Mapping[str, Any] | None
-) -> Decode:
-    """Return a function that decodes word by word: by sampling if there are sampling options, greedily otherwise.
+# Decoders return the translations of a batch source_BS: B sentences of S source tokens.
 
-    Shapes: B sentences, S source tokens.
-    """
-    from reefknot.lab.evaluation.beam import greedy, sample
+
+def _build_greedy_decoder(trained: TrainedTranslator, search: SearchSettings) -> Decode:
+    """Return a function that decodes with the most probable word in each step."""
+    from reefknot.lab.evaluation.beam import greedy
     from reefknot.lab.evaluation.translation import banned_ids, require_eos
 
-    vocabulary = trained.vocabulary
-    eos, banned = require_eos(vocabulary), banned_ids(vocabulary)
-    if sampling_options is None:
-        return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, banned)]
+    eos, banned = require_eos(trained.vocabulary), banned_ids(trained.vocabulary)
+    return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, banned)]
+
+
+def _build_sampling_decoder(
+    trained: TrainedTranslator, search: SearchSettings, sampling_options: Mapping[str, Any]
+) -> Decode:
+    """Return a function that samples every word."""
+    from reefknot.lab.evaluation.beam import sample
+    from reefknot.lab.evaluation.translation import banned_ids, require_eos
+
+    eos, banned = require_eos(trained.vocabulary), banned_ids(trained.vocabulary)
     options = {name.replace("-", "_"): value for name, value in sampling_options.items() if value is not None}
     return lambda decoder, source_BS: [
         [sampled] for sampled in sample(decoder, source_BS, eos, search, banned=banned, **options)
@@ -275,9 +290,9 @@ def _build_translator(trained: TrainedTranslator, decode: Decode, batch_tokens: 
         trained.model,
         trained.words,
         decode,
-        experiment.training.precision,
-        batch_tokens or BATCH_TOKENS,
-        experiment.pairs.longest,
+        precision=experiment.training.precision,
+        batch_tokens=batch_tokens or BATCH_TOKENS,
+        longest=experiment.pairs.longest,
         notify=partial(typer.echo, err=True),
     )
 

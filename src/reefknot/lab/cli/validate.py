@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit
+from reefknot.lab.cli.options import AsJson, Data, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.recipes.recipe import Row
@@ -55,7 +55,7 @@ def validate(
     if errors:
         raise type(errors[0])("\n".join(dict.fromkeys(map(str, errors))))
     check_data(data, corpora, " and ".join(recipes))
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _format_size(row: Row, parameters: int | None) -> str:

@@ -8,7 +8,8 @@
     evaluation.search={beam=4}              replaces the whole table
     vocabulary.max_size=default             removes the recipe's setting, so that the default applies
 
-A table here is a TOML table, a dictionary of settings. A part is what a table with a `kind` describes.
+A table here is a TOML table, a dictionary of settings. A part is a component of the experiment that is chosen by its
+`kind`, such as the encoder or the optimiser; a table describes it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from reefknot.lab.config.registry import Registry
 from reefknot.lab.config.upgrade import upgrade_key, warn_renamed
 
 DEFAULT = "default"
-"""The value that removes a setting. Without it in the recipe, the setting has its default value."""
+"""The value that removes a setting from the recipe, so that its default applies."""
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
@@ -47,7 +48,14 @@ def override(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str,
     """Return the settings with all overrides applied as one change.
 
     The order of overrides matters only if two of them set the same key; then the last one counts. A whole table is set
-    before the keys inside it. A table in braces replaces the table of the settings and of other overrides.
+    before the keys inside it. A table in braces replaces the whole table, both in the settings and in
+    earlier overrides of the same table. A new kind
+    keeps the settings that the old and the new part have in common. For example, with settings {"encoder": {"kind":
+    "lstm", "layers": 2}}:
+
+        encoder.layers=3                     {"kind": "lstm", "layers": 3}
+        encoder.kind=gru                     {"kind": "gru", "layers": 2}
+        encoder={kind="gru"}                 {"kind": "gru"}
     """
     parsed_overrides = [parse_override(text) for text in overrides]
     parsed_overrides.sort(key=lambda parsed: len(parsed[0]))  # shorter keys first: a table before its entries

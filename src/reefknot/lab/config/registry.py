@@ -63,6 +63,7 @@ class Argument:
 class Registry:
     """A family of parts.
 
+    The three main methods are `entry_type` (the type of a recipe's entry), `arguments` (what a part needs) and `build`.
     A part is imported when it is first used. So a missing optional dependency affects only the parts that need it.
 
     Args:
@@ -70,9 +71,9 @@ class Registry:
         parts: For each kind of part, the location of its class as `module:Class`.
         nested: For the base class of a family, as `module:Class`, the registry of that family.
         shared: For the class of a shared object, as `module:Class`, the section of the recipe that has its name.
-        scopes: Functions, as `module:function`, for kinds whose nested parts are built with other values than the part
-            itself. A function gets the settings of the part and the available values (see `build`). It returns the
-            available values of the nested part, or a list of them if there are several nested parts.
+        scopes: Functions, as `module:function`, for kinds whose nested parts are built with values that differ from
+            those of the part itself. A function gets the settings of the part and the available values (see `build`).
+            It returns the available values of the nested part, or a list of them if there are several nested parts.
         extra_settings: `Settings` classes, as `module:Class`, for kinds that have settings in addition to the
             arguments of the constructor. The fields are added before the argument that the class attribute `before`
             names.
@@ -184,11 +185,7 @@ class Registry:
             if argument.role == "shared" and value is not None:
                 value = available[argument.section][value]
             elif argument.family is not None and value is not None:
-                build_nested = argument.family.build
-                if isinstance(nested_available, list):
-                    value = [build_nested(value, part_available) for part_available in nested_available]
-                else:
-                    value = build_nested(value, nested_available)
+                value = _build_nested(argument.family, value, nested_available)
             values[argument.name] = value
         return self.load(kind)(**values)
 
@@ -204,6 +201,13 @@ class Registry:
                 yield value
             elif argument.family is not None and value is not None:
                 yield from argument.family.references(value, section)
+
+
+def _build_nested(family: Registry, settings: Settings, available: Any) -> Any:
+    """Build a nested part, or a list of such parts if `available` is a list of the values that they are built with."""
+    if isinstance(available, list):
+        return [family.build(settings, part_available) for part_available in available]
+    return family.build(settings, available)
 
 
 def derive_settings(documented: type) -> type[Settings]:

@@ -179,25 +179,37 @@ class Mistake:
         value = self.details["input"]
         return "" if isinstance(value, Mapping | list) else f" (it is {_format_value(value)})"
 
-    def message(self) -> str:
-        """Return the setting as a recipe writes it, what is wrong with it, and a hint if there is one."""
-        location, error_type = self.details["loc"], self.details["type"]
-        # Where a dictionary allows only some names as keys, pydantic reports a wrong name as a wrong value of "[key]".
-        is_wrong_name = error_type == "literal_error" and location[-1] == "[key]"
-        key = _join_keys(location[:-1] if is_wrong_name else location)
-        if error_type == "extra_forbidden" or is_wrong_name:
-            hint = _hint_for_unknown_key(key, self.settings_class)
-            return shorten(f"{key}: no such setting") + (f"; {hint}" if hint else "")
+    @property
+    def key(self) -> str:
+        """The dotted key of the setting, such as `training.epochs`."""
+        location = self.details["loc"]
+        return _join_keys(location[:-1] if self._is_wrong_name else location)
+
+    @property
+    def _is_wrong_name(self) -> bool:
+        """Whether a dictionary has a name that is not allowed. Pydantic reports it as a wrong value of "[key]"."""
+        return bool(self.details["type"] == "literal_error" and self.details["loc"][-1] == "[key]")
+
+    def message(self, name: str | None = None) -> str:
+        """Return the name of the setting, what is wrong with it, and a hint if there is one.
+
+        Args:
+            name: How the message calls the setting. The default is its key, as a recipe writes it.
+        """
+        name, error_type = name or self.key, self.details["type"]
+        if error_type == "extra_forbidden" or self._is_wrong_name:
+            hint = _hint_for_unknown_key(self.key, self.settings_class)
+            return shorten(f"{name}: no such setting") + (f"; {hint}" if hint else "")
         if error_type == "missing":
-            return shorten(f"{key}: must be set")
-        message = self.details["msg"].removeprefix("Value error, ")
+            return shorten(f"{name}: must be set")
+        problem = self.details["msg"].removeprefix("Value error, ")
         if error_type == WRONG_KIND:
-            return shorten(f"{key}.kind: {message}", 200)
+            return shorten(f"{name}.kind: {problem}", 200)
         # Pydantic writes "Input should be". An input is an end of the model here, so the message says "must be".
-        message = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", message)
-        message = message.replace(" after validation", "")
-        message = f"{message[:1].lower()}{message[1:]}"
-        return shorten(f"{key}: {message}" if key else message, 160) + self.formatted_value
+        problem = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", problem)
+        problem = problem.replace(" after validation", "")
+        problem = f"{problem[:1].lower()}{problem[1:]}"
+        return shorten(f"{name}: {problem}" if name else problem, 160) + self.formatted_value
 
 
 def build_settings_error(mistakes: list[Mistake]) -> SettingsError:
@@ -238,9 +250,13 @@ def _join_keys(location: tuple[str | int, ...]) -> str:
 def _hint_for_unknown_key(key: str, settings_class: type[Settings]) -> str | None:
     """Return a hint for a dotted key that does not exist, or None.
 
-    The hint names the kinds of part that have this setting, or else the setting that was probably meant. Candidates
-    are, in this order: the setting that has this name in other programs, a setting with the same name in another
-    section, a similar name in the same section, and a similar name in another section.
+    The hint names the kinds of part that have this setting, or else the setting that was probably meant:
+
+        encoder.heads     kinds that have it: transformer, encoder_decoder
+        training.lr       did you mean training.optimiser.learning_rate?    (name in other programs)
+        encoder.epochs    did you mean training.epochs?                     (same name in another section)
+        training.epoch    did you mean training.epochs?                     (similar name in the same section)
+        output.epoch      did you mean training.epochs?                     (similar name in another section)
     """
     if len(key) > MAX_KEY_LENGTH:
         return None
@@ -253,15 +269,21 @@ def _hint_for_unknown_key(key: str, settings_class: type[Settings]) -> str | Non
     siblings = [known_key for known_key in known_keys if known_key.rpartition(".")[0] == section]
     prefix = key.removesuffix(name)
     in_section = [known_key for known_key in known_keys if known_key.startswith(prefix)]
-    translated_key = _translate_foreign_name(name, siblings, in_section)
-    if translated_key:
-        return f"did you mean {translated_key}?"
-    for candidates, cutoff in ((known_keys, 1.0), (siblings, 0.6), (known_keys, 0.7)):
-        # If two keys end with the same name, the first one is suggested.
-        key_by_name = {candidate.rpartition(".")[2]: candidate for candidate in reversed(candidates)}
-        for match in get_close_matches(name, key_by_name, n=1, cutoff=cutoff):
-            return f"did you mean {key_by_name[match]}?"
-    return None
+    suggestion = (
+        _translate_foreign_name(name, siblings, in_section)
+        or _find_similar_key(name, known_keys, min_similarity=1.0)
+        or _find_similar_key(name, siblings, min_similarity=0.6)
+        or _find_similar_key(name, known_keys, min_similarity=0.7)
+    )
+    return f"did you mean {suggestion}?" if suggestion else None
+
+
+def _find_similar_key(name: str, keys: list[str], min_similarity: float) -> str | None:
+    """Return the key whose last part is most similar to `name`; None if none is similar enough (1.0 means equal)."""
+    # If two keys end with the same name, the first one is suggested.
+    key_by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    matches = get_close_matches(name, key_by_name, n=1, cutoff=min_similarity)
+    return key_by_name[matches[0]] if matches else None
 
 
 def _translate_foreign_name(name: str, siblings: list[str], in_section: list[str]) -> str | None:

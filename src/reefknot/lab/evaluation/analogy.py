@@ -1,9 +1,9 @@
-"""Analogies of word vectors: a is to b as c is to which word? (Mikolov et al. 2013)
+"""Analogies of word vectors: which word is to c as b is to a? (Mikolov et al. 2013)
 
 `analogy` answers one question, and `score_questions` returns the accuracy on the questions of a file. The answer is the
-word whose vector has the largest cosine with b - a + c, where all vectors have length one and the three words of the
-question are excluded (3CosAdd), as in word2vec's compute-accuracy and gensim's `most_similar`. For example, "man is to
-king as woman is to" should be answered by "queen".
+word whose vector has the largest cosine with b - a + c (3CosAdd). All vectors have length one, and the three words of
+the question are excluded, as in word2vec's compute-accuracy and gensim's `most_similar`. For example, "man is to king
+as woman is to" should be answered by "queen".
 
 Shapes: Q questions, V words, D dimension.
 """

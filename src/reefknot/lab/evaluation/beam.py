@@ -4,28 +4,29 @@ Start with `beam_search`; `greedy` is a beam search of width 1, and `sample` cho
 runs on the device, in `decoding.py`. The code here runs on the host (the CPU): it adds log-probabilities, sorts the
 hypotheses, and decides which of them end.
 
-A hypothesis (a translation, or the beginning of one) is open until <eos> ends it. Each step of a beam search continues
-every open hypothesis by every word, and sorts the continuations of a sentence by log p. Then:
+A hypothesis (a translation, or the beginning of one) is open until <eos> ends it. Each step of a beam search extends
+every open hypothesis with every word, and sorts the continuations of a sentence by log p. Then:
 
-    Continuations by <eos> among the best `beam` are finished, with score = log p / length^length_penalty.
-    The best `beam` of the other continuations stay open.
+    Of the `beam` best continuations, those that end with <eos> are finished. Their score is
+    log p / length^length_penalty.
+    Of the other continuations, the `beam` best stay open.
 
-At most one continuation of a hypothesis is by <eos>, so the best `beam` + 1 words of each open hypothesis are enough.
-The output end (classifier and softmax) computes only these words. The search for a sentence ends when one of these
-conditions holds:
+At most one continuation of a hypothesis ends with <eos>, so the best `beam` + 1 words of each open hypothesis are
+enough. The output end (classifier and softmax) computes only these words. The search for a sentence ends when one of
+these conditions holds:
 
     Its hypotheses have reached the length limit, or none is open.
-    With early_stop: `beam` hypotheses are finished, and no open hypothesis has a higher score at its current length
-    than the worst of the best `beam` finished hypotheses.
+    With early_stop: At least `beam` hypotheses are finished, and no open hypothesis scores higher, at its current
+    length, than the finished hypothesis of rank `beam`.
     No open hypothesis can still become one of the `n_best`. Log p can only decrease and the length can only grow, up to
     the limit M, so no continuation of an open hypothesis has a score above log p / M^length_penalty.
 
-The last condition never changes the result. All lengths include <eos>, also the length of the source.
+The last condition never changes the result. All lengths, including that of the source, count <eos>.
 
 In each step, the host waits for the device once, for the best words of all hypotheses. (An adaptive output end waits
 once more for every tail, to know which rows need it.) Ties between continuations are broken by the id of the last word,
-then by the order of the hypotheses. Which of several equally probable words are among the best of a hypothesis is up to
-the output end. A translation does not depend on the other sentences of its batch, except for rounding.
+then by the order of the hypotheses. If several words are equally probable, the output end decides which of them it
+returns. A translation does not depend on the other sentences of its batch, except for rounding.
 
 Shapes: B sentences, A active sentences (not done), W open hypotheses per sentence, R = A x W rows, K words per row,
 P = W x K continuations, Q selected continuations, S source tokens, T target tokens so far, including the <eos> before
@@ -133,7 +134,9 @@ def beam_search(
     """
     settings = settings or SearchSettings()
     if not 1 <= n_best <= settings.beam:
-        raise SettingsError(f"n_best = {n_best}: must be 1 to {settings.beam}, the beam; use a wider beam for more")
+        raise SettingsError(
+            f"n_best = {n_best}: must be from 1 to the beam size, {settings.beam}; for more translations, increase beam"
+        )
     beam_state = _BeamState(_length_limits(source_BS, settings), eos, settings, n_best)
     with decoding(model) as decoder:
         _check_ids(decoder.model, eos, banned)
@@ -179,38 +182,68 @@ def sample(
     check_sampling_options(temperature, top_k, top_p)
     if seed < 0:
         raise SettingsError(f"seed = {seed}: must be 0 or more")
-    limits = _length_limits(source_BS, settings)
     num_candidates = 1 if temperature < MIN_TEMPERATURE else top_k
-    generators = [
-        np.random.default_rng([seed, *(token for token in row if token != PAD)]) for row in source_BS.tolist()
-    ]
-    ids_by_sentence: list[list[int]] = [[eos] for _ in limits]
-    logp_B = np.zeros(len(limits))
-    sentence_A = active_rows = np.arange(len(limits))
+    sampled = _SampledSentences(source_BS, seed, eos, settings)
     with decoding(model) as decoder:
         _check_ids(decoder.model, eos, banned)
         batch = decoder.start_batch(source_BS, settings.limit, 1, num_candidates, banned)
-        while len(sentence_A):
-            last_ids_A = np.array([ids_by_sentence[sentence][-1] for sentence in sentence_A])
-            logp_AK, ids_AK = batch.step(active_rows, last_ids_A)
-            uniform_A = torch.tensor([generators[sentence].random() for sentence in sentence_A], dtype=torch.float64)
+        active_rows: Ints = np.arange(len(source_BS))
+        while len(active_rows):
+            logp_AK, ids_AK = batch.step(active_rows, sampled.last_ids())
             weights_AK = sampling_weights(logp_AK, temperature, top_p)
-            index_A1 = _sample_index(weights_AK, send(uniform_A, ids_AK.device))
+            index_A1 = _sample_index(weights_AK, send(sampled.draw_uniform(), ids_AK.device))
             logp_A1, ids_A1 = _copy_to_host(logp_AK.gather(1, index_A1), ids_AK.gather(1, index_A1))
-            logp_B[sentence_A] += logp_A1[:, 0]
-            for sentence, token in zip(sentence_A, ids_A1[:, 0].tolist(), strict=True):
-                ids_by_sentence[sentence].append(token)
-            is_open = [
-                ids_by_sentence[sentence][-1] != eos and len(ids_by_sentence[sentence]) <= limits[sentence]
-                for sentence in sentence_A
-            ]
-            # Sentences that are done are removed from the batch, so the rows of the next step are the open ones.
-            active_rows = np.flatnonzero(is_open)
-            sentence_A = sentence_A[active_rows]
-    return [
-        _build_hypothesis(ids[1:], logp, eos, settings)
-        for ids, logp in zip(ids_by_sentence, logp_B.tolist(), strict=True)
-    ]
+            active_rows = sampled.append(logp_A1[:, 0], ids_A1[:, 0])
+    return sampled.hypotheses()
+
+
+class _SampledSentences:
+    """State of sampling on the host: the ids and log-probabilities of the translations of a batch."""
+
+    def __init__(self, source_BS: Tensor, seed: int, eos: int, settings: SearchSettings) -> None:
+        self._eos = eos
+        self._settings = settings
+        self._length_limits = _length_limits(source_BS, settings)
+        # A generator for each sentence, so that a translation does not depend on the rest of the batch.
+        self._generators = [
+            np.random.default_rng([seed, *(token for token in row if token != PAD)]) for row in source_BS.tolist()
+        ]
+        self._ids: list[list[int]] = [[eos] for _ in self._length_limits]
+        """Ids of each translation, with <eos> before the first word."""
+        self._logp_B = np.zeros(len(self._length_limits))
+        self._sentence_A: Ints = np.arange(len(self._length_limits))
+        """Indices of the sentences that are not done."""
+
+    def last_ids(self) -> Ints:
+        """Return the last id of each active sentence."""
+        return np.array([self._ids[sentence][-1] for sentence in self._sentence_A])
+
+    def draw_uniform(self) -> Tensor:
+        """Return a random number in [0, 1) for each active sentence."""
+        return torch.tensor([self._generators[sentence].random() for sentence in self._sentence_A], dtype=torch.float64)
+
+    def append(self, logp_A: Floats, ids_A: Ints) -> Ints:
+        """Add a word to each active sentence, and return the rows of those that remain active.
+
+        Sentences that are done leave the batch. For example, if sentences 0, 2 and 3 are active and 2 is done, the
+        remaining rows are 0 and 2.
+        """
+        self._logp_B[self._sentence_A] += logp_A
+        remaining_rows = []
+        for row, (sentence, token) in enumerate(zip(self._sentence_A, ids_A.tolist(), strict=True)):
+            self._ids[sentence].append(token)
+            if token != self._eos and len(self._ids[sentence]) <= self._length_limits[sentence]:
+                remaining_rows.append(row)
+        rows: Ints = np.array(remaining_rows, dtype=np.int64)
+        self._sentence_A = self._sentence_A[rows]
+        return rows
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """Return the translation of each sentence."""
+        return [
+            _build_hypothesis(ids[1:], logp, self._eos, self._settings)
+            for ids, logp in zip(self._ids, self._logp_B.tolist(), strict=True)
+        ]
 
 
 class _BeamState:
@@ -231,21 +264,29 @@ class _BeamState:
         """Ids of the open hypotheses, with <eos> before the first word."""
 
     def update(self, logp_RK: Floats, ids_RK: Ints) -> Ints:
-        """Continue every open hypothesis by its best words, and return the parent row of each new open hypothesis."""
+        """Extend every open hypothesis with its best words, and return the parent row of each new open hypothesis.
+
+        For example, two sentences have the rows 0, 1 and 2, 3. If both new hypotheses of the first sentence continue
+        row 1, and the second sentence is done, the parent rows are 1, 1.
+        """
         num_active, beam_width = self.logp_AW.shape
         continuations = self._rank(logp_RK, ids_RK)
         self._finish(continuations)
         row_AW: Ints = self._extend(continuations) + beam_width * np.arange(num_active)[:, None]
         done_indices = [index for index in range(num_active) if self._is_done(index)]
         for index in done_indices:
-            results = self.results[self.sentence_A[index]]
-            results[self._n_best :] = []
-            results += self._open_hypotheses(index)[: self._n_best - len(results)]
+            self._complete_results(index)
         self.logp_AW = np.delete(self.logp_AW, done_indices, axis=0)
         self.sentence_A, self.ids_AWT, row_AW = (
             np.delete(array, done_indices, axis=0) for array in (self.sentence_A, self.ids_AWT, row_AW)
         )
         return row_AW.ravel()
+
+    def _complete_results(self, index: int) -> None:
+        """Keep the `n_best` results of a sentence that is done. If there are too few, add its open hypotheses."""
+        results = self.results[self.sentence_A[index]]
+        results[self._n_best :] = []
+        results += self._open_hypotheses(index)[: self._n_best - len(results)]
 
     def _rank(self, logp_RK: Floats, ids_RK: Ints) -> _Continuations:
         """Sort the continuations of each sentence by log p, then by the id, then by the hypothesis they continue."""
@@ -347,8 +388,6 @@ def _length_limits(source_BS: Tensor, settings: SearchSettings) -> list[int]:
 def _check_ids(model: Translator, eos: int, banned: Collection[int]) -> None:
     vocab_size = model.output.vocab_size
     if not 0 <= eos < vocab_size:
-        raise SettingsError(
-            f"eos = {eos} is not a class of the model, which has {vocab_size}: must be from 0 to {vocab_size - 1}"
-        )
+        raise SettingsError(f"eos = {eos}: must be from 0 to {vocab_size - 1}, the classes of the model")
     if eos in banned:
-        raise SettingsError("never: <eos> is among the ids that are never generated, so no translation could end")
+        raise SettingsError("banned: contains <eos>, so no translation could end; leave <eos> out")

@@ -4,9 +4,10 @@ Start with `compare_bleu`, which returns a `BleuComparison` with a verdict in wo
 the losses of language models.
 
 The interval is a paired bootstrap (Koehn 2004): sentences of the text are drawn with replacement, the same sentences
-for every run of both systems. BLEU of a resampled text is computed by sacrebleu, from the sums of the statistics of its
-sentences. If a system was trained several times, its BLEU is the mean over its runs, and the spread over the runs is
-reported. If both systems were trained several times, a second interval also covers training them again.
+for every run of both systems (a system is a translator, trained once or with several seeds). BLEU of a resampled text
+is computed by sacrebleu, from the sums of the statistics of its sentences. If a system was trained several times, its
+BLEU is the mean over its runs, and the spread over the runs is reported. If both systems were trained several times, a
+second interval also reflects how BLEU varies between training runs.
 
 Shapes: S runs (seeds) of a system, N sentences, R resamples, C = S x K, K statistics of a sentence: its length, the
 length of its reference, the number of matching n-grams of each order, and the number of all n-grams of each order.
@@ -31,16 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BleuComparison:
-    """Comparison of two systems on the same sentences. The difference is B - A, so B is better if it is above zero."""
+    """Comparison of two systems on the same sentences. The difference is B - A; above zero, B is better."""
 
     bleu_a: tuple[float, ...]
     """BLEU of each run of A, as computed by sacrebleu."""
     bleu_b: tuple[float, ...]
     """BLEU of each run of B."""
     interval: tuple[float, float]
-    """Interval of the difference that covers the choice of the sentences."""
+    """Interval of the difference that reflects the choice of the sentences."""
     interval_with_seeds: tuple[float, float] | None
-    """Interval of the difference that also covers training again; None if a system was trained only once."""
+    """Interval of the difference that also reflects how BLEU varies between training runs. None if a system was trained
+    only once."""
     level: float
     sentences: int
     resamples: int
@@ -69,7 +71,7 @@ class BleuComparison:
 
     @property
     def _widest_interval(self) -> tuple[float, float]:
-        """The interval that covers training again, if there is one, and otherwise the interval over sentences."""
+        """The interval over sentences and training runs if there is one, and otherwise the interval over sentences."""
         return self.interval_with_seeds or self.interval
 
     @property
@@ -92,9 +94,12 @@ class BleuComparison:
     def _notes(self) -> Iterator[str]:
         trained_once = [system for system, bleu in (("A", self.bleu_a), ("B", self.bleu_b)) if len(bleu) == 1]
         if len(trained_once) == 2:
-            yield "Both were trained once: the interval covers the choice of sentences, not training again"
+            yield (
+                "Both were trained once: the interval reflects the choice of sentences, not the spread over training "
+                "runs"
+            )
         elif trained_once:
-            yield f"{trained_once[0]} was trained once: the interval does not cover training it again"
+            yield f"{trained_once[0]} was trained once: the interval does not reflect the spread over its training runs"
         elif self.interval_with_seeds:
             lower, upper = self.interval
             yield f"Over the sentences alone the interval is {lower:+.2f} to {upper:+.2f}"
@@ -128,12 +133,7 @@ def compare_bleu(
     # The runs of A come first, then the runs of B.
     statistics_SNK = np.stack([*_run_statistics("A", bleu, a, references), *_run_statistics("B", bleu, b, references)])
     bleu_S = np.array([bleu_of_sums(bleu, sums_K) for sums_K in statistics_SNK.sum(axis=1)])
-    resampled_texts = resample_counts(len(references), resamples, np.random.default_rng(seed))
-    # Matrix products are faster in float64 than in integers, and exact for integers below 2 ** 53.
-    statistics_NC = statistics_SNK.transpose(1, 0, 2).reshape(len(references), -1).astype(np.float64)
-    sums_RC = np.concatenate([counts_RN @ statistics_NC for counts_RN in resampled_texts])
-    sums_RSK = sums_RC.reshape(resamples, *statistics_SNK.shape[::2])
-    bleu_RS = np.array([[bleu_of_sums(bleu, sums_K) for sums_K in sums_SK] for sums_SK in sums_RSK])
+    bleu_RS = _resampled_bleu(bleu, statistics_SNK, resamples, seed)
     differences_R = bleu_RS[:, len(a) :].mean(axis=1) - bleu_RS[:, : len(a)].mean(axis=1)
     tail = (1 - level) / 2
     lower, upper = (float(quantile) for quantile in np.quantile(differences_R, [tail, 1 - tail]))
@@ -148,6 +148,22 @@ def compare_bleu(
         sentences=len(references),
         resamples=resamples,
     )
+
+
+def _resampled_bleu(bleu: BLEU, statistics_SNK: NDArray[np.int64], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Return the BLEU of every run on every resampled text, bleu_RS.
+
+    The statistics of a resampled text are sums over its sentences: the matrix product of how often each sentence occurs
+    in each text (R, N) with the statistics of each sentence (N, C), where the C = S x K columns are all runs side by
+    side.
+    """
+    num_runs, num_sentences, num_statistics = statistics_SNK.shape
+    resampled_texts = resample_counts(num_sentences, resamples, np.random.default_rng(seed))
+    # Matrix products are faster in float64 than in integers, and exact for integers below 2 ** 53.
+    statistics_NC = statistics_SNK.transpose(1, 0, 2).reshape(num_sentences, -1).astype(np.float64)
+    sums_RC = np.concatenate([counts_RN @ statistics_NC for counts_RN in resampled_texts])
+    sums_RSK = sums_RC.reshape(resamples, num_runs, num_statistics)
+    return np.array([[bleu_of_sums(bleu, sums_K) for sums_K in sums_SK] for sums_SK in sums_RSK])
 
 
 def sentence_statistics(bleu: BLEU, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:

@@ -183,6 +183,11 @@ def compute_outputs(
 def cache_log_probs(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> Tensor:
     """Return the log-probability of every target under the cache alone, logp_T; -inf if the word is not stored.
 
+    The softmax over stored positions is computed in blocks of Q positions, each against the K positions that they can
+    see. For example, with window = 2 and blocks of 3 positions, the second block (positions 3, 4, 5) reads the stored
+    positions 1 to 4, and position 5 sees only 3 and 4 of them. The probability of the target is the share of the
+    softmax that falls on positions with the same word, a difference of two logsumexp.
+
     Args:
         h_TD: Hidden states.
         y_T: The word that follows each hidden state.

@@ -159,10 +159,10 @@ def compare(
 def widen_by_training(
     interval: tuple[float, float], scores_a: NDArray[np.float64], scores_b: NDArray[np.float64], level: float
 ) -> tuple[float, float]:
-    """Widen an interval of the difference between two systems by the uncertainty from training them again.
+    """Widen an interval of the difference between two systems by the spread over training runs.
 
     Args:
-        interval: Interval of the difference B - A that covers only the choice of the text.
+        interval: Interval of the difference B - A that reflects only the choice of the text.
         scores_a: The score of each run of system A.
         scores_b: The score of each run of system B.
         level: Confidence level of the interval.
@@ -200,7 +200,7 @@ def _unit_lengths(boundaries: Array) -> NDArray[np.int64]:
     lengths: NDArray[np.int64] = np.diff(edges).astype(np.int64)
     lengths = lengths[lengths > 0]  # empty documents have no losses
     if len(lengths) < 2:
-        raise DataError("the text is one single unit, so it cannot be resampled; compare on a longer text")
+        raise DataError("the text has only one unit, so it cannot be resampled; compare on a longer text")
     return lengths
 
 
@@ -231,9 +231,9 @@ def _notes(lengths_U: NDArray[np.int64], seeds_a: int, seeds_b: int, loss_unit: 
     """Yield a note for each limitation of the comparison."""
     trained_once = [system for system, seeds in (("A", seeds_a), ("B", seeds_b)) if seeds == 1]
     if len(trained_once) == 2:
-        yield "Both were trained once: the interval covers the choice of text, not training again"
+        yield "Both were trained once: the interval reflects the choice of text, not the spread over training runs"
     elif trained_once:
-        yield f"{trained_once[0]} was trained once: the interval does not cover training it again"
+        yield f"{trained_once[0]} was trained once: the interval does not reflect the spread over its training runs"
     elif min(seeds_a, seeds_b) == 2:
         yield "Trained only twice: the interval is wide, because two runs hardly show how much runs differ"
     if len(lengths_U) < FEWEST_UNITS:

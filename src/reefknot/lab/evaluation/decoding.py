@@ -194,7 +194,9 @@ class DecodingBatch:
 class FixedSizeBatch(DecodingBatch):
     """The hypotheses of a batch, with a fixed number of rows and a KV cache of fixed size, as CUDA graphs need.
 
-    Rows of finished sentences and padding rows are computed but never read.
+    Every sentence has a block of `rows_per_sentence` rows. For example, with 3 rows per sentence, sentence 0 has rows 0
+    to 2, and sentence 1 rows 3 to 5. If sentence 0 has two hypotheses and sentence 1 has one, rows 0, 1 and 3 are in
+    use. The other rows are computed but never read.
     """
 
     def __init__(

@@ -184,7 +184,8 @@ def dynamic_score(
     """Score a text by dynamic evaluation, and restore the weights of the model afterwards."""
     settings = settings or DynamicSettings()
     plain = score(model, split, vocabulary, precision=precision)
-    nll_T = _score_while_learning(model, build_stream(split, vocabulary), statistics, settings, precision, progress)
+    stream = build_stream(split, vocabulary)
+    nll_T = _score_while_learning(model, stream, statistics, settings, precision=precision, progress=progress)
     if not bool(nll_T.isfinite().all()):
         raise NonFiniteError(
             f"the loss of dynamic evaluation on the {split.name} text is NaN or infinite; "
@@ -232,7 +233,8 @@ def search_rates(
         return settings.model_copy(update={"eta": point["eta"], "decay": point["lambda"]})
 
     def measure(point: Point, progress: Progress) -> float:
-        nll_T = _score_while_learning(model, stream, statistics, settings_at(point), precision, progress)
+        point_settings = settings_at(point)
+        nll_T = _score_while_learning(model, stream, statistics, point_settings, precision=precision, progress=progress)
         return float(nll_T.mean())
 
     grid = grid_search(axes, measure, split, progress)
@@ -269,29 +271,25 @@ def _score_while_learning(
     stream: tuple[Tensor, Tensor],
     statistics: GradientStatistics,
     settings: DynamicSettings,
+    *,
     precision: str,
     progress: Progress = ignore_progress,
 ) -> Tensor:
     """Return the loss of every token, nll_T, of a model that learns while it reads, without waiting for the device.
 
-    On a GPU, all segments are replays of one CUDA graph, except the first segment and a shorter last segment. This is
-    possible because the start of a segment is a tensor on the device.
+    On a GPU, all segments are replays of one CUDA graph (a recorded sequence of kernels), except the first segment and
+    a shorter last segment. A replay always uses the same tensors, so everything that changes from segment to segment is
+    updated in place: the position in the text, the state and the weights.
     """
-    first_parameter = next(model.parameters())
-    device, dtype = first_parameter.device, first_parameter.dtype
+    device = next(model.parameters()).device
     use_graph = device.type == "cuda" and not model.synchronizes
     x_1T, y_1T = (ids_1T.to(device) for ids_1T in stream)
     tokens, full_segments = x_1T.shape[1], x_1T.shape[1] // settings.segment
-    # Later states are copied into these tensors, so they need the same dtype, which is float64 for a float64 model.
-    state = {
-        name: tensor.to(torch.promote_types(tensor.dtype, dtype)) for name, tensor in model.initial_state(1).items()
-    }
+    state = _initial_state(model)
     start = torch.zeros((), dtype=torch.int64, device=device)
     nll_T = torch.zeros(tokens, dtype=torch.float64, device=device)
     with side_stream(device) if use_graph else nullcontext(), adapting(model) as (parameters, trained):
-        rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
-        pull_rates = [(rates.decay * rate).clamp(max=1.0) for rate in statistics.rates()]
-        step_sizes = [rates.eta / (ms + rates.epsilon) for ms in statistics.ms]
+        pull_rates, step_sizes = _update_factors(settings, statistics)
 
         def learn(length: int) -> None:
             """Score the next `length` tokens and update the weights on them."""
@@ -301,6 +299,8 @@ def _score_while_learning(
             gradients = _gradients(-logp_1S.mean(), parameters)
             with torch.no_grad():
                 nll_T.index_copy_(0, positions_S, -logp_1S[0].double())
+                # The update at the top of this file, for all parameters at once: the pull towards theta_0, then the
+                # gradient step.
                 torch._foreach_lerp_(parameters, trained, pull_rates)
                 torch._foreach_addcmul_(parameters, gradients, step_sizes, value=-1.0)
                 overwrite(state, next_state)
@@ -316,6 +316,25 @@ def _score_while_learning(
         if remaining_tokens := tokens % settings.segment:
             learn(remaining_tokens)
     return nll_T
+
+
+def _initial_state(model: LanguageModel) -> dict[str, Tensor]:
+    """Return the state before the first token, in tensors that later states can be copied into.
+
+    They need the dtype of later states, which is float64 for a float64 model.
+    """
+    dtype = next(model.parameters()).dtype
+    return {
+        name: tensor.to(torch.promote_types(tensor.dtype, dtype)) for name, tensor in model.initial_state(1).items()
+    }
+
+
+def _update_factors(settings: DynamicSettings, statistics: GradientStatistics) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the factors of the update for each parameter: lambda rate (at most 1), and eta / (MS + epsilon)."""
+    rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
+    pull_rates = [(rates.decay * rate).clamp(max=1.0) for rate in statistics.rates()]
+    step_sizes = [rates.eta / (ms + rates.epsilon) for ms in statistics.ms]
+    return pull_rates, step_sizes
 
 
 def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:

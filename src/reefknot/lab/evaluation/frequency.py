@@ -4,8 +4,8 @@ Start with `loss_by_frequency` for one model, or `compare_by_target` for two. Wo
 counts in the training text), by the count of the target or of the token before it.
 
 For one model, the bands are powers of ten, as in Baevski & Auli 2019. Two models are compared in the bands of Pappas &
-Henderson 2019, Figure 3. Their difference is computed per token, with an interval, and also as in that figure: as the
-mean over the word types (distinct words) of a band, where every type has the same weight.
+Henderson 2019, Figure 3. Their difference is computed in two ways: per token, with an interval; and, as in that
+figure, as the mean over the word types (distinct words) of a band, each with the same weight.
 
 Shapes: N scored tokens, V types, T types of a band, R resamples.
 """
@@ -40,9 +40,12 @@ class TokenComparison:
     nll_a: float
     nll_b: float
     difference: float
-    """Difference B - A, so B is better if it is below zero."""
+    """Difference B - A; below zero, B is better."""
     interval: tuple[float, float] | None
-    """Interval of the difference, computed as for the whole text; None if the tokens lie in too few units of text."""
+    """Bootstrap interval of the difference, computed by the same method as for the whole text.
+
+    None if the tokens come from too few units of text (documents or blocks).
+    """
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class BandComparison(TokenComparison):
 
 @dataclass(frozen=True)
 class TypeComparison(BandComparison):
-    """Comparison of two systems on the targets of one band of training counts, also by word type."""
+    """Comparison of two systems on the targets of one band of training counts, per token and per word type."""
 
     types: int
     """Number of types of the band that occur in the text."""
@@ -171,7 +174,10 @@ def compare_on_symbols(losses: PairedLosses, split: Split, vocabulary: Vocabular
 def _targets_and_previous(
     scored: int, split: Split, vocabulary: Vocabulary
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the scored tokens and the tokens before them. <eos> precedes the first token, if it is scored."""
+    """Return the scored tokens and the tokens before them.
+
+    If the first token is scored, <eos> counts as the token before it.
+    """
     ids = np.asarray(split.ids, dtype=np.int64)
     if scored < len(ids):
         return ids[1:], ids[:-1]

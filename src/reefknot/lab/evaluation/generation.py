@@ -1,12 +1,16 @@
 """Generate text with a language model, token by token, with temperature, top-k and top-p (nucleus) sampling.
 
-Start with `generate`. `beam.py` uses the functions at the end of this file to sample translations.
+Start with `generate`. For every token, `_IncrementalReader` runs the model on the tokens that it has not read yet, and
+`_TokenSampler` samples the next token from the hidden state. `beam.py` uses the functions at the end of this file to
+sample translations.
 
-Each token is read once. A recurrent state has a fixed size. The KV cache of a transformer grows with every token, but
-the model has learned only positions up to the length of its training samples. So the cache is limited to a window, a
-maximum number of tokens. When the window is full, the cache is dropped, and the last half window of the text is read
-again, at positions that start from 0. Earlier text is forgotten. Every token is predicted from at least half a window
-of context, unless the text is shorter.
+A recurrent state has a fixed size, but the KV cache of a transformer grows with every token, and the model has learned
+only positions up to the length of its training samples. So the cache is limited to a window, a maximum number of
+tokens. When it is full, it is dropped, and the last half window of the text is read again, at positions that start from
+0. For example, with window = 4, reading one token at a time:
+
+    token     a      b        c          d            e        f
+    cache     a      a b      a b c      a b c d      d e      d e f
 
 Shapes: N rows (1 for a single text), D hidden dimension, K candidates.
 """
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,7 +30,7 @@ from reefknot.nn.encoders.contract import Encoded
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
-"""Range of temperatures that float32 can divide by. A lower temperature is treated as 0: the best word is chosen."""
+"""Range of temperatures that float32 can divide by. A lower temperature is treated as 0: the best token is chosen."""
 
 
 def encode_prompt(words: list[str], vocabulary: Vocabulary) -> list[int]:
@@ -41,7 +45,7 @@ def encode_prompt(words: list[str], vocabulary: Vocabulary) -> list[int]:
 def generate(
     model: LanguageModel,
     prompt: list[int],
-    length: int,
+    num_tokens: int,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -50,7 +54,7 @@ def generate(
     seed: int = 0,
     window: int | None = None,
 ) -> Iterator[int]:
-    """Yield `length` ids that follow the prompt.
+    """Yield the ids of `num_tokens` tokens that follow the prompt.
 
     A model in training mode is back in training mode whenever an id is yielded. The weights of a model in evaluation
     mode must not change until the last id is yielded, because its class vectors are computed only once.
@@ -58,55 +62,59 @@ def generate(
     Args:
         model: The language model.
         prompt: At least one id. <eos> at the beginning means the start of a line.
-        length: Number of ids to generate.
-        temperature: Divisor of the log-probabilities. With 0, the most probable word is always chosen.
-        top_k: Sample from the k most probable words only.
-        top_p: Sample from the fewest words whose probabilities add up to p. It can be combined with `top_k`.
+        num_tokens: Number of tokens to generate.
+        temperature: Divisor of the log-probabilities. With 0, the most probable token is always chosen.
+        top_k: Sample from the k most probable tokens only.
+        top_p: Sample from the fewest tokens whose probabilities add up to p. It can be combined with `top_k`.
         banned: Ids that are never generated, such as <unk>.
         seed: Seed of the random numbers.
         window: Maximum number of tokens in the KV cache of an encoder that does not carry its state. Other encoders
             ignore it.
     """
     check_sampling_options(temperature, top_k, top_p)
-    reader = _IncrementalReader(model, window)
+    reader = _IncrementalReader(model, prompt, window)
     generator = torch.Generator(reader.device).manual_seed(seed)
-    num_candidates = 1 if temperature < MIN_TEMPERATURE else top_k
-    # Without restrictions, the output end can sample a word without computing all log-probabilities.
-    is_unrestricted = temperature == 1.0 and top_k is None and top_p is None
-    unread_ids = prompt
-    was_evaluating = not model.training
-    # A model in evaluation mode keeps its class vectors for the whole text. A model in training mode is put into
-    # evaluation mode for each token only, because its weights may change in between.
-    with evaluating(model) if was_evaluating else nullcontext():
-        for _ in range(length):
-            with nullcontext() if was_evaluating else evaluating(model):
-                h_1D = reader.read(unread_ids)
-                token = int(model.output.sample(h_1D, generator)) if is_unrestricted else None
-                if token is None or token in banned:
-                    # Sampling again from the allowed words after a rejection gives exactly their distribution.
-                    logp_1K, ids_1K = top_candidates(model, h_1D, num_candidates, banned)
-                    p_1K = sampling_weights(logp_1K, temperature, top_p)
-                    token = int(ids_1K[0, torch.multinomial(p_1K[0], 1, generator=generator)])
+    sampler = _TokenSampler(model, generator, temperature=temperature, top_k=top_k, top_p=top_p, banned=banned)
+
+    def generate_token() -> int:
+        token = sampler.sample(reader.read())
+        reader.append(token)
+        return token
+
+    if model.training:
+        for _ in range(num_tokens):
+            with evaluating(model):  # for each token, because the weights may change before the next token
+                token = generate_token()
             yield token
-            unread_ids = [token]
+    else:
+        with evaluating(model):  # once, so that class vectors are computed once for the whole text
+            for _ in range(num_tokens):
+                yield generate_token()
 
 
 class _IncrementalReader:
-    """A model that reads a text a few tokens at a time, and keeps its state or KV cache between calls."""
+    """Runs a model on a growing text. Each token is read once, and the state or KV cache is kept between calls."""
 
-    def __init__(self, model: LanguageModel, window: int | None) -> None:
+    def __init__(self, model: LanguageModel, prompt: list[int], window: int | None) -> None:
         if window is not None and window < 1:
             raise SettingsError(f"window = {window}: must be at least 1 token, or left out")
         self.device = next(model.parameters()).device
         self._model = model
+        self._unread_ids = prompt
         self._window = None if model.encoder.carries_state else window
         self._state = model.decoding_state(1)
         self._cached_tokens = 0
-        # The last half window of the text, which is read again when the KV cache is dropped. Empty without a window.
+        # The last half window of the text, which is read again when the KV cache is dropped. It is empty without a
+        # window.
         self._recent_ids: deque[int] = deque(maxlen=max(1, self._window // 2) if self._window else 0)
 
-    def read(self, ids: list[int]) -> Tensor:
-        """Read ids and return the hidden state after the last id, h_1D."""
+    def append(self, token: int) -> None:
+        """Add a token to the text."""
+        self._unread_ids = [token]
+
+    def read(self) -> Tensor:
+        """Read the tokens that were added since the last call. Return the hidden state after the last token, h_1D."""
+        ids = self._unread_ids
         self._recent_ids.extend(ids)
         self._cached_tokens += len(ids)
         if self._window and self._cached_tokens > self._window:
@@ -115,6 +123,39 @@ class _IncrementalReader:
         encoded: Encoded = self._model(torch.tensor([ids], device=self.device), self._state)
         self._state = encoded.state
         return encoded.output[:, -1]
+
+
+@dataclass(frozen=True)
+class _TokenSampler:
+    """Samples the next token of a text. The fields are the arguments of `generate`."""
+
+    model: LanguageModel
+    generator: torch.Generator
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    banned: tuple[int, ...]
+
+    def sample(self, h_1D: Tensor) -> int:
+        """Sample a token that follows a text with this last hidden state.
+
+        Without temperature, top-k and top-p, the output end (classifier) can sample a token without computing all
+        probabilities. If that token is banned, it is rejected, and a token is sampled from the allowed tokens. This
+        gives exactly the distribution of the allowed tokens. For example, with p = 0.5, 0.3, 0.2 and the last token
+        banned, the first token has the probability 0.5 + 0.2 x (0.5 / 0.8) = 0.625 = 0.5 / 0.8.
+        """
+        if self.temperature == 1.0 and self.top_k is None and self.top_p is None:
+            token = int(self.model.output.sample(h_1D, self.generator))
+            if token not in self.banned:
+                return token
+        return self._sample_allowed(h_1D)
+
+    def _sample_allowed(self, h_1D: Tensor) -> int:
+        """Sample one of the allowed tokens, from the probabilities of the best candidates."""
+        num_candidates = 1 if self.temperature < MIN_TEMPERATURE else self.top_k
+        logp_1K, ids_1K = top_candidates(self.model, h_1D, num_candidates, self.banned)
+        weights_1K = sampling_weights(logp_1K, self.temperature, self.top_p)
+        return int(ids_1K[0, torch.multinomial(weights_1K[0], 1, generator=self.generator)])
 
 
 def check_sampling_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -130,7 +171,8 @@ def check_sampling_options(temperature: float, top_k: int | None, top_p: float |
 def top_candidates(model: LanguageModel, h_ND: Tensor, k: int | None, banned: Collection[int]) -> tuple[Tensor, Tensor]:
     """Return the k most probable ids of each row that are not in `banned`, (logp_NK, ids_NK), best first.
 
-    k = None returns all ids. An adaptive output end may find the best ids without scoring all of them.
+    k = None returns all ids. An adaptive output end may find the best ids without scoring all of them. The best
+    k + len(banned) ids always contain the best k allowed ids, so only these are computed.
     """
     vocab_size = model.output.vocab_size
     banned = {token for token in banned if 0 <= token < vocab_size}
@@ -142,18 +184,22 @@ def top_candidates(model: LanguageModel, h_ND: Tensor, k: int | None, banned: Co
     if banned:
         # One comparison per id, because the host would wait while it copies a list of ids to the device.
         is_banned_NK = torch.stack([ids_NK == token for token in banned]).any(0)
+        # A stable sort of the booleans puts the allowed ids first and keeps their order.
         allowed_NK = is_banned_NK.sort(dim=-1, stable=True).indices[:, :k]
         logp_NK, ids_NK = logp_NK.gather(1, allowed_NK), ids_NK.gather(1, allowed_NK)
     return logp_NK, ids_NK
 
 
 def sampling_weights(logp_NK: Tensor, temperature: float, top_p: float | None) -> Tensor:
-    """Return the weights p_NK for sampling among candidates, best first. They may not add up to one."""
+    """Return the weights p_NK for sampling among candidates, best first. They may not add up to one.
+
+    For example, top_p = 0.6 turns the probabilities 0.5, 0.3, 0.2 into the weights 0.5, 0.3, 0.
+    """
     if temperature < MIN_TEMPERATURE:
         return torch.zeros_like(logp_NK).index_fill(1, logp_NK.new_zeros(1, dtype=torch.long), 1.0)
     p_NK = torch.softmax(logp_NK.float() / temperature, dim=-1)
-    if top_p is not None:
-        # Keep a word if the better words add up to less than top_p, so the best word is always kept.
-        p_of_better_NK = p_NK.cumsum(-1) - p_NK
-        p_NK = torch.where(p_of_better_NK < top_p, p_NK, 0.0)
-    return p_NK
+    if top_p is None:
+        return p_NK
+    # Keep a candidate if the better candidates add up to less than top_p, so the best one is always kept.
+    sum_of_better_NK = p_NK.cumsum(-1) - p_NK
+    return torch.where(sum_of_better_NK < top_p, p_NK, 0.0)

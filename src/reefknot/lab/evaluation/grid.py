@@ -89,8 +89,10 @@ class Grid:
             row_cells = [cells.get((*row_values, value), "- ") for value in column_values]
             rows.append([*map(_format_value, row_values), *row_cells])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        lines = [f"perplexity of {self.text} (* the best)", *(line.rstrip() for line in lines)]
+        lines = [f"perplexity of {self.text} (* the best)"]
+        for row in rows:
+            aligned = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(aligned).rstrip())
         if self.edges:
             edges = ", ".join(f"{name} {_format_value(self.best[name])}" for name in self.edges)
             lines.append(f"the best values ({edges}) are at the edge of the grid; there may be better values beyond it")
@@ -110,6 +112,9 @@ def grid_search(
 
     Each axis is extended in turn for as long as the loss improves. No axis is visited twice. The other settings keep
     their best values. A loss that is not finite is not an error; it counts as infinite.
+
+    For example, with the axes {"a": [1, 2], "b": [0.1, 0.2]}, four points are tried. If a = 2, b = 0.1 is the best of
+    them, a = 4, 8, ... are tried with b = 0.1 until the loss gets worse, and then b = 0.05, ... with the best a.
 
     Args:
         axes: The values to try for each setting.

@@ -75,17 +75,14 @@ def monte_carlo_score(
         split: The text.
         vocabulary: The vocabulary of the text.
         passes: Number of passes over the text.
-        window: Number of tokens of a single stream that share dropout masks; in training, it is `steps`. Alternatively,
-            evaluation windows that are computed independently, each with its own masks.
+        window: Number of tokens that share dropout masks, if the text is one stream; in training, it is `steps`.
+            Alternatively, evaluation windows that are computed independently, each with its own masks.
         seed: Seed of the masks. The state of the global random generators is restored afterwards.
         precision: `float32`, or `bfloat16` or `float16` for autocast.
         progress: Callback for progress.
     """
+    _check_arguments(passes, window, seed)
     steps, windows = (window, None) if isinstance(window, int) else (None, window)
-    if passes < 1 or (steps is not None and steps < 1):
-        raise SettingsError(f"Monte-Carlo dropout: passes = {passes}, window = {window}: both must be at least 1")
-    if not 0 <= seed < 2**63:
-        raise SettingsError(f"Monte-Carlo dropout: seed = {seed}: must be at least 0 and less than 2**63")
     plain_score = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
     device = next(model.parameters()).device
     x_1T, y_1T = build_stream(split, vocabulary)
@@ -97,9 +94,7 @@ def monte_carlo_score(
             logp_T = _run_pass(model, x_1T, y_1T, window_or_spans)
             # Reading the mean waits for the device, so that the host is never more than one pass ahead.
             perplexities.append(perplexity(-float(logp_T.mean())))
-            tolerance = _ROUNDING_TOLERANCE
-            if pass_index == 0 and np.allclose(logp_T.cpu().numpy(), -plain_score.nll, rtol=tolerance, atol=tolerance):
-                # The model has no dropout, so every pass gives the plain score.
+            if pass_index == 0 and _has_no_dropout(logp_T, plain_score):
                 return _build_score(plain_score, plain_score.nll, perplexities, steps, seed, drops=False)
             log_sum_T = torch.logaddexp(log_sum_T, logp_T)
             progress("passes with dropout", (pass_index + 1) / passes)
@@ -107,6 +102,19 @@ def monte_carlo_score(
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the loss of Monte-Carlo dropout on the {split.name} text is NaN or infinite")
     return _build_score(plain_score, nll, perplexities, steps, seed)
+
+
+def _check_arguments(passes: int, window: int | Windows, seed: int) -> None:
+    if passes < 1 or (isinstance(window, int) and window < 1):
+        raise SettingsError(f"Monte-Carlo dropout: passes = {passes}, window = {window}: both must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise SettingsError(f"Monte-Carlo dropout: seed = {seed}: must be at least 0 and less than 2**63")
+
+
+def _has_no_dropout(logp_T: Tensor, plain_score: Score) -> bool:
+    """Return whether a pass gives the plain score, so that all other passes would give it, too."""
+    plain_logp = -plain_score.nll
+    return np.allclose(logp_T.cpu().numpy(), plain_logp, rtol=_ROUNDING_TOLERANCE, atol=_ROUNDING_TOLERANCE)
 
 
 def _run_pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, window_or_spans: int | Spans) -> Tensor:

@@ -1,6 +1,6 @@
 """Nearest neighbours of words, by the cosine of their vectors in a table or classifier.
 
-Start with `nearest_words` for named word vectors, or `nearest_neighbors` for a tensor and a vocabulary.
+Start with `nearest_words` if you have `WordVectors`, or with `nearest_neighbors` for a tensor and a vocabulary.
 `select_examples` chooses the example words of results and pictures.
 
 Shapes: W query words, V words of the vocabulary, S = V + number of words in `Vocabulary.spelled`, K neighbours, D
@@ -27,8 +27,8 @@ NUM_EXAMPLES = 8
 def nearest_neighbors(vectors_SD: Tensor, vocabulary: Vocabulary, words: list[str], k: int) -> NearestWords:
     """Return, for each word, the k other words of the vocabulary with the largest cosine, best first.
 
-    An input end may have additional vectors, for the words of `Vocabulary.spelled`. These words have neighbours but are
-    never neighbours of other words.
+    An input end that reads the characters of words also has vectors for words outside the vocabulary
+    (`Vocabulary.spelled`). These words have neighbours but are never neighbours of other words.
     """
     ids_W = torch.tensor([vocabulary.id_of(word) for word in words], dtype=torch.long, device=vectors_SD.device)
     unit_SD = F.normalize(vectors_SD.float(), dim=-1)

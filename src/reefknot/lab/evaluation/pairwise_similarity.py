@@ -128,7 +128,7 @@ class _BinnedCosines:
             yield block_N.astype(np.int64)
 
     def centred_ranks(self, pairs: int) -> tuple[Floats, float]:
-        """Return the mean rank of each bin minus the overall mean, and the sum of its square over all pairs."""
+        """Return each bin's mean rank minus the overall mean, and the sum of the squared differences over all pairs."""
         counts_S = np.zeros(BINS, dtype=np.int64)
         for bins_N in self.bin_indices():
             counts_S += np.bincount(bins_N, minlength=BINS)
@@ -149,7 +149,7 @@ def _unit_rows(vectors_VD: NDArray[np.float32]) -> Floats:
 
 
 def _cosine_blocks(unit_VD: Floats) -> Iterator[Floats]:
-    """Yield the cosines of every row with all later rows, for some rows at a time."""
+    """Yield the cosines of each row with all later rows, a block of rows at a time."""
     start, num_words = 0, len(unit_VD)
     while start < num_words - 1:
         block_size = min(max(1, _COSINES_AT_ONCE // (num_words - start)), num_words - start)

@@ -69,12 +69,12 @@ def project_words(
     """Return the positions of words in the plane of the first two principal components, for each end.
 
     Vectors are scaled to length 1, so that distances in a picture agree with the cosines that define neighbours. In the
-    result, `groups` has for each word the index of the word in `words` that it is shown around.
+    result, `groups[i]` says which centre word `words[i]` is shown around, as an index into the centre words.
 
     Args:
         vectors: The vectors of each end, by name.
         vocabulary: The vocabulary of the model.
-        words: The words to show, each with some of its neighbours; by default, the examples of the vocabulary.
+        words: The centre words, each shown with some of its neighbours; by default, the examples of the vocabulary.
     """
     center_words = select_examples(vocabulary, NUM_EXAMPLES) if words is None else list(dict.fromkeys(words))
     group_of = _group_words(list(vectors.values()), center_words)
@@ -87,7 +87,7 @@ def _group_words(ends: Sequence[WordVectors], center_words: list[str]) -> dict[s
     """Return the words to show, each with the index of its group.
 
     A group is a word of `center_words` and some of its neighbours, taken from each end in turn. A word that is a
-    neighbour of several of them belongs to the first of them.
+    neighbour of several centre words belongs to the first.
     """
     num_candidates = NUM_EXAMPLES * NEIGHBORS_PER_WORD
     neighbors_by_end = [nearest_words(end, center_words, num_candidates) for end in ends]
@@ -97,7 +97,7 @@ def _group_words(ends: Sequence[WordVectors], center_words: list[str]) -> dict[s
         added = 0
         # The nearest word of each end comes first, then the second nearest word of each end, and so on.
         for neighbor in chain.from_iterable(zip_longest(*word_lists)):
-            # Words that are only spelled have no vector at the output end.
+            # Words outside the vocabulary, which a character-based input end can read, have no vector at the output.
             if added < NEIGHBORS_PER_WORD and neighbor not in group_of and all(neighbor in end for end in ends):
                 group_of[neighbor] = group
                 added += 1

@@ -1,4 +1,4 @@
-"""Score every token of a text with a language model, and compute its perplexity.
+"""Score every token of a text with a language model, and compute the perplexity of the text.
 
 Start with `score`, which returns a `Score`: the loss of every token, and a record of how it was measured, so that two
 perplexities are compared only where that makes sense. Every token is scored exactly once, however the text is split.

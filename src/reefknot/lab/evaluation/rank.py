@@ -73,7 +73,8 @@ class TriangularFactor:
         self.rows += len(rows_NV)
         self._stored_rows += len(rows_NV)
         self._blocks.append(rows_NV.double())
-        # Fold as many new rows as the factor has. Fewer rows would take more arithmetic, more rows more memory.
+        # Fold when there are as many new rows as rows in the factor. To fold more often would take more arithmetic, and
+        # to fold less often would take more memory.
         if self._stored_rows >= 2 * self.classes:
             self._fold_rows()
 
@@ -118,9 +119,10 @@ def compute_spectrum(
     windows: Windows | None = None,
     eos: int | None = None,
 ) -> Spectrum:
-    """Return the singular values of the log-probabilities after the first tokens of a text.
+    """Return the singular values of the matrix of next-word log-probabilities.
 
-    The hidden states are computed in the precision of the model.
+    The matrix has one row for each of the first `limit` tokens of a text, which are the contexts. The hidden states are
+    computed in the precision of the model.
 
     Args:
         model: The language model.
@@ -129,12 +131,7 @@ def compute_spectrum(
         windows: Evaluation windows to read the text in; by default, it is read as one stream.
         eos: Id of the token that ends a line, which windows of whole lines need.
     """
-    available = split.tokens - 1
-    if available < 1:
-        raise DataError(f"the {split.name} text has only one token, so there is no context with a next token in it")
-    count = available if limit is None else min(limit, available)
-    if count < 1:
-        raise SettingsError(f"contexts = {limit}: must be at least 1")
+    count = _count_contexts(split, limit)
     classes = model.output.vocab_size
     _check_memory(required_memory(count, classes), next(model.parameters()).device)
     # The copy computes in float64; the hidden states keep the precision of the model.
@@ -150,6 +147,17 @@ def compute_spectrum(
                     raise NonFiniteError(f"a log-probability of the model on the {split.name} text is NaN or infinite")
                 factor.add(logp_NV)
     return Spectrum(factor.singular_values(), factor.rows, classes)
+
+
+def _count_contexts(split: Split, limit: int | None) -> int:
+    """Return the number of contexts to read: all tokens but the last, or at most `limit`."""
+    available = split.tokens - 1
+    if available < 1:
+        raise DataError(f"the {split.name} text has only one token, so there is no token to predict")
+    count = available if limit is None else min(limit, available)
+    if count < 1:
+        raise SettingsError(f"contexts = {limit}: must be at least 1")
+    return count
 
 
 def _chunk_size(output: OutputEnd) -> int:

@@ -27,7 +27,7 @@ def save_evaluation(
     scores: Mapping[str, Score],
     translated: Mapping[str, TranslationScores] | None = None,
 ) -> str:
-    """Save scores, and keep the saved score of the other split if its settings and source code are the same.
+    """Save scores, and keep the saved score of the other split if it has the same settings and source code.
 
     Args:
         run: The run.
@@ -55,17 +55,18 @@ def save_evaluation(
         dirty=environment["dirty"],
         source_sha256=environment["source_sha256"],
     )
-    message = ""
     old_evaluation = run.evaluation(kind)
-    if old_evaluation is not None:
-        missing_splits = [split for split in SPLITS if old_evaluation.score(split) and not new_evaluation.score(split)]
-        origin_differences = find_changes(_origin(old_evaluation), _origin(new_evaluation))
-        if origin_differences:
-            message = f", replacing an evaluation that differs ({'; '.join(map(str, origin_differences))})"
-        elif missing_splits:
-            new_evaluation = _merge(old_evaluation, new_evaluation, missing_splits[0])
-            message = f", together with the {missing_splits[0]} score that was there"
-    return f"saved to {run.write_evaluation(new_evaluation)}{message}"
+    if old_evaluation is None:
+        return f"saved to {run.write_evaluation(new_evaluation)}"
+    origin_differences = find_changes(_origin(old_evaluation), _origin(new_evaluation))
+    if origin_differences:
+        differences = "; ".join(map(str, origin_differences))
+        return f"saved to {run.write_evaluation(new_evaluation)}, replacing an evaluation that differs ({differences})"
+    for split in SPLITS:
+        if old_evaluation.score(split) and not new_evaluation.score(split):
+            merged = _merge(old_evaluation, new_evaluation, split)
+            return f"saved to {run.write_evaluation(merged)}, together with the {split} score that was there"
+    return f"saved to {run.write_evaluation(new_evaluation)}"
 
 
 def _origin(evaluation: SavedEvaluation) -> dict[str, Any]:

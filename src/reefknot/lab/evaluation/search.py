@@ -1,7 +1,7 @@
 """Measure how much of an adaptive softmax has to be computed to find the best next words.
 
 An adaptive softmax has a head for frequent words, and tails: bands (clusters of words of similar frequency) that are
-opened, that is computed, only if they may contain one of the best words.
+computed ("opened") only if they may contain one of the best words.
 
 Shapes: T tokens of the text, N contexts, D hidden dimension.
 """

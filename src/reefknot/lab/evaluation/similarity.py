@@ -43,7 +43,7 @@ class Benchmark:
 
 
 def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
-    """Read the published benchmarks from the folder word-similarity of `data`, by default of REEFKNOT_DATA."""
+    """Read the published benchmarks from the folder `word-similarity` in `data` (if None: in REEFKNOT_DATA)."""
     root = data or os.environ.get("REEFKNOT_DATA")
     example_file = next(iter(BENCHMARKS.values())).file
     expected = Path(root or "DIR", FOLDER, example_file)
@@ -96,7 +96,8 @@ def _parse_pair(line: str, location: str) -> tuple[str, str, float]:
         score = math.nan
     if not math.isfinite(score):
         raise DataError(
-            f"{location}: the score {shorten(repr(score_text))} is not a finite number; start comments with #"
+            f"{location}: the score {shorten(repr(score_text))} is not a finite number; correct it, or put # before "
+            "the line if it is a header or comment"
         )
     return first_word, second_word, score
 
@@ -104,8 +105,9 @@ def _parse_pair(line: str, location: str) -> tuple[str, str, float]:
 def score_benchmark(vectors: WordVectors, benchmark: Benchmark, *, resamples: int = 1000, seed: int = 0) -> Judgement:
     """Correlate the cosines of the pairs of a benchmark with the human scores.
 
-    Words are looked up as written, then in lower case. Pairs with an unknown word are left out and counted. The
-    interval is a bootstrap over pairs, if there are enough. It covers the choice of pairs, not training again.
+    Words are looked up as written, then in lower case. Pairs with an unknown word are left out and counted. If
+    there are enough pairs, the interval is a bootstrap over pairs. It reflects the choice of pairs, not how the result
+    varies between training runs.
     """
     find_id = Lookup(vectors).find
     pairs = [(find_id(first_word), find_id(second_word), score) for first_word, second_word, score in benchmark.pairs]

@@ -67,7 +67,7 @@ def beam_decoder(vocabulary_pair: VocabularyPair, search: SearchSettings, n_best
     """Return a function that decodes by beam search and never generates <unk>."""
     _, target_vocabulary = vocabulary_pair.vocabularies
     eos, banned = require_eos(target_vocabulary), banned_ids(target_vocabulary)
-    return lambda decoder, source_BS: beam_search(decoder, source_BS, eos, search, banned, n_best)
+    return lambda decoder, source_BS: beam_search(decoder, source_BS, eos, search, banned=banned, n_best=n_best)
 
 
 def translate(

@@ -108,6 +108,8 @@ class Sliding(Windows):
 class Complete(Windows):
     """Blocks of as many whole lines as fit. A line that is too long for one block is split into several.
 
+    For example, with length = 5, lines of 2, 2, 3 and 7 tokens become blocks of 4 (two lines), 3, 5 and 2 tokens.
+
     Args:
         length: Maximum number of tokens in a block.
     """

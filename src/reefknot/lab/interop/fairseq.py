@@ -80,10 +80,12 @@ def import_checkpoint(
             f"{dictionary} has {len(vocabulary):,} words including special symbols, but {checkpoint} has "
             f"{num_vectors:,} vectors; pass the dictionary that the model was trained with"
         )
+
     settings = layout.to_settings(options, corpus or CorpusSettings(name="none"), checkpoint)
     experiment = check_experiment(settings, str(checkpoint))
     model = build_model(experiment, vocabulary)
     copy_weights(fairseq_model, model)
+
     corpus_fingerprint = None
     if corpus is not None:
         dataset = open_dataset(corpus, experiment.vocabulary, data=data, notify=notify, words=vocabulary)
@@ -98,7 +100,9 @@ def import_checkpoint(
     with RunFolder.open_for_training(out, config) as run:
         vocabulary.save(run.vocabulary_path)
         run.write_environment(capture_environment())
-        run.checkpoints.save(0, named_weights(model), {}, {}, fingerprint=config_hash(config))
+        run.checkpoints.save(
+            step=0, weights=named_weights(model), state_tensors={}, state_values={}, fingerprint=config_hash(config)
+        )
         run.checkpoints.mark_best(0)
     num_parameters = sum(model.parameter_counts().values())
     notify(f"{out}: {num_parameters:,} parameters, {len(vocabulary):,} words, from {checkpoint}")
@@ -112,18 +116,16 @@ def _hash_file(path: Path) -> str:
 
 @torch.no_grad()
 def copy_weights(checkpoint: FairseqCheckpoint, model: LanguageModel) -> None:
-    """Copy the tensors of a checkpoint to the parameters of a model with the same layout."""
+    """Copy the tensors of a checkpoint to the parameters of a model with the same layout.
+
+    Raises:
+        DataError: A tensor is missing, has another shape, or belongs to no parameter.
+    """
     copied_addresses: set[int] = set()
     uncopied_names = checkpoint.tensors.keys() - _UNUSED_TENSORS
     for name, parameters in _list_assignments(model, checkpoint):
-        tensor = checkpoint.get(name)
-        expected_shape = (sum(map(len, parameters)), *parameters[0].shape[1:])
-        if tensor.shape != expected_shape:
-            raise DataError(
-                f"{checkpoint.path}: the shape of the tensor {name} is {tuple(tensor.shape)}, not {expected_shape}"
-            )
-        values = torch.split(tensor, [len(parameter) for parameter in parameters])
-        for parameter, value in zip(parameters, values, strict=True):
+        for parameter, value in zip(parameters, _split_rows(checkpoint, name, parameters), strict=True):
+            # A parameter that both ends share has two names in the file, which must agree.
             address = parameter.data_ptr()
             if address in copied_addresses and not torch.equal(parameter, value.to(parameter.dtype)):
                 raise DataError(f"{checkpoint.path}: the ends share {name}, but the file has different values for them")
@@ -135,6 +137,17 @@ def copy_weights(checkpoint: FairseqCheckpoint, model: LanguageModel) -> None:
         if len(uncopied_names) > 3:
             names += f" and {len(uncopied_names) - 3} more"
         raise DataError(f"{checkpoint.path}: unsupported architecture: Reefknot's model has no parameters for {names}")
+
+
+def _split_rows(checkpoint: FairseqCheckpoint, name: str, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the rows of a tensor for each of its parameters, or raise a DataError if the shapes do not match."""
+    tensor = checkpoint.get(name)
+    expected_shape = (sum(map(len, parameters)), *parameters[0].shape[1:])
+    if tensor.shape != expected_shape:
+        raise DataError(
+            f"{checkpoint.path}: the shape of the tensor {name} is {tuple(tensor.shape)}, not {expected_shape}"
+        )
+    return torch.split(tensor, [len(parameter) for parameter in parameters])
 
 
 def _list_assignments(model: LanguageModel, checkpoint: FairseqCheckpoint) -> Iterator[Assignment]:
@@ -151,18 +164,26 @@ def _list_assignments(model: LanguageModel, checkpoint: FairseqCheckpoint) -> It
     for index, block in enumerate(encoder.blocks):
         yield from _list_block_assignments(cast(Block, block), f"{LAYERS}.{index}", checkpoint)
     if encoder.final_norm is not None:
-        yield from ((f"{FINAL_NORM}.{name}", [parameter]) for name, parameter in encoder.final_norm.named_parameters())
+        for name, parameter in encoder.final_norm.named_parameters():
+            yield f"{FINAL_NORM}.{name}", [parameter]
+    yield from _list_output_assignments(input_end, output_end, is_tied=model.tied)
+
+
+def _list_output_assignments(
+    input_end: AdaptiveLookup, output_end: AdaptiveSoftmax, *, is_tied: bool
+) -> Iterator[Assignment]:
+    """Yield the assignments of the adaptive softmax: the head (frequent words and clusters), then the tails."""
     head, *tails = output_end.tables()
     clusters = cast(Tensor, output_end.clusters)
-    if model.tied:
+    if is_tied:
         yield f"{HEAD}.word_proj.weight", [head.weight]
         yield f"{HEAD}.class_proj.weight", [clusters]
     else:
         yield f"{HEAD}.weight", [head.weight, clusters]
     has_shared_projections = output_end.projections is input_end.projections
     for index, table in enumerate(tails):
-        # A separate projection of the output maps from the hidden state to the band in fairseq. Reefknot's maps from
-        # the band to the hidden state, like a projection of the input.
+        # In fairseq, a separate projection of the output maps from the hidden state to the band. In Reefknot, it maps
+        # from the band to the hidden state, like a projection of the input.
         if has_shared_projections:
             projection = input_end.projections.bands[index + 1]
         else:

@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ from torch import Tensor
 from reefknot.errors import DataError
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.constants import END_OF_LINE, PADDING, START, UNKNOWN
-from reefknot.storage import files as durable
+from reefknot.storage import files
 
 SPECIAL_SYMBOLS = (START, PADDING, END_OF_LINE, UNKNOWN)
-"""The symbols with the first ids of every dictionary. They are not in its file. fairseq spells <eos> as </s>."""
+"""The symbols with the first ids of every dictionary. Its file does not list them. fairseq spells <eos> as </s>."""
 
 # Checkpoints of some versions contain objects that measured the training. These empty classes stand for their classes.
 _METER_CLASSES = [
@@ -56,20 +56,23 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
     """Read a checkpoint of any fairseq version that has adaptive inputs, without running code from the file."""
     if not path.is_file():
         raise DataError(f"{path}: file not found; pass the checkpoint, such as model.pt")
-    match _load_safely(path):
-        case {"model": dict(tensors), **entries} if all(
-            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
-        ):
-            pass
-        case _:
-            raise DataError(f"{path}: not a checkpoint of fairseq: it has no 'model' with named tensors")
+    entries = _load_safely(path)
+    tensors = entries.get("model") if isinstance(entries, dict) else None
+    if not _are_named_tensors(tensors):
+        raise DataError(f"{path}: not a checkpoint of fairseq: it has no 'model' with named tensors")
     arguments = _to_dict(entries.get("args"))
-    match entries.get("cfg"):
-        case dict(sections):
-            arguments |= _to_dict(sections.get("task")) | _to_dict(sections.get("model"))
+    sections = entries.get("cfg")  # newer versions
+    if isinstance(sections, dict):
+        arguments |= _to_dict(sections.get("task")) | _to_dict(sections.get("model"))
     if not arguments:
         raise DataError(f"{path}: not a checkpoint of fairseq: it has neither 'args' nor a 'cfg' with a model")
     return FairseqCheckpoint(path, arguments, tensors)
+
+
+def _are_named_tensors(stored: Any) -> TypeGuard[dict[str, Tensor]]:
+    return isinstance(stored, dict) and all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in stored.items()
+    )
 
 
 def _load_safely(path: Path) -> Any:
@@ -101,7 +104,7 @@ def read_dictionary(path: Path) -> Vocabulary:
     The file does not contain the special symbols, so their counts are 0.
     """
     try:
-        text = durable.read_bytes(path).decode()
+        text = files.read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a dictionary: byte {error.start} is not valid UTF-8") from None
     counts = dict.fromkeys(SPECIAL_SYMBOLS, 0)

@@ -127,17 +127,8 @@ class Layout:
 
         The file stores a shared projection twice, so the values show whether projections are shared.
         """
-        tensors, path = checkpoint.tensors, checkpoint.path
-        if f"{EMBEDDINGS}.0.0.weight" not in tensors or f"{TAIL}.0.0.weight" not in tensors:
-            raise DataError(
-                f"{path}: unsupported architecture: only language models with adaptive input and adaptive softmax can "
-                "be imported (transformer_lm with --adaptive-input and --adaptive-softmax-cutoff)"
-            )
-        if VERSION not in tensors:
-            raise DataError(
-                f"{path}: written by a version of fairseq from 2018, in which clusters replaced words of the head; use "
-                "a checkpoint of a later version"
-            )
+        _check_architecture(checkpoint)
+        tensors = checkpoint.tensors
         input_shapes = _matrix_shapes(checkpoint, f"{EMBEDDINGS}.{{}}.0.weight")
         tail_shapes = _matrix_shapes(checkpoint, f"{TAIL}.{{}}.2.weight")
         is_tied = f"{HEAD}.word_proj.weight" in tensors
@@ -216,6 +207,21 @@ class Layout:
             },
             "evaluation": {"windows": {"kind": "lines"}} if options.sample_break_mode == "eos" else {},
         }
+
+
+def _check_architecture(checkpoint: FairseqCheckpoint) -> None:
+    """Raise a DataError if the names of the tensors show an architecture that cannot be imported."""
+    tensors, path = checkpoint.tensors, checkpoint.path
+    if f"{EMBEDDINGS}.0.0.weight" not in tensors or f"{TAIL}.0.0.weight" not in tensors:
+        raise DataError(
+            f"{path}: unsupported architecture: only language models with adaptive input and adaptive softmax can "
+            "be imported (transformer_lm with --adaptive-input and --adaptive-softmax-cutoff)"
+        )
+    if VERSION not in tensors:
+        raise DataError(
+            f"{path}: written by a version of fairseq from 2018, in which clusters replaced words of the head; use "
+            "a checkpoint of a later version"
+        )
 
 
 def _matrix_shape(checkpoint: FairseqCheckpoint, name: str) -> tuple[int, int]:

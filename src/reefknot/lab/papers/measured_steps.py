@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.papers.measured_figures import check_origin
@@ -74,17 +75,27 @@ def read_measured_steps(folder: Path) -> dict[tuple[str, str, Conditions], StepT
         if record.get("bench") != "steps" or (record.get("overrides") and changes is None):
             continue
         check_origin(path, record["environment"])
-        row_seconds: dict[str, list[float | None]] = {}
-        for row in record["rows"]:  # the plain step comes first
-            row_seconds.setdefault(row["row"], []).append(row["epoch_seconds"])
-        for name, (plain_seconds, *other_seconds) in row_seconds.items():
-            measured_seconds = [seconds for seconds in other_seconds if seconds]
-            if not plain_seconds or not measured_seconds:
-                continue
+        for name, times in _read_step_times(record["rows"]).items():
             row_changes = upgrade_changes((changes or {}).get(name, ()))
             relevant_changes = _select_relevant(parse(Change, change, path) for change in row_changes)
             key = (record["recipe"], name, (record["machine"]["device"], relevant_changes))
-            fastest = min(measured_seconds)
-            times = StepTimes(fastest, plain_seconds / fastest)
-            by_row[key] = min(times, by_row.get(key, times), key=lambda times: times.speedup)
+            if key not in by_row or times.speedup <= by_row[key].speedup:
+                by_row[key] = times
     return by_row
+
+
+def _read_step_times(entries: Iterable[Mapping[str, Any]]) -> dict[str, StepTimes]:
+    """Return the times of each row, from a record with one entry per row and kind of step.
+
+    The first entry of a row is the step in plain PyTorch. Rows without that time, or without any other, are left out.
+    """
+    seconds_by_row: dict[str, list[float | None]] = {}
+    for entry in entries:
+        seconds_by_row.setdefault(entry["row"], []).append(entry["epoch_seconds"])
+    step_times = {}
+    for name, (plain_seconds, *other_seconds) in seconds_by_row.items():
+        measured_seconds = [seconds for seconds in other_seconds if seconds]
+        if plain_seconds and measured_seconds:
+            fastest = min(measured_seconds)
+            step_times[name] = StepTimes(fastest, plain_seconds / fastest)
+    return step_times

@@ -72,7 +72,7 @@ _PRESS = "Press and Wolf 2017"
 _INAN = "Inan et al. 2017"
 _BAEVSKI = "Baevski and Auli 2019"
 _PAPPAS = "Pappas and Henderson 2019"
-# Folders of the code.
+# Folders with the code of the ideas.
 _ENCODERS, _OUTPUTS, _CLASSIFIERS = (f"src/reefknot/nn/{name}" for name in ("encoders", "outputs", "classifiers"))
 _EVALUATION, _FIGURES = "src/reefknot/lab/evaluation", "src/reefknot/lab/papers/figures"
 # Recipes.
@@ -214,21 +214,26 @@ def record_runs(root: Path, runs: Sequence[Path]) -> list[Path]:
         _check_code(root, result)
         folder = root / "results" / result.recipe / folder_name(result.row) / f"seed{result.seed}"
         if folder in added:
-            raise DataError(f"{result.folder}: another given run has the same row and seed; name only one of them")
+            raise DataError(f"{result.folder}: another given run has the same row and seed; pass only one of them")
         added.append(folder)
     for result, folder in zip(results, added, strict=True):
-        if result.record and not result.record.embedding.words and (result.folder / "best").exists():
-            from reefknot.lab.tasks.word_vectors import store_embedding  # imports torch, which nothing else here needs
-
-            store_embedding(result.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if result.evaluations:
-            (folder / EVALUATIONS_FOLDER).mkdir(exist_ok=True)
-        evaluation_files = [f"{EVALUATIONS_FOLDER}/{mode}.json" for mode in result.evaluations]
-        for name in (*RECORDED_FILES, *evaluation_files):
-            write_text(folder / name, remove_local_paths((result.folder / name).read_text(encoding="utf-8")))
-        write_text(folder / "metrics.jsonl", _reduce_metrics(result.folder / "metrics.jsonl"))
+        _copy_run(result, folder)
     return added + [add_record(root, path) for path in figure_files]
+
+
+def _copy_run(result: Result, folder: Path) -> None:
+    """Copy the recorded files of a run into a folder, without local paths and with fewer metrics."""
+    if result.record and not result.record.embedding.words and (result.folder / "best").exists():
+        from reefknot.lab.tasks.word_vectors import store_embedding  # imports torch, which nothing else here needs
+
+        store_embedding(result.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if result.evaluations:
+        (folder / EVALUATIONS_FOLDER).mkdir(exist_ok=True)
+    evaluation_files = [f"{EVALUATIONS_FOLDER}/{mode}.json" for mode in result.evaluations]
+    for name in (*RECORDED_FILES, *evaluation_files):
+        write_text(folder / name, remove_local_paths((result.folder / name).read_text(encoding="utf-8")))
+    write_text(folder / "metrics.jsonl", _reduce_metrics(result.folder / "metrics.jsonl"))
 
 
 def _reduce_metrics(path: Path) -> str:
@@ -311,8 +316,8 @@ def _format_papers(tables: Sequence[RecipeTable], figures: Sequence[RecordedFigu
         "",
         "This table lists the ideas of the papers. For each idea it names the file that implements it, and the row of "
         "a recipe or the figure that demonstrates it. Our score is next to the paper's score: test perplexity, BLEU "
-        "or rho. rho is the mean rank correlation over the five word similarity benchmarks of Press and Wolf, for the "
-        "input / output vectors, or one value for the table that both ends share.",
+        "or rho. rho is the mean rank correlation over the five word similarity benchmarks of Press and Wolf. It is "
+        "given as input / output vectors, or as a single value if both ends share one table.",
         "",
         "| idea | paper | code | recipe, row | ours | paper's |",
         "|---|---|---|---|---:|---:|",
@@ -405,7 +410,10 @@ def _describe_origin(table: RecipeTable, records: Sequence[RunResult]) -> str:
 
 
 def _describe_machines(table: RecipeTable, records: Sequence[RunResult]) -> str:
-    """Describe the recipe, machines, corpora, seeds and commits of the runs of a table."""
+    """Describe the recipe, machines, corpora, seeds and commits of the runs of a table.
+
+    For example: "Recipe `demo`; device cpu; torch 2.11.0; corpus python-docs (0123456789ab); seeds 0, 1; commit `...`".
+    """
     results = [result for row in table.rows for result in row.results]
     environments = [result.environment for result in results]
     # A run that was resumed with other code names both commits.
@@ -413,20 +421,22 @@ def _describe_machines(table: RecipeTable, records: Sequence[RunResult]) -> str:
     commits += [record.commit for record in records]
     commits += [evaluation.commit for row in table.rows for evaluation in row.evaluations]
     devices = [record.training.device for record in records]
+    cpus = [str(environment.get("cpu") or "") for environment in environments]
     values_by_name = {
         "Recipe": [f"`{table.name}`"],
         "device": devices,
-        "CPU": [cpu for environment in environments if (cpu := str(environment.get("cpu") or "")) not in devices],
+        "CPU": [cpu for cpu in cpus if cpu not in devices],
         "torch": [str(environment.get("torch") or "") for environment in environments],
         "corpus": [f"{record.corpus.name} ({record.corpus.fingerprint[:12]})" for record in records],
         "seeds": sorted({str(record.seed) for record in records}, key=int),
         "commit": [f"`{str(commit)[:12]}`" for commit in commits if commit],
     }
-    return "; ".join(
-        f"{name} {', '.join(dict.fromkeys(filter(None, values)))}"
-        for name, values in values_by_name.items()
-        if any(values)
-    )
+    descriptions = []
+    for name, values in values_by_name.items():
+        distinct_values = dict.fromkeys(filter(None, values))
+        if distinct_values:
+            descriptions.append(f"{name} {', '.join(distinct_values)}")
+    return "; ".join(descriptions)
 
 
 def _describe_evaluations(table: RecipeTable) -> str:
@@ -446,13 +456,13 @@ def _describe_speed(results: Sequence[Result]) -> str:
     if any(result.is_limited_by_updates for result in results):
         return "tokens/s counts training only and depends on what else ran on the device"
     return (
-        "s/epoch is the median epoch of the fastest run; it counts training only and depends on what else ran on the "
-        "device"
+        "s/epoch is the median time of an epoch in the fastest run; it counts training only and depends on what else "
+        "ran on the device"
     )
 
 
 def _describe_scored_weights(results: Sequence[Result], records: Sequence[RunResult]) -> list[str]:
-    """Return which weights of the runs were scored, once for each kind."""
+    """Return a description of the scored weights for each kind of run (best epoch, or average of checkpoints)."""
     unit = "update" if any(result.is_limited_by_updates for result in results) else "epoch"
     best = f"the {unit} with the best validation perplexity"
     single = best if any(record.test for record in records) else "the last epoch"

@@ -120,7 +120,7 @@ class Row(Settings):
 
     @property
     def start(self) -> str | None:
-        """The row whose best weights this row starts from."""
+        """The row to start from: training starts with its best weights."""
         return get_string(self.set, "training", "start", "row")
 
     @property

@@ -103,13 +103,7 @@ def load_recipe(
     """
     path, recipe_name = find_recipe(name)
     file, overrides = read_recipe_file(path, name), tuple(overrides)
-    if row is None:
-        rows = list(file.rows)
-    elif isinstance(row, str):
-        rows = [_choose_row(file.rows, row, name)]
-    else:
-        rows = _match_rows(file.rows, row, name, only_trained=alone)
-        rows = rows if alone else _add_needed_rows(file, rows, overrides)
+    rows = _select_rows(file, row, name, overrides, alone=alone)
     experiments: dict[str, Experiment] = {}
     changed: dict[str, list[Change]] = {}
     mistakes: list[Mistake] = []
@@ -132,8 +126,28 @@ def load_recipe(
     if mistakes:
         raise build_settings_error(mistakes)
     _check_starts(file, experiments, name)
-    run_owner = file.extends or recipe_name
-    return Recipe(run_owner, name, file.title, file.paper, tuple(rows), experiments, overrides, changed)
+    return Recipe(
+        name=file.extends or recipe_name,
+        given_name=name,
+        title=file.title,
+        paper=file.paper,
+        rows=tuple(rows),
+        experiments=experiments,
+        overrides=overrides,
+        changed=changed,
+    )
+
+
+def _select_rows(
+    file: RecipeFile, names: str | Collection[str] | None, recipe: str, overrides: tuple[str, ...], *, alone: bool
+) -> list[Row]:
+    """Return the rows that were asked for: all rows, the row with this name, or the rows that match a list of names."""
+    if names is None:
+        return list(file.rows)
+    if isinstance(names, str):
+        return [_choose_row(file.rows, names, recipe)]
+    rows = _match_rows(file.rows, names, recipe, only_trained=alone)
+    return rows if alone else _add_needed_rows(file, rows, overrides)
 
 
 def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], recipe: str) -> None:

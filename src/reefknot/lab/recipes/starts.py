@@ -1,4 +1,4 @@
-"""Finds and loads the finished run whose best weights a row starts from.
+"""Finds and loads the finished run that a row starts from, with its best weights.
 
 A row (one experiment of a recipe) with `training.start.row = "NAME"` does not start from random weights, but from those
 of row NAME. `load_start` returns that run with its weights. `find_start` only looks for its folder.
@@ -28,7 +28,7 @@ def start_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) 
 
 @dataclass(frozen=True)
 class Start:
-    """The finished run whose weights training starts from."""
+    """The finished run that gives the first weights of training."""
 
     record: dict[str, str]
     """Hashes of the settings and of the weights of the run."""
@@ -51,30 +51,56 @@ def find_start(
             raise SettingsError(f'row "{row.name}" does not start from a run; --start needs training.start.row=NAME')
         return None
     start_row = Row(name=start_name)
-    # Runs of several seeds are in ROW/seedN, a single run may be in ROW: the sibling has the same layout as `out`.
-    has_seed_folder = out.name == f"seed{seed}"
-    sibling = out.parent.parent / start_row.slug / out.name if has_seed_folder else out.parent / start_row.slug
     default = default_folder(recipe, start_row, seed)
-    expected_config = {"recipe": recipe.name, "row": start_row.name}
-    for candidate in (folder,) if folder else (sibling, default):
-        is_finished = (candidate / "result.json").exists()
-        if is_finished and (folder or expected_config.items() <= RunFolder.open(candidate).config.items()):
-            return candidate
+    sibling = _sibling_folder(out, start_row, seed)
+    if folder and _is_finished(folder):
+        return folder
+    if not folder and _is_finished_run_of(sibling, recipe, start_row):
+        return sibling
+    if not folder and _is_finished_run_of(default, recipe, start_row):
+        return default
     if _recorded_start(out):
         return None
     missing = folder or (default if out == default_folder(recipe, row, seed) else sibling)
     command = _training_command(recipe, start_row, seed, data, None if missing == default else missing)
     if folder not in (None, default):  # a sweep without --start passes the default folder
-        subject = f'--start {missing}: row "{row.name}" starts from row "{start_row.name}", but this folder'
-        inner_runs = sorted(path.parent for path in missing.glob("*/result.json"))
-        if inner_runs:
-            raise SettingsError(f"{subject} contains several runs; pass one of them, such as {inner_runs[0]}")
-        problem = "is not a finished run of that row (no result.json)" if missing.is_dir() else "does not exist"
-        raise SettingsError(f"{subject} {problem}. Pass the folder of a finished run, or train it there: `{command}`")
+        raise _start_option_error(missing, row, start_row, command)
     raise SettingsError(
         f'row "{row.name}" starts from row "{start_row.name}", which has no finished run in {missing.absolute()}. '
         f"Train it: `{command}`, or pass the folder of a finished run with --start"
     )
+
+
+def _sibling_folder(out: Path, start_row: Row, seed: int) -> Path:
+    """Return the folder next to `out` in which a run of `start_row` is expected.
+
+    Runs of several seeds are in ROW/seedN, and a single run may be in ROW. The sibling has the same layout as `out`: if
+    the start row is `base`, it is runs/base/seed1 for runs/large/seed1, and runs/base for runs/large.
+    """
+    if out.name == f"seed{seed}":
+        return out.parent.parent / start_row.slug / out.name
+    return out.parent / start_row.slug
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / "result.json").exists()
+
+
+def _is_finished_run_of(folder: Path, recipe: Recipe, row: Row) -> bool:
+    if not _is_finished(folder):
+        return False
+    config = RunFolder.open(folder).config
+    return config.get("recipe") == recipe.name and config.get("row") == row.name
+
+
+def _start_option_error(folder: Path, row: Row, start_row: Row, command: str) -> SettingsError:
+    """Return the error for a folder that the user passed with `--start` and that is not a finished run."""
+    subject = f'--start {folder}: row "{row.name}" starts from row "{start_row.name}", but this folder'
+    inner_runs = sorted(path.parent for path in folder.glob("*/result.json"))
+    if inner_runs:
+        return SettingsError(f"{subject} contains several runs; pass one of them, such as {inner_runs[0]}")
+    problem = "is not a finished run of that row (no result.json)" if folder.is_dir() else "does not exist"
+    return SettingsError(f"{subject} {problem}. Pass the folder of a finished run, or train it there: `{command}`")
 
 
 def _training_command(recipe: Recipe, row: Row, seed: int, data: Path | None, out: Path | None) -> str:
@@ -97,7 +123,7 @@ def load_start(
 
     If that run was deleted, return what the run in `out` recorded about it.
     """
-    path = find_start(recipe, row, seed, folder, out, data)
+    path = find_start(recipe, row, seed, folder=folder, out=out, data=data)
     if path is None:
         record = _recorded_start(out) if recipe.experiments[row.name].start else None
         return Start(record) if record else None

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 
 from reefknot.lab.reports.rows import FOOTNOTE_SIGNS, TableRow
 
-# Safe for colour-blind readers (after Okabe and Ito), and visible on white as well as on black.
+# These colours are safe for colour-blind readers (after Okabe and Ito), and visible on white and on black.
 COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 POINT_STYLE = {"linestyle": "none", "markersize": 8, "fillstyle": "none", "markeredgewidth": 1.6}

@@ -151,15 +151,16 @@ def _build_section(name: str, row: str, record: RunResult, decode: Callable[[str
     words = tuple(map(decode, record.embedding.words))
     similarity = record.similarity
     is_tied = record.neighbors.tied or "tied" in similarity or record.embedding.tied is not None
+    tying = "one table for both ends" if is_tied else "two tables"
     return EmbeddingSection(
-        row,
-        record.seed,
-        _TRANSLATOR_TYING.get(record.tied or "", "one table for both ends" if is_tied else "two tables"),
-        tuple(_draw_pictures(name, record.embedding.replace(words=words))),
-        tuple(_END_TITLES.get(end, end) for end in similarity),
-        tuple(_compare_benchmarks(similarity)),
-        tuple(neighbors),
-        tuple(_compare_neighbors(neighbors, decode)),
+        row=row,
+        seed=record.seed,
+        tying=_TRANSLATOR_TYING.get(record.tied or "", tying),
+        pictures=tuple(_draw_pictures(name, record.embedding.replace(words=words))),
+        similarity_ends=tuple(_END_TITLES.get(end, end) for end in similarity),
+        similarity=tuple(_compare_benchmarks(similarity)),
+        neighbor_ends=tuple(neighbors),
+        neighbors=tuple(_compare_neighbors(neighbors, decode)),
     )
 
 
@@ -215,7 +216,8 @@ def _draw_pictures(name: str, embedding: Embedding) -> list[Plot]:
     plots = []
     for end, plane in complete.items():
         points_W2 = _scale_to_plot(coordinates[end], height)
-        plots.append(_draw_picture(f"{name}-{end}", _END_TITLES[end], embedding, points_W2, height, plane.explained))
+        picture_name, title = f"{name}-{end}", _END_TITLES[end]
+        plots.append(_draw_picture(picture_name, title, embedding, points_W2, height=height, explained=plane.explained))
     return plots
 
 

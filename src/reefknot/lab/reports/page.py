@@ -39,7 +39,7 @@ _HEADINGS = {
     "test": "test perplexity",
     **{name: name for name in PRESS},
 }
-"""Headings of the groups of columns with a score of ours, which may also contain the paper's score."""
+"""Headings of column groups. Each group shows one of our scores, and the paper's score beside it if there is one."""
 _ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")
 
 
@@ -88,7 +88,7 @@ def write_report(
     """
     path = Path(path)
     if path.is_dir():
-        raise SettingsError(f"{path}: is a folder; name a file for the report, such as {path / 'report.html'}")
+        raise SettingsError(f"{path}: is a folder; use the path of a file, such as {path / 'report.html'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     joined = [embedding.with_picture(row) for row in join_runs(rows or [], results)]
     write_text(path, render(joined, title, sections))

@@ -3,13 +3,13 @@
 Each public function takes the rows of the report (one per experiment of a recipe) and returns finished plots as inline
 SVG. A plot shows only rows that can be compared, and its caption names the others. The common style is in `drawing.py`.
 
-A band is a range of training counts, such as 10 to 99; words are grouped by it in plots of word frequency.
+A band is a range of word counts in the training text, such as 10 to 99. Plots of word frequency group words by band.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -27,7 +27,7 @@ from reefknot.lab.runs.scores import BLEU
 
 
 def plot_curves(rows: Sequence[TableRow]) -> list[Plot]:
-    """Plot validation perplexity, training perplexity and the loss per pair of skip-gram, if they were logged."""
+    """Plot validation perplexity, training perplexity and the loss per word pair of skip-gram models, if logged."""
     results = [result for row in rows for result in row.results]
     x_axis = "update" if results and all(result.is_limited_by_updates for result in results) else "epoch"
     return [*_plot_validation(rows, x_axis), *_plot_training(rows, x_axis), *_plot_skip_gram(rows)]
@@ -53,8 +53,8 @@ def _plot_training(rows: Sequence[TableRow], x_axis: str) -> list[Plot]:
     plotted = [row for row in labelled if any(_read_curve(result, "train", x_axis) for result in row.results)]
     interval = "an epoch" if x_axis == "epoch" else "the updates since the last point"
     caption = (
-        f"Training perplexity per token by {x_axis}. A point is a mean over {interval}, while the weights change, so "
-        "it is not comparable with validation perplexity."
+        f"Training perplexity per token by {x_axis}. A point is a mean over {interval}, during which the weights "
+        "change, so it is not comparable with validation perplexity."
     )
     if labelled != list(rows):
         caption += " A sampled loss and a loss per sub-word are not comparable with other losses."
@@ -72,20 +72,21 @@ def _draw_curves(
 ) -> list[Plot]:
     if not plotted:
         return []
+    curves_by_row = []
+    for row in plotted:
+        curves = [_read_curve(result, kind, x_axis) for result in row.results]
+        curves_by_row.append([points for points in curves if points])
+    means = [_mean_curve(curves) for curves in curves_by_row]
     # The steep beginning of a long curve would make the differences between curves invisible.
-    longest = max(len(_read_curve(result, kind, x_axis)) for row in plotted for result in row.results)
-    cut_beginning = longest > 16
+    cut_beginning = max(len(points) for curves in curves_by_row for points in curves) > 16
 
     def draw(figure: Figure) -> None:
+        """Draw a thick line for the mean of each row, and a thin line for each of its seeds if there are several."""
         axes = figure.add_subplot()
-        means = []
-        for row in plotted:
-            seed_curves = [points for result in row.results if (points := _read_curve(result, kind, x_axis))]
-            mean = _mean_curve(seed_curves)
-            means.append(mean)
+        for row, curves, mean in zip(plotted, curves_by_row, means, strict=True):
             style = row_style(rows.index(row)) | {"markevery": math.ceil(len(mean) / 16)}
-            if len(seed_curves) > 1:
-                for points in seed_curves:
+            if len(curves) > 1:
+                for points in curves:
                     axes.plot(*zip(*points, strict=True), color=style["color"], linewidth=0.6, alpha=0.45)
             axes.plot(*zip(*mean, strict=True), **style)
         if cut_beginning:
@@ -119,12 +120,7 @@ def plot_frequency(rows: Sequence[TableRow]) -> list[Plot]:
         plotted = [row for row in comparable if _token_count(row) == _token_count(comparable[0])]
         if not plotted:
             continue
-        panels: tuple[str, ...] = ("loss", "difference")
-        if len(plotted) == 1:
-            panels = ("loss",)
-        elif position == "previous":
-            # Grouped by the previous word, the losses of all rows nearly coincide, so only differences are plotted.
-            panels = ("difference",)
+        panels = _choose_panels(position, len(plotted))
         caption = f"Mean test loss by the training frequency of {token}"
         if "difference" in panels:
             introduction = ". Below:" if "loss" in panels else ", as"
@@ -137,6 +133,16 @@ def plot_frequency(rows: Sequence[TableRow]) -> list[Plot]:
         height = 4.2 if len(panels) > 1 else 2.8
         plots.append(Plot(render_svg(f"frequency-{position}", height, plotted, draw, caption), caption))
     return plots
+
+
+def _choose_panels(position: str, num_rows: int) -> tuple[str, ...]:
+    """Return which values are plotted, from top to bottom: losses, and differences from the first row."""
+    if num_rows == 1:
+        return ("loss",)
+    if position == "previous":
+        # Grouped by the previous word, the losses of all rows nearly coincide, so only differences are plotted.
+        return ("difference",)
+    return ("loss", "difference")
 
 
 def plot_sizes(rows: Sequence[TableRow]) -> list[Plot]:
@@ -175,15 +181,14 @@ def plot_sizes(rows: Sequence[TableRow]) -> list[Plot]:
 def _draw_frequency(
     figure: Figure, rows: Sequence[TableRow], plotted: Sequence[TableRow], position: str, panels: Sequence[str]
 ) -> None:
-    """Draw the losses by band, their differences from the first plotted row, or both below each other."""
+    """Draw the losses by band, their differences from the first plotted row, or both, one above the other."""
     row_bands = [_band_losses(row, position) for row in plotted]
-    band_by_range = {_band_range(band): band for losses in row_bands for band in losses}
-    ranges = sorted(band_by_range)
+    row_losses = [{_band_range(band): loss for band, loss in bands.items()} for bands in row_bands]
+    ranges = sorted({band_range for losses in row_losses for band_range in losses})
     grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[3, 2][: len(panels)])
     axes = dict(zip(panels, (grid_row[0] for grid_row in grid), strict=True))
-    first_losses = {_band_range(band): loss for band, loss in row_bands[0].items()}
-    for row, bands in zip(plotted, row_bands, strict=True):
-        losses = {_band_range(band): loss for band, loss in bands.items()}
+    first_losses = row_losses[0]
+    for row, losses in zip(plotted, row_losses, strict=True):
         style = row_style(rows.index(row)) | {"linewidth": 1.1}
         if "loss" in axes:
             xs = [x for x, band_range in enumerate(ranges) if band_range in losses]
@@ -191,14 +196,8 @@ def _draw_frequency(
         if "difference" in axes:
             xs = [x for x, band_range in enumerate(ranges) if band_range in losses and band_range in first_losses]
             axes["difference"].plot(xs, [losses[ranges[x]] - first_losses[ranges[x]] for x in xs], **style)
-    tokens = {_band_range(band): band.tokens for band in row_bands[0]}
-    shares = [100 * tokens.get(band_range, 0) / sum(tokens.values()) for band_range in ranges]
-    labels = [
-        f"{_short_label(band_by_range[band_range])}\n{share:.0f} %"
-        for band_range, share in zip(ranges, shares, strict=True)
-    ]
     bottom = axes[panels[-1]]
-    bottom.set_xticks(range(len(ranges)), labels)
+    bottom.set_xticks(range(len(ranges)), _label_bands(ranges, row_bands))
     bottom.set_xlabel("times seen in training (share of tokens)")
     if "loss" in axes:
         axes["loss"].set(ylabel="nats per token", ylim=(0, None))
@@ -206,6 +205,18 @@ def _draw_frequency(
         axes["difference"].axhline(0, color="#888888", linewidth=0.8, zorder=0)
         axes["difference"].set_ylabel("difference" if "loss" in axes else "difference, nats per token")
     add_legend(figure, rows, plotted)
+
+
+def _label_bands(ranges: Sequence[tuple[int, float]], row_bands: Sequence[Mapping[Band, float]]) -> list[str]:
+    """Return the labels of the bands: the training counts, and below them the share of the first row's tokens."""
+    band_by_range = {_band_range(band): band for bands in row_bands for band in bands}
+    tokens = {_band_range(band): band.tokens for band in row_bands[0]}
+    total = sum(tokens.values())
+    labels = []
+    for band_range in ranges:
+        share = 100 * tokens.get(band_range, 0) / total
+        labels.append(f"{_short_label(band_by_range[band_range])}\n{share:.0f} %")
+    return labels
 
 
 def _set_log_scale(axes: Any) -> None:
@@ -222,8 +233,8 @@ def _set_log_scale(axes: Any) -> None:
 def _read_curve(result: Result, kind: str, x_axis: str) -> list[tuple[float, float]]:
     """Return the points of a curve.
 
-    A point has the validation perplexity per word, or the training perplexity per token, by epoch or by update. For
-    the pairs of skip-gram, it has the loss by the number of words read.
+    The x of a point is an epoch or an update. Its y is the validation perplexity per word or the training perplexity
+    per token. For the pairs of skip-gram, x is the number of words read and y is the loss.
     """
     lines = [line for line in result.metrics if line.kind == kind]
     if kind == "pairs":
@@ -232,7 +243,8 @@ def _read_curve(result: Result, kind: str, x_axis: str) -> list[tuple[float, flo
         return [(line.step, perplexity(line.nll)) for line in lines]
     if kind == "train":
         return _read_epoch_means(lines)
-    # By any step in epoch n, at most n epochs have passed, so the largest step / epoch is the length of an epoch.
+    # A line of epoch n has step <= n * steps_per_epoch, with equality at the end of the epoch. So the maximum of
+    # step / epoch is the number of steps per epoch.
     steps_per_epoch = max((line.step / line.epoch for line in lines if line.epoch > 0), default=0.0)
     tokens_per_word = result.tokens_per_word_in_validation
     if not steps_per_epoch or tokens_per_word is None:
@@ -276,7 +288,7 @@ def _band_losses(row: TableRow, position: str) -> dict[Band, float]:
 
     Args:
         row: The row.
-        position: The token that is looked up in the bands: `target` or `previous`.
+        position: The token whose training count selects the band: `target` or `previous`.
     """
     by_range: dict[tuple[int, int | None], list[Band]] = {}
     for record in row.records:

@@ -178,7 +178,7 @@ def collect_runs(paths: Iterable[Path | str]) -> list[Result]:
     runs: dict[Path, Result] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            raise DataError(f"{path}: there is no such folder; name a run folder, or a folder that contains runs")
+            raise DataError(f"{path}: there is no such folder; pass a run folder, or a folder that contains runs")
         folders = {path} if _is_run(path) else {file.parent for file in path.rglob("*.json") if _is_run(file.parent)}
         if not folders:
             raise DataError(f"{path}: no runs in this folder (no config.json or result.json at any depth)")
@@ -186,7 +186,7 @@ def collect_runs(paths: Iterable[Path | str]) -> list[Result]:
         for result in results:
             runs.setdefault(result.folder.resolve(), result)
     if not runs:
-        raise DataError("no folders were given; name a run folder, or a folder that contains runs")
+        raise DataError("no folders were given; pass a run folder, or a folder that contains runs")
     return list(runs.values())
 
 

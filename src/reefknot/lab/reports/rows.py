@@ -45,6 +45,9 @@ class TableRow:
 
     A quoted row has no runs. An evaluation row has none of its own: it shows the runs of `source_row`, evaluated in
     `mode`. In a recipe, these two settings are called `of` and `by`.
+
+    The fields come from the recipe, except `results`, `source_runs` and `step_times`. The properties are computed from
+    the runs; `records` and `mean_score` are the ones to read first.
     """
 
     name: str
@@ -63,7 +66,7 @@ class TableRow:
     source_runs: tuple[Result, ...] = ()
     """The runs of `source_row` that were evaluated in this mode."""
     start: str | None = None
-    """The row whose weights training starts from, according to the recipe."""
+    """The row to start from, according to the recipe: training starts with its weights."""
     corpus: str | None = None
     """Name of the corpus if the recipe sets it for this row; None if the row uses the corpus of the recipe's base."""
     paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -72,6 +75,8 @@ class TableRow:
     """The measured time of its training steps; None if it was not measured."""
     variant: str = ""
     """The suffix of the name that distinguishes the row from rows with the same name and other settings."""
+
+    # -- the runs behind the row ---------------------------------------------------------------------------------------
 
     @property
     def records(self) -> list[RunResult]:
@@ -119,6 +124,8 @@ class TableRow:
     def scored_corpus(self) -> str:
         """The name of the corpus that the scores were measured on."""
         return next((result.record.corpus.name for result in (*self.results, *self.source_runs) if result.record), "")
+
+    # -- scores --------------------------------------------------------------------------------------------------------
 
     @property
     def score(self) -> TextScore | None:
@@ -172,6 +179,8 @@ class TableRow:
             return None
         return bleu.mean - paper_bleu
 
+    # -- word similarity -----------------------------------------------------------------------------------------------
+
     def rho(self, end: str, benchmark: str) -> Spread | None:
         """Return the Spearman correlation of an end's vectors with human judgements, over the finished runs."""
         scores = (record.similarity_scores(end).get(benchmark) for record in self.records)
@@ -186,6 +195,8 @@ class TableRow:
         """Return the scores of an end on a benchmark, one for each finished run that has the benchmark."""
         judgements = (judgement for record in self.records for judgement in record.similarity.get(end, ()))
         return [judgement for judgement in judgements if judgement.name == benchmark]
+
+    # -- training time and size ----------------------------------------------------------------------------------------
 
     @property
     def epochs(self) -> list[float]:
@@ -263,7 +274,7 @@ def add_recipe_names(rows: Iterable[TableRow]) -> list[TableRow]:
 
 
 def _add_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Add their runs to the evaluation rows, and add a row for each saved evaluation that no row shows."""
+    """Add to each evaluation row the runs that it scores, and add a row for each saved evaluation that no row shows."""
     listed = {(row.recipe, row.source_row, row.mode) for row in rows if row.mode}
     complete: list[TableRow] = []
     for row in rows:

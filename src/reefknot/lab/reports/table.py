@@ -116,13 +116,14 @@ def build_table(rows: Sequence[TableRow]) -> Table:
     best = _find_best(rows, split)
     rows, footnotes = add_footnotes(rows)
     columns = _build_columns(rows)
-    notes = (*footnotes, *_explain_columns(rows, columns), *changed_settings(rows), *_averaging_and_search_notes(rows))
+    notes = [*footnotes, *_explain_columns(rows, columns), *changed_settings(rows)]
+    notes += [*_averaging_notes(rows), *_search_notes(rows)]
     return Table(
         tuple(row.name for row in rows),
         columns,
         best,
         ranking_column=BLEU_TITLES[split] if ranking_metric(rows) == BLEU else split,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -226,7 +227,7 @@ def ranking_split(rows: Sequence[TableRow]) -> str:
 
 
 def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collection[str] = ()) -> None:
-    """Print the table. Groups of columns that do not fit side by side are printed below each other."""
+    """Print the table. Groups of columns that do not fit side by side are printed one below the other."""
     table = build_table(rows).without_columns(leave_out)
     name_width = min(max([len("row"), *map(len, table.names)]), max(12, console.width // 3))
     gap = 2
@@ -282,6 +283,13 @@ def _explain_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -> lis
         notes.append("BLEU: higher is better; diff is our score minus the paper's, in points")
     if titles & set(PRESS):
         notes += _similarity_notes(rows)
+    return notes + _explain_time_columns(rows, columns)
+
+
+def _explain_time_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]:
+    """Return notes on the columns that show the time of an epoch or of a training step."""
+    titles = {column.title for column in columns}
+    notes = []
     if "times first" in titles:
         notes.append(
             "times first: s/epoch divided by the s/epoch of the first row on the same corpus, for our times and the "
@@ -318,8 +326,8 @@ def _similarity_notes(rows: Sequence[TableRow]) -> list[str]:
             coverage.append(f"{name} {pairs} of {judgements[0].of:,}")
     suffix = f"; pairs whose words are known: {', '.join(coverage)}" if coverage else ""
     return [
-        "word similarity: Spearman's rho between cosines and human judgements, for the input / output vectors, or one "
-        f"value for the table that both ends share{suffix}"
+        "word similarity: Spearman's rho between cosines and human judgements, given as input / output vectors, "
+        f"or as a single value if both ends share one table{suffix}"
     ]
 
 
@@ -336,8 +344,8 @@ def changed_settings(rows: Sequence[TableRow]) -> list[str]:
     ]
 
 
-def _averaging_and_search_notes(rows: Sequence[TableRow]) -> list[str]:
-    """Return notes on averaging that did not begin or did not help, and on searches whose best value is at the edge."""
+def _averaging_notes(rows: Sequence[TableRow]) -> list[str]:
+    """Return notes on averaging that did not begin or did not help."""
     notes = []
     finished = [row for row in rows if row.records]
     waiting = [row.name for row in finished if all(result.awaits_averaging for result in row.results)]
@@ -346,15 +354,18 @@ def _averaging_and_search_notes(rows: Sequence[TableRow]) -> list[str]:
     too_early = [row.name for row in finished if any(result.best_precedes_averaging for result in row.results)]
     if too_early:
         notes.append(f"{_names_or_every_row(too_early, finished)}: the best epoch was before averaging began")
+    return notes
+
+
+def _search_notes(rows: Sequence[TableRow]) -> list[str]:
+    """Return a note on searches whose best value is at the edge of the grid."""
     at_edge = []
     for row in rows:
         searches = [evaluation.search for evaluation in row.evaluations if evaluation.search]
         edges = dict.fromkeys(edge for search in searches for edge in search.edges)
         if edges:
             at_edge.append(f"{row.name} ({', '.join(edges)})")
-    if at_edge:
-        notes.append(f"best value at the edge of the search grid: {', '.join(at_edge)}")
-    return notes
+    return [f"best value at the edge of the search grid: {', '.join(at_edge)}"] if at_edge else []
 
 
 def _names_or_every_row(names: Sequence[str], rows: Sequence[TableRow]) -> str:

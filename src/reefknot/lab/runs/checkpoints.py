@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from reefknot.errors import DataError, ResourceError
 from reefknot.lab.config.settings import Settings
-from reefknot.storage import files as durable
+from reefknot.storage import files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,8 +42,8 @@ MANIFEST_FILE: Final = "MANIFEST.json"
 # The names are fixed, so that a manifest cannot make us read any other file.
 FileName = Literal["model.safetensors", "state.safetensors", "state.json"]
 _FileStats = tuple[tuple[int, int, int], ...]  # inode, size and modification time of each file
-RESTORE = "restore it, or train the row again with another --out"
-"""Advice for messages about a damaged or missing file of a run."""
+RESTORE_ADVICE = "restore it, or train the row again with another --out"
+"""How messages about a damaged or missing file of a run end."""
 _FOLDER_NAME = re.compile(r"(step|pause|mean)_(\d{8,})")
 _HEADER_BYTES = 256  # a generous estimate of the size of a tensor's entry in the header of a file
 
@@ -54,12 +54,12 @@ class Checkpoint:
 
     path: Path
     step: int
-    model: dict[str, Tensor]
-    """The parameters."""
-    state: dict[str, Tensor]
-    """All other tensors of the training state."""
-    values: dict[str, Any]
-    """Values of the training state that are not tensors."""
+    weights: dict[str, Tensor]
+    """The parameters and buffers of the model (model.safetensors)."""
+    state_tensors: dict[str, Tensor]
+    """All other tensors of the training state, such as those of the optimiser (state.safetensors)."""
+    state_values: dict[str, Any]
+    """Values of the training state that are not tensors, such as the step (state.json)."""
     fingerprint: str
     """Hash of the settings of the run."""
 
@@ -83,37 +83,46 @@ class _Manifest(Settings):
     def encode(self) -> bytes:
         """Return JSON that ends with a checksum of itself, so that every byte of a checkpoint is covered."""
         body = self.model_dump(exclude={"sha256"})
-        return durable.encode_json({**body, "sha256": hashlib.sha256(durable.encode_json(body)).hexdigest()})
+        return files.encode_json({**body, "sha256": hashlib.sha256(files.encode_json(body)).hexdigest()})
 
 
 class Checkpoints:
-    """The checkpoints of one run. One process at a time may save; any number may load."""
+    """The checkpoints of one run. One process at a time may save; any number may load.
+
+    Args:
+        run_folder: The folder of the run.
+        keep: Number of recent steps to keep when `save` deletes old checkpoints (`training.keep` in a recipe).
+    """
 
     def __init__(self, run_folder: Path, keep: int = 2) -> None:
         if keep < 1:
             raise ValueError("keep must be at least 1")
-        self.run = Path(run_folder)
-        self.folder = self.run / "checkpoints"
-        self.keep = keep
+        self.run_folder = Path(run_folder)
+        self.folder = self.run_folder / "checkpoints"
+        self._num_steps_to_keep = keep
         self._verified_stats: dict[Path, _FileStats | None] = {}  # file stats when every byte was last verified
+
+    # -- save and load ---------------------------------------------------------------------------------------------
 
     def save(
         self,
         step: int,
-        model: dict[str, Tensor],
-        state: dict[str, Tensor],
-        values: dict[str, Any],
+        weights: dict[str, Tensor],
+        state_tensors: dict[str, Tensor],
+        state_values: dict[str, Any],
         *,
         fingerprint: str,
         pause: bool = False,
     ) -> Path:
         """Commit a checkpoint, then delete old checkpoints. If the commit fails, earlier checkpoints are untouched.
 
+        An intact checkpoint of the same step is kept and not written again.
+
         Args:
             step: The step of the training.
-            model: The parameters.
-            state: All other tensors of the training state.
-            values: Values of the training state that are not tensors, as plain JSON.
+            weights: The parameters and buffers of the model.
+            state_tensors: All other tensors of the training state.
+            state_values: Values of the training state that are not tensors, as plain JSON.
             fingerprint: Hash of the settings of the run.
             pause: Whether the checkpoint is saved only because training was interrupted. The next checkpoint replaces
                 it, and it is never part of an average.
@@ -122,30 +131,39 @@ class Checkpoints:
             The folder of the checkpoint.
         """
         path = self.folder / f"pause_{step:08d}" if pause else self.step_path(step)
-        if not self._is_intact(path):
-            self._commit(Checkpoint(path, step, model, state, values, fingerprint))
-            self._prune(path)
+        if not self._verify(path):
+            self._commit(
+                Checkpoint(
+                    path=path,
+                    step=step,
+                    weights=weights,
+                    state_tensors=state_tensors,
+                    state_values=state_values,
+                    fingerprint=fingerprint,
+                )
+            )
+            self._delete_old(path)
         return path
 
-    def save_average(self, last: int) -> Path:
+    def save_average(self, num_steps: int) -> Path:
         """Commit the mean of the weights of the last steps, and mark it as the best checkpoint.
 
         Sums are computed in float64. Tensors that are not floating point are copied from the newest step. Training
         never resumes from a mean, and a mean is never deleted.
 
         Args:
-            last: The number of steps to average. If there are fewer, all are averaged.
+            num_steps: The number of steps to average. If there are fewer, all are averaged.
 
         Returns:
             The folder of the mean.
         """
-        if last < 1:
-            raise ValueError("last must be at least 1")
-        step_paths = [path for path in self._newest_first() if _is_step(path)][:last]
+        if num_steps < 1:
+            raise ValueError("num_steps must be at least 1")
+        step_paths = [path for path in self._newest_first() if _is_step(path)][:num_steps]
         if not step_paths:
-            raise DataError(f"{self.run} has no checkpoint to average: train it first (reefknot train)")
+            raise DataError(f"{self.run_folder} has no checkpoint to average: train it first (reefknot train)")
         path = self.folder / step_paths[0].name.replace("step", "mean")
-        if not self._is_intact(path):
+        if not self._verify(path):
             self._commit(_compute_mean(path, step_paths))
         self._link_best(path)
         return path
@@ -153,29 +171,22 @@ class Checkpoints:
     def _commit(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint to a temporary folder, then rename the folder."""
         path = checkpoint.path
-        encoded_values = durable.encode_json(checkpoint.values)
-        tensors = [*checkpoint.model.values(), *checkpoint.state.values()]
+        encoded_values = files.encode_json(checkpoint.state_values)
+        tensors = [*checkpoint.weights.values(), *checkpoint.state_tensors.values()]
         tensor_bytes = sum(tensor.numel() * tensor.element_size() + _HEADER_BYTES for tensor in tensors)
-        temporary = durable.temporary_path(path)
+        temporary = files.temporary_path(path)
         try:
-            with durable.writing(path):
+            with files.writing(path):
                 self._prepare_folder(len(encoded_values) + tensor_bytes)
                 temporary.mkdir()
-                files: dict[FileName, _FileEntry] = {
-                    MODEL_FILE: _write_file(temporary / MODEL_FILE, durable.encode_tensors(checkpoint.model)),
-                    STATE_FILE: _write_file(temporary / STATE_FILE, durable.encode_tensors(checkpoint.state)),
-                    VALUES_FILE: _write_file(temporary / VALUES_FILE, encoded_values),
-                }
-                manifest = _Manifest(step=checkpoint.step, fingerprint=checkpoint.fingerprint, files=files)
-                durable.write_and_sync(temporary / MANIFEST_FILE, manifest.encode())
-                durable.sync(temporary)
+                _write_files(temporary, checkpoint, encoded_values)
                 if path.exists():
                     shutil.rmtree(path)  # it is damaged: intact checkpoints are never written again
                 stats = _file_stats(temporary)
-                durable.commit(temporary, path)
+                files.commit(temporary, path)
                 self._verified_stats[path] = stats
         except BaseException:
-            durable.remove(temporary)
+            files.remove(temporary)
             raise
 
     def load(self, path: Path) -> Checkpoint:
@@ -189,9 +200,9 @@ class Checkpoints:
         checkpoint = Checkpoint(
             path=path,
             step=manifest.step,
-            model=durable.decode_tensors(_read_file(path, MODEL_FILE, manifest), path / MODEL_FILE),
-            state=durable.decode_tensors(_read_file(path, STATE_FILE, manifest), path / STATE_FILE),
-            values=durable.decode_object(_read_file(path, VALUES_FILE, manifest), path / VALUES_FILE),
+            weights=files.decode_tensors(_read_file(path, MODEL_FILE, manifest), path / MODEL_FILE),
+            state_tensors=files.decode_tensors(_read_file(path, STATE_FILE, manifest), path / STATE_FILE),
+            state_values=files.decode_object(_read_file(path, VALUES_FILE, manifest), path / VALUES_FILE),
             fingerprint=manifest.fingerprint,
         )
         self._verified_stats[path] = stats
@@ -214,12 +225,14 @@ class Checkpoints:
                 notify(f"{message}; using {path.name}")
             return checkpoint
         if errors:
-            raise DataError(f"no checkpoint of {self.run} can be used: {errors[0]}; train to another --out")
+            raise DataError(f"no checkpoint of {self.run_folder} can be used: {errors[0]}; use another --out")
         return None
 
     def step_path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step, whether it exists or not."""
         return self.folder / f"step_{step:08d}"
+
+    # -- the best checkpoint ---------------------------------------------------------------------------------------
 
     def mark_best(self, step: int) -> None:
         """Point RUN/best at a committed step."""
@@ -229,19 +242,19 @@ class Checkpoints:
         self._link_best(path)
 
     def _link_best(self, path: Path) -> None:
-        link = self.run / "best"
-        temporary = durable.temporary_path(link)
-        durable.remove_leftovers(self.run)
-        with durable.writing(link):
-            temporary.symlink_to(path.relative_to(self.run))
-            durable.commit(temporary, link)
+        link = self.run_folder / "best"
+        temporary = files.temporary_path(link)
+        files.remove_leftovers(self.run_folder)
+        with files.writing(link):
+            temporary.symlink_to(path.relative_to(self.run_folder))
+            files.commit(temporary, link)
 
     def best_path(self) -> Path | None:
         """Return the folder that RUN/best points to, or None if no checkpoint was marked as the best."""
-        link = self.run / "best"
+        link = self.run_folder / "best"
         if not link.is_symlink():
             return link if link.is_dir() else None  # a folder if the run was copied with its links resolved
-        path = self.run / link.readlink()
+        path = self.run_folder / link.readlink()
         if path.parent != self.folder or not _FOLDER_NAME.fullmatch(path.name) or not path.is_dir():
             raise DataError(f"{link} points to {link.readlink()}, which is not a checkpoint of this run")
         return path
@@ -251,8 +264,10 @@ class Checkpoints:
         best = self.best_path()
         if best is None:
             return []
-        values = durable.decode_object(_read_file(best, VALUES_FILE, _read_manifest(best)), best / VALUES_FILE)
+        values = files.decode_object(_read_file(best, VALUES_FILE, _read_manifest(best)), best / VALUES_FILE)
         return list(values.get("mean_of", []))
+
+    # -- the folder, and what is deleted from it -------------------------------------------------------------------
 
     def _newest_first(self) -> list[Path]:
         """Return the checkpoints that training can resume from: steps and pauses."""
@@ -267,8 +282,8 @@ class Checkpoints:
         """Create the folder, remove what a killed process left in it, and check that enough bytes are free."""
         if not self.folder.is_dir():
             self.folder.mkdir()
-            durable.sync(self.run)
-        durable.remove_leftovers(self.folder)
+            files.sync(self.run_folder)
+        files.remove_leftovers(self.folder)
         disk = os.statvfs(self.folder)
         free_bytes = disk.f_bavail * disk.f_frsize
         if disk.f_blocks and free_bytes < needed_bytes:  # some network file systems report no blocks at all
@@ -277,35 +292,56 @@ class Checkpoints:
                 "free some space and run the same command again"
             )
 
-    def _prune(self, newest: Path) -> None:
-        """Delete all checkpoints except `newest`, the newest intact steps up to `keep` in total, and the best."""
-        link = self.run / "best"
+    def _delete_old(self, newest: Path) -> None:
+        """Delete all checkpoints except `newest`, which was just saved, the steps to keep, and the best checkpoint.
+
+        With keep = 2, after step 400 was saved and step 100 was marked as the best:
+
+            step_00000400     stays: just saved
+            pause_00000350    deleted: a newer checkpoint replaces it
+            step_00000300     stays if it is intact
+            step_00000200     deleted; if step 300 is damaged, this step stays instead
+            step_00000100     stays: the best
+        """
+        link = self.run_folder / "best"
         best_name = link.readlink().name if link.is_symlink() else None
-        kept_steps = int(_is_step(newest))
-        # Reading all checkpoints after every save would cost more than saving, so a verified checkpoint counts as
-        # intact while the stats of its files are unchanged. Bit rot does not change the stats. So before an older step
-        # is deleted, the oldest step to keep is read in full. Then at least two steps are certainly intact: this step
-        # and the newest step, which was just written.
+        paths_to_keep = {newest, *self._find_steps_to_keep(newest)}
         for path in self._newest_first():
-            if path == newest:
-                continue
-            is_last_to_keep = kept_steps == self.keep - 1
-            if kept_steps < self.keep and _is_step(path) and self._is_intact(path, reread=is_last_to_keep):
-                kept_steps += 1
-            elif path.name != best_name:
-                durable.remove(path)
+            if path not in paths_to_keep and path.name != best_name:
+                files.remove(path)
                 self._verified_stats.pop(path, None)
 
-    def _is_intact(self, path: Path, *, reread: bool = True) -> bool:
-        """Return whether every byte matches the manifest.
+    def _find_steps_to_keep(self, newest: Path) -> list[Path]:
+        """Return the newest intact steps, including `newest` if it is a step.
 
-        Args:
-            path: The folder of the checkpoint.
-            reread: Whether to read the files even if their stats are unchanged since they were last verified.
+        Reading all checkpoints after every save would cost more than saving. So a step counts as intact while its files
+        look unchanged since they were last verified. A failing disk can damage a file that looks unchanged. So the
+        oldest step to keep is read in full before anything older is deleted. Then at least two steps are certainly
+        intact: this one and the newest, which was just written.
         """
+        steps = [newest] if _is_step(newest) else []
+        for path in self._newest_first():
+            if len(steps) == self._num_steps_to_keep:
+                break
+            if path == newest or not _is_step(path):
+                continue
+            is_oldest_to_keep = len(steps) == self._num_steps_to_keep - 1
+            if is_oldest_to_keep:
+                is_intact = self._verify(path)
+            else:
+                is_intact = self._looks_unchanged(path) or self._verify(path)
+            if is_intact:
+                steps.append(path)
+        return steps
+
+    def _looks_unchanged(self, path: Path) -> bool:
+        """Return whether the stats of the files are the same as when every byte was last verified."""
         stats = _file_stats(path)
-        if not reread and stats is not None and stats == self._verified_stats.get(path):
-            return True
+        return stats is not None and stats == self._verified_stats.get(path)
+
+    def _verify(self, path: Path) -> bool:
+        """Read all files of a checkpoint, and return whether every byte matches the manifest."""
+        stats = _file_stats(path)
         try:
             manifest = _read_manifest(path)
             for name in get_args(FileName):
@@ -316,16 +352,28 @@ class Checkpoints:
         return True
 
 
+def _write_files(folder: Path, checkpoint: Checkpoint, encoded_values: bytes) -> None:
+    """Write the three files of a checkpoint, and then the manifest."""
+    entries: dict[FileName, _FileEntry] = {
+        MODEL_FILE: _write_file(folder / MODEL_FILE, files.encode_tensors(checkpoint.weights)),
+        STATE_FILE: _write_file(folder / STATE_FILE, files.encode_tensors(checkpoint.state_tensors)),
+        VALUES_FILE: _write_file(folder / VALUES_FILE, encoded_values),
+    }
+    manifest = _Manifest(step=checkpoint.step, fingerprint=checkpoint.fingerprint, files=entries)
+    files.write_and_sync(folder / MANIFEST_FILE, manifest.encode())
+    files.sync(folder)
+
+
 def _write_file(path: Path, data: bytes) -> _FileEntry:
     """Write one file of a checkpoint and return its entry in the manifest."""
-    durable.write_and_sync(path, data)
+    files.write_and_sync(path, data)
     return _FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def _read_manifest(folder: Path) -> _Manifest:
     """Read and check the manifest of a checkpoint."""
     path = folder / MANIFEST_FILE
-    data = durable.read_bytes(path)
+    data = files.read_bytes(path)
     try:
         manifest = _Manifest.model_validate_json(data)
     except ValidationError as error:
@@ -347,10 +395,10 @@ def _read_file(folder: Path, name: FileName, manifest: _Manifest) -> bytes:
     path = folder / name
     entry = manifest.files[name]
     if path.is_file() and path.stat().st_size != entry.size:  # checked first, because a wrong file may be very large
-        raise DataError(f"{path} has {path.stat().st_size} bytes, but its manifest says {entry.size}; {RESTORE}")
-    data = durable.read_bytes(path)
+        raise DataError(f"{path} has {path.stat().st_size} bytes, but its manifest says {entry.size}; {RESTORE_ADVICE}")
+    data = files.read_bytes(path)
     if hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise DataError(f"{path} does not match the SHA-256 in its manifest; {RESTORE}")
+        raise DataError(f"{path} does not match the SHA-256 in its manifest; {RESTORE_ADVICE}")
     return data
 
 
@@ -369,13 +417,20 @@ def _compute_mean(path: Path, step_paths: list[Path]) -> Checkpoint:
             total += weights[name]
     means = {name: (total / len(step_paths)).to(newest_weights[name].dtype) for name, total in sums.items()}
     values = {"mean_of": [step_path.name for step_path in reversed(step_paths)]}
-    return Checkpoint(path, manifest.step, newest_weights | means, {}, values, manifest.fingerprint)
+    return Checkpoint(
+        path=path,
+        step=manifest.step,
+        weights=newest_weights | means,
+        state_tensors={},
+        state_values=values,
+        fingerprint=manifest.fingerprint,
+    )
 
 
 def _read_weights(step_path: Path) -> tuple[_Manifest, dict[str, Tensor]]:
     try:
         manifest = _read_manifest(step_path)
-        return manifest, durable.decode_tensors(_read_file(step_path, MODEL_FILE, manifest), step_path / MODEL_FILE)
+        return manifest, files.decode_tensors(_read_file(step_path, MODEL_FILE, manifest), step_path / MODEL_FILE)
     except DataError as error:
         raise DataError(
             f"{error}; {step_path.name} cannot be averaged: remove it and all later checkpoints, and run the same "

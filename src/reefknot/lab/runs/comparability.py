@@ -8,7 +8,7 @@ compared even if the tokens differ. Four conditions must hold: the text is the s
 neither does, the same words are scored as <unk>, and the amount of context is similar. A value that is not known, as in
 old results, is assumed to be equal.
 
-Losses of single tokens can be paired only if the tokens are also the same (`have_same_tokens`).
+Losses of individual tokens can be paired only if the tokens are the same, too (`have_same_tokens`).
 """
 
 from __future__ import annotations
@@ -73,49 +73,53 @@ def have_same_tokens(score: TextScore, other: TextScore) -> bool:
 
 def explain_in_table(difference: Difference, name: str) -> str:
     """Explain a difference between a row of a table and the row `name`, for readers of the table."""
-    aspect, score, other = difference.aspect, difference.score, difference.other
-    if aspect is Aspect.TEXT:
-        if score.bytes is not None and other.bytes is not None and score.bytes != other.bytes:
-            return f"the text has {score.bytes:,} bytes here, {other.bytes:,} in {name}"
-        return f"the text differs from the text of {name}"
-    if aspect is Aspect.LINE_ENDS:
-        if score.text is not None and score.text.line_ends:
-            return f"line ends are scored here, not in {name}"
-        return f"line ends are scored in {name}, not here"
-    if aspect is Aspect.WORDS:
-        return f"{score.words:,} words and line ends scored here, {other.words:,} in {name}"
-    if aspect is Aspect.UNKNOWN_WORDS:
-        count, other_count = _unknown_words(score), _unknown_words(other)
-        scored = f"{_format_count(count, zero='no')} unknown words scored as <unk> here"
-        if count == other_count:
-            return f"{scored}, but other words than in {name}"
-        return f"{scored}, {_format_count(other_count, zero='none')} in {name}"
-    if aspect is Aspect.MODE:
-        return f"evaluation mode {_mode_name(score)} here, {_mode_name(other)} in {name}"
-    return f"context differs: here {describe_division(score)}; in {name} {describe_division(other)}"
+    score, other = difference.score, difference.other
+    match difference.aspect:
+        case Aspect.TEXT:
+            if score.bytes is not None and other.bytes is not None and score.bytes != other.bytes:
+                return f"the text has {score.bytes:,} bytes here, {other.bytes:,} in {name}"
+            return f"the text differs from the text of {name}"
+        case Aspect.LINE_ENDS:
+            if score.text is not None and score.text.line_ends:
+                return f"line ends are scored here, not in {name}"
+            return f"line ends are scored in {name}, not here"
+        case Aspect.WORDS:
+            return f"{score.words:,} words and line ends scored here, {other.words:,} in {name}"
+        case Aspect.UNKNOWN_WORDS:
+            count, other_count = _unknown_words(score), _unknown_words(other)
+            scored = f"{_format_count(count, zero='no')} unknown words scored as <unk> here"
+            if count == other_count:
+                return f"{scored}, but not the same words as in {name}"
+            return f"{scored}, {_format_count(other_count, zero='none')} in {name}"
+        case Aspect.MODE:
+            return f"evaluation mode {_mode_name(score)} here, {_mode_name(other)} in {name}"
+        case Aspect.STREAMS | Aspect.WINDOWS:
+            return f"context differs: here {describe_division(score)}; in {name} {describe_division(other)}"
 
 
 def explain_in_comparison(difference: Difference, split: str) -> str:
     """Explain a difference between two runs that are compared, and suggest what to do about it."""
-    aspect, score, other = difference.aspect, difference.score, difference.other
-    if aspect in (Aspect.TEXT, Aspect.WORDS):
-        return f"their {split} texts differ; compare runs of the same corpus"
-    if aspect is Aspect.LINE_ENDS:
-        return "one scores line ends, the other does not; compare runs with the same vocabulary.end_of_line"
-    if aspect is Aspect.UNKNOWN_WORDS:
-        count, other_count = _unknown_words(score) or 0, _unknown_words(other) or 0
-        against = f"against {other_count:,}" if count != other_count else "but other words"
-        return (
-            f"{count:,} unknown words, scored as <unk>, {against}; "
-            "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
-        )
-    if aspect is Aspect.MODE:
-        return (
-            f"their evaluation modes are {_mode_name(score)} and {_mode_name(other)}; compare runs with the same mode"
-        )
-    if aspect is Aspect.STREAMS:
-        return f"scored in {score.streams} and in {other.streams} streams; train both with the same evaluation.streams"
-    return f"scored with different context: {score.windows or 'one stream'} and {other.windows or 'one stream'}"
+    score, other = difference.score, difference.other
+    match difference.aspect:
+        case Aspect.TEXT | Aspect.WORDS:
+            return f"their {split} texts differ; compare runs of the same corpus"
+        case Aspect.LINE_ENDS:
+            return "one scores line ends, the other does not; compare runs with the same vocabulary.end_of_line"
+        case Aspect.UNKNOWN_WORDS:
+            count, other_count = _unknown_words(score) or 0, _unknown_words(other) or 0
+            against = f"against {other_count:,}" if count != other_count else "but other words"
+            return (
+                f"{count:,} unknown words, scored as <unk>, {against}; "
+                "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
+            )
+        case Aspect.MODE:
+            modes = f"{_mode_name(score)} and {_mode_name(other)}"
+            return f"their evaluation modes are {modes}; compare runs with the same mode"
+        case Aspect.STREAMS:
+            streams = f"in {score.streams} and in {other.streams} streams"
+            return f"scored {streams}; train both with the same evaluation.streams"
+        case Aspect.WINDOWS:
+            return f"scored with different context: {score.windows or 'one stream'} and {other.windows or 'one stream'}"
 
 
 def _compared_values(score: TextScore) -> dict[Aspect, tuple[object | None, ...]]:

@@ -1,8 +1,8 @@
 """Format a perplexity, and describe in words how it was measured.
 
 `describe_score` writes the description from the fields of a score (`scores.py`). It is stored in result.json as
-`definition`, for people; no code parses it. Details that an old result does not have are left out. Reports use this
-module, so it does not import torch.
+`definition`, for readers of the file; no code parses it. Details that an old result does not have are left out. Reports
+use this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def perplexity(nll: float) -> float:
 
 
 def format_perplexity(perplexity: float) -> str:
-    """Format a perplexity for people. A very large perplexity is rounded to two digits."""
+    """Return a readable form of a perplexity. A very large perplexity is rounded to two digits."""
     if perplexity >= math.exp(_MAX_LOSS):
         return ">1e304"
     return f"{perplexity:,.2f}" if perplexity < 1e7 else f"{perplexity:.1e}"
@@ -151,7 +151,7 @@ def _describe_invariance(score: TextScore) -> str:
 
 
 def _describe_plain_score(score: TextScore) -> str:
-    """Describe the perplexity without the mode, and whether it is better."""
+    """Describe the perplexity without the mode, and whether it is better than the perplexity with it."""
     mode = score.mode
     if mode is None or mode.plain is None:
         return ""
@@ -186,7 +186,7 @@ def _describe_monte_carlo(mode: MonteCarlo) -> str:
     single_passes = ""
     if mode.lowest is not None and mode.highest is not None:
         single_passes = (
-            f"; single passes: perplexity {format_perplexity(mode.lowest)} to {format_perplexity(mode.highest)}"
+            f"; individual passes: perplexity {format_perplexity(mode.lowest)} to {format_perplexity(mode.highest)}"
         )
     passes = f"{mode.passes:,} passes" if mode.passes > 1 else f"{mode.passes:,} pass"
     return (

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.upgrade import detect_task, upgrade_settings
 from reefknot.lab.runs.changes import canonical_json, find_changes
-from reefknot.lab.runs.checkpoints import RESTORE, Checkpoints
+from reefknot.lab.runs.checkpoints import RESTORE_ADVICE, Checkpoints
 from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
-from reefknot.storage import files as durable
+from reefknot.storage import files
 from reefknot.storage.lines import read_plain
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class RunFolder:
         self.metrics = Metrics(path / "metrics.jsonl")
         self._lock_descriptor = lock_descriptor
 
+    # -- open and close ------------------------------------------------------------------------------------------
+
     @classmethod
     def open_for_training(cls, path: Path, config: dict[str, Any]) -> RunFolder:
         """Start a run at `path`, or resume the existing run if it has the same settings."""
@@ -69,11 +71,11 @@ class RunFolder:
             raise SettingsError(f"cannot train in {path}: {error.strerror}; use another --out") from error
         run = cls(path, lock_descriptor)
         try:
-            durable.remove_leftovers(path)
+            files.remove_leftovers(path)
             if (path / "config.json").exists():
                 _reject_other_settings(path, run.config, config, finished=(path / "result.json").exists())
             else:
-                durable.write_json(path / "config.json", config)
+                files.write_json(path / "config.json", config)
         except BaseException:
             run.close()
             raise
@@ -88,7 +90,7 @@ class RunFolder:
             raise DataError(f"{path} is not a run folder: {reason}")
         if not (path / "config.json").is_file():
             runs_inside = [config.parent for depth in (1, 2, 3) for config in path.glob("*/" * depth + "config.json")]
-            advice = f"; it contains runs such as {min(runs_inside)}: name one of them" if runs_inside else ""
+            advice = f"; it contains runs such as {min(runs_inside)}: use one of them" if runs_inside else ""
             raise DataError(f"{path} is not a run folder: it has no config.json{advice}")
         return cls(path)
 
@@ -106,6 +108,8 @@ class RunFolder:
     ) -> None:
         self.close()
 
+    # -- settings ------------------------------------------------------------------------------------------------
+
     @property
     def config(self) -> dict[str, Any]:
         """The content of config.json, with the current names of settings and the name of the task."""
@@ -121,7 +125,7 @@ class RunFolder:
         """The kind of experiment, such as `language_model`; see `lab/tasks`."""
         task = self.config.get("task")
         if not isinstance(task, str):
-            raise DataError(f"{self.path / 'config.json'} has no settings: it is damaged; {RESTORE}")
+            raise DataError(f"{self.path / 'config.json'} has no settings: it is damaged; {RESTORE_ADVICE}")
         return task
 
     @property
@@ -134,6 +138,8 @@ class RunFolder:
         """Whether the model was trained by another program, which also chose the ids of its words."""
         return "imported" in self.config
 
+    # -- weights and vocabularies --------------------------------------------------------------------------------
+
     @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path)
@@ -143,7 +149,7 @@ class RunFolder:
         if self.result is not None and not (self.path / "best").exists():
             if not self.vocabulary_path.exists():
                 raise DataError(
-                    f"{self.path} is the record of a run, without weights; name the folder it was trained in"
+                    f"{self.path} is the record of a run, without weights; use the folder it was trained in"
                 )
             raise DataError(
                 f"{self.path} is finished, but its weights are gone: `best` points to a missing checkpoint; restore "
@@ -156,7 +162,7 @@ class RunFolder:
 
     def best_weights(self) -> dict[str, Tensor]:
         """Load the weights with the best validation score."""
-        return self.checkpoints.load(self.best_checkpoint()).model
+        return self.checkpoints.load(self.best_checkpoint()).weights
 
     @property
     def vocabulary_path(self) -> Path:
@@ -167,12 +173,14 @@ class RunFolder:
         """The source vocabulary of a translator that does not share one vocabulary between both languages."""
         return self.path / "source" / "vocabulary.json"
 
+    # -- results and other files ---------------------------------------------------------------------------------
+
     @property
     def environment(self) -> dict[str, Any] | None:
         return _read_object_if_present(self.path / "environment.json")
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        durable.write_json(self.path / "environment.json", environment)
+        files.write_json(self.path / "environment.json", environment)
 
     @property
     def result(self) -> RunResult | None:
@@ -181,7 +189,7 @@ class RunFolder:
         return read_result(path) if path.exists() else None
 
     def write_result(self, result: RunResult) -> None:
-        durable.write_json(self.path / "result.json", result.record())
+        files.write_json(self.path / "result.json", result.record())
 
     def evaluation(self, kind: str) -> SavedEvaluation | None:
         """Return the saved evaluation of this kind, such as `dynamic`, or None if there is no such evaluation."""
@@ -191,10 +199,10 @@ class RunFolder:
     def write_evaluation(self, evaluation: SavedEvaluation) -> Path:
         """Write an evaluation and return its path."""
         path = self._evaluation_path(evaluation.kind)
-        with durable.writing(path):
+        with files.writing(path):
             path.parent.mkdir(exist_ok=True)
-        durable.remove_leftovers(path.parent)
-        durable.write_json(path, evaluation.record())
+        files.remove_leftovers(path.parent)
+        files.write_json(path, evaluation.record())
         return path
 
     def _evaluation_path(self, kind: str) -> Path:
@@ -205,22 +213,22 @@ class RunFolder:
         path = self.path / SCORES_FILE
         if not path.exists():
             raise DataError(
-                f"{path} is missing: run folders contain the loss of every token, records do not; {RESTORE}"
+                f"{path} is missing: run folders contain the loss of every token, records do not; {RESTORE_ADVICE}"
             )
-        return durable.read_tensors(path)
+        return files.read_tensors(path)
 
     def write_translations(self, split: str, lines: Sequence[str]) -> None:
         """Write the translations of a split's sources, one per line."""
         folder = self.path / "translations"
         folder.mkdir(exist_ok=True)
-        durable.write_bytes(folder / f"{split}.txt", "".join(f"{line}\n" for line in lines).encode())
+        files.write_bytes(folder / f"{split}.txt", "".join(f"{line}\n" for line in lines).encode())
 
     def read_translations(self, split: str) -> list[str]:
         """Read the translations that `write_translations` wrote."""
         return list(read_plain(self.path / "translations" / f"{split}.txt"))
 
     def write_scores(self, scores: Mapping[str, Tensor]) -> None:
-        durable.write_tensors(self.path / SCORES_FILE, scores)
+        files.write_tensors(self.path / SCORES_FILE, scores)
 
     def log(self, text: str) -> None:
         """Append `text` to log.txt, with the UTC time before each line."""
@@ -249,7 +257,7 @@ class Metrics:
     def read(self) -> list[dict[str, Any]]:
         """Return the content of all complete lines."""
         numbered_lines = enumerate(self._complete_lines(), start=1)
-        return [durable.decode_object(line, f"{self.path}, line {number},") for number, line in numbered_lines]
+        return [files.decode_object(line, f"{self.path}, line {number},") for number, line in numbered_lines]
 
     def truncate(self, max_lines: int) -> None:
         """Keep only the first `max_lines` lines, written before the checkpoint that training resumes from."""
@@ -258,19 +266,19 @@ class Metrics:
             raise DataError(f"{self.path} has {len(lines)} lines, but the checkpoint was saved after {max_lines}")
         content = b"".join(line + b"\n" for line in lines[:max_lines])
         if self.path.exists() and self.path.stat().st_size != len(content):
-            durable.write_bytes(self.path, content)
+            files.write_bytes(self.path, content)
 
     def sync(self) -> None:
         """Flush every line to disk, before a checkpoint with the number of lines is committed."""
         if self.path.exists():
-            with durable.writing(self.path):
-                durable.sync(self.path)
-                durable.sync(self.path.parent)
+            with files.writing(self.path):
+                files.sync(self.path)
+                files.sync(self.path.parent)
 
     def _complete_lines(self) -> list[bytes]:
         if not self.path.exists():
             return []
-        return durable.read_bytes(self.path).split(b"\n")[:-1]
+        return files.read_bytes(self.path).split(b"\n")[:-1]
 
 
 def folder_name(row: str) -> str:
@@ -339,12 +347,12 @@ def _take_lock(path: Path) -> int:
 
 
 def _append(path: Path, text: str) -> None:
-    with durable.writing(path), path.open("a", encoding="utf-8", newline="") as file:
+    with files.writing(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    return durable.decode_object(durable.read_bytes(path), path)
+    return files.decode_object(files.read_bytes(path), path)
 
 
 def _read_object_if_present(path: Path) -> dict[str, Any] | None:

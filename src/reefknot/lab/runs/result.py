@@ -1,4 +1,4 @@
-"""The typed definition of `result.json` and of saved evaluations. All code writes and reads them through it.
+"""The typed definition of `result.json` and of saved evaluations. All code uses these types to read and write them.
 
 Start from `RunResult`. The classes above it are its fields, and the field names are the keys of the JSON file. An input
 end turns words into vectors; an output end is a classifier with its loss; a row is one experiment of a recipe.
@@ -32,6 +32,9 @@ SCORES_FILE = "scores.safetensors"
 """Negative log-likelihood of every token, by split."""
 
 
+# -- where a result comes from -----------------------------------------------------------------------------------------
+
+
 class Corpus(Stored):
     """The texts of a run."""
 
@@ -46,6 +49,9 @@ class Parameters(Stored):
     total: int
     parts: dict[str, int] = Field({})
     expected: int | None = None
+
+
+# -- scores and training -----------------------------------------------------------------------------------------------
 
 
 class ProtocolScores(Stored):
@@ -65,7 +71,7 @@ class Protocol(Stored):
 
     name: str
     definition: str = ""
-    """A description of the protocol, for people."""
+    """Human-readable description of the protocol."""
     valid: ProtocolScores | None = None
     test: ProtocolScores | None = None
 
@@ -101,6 +107,9 @@ class Training(Stored):
     processes: int = 1
     workers: int | None = None
     """The number of threads that train skip-gram."""
+
+
+# -- analyses of the trained model -------------------------------------------------------------------------------------
 
 
 class Band(Stored):
@@ -212,6 +221,9 @@ class Sample(Stored):
     seed: int = 0
 
 
+# -- translations ------------------------------------------------------------------------------------------------------
+
+
 class LengthBand(Stored):
     """Pairs of sentences of similar length, and their BLEU.
 
@@ -258,6 +270,9 @@ class Translations(Stored):
     examples: tuple[Example, ...] = ()
 
 
+# -- the files ---------------------------------------------------------------------------------------------------------
+
+
 class _SplitScores(Stored):
     """The scores of a result or of a saved evaluation, by split."""
 
@@ -293,6 +308,7 @@ Task = Literal["language_model", "translation", "skip_gram"]
 class RunResult(_SplitScores):
     """The content of `result.json` of a finished run."""
 
+    # -- where the result comes from -----------------------------------------------------------------------------
     format: Literal[2]
     task: Task
     recipe: str
@@ -310,6 +326,7 @@ class RunResult(_SplitScores):
     """The paper's Spearman correlation (rho) by end and benchmark."""
     changed: tuple[Change, ...] = ()
     """Settings that differ from the recipe's row."""
+    # -- scores --------------------------------------------------------------------------------------------------
     train: Annotated[TextScore | None, OMIT_NONE] = None
     valid: Annotated[TextScore | None, OMIT_NONE] = None
     test: Annotated[TextScore | None, OMIT_NONE] = None
@@ -317,8 +334,10 @@ class RunResult(_SplitScores):
     best: Annotated[Best | None, OMIT_NONE] = None
     averaged: tuple[str, ...] = ()
     """Checkpoints whose mean is scored; empty if the best checkpoint is scored."""
+    # -- training ------------------------------------------------------------------------------------------------
     start: Start | None = None
     training: Training = Training()
+    # -- analyses of the trained model ---------------------------------------------------------------------------
     frequency: Frequency = Frequency()
     samples: tuple[Sample, ...] = ()
     tails_opened: Annotated[TailsOpened | None, OMIT_NONE] = None

@@ -39,7 +39,7 @@ RHO = Metric(name="rho", unit="Spearman's rank correlation", better="higher")
 
 
 class ItemValues(Stored):
-    """The file with the values of single items, for tests that compare two systems item by item."""
+    """The file with the values of individual items, for tests that compare two systems item by item."""
 
     file: str
     """Path of the file, relative to the run folder."""
@@ -49,7 +49,7 @@ class ItemValues(Stored):
 
 
 class Scores(Stored):
-    """One score of a run: its metric, its value, and the values of single items if they are stored."""
+    """One score of a run: its metric, its value, and the values of individual items if they are stored."""
 
     metric: Metric
     value: float
@@ -118,7 +118,7 @@ class MonteCarlo(Stored):
     """Whether the model has dropout. Without dropout all passes are equal, so only one is made."""
     lowest: float | None = None
     highest: float | None = None
-    """Perplexity of the best and the worst single pass."""
+    """Perplexity of the best pass (`lowest`) and of the worst."""
     plain: float | None = None
     """Perplexity of the same model without dropout."""
 
@@ -149,13 +149,13 @@ class TextScore(Stored):
     mode: Annotated[Mode | None, OMIT_NONE] = None
     """The mode of evaluation; None for plain scores."""
     passes: tuple[float, ...] = ()
-    """Perplexity of every single pass of Monte-Carlo dropout."""
+    """Perplexity of each pass of Monte-Carlo dropout."""
     passes_deviation: float | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def definition(self) -> str:
-        """A description of the perplexity for people. It is made from the fields above, and no code parses it."""
+        """Human-readable description of the perplexity. It is made from the fields above, and no code parses it."""
         return definition.describe_score(self)
 
     @property

@@ -68,12 +68,19 @@ def upgrade_evaluation(raw: Mapping[str, Any], result: RunResult | None, source:
     for split in _SPLITS:
         if not isinstance(raw.get(split), Mapping):
             continue
-        old_scores = dict(raw[split])
-        score = {key: old_scores.pop(key) for key in ("perplexity", "nll", "tokens", "definition") if key in old_scores}
-        if "bleu" in old_scores:
-            translations[split] = old_scores
-        plain_score = result.score(split) if result else None
-        evaluation[split] = _upgrade_evaluation_score(score, split, str(raw.get("kind")), settings, plain_score)
+        # Format 1 has one object per split for the score of the text and the scores of its translations.
+        text_keys = ("perplexity", "nll", "tokens", "definition")
+        text_score = {key: value for key, value in raw[split].items() if key in text_keys}
+        translation_scores = {key: value for key, value in raw[split].items() if key not in text_keys}
+        if "bleu" in translation_scores:
+            translations[split] = translation_scores
+        evaluation[split] = _upgrade_evaluation_score(
+            text_score,
+            split,
+            kind=str(raw.get("kind")),
+            settings=settings,
+            plain_score=result.score(split) if result else None,
+        )
     if translations:
         evaluation["translation"] = translations
     return evaluation

@@ -119,7 +119,7 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, 
     Args:
         run: The run folder.
         request: The mode of evaluation and its settings.
-        notify: Called with notes for people, such as where scores were saved.
+        notify: Called with notes for the user, such as where scores were saved.
         progress: Called with the fraction of the work that is done.
     """
     task = _create_scoring_task(run)
@@ -134,7 +134,7 @@ def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, no
     Args:
         systems: The systems. All others are compared with the first one.
         request: The options of the comparison.
-        notify: Called with notes for people, such as a note on different settings that do not prevent the comparison.
+        notify: Called with notes for the user, such as a note on different settings that do not prevent the comparison.
     """
     tasks = [_create_scoring_task(system.runs[0]) for system in systems]
     baseline, baseline_task = systems[0], tasks[0]

@@ -109,7 +109,7 @@ class TextComparison:
         } | ({"bands": self.bands.record()} if self.bands else {})
 
     def lines(self) -> list[str]:
-        """Return the comparison in lines for people."""
+        """Return the comparison as readable lines."""
         return [
             f"B = {self.b}",
             f"  perplexity A {self.result.perplexity_a:.2f}, B {self.result.perplexity_b:.2f}",
@@ -158,7 +158,8 @@ class _TextOpener:
         """Raise an error if `--data` was given but no text was opened."""
         if self.data is not None and not self.has_opened:
             raise SettingsError(
-                "--data has no effect, because this comparison needs only the losses in the run folders; leave it out"
+                "--data has no effect, because this comparison needs only the losses in the run folders; leave --data "
+                "out"
             )
 
 
@@ -168,9 +169,8 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     _check_options(request, resample_by)
     split, opener = request.split, _TextOpener(request.data)
     loss_unit, (baseline_losses, *other_losses) = _pair_losses(systems, split, opener, notify)
-    if loss_unit == "word" and (request.bands or resample_by == "documents"):
-        remedy = "leave out --bands" if request.bands else "use --by blocks"
-        raise SettingsError(f"these runs do not have the same tokens; {remedy}")
+    if loss_unit == "word":
+        _check_word_options(request, resample_by)
     baseline, *other_systems = systems
     baseline_run = baseline.runs[0]
     tokens = len(baseline_losses[0])
@@ -190,6 +190,7 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
         comparisons.append(TextComparison(baseline, system, result, bands))
     units = f"{split} text: {tokens:,} {loss_unit}s in {len(boundaries) - 1:,} {resample_by}"
     if resample_by == "blocks" and block_length > boundaries[1] and len(boundaries) > 2:
+        # `block_boundaries` has made the blocks shorter.
         units += f" of {boundaries[1]:,}, because with {block_length:,} there would be fewer than {FEWEST_UNITS}"
     return TextComparisons(resample_by, units, comparisons)
 
@@ -202,6 +203,13 @@ def _check_options(request: ComparisonRequest, resample_by: str) -> None:
         raise SettingsError("--block has no effect with --by documents; leave one of them out")
     if request.figure is not None and not request.bands:
         raise SettingsError("--figure has no effect without --bands; add --bands or leave --figure out")
+
+
+def _check_word_options(request: ComparisonRequest, resample_by: str) -> None:
+    """Raise an error if an option needs runs with the same tokens, but the runs can only be compared by words."""
+    if request.bands or resample_by == "documents":
+        remedy = "leave out --bands" if request.bands else "use --by blocks"
+        raise SettingsError(f"these runs do not have the same tokens; {remedy}")
 
 
 def _pair_losses(

@@ -66,7 +66,7 @@ class TranslationComparison:
         }
 
     def lines(self) -> list[str]:
-        """Return the comparison in lines for people."""
+        """Return the comparison as readable lines."""
         means = [
             f"{mean:.2f}" if spread is None else f"{mean:.2f} +- {spread:.2f}"
             for mean, spread in zip(self.result.means, self.result.spreads, strict=True)

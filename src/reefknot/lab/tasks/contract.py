@@ -68,7 +68,7 @@ class Experiment(Settings):
 
     if TYPE_CHECKING:
         # Every subclass declares these two sections as its last fields. They are not fields of this class, because
-        # pydantic would then put them before the sections of the model, also in config.json.
+        # pydantic would then put them before the sections of the model, even in config.json.
         @property
         def training(self) -> TrainingSection: ...
         @property
@@ -90,7 +90,7 @@ class Experiment(Settings):
 
     @property
     def start(self) -> str | None:
-        """The row whose best weights training starts from; None if it starts from random weights."""
+        """The row to start from: training starts with its best weights. None if training starts from random weights."""
         return None
 
     @property
@@ -203,16 +203,21 @@ class TrainedRun(Generic[E, D, M]):
 
 
 class Task(ABC, Generic[E, D, M]):
-    """One kind of experiment. A task object holds the settings of one experiment."""
+    """One kind of experiment. A task object holds the settings of one experiment.
+
+    A subclass defines `Settings`, `noun` and `verbs`, and the methods `build_model`, `fit`, `score` and `vectors`. If
+    its models score texts, it also defines `evaluate` and `compare`. Everything else has a default.
+    """
 
     Settings: ClassVar[type[Experiment]]
     """The class of this task's settings."""
     noun: ClassVar[str]
     """What a trained run of this task is called in messages, such as "a language model"."""
-    scores_text: ClassVar[bool] = True
-    """Whether the model assigns a probability to a text. If not, its runs cannot be evaluated or compared."""
     verbs: ClassVar[str]
     """The subcommands of `reefknot` that read runs of this task, for messages."""
+
+    scores_text: ClassVar[bool] = True
+    """Whether the model assigns a probability to a text. If not, its runs cannot be evaluated or compared."""
     evaluation_options: ClassVar[frozenset[str]] = frozenset()
     """Fields of `EvaluationRequest` that `evaluate` uses, in addition to the fields that every task uses."""
     comparison_options: ClassVar[frozenset[str]] = frozenset()
@@ -220,6 +225,34 @@ class Task(ABC, Generic[E, D, M]):
 
     def __init__(self, experiment: E) -> None:
         self.experiment = experiment
+
+    # -- every task defines these methods ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> M:
+        """Build the model, with weights drawn from torch's current generator state.
+
+        The vocabulary may also be just a number of words, which is enough to count parameters.
+        """
+
+    @abstractmethod
+    def fit(self, model: M, data: D, session: Session) -> FittedModel[M] | None:
+        """Train to the end, starting from the newest checkpoint of the run if there is one.
+
+        Returns None in all processes but the first.
+        """
+
+    @abstractmethod
+    def score(
+        self, model: M, data: D, session: Session, progress: Progress, benchmarks: Mapping[str, Benchmark]
+    ) -> dict[str, Any]:
+        """Score a trained model. Returns the part of result.json that depends on the task."""
+
+    @abstractmethod
+    def vectors(self, model: M, vocabulary: Vocabulary) -> dict[str, WordVectors]:
+        """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
+
+    # -- a task overrides these methods if it needs more than the default ----------------------------------------------
 
     def open_data(
         self,
@@ -244,13 +277,6 @@ class Task(ABC, Generic[E, D, M]):
         dataset = open_dataset(corpus, experiment.vocabulary, data=data, words=words, notify=notify)
         return cast(D, dataset)
 
-    @abstractmethod
-    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> M:
-        """Build the model, with weights drawn from torch's current generator state.
-
-        The vocabulary may also be just a number of words, which is enough to count parameters.
-        """
-
     def check_data(self, data: D, world: World) -> None:
         """Raise an error if a model cannot be trained on the data, or cannot score them. Called before training."""
 
@@ -265,23 +291,6 @@ class Task(ABC, Generic[E, D, M]):
             notify: Called with messages about progress.
         """
         return []
-
-    @abstractmethod
-    def fit(self, model: M, data: D, session: Session) -> FittedModel[M] | None:
-        """Train to the end, starting from the newest checkpoint of the run if there is one.
-
-        Returns None in all processes but the first.
-        """
-
-    @abstractmethod
-    def score(
-        self, model: M, data: D, session: Session, progress: Progress, benchmarks: Mapping[str, Benchmark]
-    ) -> dict[str, Any]:
-        """Score a trained model. Returns the part of result.json that depends on the task."""
-
-    @abstractmethod
-    def vectors(self, model: M, vocabulary: Vocabulary) -> dict[str, WordVectors]:
-        """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
 
     # -- finished runs of tasks that score texts -----------------------------------------------------------------------
     # Subclasses import the code of evaluation and comparison inside these methods, so that training does not load it.
@@ -313,7 +322,7 @@ class Task(ABC, Generic[E, D, M]):
         checkpoint = run.best_checkpoint()
         words = self.load_vocabularies(run)
         model = self.build_model(words)
-        load_weights(model, run.checkpoints.load(checkpoint).model)
+        load_weights(model, run.checkpoints.load(checkpoint).weights)
         return self._wrap_trained(run, words, model.to(choose_device(device)).eval())
 
     def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: M) -> TrainedRun[E, D, M]:

@@ -22,7 +22,14 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.modes import describe_windows_in_full
 from reefknot.lab.runs.result import Protocol, ProtocolName, TailsOpened
 from reefknot.lab.runs.scores import TextScore
-from reefknot.lab.tasks.evaluation_modes import MODES, ModeChooser, check_modes, check_windows, requested_modes
+from reefknot.lab.tasks.evaluation_modes import (
+    MODES,
+    build_mode,
+    check_modes,
+    check_windows,
+    choose_windows,
+    requested_modes,
+)
 from reefknot.lab.tasks.requests import EvaluationRequest, format_option
 from reefknot.lab.training.generators import set_determinism
 from reefknot.storage.progress import Notify
@@ -63,7 +70,7 @@ class TextEvaluation:
         return record
 
     def lines(self) -> list[str]:
-        """Return the scores and their definitions in lines for people."""
+        """Return the scores and their definitions as readable lines."""
         summary = self.score.summary()
         lines = [
             f"{self.split} perplexity {format_perplexity(summary.perplexity)}  "
@@ -120,17 +127,18 @@ def evaluate_language_model(
 ) -> TextEvaluations:
     """Score texts with the best weights of a run."""
     _check_options(request)
-    trained = cast("TrainedLanguageModel", task.open_run(run, request.device))
+    trained_run = cast("TrainedLanguageModel", task.open_run(run, request.device))
     set_determinism(task.experiment.training.determinism)
     request.check_finished(run)
-    dataset = trained.dataset(request.data)
+    dataset = trained_run.dataset(request.data)
     request.check_split(dataset.splits)
-    texts = {split: shorten_split(dataset.splits[split], request.limit, trained.vocabulary) for split in request.splits}
+    texts = {
+        split: shorten_split(dataset.splits[split], request.limit, trained_run.vocabulary) for split in request.splits
+    }
     _check_streams(request.streams, texts)
-    chooser = ModeChooser(trained, dataset, request, progress)
-    mode = chooser.choose()
+    mode = build_mode(trained_run, dataset, request, progress)
     scores = {split: mode.score(text) for split, text in texts.items()}
-    windows = chooser.windows
+    windows = choose_windows(trained_run, request)
     windows_name = windows.name if windows else None
     # Other scores of the same text are comparable only with a plain score of the whole text.
     is_plain = not requested_modes(request) and request.limit is None
@@ -140,8 +148,8 @@ def evaluate_language_model(
             scores[split],
             tokens=text.tokens,
             total_tokens=dataset.splits[split].tokens,
-            tails=measure_opened_tails(trained.model, text, trained.vocabulary, windows),
-            protocol=_score_by_protocol(trained, dataset, split, request.protocol) if is_plain else None,
+            tails=measure_opened_tails(trained_run.model, text, trained_run.vocabulary, windows),
+            protocol=_score_by_protocol(trained_run, dataset, split, request.protocol) if is_plain else None,
             recorded=_find_recorded_score(run, split, windows_name, request.streams or 1) if is_plain else None,
         )
         for split, text in texts.items()
@@ -188,16 +196,16 @@ def _check_streams(streams: int | None, texts: Mapping[str, Split]) -> None:
 
 
 def _score_by_protocol(
-    trained: TrainedLanguageModel, dataset: Dataset, split: str, requested: str | None
+    trained_run: TrainedLanguageModel, dataset: Dataset, split: str, requested: str | None
 ) -> Protocol | None:
     """Score a text as the program of a paper does, if the request or the settings of the run name one."""
-    experiment = trained.experiment
+    experiment = trained_run.experiment
     name = cast(ProtocolName, requested or experiment.evaluation.protocol)
     countings = get_protocol(name, experiment.training.batch, experiment.training.steps) or {}
     if split not in countings:
         return None
     return score_by_protocol(
-        name, trained.model, dataset.splits, {split: countings[split]}, experiment.training.precision
+        name, trained_run.model, dataset.splits, {split: countings[split]}, experiment.training.precision
     )
 
 

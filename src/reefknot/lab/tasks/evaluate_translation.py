@@ -44,7 +44,7 @@ class PairsEvaluation:
         return {"split": self.split, **self.translated.record(), **self.score.summary().record()}
 
     def lines(self) -> list[str]:
-        """Return the scores and their definitions in lines for people."""
+        """Return the scores and their definitions as readable lines."""
         translated, summary = self.translated, self.score.summary()
         search, pairs = translated.search, translated.pairs
         bleu_by_length = ", ".join(
@@ -112,7 +112,7 @@ def evaluate_translator(
     if request.save:
         scores = {evaluation.split: evaluation.score for evaluation in evaluations}
         translations = {evaluation.split: evaluation.translated for evaluation in evaluations}
-        notify(save_evaluation(run, _saved_name(search), search.model_dump(), None, scores, translations))
+        notify(save_evaluation(run, _saved_name(search), search.model_dump(), None, scores, translated=translations))
     return PairsEvaluations(str(run.path), evaluations)
 
 

@@ -1,7 +1,8 @@
 """The modes in which a language model scores a text: plain, dynamic evaluation, a cache, Monte-Carlo dropout.
 
-`ModeChooser.choose` returns the `Mode` that an `EvaluationRequest` (the options of `reefknot evaluate`) asks for, with
-a function that scores a text. `check_modes` and `check_windows` reject contradictory options first.
+`build_mode` returns the `EvaluationMode` that an `EvaluationRequest` (the options of `reefknot evaluate`) asks for. It
+has a function that scores a text. `check_modes` and `check_windows` reject contradictory options first.
+`choose_windows` returns the windows (independent parts) in which the text is read, if any.
 
     plain         the probabilities of the model as it is
     dynamic       the weights follow the text: a gradient step after every segment (Krause et al.)
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Settings, validate
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Grid, Progress
     from reefknot.lab.evaluation.perplexity import Score
     from reefknot.lab.evaluation.windows import Windows
-    from reefknot.lab.tasks.language_model import TrainedLanguageModel
+    from reefknot.lab.tasks.language_model import LanguageModelExperiment, TrainedLanguageModel
     from reefknot.lab.text.dataset import Dataset, Split
 
-S = TypeVar("S", bound=Settings)
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 MODES = ("dynamic", "cache", "monte_carlo")
 """Fields of a request that choose a mode other than the plain mode. The options of a mode start with its name."""
@@ -43,7 +44,7 @@ DYNAMIC_SYMBOLS = {"rate": "eta", "decay": "lambda"}
 
 
 @dataclass(frozen=True)
-class Mode:
+class EvaluationMode:
     """A mode of evaluation with all its settings."""
 
     name: str
@@ -56,35 +57,42 @@ class Mode:
     """The grid search that chose the settings; None if there was no search."""
 
 
+# Checks of the options, before anything is opened
+
+
 def requested_modes(request: EvaluationRequest) -> list[str]:
     """Return the modes that a request names; an empty list stands for the plain mode."""
     return [mode for mode in MODES if mode in request.given_options()]
 
 
 def check_modes(request: EvaluationRequest) -> None:
-    """Raise an error if the request names several modes, or options of a mode that it does not name."""
+    """Raise an error if the request names several modes, or options that have no effect in its mode."""
     modes = requested_modes(request)
     if len(modes) > 1:
         raise SettingsError(
             f"{' and '.join(map(format_option, modes))}: a text is scored in one mode at a time; choose one"
         )
-    for mode in MODES:
-        for name in request.given_options(f"{mode}_"):
-            if mode not in modes:
-                _raise_no_effect(name, format_option(mode))
-    if modes and request.streams is not None:
-        raise SettingsError(f"--streams: {format_option(modes[0])} reads the text in one stream; leave --streams out")
-    if request.search_tokens is not None and not request.search:
-        _raise_no_effect("search_tokens", "--search")
-    if request.search and not set(modes) & set(TUNED_OPTIONS):
+    mode = modes[0] if modes else None
+    for other_mode in MODES:
+        for name in request.given_options(f"{other_mode}_"):
+            if other_mode != mode:
+                _raise_no_effect(name, format_option(other_mode))
+    if mode and request.streams is not None:
+        raise SettingsError(f"--streams: {format_option(mode)} reads the text in one stream; leave --streams out")
+    _check_search(request, mode)
+
+
+def _check_search(request: EvaluationRequest, mode: str | None) -> None:
+    """Raise an error if `--search` or `--search-tokens` has no effect. A mode of None is the plain mode."""
+    if not request.search:
+        if request.search_tokens is not None:
+            _raise_no_effect("search_tokens", "--search")
+        return
+    if mode not in TUNED_OPTIONS:
         _raise_no_effect("search", " or ".join(map(format_option, TUNED_OPTIONS)))
-    if request.search:
-        for mode in modes:
-            if set(TUNED_OPTIONS[mode]) <= set(request.given_options()):
-                options = ", ".join(map(format_option, TUNED_OPTIONS[mode]))
-                raise SettingsError(
-                    f"--search has nothing to tune, because {options} are all given; leave one of them out"
-                )
+    if set(TUNED_OPTIONS[mode]) <= set(request.given_options()):
+        options = ", ".join(map(format_option, TUNED_OPTIONS[mode]))
+        raise SettingsError(f"--search has nothing to tune, because {options} are all given; leave one of them out")
 
 
 def check_windows(request: EvaluationRequest) -> None:
@@ -107,149 +115,183 @@ def check_windows(request: EvaluationRequest) -> None:
         )
 
 
-def _raise_no_effect(name: str, needed_option: str) -> None:
+def _raise_no_effect(name: str, needed_option: str) -> NoReturn:
     """Raise the error for an option that has no effect without another option."""
     option = format_option(name)
     raise SettingsError(f"{option} has no effect without {needed_option}; add {needed_option} or leave {option} out")
 
 
-@dataclass(frozen=True)
-class ModeChooser:
-    """Chooses the mode that a request asks for, for one trained model."""
+# The windows of the text
 
-    trained: TrainedLanguageModel
-    dataset: Dataset
-    request: EvaluationRequest
-    progress: Progress
 
-    def choose(self) -> Mode:
-        """Return the mode that the request names. With `--search`, first search for its settings."""
-        if self.request.dynamic:
-            return self._dynamic()
-        if self.request.cache:
-            return self._cache()
-        if self.request.monte_carlo is not None:
-            return self._monte_carlo(self.request.monte_carlo)
-        return self._plain()
+def choose_windows(trained_run: TrainedLanguageModel, request: EvaluationRequest) -> Windows | None:
+    """Return the windows in which the text is read; None if the state is carried through the text.
 
-    @property
-    def windows(self) -> Windows | None:
-        """The windows in which the text is read; None if the state is carried through the text.
+    Options of windows come first, then `--streams` (no windows), then the settings of the run.
+    """
+    from reefknot.lab.evaluation.windows import parse_windows
 
-        If `--context` or `--stride` is missing, its value follows from the run. If all options of windows are missing,
-        the windows of the run are used.
-        """
-        from reefknot.lab.evaluation.windows import Sliding, parse_windows
-
-        request, run_windows = self.request, self.trained.experiment.windows
-        if request.windows is not None:
-            return parse_windows(request.windows)
-        if request.context is not None or request.stride is not None:
-            # The missing value is chosen so that windows are as long as those that the model was trained on.
-            if isinstance(run_windows, Sliding):
-                length = run_windows.context + run_windows.stride
-            else:
-                length = self.trained.experiment.training.steps
-            if request.context is None:
-                assert request.stride is not None
-                return Sliding(max(length - request.stride, 0), request.stride)
-            if request.stride is None:
-                return Sliding(request.context, max(length - request.context, 1))
-            return Sliding(request.context, request.stride)
-        if request.streams is None:
-            return run_windows
-        encoder = self.trained.model.encoder
-        if not encoder.carries_state:
-            raise SettingsError(
-                f"--streams: a {type(encoder).__name__} carries no state from window to window; use --context and "
-                "--stride"
-            )
+    if request.windows is not None:
+        return parse_windows(request.windows)
+    if request.context is not None or request.stride is not None:
+        return _build_sliding_windows(trained_run.experiment, request.context, request.stride)
+    if request.streams is not None:
+        _check_carries_state(trained_run)
         return None
+    return trained_run.experiment.windows
 
-    def _plain(self) -> Mode:
-        from reefknot.lab.evaluation.perplexity import score
 
-        model, vocabulary = self.trained.model, self.trained.vocabulary
-        windows, precision = self.windows, self._precision
-        streams = self.request.streams or 1
-        return Mode(
-            windows.name if windows else "plain",
-            _window_setting(windows) or {"streams": streams},
-            lambda text: score(model, text, vocabulary, streams=streams, windows=windows, precision=precision),
+def _build_sliding_windows(experiment: LanguageModelExperiment, context: int | None, stride: int | None) -> Windows:
+    """Return windows that read `context` tokens and score the next `stride` tokens.
+
+    If one of the two is None, it is chosen so that windows are as long as those that the model was trained on. For
+    example, after training on windows of 70 tokens, stride = 20 gives context = 50.
+    """
+    from reefknot.lab.evaluation.windows import Sliding
+
+    run_windows = experiment.windows
+    if isinstance(run_windows, Sliding):
+        length = run_windows.context + run_windows.stride
+    else:
+        length = experiment.training.steps
+    if stride is None:
+        assert context is not None
+        stride = max(length - context, 1)
+    if context is None:
+        context = max(length - stride, 0)
+    return Sliding(context, stride)
+
+
+def _check_carries_state(trained_run: TrainedLanguageModel) -> None:
+    encoder = trained_run.model.encoder
+    if not encoder.carries_state:
+        raise SettingsError(
+            f"--streams: a {type(encoder).__name__} carries no state from window to window; use --context and --stride"
         )
 
-    def _dynamic(self) -> Mode:
-        from reefknot.lab.evaluation.dynamic import DynamicSettings, dynamic_score, gradient_statistics, search_rates
 
-        settings = _read_mode_settings(DynamicSettings, self.request, "dynamic", DYNAMIC_SYMBOLS)
-        model, vocabulary, options = self.trained.model, self.trained.vocabulary, self._score_options
-        statistics = gradient_statistics(model, self.dataset.splits["train"], **options)
-        grid = None
-        if self.request.search:
-            settings, grid = search_rates(model, self._search_text, vocabulary, statistics, settings, **options)
-        rates = settings.rates()
-        saved_settings = {
-            "scale": rates.scale,
-            "eta": rates.eta,
-            "lambda": rates.decay,
-            "epsilon": rates.epsilon,
-            "segment": settings.segment,
-        }
-        return Mode(
-            "dynamic",
-            saved_settings,
-            lambda text: dynamic_score(model, text, vocabulary, statistics, settings, **options),
-            grid,
-        )
+def _format_windows(windows: Windows | None) -> dict[str, str]:
+    """Return the windows as a setting of a saved evaluation; nothing if the text is read with a state."""
+    return {"windows": windows.name} if windows else {}
 
-    def _cache(self) -> Mode:
-        from reefknot.lab.evaluation.cache import CacheSettings, cache_score, search_cache
 
-        settings = _read_mode_settings(CacheSettings, self.request, "cache", {})
-        model, vocabulary, windows = self.trained.model, self.trained.vocabulary, self.windows
-        options = self._score_options | {"windows": windows}
-        grid = None
-        if self.request.search:
-            settings, grid = search_cache(model, self._search_text, vocabulary, settings, **options)
-        saved_settings = settings.model_dump() | _window_setting(windows)
-        return Mode(
-            "cache",
-            saved_settings,
-            lambda text: cache_score(model, text, vocabulary, settings, **options),
-            grid,
-        )
+# The modes
 
-    def _monte_carlo(self, passes: int) -> Mode:
-        from reefknot.lab.evaluation.monte_carlo import monte_carlo_score
 
-        model, vocabulary, options = self.trained.model, self.trained.vocabulary, self._score_options
-        steps, windows, seed = self.trained.experiment.training.steps, self.windows, self.request.monte_carlo_seed or 0
-        # Without windows, dropout masks are drawn as often as in training: every `training.steps` tokens.
-        window = windows or steps
-        return Mode(
-            "mc",
-            {"passes": passes, **(_window_setting(windows) or {"window": steps}), "seed": seed},
-            lambda text: monte_carlo_score(model, text, vocabulary, passes=passes, window=window, seed=seed, **options),
-        )
+def build_mode(
+    trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest, progress: Progress
+) -> EvaluationMode:
+    """Return the mode that the request names. With `--search`, first search for its settings."""
+    if request.dynamic:
+        return _build_dynamic_mode(trained_run, dataset, request, progress)
+    if request.cache:
+        return _build_cache_mode(trained_run, dataset, request, progress)
+    if request.monte_carlo is not None:
+        return _build_monte_carlo_mode(trained_run, request, request.monte_carlo, progress)
+    return _build_plain_mode(trained_run, request)
 
-    @property
-    def _search_text(self) -> Split:
-        """The text on which settings are tuned."""
-        return shorten_split(self.dataset.splits["valid"], self.request.search_tokens, self.trained.vocabulary)
 
-    @property
-    def _precision(self) -> str:
-        return self.trained.experiment.training.precision
+def _build_plain_mode(trained_run: TrainedLanguageModel, request: EvaluationRequest) -> EvaluationMode:
+    from reefknot.lab.evaluation.perplexity import score
 
-    @property
-    def _score_options(self) -> dict[str, Any]:
-        return {"precision": self._precision, "progress": self.progress}
+    model, vocabulary = trained_run.model, trained_run.vocabulary
+    precision = trained_run.experiment.training.precision
+    windows = choose_windows(trained_run, request)
+    streams = request.streams or 1
+    return EvaluationMode(
+        name=windows.name if windows else "plain",
+        settings=_format_windows(windows) or {"streams": streams},
+        score=lambda text: score(model, text, vocabulary, streams=streams, windows=windows, precision=precision),
+    )
+
+
+def _build_dynamic_mode(
+    trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest, progress: Progress
+) -> EvaluationMode:
+    from reefknot.lab.evaluation.dynamic import DynamicSettings, dynamic_score, gradient_statistics, search_rates
+
+    settings = _read_mode_settings(DynamicSettings, request, "dynamic", DYNAMIC_SYMBOLS)
+    model, vocabulary = trained_run.model, trained_run.vocabulary
+    options = _score_options(trained_run, progress)
+    statistics = gradient_statistics(model, dataset.splits["train"], **options)
+    grid = None
+    if request.search:
+        search_text = _shorten_search_text(trained_run, dataset, request)
+        settings, grid = search_rates(model, search_text, vocabulary, statistics, settings, **options)
+    rates = settings.rates()
+    saved_settings = {
+        "scale": rates.scale,
+        "eta": rates.eta,
+        "lambda": rates.decay,
+        "epsilon": rates.epsilon,
+        "segment": settings.segment,
+    }
+    return EvaluationMode(
+        name="dynamic",
+        settings=saved_settings,
+        score=lambda text: dynamic_score(model, text, vocabulary, statistics, settings, **options),
+        grid=grid,
+    )
+
+
+def _build_cache_mode(
+    trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest, progress: Progress
+) -> EvaluationMode:
+    from reefknot.lab.evaluation.cache import CacheSettings, cache_score, search_cache
+
+    settings = _read_mode_settings(CacheSettings, request, "cache", {})
+    model, vocabulary = trained_run.model, trained_run.vocabulary
+    windows = choose_windows(trained_run, request)
+    options = _score_options(trained_run, progress) | {"windows": windows}
+    grid = None
+    if request.search:
+        search_text = _shorten_search_text(trained_run, dataset, request)
+        settings, grid = search_cache(model, search_text, vocabulary, settings, **options)
+    return EvaluationMode(
+        name="cache",
+        settings=settings.model_dump() | _format_windows(windows),
+        score=lambda text: cache_score(model, text, vocabulary, settings, **options),
+        grid=grid,
+    )
+
+
+def _build_monte_carlo_mode(
+    trained_run: TrainedLanguageModel, request: EvaluationRequest, passes: int, progress: Progress
+) -> EvaluationMode:
+    from reefknot.lab.evaluation.monte_carlo import monte_carlo_score
+
+    model, vocabulary = trained_run.model, trained_run.vocabulary
+    options = _score_options(trained_run, progress)
+    windows = choose_windows(trained_run, request)
+    seed = request.monte_carlo_seed or 0
+    # Without windows, dropout masks are drawn as often as in training: every `training.steps` tokens.
+    steps = trained_run.experiment.training.steps
+    window = windows or steps
+    return EvaluationMode(
+        name="mc",
+        settings={"passes": passes, **(_format_windows(windows) or {"window": steps}), "seed": seed},
+        score=lambda text: monte_carlo_score(
+            model, text, vocabulary, passes=passes, window=window, seed=seed, **options
+        ),
+    )
+
+
+def _shorten_search_text(trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest) -> Split:
+    """Return the text on which settings are tuned: the start of the validation text, or all of it."""
+    return shorten_split(dataset.splits["valid"], request.search_tokens, trained_run.vocabulary)
+
+
+def _score_options(trained_run: TrainedLanguageModel, progress: Progress) -> dict[str, Any]:
+    """Return the keyword arguments that the functions of all modes other than plain have in common."""
+    return {"precision": trained_run.experiment.training.precision, "progress": progress}
 
 
 def _read_mode_settings(
-    settings_class: type[S], request: EvaluationRequest, mode: str, symbols: Mapping[str, str]
-) -> S:
+    settings_class: type[SettingsT], request: EvaluationRequest, mode: str, symbols: Mapping[str, str]
+) -> SettingsT:
     """Return the settings of a mode; raise an error that names the options whose values are wrong.
+
+    For example, `--dynamic-rate 0.1` is the option `rate` of the mode `dynamic`, and its setting is `eta`.
 
     Args:
         settings_class: The class of the mode's settings.
@@ -263,13 +305,7 @@ def _read_mode_settings(
         option_names = {symbol: name for name, symbol in symbols.items()}
         messages = []
         for mistake in settings:
-            setting, _, problem = mistake.message().partition(": ")
-            option = format_option(f"{mode}_{option_names.get(setting, setting)}")
-            messages.append(f"{option}: {problem}")
+            option = format_option(f"{mode}_{option_names.get(mistake.key, mistake.key)}")
+            messages.append(mistake.message(option))
         raise SettingsError("\n".join(messages))
     return settings
-
-
-def _window_setting(windows: Windows | None) -> dict[str, str]:
-    """Return the windows as a setting of a saved evaluation; nothing if the text is read with a state."""
-    return {"windows": windows.name} if windows else {}

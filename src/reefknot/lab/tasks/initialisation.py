@@ -55,7 +55,7 @@ class InitialisationSettings(Settings):
 def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
     """Draw all parameters, then the word tables.
 
-    The distribution of a single table (`WordTable.uniform`) takes precedence over the distribution for all tables.
+    The distribution of an individual table (`WordTable.uniform`) takes precedence over the distribution for all tables.
     """
     with torch.no_grad():
         if settings.uniform is not None:

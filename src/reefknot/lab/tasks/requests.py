@@ -1,6 +1,7 @@
 """Requests that verbs (subcommands of `reefknot`) pass to tasks, and the answers that they print.
 
-`EvaluationRequest` asks a task to evaluate a run, `ComparisonRequest` to compare systems. The fields of a request have
+`EvaluationRequest` asks a task to evaluate a run, `ComparisonRequest` to compare systems (models,
+each trained with one or more seeds). The fields of a request have
 the names of the options on the command line: `dynamic_rate` is `--dynamic-rate`. A field that has its default value was
 not set by the user. So one function can reject every option that has no effect on a run.
 """
@@ -172,4 +173,4 @@ class Answer(Protocol):
         """Return the answer for programs, as JSON values."""
 
     def text(self) -> str:
-        """Return the answer for people."""
+        """Return the answer as readable text."""

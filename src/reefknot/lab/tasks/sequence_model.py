@@ -119,7 +119,7 @@ class EvaluationSettings(Settings):
     def _check_streams(self) -> Self:
         if self.windows is not None and self.streams > 1:
             raise ValueError(
-                f"streams = {self.streams} has no meaning with windows, which are independent; leave it out"
+                f"streams = {self.streams} has no meaning with windows, which are independent; leave streams out"
             )
         return self
 
@@ -157,7 +157,7 @@ class SequenceExperiment(Experiment):
                 entry_names = ", ".join(entries) or "none"
                 raise ValueError(f"no {singular} '{shorten(missing[0], 60)}' in [{section}]; there are: {entry_names}")
             if unused:
-                raise ValueError(f"no end uses {section}.{shorten(unused[0], 60)}; remove it or name it in an end")
+                raise ValueError(f"no end uses {section}.{shorten(unused[0], 60)}; remove it, or use it in an end")
         return self
 
     @model_validator(mode="after")
@@ -248,11 +248,40 @@ L = TypeVar("L", bound=LanguageModel)
 
 
 class SequenceTask(Task[S, D, L]):
-    """Train a language model or a translator. The weights with the best validation loss are scored."""
+    """Train a language model or a translator. The weights with the best validation loss are scored.
+
+    A subclass joins the parts of its model in `_assemble`, cuts its text into batches in `batches`, and computes the
+    losses of a text in `score_split`.
+    """
 
     Settings: ClassVar[type[SequenceExperiment]]
     tables: Mapping[str, nn.Module]
     """Tables of the model that was built last, by name."""
+
+    # -- language models and translators define these methods ----------------------------------------------------------
+
+    @abstractmethod
+    def _assemble(self, shared: dict[str, Any], sides: VocabularyPair) -> L:
+        """Build the ends and the encoder, and join them into a model.
+
+        Args:
+            shared: The shared objects, by section (`tables`, `projections`) and name.
+            sides: The vocabularies of both sides, or their sizes.
+        """
+
+    @abstractmethod
+    def score_split(self, model: L, data: D, split: str) -> Score:
+        """Return the losses of one split, computed in the precision of training."""
+
+    @abstractmethod
+    def batches(self, data: D) -> Batches:
+        """Return the training text as batches of windows."""
+
+    @abstractmethod
+    def _task_fields(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
+        """Return the fields of result.json that are specific to the task."""
+
+    # -- the model -----------------------------------------------------------------------------------------------------
 
     def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> L:
         """Build the model from its parts, and draw its parameters.
@@ -274,27 +303,19 @@ class SequenceTask(Task[S, D, L]):
         self.tables = shared["tables"]
         return model
 
-    @property
-    def regularisation(self) -> RegularisationSettings:
-        """The penalties on activations."""
-        return RegularisationSettings(**self.experiment.regularisation.model_dump())
+    def _build_input_end(self, shared: dict[str, Any], vocabulary: Vocabulary | int) -> Any:
+        with add_section_to_errors("input"):
+            return INPUTS.build(self.experiment.input, shared | spelling_arguments(self.experiment.input, vocabulary))
 
-    @abstractmethod
-    def _assemble(self, shared: dict[str, Any], sides: VocabularyPair) -> L:
-        """Build the ends and the encoder, and join them into a model.
+    def _build_encoder(self, shared: dict[str, Any], dimensions: dict[str, int]) -> Any:
+        with add_section_to_errors("encoder"):
+            return ENCODERS.build(self.experiment.encoder, shared | dimensions)
 
-        Args:
-            shared: The shared objects, by section (`tables`, `projections`) and name.
-            sides: The vocabularies of both sides, or their sizes.
-        """
+    def _build_output_end(self, shared: dict[str, Any], context_dim: int) -> Any:
+        with add_section_to_errors("output"):
+            return OUTPUTS.build(self.experiment.output, shared | {"context_dim": context_dim})
 
-    @abstractmethod
-    def score_split(self, model: L, data: D, split: str) -> Score:
-        """Return the losses of one split, computed in the precision of training."""
-
-    @abstractmethod
-    def batches(self, data: D) -> Batches:
-        """Return the training text as batches of windows."""
+    # -- training and scores -------------------------------------------------------------------------------------------
 
     def check_data(self, data: D, world: World) -> None:
         self.batches(data).shard(world.rank, world.size)
@@ -374,24 +395,13 @@ class SequenceTask(Task[S, D, L]):
             "subspace": measure_subspace(model, data.vocabulary) if experiment.evaluation.subspace else None,
         }
 
-    @abstractmethod
-    def _task_fields(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
-        """Return the fields of result.json that are specific to the task."""
-
     def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         return build_word_vectors(compute_end_vectors(model), vocabulary, tied=model.tied)
 
-    def _build_input_end(self, shared: dict[str, Any], vocabulary: Vocabulary | int) -> Any:
-        with add_section_to_errors("input"):
-            return INPUTS.build(self.experiment.input, shared | spelling_arguments(self.experiment.input, vocabulary))
-
-    def _build_encoder(self, shared: dict[str, Any], dimensions: dict[str, int]) -> Any:
-        with add_section_to_errors("encoder"):
-            return ENCODERS.build(self.experiment.encoder, shared | dimensions)
-
-    def _build_output_end(self, shared: dict[str, Any], context_dim: int) -> Any:
-        with add_section_to_errors("output"):
-            return OUTPUTS.build(self.experiment.output, shared | {"context_dim": context_dim})
+    @property
+    def regularisation(self) -> RegularisationSettings:
+        """The penalties on activations."""
+        return RegularisationSettings(**self.experiment.regularisation.model_dump())
 
 
 def _vocab_size(vocabulary: Vocabulary | int) -> int:

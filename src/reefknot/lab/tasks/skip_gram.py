@@ -102,7 +102,7 @@ class SkipGramExperiment(Experiment):
     @model_validator(mode="after")
     def _check_text(self) -> Self:
         if self.corpus.pairs is not None or self.vocabulary.sides != "joint":
-            raise ValueError("skip-gram reads one text: leave out corpus.pairs and vocabulary.sides")
+            raise ValueError("skip-gram reads monolingual text; leave out corpus.pairs and vocabulary.sides")
         if self.vocabulary.keep_spellings:
             raise ValueError("vocabulary.keep_spellings: skip-gram cannot read spellings; leave it out")
         return self

@@ -203,7 +203,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
 
 def _describe_tying(model: Translator) -> str:
-    """Return which word tables are the same: those of the source and both decoder ends, of the decoder, or none."""
+    """Return which word tables are shared: those of the source and both decoder ends, of the decoder, or none."""
     if model.three_way:
         return "three-way"
     return "decoder" if model.tied else "none"

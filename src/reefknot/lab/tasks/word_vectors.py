@@ -45,7 +45,7 @@ def build_word_vectors(
     vectors_by_end = {end: tensor.detach().float().cpu() for end, tensor in tensors.items()}
     if tied and torch.equal(vectors_by_end["input"][: len(vocabulary)], vectors_by_end["output"]):
         vectors_by_end = {"tied": vectors_by_end["input"]}
-    # Words that are only spelled do not occur in the vocabulary, so they have no counts. They come last.
+    # The words in `spelled` are outside the vocabulary, so they have no counts. They come last.
     words = (*vocabulary.words, *vocabulary.spelled)
     counts = (*vocabulary.counts, *(0 for _ in vocabulary.spelled))
     return {

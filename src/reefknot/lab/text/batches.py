@@ -41,13 +41,16 @@ class BatchSettings(Settings):
             "pairs: pairs of source and target lines, batched by length."
         ),
     ] = "streams"
-    batch: Annotated[Count, Field(description="Number of streams, or of blocks per update, over all processes.")]
+    batch: Annotated[
+        Count,
+        Field(description="Number of streams, or number of blocks in each update, summed over all processes."),
+    ]
     steps: Annotated[
         Count,
         Field(
-            description="Number of tokens per stream and update, after which backpropagation is truncated, or number "
-            "of tokens per block. A batch of sentences has at most batch x steps tokens, and a batch of "
-            "pairs at most batch x steps tokens on each side."
+            description="With streams: number of tokens that each stream contributes to an update; backpropagation is "
+            "truncated there. With blocks: number of tokens in a block. A batch of sentences has at most batch x "
+            "steps tokens, and a batch of pairs at most batch x steps tokens on each side."
         ),
     ]
     random_steps: Annotated[RandomSteps | None, Field(description="Draw window lengths at random around `steps`.")] = (
@@ -66,7 +69,8 @@ class BatchSettings(Settings):
         if self.random_steps.least > self.steps:
             raise ValueError(
                 f"random_steps.least = {self.random_steps.least} is more than steps = {self.steps}: every window would"
-                " be longer than steps, and its rate larger"
+                " be longer than `steps`, and its learning rate larger than the configured one; use a smaller"
+                " random_steps.least"
             )
         return self
 
@@ -76,7 +80,7 @@ class Batches(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Number of rows of `steps` tokens that fit into a window of this process."""
+        """Batch size of this process: number of rows in a window if every row has `steps` tokens."""
 
     @property
     def num_windows(self) -> int:
@@ -98,7 +102,7 @@ class Batches(Protocol):
     def count_targets(self, index: int) -> int:
         """Return the number of targets in one window, over all processes."""
 
-    def rate_factor(self, index: int) -> float:
+    def learning_rate_factor(self, index: int) -> float:
         """Return the factor by which the learning rate is multiplied for one window."""
 
     def shard(self, rank: int, world_size: int) -> Batches:
@@ -118,7 +122,7 @@ def build_batches(
     """
     if settings.batching == "pairs":
         raise SettingsError(
-            'training.batching = "pairs" is for parallel text, but this corpus is one text; '
+            'training.batching = "pairs" is for parallel text, but this corpus is monolingual; '
             'use "streams", "blocks" or "sentences"'
         )
     batch_size, steps, seed = settings.batch, settings.steps, settings.seed

@@ -4,9 +4,11 @@
 The last sub-word of a word ends in `</w>`: with few merges, "lowest" may become "low", "es" and "t</w>".
 
 Hugging Face's `tokenizers` learns and applies the merges. It can also load their file, `tokenizer.json`, but ids are
-those of our vocabulary, which is ordered by frequency. In our encoding, `<unk>` is always a whole word: a word with a
-character that is not in the training text becomes `<unk>`, so that sub-words can always be joined. Other programs that
-load the file replace only the character.
+those of our vocabulary, which is ordered by frequency.
+
+Unknown characters are characters that are not in the training text. `split_word` returns a word with an unknown
+character whole, and it becomes `<unk>`, so that sub-words can always be joined. Other programs that load the file
+replace only the character. To do the same here, call `split_at_unknown` first.
 
 Merges that were learned on two texts together can be restricted to the sub-words of one text (`restrict_to_text`). If a
 word contains a sub-word that is not allowed, the merges of that sub-word are undone until all sub-words are allowed, as
@@ -42,41 +44,27 @@ _MAX_TRAINING_WORD_LENGTH = 4_096
 class BPE:
     """A byte-pair encoding."""
 
-    file: bytes
-    """The contents of tokenizer.json."""
-    allowed: frozenset[str] | None = field(default=None, repr=False)
+    file_content: bytes
+    """The content of tokenizer.json."""
+    restricted_to: frozenset[str] | None = field(default=None, repr=False)
     """The sub-words that may be used; all sub-words of the file if None."""
 
+    # -- learn merges ----------------------------------------------------------------------------------------------
+
     @classmethod
-    def train(cls, counts: Mapping[str, int], merges: int) -> BPE:
+    def train(cls, counts: Mapping[str, int], num_merges: int) -> BPE:
         """Learn merges from words and their counts. Equal counts give an identical file.
 
         Every character is a sub-word, inside a word and at its end, so every word of known characters can be split.
+
+        Args:
+            counts: Number of occurrences of each word.
+            num_merges: Maximum number of merges.
         """
-        tokenizers = _import_tokenizers()
         characters = sorted({character for word in counts if word not in UNSPLIT_WORDS for character in word})
         base_subwords = [UNKNOWN, *characters, *(character + END_OF_WORD for character in characters)]
-        learner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=len(base_subwords) + merges,
-            special_tokens=base_subwords,  # ids that are fixed in advance break ties between pairs
-            end_of_word_suffix=END_OF_WORD,
-            show_progress=False,
-        )
-        learner.train_from_iterator(_repeat_words(counts), trainer)
-        # Two merges may give the same sub-word, so the size of the vocabulary does not limit the number of merges.
-        learned_merges = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]][:merges]
-        subwords = dict.fromkeys([*base_subwords, *(left + right for left, right in learned_merges)])
-        model = tokenizers.models.BPE(
-            vocab={subword: index for index, subword in enumerate(subwords)},
-            merges=learned_merges,
-            unk_token=UNKNOWN,
-            end_of_word_suffix=END_OF_WORD,
-        )
-        tokenizer = tokenizers.Tokenizer(model)
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WHITESPACE), "removed")
-        tokenizer.decoder = tokenizers.decoders.BPEDecoder(suffix=END_OF_WORD)
-        tokenizer.add_special_tokens(list(UNSPLIT_WORDS))
+        merges = _learn_merges(counts, base_subwords, num_merges)
+        tokenizer = _build_tokenizer(base_subwords, merges)
         return cls(tokenizer.to_str(pretty=True).encode())
 
     def restrict_to_text(self, words: Iterable[str]) -> BPE:
@@ -89,15 +77,17 @@ class BPE:
 
     def restrict_to(self, tokens: Iterable[str]) -> BPE:
         """Return the encoding restricted to the sub-words that are among `tokens`."""
-        allowed = self.subwords.intersection(tokens)
-        return self if allowed == self.subwords else replace(self, allowed=allowed)
+        subwords = self.subwords.intersection(tokens)
+        return self if subwords == self.subwords else replace(self, restricted_to=subwords)
 
     @cached_property
     def subwords(self) -> frozenset[str]:
         """All sub-words that may be used."""
-        if self.allowed is not None:
-            return self.allowed
-        return frozenset(json.loads(self.file)["model"]["vocab"]) - {UNKNOWN}
+        if self.restricted_to is not None:
+            return self.restricted_to
+        return frozenset(json.loads(self.file_content)["model"]["vocab"]) - {UNKNOWN}
+
+    # -- split words -----------------------------------------------------------------------------------------------
 
     def split_word(self, word: str) -> tuple[str, ...]:
         """Split a word into sub-words. A word with an unknown character is returned whole."""
@@ -107,8 +97,7 @@ class BPE:
         return subwords
 
     def _split_uncached(self, word: str) -> tuple[str, ...]:
-        knows_characters = self.subwords.issuperset(word)  # every known character is also a sub-word
-        if word in UNSPLIT_WORDS or not knows_characters:
+        if word in UNSPLIT_WORDS or not self._knows_characters(word):
             return (word,)
         if _contains_reserved(word):
             return (*word[:-1], word[-1] + END_OF_WORD)
@@ -117,8 +106,14 @@ class BPE:
             return tuple(self._undo_merges(subwords))
         return tuple(subwords)
 
+    def _knows_characters(self, word: str) -> bool:
+        return self.subwords.issuperset(word)  # every known character is also a sub-word
+
     def _undo_merges(self, subwords: list[str]) -> Iterator[str]:
-        """Yield the sub-words. Replace every sub-word that is not allowed by the two that it was merged from."""
+        """Yield the sub-words. Replace every sub-word that is not allowed by the two that it was merged from.
+
+        If "low" was merged from "lo" and "w" but is not allowed, "low" and "er</w>" become "lo", "w" and "er</w>".
+        """
         stack = subwords[::-1]
         while stack:
             subword = stack.pop()
@@ -134,7 +129,7 @@ class BPE:
         If "X" and "Y" are unknown, "XYlow" becomes "<unk>" and "low". In a script without spaces, a whole line is one
         word, and one unknown character must not make the line unknown.
         """
-        if word in UNSPLIT_WORDS or self.subwords.issuperset(word):
+        if word in UNSPLIT_WORDS or self._knows_characters(word):
             return [word]
         fragments = []
         for is_known, characters in groupby(word, lambda character: character in self.subwords):
@@ -152,23 +147,32 @@ class BPE:
                 subword_counts[subword] += count
         return subword_counts
 
+    # -- join sub-words --------------------------------------------------------------------------------------------
+
     def ends_word(self, token: str) -> bool:
         """Return whether a token is the last sub-word of a word, or a whole word."""
         return token.endswith(END_OF_WORD) or token not in self.subwords
 
     def join(self, tokens: Iterable[str]) -> list[str]:
         """Join tokens to words. Sub-words at the end of the text form a word even without `</w>`."""
-        words, partial = [], ""
+        words: list[str] = []
+        unfinished_word = ""
         for token in tokens:
-            if token not in self.subwords:
-                words += [partial, token] if partial else [token]
-                partial = ""
+            if token not in self.subwords:  # a whole word, such as <eos>
+                if unfinished_word:
+                    words.append(unfinished_word)
+                words.append(token)
+                unfinished_word = ""
             elif token.endswith(END_OF_WORD):
-                words.append(partial + token.removesuffix(END_OF_WORD))
-                partial = ""
+                words.append(unfinished_word + token.removesuffix(END_OF_WORD))
+                unfinished_word = ""
             else:
-                partial += token
-        return [*words, partial] if partial else words
+                unfinished_word += token
+        if unfinished_word:
+            words.append(unfinished_word)
+        return words
+
+    # -- values that are computed once -----------------------------------------------------------------------------
 
     @cached_property
     def _split_cache(self) -> dict[str, tuple[str, ...]]:
@@ -178,20 +182,57 @@ class BPE:
     @cached_property
     def _merged_from(self) -> dict[str, tuple[str, str]]:
         """The two sub-words that each longer sub-word was merged from, by the merge that was learned first."""
-        merges = json.loads(self.file)["model"]["merges"]
+        merges = json.loads(self.file_content)["model"]["merges"]
         return {left + right: (left, right) for left, right in reversed(merges)}
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        tokenizer: Tokenizer = _import_tokenizers().Tokenizer.from_str(self.file.decode())
+        tokenizer: Tokenizer = _import_tokenizers().Tokenizer.from_str(self.file_content.decode())
         return tokenizer
 
 
 def format_token(token: str) -> str:
-    """Format a token for people: "t</w>" becomes "t", and "low", which another sub-word follows, becomes "low…"."""
+    """Make a token readable: "t</w>" becomes "t", and "low", which another sub-word follows, becomes "low…"."""
     if token.endswith(END_OF_WORD):
         return token.removesuffix(END_OF_WORD)
     return token if token in _RESERVED_SYMBOLS else f"{token}…"
+
+
+def _learn_merges(counts: Mapping[str, int], base_subwords: list[str], num_merges: int) -> list[tuple[str, str]]:
+    """Return the merges in the order in which they are learned, each as the two sub-words that it joins."""
+    tokenizers = _import_tokenizers()
+    learner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=len(base_subwords) + num_merges,
+        special_tokens=base_subwords,  # ids that are fixed in advance break ties between pairs
+        end_of_word_suffix=END_OF_WORD,
+        show_progress=False,
+    )
+    learner.train_from_iterator(_repeat_words(counts), trainer)
+    merges = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]]
+    # Two merges may give the same sub-word, so the size of the vocabulary does not limit the number of merges.
+    return merges[:num_merges]
+
+
+def _build_tokenizer(base_subwords: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
+    """Return a tokenizer that applies these merges. It is what tokenizer.json stores.
+
+    The tokenizer that learned the merges is not stored, because it may have learned too many, and because its special
+    tokens include every character.
+    """
+    tokenizers = _import_tokenizers()
+    subwords = dict.fromkeys([*base_subwords, *(left + right for left, right in merges)])
+    model = tokenizers.models.BPE(
+        vocab={subword: index for index, subword in enumerate(subwords)},
+        merges=merges,
+        unk_token=UNKNOWN,
+        end_of_word_suffix=END_OF_WORD,
+    )
+    tokenizer: Tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WHITESPACE), "removed")
+    tokenizer.decoder = tokenizers.decoders.BPEDecoder(suffix=END_OF_WORD)
+    tokenizer.add_special_tokens(list(UNSPLIT_WORDS))
+    return tokenizer
 
 
 def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:

@@ -39,22 +39,22 @@ class PairsSettings(Settings):
     target: Annotated[Language, Field(description="Target language, as in the file name train.de.")]
     longest: Annotated[
         Count | None,
-        Field(description="Maximum number of tokens per side, without <eos>. Longer training pairs are left out."),
+        Field(description="Maximum number of tokens per side, not counting <eos>. Longer training pairs are left out."),
     ] = 100
     ratio: Annotated[
         float | None,
         Field(
             gt=1.0,
             le=1e9,
-            description="Maximum ratio between the numbers of tokens on the two sides of a training pair. Other pairs "
-            "are left out.",
+            description="Maximum ratio between the numbers of tokens on the two sides of a training pair. Pairs "
+            "with a larger ratio are left out.",
         ),
     ] = None
 
     @model_validator(mode="after")
     def _check_languages(self) -> PairsSettings:
         if self.source == self.target:
-            raise ValueError(f"source and target are both {self.source}; name two languages")
+            raise ValueError(f"source and target are both {self.source}; use two languages")
         return self
 
     def reason_to_drop(self, source_length: int, target_length: int) -> str | None:
@@ -104,19 +104,24 @@ class CorpusSettings(Settings):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> CorpusSettings:
-        name, pairs = self.name, self.pairs
-        corpus = known_corpus(name)  # None for a folder
-        if pairs is None:
-            if corpus is not None and corpus.languages:
-                raise ValueError(f"{name} is parallel text; set corpus.pairs.source and corpus.pairs.target")
-            return self
-        if corpus is not None and not corpus.languages:
-            raise ValueError(f"{name} is not parallel text; use {', '.join(parallel_corpora())}, or a folder")
-        if corpus is not None and {pairs.source, pairs.target} != set(corpus.languages):
-            raise ValueError(f"{name} has {' and '.join(corpus.languages)}, not {pairs.source} and {pairs.target}")
-        if self.tokens is not None:
+        corpus = known_corpus(self.name)
+        if corpus is not None:  # not a folder
+            self._check_known_corpus(corpus)
+        if self.pairs is not None and self.tokens is not None:
             raise ValueError("tokens would cut a pair in two; use part for fewer pairs")
         return self
+
+    def _check_known_corpus(self, corpus: Corpus) -> None:
+        """Check that `pairs` is set only if the corpus is parallel, and has the languages of the corpus."""
+        name, pairs = self.name, self.pairs
+        if pairs is None:
+            if corpus.languages:
+                raise ValueError(f"{name} is parallel text; set corpus.pairs.source and corpus.pairs.target")
+            return
+        if not corpus.languages:
+            raise ValueError(f"{name} is not parallel text; use {', '.join(parallel_corpora())}, or a folder")
+        if {pairs.source, pairs.target} != set(corpus.languages):
+            raise ValueError(f"{name} has {' and '.join(corpus.languages)}, not {pairs.source} and {pairs.target}")
 
     @property
     def cut(self) -> dict[str, Any]:
@@ -147,7 +152,7 @@ class TextFiles:
     corpus: Corpus
     """The known corpus that the files belong to, or the folder that they are in."""
     origin: str
-    """Description of the text and of how it was identified, for people."""
+    """Human-readable description of the text and of how it was identified."""
     files: Mapping[str, Path]
     hashes: dict[str, str]
     settings: CorpusSettings
@@ -198,7 +203,10 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, not
         notify: Function that is called with lines of progress.
     """
     if settings.pairs is not None:
-        raise SettingsError(f"the corpus {settings.name} is parallel text; leave corpus.pairs out to read one text")
+        raise SettingsError(
+            f"the corpus {settings.name} has corpus.pairs set, which is for parallel text; remove corpus.pairs to read "
+            "a monolingual text"
+        )
     corpus = known_corpus(settings.name) or _open_folder(settings.name)
     files = corpus.open(data, cache, notify)
     hashes = {split: file_hash(path, cache) for split, path in files.items()}
@@ -213,7 +221,10 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, not
 def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, notify: Notify = silent) -> PairFiles:
     """Find the files of a parallel text and check their hashes, as `find_corpus` does for a text."""
     if settings.pairs is None:
-        raise SettingsError(f"the corpus {settings.name} is one text; set corpus.pairs.source and corpus.pairs.target")
+        raise SettingsError(
+            f"the corpus {settings.name} is not described as parallel text; set corpus.pairs.source and "
+            "corpus.pairs.target"
+        )
     languages = (settings.pairs.source, settings.pairs.target)
     corpus = known_corpus(settings.name) or _open_folder(settings.name, languages)
     texts = corpus.open(data, cache, notify)

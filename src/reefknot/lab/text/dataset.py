@@ -32,7 +32,7 @@ class Dataset:
 
     name: str
     origin: str
-    """Description of the text and of how it was recognised, for people."""
+    """Human-readable description of the text and of how it was recognised."""
     vocabulary: Vocabulary
     splits: dict[str, Split]
     hashes: dict[str, str]
@@ -54,7 +54,7 @@ class Dataset:
         return f"{self.name} (hash {self.fingerprint[:12]}): {tokens} tokens, {len(self.vocabulary):,} types"
 
     def describe(self) -> str:
-        """Describe the text and how it is encoded in a few lines, for people."""
+        """Return a human-readable description of the text and of how it is encoded, in a few lines."""
         lines = [f"{self.name}: {self.origin}; {len(self.vocabulary):,} types; hash {self.fingerprint[:12]}"]
         for split in self.splits.values():
             unknown_share = split.unknown / split.tokens
@@ -119,7 +119,16 @@ def open_dataset(
     built_vocabulary, splits = load_or_rebuild(entry, encode, read_encoded, notify)
     splits = {name: replace(split, sha256=files.hashes[name]) for name, split in splits.items()}
     fingerprint = hash_json(identity, built_vocabulary.fingerprint)
-    return Dataset(files.name, files.origin, built_vocabulary, splits, files.hashes, fingerprint, corpus, vocabulary)
+    return Dataset(
+        name=files.name,
+        origin=files.origin,
+        vocabulary=built_vocabulary,
+        splits=splits,
+        hashes=files.hashes,
+        fingerprint=fingerprint,
+        corpus_settings=corpus,
+        vocabulary_settings=vocabulary,
+    )
 
 
 def hash_json(*values: Any) -> str:

@@ -13,6 +13,7 @@ counts.json        sizes, with which the other files must agree
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -134,9 +135,9 @@ def read_encoded(folder: Path) -> tuple[Vocabulary, dict[str, Split]]:
         raise DataError(f"{folder / 'vocabulary.json'} is not what was written")
     splits = {}
     for name in SPLITS:
-        counts = stored.splits.get(name)
-        if counts is None:
+        if name not in stored.splits:
             raise DataError(f"{counts_path} is not what was written")
+        counts = stored.splits[name]
         ids = read_array(_ids_path(folder, name), ID, counts.tokens)
         spelled = read_array(_inputs_path(folder, name), ID, counts.tokens) if vocabulary.spelled else None
         splits[name] = Split(name, ids, **counts.model_dump(exclude={"tokens"}), spelled=spelled)
@@ -230,18 +231,16 @@ def _tokenize_lines(
     lines: Iterator[Line], settings: VocabularySettings, max_tokens: int | None
 ) -> Iterator[_TokenLine]:
     """Yield lines as tokens. With a maximum, stop after that many tokens, in the middle of a line if necessary."""
-    remaining = max_tokens
+    remaining = math.inf if max_tokens is None else max_tokens
     for line_number, words, num_bytes in lines:
         tokens = [*words, END_OF_LINE] if settings.end_of_line else words
-        if remaining is not None and len(tokens) >= remaining:
-            if len(tokens) > remaining:
-                tokens, words = tokens[:remaining], words[:remaining]
-                num_bytes = len(" ".join(words).encode())
-            yield _TokenLine(line_number, tokens, len(words), num_bytes)
-            return
+        if len(tokens) > remaining:
+            tokens, words = tokens[: int(remaining)], words[: int(remaining)]
+            num_bytes = len(" ".join(words).encode())
         yield _TokenLine(line_number, tokens, len(words), num_bytes)
-        if remaining is not None:
-            remaining -= len(tokens)
+        remaining -= len(tokens)
+        if remaining <= 0:
+            return
 
 
 def _check_published(corpus: TextFiles, splits: dict[str, _SplitCounts], counts: Counter[str]) -> None:

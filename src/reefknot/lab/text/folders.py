@@ -60,7 +60,8 @@ class PairFolder(Corpus):
             from reefknot.lab.text.pairs import read_aligned
             from reefknot.lab.text.prepared import prepare
 
-            return prepare("pairs", paths, read_aligned(self.languages), cache, notify, languages=self.languages)
+            lines = read_aligned(self.languages)
+            return prepare(name="pairs", files=paths, lines=lines, cache=cache, notify=notify, languages=self.languages)
         return {
             f"{split}.{language}": path
             for split, split_files in files.items()
@@ -69,26 +70,31 @@ class PairFolder(Corpus):
 
     def _find_split(self, split: str, names: list[str]) -> list[Path]:
         """Return the two files of a split, source first, or its TSV file."""
-        from reefknot.lab.text.pairs import GZIP
-
-        def find_names(ending: str) -> list[str]:
-            pattern = re.compile(rf"(?:[^.].*[.])?(?:{_SPLIT_PATTERNS[split]})[.]{ending}{GZIP}", re.IGNORECASE)
-            return [name for name in names if pattern.fullmatch(name)]
-
-        candidates = [find_names(f"{re.escape(language)}(?:[.]txt)?") for language in self.languages]
-        tsv_names = find_names("tsv")
-        if tsv_names and not any(candidates):
-            candidates = [tsv_names]
-        elif tsv_names:  # ambiguous: the error message names all files
-            candidates = [[*matches, *tsv_names] for matches in candidates]
-        for matches in candidates:
+        matches_by_side = [
+            _match_split(split, f"{re.escape(language)}(?:[.]txt)?", names) for language in self.languages
+        ]
+        tsv_names = _match_split(split, "tsv", names)
+        if tsv_names and not any(matches_by_side):
+            matches_by_side = [tsv_names]  # one file for both sides
+        elif tsv_names:
+            # Ambiguous. The error message below names all files.
+            matches_by_side = [[*matches, *tsv_names] for matches in matches_by_side]
+        for matches in matches_by_side:
             if len(matches) != 1:
                 expected = " and ".join(f"{split}.{language}[.txt][.gz]" for language in self.languages)
                 raise DataError(
                     f"{self.folder}: {_describe_matches(matches)} a side of the {split} text; expected {expected}, or"
                     f" {split}.tsv[.gz]; the folder holds {_format_names(names)}"
                 )
-        return [self.folder / matches[0] for matches in candidates]
+        return [self.folder / matches[0] for matches in matches_by_side]
+
+
+def _match_split(split: str, ending: str, names: list[str]) -> list[str]:
+    """Return the file names of a split that end in the regular expression `ending`, possibly with `.gz`."""
+    from reefknot.lab.text.pairs import GZIP
+
+    pattern = re.compile(rf"(?:[^.].*[.])?(?:{_SPLIT_PATTERNS[split]})[.]{ending}{GZIP}", re.IGNORECASE)
+    return [name for name in names if pattern.fullmatch(name)]
 
 
 def open_folder(name: str, languages: tuple[str, ...] = ()) -> TextFolder | PairFolder:

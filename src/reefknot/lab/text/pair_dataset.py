@@ -1,8 +1,8 @@
 """Open parallel text as arrays of token ids, to train a translator.
 
-Start with `open_pairs`, which does for parallel text what `open_dataset` (`lab/text/dataset.py`) does for one text: it
-finds the files, builds the vocabularies, encodes the text once and memory-maps it afterwards. `<eos>` ends every line
-of both sides.
+Start with `open_pairs`, which does for parallel text what `open_dataset` (`lab/text/dataset.py`) does for monolingual
+text: it finds the files, builds the vocabularies, encodes the text once and memory-maps it afterwards. `<eos>` ends
+every line of both sides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PairDataset:
 
     name: str
     origin: str
-    """Description of the text, for people."""
+    """Human-readable description of the text."""
     vocabulary_pair: VocabularyPair
     """The vocabularies of the source and of the target, which are the same object if they are joint."""
     splits: dict[str, PairSplit]
@@ -61,7 +61,7 @@ class PairDataset:
         return f"{self.name} (hash {self.fingerprint[:12]}): {pairs} pairs, {self._format_sizes()} types"
 
     def describe(self) -> str:
-        """Describe the text and how it is encoded in a few lines, for people."""
+        """Return a human-readable description of the text and of how it is encoded, in a few lines."""
         lines = [f"{self.name}: {self.origin}; {self._format_sizes()} types; hash {self.fingerprint[:12]}"]
         for split in self.splits.values():
             source_tokens, target_tokens = len(split.source.ids), len(split.target.ids)
@@ -116,17 +116,29 @@ def open_pairs(
     folder = cache_folder(cache)
     files = find_pairs(corpus, data=data, cache=folder, notify=notify)
     identity = {"text": files.hashes, "cut": corpus.cut, "vocabulary": vocabulary.identity}
-    vocabulary_pair, splits = load_or_rebuild(
-        folder / "datasets" / hash_json(identity, "pairs", FORMAT)[:32],
-        lambda entry: write_encoded_pairs(entry, files, vocabulary, notify),
-        lambda entry: read_encoded_pairs(entry, files),
-        notify,
-    )
+
+    def encode(entry: Path) -> None:
+        write_encoded_pairs(entry, files, vocabulary, notify)
+
+    def read(entry: Path) -> tuple[VocabularyPair, dict[str, PairSplit]]:
+        return read_encoded_pairs(entry, files)
+
+    entry = folder / "datasets" / hash_json(identity, "pairs", FORMAT)[:32]
+    vocabulary_pair, splits = load_or_rebuild(entry, encode, read, notify)
     if vocabulary.bpe is None:
         _warn_of_missing_spaces(splits["train"], notify)
     source_vocabulary, target_vocabulary = vocabulary_pair.vocabularies
     fingerprint = hash_json(identity, source_vocabulary.fingerprint, target_vocabulary.fingerprint)
-    return PairDataset(files.name, files.origin, vocabulary_pair, splits, files.hashes, fingerprint, corpus, vocabulary)
+    return PairDataset(
+        name=files.name,
+        origin=files.origin,
+        vocabulary_pair=vocabulary_pair,
+        splits=splits,
+        hashes=files.hashes,
+        fingerprint=fingerprint,
+        corpus_settings=corpus,
+        vocabulary_settings=vocabulary,
+    )
 
 
 def _warn_of_missing_spaces(train: PairSplit, notify: Notify) -> None:

@@ -227,47 +227,59 @@ def _write_split(
     notify: Notify,
 ) -> _SplitCounts:
     """Write the ids of one split, and return its sizes. Training pairs that the filters reject are left out."""
-    files = corpus.files[split]
     line_numbers, num_bytes = array("q"), 0
     dropped: Counter[str] = Counter()
     with ExitStack() as stack:
         source, target = (
             _SideWriter(
-                vocabulary,
-                settings.unknown,
-                text_path,
-                stack.enter_context(_side_path(folder, split, side, "ids").open("wb", BUFFER_BYTES)),
+                vocabulary=vocabulary,
+                unknown=settings.unknown,
+                text_path=text_path,
+                ids_file=stack.enter_context(_side_path(folder, split, side, "ids").open("wb", BUFFER_BYTES)),
             )
-            for vocabulary, text_path, side in zip(vocabulary_pair.vocabularies, files, SIDES, strict=True)
+            for vocabulary, text_path, side in zip(
+                vocabulary_pair.vocabularies, corpus.files[split], SIDES, strict=True
+            )
         )
         pairs = corpus.read_pairs(split)
         for pair in report_progress(pairs, lambda count: f"{split}: {count:,} pairs encoded", notify):
             source_ids = source.encode(pair.source, pair.line_number)
             target_ids = target.encode(pair.target, pair.line_number)
+            reason = None
             if split == "train":
                 reason = corpus.filters.reason_to_drop(len(source_ids) - 1, len(target_ids) - 1)  # without <eos>
-                if reason:
-                    dropped[reason] += 1
-                    continue
+            if reason:
+                dropped[reason] += 1
+                continue
             source.write(pair.source, source_ids)
             target.write(pair.target, target_ids)
             line_numbers.append(pair.line_number)
             num_bytes += pair.size
-    if not source.num_words or not target.num_words:
-        problem = f"every pair is left out ({describe_dropped(dropped)})" if dropped else "one side has no words"
-        raise DataError(f"{files.source} and {files.target}: {problem}, so there is no {split} text")
-    if dropped:
-        notify(f"{split}: {len(line_numbers):,} pairs; left out: {describe_dropped(dropped)}")
-    _side_path(folder, split, "source", "bounds").write_bytes(_to_int64_bytes(source.bounds))
-    _side_path(folder, split, "target", "bounds").write_bytes(_to_int64_bytes(target.bounds))
-    _line_numbers_path(folder, split).write_bytes(_to_int64_bytes(line_numbers))
-    return _SplitCounts(
+    counts = _SplitCounts(
         pairs=len(line_numbers),
         source=source.counts,
         target=target.counts,
         bytes=num_bytes,
         dropped=dict(dropped),
     )
+    _check_has_words(counts, corpus, split)
+    if dropped:
+        notify(f"{split}: {counts.pairs:,} pairs; left out: {describe_dropped(dropped)}")
+    _side_path(folder, split, "source", "bounds").write_bytes(_to_int64_bytes(source.bounds))
+    _side_path(folder, split, "target", "bounds").write_bytes(_to_int64_bytes(target.bounds))
+    _line_numbers_path(folder, split).write_bytes(_to_int64_bytes(line_numbers))
+    return counts
+
+
+def _check_has_words(counts: _SplitCounts, corpus: PairFiles, split: str) -> None:
+    """Raise an error if a side of a split has no words, for example because all pairs were left out."""
+    if counts.source.words and counts.target.words:
+        return
+    problem = "one side has no words"
+    if counts.dropped:
+        problem = f"every pair is left out ({describe_dropped(counts.dropped)})"
+    files = corpus.files[split]
+    raise DataError(f"{files.source} and {files.target}: {problem}, so there is no {split} text")
 
 
 def describe_dropped(dropped: Mapping[str, int]) -> str:

@@ -4,8 +4,8 @@ To define such a corpus, create a `PreparedCorpus` with two functions: `files` f
 reads them and yields the lines of the texts (`corpora/text8.py` is a short example). `PreparedCorpus.open` writes the
 texts to a folder of the cache, once:
 
-    corpora/NAME-HASH/train.txt, valid.txt, test.txt          one text per split, or for parallel text
-    corpora/NAME-HASH/train.en.txt, train.de.txt, ...         one text per split and language
+    corpora/NAME-HASH/train.txt, valid.txt, test.txt          one text per split
+    corpora/NAME-HASH/train.en.txt, train.de.txt, ...         (parallel text) one text per split and language
     corpora/NAME-HASH/sizes.json                              size of each text, to detect a damaged folder
 
 HASH depends on the path, size and modification time of the files that the texts are made from.
@@ -31,7 +31,7 @@ from reefknot.storage.cache import load_or_create
 from reefknot.storage.progress import Notify, report_progress
 
 NamedLines = Iterator[tuple[str, str]]
-"""Pairs of the name of a text and a line of it: ("train", "some words") or, for parallel text, ("train.en", ...)."""
+"""Pairs (name of a text, line of that text): ("train", "some words") or, for parallel text, ("train.en", ...)."""
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -51,7 +51,7 @@ class PreparedCorpus(DownloadedCorpus):
     """A published corpus that is converted to texts before it is read."""
 
     expected: str
-    """Description of the files for an error message, in which it follows the name of their folder."""
+    """Description of the files, which completes the error message "expected FOLDER/..."."""
     files: Callable[[Path], list[Path]]
     """Function that returns the files of the corpus in a folder: all files, or none if one is missing."""
     lines: Callable[[list[Path]], NamedLines]
@@ -67,7 +67,15 @@ class PreparedCorpus(DownloadedCorpus):
 
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         files = self.find(data, cache)
-        return prepare(self.name, files, self.lines, cache, notify, languages=self.languages, version=self.version)
+        return prepare(
+            name=self.name,
+            files=files,
+            lines=self.lines,
+            cache=cache,
+            notify=notify,
+            languages=self.languages,
+            version=self.version,
+        )
 
 
 def prepare(

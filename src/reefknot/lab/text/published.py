@@ -61,7 +61,7 @@ class DownloadedCorpus(Corpus):
     """A corpus whose files the user downloads into a subfolder of the data folder, or into the data folder itself."""
 
     how_to_get: str
-    """Sentence for the error message if files are missing, which says where to get them."""
+    """A sentence that says where to get the files, for the error message if files are missing."""
     folders: tuple[str, ...] = ()
     """Subfolders of the data folder in which the files may be; the corpus name if empty."""
     sha256: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class DownloadedCorpus(Corpus):
 
     @abstractmethod
     def expected_files(self) -> str:
-        """Describe the files for an error message, in which the description follows the name of their folder."""
+        """Return a description of the files, which completes the error message "expected FOLDER/..."."""
 
     @property
     def needs_data(self) -> bool:

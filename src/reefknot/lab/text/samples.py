@@ -71,7 +71,7 @@ class Samples(ABC):
 
     @property
     def batch_size(self) -> int:
-        """Number of rows of `steps` tokens that fit into a window of this process."""
+        """Batch size of this process: number of rows in a window if every row has `steps` tokens."""
         return -(-self._global_batch_size // self._world_size)
 
     @property
@@ -107,7 +107,7 @@ class Samples(ABC):
         lengths = self._bounds[local_samples + 1] - self._bounds[local_samples]
         return np.append(local_samples, samples[:num_missing]), np.pad(lengths, (0, num_missing))
 
-    def rate_factor(self, index: int) -> float:
+    def learning_rate_factor(self, index: int) -> float:
         """Return 1: the learning rate does not depend on the window."""
         return 1.0
 
@@ -125,14 +125,15 @@ class Samples(ABC):
 class TextSamples(Samples):
     """Samples that together form one text.
 
-    The input of each target is the previous token of the text, also for the first target of a sample. <eos> precedes
+    The input of each target is the previous token of the text, even for the first target of a sample. <eos> precedes
     the text; without `eos`, the first token of the text is not a target.
 
     Args:
         ids: The text as target ids.
         batch_size: Number of rows of `steps` tokens in a window.
         steps: Maximum number of targets in a row.
-        inputs: The same text as input ids, if they differ from `ids`: spelled words have their own input ids.
+        inputs: The same text as input ids, if they differ from `ids`. Words outside the vocabulary that an input end
+            reads by their characters (`Vocabulary.spelled`) have their own input ids.
         eos: Id of `<eos>`, if the vocabulary has it.
         seed: Seed of the random order.
     """

@@ -1,7 +1,8 @@
 """Batches for truncated backpropagation through time.
 
 `Streams` cuts a text into `batch_size` contiguous parts, the streams. A training window (a batch) holds the next
-`steps` tokens of every stream, so the hidden state of a recurrent network can be carried from one window to the next.
+`steps` tokens of every stream (one per time step), so the hidden state of a recurrent network can be carried from one
+window to the next.
 With 2 streams and 4 steps, a text of the tokens 0 to 22 has these windows of inputs:
 
     window 0      window 1      window 2
@@ -17,6 +18,7 @@ Shapes: B streams (the batch), T steps of one window.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import numpy as np
@@ -29,7 +31,11 @@ from reefknot.lab.config.settings import Count, NonNegative, Settings
 
 
 class RandomSteps(Settings):
-    """Settings of random window lengths, around `steps` or sometimes half of it. The rate scales with the length."""
+    """Settings of random window lengths, around `steps` or sometimes half of it.
+
+    So that the targets of a short window do not count more than others, the learning rate of a window is multiplied by
+    its length divided by `steps` (`Streams.learning_rate_factor`).
+    """
 
     probability: Annotated[
         float,
@@ -52,7 +58,8 @@ class RandomSteps(Settings):
 
     def sample_length(self, steps: int, generator: np.random.Generator) -> int:
         """Return a random length for one training window."""
-        mean = steps if generator.random() < self.probability else steps / 2
+        is_around_steps = generator.random() < self.probability
+        mean = steps if is_around_steps else steps / 2
         length = max(self.least, int(generator.normal(mean, self.deviation)))
         return length if self.most is None else min(length, self.most)
 
@@ -71,39 +78,42 @@ class Streams:
     ends, so that the state can be carried over.
 
     Args:
-        ids: The text as target ids.
+        targets: The text as target ids.
         batch_size: Number of streams.
-        steps: Number of tokens of each stream in a window.
-        inputs: The same text as input ids, if they differ from `ids`: spelled words have their own input ids.
+        steps: Window length: the number of tokens of each stream in a window.
+        inputs: The same text as input ids, if they differ from `targets`. Words outside the vocabulary have their own
+            input ids if the input end reads words by their characters (`Vocabulary.spelled`).
         random_steps: Settings of random window lengths. Windows then differ between epochs.
         seed: Seed of the random window lengths.
+        world_size: Number of processes, each of which has `batch_size` streams of its own.
     """
 
     def __init__(
         self,
-        ids: NDArray[np.int32],
+        targets: NDArray[np.int32],
         batch_size: int,
         steps: int,
         inputs: NDArray[np.int32] | None = None,
         *,
         random_steps: RandomSteps | None = None,
         seed: int = 0,
+        world_size: int = 1,
     ) -> None:
         check_sizes(batch_size, steps)
-        stream_length = len(ids) // batch_size
+        stream_length = len(targets) // batch_size
         if stream_length < 2:
             raise DataError(
-                f"the text has {len(ids):,} tokens but {batch_size:,} streams need at least {2 * batch_size:,}:"
+                f"the text has {len(targets):,} tokens but {batch_size:,} streams need at least {2 * batch_size:,}:"
                 " use a smaller batch or a longer text"
             )
         self.batch_size = batch_size
         self.steps = steps
         self.random_steps = random_steps
         self.seed = seed
-        self._world_size = 1
+        self._world_size = world_size
         # These are views: the text stays on disk.
         num_used = batch_size * stream_length
-        self._targets = ids[:num_used].reshape(batch_size, stream_length)
+        self._targets = targets[:num_used].reshape(batch_size, stream_length)
         self._inputs = self._targets if inputs is None else inputs[:num_used].reshape(batch_size, stream_length)
         self.set_epoch(epoch=1)
 
@@ -116,13 +126,15 @@ class Streams:
     def _sample_lengths(self) -> NDArray[np.int64]:
         """Return the length of each window. The last length may extend beyond the end of the text."""
         if self.random_steps is None:
-            return np.full(-(-self._targets_per_stream // self.steps), self.steps)
+            num_windows = math.ceil(self._targets_per_stream / self.steps)
+            return np.full(num_windows, self.steps)
         generator = np.random.default_rng((self.seed, self.epoch))
         lengths = []
         remaining = self._targets_per_stream
         while remaining > 0:
-            lengths.append(self.random_steps.sample_length(self.steps, generator))
-            remaining -= lengths[-1]
+            length = self.random_steps.sample_length(self.steps, generator)
+            lengths.append(length)
+            remaining -= length
         return np.array(lengths)
 
     @property
@@ -158,7 +170,7 @@ class Streams:
         start = int(self._window_starts[index])
         return start, min(start + int(self._window_lengths[index]), self._targets_per_stream)
 
-    def rate_factor(self, index: int) -> float:
+    def learning_rate_factor(self, index: int) -> float:
         """Return the factor of the learning rate for one window: its random length divided by `steps`.
 
         The last window counts with its random length, even if the text ends earlier. Without random lengths, the
@@ -171,15 +183,15 @@ class Streams:
         if self.batch_size % world_size:
             raise SettingsError(f"batch = {self.batch_size} is not a multiple of {world_size}, the number of processes")
         local_batch_size = self.batch_size // world_size
-        rows = slice(rank * local_batch_size, (rank + 1) * local_batch_size)
+        local_streams = slice(rank * local_batch_size, (rank + 1) * local_batch_size)
         shard = Streams(
-            self._targets[rows].reshape(-1),
+            self._targets[local_streams].reshape(-1),
             local_batch_size,
             self.steps,
-            self._inputs[rows].reshape(-1),
+            self._inputs[local_streams].reshape(-1),
             random_steps=self.random_steps,
             seed=self.seed,
+            world_size=world_size,
         )
-        shard._world_size = world_size
         shard.set_epoch(self.epoch)
         return shard

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
-from reefknot.storage import files as durable
+from reefknot.storage import files
 
 if TYPE_CHECKING:
     from reefknot.lab.text.bpe import BPE
@@ -118,7 +118,7 @@ class VocabularySettings(Settings):
         return {key: value for key, value in settings.items() if key in always_included or value != defaults[key]}
 
     def describe(self) -> str:
-        """Describe the tokens for people."""
+        """Return a human-readable description of the tokens."""
         tokens = "the words"
         if self.bpe is not None:
             tokens = f"sub-words by byte-pair encoding with {self.bpe.merges:,} merges, and the characters,"
@@ -171,26 +171,17 @@ class Vocabulary:
             from reefknot.lab.text.bpe import BPE
 
             bpe = BPE.train(counts, settings.bpe.merges)
-        min_count = settings.min_count
         if bpe:
-            counts = bpe.count_subwords(counts)
-            min_count = 0  # a sub-word that does not occur in training may be needed later
-        token_counts: dict[str, int] = {}
-        if settings.end_of_line:
-            token_counts[END_OF_LINE] = counts.get(END_OF_LINE, 0)
-        if settings.unknown == "replace":
-            token_counts[UNKNOWN] = counts.get(UNKNOWN, 0)
-        capacity = None if settings.max_size is None else settings.max_size - len(token_counts)
-        candidates = [
-            (token, count) for token, count in counts.items() if token not in token_counts and count >= min_count
-        ]
-        token_counts.update(sorted(candidates, key=_frequency_order)[:capacity])
-        if UNKNOWN in token_counts:
-            token_counts[UNKNOWN] += sum(count for token, count in counts.items() if token not in token_counts)
+            # A sub-word that does not occur in training may be needed later, so there is no minimum count.
+            token_counts = _select_tokens(bpe.count_subwords(counts), settings, min_count=0)
+        else:
+            token_counts = _select_tokens(counts, settings, settings.min_count)
         if settings.dictionary == "fairseq":
             _add_fairseq_symbols(token_counts)
         tokens, sorted_counts = zip(*sorted(token_counts.items(), key=_frequency_order), strict=True)
         return cls(tokens, sorted_counts, bpe=bpe)
+
+    # -- tokens and ids --------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.words)
@@ -222,7 +213,7 @@ class Vocabulary:
         return self._ids.get(END_OF_LINE)
 
     def id_of(self, token: str) -> int:
-        """Return the id of a token or of a spelled word, or the id of `<unk>` if it is neither."""
+        """Return the id of a token or of a word in `spelled`, or the id of `<unk>` for any other word."""
         return self._look_up([token], self._input_ids)[0]
 
     def split_word(self, word: str) -> tuple[str, ...]:
@@ -278,6 +269,8 @@ class Vocabulary:
         """Return whether a token is the last token of a word."""
         return self.bpe is None or self.bpe.ends_word(token)
 
+    # -- files and hashes ------------------------------------------------------------------------------------------
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the file that `save` writes."""
@@ -290,7 +283,7 @@ class Vocabulary:
         If the hashes of two vocabularies are equal, they give a text the same ids. Counts and spellings of unknown
         words are not included.
         """
-        tokenizer = hashlib.sha256(self.bpe.file).hexdigest() if self.bpe else None
+        tokenizer = hashlib.sha256(self.bpe.file_content).hexdigest() if self.bpe else None
         return hashlib.sha256(json.dumps([self.words, tokenizer]).encode()).hexdigest()
 
     def save(self, path: Path) -> None:
@@ -299,15 +292,15 @@ class Vocabulary:
         The byte-pair encoding, if there is one, is written to tokenizer.json in the same folder.
         """
         if self.bpe:
-            durable.write_bytes(_tokenizer_path(path), self.bpe.file)
-        durable.write_bytes(path, self._to_bytes())
+            files.write_bytes(_tokenizer_path(path), self.bpe.file_content)
+        files.write_bytes(path, self._to_bytes())
 
     def _to_bytes(self) -> bytes:
         contents: dict[str, Any] = {"format": 1, "words": self.words, "counts": self.counts}
         if self.spelled:
             contents["spelled"] = self.spelled
         if self.bpe:
-            contents["tokenizer"] = hashlib.sha256(self.bpe.file).hexdigest()
+            contents["tokenizer"] = hashlib.sha256(self.bpe.file_content).hexdigest()
         if not self.ordered:
             contents["ordered"] = False
         return json.dumps(contents, indent=0).encode()
@@ -315,8 +308,8 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read a file that `save` wrote. Raise a DataError if it is damaged."""
-        data = durable.read_bytes(path)
-        contents = durable.decode_object(data, path)
+        data = files.read_bytes(path)
+        contents = files.decode_object(data, path)
         problem = _find_problem(contents)
         if problem:
             raise DataError(f"{path} is not a vocabulary: {problem}")
@@ -385,10 +378,28 @@ def _load_bpe(path: Path, sha256: str) -> BPE:
     from reefknot.lab.text.bpe import BPE
 
     tokenizer = _tokenizer_path(path)
-    data = durable.read_bytes(tokenizer)
+    data = files.read_bytes(tokenizer)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(f"{tokenizer} is damaged, or was not written together with {path.name}")
     return BPE(data)
+
+
+def _select_tokens(counts: Mapping[str, int], settings: VocabularySettings, min_count: int) -> dict[str, int]:
+    """Return the tokens of the vocabulary and their counts: `<eos>`, `<unk>` and the most frequent tokens.
+
+    The counts of tokens that are not selected are added to the count of `<unk>`.
+    """
+    token_counts: dict[str, int] = {}
+    if settings.end_of_line:
+        token_counts[END_OF_LINE] = counts.get(END_OF_LINE, 0)
+    if settings.unknown == "replace":
+        token_counts[UNKNOWN] = counts.get(UNKNOWN, 0)
+    candidates = [(token, count) for token, count in counts.items() if token not in token_counts and count >= min_count]
+    capacity = None if settings.max_size is None else settings.max_size - len(token_counts)
+    token_counts.update(sorted(candidates, key=_frequency_order)[:capacity])
+    if UNKNOWN in token_counts:
+        token_counts[UNKNOWN] += sum(count for token, count in counts.items() if token not in token_counts)
+    return token_counts
 
 
 def _add_fairseq_symbols(counts: dict[str, int]) -> None:
@@ -408,36 +419,57 @@ def _frequency_order(item: tuple[str, int]) -> tuple[int, str]:
 
 
 def _find_problem(contents: dict[str, Any]) -> str | None:
-    """Return why the contents of a file are not a vocabulary, or None if they are. Fast for millions of words."""
+    """Return why the contents of a file are not a vocabulary, or None if they are.
+
+    The checks are fast even for millions of words.
+    """
     required_keys, optional_keys = {"format", "words", "counts"}, {"spelled", "tokenizer", "ordered"}
     if contents.keys() - optional_keys != required_keys or contents["format"] != 1:
         return "it must hold format 1, words and counts"
     words, counts = contents["words"], contents["counts"]
+    return (
+        _find_word_problem(words, counts)
+        or _find_order_problem(words, counts, contents.get("ordered", True))
+        or _find_spelling_problem(words, contents.get("spelled", []))
+    )
+
+
+def _find_word_problem(words: Any, counts: Any) -> str | None:
     if not isinstance(words, list) or not isinstance(counts, list) or not words:
         return "it has no words"
     if len(words) != len(counts):
         return f"{len(words)} words but {len(counts)} counts"
-    if set(map(type, words)) != {str} or not _is_unicode(words):
+    if not _are_strings(words):
         return "a word is not a valid string"
     if set(map(type, counts)) != {int} or min(counts) < 0:
         return "a count is not a whole number from 0"
     if len(set(words)) != len(words):
         return "a word occurs twice"
-    ordered = contents.get("ordered", True)
+    return None
+
+
+def _find_order_problem(words: list[str], counts: list[int], ordered: Any) -> str | None:
     if not isinstance(ordered, bool):
         return "ordered is neither true nor false"
-    neighbors = pairwise(zip(counts, words, strict=True))
-    if ordered and any(
-        count < next_count or (count == next_count and word > next_word)
-        for (count, word), (next_count, next_word) in neighbors
-    ):
-        return "the words are not in order of frequency"
-    spelled = contents.get("spelled", [])
-    if not isinstance(spelled, list) or not set(map(type, spelled)) <= {str} or not _is_unicode(spelled):
-        return "a spelled word is not a valid string"
-    if len({*words, *spelled}) != len(words) + len(spelled):
-        return "a spelled word occurs twice"
+    if not ordered:
+        return None
+    for (word, count), (next_word, next_count) in pairwise(zip(words, counts, strict=True)):
+        if count < next_count or (count == next_count and word > next_word):
+            return "the words are not in order of frequency"
     return None
+
+
+def _find_spelling_problem(words: list[str], spelled: Any) -> str | None:
+    if not isinstance(spelled, list) or not _are_strings(spelled):
+        return "a word in `spelled` is not a valid string"
+    if len({*words, *spelled}) != len(words) + len(spelled):
+        return "a word in `spelled` occurs twice"
+    return None
+
+
+def _are_strings(values: list[Any]) -> bool:
+    """Return whether all values are valid strings."""
+    return set(map(type, values)) <= {str} and _is_unicode(values)
 
 
 def _is_unicode(words: list[str]) -> bool:

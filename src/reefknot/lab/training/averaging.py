@@ -1,8 +1,8 @@
 """Weight averaging and early stopping.
 
-`Averages` keeps the running mean of the weights during training. `AveragingSettings` and `StoppingSettings` are the
-sections `[training.averaging]` and `[training.stop]` of a recipe; they decide from the validation losses when averaging
-starts and when training stops. An iterate is the value of the weights after one optimiser step.
+`WeightAverages` keeps the running mean of the weights during training. `AveragingSettings` and `StoppingSettings` are
+the sections `[training.averaging]` and `[training.stop]` of a recipe; they decide from the validation losses when
+averaging starts and when training stops. An iterate is the value of the weights after one optimiser step.
 
 Averaged stochastic gradient descent (Polyak and Juditsky 1992) returns the mean of all iterates instead of the last
 iterate. AWD-LSTM (Merity et al. 2018) starts to average when plain SGD no longer improves the validation loss
@@ -23,17 +23,7 @@ from torch import Tensor, nn
 from reefknot.lab.config.parts import describe_choices
 from reefknot.lab.config.settings import Count, Settings
 
-
-def is_nonmonotone(earlier_losses: Sequence[float], loss: float, interval: int) -> bool:
-    """Return whether the current loss is worse than the best loss of more than `interval` validations ago."""
-    return len(earlier_losses) > interval and loss > min(earlier_losses[:-interval])
-
-
-def is_out_of_patience(earlier_losses: Sequence[float], loss: float, interval: int) -> bool:
-    """Return whether none of the last `interval` validations reached a new best loss."""
-    losses = [*earlier_losses, loss]
-    validations_since_best = len(losses) - 1 - losses.index(min(losses))
-    return validations_since_best >= interval
+# -- weight averaging --------------------------------------------------------------------------------------------------
 
 
 class AveragingSettings(Settings):
@@ -44,30 +34,18 @@ class AveragingSettings(Settings):
 
     def should_start(self, earlier_losses: Sequence[float], loss: float) -> bool:
         """Return whether averaging starts after this validation loss."""
-        return is_nonmonotone(earlier_losses, loss, self.interval)
+        return is_nonmonotone(earlier_losses, loss, num_ignored=self.interval)
 
 
-class StoppingSettings(Settings):
-    """Settings of early stopping. With averaging, only the validation losses of the averaged weights count."""
-
-    rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_choices("training.stop.rule"))]
-    interval: Annotated[Count, Field(description="Number of validations that the rule waits for an improvement.")] = 5
-
-    def reason_to_stop(self, earlier_losses: Sequence[float], loss: float) -> str | None:
-        """Return why training stops after this validation loss, or None if it continues."""
-        if self.rule == "nonmonotone" and is_nonmonotone(earlier_losses, loss, self.interval):
-            return f"the non-monotone rule: a loss of more than {self.interval} validations ago was better"
-        if self.rule == "patience" and is_out_of_patience(earlier_losses, loss, self.interval):
-            return f"patience: no new best loss in {self.interval} validations"
-        return None
-
-
-class Averages:
+class WeightAverages:
     """The running mean of named parameters, updated once per optimiser step.
 
-    Before the first update, the means are the initial values of the parameters. `update` never waits for the device
-    and can be captured in a CUDA graph. The mean covers every iterate since averaging started. `torch.optim.ASGD` with
-    `t0 = 0` leaves out the first iterate, because it computes the weight of a step in the step before.
+    Before the first update, the means are the initial values of the parameters. The mean covers every iterate since
+    averaging started. `torch.optim.ASGD` with `t0 = 0` leaves out the first iterate, because it computes the weight of
+    a step in the step before.
+
+    `update` never waits for the device and can be captured in a CUDA graph. It uses torch's `_foreach` functions, like
+    torch's own optimisers: each changes all parameters in one kernel launch instead of one launch per parameter.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -78,27 +56,31 @@ class Averages:
         """Number of iterates in the means."""
 
     @classmethod
-    def at_start(cls, parameters: Mapping[str, nn.Parameter], settings: AveragingSettings | None) -> Averages | None:
+    def create_at_start(
+        cls, parameters: Mapping[str, nn.Parameter], settings: AveragingSettings | None
+    ) -> WeightAverages | None:
         """Return the averages at the first step, or None if averaging does not start at once."""
         if settings is None or settings.start != "at_once":
             return None
         return cls(parameters)
 
     @torch.no_grad()
-    def update(self, applied: Tensor) -> None:
+    def update(self, num_applied: Tensor) -> None:
         """Add the current parameters to the means: mean += (parameter - mean) / count.
 
         Args:
-            applied: A scalar tensor: 1, or 0 if the optimiser skipped its step.
+            num_applied: Number of steps that the optimiser has just made: a scalar tensor that is 1, or 0 if the
+                optimiser skipped its step. With 0, nothing changes.
         """
         means = list(self.means.values())
-        self.count += applied
+        self.count += num_applied
+        new_share = num_applied / self.count.clamp(min=1.0)
         changes = torch._foreach_sub(list(self._parameters.values()), means)
-        torch._foreach_mul_(changes, (applied / self.count.clamp(min=1.0)).to(means[0].dtype))
+        torch._foreach_mul_(changes, new_share.to(means[0].dtype))
         torch._foreach_add_(means, changes)
 
     @contextmanager
-    def swapped(self) -> Iterator[None]:
+    def swap_in(self) -> Iterator[None]:
         """Copy the means into the parameters, and restore the parameters on exit. The tensors stay the same objects."""
         original_values = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         self._copy_to_parameters(self.means)
@@ -110,3 +92,41 @@ class Averages:
     @torch.no_grad()
     def _copy_to_parameters(self, values: dict[str, Tensor]) -> None:
         torch._foreach_copy_(list(self._parameters.values()), list(values.values()))
+
+
+# -- early stopping ----------------------------------------------------------------------------------------------------
+
+
+class StoppingSettings(Settings):
+    """Settings of early stopping. With averaging, only the validation losses of the averaged weights count."""
+
+    rule: Annotated[Literal["nonmonotone", "patience"], Field(description=describe_choices("training.stop.rule"))]
+    interval: Annotated[Count, Field(description="Number of validations that the rule waits for an improvement.")] = 5
+
+    def reason_to_stop(self, earlier_losses: Sequence[float], loss: float) -> str | None:
+        """Return why training stops after this validation loss, or None if it continues."""
+        if self.rule == "nonmonotone" and is_nonmonotone(earlier_losses, loss, num_ignored=self.interval):
+            return f"the non-monotone rule: a loss of more than {self.interval} validations ago was better"
+        if self.rule == "patience" and is_out_of_patience(earlier_losses, loss, patience=self.interval):
+            return f"patience: no new best loss in {self.interval} validations"
+        return None
+
+
+# -- rules for both: functions of the validation losses ----------------------------------------------------------------
+
+
+def is_nonmonotone(earlier_losses: Sequence[float], loss: float, num_ignored: int) -> bool:
+    """Return whether an old loss, from before the last `num_ignored` earlier losses, is better than the current loss.
+
+    With `num_ignored = 2`, the earlier losses 5.0, 4.0, 4.5, 4.4 and the loss 4.2, the answer is yes: the old losses
+    are 5.0 and 4.0, and 4.0 is better than 4.2.
+    """
+    old_losses = earlier_losses[:-num_ignored]
+    return bool(old_losses) and loss > min(old_losses)
+
+
+def is_out_of_patience(earlier_losses: Sequence[float], loss: float, patience: int) -> bool:
+    """Return whether none of the last `patience` validations, including this one, reached a new best loss."""
+    losses = [*earlier_losses, loss]
+    validations_since_best = len(losses) - 1 - losses.index(min(losses))
+    return validations_since_best >= patience

@@ -117,7 +117,7 @@ def format_progress(name: str, details: Iterable[str], fraction_done: float, sec
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration for people, such as 1m35s for 95 seconds."""
+    """Return a readable form of a duration, such as 1m35s for 95 seconds."""
     minutes, remaining_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

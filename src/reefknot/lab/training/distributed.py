@@ -64,7 +64,11 @@ class WindowLoss(nn.Module):
 
 
 class ParallelModel:
-    """A model in training, in a single process or as one of several replicas."""
+    """A model in training, in a single process or as one of several replicas.
+
+    The training loop calls `window_loss` and its backward pass, `clip_gradients`, and then steps an optimiser of
+    `trainable_parameters`. `ShardedModel` overrides all methods below whose work depends on the other processes.
+    """
 
     def __init__(self, model: LanguageModel, world: World) -> None:
         self.model = model
@@ -74,6 +78,8 @@ class ParallelModel:
         self.window_loss: nn.Module = WindowLoss(model)
         if world.size > 1:
             self.window_loss = self._wrap(self.window_loss)
+
+    # -- updates ---------------------------------------------------------------------------------------------------
 
     @property
     def trainable_parameters(self) -> list[nn.Parameter]:
@@ -98,12 +104,14 @@ class ParallelModel:
         return nullcontext()
 
     def clip_gradients(self, max_norm: float | None) -> Tensor:
-        """Clip the norm of the whole gradient to `max_norm`, unless it is None. Return the norm before clipping."""
+        """Clip the norm of the whole gradient to `max_norm`, if it is not None. Return the norm before clipping."""
         return nn.utils.clip_grad_norm_(self.parameters.values(), max_norm or math.inf)
 
     def build_scaler(self, enabled: bool) -> GradScaler:
         """Return a gradient scaler that detects the same overflows in every process. It does nothing unless enabled."""
         return GradScaler(self.world.device.type, enabled=enabled)
+
+    # -- validation and checkpoints --------------------------------------------------------------------------------
 
     def score(self, validate: Callable[[], float]) -> float:
         """Call `validate`, which uses the model, and return its result in every process."""

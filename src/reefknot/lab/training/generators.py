@@ -30,7 +30,7 @@ def set_determinism(level: Literal["exact", "seeded", "fast"]) -> None:
     """
     if level == "exact":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Not `use_deterministic_algorithms`: it sets the same switch but also imports the compiler, which takes a second.
+    # `use_deterministic_algorithms` sets the same switch, but it imports the compiler too, which takes a second.
     torch.set_deterministic_debug_mode("error" if level == "exact" else "default")
     torch.backends.cudnn.benchmark = level == "fast"
     torch.backends.cudnn.allow_tf32 = level == "fast"

@@ -24,7 +24,7 @@ from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.batches import Batches
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.display import Display, SilentDisplay, format_progress
 from reefknot.lab.training.distributed import World
 from reefknot.lab.training.settings import TrainingSettings
@@ -74,7 +74,7 @@ class Trainer:
         if settings.batching == "streams" and batches.batch_size % settings.accumulate:
             raise SettingsError(
                 f"training.accumulate = {settings.accumulate} does not divide the {batches.batch_size} streams of a "
-                "process; use a divisor, or another number of processes"
+                "process; use a value that does, or another number of processes"
             )
         self.settings = settings
         self.world = world or World()
@@ -94,14 +94,14 @@ class Trainer:
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
         # Read it from the settings, because on a GPU the optimiser rounds its rate to float32.
         self.initial_learning_rate = float(settings.optimiser.model_dump()["learning_rate"])
-        averages = Averages.at_start(parallel.parameters, settings.averaging)
+        averages = WeightAverages.create_at_start(parallel.parameters, settings.averaging)
         self.state = TrainState(
-            parallel,
-            optimiser,
-            self._initial_state(),
-            Progress(averaged_from=0 if averages is None else 1),
-            averages,
-            parallel.build_scaler(settings.precision == "float16"),
+            parallel=parallel,
+            optimiser=optimiser,
+            hidden=self._initial_state(),
+            progress=Progress(averaged_from=0 if averages is None else 1),
+            averages=averages,
+            scaler=parallel.build_scaler(settings.precision == "float16"),
         )
 
     def _initial_state(self) -> State:
@@ -144,10 +144,16 @@ class Trainer:
             return
         if checkpoint.fingerprint != self.run.config_hash:
             raise DataError(
-                f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
+                f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
                 "use another --out"
             )
-        self.state.restore(checkpoint.model, checkpoint.state, checkpoint.values, self.world, self.settings.seed)
+        self.state.restore(
+            weights=checkpoint.weights,
+            tensors=checkpoint.state_tensors,
+            values=checkpoint.state_values,
+            world=self.world,
+            seed=self.settings.seed,
+        )
         progress = self.state.progress
         self._truncate_metrics()
         best_exists = progress.best_nll is not None and self.checkpoints.step_path(progress.best_step).exists()
@@ -163,7 +169,7 @@ class Trainer:
             self.run.metrics.truncate(self.state.progress.metrics_lines)
 
     def _advance(self, stop: StopRequest) -> None:
-        """Make one update. Then log, validate, save or stop, if it is time to."""
+        """Make one update. Then log, validate, save and stop, each only if it is due."""
         progress = self.state.progress
         stop_requested, due = self._step(stop)
         if due.log:
@@ -199,7 +205,7 @@ class Trainer:
         progress = self.state.progress
         self.display.update(f"{self.name}  validating")
         started = time.monotonic()
-        with self.state.averages.swapped() if self.state.averages else nullcontext():
+        with self.state.averages.swap_in() if self.state.averages else nullcontext():
             nll = self.state.parallel.score(self.validate)
         line = {"kind": "valid", "step": progress.step, "epoch": epoch, "nll": nll, "perplexity": perplexity(nll)}
         self._write_metric(line | {"wall": {"seconds": time.monotonic() - started}})
@@ -234,15 +240,21 @@ class Trainer:
             return  # no updates follow that could be averaged or skipped
         if averaging is not None and self.state.averages is None:
             if averaging.should_start(earlier_losses, nll):
-                self.state.averages = Averages(self.state.parallel.parameters)
-                self.update.reset_capture()
-                progress.averaged_from = progress.epoch + due.epoch_ends
-                self.display.print(f"{self.name}  averaging starts after {self.timetable.format_position(progress)}")
-                # The rules do not compare losses of averages with losses of single iterates.
-                progress.validated = []
-        elif stopping is not None and (reason := stopping.reason_to_stop(earlier_losses, nll)):
+                self._start_averaging(due)
+            return
+        reason = None if stopping is None else stopping.reason_to_stop(earlier_losses, nll)
+        if reason:
             progress.stopped = f"stopped after {self.timetable.format_position(progress)} by {reason}"
             self.display.print(f"{self.name}  {progress.stopped}")
+
+    def _start_averaging(self, due: DueActions) -> None:
+        progress = self.state.progress
+        self.state.averages = WeightAverages(self.state.parallel.parameters)
+        self.update.reset_capture()
+        progress.averaged_from = progress.epoch + due.epoch_ends
+        self.display.print(f"{self.name}  averaging starts after {self.timetable.format_position(progress)}")
+        # The rules do not compare losses of averages with losses of individual iterates.
+        progress.validated = []
 
     def _stop_requested(self, stop: StopRequest) -> bool:
         """Return whether any process has received a signal."""
@@ -256,8 +268,10 @@ class Trainer:
         progress = self.state.progress
         x_BT, y_BT = self._window = self.batches.window(progress.window)
         target_count = self.batches.count_targets(progress.window)
-        self._learning_rate = self.initial_learning_rate * self.schedule.factor(progress.epoch, progress.step)
-        self.update(x_BT, y_BT, self._learning_rate * self.batches.rate_factor(progress.window), target_count)
+        schedule_factor = self.schedule.learning_rate_factor(progress.epoch, progress.step)
+        window_factor = self.batches.learning_rate_factor(progress.window)
+        self._learning_rate = self.initial_learning_rate * schedule_factor
+        self.update(x_BT, y_BT, self._learning_rate * window_factor, target_count)
         progress.step += 1
         progress.window += 1
         progress.tokens += target_count
@@ -304,8 +318,8 @@ class Trainer:
         if self.world.is_first:
             write_json(self.run.path / "nonfinite.json", record)
         raise NonFiniteError(
-            f"{problem}. The last checkpoint is kept, and {self.run.path / 'nonfinite.json'} names the batch. "
-            "Try a smaller training.optimiser.learning_rate or a training.clip in another --out"
+            f"{problem}. The last checkpoint is kept, and {self.run.path / 'nonfinite.json'} records the batch. "
+            "Try a smaller training.optimiser.learning_rate or a training.clip, with another --out"
         )
 
     # -- metrics and checkpoints -----------------------------------------------------------------------------------
@@ -315,8 +329,8 @@ class Trainer:
         progress = self.state.progress
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
-        model, tensors, values = self.state.capture(self.world)
-        is_finite = all(bool(weight.isfinite().all()) for weight in model.values())
+        weights, tensors, values = self.state.capture(self.world)
+        is_finite = all(bool(weight.isfinite().all()) for weight in weights.values())
         # All processes must stop together, although only the first process has all weights.
         if self.world.sum([float(not is_finite)])[0]:
             # A finite gradient can still lead to an infinite weight, for example through weight decay.
@@ -324,8 +338,14 @@ class Trainer:
             self._stop_nonfinite(f"a weight is not finite after step {step:,}; it was not saved", {"step": step})
         if self.world.is_first:
             self.run.metrics.sync()
-            fingerprint = self.run.config_hash
-            self.checkpoints.save(progress.step, model, tensors, values, fingerprint=fingerprint, pause=pause)
+            self.checkpoints.save(
+                step=progress.step,
+                weights=weights,
+                state_tensors=tensors,
+                state_values=values,
+                fingerprint=self.run.config_hash,
+                pause=pause,
+            )
         self.world.barrier()
 
     def _log_training(self) -> None:

@@ -195,6 +195,7 @@ class Adadelta(torch.optim.Optimizer):
             new_weight = new_weight * (1.0 - found_inf.to(parameters[0].dtype))
         gradient_squares = [self.state[parameter]["square_avg"] for parameter in parameters]
         step_squares = [self.state[parameter]["acc_delta"] for parameter in parameters]
+        # The four lines of the class docstring. A `_foreach` function changes all parameters in one kernel launch.
         _update_mean_squares(gradient_squares, gradients, new_weight)
         steps = list(torch._foreach_add(step_squares, group["eps"]))
         gradient_roots = list(torch._foreach_add(gradient_squares, group["eps"]))
@@ -202,7 +203,9 @@ class Adadelta(torch.optim.Optimizer):
         torch._foreach_sqrt_(gradient_roots)
         torch._foreach_div_(steps, gradient_roots)
         torch._foreach_mul_(steps, gradients)
+
         _update_mean_squares(step_squares, steps, new_weight)
+
         torch._foreach_mul_(steps, group["lr"])
         torch._foreach_sub_(parameters, steps)
 

@@ -1,8 +1,7 @@
 """Learning-rate schedules: constant, decay per epoch, cosine cycles and inverse square root.
 
-The method `factor` of a schedule returns the number by which the initial learning rate is multiplied. It depends on the
-epoch and the number of updates only, so schedules have no state to save or resume. The arguments of a constructor are
-the settings of `training.schedule` in a recipe.
+`Schedule` defines their only method, `learning_rate_factor`. The arguments of a constructor are the settings of
+`training.schedule` in a recipe, which are shorter than the names of the attributes.
 
 The papers on recurrent models change the rate once per epoch (`Decay`). Baevski & Auli (2019) change it in every
 update: after a linear warm-up, the rate follows cosine cycles (Loshchilov & Hutter 2017), each of which is longer and
@@ -12,6 +11,7 @@ lower than the last (`Cosine`). Vaswani et al. (2017) use the inverse square roo
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Annotated
 
 from reefknot.errors import SettingsError
@@ -23,15 +23,27 @@ Growth = Annotated[float, Ge(1.0), Le(1e9)]
 PositiveShare = Annotated[float, Gt(0.0), Le(1.0)]
 
 
-class Constant:
+class Schedule(ABC):
+    """The learning rate over the course of training. A schedule has no state to save or resume."""
+
+    @abstractmethod
+    def learning_rate_factor(self, epoch: int, step: int) -> float:
+        """Return the number by which the initial learning rate is multiplied for the next update.
+
+        Args:
+            epoch: The current epoch, counted from 1.
+            step: Number of updates so far, over all epochs.
+        """
+
+
+class Constant(Schedule):
     """A constant learning rate."""
 
-    def factor(self, epoch: int, step: int) -> float:
-        """Return the factor for this epoch, counted from 1, after `step` updates."""
+    def learning_rate_factor(self, epoch: int, step: int) -> float:
         return 1.0
 
 
-class Decay:
+class Decay(Schedule):
     """A rate that is constant for some epochs, and is then multiplied by a factor before every epoch.
 
     With `hold = 2` and `factor = 0.5`, the factors of the first four epochs are 1, 1, 0.5 and 0.25.
@@ -42,18 +54,24 @@ class Decay:
     """
 
     def __init__(self, hold: Epochs, factor: Positive) -> None:
-        self.hold = hold
+        self.num_constant_epochs = hold
         self.factor_per_epoch = factor
 
-    def factor(self, epoch: int, step: int) -> float:
-        """Return the factor for this epoch, counted from 1, after `step` updates."""
-        return float(self.factor_per_epoch ** max(epoch - self.hold, 0))
+    def learning_rate_factor(self, epoch: int, step: int) -> float:
+        num_decays = max(epoch - self.num_constant_epochs, 0)
+        return float(self.factor_per_epoch**num_decays)
 
 
-class Cosine:
+class Cosine(Schedule):
     """A linear warm-up, then cycles in which the rate decreases like a cosine from its peak to its minimum.
 
-    Cycles repeat until training ends. The last rate is the minimum only if training ends together with a cycle.
+    Cycles repeat until training ends. The last rate is the minimum only if training ends together with a cycle. With
+    `warmup = 100`, `period = 1000`, `growth = 2` and `shrink = 0.5`:
+
+        updates      0 to  100    the factor rises from 0 to 1
+        updates    100 to 1100    it falls from 1 to 0
+        updates   1100 to 3100    it falls from 0.5 to 0
+        updates   3100 to 7100    it falls from 0.25 to 0
 
     Args:
         period: Number of updates of the first cycle, after the warm-up.
@@ -79,30 +97,34 @@ class Cosine:
         _check_argument("growth", growth, 1.0 <= growth < math.inf, "must be at least 1")
         _check_argument("shrink", shrink, 0.0 < shrink <= 1.0, "must be above 0 and at most 1")
         _check_argument("least", least, 0.0 <= least <= 1.0, "must lie between 0 and 1")
-        self.period, self.growth, self.shrink, self.least = period, growth, shrink, least
-        self.warmup, self.warmup_from = warmup, warmup_from
+        self.warmup_updates = warmup
+        self.warmup_start_factor = warmup_from
+        self.first_cycle_updates = period
+        self.length_growth = growth
+        self.peak_shrink = shrink
+        self.min_factor = least
 
-    def factor(self, epoch: int, step: int) -> float:
-        """Return the factor for this epoch, counted from 1, after `step` updates."""
-        if step < self.warmup:
-            return self.warmup_from + (1.0 - self.warmup_from) * step / self.warmup
-        cycle, fraction = self._cycle_position(step - self.warmup)
-        height = (1.0 + math.cos(math.pi * fraction)) / 2
-        return float(self.shrink**cycle * (self.least + (1.0 - self.least) * height))
+    def learning_rate_factor(self, epoch: int, step: int) -> float:
+        if step < self.warmup_updates:
+            return self.warmup_start_factor + (1.0 - self.warmup_start_factor) * step / self.warmup_updates
+        cycle, fraction = self._cycle_position(step - self.warmup_updates)
+        cosine = (1.0 + math.cos(math.pi * fraction)) / 2  # from 1 at the start of a cycle to 0 at its end
+        return float(self.peak_shrink**cycle * (self.min_factor + (1.0 - self.min_factor) * cosine))
 
     def _cycle_position(self, step: int) -> tuple[int, float]:
         """Return the index of the cycle of a step after the warm-up, and the fraction of the cycle that has passed."""
-        if self.growth == 1.0:
-            return step // self.period, step % self.period / self.period
+        if self.length_growth == 1.0:
+            return step // self.first_cycle_updates, step % self.first_cycle_updates / self.first_cycle_updates
         # A loop, because a logarithm may round the first update of a cycle into the previous cycle.
-        cycle, offset, length = 0, step, self.period
+        cycle, offset, length = 0, step, self.first_cycle_updates
         while offset >= length:
-            cycle, offset = cycle + 1, offset - length
-            length = round(self.period * self.growth**cycle)
+            cycle += 1
+            offset -= length
+            length = round(self.first_cycle_updates * self.length_growth**cycle)
         return cycle, offset / length
 
 
-class InverseSqrt:
+class InverseSqrt(Schedule):
     """A linear warm-up from 0, then a rate that decreases with the inverse square root of the number of updates.
 
     Args:
@@ -111,13 +133,12 @@ class InverseSqrt:
 
     def __init__(self, warmup: Count) -> None:
         _check_argument("warmup", warmup, warmup >= 1, "must be at least 1")
-        self.warmup = warmup
+        self.warmup_updates = warmup
 
-    def factor(self, epoch: int, step: int) -> float:
-        """Return the factor for this epoch, counted from 1, after `step` updates."""
-        if step < self.warmup:
-            return step / self.warmup
-        return math.sqrt(self.warmup / step)
+    def learning_rate_factor(self, epoch: int, step: int) -> float:
+        if step < self.warmup_updates:
+            return step / self.warmup_updates
+        return math.sqrt(self.warmup_updates / step)
 
 
 def _check_argument(name: str, value: float, is_valid: bool, constraint: str) -> None:

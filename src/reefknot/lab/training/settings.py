@@ -25,9 +25,12 @@ else:
 
 
 class StartSettings(Settings):
-    """The row whose finished run, with the same seed, training starts from."""
+    """The row to start from: training starts with the weights of its finished run with the same seed."""
 
-    row: Annotated[str, Field(min_length=1, max_length=100, description="Row whose best weights training starts from.")]
+    row: Annotated[
+        str,
+        Field(min_length=1, max_length=100, description="Row to start from. Training starts with its best weights."),
+    ]
 
 
 class TrainingSettings(BatchSettings):
@@ -115,7 +118,9 @@ class TrainingSettings(BatchSettings):
     @model_validator(mode="after")
     def _check_batching(self) -> TrainingSettings:
         if self.batching == "streams" and self.batch % self.accumulate:
-            raise ValueError(f"accumulate = {self.accumulate} does not divide batch = {self.batch}; use a divisor")
+            raise ValueError(
+                f"accumulate = {self.accumulate} does not divide batch = {self.batch}; use a value that does"
+            )
         if self.batching in ("blocks", "sentences") and self.divisor == "batch":
             raise ValueError(
                 f'divisor = "batch" counts streams or pairs, but batching = "{self.batching}" has neither; use "tokens"'

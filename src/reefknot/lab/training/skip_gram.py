@@ -60,7 +60,8 @@ class SkipGramTraining(Settings):
     def _check_rates(self) -> SkipGramTraining:
         if self.lowest_rate > self.learning_rate:
             raise ValueError(
-                f"lowest_rate = {self.lowest_rate} is above learning_rate = {self.learning_rate}; use a smaller one"
+                f"lowest_rate = {self.lowest_rate} is above learning_rate = {self.learning_rate}; lower lowest_rate or "
+                "raise learning_rate"
             )
         return self
 
@@ -139,22 +140,25 @@ class SkipGramTrainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.fingerprint != self.run.config_hash:
             raise DataError(
-                f"{checkpoint.path} is a checkpoint of a run with other settings than {self.run.path}; "
+                f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
                 "use another --out"
             )
-        if set(checkpoint.values["progress"]) != {field.name for field in fields(Progress)}:
+        if set(checkpoint.state_values["progress"]) != {field.name for field in fields(Progress)}:
             raise DataError(
                 f"{checkpoint.path} was written by another version of Reefknot and cannot be resumed; use another --out"
             )
-        load_weights(self.model, checkpoint.model)
-        self.progress = Progress(**checkpoint.values["progress"])
+        load_weights(self.model, checkpoint.weights)
+        self.progress = Progress(**checkpoint.state_values["progress"])
         if self.checkpoints.step_path(self.progress.step).exists():
             # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(self.progress.step)
         self.display.print(f"{self.name}  resumed at epoch {self.progress.epoch}, word {self.progress.window:,}")
 
     def _advance(self, stop: StopRequest) -> None:
-        """Train on one stretch of the text. Then log, and save or stop, if it is time to."""
+        """Train up to the next line of metrics, and log.
+
+        Save if a checkpoint is due, and save and stop if a stop was requested.
+        """
         progress, training = self.progress, self.training
         saves_before = progress.tokens // training.save_every
         self._train_stretch()
@@ -176,8 +180,16 @@ class SkipGramTrainer:
         start = progress.window
         end = min((start // training.log_every + 1) * training.log_every, len(self.ids))
         tables = self.model.input.weight, self.model.output.weight
-        rates = self._rates
-        train_range(*tables, self.ids, start, end, self.draws, progress.epoch, rates, workers=training.workers)
+        train_range(
+            *tables,
+            ids=self.ids,
+            start=start,
+            stop=end,
+            sampler=self.draws,
+            epoch=progress.epoch,
+            rates=self._rates,
+            workers=training.workers,
+        )
         progress.step += 1
         progress.window = end
         progress.tokens += end - start
@@ -193,8 +205,9 @@ class SkipGramTrainer:
         path = self.run.path / "nonfinite.json"
         write_json(path, record)
         raise NonFiniteError(
-            f"a weight is not finite after step {progress.step:,}; it was not saved. The last checkpoint is kept, "
-            f"and {path} names the stretch. Try a smaller training.learning_rate in another --out"
+            f"a weight is NaN or infinite after step {progress.step:,}, so this step was not saved. The last "
+            f"checkpoint is kept, and {path} records the position in the text. Try a smaller training.learning_rate, "
+            "with another --out folder"
         )
 
     @property
@@ -238,10 +251,13 @@ class SkipGramTrainer:
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.device))
         self.run.metrics.sync()
-        fingerprint = self.run.config_hash
-        values = {"progress": asdict(progress)}
         self.checkpoints.save(
-            progress.step, named_weights(self.model), {}, values, fingerprint=fingerprint, pause=pause
+            step=progress.step,
+            weights=named_weights(self.model),
+            state_tensors={},
+            state_values={"progress": asdict(progress)},
+            fingerprint=self.run.config_hash,
+            pause=pause,
         )
         if not pause:
             self.checkpoints.mark_best(progress.step)

@@ -21,7 +21,7 @@ from torch.amp.grad_scaler import GradScaler
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import upgrade_weight_names
 from reefknot.lab.training import generators
-from reefknot.lab.training.averaging import Averages
+from reefknot.lab.training.averaging import WeightAverages
 from reefknot.lab.training.distributed import ParallelModel, World
 from reefknot.nn.encoders.contract import State, select_streams
 
@@ -71,7 +71,7 @@ class TrainState:
     hidden: State
     """The hidden state that the encoder carries between windows, for the streams of this process."""
     progress: Progress
-    averages: Averages | None = None
+    averages: WeightAverages | None = None
     """Averages of the same parameters, once averaging has started."""
     scaler: GradScaler = field(default_factory=lambda: GradScaler(enabled=False))
     """Loss scaler for float16."""
@@ -116,13 +116,7 @@ class TrainState:
         """
         weights, tensors = upgrade_weight_names(weights), upgrade_weight_names(tensors)
         tensors_by_prefix = _group_by_prefix(tensors)
-        self._load_weights(weights)
-        self.averages = None
-        if "iterate" in tensors_by_prefix:
-            # The averages start as a copy of the weights just loaded, which are the saved means.
-            self.averages = Averages(self.parallel.parameters)
-            self.averages.count.copy_(tensors_by_prefix["average"]["count"])
-            self._load_weights(weights | tensors_by_prefix["iterate"])
+        self._restore_weights(weights, tensors_by_prefix)
         self._restore_hidden(tensors_by_prefix.get("hidden", {}), world)
         self._restore_optimiser(tensors_by_prefix.get("optimiser", {}), values["optimiser"])
         if set(values["progress"]) != {field.name for field in fields(Progress)}:
@@ -139,6 +133,20 @@ class TrainState:
             # does not repeat its random numbers.
             generators.seed_everything(seed + self.progress.step, world.rank)
 
+    # -- weights and averages --------------------------------------------------------------------------------------
+
+    def _restore_weights(
+        self, weights: dict[str, Tensor], tensors_by_prefix: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Restore the parameters, and the averages if averaging had started. Then `weights` are the averages."""
+        self._load_weights(weights)
+        self.averages = None
+        if "iterate" in tensors_by_prefix:
+            # The averages start as a copy of the weights just loaded, which are the saved means.
+            self.averages = WeightAverages(self.parallel.parameters)
+            self.averages.count.copy_(tensors_by_prefix["average"]["count"])
+            self._load_weights({**weights, **tensors_by_prefix["iterate"]})
+
     def _gather_full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return full tensors to save. In processes other than the first, the result may be empty."""
         full_tensors = {name: self.parallel.gather_full(name, tensor) for name, tensor in tensors.items()}
@@ -150,12 +158,16 @@ class TrainState:
         local_weights = {name: self.parallel.local_shard(name, tensor) for name, tensor in saved.items()}
         _copy_by_name(local_weights, parameters | _persistent_buffers(self.parallel.model))
 
+    # -- hidden state ----------------------------------------------------------------------------------------------
+
     def _restore_hidden(self, saved: dict[str, Tensor], world: World) -> None:
         """Restore the hidden state of this process's streams from the state of all streams."""
         num_streams = next(iter(self.hidden.values())).shape[1] if self.hidden else 0
         local_streams = slice(world.rank * num_streams, (world.rank + 1) * num_streams)
         hidden = {name: tensor.to(world.device) for name, tensor in saved.items()}
         self.hidden = {name: tensor.clone() for name, tensor in select_streams(hidden, local_streams).items()}
+
+    # -- optimiser -------------------------------------------------------------------------------------------------
 
     def _capture_optimiser(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors of the optimiser, and its other values as plain JSON."""
@@ -175,6 +187,7 @@ class TrainState:
         return tensors, {"groups": [_plain_group(group) for group in saved["param_groups"]], "numbers": numbers}
 
     def _restore_optimiser(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Restore what `_capture_optimiser` returned. The keys of tensors and numbers are `index.name`."""
         state: dict[int, dict[str, Any]] = {}
         parameter_names = self._optimised_names()
         for key, value in {**tensors, **values["numbers"]}.items():

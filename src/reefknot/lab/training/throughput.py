@@ -1,7 +1,7 @@
 """Speed of training: tokens and floating-point operations per second, memory, and hardware utilisation.
 
-`Throughput.speed` returns a `Speed` for each line of metrics. Its utilisation, the share of the matrix rate, has two
-parts:
+`Throughput.speed` returns a `Speed` for each line of metrics. Its utilisation is the speed of training divided by
+the matrix rate:
 
 - The matrix rate is the number of operations per second that the device reaches when it multiplies large matrices. It
   is measured at the start of a run, in the precision of the run. The rate of a CPU is not measured, because other

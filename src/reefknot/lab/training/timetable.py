@@ -66,7 +66,7 @@ class Timetable:
 
     def epochs_done(self, progress: Progress) -> float:
         """Return the number of passes over the text so far, including the finished part of the current pass."""
-        # An integer at the end of an epoch, as metrics show it.
+        # At the end of an epoch the number is an integer, as metrics show it.
         if progress.window == self.batches.num_windows:
             return progress.epoch
         return progress.epoch - 1 + progress.window / self.batches.num_windows

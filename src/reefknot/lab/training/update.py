@@ -135,37 +135,51 @@ class Updater:
         Returns:
             The summed parts of the losses, the penalties, and the next hidden state.
         """
-        divisor = target_count
-        if self.settings.divisor == "batch":
-            rows = sum(len(batch.inputs) for batch in batches)
-            divisor = torch.full_like(target_count, rows * self.world.size)
+        divisor = self._loss_divisor(batches, target_count)
         sums: dict[str, Tensor] = {}
         penalties: dict[str, Tensor] = {}
         states: list[State] = []
         start = 0
-        with self.model.output.cache_for_step() as join:
+        with self.model.output.cache_for_step() as announce_last:
             for index, batch in enumerate(batches):
-                streams = slice(start, start + len(batch.inputs))
-                start = streams.stop
+                end = start + len(batch.inputs)
+                previous_state = select_streams(hidden, slice(start, end)) if self.carries_state else None
+                start = end
                 is_last = index == len(batches) - 1
                 if is_last:
-                    join()
+                    announce_last()
                 # Replicas of a model exchange gradients only once per update, after the last micro-batch.
                 with nullcontext() if is_last else self.parallel.no_sync():
-                    with autocast(self.world.device, self.settings.precision):
-                        previous_state = select_streams(hidden, streams) if self.carries_state else None
-                        loss_sum, parts, state, penalties = self.parallel.window_loss(
-                            batch.inputs, batch.targets, previous_state, batch.plan, batch.positions
-                        )
-                    # Gradients are averaged over the processes, so the loss is multiplied by their number. Penalties
-                    # are the same in every process, so they are not.
-                    objective = loss_sum * (self.world.size / divisor.double()).to(loss_sum.dtype)
-                    if is_last and penalties:
-                        objective = objective + torch.stack(list(penalties.values())).sum() / divisor
-                    self.state.scaler.scale(objective).backward()
-                sums = {name: sums[name] + part if sums else part for name, part in parts.items()}
+                    parts, penalties, state = self._backward_one(batch, previous_state, divisor, is_last)
+                if sums:
+                    sums = {name: sums[name] + part for name, part in parts.items()}
+                else:
+                    sums = parts
                 states.append(state)
         return sums, penalties, join_streams(states) if self.carries_state else {}
+
+    def _loss_divisor(self, batches: Sequence[MicroBatch], target_count: Tensor) -> Tensor:
+        """Return the number by which the summed loss is divided: of targets or of rows, over all processes."""
+        if self.settings.divisor != "batch":
+            return target_count
+        num_rows = sum(len(batch.inputs) for batch in batches)
+        return torch.full_like(target_count, num_rows * self.world.size)
+
+    def _backward_one(
+        self, batch: MicroBatch, previous_state: State | None, divisor: Tensor, add_penalties: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
+        """Add the gradients of one micro-batch. Return the parts of its loss, the penalties and its next state."""
+        with autocast(self.world.device, self.settings.precision):
+            loss_sum, parts, state, penalties = self.parallel.window_loss(
+                batch.inputs, batch.targets, previous_state, batch.plan, batch.positions
+            )
+        # Gradients are averaged over the processes, so the loss is multiplied by their number. Penalties are the same
+        # in every process, so they are not.
+        objective = loss_sum * (self.world.size / divisor.double()).to(loss_sum.dtype)
+        if add_penalties and penalties:
+            objective = objective + torch.stack(list(penalties.values())).sum() / divisor
+        self.state.scaler.scale(objective).backward()
+        return parts, penalties, state
 
 
 @dataclass(frozen=True)
@@ -271,12 +285,14 @@ class UpdateStats:
         fused optimisers read this tensor before they change a weight."""
         self._part_names: list[str] = []
         self._penalty_names: list[str] = []
-        # The sums of the loss parts, and the penalties, loss and norm of the latest update. `add` sets their sizes.
+        # `_sums` has the sums of the loss parts, `_latest` the penalties, loss and norm of the latest update. `add`
+        # sets their sizes.
         self._sums, self._latest = torch.zeros(2, 0, device=world.device).unbind()
 
     def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor], target_count: Tensor) -> None:
         """Add the results of an update and decide whether it is applied (`found_inf`)."""
-        # One tensor for all results, because every operation is a kernel launch.
+        # One tensor for all results, because every operation is a kernel launch. Decisions are tensors too (0 or 1),
+        # because `if` would wait for the device.
         results = torch.stack(
             [result.detach().double() for result in (*sums.values(), *penalties.values(), sums["nll"], norm)]
         )
@@ -301,7 +317,7 @@ class UpdateStats:
     def report(self) -> UpdateReport:
         """Wait for the device, return the accumulated results, and reset them."""
         counts = torch.stack([self._tokens, self._failed_step, self._skipped, self._skipped_in_a_row]).double()
-        # One copy from the device for all numbers.
+        # One copy from the device is enough for all numbers.
         values = torch.cat([self._sums, self._latest, counts]).tolist()
         *results, tokens, failed_step, skipped, skipped_in_a_row = values
         for total in (self._sums, self._tokens, self._skipped):
@@ -386,11 +402,7 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
     try:
         # The check must not change the dropout masks of the run.
         with torch.random.fork_rng(devices=()), torch.autocast("cpu", dtype=torch.float16):
-            x_BU, y_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
-            # A translator reads a source of one word before its target.
-            result = model.target_log_probs(x_BU, y_BT)[0] if model.encoder.reads_source else model(y_BT).output
-            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            torch.autograd.grad(result.float().sum(), parameters, allow_unused=True)
+            _compute_tiny_gradient(model)
     except RuntimeError as error:
         raise SettingsError(
             f"training.precision = float16: torch cannot train this {type(model.encoder).__name__} in float16 "
@@ -398,6 +410,17 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
         ) from error
     finally:
         model.train(was_training)
+
+
+def _compute_tiny_gradient(model: LanguageModel) -> None:
+    """Run the model forward and backward on one word. A translator also reads a source of one word."""
+    x_BU, y_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+    if model.encoder.reads_source:
+        result = model.target_log_probs(x_BU, y_BT)[0]
+    else:
+        result = model(y_BT).output
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    torch.autograd.grad(result.float().sum(), parameters, allow_unused=True)
 
 
 def _output_positions(y_N: Tensor) -> Tensor | None:

@@ -25,6 +25,97 @@ from reefknot.nn.constants import NEEDS_WORD_TABLE, NO_TABLE_TO_SHARE
 from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
 from reefknot.nn.tables import BandedTable, WordTable
 
+CacheType = TypeVar("CacheType", bound="WeightCache")
+
+
+class Classifier(nn.Module, InheritsDocstrings):
+    """Base class of classifiers: class vectors from a table, a map of the hidden state, and a bias per class.
+
+    A subclass usually overrides `encode`, which computes the class vectors, or `context`, which maps the hidden states.
+
+    Args:
+        table: The word table from which the class vectors are made.
+        context_dim: Dimension of the hidden states that `context` reads.
+        bias: Add a learned bias per class.
+        dim: Dimension of the class vectors, if it is not that of the table.
+    """
+
+    vocab_size: int
+    """Number of classes, V."""
+    context_dim: int
+    """Dimension of the hidden states that `context` reads."""
+    dim: int
+    """Dimension of the class vectors and of the output of `context`."""
+    bias: nn.Parameter | None
+    """One number per class, or None."""
+    _cache: WeightCache | None = None
+
+    def __init__(self, table: WordTable, context_dim: int, bias: bool, dim: int | None = None) -> None:
+        super().__init__()
+        if not isinstance(table, WordTable):
+            raise SettingsError(NEEDS_WORD_TABLE if isinstance(table, BandedTable) else NO_TABLE_TO_SHARE)
+        self.table = table
+        self.vocab_size = table.vocab_size
+        self.context_dim = context_dim
+        self.dim = dim or table.dim
+        self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
+
+    def encode(self, ids: Tensor | None = None) -> Tensor:
+        """Compute the vectors that `weight` returns. A classifier that transforms its table overrides this method.
+
+        Args:
+            ids: Class ids, with any shape. By default all classes.
+        """
+        return self.table.vectors(ids)
+
+    def context(self, h_ND: Tensor) -> Tensor:
+        """Map the hidden states to the space of the class vectors. The result has shape (N, dim).
+
+        A matrix that is applied here costs N x D x D operations. In `encode` it would cost V x D x D.
+
+        Args:
+            h_ND: Hidden states, with shape (N, context_dim).
+        """
+        return h_ND
+
+    def weight(self, ids: Tensor | None = None) -> Tensor:
+        """Return the vectors of some classes, with shape (*ids.shape, D), or of all classes, with shape (V, D).
+
+        While the classifier has a cache, the vectors of all classes come from the cache.
+
+        Args:
+            ids: Class ids, with any shape. By default all classes.
+        """
+        if ids is None and self._cache is not None:
+            return self._cache.weight(self.encode)
+        return self.encode(ids)
+
+    def flops(self, rows: int, classes: int | None = None) -> int:
+        """Return the number of floating-point operations of a training step (see `nn/part.py`).
+
+        Args:
+            rows: Number of hidden states, N.
+            classes: Number of classes to score. By default all classes.
+        """
+        classes = self.vocab_size if classes is None else classes
+        return FLOPS_PER_WEIGHT * rows * (count_matrix_weights(self) + self.dim * classes)
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Return named penalties on the parameters of the classifier, as scalars (see `OutputEnd.penalties`)."""
+        return {}
+
+    @contextmanager
+    def use_cache(self, cache: CacheType) -> Iterator[CacheType]:
+        """Use `cache` for the vectors of all classes inside the context."""
+        previous, self._cache = self._cache, cache
+        try:
+            yield cache
+        finally:
+            self._cache = previous
+
+
+# -- caches of class vectors ---------------------------------------------------------------------------------------
+
 
 class WeightCache:
     """Base class of caches for the vectors of all classes of a classifier."""
@@ -57,7 +148,11 @@ class StepCache(WeightCache):
 
     All micro-batches except the last receive a detached leaf, which accumulates their gradients. The last micro-batch
     receives the weight itself, and the accumulated gradients are added to its gradient. So only the last backward pass
-    continues into the label encoder.
+    continues into the label encoder. With three micro-batches:
+
+        1  backward()    leaf.grad = g1
+        2  backward()    leaf.grad = g1 + g2
+        3  backward()    weight receives g1 + g2 + g3 and passes it on to the label encoder
     """
 
     def __init__(self) -> None:
@@ -80,7 +175,7 @@ class StepCache(WeightCache):
             self._weight.register_hook(partial(_add_accumulated, self._leaf))  # type: ignore[no-untyped-call]
         return self._leaf
 
-    def announce_last(self) -> None:
+    def announce_last_micro_batch(self) -> None:
         """Announce that the next micro-batch is the last."""
         self._is_last = True
 
@@ -102,90 +197,3 @@ def _add_accumulated(leaf: Tensor, gradient: Tensor) -> Tensor:
 
 def _is_under_autocast(x: Tensor) -> bool:
     return torch.is_autocast_enabled(x.device.type)
-
-
-CacheType = TypeVar("CacheType", bound=WeightCache)
-
-
-class Classifier(nn.Module, InheritsDocstrings):
-    """Base class of classifiers: class vectors from a table, a map of the hidden state, and a bias per class.
-
-    Args:
-        table: The word table from which the class vectors are made.
-        context_dim: Dimension of the hidden states that `context` reads.
-        bias: Add a learned bias per class.
-        dim: Dimension of the class vectors, if it is not that of the table.
-    """
-
-    vocab_size: int
-    """Number of classes, V."""
-    context_dim: int
-    """Dimension of the hidden states that `context` reads."""
-    dim: int
-    """Dimension of the class vectors and of the output of `context`."""
-    bias: nn.Parameter | None
-    """One number per class, or None."""
-    _cache: WeightCache | None = None
-
-    def __init__(self, table: WordTable, context_dim: int, bias: bool, dim: int | None = None) -> None:
-        super().__init__()
-        if not isinstance(table, WordTable):
-            raise SettingsError(NEEDS_WORD_TABLE if isinstance(table, BandedTable) else NO_TABLE_TO_SHARE)
-        self.table = table
-        self.vocab_size = table.vocab_size
-        self.context_dim = context_dim
-        self.dim = dim or table.dim
-        self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
-
-    def weight(self, ids: Tensor | None = None) -> Tensor:
-        """Return the vectors of some classes, with shape (*ids.shape, D), or of all classes, with shape (V, D).
-
-        While the classifier has a cache, the vectors of all classes come from the cache.
-
-        Args:
-            ids: Class ids, with any shape. By default all classes.
-        """
-        if ids is None and self._cache is not None:
-            return self._cache.weight(self.encode)
-        return self.encode(ids)
-
-    def encode(self, ids: Tensor | None = None) -> Tensor:
-        """Compute the vectors that `weight` returns. A classifier that transforms its table overrides this method.
-
-        Args:
-            ids: Class ids, with any shape. By default all classes.
-        """
-        return self.table.vectors(ids)
-
-    @contextmanager
-    def use_cache(self, cache: CacheType) -> Iterator[CacheType]:
-        """Use `cache` for the vectors of all classes inside the context."""
-        previous, self._cache = self._cache, cache
-        try:
-            yield cache
-        finally:
-            self._cache = previous
-
-    def context(self, h_ND: Tensor) -> Tensor:
-        """Map the hidden states to the space of the class vectors. The result has shape (N, dim).
-
-        A matrix that is applied here costs N x D x D operations. In `encode` it would cost V x D x D.
-
-        Args:
-            h_ND: Hidden states, with shape (N, context_dim).
-        """
-        return h_ND
-
-    def flops(self, rows: int, classes: int | None = None) -> int:
-        """Return the number of floating-point operations of a training step (see `nn/part.py`).
-
-        Args:
-            rows: Number of hidden states, N.
-            classes: Number of classes to score. By default all classes.
-        """
-        classes = self.vocab_size if classes is None else classes
-        return FLOPS_PER_WEIGHT * rows * (count_matrix_weights(self) + self.dim * classes)
-
-    def penalties(self) -> dict[str, Tensor]:
-        """Return named penalties on the parameters of the classifier, as scalars (see `OutputEnd.penalties`)."""
-        return {}

@@ -1,4 +1,4 @@
-"""A translation model with GRUs and attention: that of the DL4MT tutorial (session 2) and of Press & Wolf (2017).
+"""A translation model with GRUs and attention (session 2 of the DL4MT tutorial; Press & Wolf 2017).
 
 Start reading at `AttentionGRU`. Two GRUs read the source, one from each end; their concatenated states are the
 annotations a_s. The first state of the target is tanh(W mean_s a_s + b), over the source tokens without padding. A
@@ -62,11 +62,11 @@ class AttentionGRU(SourceEncoder):
         check_sizes("AttentionGRU", source_dim=source_dim, input_dim=input_dim, units=units, readout=self.dim)
         check_rates("AttentionGRU", dropout=dropout)
         self.dropout = dropout
-        # The source: a GRU from each end. Their mean annotation gives the first state of the target.
+        # A GRU reads the source from each end. The mean of their annotations gives the first state of the target.
         self.rightward = GRU(source_dim, units, layers=1)
         self.leftward = GRU(source_dim, units, layers=1)
         self.start = nn.Linear(2 * units, units)
-        # A target step: a GRU step on the previous word, attention, and a GRU step on the context from the source.
+        # A target step has a GRU step on the previous word, attention, and a GRU step on the context from the source.
         self.word = nn.Linear(input_dim, 3 * units)
         self.word_recurrent = nn.Linear(units, 3 * units, bias=False)
         self.keys = nn.Linear(2 * units, 2 * units)
@@ -145,7 +145,7 @@ class AttentionGRU(SourceEncoder):
             + len(source_lengths_B) * weights_per_pair
             + int(target_lengths_B.sum()) * weights_per_target_token
         )
-        # The weighted sum of the annotations, and the attention scores, which cost as much.
+        # The weighted sum of the annotations costs as much as the attention scores, hence the factor 2.
         attention_products = 2 * self.keys.out_features * int((source_lengths_B * target_lengths_B).sum())
         return FLOPS_PER_WEIGHT * (products + attention_products)
 

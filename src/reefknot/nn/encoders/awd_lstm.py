@@ -20,10 +20,10 @@ from reefknot.kernels.recurrence import is_faster_than_cudnn
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
 from reefknot.nn.encoders.masks import locked_dropout, scan_layer
-from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent, get_weights, run_layer
+from reefknot.nn.encoders.stacked import Biases, LayerState, RecurrentEncoder, get_weights, run_layer
 
 
-class AWDLSTM(Recurrent):
+class AWDLSTM(RecurrentEncoder):
     """Stacked LSTM with dropped recurrent weights and locked dropout between layers (Merity et al. 2017).
 
     Args:
@@ -68,14 +68,16 @@ class AWDLSTM(Recurrent):
         return {name: torch.zeros(shape, device=device) for name in self.state_names}
 
     def split_state(self, state: State, dtype: torch.dtype) -> Iterator[LayerState]:
-        layers_by_name = [
-            state[name][0].to(dtype).split_with_sizes(self.layer_dims, dim=-1) for name in self.state_names
-        ]
-        return zip(*layers_by_name, strict=True)
+        tensors_by_name = []
+        for name in self.state_names:
+            tensors_by_name.append(state[name][0].to(dtype).split_with_sizes(self.layer_dims, dim=-1))
+        return zip(*tensors_by_name, strict=True)
 
     def join_states(self, states: Sequence[LayerState]) -> State:
-        layers_by_name = zip(self.state_names, zip(*states, strict=True), strict=True)
-        return {name: to_state_dtype(torch.cat(layers, dim=-1)[None]) for name, layers in layers_by_name}
+        joined = {}
+        for index, name in enumerate(self.state_names):
+            joined[name] = to_state_dtype(torch.cat([layer_state[index] for layer_state in states], dim=-1)[None])
+        return joined
 
     def forward(self, x_BTD: Tensor, state: State) -> Encoded:
         raw_BTD, dropped_BTD = x_BTD, locked_dropout(x_BTD, self.dropout_input, self.training)

@@ -1,9 +1,9 @@
 """The Bayesian LSTM of Gal & Ghahramani (2016), as Press & Wolf (2017) train it.
 
 `BayesianLSTM` is an LSTM with dropout masks that are constant over a window. Every layer has masks on its input and on
-its recurrent state: one for all four gates ("tied") or one for each gate ("separate", Gal's untied weights). The output
-of the last layer has another mask. Word dropout, the fourth of Gal's dropout rates, belongs to the embedding lookup
-(`Lookup`).
+its recurrent state: one mask for all four gates (`tied`, the "tied weights" variant of Gal & Ghahramani) or one for
+each gate (`separate`, their "untied weights" variant). The output of the last layer has another mask. Word dropout, the
+fourth of Gal's dropout rates, belongs to the embedding lookup (`Lookup`).
 
 Shapes: B streams (rows of a batch), T steps, D dimensions.
 """
@@ -18,11 +18,13 @@ from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State
 from reefknot.nn.encoders.masks import NUM_GATES, locked_dropout, run_masked_layer, sample_mask
-from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent
+from reefknot.nn.encoders.stacked import Biases, LayerState, RecurrentEncoder
 
 
-class BayesianLSTM(Recurrent):
-    """Stacked LSTM with dropout masks per gate and window on inputs and states (Gal & Ghahramani 2016).
+class BayesianLSTM(RecurrentEncoder):
+    """A stacked LSTM whose dropout masks on inputs and states stay the same for a whole training window.
+
+    This is the model of Gal & Ghahramani (2016).
 
     Args:
         input_dim: Dimension of the input vectors.

@@ -59,7 +59,7 @@ class EncoderDecoder(SourceEncoder):
         layers: Number of blocks in each of the two stacks.
         heads: Number of attention heads of every block. It must divide `input_dim`.
         ffn_dim: Number of units of the feed-forward network of every block.
-        dropout: Dropout rate of the inputs and of the output of every sublayer.
+        dropout: Dropout rate of the embeddings that enter a stack, and of the output of every sublayer.
         dropout_attention: Dropout rate of the attention weights.
         dropout_relu: Dropout rate of the feed-forward units.
         norm: `pre` puts a layer norm before each sublayer and after each stack. `post` puts it after each residual sum
@@ -86,21 +86,25 @@ class EncoderDecoder(SourceEncoder):
         check_sizes("EncoderDecoder", heads=heads, ffn_dim=ffn_dim)
         check_rates("EncoderDecoder", dropout=dropout, dropout_attention=dropout_attention, dropout_relu=dropout_relu)
         check_heads("EncoderDecoder", heads, input_dim)
-        if source_dim != input_dim:
-            raise SettingsError(
-                f"EncoderDecoder: source vectors have {source_dim} dimensions and target vectors {input_dim}, but both "
-                "stacks have the same; give both input ends the same dimension"
-            )
-        if norm not in get_args(Norm):
-            raise SettingsError(f"EncoderDecoder: norm = {norm!r}: must be 'pre' or 'post'")
+        _check_dims_and_norm(source_dim, input_dim, norm)
         self.source_dim = self.input_dim = self.dim = input_dim
         self.heads = heads
         self.dropout = dropout
-        self.synchronizes = recompute  # as in Transformer
+        # Recomputing a block draws its dropout masks again, for which the generator's state is read from the GPU.
+        self.synchronizes = recompute
 
         def build_stack(block_class: type[ResidualBlock]) -> nn.ModuleList:
             return nn.ModuleList(
-                block_class(input_dim, heads, ffn_dim, dropout, dropout_attention, dropout_relu, recompute, norm)
+                block_class(
+                    dim=input_dim,
+                    heads=heads,
+                    ffn_dim=ffn_dim,
+                    dropout=dropout,
+                    dropout_attention=dropout_attention,
+                    dropout_relu=dropout_relu,
+                    recompute=recompute,
+                    norm=norm,
+                )
                 for _ in range(layers)
             )
 
@@ -108,8 +112,8 @@ class EncoderDecoder(SourceEncoder):
         self.target_blocks = build_stack(TargetBlock)
         self.source_norm = nn.LayerNorm(input_dim) if norm == "pre" else nn.Identity()
         self.target_norm = nn.LayerNorm(input_dim) if norm == "pre" else nn.Identity()
-        # Keys and values of the source for all target blocks: one product, and no parameter of a sharded block is used
-        # outside of the block.
+        # One product computes the source keys and values of all target blocks. It is a module of its own because FSDP
+        # gathers the parameters of a block only while that block runs.
         self.source_in = nn.Linear(input_dim, 2 * layers * input_dim)
         init_attention(self.source_in, 2 * layers)
         self._positions = SinusoidalPositions(input_dim)
@@ -168,8 +172,9 @@ class EncoderDecoder(SourceEncoder):
         source_weights = count_matrix_weights(self.source_blocks) + count_matrix_weights(self.source_in)
         target_weights = count_matrix_weights(self.target_blocks)
         products = int(source_lengths_B.sum()) * source_weights + int(target_lengths_B.sum()) * target_weights
-        # Scores and weighted values, two products over D dimensions for each pair of tokens: all pairs of a source, all
-        # pairs of a source and its target, and half of the pairs of a target.
+        # Attention computes two products (scores and weighted values) of D dimensions per token pair. It covers all
+        # pairs within a source, all source-target pairs, and half of the pairs within a target, because that attention
+        # is causal.
         pairs_B = 2 * source_lengths_B.square() + 2 * source_lengths_B * target_lengths_B + target_lengths_B.square()
         return FLOPS_PER_WEIGHT * (products + len(self.target_blocks) * self.dim * int(pairs_B.sum()))
 
@@ -191,6 +196,16 @@ class EncoderDecoder(SourceEncoder):
         # Convert to the dtype of the parameters: under autocast, the residual stream and the norms stay in float32.
         x_BTD = x_BTD.to(next(self.parameters()).dtype)
         return F.dropout(x_BTD + self._positions(state, slots, x_BTD), self.dropout, self.training)
+
+
+def _check_dims_and_norm(source_dim: int, input_dim: int, norm: str) -> None:
+    if source_dim != input_dim:
+        raise SettingsError(
+            f"EncoderDecoder: source vectors have {source_dim} dimensions and target vectors {input_dim}, but both "
+            "stacks must have the same dimension; give both input ends the same dimension"
+        )
+    if norm not in get_args(Norm):
+        raise SettingsError(f"EncoderDecoder: norm = {norm!r}: must be 'pre' or 'post'")
 
 
 def _block_state(state: State, index: int) -> tuple[Tensor | None, Tensor, Tensor]:

@@ -8,8 +8,8 @@ layers computes, from the state before it,
     s_l = h_l t_l + s_(l-1) (1 - t_l)
 
 So only the first layer reads the input, and the part of the state that is not transformed is carried. Dropout masks are
-constant over one stream and window (Gal & Ghahramani 2016). They apply to the input, to the state where a matrix
-multiplies it, and to the output, but never to the carried part.
+constant over one window (the steps that are computed at once) of a stream (Gal & Ghahramani 2016). They apply to the
+input, to the state where a matrix multiplies it, and to the output, but never to the carried part.
 
 Shapes: B streams (rows of a batch), T steps, D input dimensions, H units, L layers of a step, G = 2H: h and t.
 """

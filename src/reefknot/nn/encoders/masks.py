@@ -4,9 +4,9 @@
 `run_masked_layer` runs an LSTM layer with masks. The encoders in `bayesian_lstm.py`, `variational_lstm.py`,
 `awd_lstm.py` and `highway.py` use them.
 
-A mask is drawn once per stream and window ("locked" or "variational" dropout), so the same units are dropped at every
-step. It is drawn from torch's generator of the device, so that resumed runs and captured graphs draw the right masks.
-It is scaled by 1 / (1 - rate), so evaluation needs no scaling.
+A mask is drawn once for each window of a stream ("locked" or "variational" dropout), so the same units are dropped at
+every step. It is drawn from torch's generator of the device, so that resumed runs and captured graphs draw the right
+masks. It is scaled by 1 / (1 - rate), so evaluation needs no scaling.
 
 Shapes: L layers, B streams (rows of a batch), T steps, D input dimensions, H units, G = 4H gates in torch's order
 (input, forget, cell, output).

@@ -131,7 +131,7 @@ class Transformer(Encoder):
         return Encoded(x_BTD, x_BTD, cache)
 
     def flops(self, lengths_B: Tensor) -> int:
-        # Scores and weighted values: two products of T x T by D in each block, half of each masked.
+        # Each block computes two products of T x T by D (scores and weighted values). The mask leaves half of each.
         attention_products = len(self.blocks) * self.dim * int(lengths_B.square().sum())
         return FLOPS_PER_WEIGHT * (int(lengths_B.sum()) * count_matrix_weights(self) + attention_products)
 
@@ -169,7 +169,7 @@ class CacheSlots(NamedTuple):
         if cached_steps + new_steps > capacity:
             raise ArgumentError(
                 f"{new_steps} more steps after {cached_steps} do not fit into a KV cache of {capacity} steps; "
-                "use a larger one"
+                "use a larger capacity"
             )
         positions_BT = cached_steps_1B[0, :, None] + torch.arange(new_steps, device=device)
         slots_U = torch.arange(capacity, device=device)
@@ -238,11 +238,11 @@ class ResidualBlock(nn.Module):
         return compute(*arguments)
 
     def _normalise_input(self, x_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Return the input of attention or feed-forward network: the residual stream, normalised if pre-norm."""
+        """Return the input of a sublayer: the residual stream, normalised if the block is pre-norm."""
         return cast(Tensor, norm(x_BTD)) if self.norm == "pre" else x_BTD
 
     def _add_residual(self, x_BTD: Tensor, output_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Add the output of attention or feed-forward network to the residual stream, and normalise it if post-norm."""
+        """Add the output of a sublayer to the residual stream, and normalise the sum if the block is post-norm."""
         x_BTD = x_BTD + F.dropout(output_BTD, self.dropout, self.training)
         return cast(Tensor, norm(x_BTD)) if self.norm == "post" else x_BTD
 
@@ -262,20 +262,10 @@ class ResidualBlock(nn.Module):
         q_BHTK, k_BHUK, v_BHUK = qkv_3BHTK.unbind()
         extended_2BHUK = None
         if past_2BHSK is not None:
-            past_2BHSK, new_2BHTK = past_2BHSK.to(q_BHTK.dtype), qkv_3BHTK[1:]
-            if slots is None:
-                extended_2BHUK = torch.cat([past_2BHSK, new_2BHTK], dim=3)
-            else:
-                extended_2BHUK = slots.write(past_2BHSK, new_2BHTK)
+            extended_2BHUK = _extend_cache(past_2BHSK.to(q_BHTK.dtype), qkv_3BHTK[1:], slots)
             k_BHUK, v_BHUK = extended_2BHUK.unbind()
         num_queries, num_keys = q_BHTK.shape[2], k_BHUK.shape[2]
-        # `is_causal` counts from the first key, so steps that follow a cache need a mask. A single step sees all keys.
-        mask = None
-        if slots is not None:
-            mask = slots.is_visible[:, None]
-        elif 1 < num_queries < num_keys:
-            ones_TU = torch.ones(num_queries, num_keys, dtype=torch.bool, device=x_BTD.device)
-            mask = ones_TU.tril(num_keys - num_queries)
+        mask = _mask_after_cache(num_queries, num_keys, slots, x_BTD.device)
         is_causal = mask is None and num_queries == num_keys
         h_BTD = self._attend(q_BHTK, k_BHUK, v_BHUK, mask, is_causal)
         return self._add_residual(x_BTD, self.attention_out(h_BTD), self.attention_norm), extended_2BHUK
@@ -303,6 +293,27 @@ class Block(ResidualBlock):
     ) -> tuple[Tensor, Tensor | None]:
         x_BTD, extended_2BHUK = self._self_attention(x_BTD, past_2BHSK, slots)
         return self._feed_forward(x_BTD), extended_2BHUK
+
+
+def _extend_cache(past_2BHSK: Tensor, new_2BHTK: Tensor, slots: CacheSlots | None) -> Tensor:
+    """Return a KV cache with the keys and values of new steps: at its end, or in the slots of a fixed cache."""
+    if slots is None:
+        return torch.cat([past_2BHSK, new_2BHTK], dim=3)
+    return slots.write(past_2BHSK, new_2BHTK)
+
+
+def _mask_after_cache(num_queries: int, num_keys: int, slots: CacheSlots | None, device: torch.device) -> Tensor | None:
+    """Return the causal mask of steps that follow a KV cache, or None if they need no mask.
+
+    Without a cache, torch's `is_causal` does the same. It counts from the first key, so it does not work with a cache.
+    A single step sees all keys. For two steps after one cached step, the mask is [1 1 0] and [1 1 1].
+    """
+    if slots is not None:
+        return slots.is_visible[:, None]
+    if 1 < num_queries < num_keys:
+        ones_TU = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+        return ones_TU.tril(num_keys - num_queries)
+    return None
 
 
 def init_linear(layer: nn.Linear) -> None:

@@ -1,8 +1,8 @@
 """The variational LSTM of Inan et al. (2017): one dropout mask per layer, used in time and between layers.
 
 The hidden state of a layer has the same mask in the recurrence and where the next layer or the softmax reads it. In Gal
-& Ghahramani (2016) these masks differ; their LSTM is in `bayesian_lstm.py`. A mask is constant over one stream and
-window. The state that is carried to the next window is not masked.
+& Ghahramani (2016) these masks differ; their LSTM is in `bayesian_lstm.py`. A mask is constant over one
+window (the steps that are computed at once) of a stream. The state that is carried to the next window is not masked.
 
 Shapes: L layers, B streams (rows of a batch), T steps, D dimensions.
 """
@@ -15,10 +15,10 @@ from torch import Tensor
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.encoders.contract import Encoded, State, to_state_dtype
 from reefknot.nn.encoders.masks import apply_mask, locked_dropout, run_masked_stack, sample_mask
-from reefknot.nn.encoders.stacked import Biases, LayerState, Recurrent, run_layer
+from reefknot.nn.encoders.stacked import Biases, LayerState, RecurrentEncoder, run_layer
 
 
-class VariationalLSTM(Recurrent):
+class VariationalLSTM(RecurrentEncoder):
     """Stacked LSTM with one dropout mask per layer and window, in time and between layers (Inan et al. 2017).
 
     Args:

@@ -70,7 +70,7 @@ class AdaptiveLookup(InputEnd):
         return self.scale * torch.cat([self._project_band(band) for band in range(len(self.table.sizes))])
 
     def tables(self) -> list[WordTable]:
-        """Return the bands of the table. An output end that holds one of them is tied to it."""
+        """Return the bands of the table. An output end that uses one of them is tied to this input end."""
         return self.table.tables
 
     def flops(self, ids_N: Tensor) -> int:

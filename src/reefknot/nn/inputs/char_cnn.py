@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.nn.bounds import Count, Dim, Ge, Le, Length, Positive, Probability
+from reefknot.nn.bounds import Count, Dim, Ge, Le, Length, Positive, Probability, check_sizes
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.inputs.lookup import check_scale_and_dropout
 from reefknot.nn.inputs.spelling import FIRST_SYMBOL, SYMBOLS, spell
@@ -90,9 +90,9 @@ class CharCNN(InputEnd):
         super().__init__()
         check_scale_and_dropout("char-CNN", scale, dropout)
         _check_filters(filters)
-        for name, value, minimum in (("dim", dim, 1), ("byte_dim", byte_dim, 1), ("highway", highway, 0)):
-            if value < minimum:
-                raise SettingsError(f"char-CNN: {name} = {value}: must be at least {minimum}")
+        check_sizes("char-CNN", dim=dim, byte_dim=byte_dim)
+        if highway < 0:
+            raise SettingsError(f"char-CNN: highway = {highway}: must be at least 0")
         self.vocab_size = len(spellings)
         self.dim = dim
         self.scale = scale

@@ -18,7 +18,7 @@ from reefknot.nn.tables import BandedTable, WordTable, build_projection
 
 
 def check_scale_and_dropout(module: str, scale: float, dropout: float) -> None:
-    """Raise a `SettingsError` if the scale is not positive or the dropout rate is not at least 0 and less than 1."""
+    """Raise a `SettingsError` unless the scale is positive and the dropout rate is in [0, 1)."""
     if not scale > 0.0:
         raise SettingsError(f"{module}: scale = {scale}: must be greater than 0")
     check_rates(module, dropout=dropout)
@@ -28,12 +28,13 @@ class Lookup(InputEnd):
     """An input end that looks up the rows of a table. The bands of a banded table must have the same dimension.
 
     The order of operations is: row, word dropout, scale, projection, dropout. Word dropout acts on the rows that are
-    looked up and not on the table, so an output end with the same table is not affected. Vectors of unit length are an
-    option of the table (`unit_norm`), so that a tied output end and the augmented loss see the same vectors.
+    looked up and not on the table, so an output end with the same table is not affected. The option to
+    scale vectors to unit length belongs to the table (`unit_norm`), not to `Lookup`, so that a tied output end and the
+    augmented loss see the same vectors.
 
     Args:
         table: The table to look words up in.
-        scale: Factor of every vector, often the square root of the model's dimension.
+        scale: Factor by which every vector is multiplied, often the square root of the model's dimension.
         dropout: Dropout rate of the elements of the resulting vectors.
         word_dropout: Share of the word types whose vectors are dropped, drawn again for every training step.
         project_to: Map the vectors to this dimension, by a matrix without bias. By default they are not mapped.
@@ -79,7 +80,10 @@ class Lookup(InputEnd):
         return self._scale_and_project(self.table.vectors())
 
     def tables(self) -> list[WordTable]:
-        """Return the table, or the bands of a banded table. An output end that holds one of them is tied to it."""
+        """Return the table, or the bands of a banded table.
+
+        An output end that uses one of these tables is tied to this input end.
+        """
         return self.table.tables if isinstance(self.table, BandedTable) else [self.table]
 
     def _scale_and_project(self, rows: Tensor) -> Tensor:

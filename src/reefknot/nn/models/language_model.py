@@ -76,27 +76,7 @@ class LanguageModel(nn.Module):
         regularisation: RegularisationSettings | None = None,
     ) -> None:
         super().__init__()
-        # An input end that reads spellings may know more words than there are classes.
-        if input.vocab_size < output.vocab_size or (input.tables() and input.vocab_size > output.vocab_size):
-            raise SettingsError(
-                f"the input end has {input.vocab_size} words but the output end has {output.vocab_size}; "
-                "give their tables the same vocabulary"
-            )
-        if input.dim != encoder.input_dim:
-            raise SettingsError(
-                f"the input end has dimension {input.dim} but the encoder expects {encoder.input_dim}; "
-                "make the encoder's input_dim equal to the dimension of the input's table"
-            )
-        if encoder.dim != output.context_dim:
-            raise SettingsError(
-                f"the encoder has dimension {encoder.dim} but the output end expects {output.context_dim}; "
-                "make the output's table as large as the encoder's hidden state, or use a classifier that projects "
-                "(kind = 'projected')"
-            )
-        trained_ids = {id(parameter) for parameter in input.parameters()}
-        for parameter, message in output.untrained_parameters():
-            if id(parameter) not in trained_ids:
-                raise SettingsError(message)
+        _check_parts_fit(input, encoder, output)
         self.input = input
         self.encoder = encoder
         self.output = output
@@ -227,6 +207,31 @@ class LanguageModel(nn.Module):
     def tied(self) -> bool:
         """Whether the class vectors are made from a table that the input end holds."""
         return share_table(self.input.tables(), self.output.tables())
+
+
+def _check_parts_fit(input: InputEnd, encoder: Encoder, output: OutputEnd) -> None:
+    """Raise an error unless vocabularies and dimensions agree and every parameter is trained."""
+    # An input end that reads spellings may know more words than there are classes.
+    if input.vocab_size < output.vocab_size or (input.tables() and input.vocab_size > output.vocab_size):
+        raise SettingsError(
+            f"the input end has {input.vocab_size} words but the output end has {output.vocab_size}; "
+            "give their tables the same vocabulary"
+        )
+    if input.dim != encoder.input_dim:
+        raise SettingsError(
+            f"the input end has dimension {input.dim} but the encoder expects {encoder.input_dim}; "
+            "make the encoder's input_dim equal to the dimension of the input's table"
+        )
+    if encoder.dim != output.context_dim:
+        raise SettingsError(
+            f"the encoder has dimension {encoder.dim} but the output end expects {output.context_dim}; "
+            "make the output's table as large as the encoder's hidden state, or use a classifier that projects "
+            "(kind = 'projected')"
+        )
+    trained_ids = {id(parameter) for parameter in input.parameters()}
+    for parameter, message in output.untrained_parameters():
+        if id(parameter) not in trained_ids:
+            raise SettingsError(message)
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class Translator(LanguageModel):
         """
         if not state:
             raise ArgumentError(
-                "a translator reads its source first: give the state that encode_source or start_decoding returned"
+                "a translator reads its source first; pass the state that encode_source or start_decoding returned"
             )
         return super().forward(tokens_BT, state)
 

@@ -119,44 +119,42 @@ class AdaptiveSoftmax(OutputEnd):
         project_to: Dim | None = None,
     ) -> None:
         super().__init__()
-        if head_projection not in get_args(HeadProjection):
-            options = ", ".join(get_args(HeadProjection))
-            raise SettingsError(f"adaptive softmax: head_projection = {head_projection!r}: must be one of {options}")
-        check_rates("adaptive softmax", softmax_dropout=softmax_dropout, tail_dropout=tail_dropout)
+        _check_settings(head_projection, softmax_dropout, tail_dropout)
         if isinstance(classifier, BandedTable | WordTable):
             check_banded(classifier, "adaptive softmax")
-            classifier = [Plain(table, bias=False) for table in classifier.tables]
-        self.classifiers = nn.ModuleList(classifier)
-        self.bands = len(classifier)
-        self.projections = projections
+            classifiers: Sequence[Classifier] = [Plain(table, bias=False) for table in classifier.tables]
+        else:
+            classifiers = classifier
         self.context_dim = projections.dim if context_dim is None else context_dim
+        dim = project_to or self.context_dim
+        _check_dimensions(classifiers, projections, dim, head_projection)
+        self.bounds = (0, *accumulate(band.vocab_size for band in classifiers))
+        self.vocab_size = self.bounds[-1]
+        self.bands = len(classifiers)
         self.head_projection = head_projection
         self.softmax_dropout = softmax_dropout
         self.tail_dropout = tail_dropout
-        self.bounds = (0, *accumulate(band.vocab_size for band in classifier))
-        self.vocab_size = self.bounds[-1]
-        dim = project_to or self.context_dim
-        _check_dimensions(classifier, projections, dim, head_projection)
-        if head_projection == "shared" and not projections.has_head:
-            raise SettingsError(
-                "adaptive softmax: head_projection = 'shared' needs projections with a matrix for the first band; "
-                "give the same projections to the input end, or make them with head = true"
-            )
+        self.classifiers = nn.ModuleList(classifiers)
+        self.projections = projections
         self.front = build_projection(self.context_dim, dim) if project_to else None
-        self.head = build_projection(dim, classifier[0].context_dim) if head_projection == "own" else None
-        num_tails = len(classifier) - 1
-        clusters = torch.empty(num_tails, classifier[0].dim)
-        self.clusters = nn.Parameter(nn.init.xavier_uniform_(clusters)) if num_tails else None
-        has_cluster_bias = num_tails > 0 and classifier[0].bias is not None
-        self.cluster_bias = nn.Parameter(torch.zeros(num_tails)) if has_cluster_bias else None
+        head = classifiers[0]
+        self.head = build_projection(dim, head.context_dim) if head_projection == "own" else None
+        # The vectors and biases of the clusters, which the head scores next to the words of the first band.
+        num_tails = len(classifiers) - 1
+        self.clusters: nn.Parameter | None = None
+        self.cluster_bias: nn.Parameter | None = None
+        if num_tails:
+            self.clusters = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_tails, head.dim)))
+            if head.bias is not None:
+                self.cluster_bias = nn.Parameter(torch.zeros(num_tails))
 
-    def prepare(self, y_cpu: Tensor) -> BandPlan:
+    def prepare(self, targets: Tensor) -> BandPlan:
         """Assign the targets to the head and the tails. An unknown class raises an `ArgumentError`.
 
         Args:
-            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+            targets: Target classes on the host, with any shape. Targets of -100 are ignored.
         """
-        return self.prepare_micro_batches([y_cpu])[0]
+        return self.prepare_micro_batches([targets])[0]
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> list[BandPlan]:
         """Return one plan for each micro-batch of an optimiser step. A tail has the same length in all plans.
@@ -164,7 +162,7 @@ class AdaptiveSoftmax(OutputEnd):
         Args:
             micro_batches: The target classes of each micro-batch, on the host.
         """
-        plans = [self._plan_without_padding(y_cpu.reshape(-1)) for y_cpu in micro_batches]
+        plans = [self._plan_without_padding(targets.reshape(-1)) for targets in micro_batches]
         lengths = []
         for tail in range(len(self.classifiers) - 1):
             longest = max((len(plan.tails[tail][0]) for plan in plans), default=0)
@@ -224,13 +222,14 @@ class AdaptiveSoftmax(OutputEnd):
         """Find the k best classes of each row without computing every tail. The result is exact.
 
         No word of a tail is more probable than its cluster. So a tail is not computed for a row in which the cluster is
-        less probable than the k-th best class so far.
+        less probable than the k-th best class so far. With k = 2, if the best words of the head have probabilities 0.5
+        and 0.2 and the cluster of a tail has 0.1, then no word of that tail can be among the best two.
 
         Args:
             h_ND: Hidden states, with shape (N, D).
             k: Number of classes to return, from 1 to V.
         """
-        self.check_k(k)
+        self.check_topk_size(k)
         h_ND = self._project_and_drop(h_ND)
         head_NH = self._head_log_probs(h_ND)
         # The best classes so far, first of the head alone. -inf marks places that no class has taken yet.
@@ -238,13 +237,13 @@ class AdaptiveSoftmax(OutputEnd):
         ids_NK = torch.zeros_like(best_NK, dtype=torch.long)
         head_k = min(k, self.bounds[1])
         best_NK[:, :head_k], ids_NK[:, :head_k] = head_NH[:, : self.bounds[1]].topk(head_k)
-        computed = 0
+        num_computed = 0
         for band in range(1, len(self.classifiers)):
             cluster_N = head_NH[:, self._cluster_class(band)]
             rows_R = (cluster_N > best_NK[:, -1]).nonzero().squeeze(-1)
             if not len(rows_R):
                 continue
-            computed += len(rows_R)
+            num_computed += len(rows_R)
             tail_RS = cluster_N[rows_R, None] + self._tail_log_probs(band, h_ND[rows_R])
             tail_best, tail_words = tail_RS.topk(min(k, tail_RS.shape[1]))
             # Merge the best classes so far with the best of this tail.
@@ -253,8 +252,8 @@ class AdaptiveSoftmax(OutputEnd):
             best_RK, indices_RK = candidate_log_probs.topk(k)
             best_NK = best_NK.index_copy(0, rows_R, best_RK)
             ids_NK = ids_NK.index_copy(0, rows_R, candidate_ids.gather(1, indices_RK))
-        total = len(h_ND) * (len(self.classifiers) - 1)
-        return SearchResult(best_NK, ids_NK, computed / total if total else 0.0)
+        num_pairs = len(h_ND) * (len(self.classifiers) - 1)
+        return SearchResult(best_NK, ids_NK, num_computed / num_pairs if num_pairs else 0.0)
 
     def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one class per row: from the head and, if that gives a cluster, from its tail. The result has shape (N,).
@@ -277,7 +276,7 @@ class AdaptiveSoftmax(OutputEnd):
     def vectors(self) -> Tensor:
         """Return one vector per class in the dimension of the projections, (V, dim), for example to find neighbours.
 
-        If the class vectors of a classifier have another dimension than its band, the vectors of its table are used.
+        If the class vectors of a classifier do not have the dimension of its band, the vectors of its table are used.
         """
         band_vectors = []
         for band in range(len(self.classifiers)):
@@ -293,7 +292,7 @@ class AdaptiveSoftmax(OutputEnd):
         return torch.cat(band_vectors)
 
     def tables(self) -> list[WordTable]:
-        """Return the tables of the bands' classifiers. An input end that holds one of them is tied to this end."""
+        """Return the tables of the bands' classifiers. An input end that uses one of them is tied to this end."""
         return [self._classifier(band).table for band in range(len(self.classifiers))]
 
     def flops(self, y_N: Tensor) -> int:
@@ -379,6 +378,13 @@ class AdaptiveSoftmax(OutputEnd):
         )
 
 
+def _check_settings(head_projection: str, softmax_dropout: float, tail_dropout: float) -> None:
+    if head_projection not in get_args(HeadProjection):
+        options = ", ".join(get_args(HeadProjection))
+        raise SettingsError(f"adaptive softmax: head_projection = {head_projection!r}: must be one of {options}")
+    check_rates("adaptive softmax", softmax_dropout=softmax_dropout, tail_dropout=tail_dropout)
+
+
 def _check_dimensions(
     classifiers: Sequence[Classifier], projections: BandProjections, dim: int, head_projection: str
 ) -> None:
@@ -396,15 +402,21 @@ def _check_dimensions(
     head_dim = dim if head_projection == "none" else projections.band_dims[0]
     received_dims = (head_dim, *projections.band_dims[1:])
     for band, (classifier, received_dim) in enumerate(zip(classifiers, received_dims, strict=True)):
-        if classifier.context_dim != received_dim:
-            if band == 0:
-                advice = "make the table's dim equal to the model's, or use head_projection = 'own'"
-            else:
-                advice = "make classifiers and projections from one table"
-            raise SettingsError(
-                f"adaptive softmax: the classifier of band {band + 1} reads {classifier.context_dim} numbers but "
-                f"receives {received_dim}; {advice}"
-            )
+        if classifier.context_dim == received_dim:
+            continue
+        if band == 0:
+            advice = "make the table's dim equal to the model's, or use head_projection = 'own'"
+        else:
+            advice = "make classifiers and projections from one table"
+        raise SettingsError(
+            f"adaptive softmax: the classifier of band {band + 1} reads {classifier.context_dim} numbers but "
+            f"receives {received_dim}; {advice}"
+        )
+    if head_projection == "shared" and not projections.has_head:
+        raise SettingsError(
+            "adaptive softmax: head_projection = 'shared' needs projections with a matrix for the first band; "
+            "give the same projections to the input end, or make them with head = true"
+        )
 
 
 def _compute_padded_length(rows: int) -> int:

@@ -94,7 +94,7 @@ class Augmented(Softmax):
         if not isinstance(table, WordTable):
             raise SettingsError(
                 f"augmented: needs a word table to compare words with; a {type(table).__name__} is not one. "
-                "Give it the word table of the input"
+                "Use the word table of the input"
             )
         if table.vocab_size != classifier.vocab_size:
             raise SettingsError(
@@ -108,13 +108,13 @@ class Augmented(Softmax):
         self.detach_target = detach_target
         self.nll_weight, self.augmented_weight = _compute_weights(alpha, gamma, beta, tau, classifier.vocab_size)
 
-    def prepare(self, y_cpu: Tensor) -> DistinctTargets:
+    def prepare(self, targets: Tensor) -> DistinctTargets:
         """Find the distinct targets of a batch. An unknown class raises an `ArgumentError`.
 
         Args:
-            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+            targets: Target classes on the host, with any shape. Targets of -100 are ignored.
         """
-        return self.prepare_micro_batches([y_cpu])[0]
+        return self.prepare_micro_batches([targets])[0]
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> list[DistinctTargets]:
         """Return one plan for each micro-batch of an optimiser step, all padded to the same number of distinct targets.
@@ -122,7 +122,7 @@ class Augmented(Softmax):
         Args:
             micro_batches: The target classes of each micro-batch, on the host.
         """
-        plans = [self._plan_without_padding(y_cpu.reshape(-1)) for y_cpu in micro_batches]
+        plans = [self._plan_without_padding(targets.reshape(-1)) for targets in micro_batches]
         most_targets = max(len(plan.targets) for plan in plans)
         length = math.ceil(most_targets / PAD_MULTIPLE) * PAD_MULTIPLE
         return [plan.pad(length) for plan in plans]
@@ -141,13 +141,7 @@ class Augmented(Softmax):
         c_ND, w_VD = self.classifier.context(h_ND), self.classifier.weight()
         losses = row_losses(c_ND, w_VD, self.classifier.bias, y_N, tau=self.tau)
         assert losses.lse_tau is not None
-        queries_UD, keys_VD = self.table.vectors(plan.targets), self.table.vectors()
-        if self.detach_target:
-            queries_UD, keys_VD = queries_UD.detach(), keys_VD.detach()
-        m_UD, negentropy_U = soft_targets(queries_UD, keys_VD, w_VD, self.tau)
-        # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any order.
-        m_MD = F.embedding(plan.positions, m_UD)
-        negentropy_M = F.embedding(plan.positions, negentropy_U[:, None])[:, 0]
+        m_MD, negentropy_M = self._soft_targets(plan, w_VD)
         c_MD = c_ND.index_select(0, plan.rows)
         lse_M = losses.lse_tau.index_select(0, plan.rows)
         kl_M = negentropy_M - (c_MD * m_MD).sum(-1) / self.tau + lse_M
@@ -155,6 +149,17 @@ class Augmented(Softmax):
             "nll": LossPart(losses.nll.sum(), plan.count, self.nll_weight),
             "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
         }
+
+    def _soft_targets(self, plan: DistinctTargets, w_VD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return m_MD and -H(q) of every scored row (see the top of the file), computed once per distinct target."""
+        queries_UD, keys_VD = self.table.vectors(plan.targets), self.table.vectors()
+        if self.detach_target:
+            queries_UD, keys_VD = queries_UD.detach(), keys_VD.detach()
+        m_UD, negentropy_U = soft_targets(queries_UD, keys_VD, w_VD, self.tau)
+        # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any order.
+        m_MD = F.embedding(plan.positions, m_UD)
+        negentropy_M = F.embedding(plan.positions, negentropy_U[:, None])[:, 0]
+        return m_MD, negentropy_M
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
         """Return the weight of the table if only the detached soft targets use it."""
@@ -164,7 +169,8 @@ class Augmented(Softmax):
         return [(self.table.weight, message)]
 
     def flops(self, y_N: Tensor) -> int:
-        # Soft targets, once per distinct target: scores, means of vectors and, unless detached, the gradients of both.
+        # Soft targets are computed once per distinct target: scores, means of vectors and, unless detached, the
+        # gradients of both.
         distinct = len(torch.unique(y_N))
         flops_per_score = 6 if self.detach_target else 10
         soft_target_flops = flops_per_score * distinct * self.classifier.dim * self.vocab_size
@@ -189,12 +195,11 @@ def _compute_weights(
     if len(given_settings) != 1:
         error = f"{' and '.join(given_settings)} are given" if given_settings else "none is given"
         raise SettingsError(f"augmented: give one of alpha, gamma (alpha = gamma tau) and beta; {error}")
-    ((name, value),) = given_settings.items()
-    if not value >= 0 or (name == "beta" and value > 1):
-        bounds = "from 0 to 1" if name == "beta" else "0 or greater"
-        raise SettingsError(f"augmented: {name} = {value}: must be {bounds}")
+    name, value = next(iter(given_settings.items()))
     if name == "beta":
+        if not 0 <= value <= 1:
+            raise SettingsError(f"augmented: beta = {value}: must be from 0 to 1")
         return 1.0 - value, value * tau**2 * vocab_size
-    if name == "gamma":
-        return 1.0, value * tau
-    return 1.0, value
+    if not value >= 0:
+        raise SettingsError(f"augmented: {name} = {value}: must be 0 or greater")
+    return 1.0, value * tau if name == "gamma" else value

@@ -1,8 +1,9 @@
 """Base class of output ends (classifier and loss of a language model), and the types that they return.
 
 An output end turns hidden states into a distribution over classes, usually words, and owns its loss. Start reading at
-`OutputEnd`. `softmax.py` is the shortest implementation. `LossPart` is one named term of a loss, and a `Plan` is what
-an output end computes from the targets of a batch before the forward pass.
+`OutputEnd`. Its first five methods are all that an implementation must define; `softmax.py` is the shortest one.
+`LossPart` is one named term of a loss, and a `Plan` is what an output end computes from the targets of a batch before
+the forward pass.
 
 Shapes: N rows (tokens), D dimensions of the hidden state, V classes, K best classes.
 """
@@ -57,9 +58,7 @@ class Plan:
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors of the plan, in a fixed order."""
-        tensors: list[Tensor] = []
-        self.map(tensors.append)
-        return tensors
+        return [tensor for field in fields(self) for tensor in _list_tensors(getattr(self, field.name))]
 
     def map(self, function: Callable[[Tensor], Any]) -> Self:
         """Return the plan with `function` applied to every tensor, or the plan itself if no tensor changes."""
@@ -72,17 +71,6 @@ class Plan:
         return replace(self, **changed) if changed else self
 
 
-def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to a tensor or to the tensors in nested tuples; return any other value unchanged."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple):
-        mapped = tuple(_map_tensors(item, function) for item in value)
-        is_unchanged = all(old is new for old, new in zip(value, mapped, strict=True))
-        return value if is_unchanged else mapped
-    return value
-
-
 class OutputEnd(nn.Module, InheritsDocstrings):
     """Base class of output ends, which turn hidden states into a distribution over the classes and own its loss.
 
@@ -91,45 +79,17 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         plan = output.prepare(targets)
         parts = output.loss(hidden, targets, plan)
         parts["nll"].sum.backward()
+
+    A subclass sets `vocab_size` and `context_dim`, and defines `loss`, `log_probs`, `target_log_probs`, `vectors` and
+    `tables`. All other members have a default.
     """
+
+    # -- what every output end defines ------------------------------------------------------------------------------
 
     vocab_size: int
     """Number of classes, V."""
     context_dim: int
     """Dimension of the hidden states, D."""
-    bands: int = 1
-    """Number of bands (clusters of words of similar frequency): more than 1 only for an adaptive softmax."""
-    rows_per_token: int = 1
-    """Number of rows of scores per token: more than 1 only for a mixture. Used to estimate the memory of a window."""
-    synchronizes: bool = False
-    """Whether `topk` or `target_log_probs` reads a value from the GPU. Such a call cannot be captured in a CUDA graph.
-    `loss` does not read values from the GPU, because its plan has them."""
-
-    def prepare(self, y_cpu: Tensor) -> Plan:
-        """Return the plan for a batch of targets, which `loss` needs. An unknown class raises an `ArgumentError`.
-
-        Args:
-            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
-        """
-        is_scored = y_cpu != IGNORE
-        is_invalid = is_scored & ((y_cpu < 0) | (y_cpu >= self.vocab_size))
-        if bool(is_invalid.any()):
-            first_invalid = int(y_cpu[is_invalid].flatten()[0])
-            raise ArgumentError(
-                f"target {first_invalid} is not a class: there are {self.vocab_size}, counted from 0; "
-                f"use {IGNORE} for targets to leave out"
-            )
-        return Plan(count=int(is_scored.sum()))
-
-    def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> Sequence[Plan]:
-        """Return one plan for each micro-batch of an optimiser step.
-
-        Their shapes should be the same, because a CUDA graph is captured for each combination of shapes.
-
-        Args:
-            micro_batches: The target classes of each micro-batch, on the host.
-        """
-        return [self.prepare(y_cpu) for y_cpu in micro_batches]
 
     def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets in named parts.
@@ -142,10 +102,6 @@ class OutputEnd(nn.Module, InheritsDocstrings):
             plan: The result of `prepare` for these targets.
         """
         raise NotImplementedError
-
-    def penalties(self) -> dict[str, Tensor]:
-        """Return named penalties on the parameters, as scalars. Each is added to the loss sums once per step."""
-        return {}
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
         """Return the log-probabilities of all classes, with shape (N, V), in float32 or a wider type.
@@ -164,6 +120,44 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         """
         raise NotImplementedError
 
+    def vectors(self) -> Tensor:
+        """Return one vector per class, in a matrix with V rows, for example to find nearest neighbours."""
+        raise NotImplementedError
+
+    def tables(self) -> list[WordTable]:
+        """Return the tables from which the class vectors are made. An input end with one of these tables is tied."""
+        raise NotImplementedError
+
+    # -- the plan of a batch ----------------------------------------------------------------------------------------
+
+    def prepare(self, targets: Tensor) -> Plan:
+        """Return the plan for a batch of targets, which `loss` needs. An unknown class raises an `ArgumentError`.
+
+        Args:
+            targets: Target classes on the host, with any shape. Targets of -100 are ignored.
+        """
+        is_scored = targets != IGNORE
+        is_invalid = is_scored & ((targets < 0) | (targets >= self.vocab_size))
+        if bool(is_invalid.any()):
+            first_invalid = int(targets[is_invalid].flatten()[0])
+            raise ArgumentError(
+                f"target {first_invalid} is not a class: there are {self.vocab_size}, counted from 0; "
+                f"use {IGNORE} for targets to leave out"
+            )
+        return Plan(count=int(is_scored.sum()))
+
+    def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> Sequence[Plan]:
+        """Return one plan for each micro-batch of an optimiser step.
+
+        Their shapes should be the same, because a CUDA graph is captured for each combination of shapes.
+
+        Args:
+            micro_batches: The target classes of each micro-batch, on the host.
+        """
+        return [self.prepare(targets) for targets in micro_batches]
+
+    # -- predictions ------------------------------------------------------------------------------------------------
+
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities and ids of the k best classes of each row, both with shape (N, k), best first.
 
@@ -171,11 +165,11 @@ class OutputEnd(nn.Module, InheritsDocstrings):
             h_ND: Hidden states, with shape (N, D).
             k: Number of classes to return, from 1 to V.
         """
-        self.check_k(k)
+        self.check_topk_size(k)
         log_probs_NK, ids_NK = self.log_probs(h_ND).topk(k, dim=-1)
         return log_probs_NK, ids_NK
 
-    def check_k(self, k: int) -> None:
+    def check_topk_size(self, k: int) -> None:
         """Raise a `SettingsError` unless k is from 1 to the number of classes."""
         if not 1 <= k <= self.vocab_size:
             raise SettingsError(f"k = {k}: the best of {self.vocab_size} classes need a k from 1 to {self.vocab_size}")
@@ -189,13 +183,19 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         """
         return torch.multinomial(self.log_probs(h_ND).exp(), 1, generator=generator).squeeze(-1)
 
-    def vectors(self) -> Tensor:
-        """Return one vector per class, in a matrix with V rows, for example to find nearest neighbours."""
-        raise NotImplementedError
+    # -- penalties, costs and limits --------------------------------------------------------------------------------
 
-    def tables(self) -> list[WordTable]:
-        """Return the tables from which the class vectors are made. An input end with one of these tables is tied."""
-        raise NotImplementedError
+    bands: int = 1
+    """Number of bands (clusters of words of similar frequency): more than 1 only for an adaptive softmax."""
+    rows_per_token: int = 1
+    """Number of rows of scores per token: more than 1 only for a mixture. Used to estimate the memory of a window."""
+    synchronizes: bool = False
+    """Whether `topk` or `target_log_probs` reads a value from the GPU. Such a call cannot be captured in a CUDA graph.
+    `loss` does not read values from the GPU, because its plan has them."""
+
+    def penalties(self) -> dict[str, Tensor]:
+        """Return named penalties on the parameters, as scalars. Each is added to the loss sums once per step."""
+        return {}
 
     def flops(self, y_N: Tensor) -> int:
         """Return the number of floating-point operations of a training step on these targets (see `nn/part.py`).
@@ -212,7 +212,7 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         """
         return []
 
-    # -- class vectors that are computed once ----------------------------------------------------------------------
+    # -- class vectors that are computed once -----------------------------------------------------------------------
 
     @contextmanager
     def cache_for_evaluation(self) -> Iterator[None]:
@@ -227,10 +227,10 @@ class OutputEnd(nn.Module, InheritsDocstrings):
     def cache_for_step(self) -> Iterator[Callable[[], None]]:
         """Compute the class vectors once for all micro-batches of an optimiser step inside the context.
 
-            with output.cache_for_step() as announce_last:
+            with output.cache_for_step() as announce_last_micro_batch:
                 for index, (hidden, targets) in enumerate(micro_batches):
                     if index == len(micro_batches) - 1:
-                        announce_last()
+                        announce_last_micro_batch()
                     output.loss(hidden, targets, output.prepare(targets))["nll"].sum.backward()
 
         The last backward pass continues into the label encoder (the network that computes the class vectors), with the
@@ -238,11 +238,11 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         """
         with self._use_caches(StepCache) as caches:
 
-            def announce_last() -> None:
+            def announce_last_micro_batch() -> None:
                 for cache in caches:
-                    cache.announce_last()
+                    cache.announce_last_micro_batch()
 
-            yield announce_last
+            yield announce_last_micro_batch
             for cache in caches:
                 cache.check_gradients_passed_on()
 
@@ -252,3 +252,23 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         with ExitStack() as stack:
             classifiers = [module for module in self.modules() if isinstance(module, Classifier)]
             yield [stack.enter_context(classifier.use_cache(cache_class())) for classifier in classifiers]
+
+
+def _list_tensors(value: Any) -> list[Tensor]:
+    """Return a tensor, or the tensors in nested tuples, as a flat list."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple):
+        return [tensor for item in value for tensor in _list_tensors(item)]
+    return []
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to a tensor or to the tensors in nested tuples; return any other value unchanged."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple):
+        mapped = tuple(_map_tensors(item, function) for item in value)
+        is_unchanged = all(old is new for old, new in zip(value, mapped, strict=True))
+        return value if is_unchanged else mapped
+    return value

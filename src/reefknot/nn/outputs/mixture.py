@@ -52,12 +52,12 @@ class MixtureOfSoftmaxes(Softmax):
     ) -> None:
         super().__init__(classifier)
         if experts < 1:
-            raise SettingsError(f"mixture: experts = {experts}: a mixture needs at least one")
+            raise SettingsError(f"mixture: experts = {experts}: must be at least 1")
         check_rates("mixture", dropout=dropout)
         if latent_dim is not None and latent_dim != classifier.context_dim:
             raise SettingsError(
                 f"mixture: latent_dim = {latent_dim} but the classifier reads {classifier.context_dim} numbers; "
-                "leave it out, or use a classifier that projects (kind = 'projected')"
+                "leave latent_dim out, or use a classifier that projects (kind = 'projected')"
             )
         self.context_dim = context_dim
         self.experts = self.rows_per_token = experts
@@ -89,7 +89,7 @@ class MixtureOfSoftmaxes(Softmax):
         return -mixture_losses(self._compute_log_prior(h_ND), -log_probs_R.view(y_NK.shape), y_N)
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
+        self.check_topk_size(k)
         classifier = self.classifier
         context_RD = classifier.context(self._compute_latents(h_ND).flatten(0, 1))
         return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._compute_log_prior(h_ND))

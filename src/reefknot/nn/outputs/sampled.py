@@ -78,21 +78,21 @@ class SampledSoftmax(Softmax):
             raise SettingsError(f"sampled: samples = {samples}: at least one class must be drawn")
         if distribution not in get_args(Distribution):
             raise SettingsError(
-                f"sampled: distribution = {distribution!r}; there are: {', '.join(get_args(Distribution))}"
+                f"sampled: distribution = {distribution!r}: must be one of {', '.join(get_args(Distribution))}"
             )
         self.samples = samples
         self.distribution = distribution
 
-    def prepare(self, y_cpu: Tensor) -> Plan:
+    def prepare(self, targets: Tensor) -> Plan:
         """Draw a sample for these targets, from torch's CPU generator. In evaluation mode, only count the targets.
 
         Args:
-            y_cpu: Target classes on the host, with any shape. Targets of -100 are ignored.
+            targets: Target classes on the host, with any shape. Targets of -100 are ignored.
         """
-        plan = super().prepare(y_cpu)
+        plan = super().prepare(targets)
         if not self.training:
             return plan
-        y_N = y_cpu.reshape(-1).cpu()
+        y_N = targets.reshape(-1).cpu()
         sampled = torch.unique(self._sample_classes())  # sorted
         positions_N = torch.searchsorted(sampled, y_N).clamp(max=len(sampled) - 1)
         is_sampled_N = sampled[positions_N] == y_N
@@ -126,9 +126,10 @@ class SampledSoftmax(Softmax):
         bias_R = -plan.log_q.to(torch.promote_types(w_RD.dtype, torch.float32))
         if classifier.bias is not None:
             bias_R = bias_R + classifier.bias[plan.ids]
-        # Rows with a sampled target: a softmax over the sampled classes.
+        # Rows with a sampled target have a softmax over the sampled classes.
         losses = row_losses(c_ND, w_RD[: plan.num_sampled], bias_R[: plan.num_sampled], plan.sampled_targets)
-        # Other rows: the target is one more class. -log(e^t / (e^lse + e^t)) = softplus(lse - t) for its score t.
+        # In other rows, the target is one more class. With its score t, the loss is
+        # -log(e^t / (e^lse + e^t)) = softplus(lse - t).
         # Rows may share a target. The gradient of an embedding is summed in a fixed order, unlike that of indexing.
         target_w = F.embedding(plan.unsampled_targets, w_RD)
         target_bias = F.embedding(plan.unsampled_targets, bias_R[:, None])[:, 0]
@@ -149,7 +150,7 @@ class SampledSoftmax(Softmax):
         """Draw S classes with replacement."""
         if self.distribution == "uniform":
             return torch.randint(self.vocab_size, (self.samples,))
-        # The inverse of the distribution function log(k + 1) / log(V + 1).
+        # This inverts the distribution function log(k + 1) / log(V + 1).
         ranks_S = torch.exp(torch.rand(self.samples, dtype=torch.float64) * math.log(self.vocab_size + 1)).long()
         return (ranks_S - 1).clamp(max=self.vocab_size - 1)
 

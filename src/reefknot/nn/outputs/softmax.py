@@ -78,7 +78,7 @@ class Softmax(OutputEnd):
         return -row_losses(classifier.context(h_ND), classifier.weight(), classifier.bias, y_N).nll
 
     def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        self.check_k(k)
+        self.check_topk_size(k)
         classifier = self.classifier
         return linear_topk(classifier.context(h_ND), classifier.weight(), classifier.bias, k)
 
@@ -87,7 +87,7 @@ class Softmax(OutputEnd):
         return self.classifier.weight()
 
     def tables(self) -> list[WordTable]:
-        """Return the table of the classifier. An input end that holds it is tied to this end."""
+        """Return the table of the classifier. An input end that uses the same table is tied to this output end."""
         return [self.classifier.table]
 
     def flops(self, y_N: Tensor) -> int:

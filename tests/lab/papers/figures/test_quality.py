@@ -114,7 +114,7 @@ def test_two_rows_on_one_corpus_are_not_averaged(write: Write) -> None:
         LanguageModelQuality().measure([small, large])
     again = write("press2017/table6", "Small", 1, similarity=ends)
     assert LanguageModelQuality().measure([small, again])["texts"][0]["mean"]["input"]["runs"] == 2
-    with pytest.raises(DataError, match="have the same row and seed; name one of them"):
+    with pytest.raises(DataError, match="have the same row and seed; pass only one of them"):
         LanguageModelQuality().measure([small, replace(again, seed=0)])
 
 

@@ -163,12 +163,12 @@ def test_runs_of_another_task_are_rejected(write: Write) -> None:
     model = write("demo", "tied").folder
     translator = write("demo", "pairs", settings={"corpus": {"pairs": {"source": "en"}}}).folder
     for name, folder, message in (
-        ("press2017/table3", vectors, f"it shows a language model, but {vectors} is a run of skip-gram; name "),
-        ("press2017/table2", model, f"it shows a run of skip-gram, but {model} is a language model; name "),
+        ("press2017/table3", vectors, f"it shows a language model, but {vectors} is a run of skip-gram; pass "),
+        ("press2017/table2", model, f"it shows a run of skip-gram, but {model} is a language model; pass "),
         (
             "press2017/section3",
             translator,
-            f"or a run of skip-gram, but {translator} is a translator; name ",
+            f"or a run of skip-gram, but {translator} is a translator; pass ",
         ),
     ):
         with pytest.raises(DataError, match=re.escape(message)):

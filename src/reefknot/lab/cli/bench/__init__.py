@@ -1,4 +1,4 @@
-"""`reefknot bench`: a group of verbs that measure reefknot and other implementations on this machine."""
+"""`reefknot bench`: a group of verbs (subcommands) that measure reefknot and other implementations on this machine."""
 
 from __future__ import annotations
 

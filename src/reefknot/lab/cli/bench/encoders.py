@@ -1,6 +1,6 @@
 """`reefknot bench encoders`: measure the recurrent encoders, with nn.LSTM as the baseline.
 
-The verb reads its options and prints; `lab/bench/encoders.py` measures.
+This subcommand parses the options and prints the results; `lab/bench/encoders.py` does the measuring.
 """
 
 from __future__ import annotations

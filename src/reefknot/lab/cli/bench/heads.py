@@ -1,6 +1,6 @@
 """`reefknot bench heads`: measure the output ends (classifier and loss) of reefknot and of other implementations.
 
-The verb reads its options and prints; `lab/bench/heads.py` measures.
+This subcommand parses the options and prints the results; `lab/bench/heads.py` does the measuring.
 """
 
 from __future__ import annotations

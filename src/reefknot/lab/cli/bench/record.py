@@ -149,7 +149,7 @@ def load_rows(
 def check_output_file(option: str, path: Path | None) -> None:
     """Raise an error if `path` is a folder, or if its parent folder does not exist."""
     if path is not None and path.is_dir():
-        raise SettingsError(f"{option} {path}: is a folder; name a file")
+        raise SettingsError(f"{option} {path}: is a folder; use the path of a file")
     if path is not None and not path.resolve().parent.is_dir():
         raise SettingsError(f"{option} {path}: the folder {path.resolve().parent} does not exist; create it first")
 
@@ -165,4 +165,4 @@ def check_gpu_options(record: Record, weights: str | None, graph: bool) -> None:
     """Raise an error if an option needs a GPU and the benchmark runs on a CPU."""
     if record.device == "cpu" and (graph or weights not in (None, "float32")):
         option = "--graph" if graph else f"--weights {weights}"
-        raise SettingsError(f"{option} needs a GPU, but this benchmark runs on a CPU; leave it out or use a GPU")
+        raise SettingsError(f"{option} needs a GPU, but this benchmark runs on a CPU; leave {option} out or use a GPU")

@@ -1,7 +1,7 @@
 """`reefknot bench skip-gram`: measure reefknot's skip-gram and gensim's Word2Vec on the same text.
 
-The verb reads its options and prints; `lab/bench/skip_gram.py` trains and times both. If the word-similarity benchmarks
-are on this machine, the quality of the vectors is measured as well (Spearman's rho).
+This subcommand parses the options and prints the results; `lab/bench/skip_gram.py` trains and times both. If the
+word-similarity benchmarks are on this machine, the quality of the vectors is measured as well (Spearman's rho).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def skip_gram(
         quality = _estimate_quality(rows)
         if quality:
             record.print("")
-            printing.print_table(["competitor", "mean rho", "less gensim's"], _format_quality(quality), [])
+            printing.print_table(["competitor", "mean rho", "minus gensim's"], _format_quality(quality), [])
         record.add(row.record() | quality.get(row.competitor, {}) for row in rows)
 
 
@@ -103,7 +103,7 @@ def _format_line(row: Row, benchmarks: Sequence[str]) -> list[str]:
 
 
 def _estimate_quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return by competitor the mean of rho over the benchmarks, and its difference from gensim's mean.
+    """Return, for each competitor, the mean of rho over the benchmarks and its difference from gensim's mean.
 
     Both have 95 % intervals over seeds. The difference has Welch's interval, which assumes no pairing: gensim draws
     other random numbers, so two runs with the same seed have nothing in common.

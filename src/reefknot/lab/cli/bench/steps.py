@@ -75,7 +75,7 @@ def steps(
 
 
 def _build_jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | None) -> tuple[list[Job], dict[str, str]]:
-    """Return the jobs of the rows that can be measured, and by row the reason why it cannot be measured.
+    """Return the jobs of the rows that can be measured, and for each other row the reason why it cannot be measured.
 
     It is an error if no row can be measured.
     """

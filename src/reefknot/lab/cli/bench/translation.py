@@ -1,7 +1,7 @@
 """`reefknot bench translation`: measure training and decoding of translators.
 
-A translator is a row (one experiment) of a recipe. The verb reads its options and prints; `lab/bench/translation.py`
-measures.
+A translator is a row (one experiment) of a recipe. This subcommand parses the options and prints the results;
+`lab/bench/translation.py` does the measuring.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`reefknot vectors`: a group of verbs that read the word vectors of runs and of files."""
+"""`reefknot vectors`: a group of verbs (subcommands) that read the word vectors of runs and of files."""
 
 from __future__ import annotations
 

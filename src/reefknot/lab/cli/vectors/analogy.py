@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, VectorSource, emit, open_tables, reject_options
+from reefknot.lab.cli.options import AsJson, VectorSource, open_tables, print_result, reject_options
 from reefknot.lab.cli.vectors.neighbors import check_neighbors, format_neighbors
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def _answer_words(source: Path, words: list[str], k: int, as_json: bool) -> None
     for name, vectors in open_tables(source).items():
         a, b, c = (vectors.words[row] for row in Lookup(vectors).require(words, str(source)))
         answers[name] = check_neighbors(analogy(vectors, a, b, c, k), vectors, (a, b, c), name)
-    emit(answers, "\n".join(f"{name}: {format_neighbors(nearest)}" for name, nearest in answers.items()), as_json)
+    print_result(
+        answers, "\n".join(f"{name}: {format_neighbors(nearest)}" for name, nearest in answers.items()), as_json
+    )
 
 
 def _answer_file(source: Path, questions: Path, as_json: bool) -> None:
@@ -82,7 +84,7 @@ def _answer_file(source: Path, questions: Path, as_json: bool) -> None:
         width = max(len(accuracy.name) for accuracy in accuracies)
         lines.append(name)
         lines += [f"  {accuracy.name:<{width}}  {_format_accuracy(accuracy)}" for accuracy in accuracies]
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _format_accuracy(accuracy: Accuracy) -> str:

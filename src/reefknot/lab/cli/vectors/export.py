@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, VectorSource, emit
+from reefknot.lab.cli.options import AsJson, VectorSource, print_result
 
 EXAMPLES = """\b
 Examples:
@@ -59,4 +59,4 @@ def export(
     vectors = tables[table]
     write_vectors(vectors, output, format, notify=notify)
     record = {"output": str(output), "format": format, "table": table, "words": len(vectors), "dim": vectors.dim}
-    emit(record, f"{output}: {len(vectors):,} words, dimension {vectors.dim} ({table}), read back", as_json)
+    print_result(record, f"{output}: {len(vectors):,} words, dimension {vectors.dim} ({table}), read back", as_json)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, VectorSource, emit, is_run_folder, open_tables, open_trained
+from reefknot.lab.cli.options import AsJson, VectorSource, is_run_folder, open_tables, open_trained, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.runs.result import NearestWords
     from reefknot.vectors.word_vectors import WordVectors
 
     TablesAndNeighbors: TypeAlias = tuple[dict[str, WordVectors], dict[str, NearestWords]]
-    """Vectors by the name of their table, and by table and word the nearest words."""
+    """Two mappings from the names of tables: to the vectors of a table, and to the nearest words of each word."""
 
 Neighbors = Sequence[tuple[str, float]]
 """Words with their cosines, the nearest first."""
@@ -61,7 +61,7 @@ def neighbors(
         for table, table_record in record.items():
             if word in table_record:
                 lines.append(f"{word} ({table}): {format_neighbors(table_record[word])}")
-    emit(record, "\n".join(lines), as_json)
+    print_result(record, "\n".join(lines), as_json)
 
 
 def check_neighbors(neighbors: Neighbors, vectors: WordVectors, words: Sequence[str], label: str) -> Neighbors:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, emit, open_tables, reject_options, user_options
+from reefknot.lab.cli.options import AsJson, Data, open_tables, print_result, reject_options, user_options
 
 if TYPE_CHECKING:
     from reefknot.errors import SettingsError
@@ -30,7 +30,7 @@ Examples:
   reefknot vectors similarity --between runs/demo/untied/seed0 runs/demo/tied/seed0
 """
 
-BETWEEN = "Options with --between"
+BETWEEN_PANEL = "Options with --between"
 NamedTable: TypeAlias = "tuple[Path, str, WordVectors]"
 """The source of a table, the name of the table in its source, and its vectors."""
 
@@ -54,7 +54,7 @@ def similarity(
         typer.Option(
             min=0,
             help="Compare all word pairs if two tables share at most this many words.",
-            rich_help_panel=BETWEEN,
+            rich_help_panel=BETWEEN_PANEL,
         ),
     ] = 20_000,
     samples: Annotated[
@@ -62,7 +62,7 @@ def similarity(
         typer.Option(
             min=120,
             help="Number of word pairs to sample if two tables share more than --exact-below words.",
-            rich_help_panel=BETWEEN,
+            rich_help_panel=BETWEEN_PANEL,
         ),
     ] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap and of sampled pairs.")] = 0,
@@ -81,7 +81,7 @@ def similarity(
         _check_sampling_options(tables, exact_below, samples, user_options(ctx))
         _compare_tables(tables, exact_below, samples, seed, as_json)
     else:
-        reject_options(ctx, ("exact_below", "samples"), "without --between; leave one of them out")
+        reject_options(ctx, ("exact_below", "samples"), "without --between; add --between or leave {option} out")
         benchmarks = _open_benchmarks(sets, data)
         _compare_with_benchmarks(_open_all_tables(sources), benchmarks, seed, as_json)
 
@@ -155,7 +155,7 @@ def _compare_with_benchmarks(tables: list[NamedTable], benchmarks: list[Benchmar
         )
         lines.append(f"{source}, {name}: {len(vectors):,} words")
         lines += [f"  {judgement.name:<{width}}  {_format_judgement(judgement)}" for judgement in judgements]
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _format_judgement(judgement: Judgement) -> str:
@@ -169,7 +169,11 @@ def _format_judgement(judgement: Judgement) -> str:
         return f"undefined: {reason} ({coverage})"
     if judgement.low is None:
         too_few = judgement.pairs < FEWEST_RESAMPLED
-        reason = f"fewer than {FEWEST_RESAMPLED} pairs" if too_few else "the order is perfect, also in every resample"
+        reason = (
+            f"fewer than {FEWEST_RESAMPLED} pairs"
+            if too_few
+            else "the two orders agree perfectly, even in every resample"
+        )
         return f"{judgement.rho:6.3f}  (no interval: {reason}), {coverage}"
     return f"{judgement.rho:6.3f}  ({judgement.low:6.3f} to {judgement.high:6.3f}), {coverage}"
 
@@ -188,19 +192,19 @@ def _check_sampling_options(
     for name, has_effect in (("samples", uses_samples), ("seed", uses_seed)):
         if name in options and shared_counts and not has_effect:
             raise SettingsError(
-                f"{options[name]} has no effect, because all pairs of at most {max(shared_counts):,} shared words are "
-                f"compared; leave it out or lower --exact-below"
+                f"{options[name]} has no effect, because the tables share at most {max(shared_counts):,} words, so all "
+                f"their pairs are compared; leave {options[name]} out or lower --exact-below"
             )
 
 
 def _compare_tables(tables: list[NamedTable], exact_below: int, samples: int, seed: int, as_json: bool) -> None:
-    """Compare every two tables and print the correlations."""
+    """Compare every pair of tables and print the correlations."""
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.pairwise_similarity import pairwise_correlation
 
     if len(tables) < 2:
         raise SettingsError(
-            "--between needs at least two tables, but there is only one; name another run or file of vectors"
+            "--between needs at least two tables, but there is only one; pass another run or file of vectors"
         )
     records: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -210,11 +214,11 @@ def _compare_tables(tables: list[NamedTable], exact_below: int, samples: int, se
         table_b = {"source": str(source_b), "table": name_b}
         records.append({"a": table_a, "b": table_b, **asdict(correlation)})
         lines.append(f"{source_a}, {name_a} and {source_b}, {name_b}: {_format_correlation(correlation)}")
-    emit(records, "\n".join(lines), as_json)
+    print_result(records, "\n".join(lines), as_json)
 
 
 def _format_correlation(correlation: PairwiseCorrelation) -> str:
-    pairs = f"all {correlation.pairs:,} pairs" if correlation.exact else f"{correlation.pairs:,} pairs drawn from all"
+    pairs = f"all {correlation.pairs:,} pairs" if correlation.exact else f"{correlation.pairs:,} randomly drawn pairs"
     if correlation.rho is None:
         return f"undefined: fewer than 3 pairs, or all cosines of a table are equal ({pairs})"
     interval = "" if correlation.low is None else f" ({correlation.low:.4f} to {correlation.high:.4f})"

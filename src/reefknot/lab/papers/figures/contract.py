@@ -32,7 +32,7 @@ class Figure(ABC):
     extra_recipes: ClassVar[tuple[str, ...]] = ()
     """Other recipes whose rows (experiments) it shows."""
     fallback_recipe: ClassVar[str | None] = None
-    """A recipe of ours whose rows are shown instead if there are no runs of the last of `recipes`."""
+    """A recipe of ours that replaces the last of `recipes` if that recipe has no runs."""
     tasks: ClassVar[tuple[str, ...]] = ("language_model",)
     """The tasks whose runs it can show, by their names in `lab/tasks`."""
     title: ClassVar[str]

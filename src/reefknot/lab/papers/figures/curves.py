@@ -71,7 +71,7 @@ class Progress(Figure):
                 }
             )
         if not curves:
-            raise DataError("these runs have no validation perplexity by epoch; name runs that were trained by epochs")
+            raise DataError("these runs have no validation perplexity by epoch; pass runs that were trained by epochs")
         return {"curves": sorted(curves, key=lambda curve: curve["size"] or 0)}
 
     def draw(self, measured: Measurements) -> Drawing:

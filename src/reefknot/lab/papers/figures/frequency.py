@@ -37,8 +37,8 @@ class _LossByFrequency(Figure):
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the mean loss by band over the seeds of each row.
 
-        Rows must have the same tokens. Rows with sub-words, or with other tokens than the first row, are left out and
-        listed.
+        Rows must have the same tokens. Rows with sub-words, or whose tokens differ from those of the first row, are
+        left out and listed.
         """
         rows, left_out = [], []
         reference: list[tuple[int, int | None, int]] = []  # the bands and token counts of the first row
@@ -56,7 +56,7 @@ class _LossByFrequency(Figure):
             losses = [estimate_mean([band.nll for band in bands]).json() for bands in zip(*seed_bands, strict=True)]
             rows.append({"row": name, "seeds": [result.seed for result in results], "nll": losses})
         if not rows:
-            raise DataError("these runs have no losses by frequency; name finished language models over whole words")
+            raise DataError("these runs have no losses by frequency; pass finished language models over whole words")
         total = sum(tokens for _, _, tokens in reference)
         return {
             "side": self.position,

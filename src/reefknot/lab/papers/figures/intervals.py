@@ -3,8 +3,8 @@
 An interval shows how much a measurement changes when training is repeated with another seed. `estimate_mean` is the
 usual case, `estimate_difference` compares two sets of runs, and `format_verdict` turns an estimate into a sentence.
 
-Intervals are Student's t, on the logit scale for bounded quantities; for correlations this is Fisher's z. A single run
-has no interval, so a claim that rests on one run is undecided.
+Intervals use Student's t distribution. For bounded quantities they are computed on the logit scale, which for
+correlations is Fisher's z. A single run has no interval, so a claim that rests on one run is undecided.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Estimate:
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate:
-    """Return the mean of one value per run, with its interval."""
+    """Return the mean of the values, one per run, with its interval."""
     mean = fmean(values)
     if len(values) < 2:
         return Estimate(mean, None, None, len(values))
@@ -44,12 +44,12 @@ def estimate_mean(values: Sequence[float]) -> Estimate:
 
 
 def estimate_bounded_mean(values: Sequence[float], lower: float, upper: float) -> Estimate:
-    """Return the mean of one value per run between `lower` and `upper`, with an interval inside these bounds.
+    """Return the mean of values between `lower` and `upper`, one per run, with an interval inside these bounds.
 
     Student's interval is mapped to the scale of the logit, log((x - lower) / (upper - x)), with the slope at the mean
     (the delta method), and its ends are mapped back. The result contains the mean, and for a narrow interval it equals
-    Student's interval. The logits of single runs are not used, because they are infinite at a bound. Student's interval
-    is not clipped, because that would hide how far it exceeds a bound.
+    Student's interval. The logits of individual runs are not used, because they are infinite at a bound. Student's
+    interval is not clipped, because that would hide how far it exceeds a bound.
     """
     student = estimate_mean(values)
     if student.high is None or not lower < student.mean < upper:
@@ -64,7 +64,10 @@ def estimate_bounded_mean(values: Sequence[float], lower: float, upper: float) -
 
 
 def estimate_mean_correlation(values: Sequence[float]) -> Estimate:
-    """Return the mean of one correlation per run. The logit of a correlation is twice Fisher's z = artanh(rho)."""
+    """Return the mean of the correlations, one per run.
+
+    The logit of a correlation is twice Fisher's z = artanh(rho).
+    """
     return estimate_bounded_mean(values, -1.0, 1.0)
 
 
@@ -74,7 +77,7 @@ def estimate_difference(values: Sequence[float], baseline_values: Sequence[float
 
 
 def subtract_estimates(estimate: Mapping[str, Any], baseline: Mapping[str, Any]) -> Estimate:
-    """Return the difference of two means over seeds (Welch's t). Their variances are computed from their intervals."""
+    """Return the difference of two means over seeds (Welch's t). Variances are computed from the intervals."""
     gap, runs = estimate["mean"] - baseline["mean"], min(estimate["runs"], baseline["runs"])
     if runs < 2:
         return Estimate(gap, None, None, runs)

@@ -116,9 +116,7 @@ def _compare(model: str, corpus: str, runs: Sequence[Result], device: str) -> di
     untied = _by_seed([(result, tables) for result, tables in run_tables if "input" in tables])
     tied = _by_seed([(result, tables) for result, tables in run_tables if "tied" in tables])
     if not untied:
-        raise DataError(
-            f"{model} on {corpus}: no run has separate input and output tables; name an untied run in addition"
-        )
+        raise DataError(f"{model} on {corpus}: no run has separate input and output tables; pass an untied run as well")
     rhos: dict[str, dict[int, float]] = {}
     pair_counts: list[str] = []
     for first, second in TABLE_PAIRS:

@@ -37,14 +37,14 @@ class Panel:
     logarithmic: bool = False
     """Use a logarithmic axis, for values that span powers of ten. Values must not be negative; zero is not visible."""
     linear_limit: float | None = None
-    """If a value is more than ten times this number, the axis is linear up to it and logarithmic beyond it.
+    """If a value is more than ten times this number, the axis is linear up to this number and logarithmic beyond it.
 
     This applies on both sides of zero. It has no effect on a `logarithmic` panel.
     """
 
 
 def draw_bars(name: str, panels: Sequence[Panel], *, x_label: str, caption: str) -> Drawing:
-    """Draw the panels below each other, with one legend. A series has the same colour in all panels."""
+    """Draw the panels one below the other, with one legend. A series has the same colour in all panels."""
     series = list(dict.fromkeys(name for panel in panels for name in (*panel.estimates, *panel.paper_values)))
     legend = [*series, PAPER_LABEL] if any(panel.paper_values for panel in panels) else series
 

@@ -62,7 +62,7 @@ CAPTION = (
     "Henderson. A few types that a model predicts with near certainty can dominate this mean. Intervals are 95 %."
 )
 LINEAR_LIMIT = 10.0
-"""Percent. If a mean exceeds ten times this, the axis is logarithmic beyond it; see `Panel.linear_limit`."""
+"""A percentage. If a mean exceeds ten times this value, the axis is logarithmic beyond it; see `Panel.linear_limit`."""
 Json = dict[str, Any]
 """An estimate, or the estimates of a band."""
 BASELINES = {"plain": "weight tying", "bilinear": "bilinear", "dual": "dual nonlinear"}
@@ -86,12 +86,13 @@ class RelativeLoss(Figure):
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure both differences in every band, for each baseline. The losses of several seeds are averaged.
 
-        Baselines that were scored on other tokens than DRILL, or in other streams or windows, are listed and left out.
+        Baselines that were not scored on the same tokens as DRILL, in the same streams or windows, are listed and left
+        out.
         """
         runs_by_row = group_by_row(runs)
         drill_rows = [name for name, results in runs_by_row.items() if _classifier_kind(results[0]) == "drill"]
         if not drill_rows:
-            raise DataError("none of these runs has the classifier DRILL; name a run of DRILL and of its baselines")
+            raise DataError("none of these runs has the classifier DRILL; pass runs of DRILL and of its baselines")
         drill = max(drill_rows, key=lambda name: _classifier_depth(runs_by_row[name][0]))
         baselines = {
             name: results for name, results in runs_by_row.items() if _classifier_kind(results[0]) in BASELINES
@@ -99,7 +100,7 @@ class RelativeLoss(Figure):
         if not baselines:
             raise DataError(
                 "none of these runs is a baseline: a plain classifier tied to the table of the input, a bilinear or a "
-                "dual classifier; name a run of a baseline as well"
+                "dual classifier; pass a run of a baseline as well"
             )
         first, *other_seeds = runs_by_row[drill]
         texts = open_texts(RunFolder.open(first.folder), data)
@@ -273,7 +274,7 @@ def _find_obstacle(first: Result, others: Sequence[Result], data: Path | None) -
             advice = "" if pairing.difference.prevents else "; train both with the same evaluation.windows"
             return explain_in_comparison(pairing.difference, "test") + advice
         if not pairing.same_tokens:
-            return "their tokens differ; name runs with the same vocabulary"
+            return "their tokens differ; pass runs with the same vocabulary"
     return None
 
 

@@ -90,7 +90,7 @@ def _select_other_rows(figure: Figure, finished: Sequence[Result], folders: Sequ
         else:
             problem = f"it shows {_nouns(figure.tasks)}, but {finished[0].folder} is {_nouns([finished[0].task])}"
         commands = "; ".join(map(_format_command, figure_rows(figure)))
-        raise DataError(f"{figure.name}: {problem}; name run folders, or train them: {commands}")
+        raise DataError(f"{figure.name}: {problem}; pass run folders, or train them: {commands}")
     return SelectedRuns(runs, [_substitution_note(figure.recipes, runs)])
 
 
@@ -104,7 +104,7 @@ def _check_weights(figure: Figure, runs: Sequence[Result]) -> None:
     without_weights = [run.folder for run in runs if not (run.folder / "checkpoints").is_dir()]
     if figure.needs == "weights" and without_weights:
         raise DataError(
-            f"{figure.name} needs weights, but {without_weights[0]} has none; name the folder in which it was trained"
+            f"{figure.name} needs weights, but {without_weights[0]} has none; pass the folder in which it was trained"
         )
 
 
@@ -145,12 +145,12 @@ def check_one_row(runs: Sequence[Result]) -> None:
         first = runs[0]
         pair = f"{first.folder} and {result.folder}"
         if (first.recipe, first.row) != (result.recipe, result.row):
-            raise DataError(f"{pair} are runs of different rows, so they cannot be averaged; name runs of one row")
+            raise DataError(f"{pair} are runs of different rows, so they cannot be averaged; pass runs of one row")
         if keys := differing_keys([distinguishing_settings(run.settings) for run in (first, result)]):
-            raise DataError(f"{pair} are runs of one row but differ in {keys[0]}; name runs with equal settings")
+            raise DataError(f"{pair} are runs of one row but differ in {keys[0]}; pass runs with equal settings")
         earlier = by_seed.setdefault(result.seed, result)
         if earlier is not result:
-            raise DataError(f"{earlier.folder} and {result.folder} have the same row and seed; name one of them")
+            raise DataError(f"{earlier.folder} and {result.folder} have the same row and seed; pass only one of them")
 
 
 def _read_rows(name: str) -> FigureRows:

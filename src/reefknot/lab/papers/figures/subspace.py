@@ -32,7 +32,10 @@ PAPER_DISTANCE = 0.06
 TOLERANCE = 0.03
 """The largest difference that counts as "near" or "about". The paper gives no bounds; this is our choice."""
 LOW_SHARE = 0.5
-"""Distances below this share of the distance by chance count as "low". This is our choice, too."""
+"""Distances below this fraction of the chance level (the distance of two unrelated tables) count as "low".
+
+This is our choice, too.
+"""
 
 
 class SubspaceDistance(Figure):
@@ -54,7 +57,7 @@ class SubspaceDistance(Figure):
             settings = flatten(run.settings)
             beta, tau = settings.get("output.beta"), settings.get("output.tau")
             if beta is None or tau is None:
-                raise DataError(f"{run.folder}: not trained with output.beta; name runs of {self.recipe}")
+                raise DataError(f"{run.folder}: not trained with output.beta; pass runs of {self.recipe}")
             by_point.setdefault((beta, tau), []).append(run)
         _check_settings(runs)
         for seeds in by_point.values():
@@ -68,7 +71,7 @@ class SubspaceDistance(Figure):
             "tau": [{"at": tau, **mean} for (beta, tau), mean in means.items() if beta == 1.0],
         }
         if not any(sweeps.values()):
-            raise DataError(f"none of these runs has tau = {BETA_SWEEP_TAU:g} or beta = 1; name runs of {self.recipe}")
+            raise DataError(f"none of these runs has tau = {BETA_SWEEP_TAU:g} or beta = 1; pass runs of {self.recipe}")
         return {**sweeps, "chance": next(iter(subspaces.values()))[0].chance}
 
     def draw(self, measured: Measurements) -> Drawing:
@@ -114,7 +117,7 @@ def _check_settings(runs: Sequence[Result]) -> None:
         unexpected = [key for key in keys if key not in ("output.beta", "output.tau")]
         if unexpected:
             raise DataError(
-                f"{first.folder} and {run.folder} differ in {unexpected[0]}, not only in beta and tau; name runs that "
+                f"{first.folder} and {run.folder} differ in {unexpected[0]}, not only in beta and tau; pass runs that "
                 "differ in nothing else"
             )
 
@@ -154,7 +157,7 @@ def _read_subspace(run: Result, device: str) -> Subspace:
         return run.record.subspace
     vectors = open_vectors(run.folder, device=device)
     if "input" not in vectors or "output" not in vectors:
-        raise DataError(f"{run.folder}: both ends use the same table, so there is no distance; name an untied run")
+        raise DataError(f"{run.folder}: both ends use the same table, so there is no distance; pass an untied run")
     return between_ends(vectors["input"].vectors_VD, vectors["output"].vectors_VD)
 
 
@@ -171,7 +174,7 @@ def _draw_sweep(axes: Any, points: Sequence[dict[str, Any]], descriptions: dict[
     )
     for value, description in descriptions.items():
         if value in means:
-            # The label is on the side of the point that a falling curve does not reach.
+            # The label is where a falling curve leaves room: below left of the last point, above right of the others.
             is_last = value == max(means)
             axes.annotate(
                 f"paper: {description}",

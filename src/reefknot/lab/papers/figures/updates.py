@@ -61,7 +61,7 @@ class UpdateRule(Figure):
             else:
                 norms.append({"row": row, "tables": merge_runs([_measure_norms(result, device) for result in results])})
         if not norms and not any(_is_trained(paths) for model in models for paths in model["tables"].values()):
-            raise DataError("all tables of these runs are frozen, so no step changes them; name a run that trains one")
+            raise DataError("all tables of these runs are frozen, so no step changes them; pass a run that trains one")
         return {"models": models, "norms": norms}
 
     def draw(self, measured: Measurements) -> Drawing:

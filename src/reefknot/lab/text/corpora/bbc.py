@@ -1,9 +1,9 @@
 """BBC news of 2004 and 2005 (Greene & Cunningham 2006): 2,225 articles on five topics.
 
-A line of the corpus is a paragraph in lower case with spaces around punctuation marks. One article in ten is valid and
-one in ten is test, selected by the hash of its words. Some articles occur several times; all copies of an article are
-in the same split. The split is ours, because Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither
-their split nor their tokenisation.
+A line of the corpus is a paragraph in lower case with spaces around punctuation marks. One article in ten belongs to
+the validation text and one in ten to the test text, chosen by the hash of its words. Some articles occur several times;
+all copies of an article are in the same split. The split is ours, because Miyamoto & Cho (2016), whom Press & Wolf
+(2017) cite, published neither their split nor their tokenisation.
 
 The files are read from bbc-fulltext.zip as it is published, or from the folder that it unpacks to.
 """
@@ -63,7 +63,7 @@ def _choose_split(text: str) -> str:
 
 BBC = PreparedCorpus(
     name="bbc",
-    description="BBC news articles, lower-cased; a tenth of them, by hash, is valid and a tenth test",
+    description="BBC news articles in lower case; a tenth is validation text and a tenth test text, chosen by hash",
     how_to_get="The archive is published at http://mlg.ucd.ie/datasets/bbc.html.",
     expected=f"{_ARCHIVE}, or the folders it unpacks to",
     folders=("bbc", "bbc-news"),

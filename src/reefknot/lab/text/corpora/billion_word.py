@@ -1,7 +1,8 @@
 """The One Billion Word benchmark (Chelba et al. 2013): shuffled sentences of news, one per line.
 
 The release has 99 training shards and 50 held-out shards. The first held-out shard is the test text, as in every paper,
-and the eleventh is the valid text. Papers keep the words that occur at least three times (vocabulary.min_count = 3).
+and the eleventh is the validation text. Papers keep the words that occur at least three times (`vocabulary.min_count`
+is 3).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _read_lines(files: list[Path]) -> NamedLines:
 
 BILLION_WORD = PreparedCorpus(
     name="billion-word",
-    description="One Billion Word, single sentences; held-out shards 10 and 0 are valid and test",
+    description="One Billion Word, individual sentences; held-out shards 10 (validation text) and 0 (test text)",
     how_to_get="It is published at https://www.statmt.org/lm-benchmark/.",
     expected=f"{_FOLDERS[0]} ({_TRAIN[0]} to {_TRAIN[-1]}) and {_FOLDERS[1]} ({' and '.join(_HELD_OUT)})",
     folders=("billion-word", _RELEASE),

@@ -2,7 +2,7 @@
 
 A line of the corpus is a paragraph in its original case, with spaces around punctuation marks. The text has 19 million
 tokens, and more than 100,000 types occur at least three times in the training text. There is no published split. Here
-one article in fifty is held out: the SHA-256 of its id modulo 100 is 0 for valid and 1 for test.
+one article in fifty is held out: the SHA-256 of its id modulo 100 is 0 for the validation text and 1 for the test text.
 
 The file has one JSON object per line, with the id, title and text of an article.
 """
@@ -42,8 +42,8 @@ def _choose_split(article_id: str) -> str:
 
 ENWIKI = PreparedCorpus(
     name="enwiki-sample",
-    description="a sample of English Wikipedia, 5,511 articles; a hundredth of them, by hash, is valid and a hundredth"
-    " test",
+    description="a sample of English Wikipedia, 5,511 articles; a hundredth is validation text and a hundredth test"
+    " text, chosen by hash",
     how_to_get="The file holds the first 100 MB of WikiExtractor's output for a dump of English Wikipedia.",
     expected=_FILE,
     folders=("enwiki-sample", "enwiki"),

@@ -1,9 +1,9 @@
 """The Large Movie Review Dataset (Maas et al. 2011): 100,000 reviews of films.
 
 A line of the corpus is a paragraph in lower case with spaces around punctuation marks. All reviews in the training
-folders, rated or not, are the training text. In the test folders, reviews with even numbers are valid and reviews with
-odd numbers are test. The split is ours, because Miyamoto & Cho (2016), whom Press & Wolf (2017) cite, published neither
-their split nor their tokenisation.
+folders, rated or not, are the training text. In the test folders, reviews with even numbers are the validation text
+and reviews with odd numbers are the test text. The split is ours, because Miyamoto & Cho (2016), whom Press & Wolf
+(2017) cite, published neither their split nor their tokenisation.
 
 The files are read from the folder aclImdb as it is published, or from one file of tab-separated id, rating and text for
 each of its folders.
@@ -74,7 +74,7 @@ def _choose_split(folder: str, review_number: int) -> str:
 
 IMDB = PreparedCorpus(
     name="imdb",
-    description="IMDB film reviews, lower-cased; valid and test are the even and the odd reviews of the test folders",
+    description="IMDB film reviews in lower case; of the test folders, even reviews are validation text, odd ones test",
     how_to_get="It is published at https://ai.stanford.edu/~amaas/data/sentiment/.",
     expected=f"aclImdb, or {', '.join(_TSV_FILES)}",
     folders=("imdb", "aclImdb"),

@@ -14,7 +14,7 @@ _HOW_TO_GET = "It is published at https://github.com/multi30k/dataset, in data/t
 
 MULTI30K = published_pairs(
     name="multi30k",
-    description="Multi30k English-German, lower-cased and tokenised by its authors; test is test_2016_flickr",
+    description="Multi30k English-German, lower-cased and tokenised by its authors; the test text is test_2016_flickr",
     stems={
         "train": "train.lc.norm.tok",
         "valid": "val.lc.norm.tok",
@@ -35,7 +35,7 @@ MULTI30K = published_pairs(
 
 MULTI30K_RAW = published_pairs(
     name="multi30k-raw",
-    description="Multi30k English-German as it was written; test is test_2016_flickr",
+    description="Multi30k English-German as it was written; the test text is test_2016_flickr",
     stems={"train": "train", "valid": "val", "test": "test_2016_flickr"},
     how_to_get=_HOW_TO_GET,
     languages=_LANGUAGES,

@@ -20,8 +20,7 @@ import platform
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from reefknot.errors import DataError
@@ -33,7 +32,7 @@ _VERSION = 1  # increase with every change to the text that the same sources giv
 _HELD_OUT_FRACTION = 0.06  # of the tokens, for each of valid and test
 _REFERENCE_MODULE = "pydoc_data.topics"  # by far the largest module, always in the training text
 
-# Generated tables, third-party packages, and tests, whose docstrings describe code.
+# These folders hold generated tables, third-party packages, and tests, whose docstrings describe code.
 _EXCLUDED_FOLDERS = frozenset(
     {"__phello__", "encodings", "ensurepip", "idlelib", "lib2to3", "msilib", "test", "tests", "turtledemo"}
 )
@@ -98,18 +97,26 @@ def _split_modules(modules: dict[str, list[str]]) -> dict[str, list[str]]:
     min_held_out = _HELD_OUT_FRACTION * sum(sizes.values())
     by_hash = sorted(modules, key=lambda module: hashlib.sha256(module.encode()).digest())
     candidates = iter(module for module in by_hash if module != _REFERENCE_MODULE)
-    splits: dict[str, list[str]] = {"valid": [], "test": []}
-    for held_out_modules in splits.values():
-        while sum(sizes[module] for module in held_out_modules) < min_held_out:
-            module = next(candidates, None)
-            if module is None:
-                break
-            held_out_modules.append(module)
-    splits["train"] = list(set(modules) - set(chain(*splits.values())))
+    valid = _take_modules(candidates, sizes, min_held_out)
+    test = _take_modules(candidates, sizes, min_held_out)
+    train = modules.keys() - {*valid, *test}
     return {
         split: [paragraph for module in sorted(names) for paragraph in modules[module]]
-        for split, names in splits.items()
+        for split, names in {"valid": valid, "test": test, "train": train}.items()
     }
+
+
+def _take_modules(candidates: Iterator[str], sizes: Mapping[str, int], min_size: float) -> set[str]:
+    """Take modules from the iterator until their total size is at least `min_size`, or until there are no more."""
+    taken: set[str] = set()
+    total_size = 0
+    while total_size < min_size:
+        module = next(candidates, None)
+        if module is None:
+            break
+        taken.add(module)
+        total_size += sizes[module]
+    return taken
 
 
 def _read_texts(module: str, path: Path) -> Iterator[str]:

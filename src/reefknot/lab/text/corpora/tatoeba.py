@@ -4,11 +4,11 @@ Many sentences have several translations, or occur again with different punctuat
 translations of the test text would be in the training text. Therefore groups of sentences that share translations stay
 together. The groups are the connected components of a graph: its nodes are the sentences of both languages, normalised
 (without case, punctuation and spaces), and each pair is an edge. Components are sorted by the SHA-256 of their smallest
-English sentence; the first 2,000 are valid, the next 2,000 are test, the others train. So no normalised sentence of
-either language is in two splits.
+English sentence. The first 2,000 are the validation text, the next 2,000 are the test text, and the others are the
+training text. So no normalised sentence of either language is in two splits.
 
-Valid and test keep one pair for each normalised English sentence, the one with the lowest SHA-256, so that no sentence
-counts twice in BLEU. This gives 164,418 training, 2,156 valid and 2,165 test pairs.
+The validation and test texts keep one pair for each normalised English sentence, the one with the lowest SHA-256, so
+that no sentence counts twice in BLEU. This gives 164,418 training, 2,156 validation and 2,165 test pairs.
 
 deu-eng.zip is read as it is published: English, tab, German.
 """
@@ -64,7 +64,11 @@ def _choose_split(index: int) -> str:
 
 
 def _find_components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
-    """Return the pairs of each connected component of the graph of normalised sentences, by union-find."""
+    """Return the pairs of each connected component of the graph of normalised sentences, by union-find.
+
+    Every node points to a parent in its component, and the root of a component points to itself. For each pair, the
+    root of the German sentence is made to point to the root of the English sentence, which joins their components.
+    """
     parents: dict[_Node, _Node] = {}
 
     def find_root(node: _Node) -> _Node:
@@ -108,8 +112,8 @@ def _hash(text: str) -> bytes:
 
 TATOEBA = PreparedCorpus(
     name="tatoeba",
-    description="Tatoeba English-German; by hash 2,000 groups of sentences that share translations are valid, 2,000"
-    " test",
+    description="Tatoeba English-German; sentences that share translations are in one group; 2,000 groups are"
+    " validation text and 2,000 test text, chosen by hash",
     how_to_get="It is published at https://www.manythings.org/anki/; the file of 2018-05-13 is needed.",
     expected=_ARCHIVE,
     folders=("tatoeba-deu-eng", "tatoeba"),

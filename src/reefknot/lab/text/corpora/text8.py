@@ -1,7 +1,8 @@
 """text8: the first 100 million characters of Wikipedia's plain text (Mahoney 2006), lower-case letters and spaces.
 
 The split follows the script of Mikolov et al. (2014), which Press & Wolf (2017) cite: the last million characters are
-held out, and a line has 1,000 words. There is only one held-out text, so it is both valid and test.
+held out, and a line has 1,000 words. There is only one held-out text, so it is both the validation text and the
+test text.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _cut_lines(file: BinaryIO, num_characters: int) -> Iterator[str]:
 
 TEXT8 = PreparedCorpus(
     name="text8",
-    description="text8, lines of 1,000 words; the last 1,000,000 characters are both valid and test",
+    description="text8, lines of 1,000 words; the last 1,000,000 characters are both validation and test text",
     how_to_get="It is published at http://mattmahoney.net/dc/text8.zip.",
     expected="text8",
     files=lambda folder: find_all_files(folder, "text8"),

@@ -1,6 +1,6 @@
 """WikiText-2 and WikiText-103 (Merity et al. 2017), word level, with 2 and 103 million training tokens.
 
-Both have the same valid and test texts.
+Both have the same validation and test texts.
 """
 
 from __future__ import annotations

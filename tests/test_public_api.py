@@ -58,6 +58,7 @@ EXPORTED = {
     "WordTable",
     "WordVectors",
     "linear_cross_entropy",
+    "linear_divergence",
     "load_recipe",
     "open_dataset",
     "open_run",

@@ -66,6 +66,7 @@ _MODULE_OF_NAME = {
     "WordTable": "nn.tables",
     "WordVectors": "vectors.word_vectors",
     "linear_cross_entropy": "kernels.linear_cross_entropy",
+    "linear_divergence": "kernels.divergence",
     "load_recipe": "lab.recipes.recipe",
     "open_dataset": "lab.text.dataset",
     "open_run": "lab.tasks",
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from reefknot.errors import SettingsError as SettingsError
     from reefknot.errors import Stopped as Stopped
     from reefknot.kernels.choice import using as using
+    from reefknot.kernels.divergence import linear_divergence as linear_divergence
     from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from reefknot.lab.recipes.recipe import load_recipe as load_recipe
     from reefknot.lab.tasks import open_run as open_run

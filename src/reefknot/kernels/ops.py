@@ -24,6 +24,7 @@ from torch.library import custom_op
 
 from reefknot.kernels.autograd import SummedLoss, compute_row_gradients
 from reefknot.kernels.choice import Choice, Impl, resolve_impl
+from reefknot.kernels.divergence import DivergenceInputs
 from reefknot.kernels.linear_cross_entropy import RowLosses
 from reefknot.kernels.passes import LossInputs, compute_losses
 from reefknot.kernels.scores import TorchBackend, accumulation_dtype, at_least_float32, get_backend
@@ -282,6 +283,105 @@ def _soft_target_gradients(
 @_soft_target_gradients.register_fake
 def _(queries: Tensor, keys: Tensor, values: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
     return _allocate(options[-1], (queries, keys, values), queries)
+
+
+# -- divergences ---------------------------------------------------------------------------------------------------
+
+_SIDES = "Tensor hs, Tensor ws, Tensor? bs, Tensor ht, Tensor wt, Tensor? bt"
+"""Hidden states, class vectors and biases: of the student, then of the teacher."""
+_DIVERGENCE_OPTIONS = (
+    "str kind, float beta, float temperature, ScalarType student_dtype, ScalarType teacher_dtype, int budget"
+)
+
+
+def summed_divergence(inputs: DivergenceInputs, weight_N: Tensor) -> Tensor:
+    """Compute the weighted sum of the divergences in a compiled graph."""
+    tensors = (*inputs.student, *inputs.teacher)
+    needs_grad = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in tensors]
+    total: Tensor = _summed_divergence(*tensors, weight_N, *inputs.flat_options(), needs_grad)[0]
+    return total
+
+
+def row_divergences(inputs: DivergenceInputs) -> Tensor:
+    """Compute the divergence of each row in a compiled graph."""
+    losses: Tensor = _row_divergences(*inputs.student, *inputs.teacher, *inputs.flat_options())
+    return losses
+
+
+@custom_op(
+    "reefknot::summed_divergence",
+    mutates_args=(),
+    schema=f"({_SIDES}, Tensor weight, {_DIVERGENCE_OPTIONS}, bool[] needs_grad)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _summed_divergence(*arguments: Any) -> tuple[Tensor, ...]:
+    """Return the weighted sum, and its gradients with respect to the six tensors."""
+    tensors, weight, options, needs_grad = arguments[:6], arguments[6], arguments[7:13], arguments[13]
+    inputs = DivergenceInputs.from_flat(tensors, *options)
+    with torch.autocast(weight.device.type, enabled=False):
+        losses, gradients = inputs.compute(weight if any(needs_grad) else None, needs_grad)
+    return (losses * weight).sum(), *_fill_unneeded(needs_grad, gradients, weight)
+
+
+@_summed_divergence.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    tensors, weight, options, needs_grad = arguments[:6], arguments[6], arguments[7:13], arguments[13]
+    dtype = DivergenceInputs.from_flat(tensors, *options).loss_dtype
+    return weight.new_empty((), dtype=dtype), *_allocate(needs_grad, tensors, weight)
+
+
+def _scale_divergence_gradients(ctx: Any, g_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    scaled = [(at_least_float32(gradient) * g_total).to(gradient.dtype) for gradient in ctx.saved_tensors]
+    return _drop_unneeded(ctx.needs_input_grad[:6], scaled, num_others=8)
+
+
+_summed_divergence.register_autograd(_scale_divergence_gradients, setup_context=_save_gradients)
+
+
+@custom_op("reefknot::row_divergences", mutates_args=(), schema=f"({_SIDES}, {_DIVERGENCE_OPTIONS}) -> Tensor")
+def _row_divergences(*arguments: Any) -> Tensor:
+    inputs = DivergenceInputs.from_flat(arguments[:6], *arguments[6:])
+    with torch.autocast(arguments[0].device.type, enabled=False):
+        losses, _ = inputs.compute(None, [False] * 6)
+    return losses
+
+
+@_row_divergences.register_fake
+def _(*arguments: Any) -> Tensor:
+    hidden = arguments[0]
+    return hidden.new_empty(hidden.shape[0], dtype=DivergenceInputs.from_flat(arguments[:6], *arguments[6:]).loss_dtype)
+
+
+def _save_sides(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.options = inputs[6:]
+
+
+def _row_divergences_backward(ctx: Any, g_losses: Tensor) -> tuple[Tensor | None, ...]:
+    needs_grad = list(ctx.needs_input_grad[:6])
+    gradients = _divergence_gradients(*ctx.saved_tensors, g_losses, *ctx.options, needs_grad)
+    return _drop_unneeded(needs_grad, gradients, num_others=6)
+
+
+_row_divergences.register_autograd(_row_divergences_backward, setup_context=_save_sides)
+
+
+@custom_op(
+    "reefknot::divergence_gradients",
+    mutates_args=(),
+    schema=f"({_SIDES}, Tensor g_losses, {_DIVERGENCE_OPTIONS}, bool[] needs_grad)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _divergence_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    tensors, g_losses, options, needs_grad = arguments[:6], arguments[6], arguments[7:13], arguments[13]
+    with torch.autocast(g_losses.device.type, enabled=False):
+        _, gradients = DivergenceInputs.from_flat(tensors, *options).compute(g_losses, needs_grad)
+    return _fill_unneeded(needs_grad, gradients, g_losses)
+
+
+@_divergence_gradients.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    return _allocate(arguments[13], arguments[:6], arguments[6])
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------

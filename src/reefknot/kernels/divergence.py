@@ -1,0 +1,498 @@
+"""Divergence between two linear classifiers over the same classes, for distillation.
+
+`linear_divergence` is the function to call. It compares a student's softmax p with a teacher's softmax q, row by row:
+
+    forward    KL(q || p) = sum_v q_v (log q_v - log p_v)          the student covers everything the teacher does
+    reverse    KL(p || q) = sum_v p_v (log p_v - log q_v)          the student keeps to what the teacher finds probable
+    jsd        beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p
+
+Both score matrices are computed in blocks of rows, so the N x V scores never exist at once. `_compare_rows` has the
+formulas of one block; `DivergenceInputs` loops over the blocks and adds up the gradients. The gradients of a sum or a
+mean are computed in the forward pass, because the weights of the rows are known then. Those of individual losses are
+computed in the backward pass, which computes the scores again.
+
+Names: h hidden states, w class vectors, b biases, logp and logq log-probabilities, dz the gradient of scores.
+Shapes: N rows (tokens), D dimensions, V classes. The student and the teacher may have different D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor
+
+from reefknot.errors import ArgumentError
+from reefknot.kernels.autograd import reject_second_derivatives
+from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
+from reefknot.kernels.choice import Choice, Impl, current_choice
+from reefknot.kernels.passes import allocate_gradient
+from reefknot.kernels.reference import compute_dtype, linear_scores
+from reefknot.kernels.scores import (
+    accumulation_dtype,
+    add_class_gradient,
+    add_row_gradient,
+    at_least_float32,
+    matmul_wide,
+)
+
+Kind = Literal["forward", "reverse", "jsd"]
+Reduction = Literal["mean", "sum", "none"]
+_NAME = "linear_divergence"
+
+
+class Head(NamedTuple):
+    """A linear classifier and the hidden states that it reads."""
+
+    hidden: Tensor
+    """Hidden states, with shape (..., D)."""
+    weight: Tensor
+    """One vector per class, with shape (V, D)."""
+    bias: Tensor | None = None
+    """One number per class, with shape (V,), or None."""
+
+
+def linear_divergence(
+    student: Sequence[Tensor | None],
+    teacher: Sequence[Tensor | None],
+    kind: Kind = "forward",
+    *,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    reduction: Reduction = "mean",
+    classes: Tensor | None = None,
+    teacher_rows: Tensor | None = None,
+    teacher_grad: bool = False,
+    impl: Impl | None = None,
+    memory: float | None = None,
+) -> Tensor:
+    """Compute the divergence between the softmaxes of two linear classifiers without storing all scores at once.
+
+        student, teacher = (h_student, lm_head.weight), (h_teacher, teacher_head.weight)
+        loss = rk.linear_divergence(student, teacher, temperature=2.0)     # a scalar; gradients reach the student
+
+    The student and the teacher score the same classes, but their hidden states may have different sizes. The gradients
+    are exact.
+
+    Args:
+        student: The student's (hidden, weight) or (hidden, weight, bias), with shapes (..., D), (V, D) and (V,).
+        teacher: The teacher's, with shapes (..., D'), (V, D') and (V,). By default no gradient reaches it.
+        kind: `forward` is KL(teacher || student), `reverse` is KL(student || teacher), and `jsd` is the generalised
+            Jensen-Shannon divergence.
+        beta: The teacher's share in the mixture of `jsd`, above 0 and below 1.
+        temperature: Both classifiers' scores are divided by this number. The divergence is not multiplied by its
+            square, which keeps gradients comparable between temperatures; do that yourself if you want it.
+        mask: True for rows that count, with the shape of the student's `hidden` without its last dimension. Default:
+            all rows count.
+        reduction: `mean` over the rows that count, `sum`, or `none` for one divergence per row (zero for rows that do
+            not count).
+        classes: Ids of the classes to compare, with shape (C,), such as the vocabulary of a draft model. The softmaxes
+            of both sides are over these classes only.
+        teacher_rows: For each row of the student, the index of the teacher's row. The teacher's `hidden` is then (M,
+            D'), and rows may share one of its rows. Default: row n is compared with row n.
+        teacher_grad: Compute gradients of the teacher's tensors, too.
+        impl: `reference` stores all scores, and has second derivatives. Everything else computes blocks of rows. The
+            default is the choice of `using`.
+        memory: Working memory in MiB, not counting inputs and gradients. The default is the choice of `using`.
+
+    Returns:
+        The mean or the sum, with shape (), or one divergence per row; at least in float32.
+    """
+    left, right = _check_head(student, "student"), _check_head(teacher, "teacher")
+    _check_settings(kind, beta, temperature, reduction)
+    shape = left.hidden.shape[:-1]
+    _check_rows(left, right, mask, teacher_rows)
+    if classes is not None:
+        _check_classes(classes, left.weight.shape[0])
+        left, right = _restrict(left, classes), _restrict(right, classes)
+    if not teacher_grad:
+        right = Head(*(None if tensor is None else tensor.detach() for tensor in right))  # type: ignore[arg-type]
+    left, right = _flatten(left), _flatten(right)
+    if teacher_rows is not None:
+        # The gradient of an embedding is summed in a fixed order, that of indexing in any.
+        rows_N = teacher_rows.reshape(-1)
+        right = right._replace(hidden=torch.nn.functional.embedding(rows_N, right.hidden))
+    mask_N = None if mask is None else mask.reshape(-1)
+    choice = current_choice()
+    if impl is not None or memory is not None:
+        choice = Choice(impl or choice.impl, choice.memory if memory is None else memory)
+    options = _Options(kind, float(beta), float(temperature))
+    if choice.impl == "reference":
+        losses_N = _reference_losses(left, right, options)
+        losses_N = losses_N if mask_N is None else losses_N.where(mask_N, 0.0)
+        return _reduce(losses_N.view(shape), mask_N, reduction)
+    dtypes = compute_dtype(left.hidden, left.weight), compute_dtype(right.hidden, right.weight)
+    inputs = DivergenceInputs(left, right, options, dtypes, choice.budget(left.hidden.device))
+    if reduction == "none":
+        losses_N = _row_divergences(inputs)
+        return (losses_N if mask_N is None else losses_N.where(mask_N, 0.0)).view(shape)
+    return _summed_divergence(inputs, _row_weights(left.hidden, mask_N, reduction))
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_head(tensors: Sequence[Tensor | None], name: str) -> Head:
+    """Return the tensors of one side as a `Head`, or raise an error that says what is wrong with them."""
+    if not isinstance(tensors, Sequence) or not 2 <= len(tensors) <= 3:
+        raise ArgumentError(f"{_NAME}: {name} must be (hidden, weight) or (hidden, weight, bias)")
+    for part, tensor in zip(("hidden", "weight", "bias"), tensors, strict=False):
+        if tensor is None and part == "bias":
+            continue
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            description = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ArgumentError(f"{_NAME}: the {name}'s {part} is {description}; it must be a floating-point tensor")
+    classifier = Head(*tensors)  # type: ignore[arg-type]
+    hidden, weight, bias = classifier
+    if weight.dim() != 2 or not hidden.dim() or weight.shape[1] != hidden.shape[-1]:
+        raise ArgumentError(
+            f"{_NAME}: the {name}'s hidden is {tuple(hidden.shape)} and its weight is {tuple(weight.shape)}; they must "
+            "be (..., dim) and (classes, dim), with the same dim"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ArgumentError(
+            f"{_NAME}: the {name}'s bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be "
+            f"({weight.shape[0]},)"
+        )
+    return classifier
+
+
+def _check_rows(student: Head, teacher: Head, mask: Tensor | None, teacher_rows: Tensor | None) -> None:
+    """Raise an error unless the two sides have the same classes and one teacher row per student row."""
+    if student.weight.shape[0] != teacher.weight.shape[0]:
+        raise ArgumentError(
+            f"{_NAME}: the student has {student.weight.shape[0]} classes and the teacher {teacher.weight.shape[0]}; "
+            "they must score the same classes in the same order"
+        )
+    shape = student.hidden.shape[:-1]
+    if teacher_rows is None:
+        if teacher.hidden.shape[:-1] != shape:
+            raise ArgumentError(
+                f"{_NAME}: the student has rows {tuple(shape)} and the teacher {tuple(teacher.hidden.shape[:-1])}; "
+                "pass teacher_rows if rows share a teacher row"
+            )
+    elif teacher_rows.shape != shape or teacher_rows.is_floating_point() or teacher.hidden.dim() != 2:
+        raise ArgumentError(
+            f"{_NAME}: teacher_rows is {tuple(teacher_rows.shape)} {teacher_rows.dtype}; with the student's rows "
+            f"{tuple(shape)} it must be {tuple(shape)} integers, and the teacher's hidden must be a matrix"
+        )
+    if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
+        raise ArgumentError(
+            f"{_NAME}: mask is {tuple(mask.shape)} {mask.dtype}; it must be {tuple(shape)} and torch.bool"
+        )
+    tensors = [tensor for tensor in (*student, *teacher, mask, teacher_rows) if tensor is not None]
+    devices = {str(tensor.device) for tensor in tensors}
+    if len(devices) > 1:
+        raise ArgumentError(f"{_NAME}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
+
+
+def _check_settings(kind: str, beta: float, temperature: float, reduction: str) -> None:
+    if kind not in get_args(Kind):
+        raise ArgumentError(f"{_NAME}: kind = {kind!r}: must be one of {', '.join(get_args(Kind))}")
+    if reduction not in get_args(Reduction):
+        raise ArgumentError(f"{_NAME}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
+    if not (isinstance(beta, int | float) and 0 < beta < 1):
+        raise ArgumentError(f"{_NAME}: beta = {beta!r}: must be above 0 and below 1")
+    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
+        raise ArgumentError(f"{_NAME}: temperature = {temperature!r}: must be above 0, and finite")
+
+
+def _check_classes(classes: Tensor, num_classes: int) -> None:
+    if not isinstance(classes, Tensor) or classes.dim() != 1 or classes.is_floating_point() or not len(classes):
+        raise ArgumentError(f"{_NAME}: classes must be a vector of at least one class id")
+    if not torch.compiler.is_compiling() and bool(((classes < 0) | (classes >= num_classes)).any()):
+        raise ArgumentError(f"{_NAME}: classes must be ids from 0 to {num_classes - 1}")
+
+
+def _restrict(classifier: Head, classes: Tensor) -> Head:
+    """Return the classifier over some of its classes."""
+    bias = None if classifier.bias is None else classifier.bias.index_select(0, classes)
+    return Head(classifier.hidden, classifier.weight.index_select(0, classes), bias)
+
+
+def _flatten(classifier: Head) -> Head:
+    """Return the classifier with its hidden states as a matrix."""
+    return classifier._replace(hidden=classifier.hidden.reshape(-1, classifier.hidden.shape[-1]))
+
+
+def _row_weights(hidden: Tensor, mask_N: Tensor | None, reduction: Reduction) -> Tensor:
+    """Return the weight of each row in a sum or a mean, (N,)."""
+    dtype = accumulation_dtype(hidden.dtype)
+    weight_N = hidden.new_ones(hidden.shape[0], dtype=dtype) if mask_N is None else mask_N.to(dtype)
+    return weight_N if reduction == "sum" else weight_N / weight_N.sum().clamp(min=1)
+
+
+def _reduce(losses: Tensor, mask_N: Tensor | None, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    count = losses.numel() if mask_N is None else mask_N.sum()
+    return losses.sum() / (max(count, 1) if isinstance(count, int) else count.clamp(min=1))
+
+
+# -- formulas ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What is computed of each row."""
+
+    kind: Kind
+    beta: float
+    temperature: float
+
+
+def _reference_losses(student: Head, teacher: Head, options: _Options) -> Tensor:
+    """Return the divergence of each row, (N,), by the formulas in the header, with all scores in memory."""
+    logp_NV = torch.log_softmax(linear_scores(*student) / options.temperature, dim=-1)
+    logq_NV = torch.log_softmax(linear_scores(*teacher) / options.temperature, dim=-1)
+    if options.kind == "forward":
+        return (logq_NV.exp() * (logq_NV - logp_NV)).sum(-1)
+    if options.kind == "reverse":
+        return (logp_NV.exp() * (logp_NV - logq_NV)).sum(-1)
+    logm_NV = _log_mixture(logp_NV, logq_NV, options.beta)
+    to_teacher_N = (logq_NV.exp() * (logq_NV - logm_NV)).sum(-1)
+    to_student_N = (logp_NV.exp() * (logp_NV - logm_NV)).sum(-1)
+    return options.beta * to_teacher_N + (1 - options.beta) * to_student_N
+
+
+def _log_mixture(logp_NV: Tensor, logq_NV: Tensor, beta: float) -> Tensor:
+    """Return log(beta q + (1 - beta) p)."""
+    return torch.logaddexp(logq_NV + math.log(beta), logp_NV + math.log1p(-beta))
+
+
+class _Comparison(NamedTuple):
+    """The divergences of a block of rows, and the gradients of the scores. None for a gradient that is not needed."""
+
+    losses: Tensor
+    """(N,)"""
+    student_dz: Tensor | None
+    """(N, V)"""
+    teacher_dz: Tensor | None
+    """(N, V)"""
+
+
+def _compare_rows(
+    logp_NV: Tensor, logq_NV: Tensor, options: _Options, student_grad: bool, teacher_grad: bool
+) -> _Comparison:
+    """Return the divergences of a block of rows and their gradients, given log-probabilities, which are overwritten.
+
+    Of a loss sum_v p_v f_v, where the gradient through f vanishes, the gradient of the scores is p_v (f_v - sum_v p_v
+    f_v). Where only f = -log p depends on the scores, as in the forward divergence of the student, it is p - q.
+    """
+    kind, beta, scale = options.kind, options.beta, 1 / options.temperature
+    p_NV, q_NV = logp_NV.exp(), logq_NV.exp()
+    if kind == "jsd":
+        logm_NV = _log_mixture(logp_NV, logq_NV, beta)
+        student_loss_N, student_dz_NV = _weigh(p_NV, logp_NV.sub_(logm_NV), (1 - beta) * scale, student_grad)
+        teacher_loss_N, teacher_dz_NV = _weigh(q_NV, logq_NV.sub_(logm_NV), beta * scale, teacher_grad)
+        return _Comparison((1 - beta) * student_loss_N + beta * teacher_loss_N, student_dz_NV, teacher_dz_NV)
+    if kind == "forward":
+        loss_N, teacher_dz_NV = _weigh(q_NV, logq_NV.sub_(logp_NV), scale, teacher_grad)
+        return _Comparison(loss_N, p_NV.sub_(q_NV).mul_(scale) if student_grad else None, teacher_dz_NV)
+    loss_N, student_dz_NV = _weigh(p_NV, logp_NV.sub_(logq_NV), scale, student_grad)
+    return _Comparison(loss_N, student_dz_NV, q_NV.sub_(p_NV).mul_(scale) if teacher_grad else None)
+
+
+def _weigh(p_NV: Tensor, f_NV: Tensor, scale: float, gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """Return sum_v p_v f_v and, if needed, scale p_v (f_v - sum_v p_v f_v), which overwrites f."""
+    mean_N = torch.linalg.vecdot(p_NV, f_NV)
+    return mean_N, f_NV.sub_(mean_N[:, None]).mul_(p_NV).mul_(scale) if gradient else None
+
+
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+
+class _Side:
+    """One classifier in a pass over blocks of rows: its scores, and the sums of its gradients."""
+
+    def __init__(self, classifier: Head, dtype: torch.dtype, needs_grad: Sequence[bool], block_size: BlockSize) -> None:
+        h, w, b = classifier
+        self.h, self.dtype = h, dtype
+        self.w, self.b = w.to(dtype).contiguous(), b
+        self.dh = torch.empty_like(h, memory_format=torch.contiguous_format) if needs_grad[0] else None
+        self.dw = allocate_gradient(w, h.shape[0], block_size) if needs_grad[1] else None
+        self.db = None
+        if needs_grad[2] and b is not None:
+            self.db = torch.zeros(b.shape, dtype=accumulation_dtype(dtype), device=b.device)
+        self._dtypes = w.dtype, None if b is None else b.dtype
+
+    @property
+    def needs_grad(self) -> bool:
+        return not (self.dh is None and self.dw is None and self.db is None)
+
+    def log_probs(self, rows: slice, temperature: float) -> Tensor:
+        """Return the log-probabilities of some rows, (N, V), at least in float32."""
+        scores_NV = matmul_wide(self.h[rows].to(self.dtype), self.w.T)
+        if self.b is not None:
+            scores_NV += self.b
+        return torch.log_softmax(scores_NV.div_(temperature), dim=-1)
+
+    def add_gradient(self, rows: slice, dz_NV: Tensor | None, weight_N: Tensor) -> None:
+        """Add the gradients of some rows, given the gradient of their scores and the weight of each row."""
+        if dz_NV is None or not self.needs_grad:
+            return
+        dz_NV *= weight_N[:, None]
+        if self.db is not None:
+            self.db += dz_NV.sum(0)
+        dz_NV = dz_NV.to(self.dtype)
+        if self.dh is not None:
+            dh_ND = self.h.new_empty(self.dh[rows].shape, dtype=accumulation_dtype(self.dtype))
+            add_row_gradient(dh_ND, dz_NV, self.w, overwrite=True)
+            self.dh[rows] = dh_ND
+        if self.dw is not None:
+            add_class_gradient(self.dw, dz_NV, self.h[rows].to(self.dtype), overwrite=rows.start == 0)
+
+    def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of h, w and b in the types of the inputs."""
+        weight_dtype, bias_dtype = self._dtypes
+        dw = None if self.dw is None else self.dw.to(weight_dtype)
+        db = None if self.db is None or bias_dtype is None else self.db.to(bias_dtype)
+        return self.dh, dw, db
+
+
+@dataclass(frozen=True)
+class DivergenceInputs:
+    """The inputs of a pass over blocks of rows."""
+
+    student: Head
+    teacher: Head
+    options: _Options
+    dtypes: tuple[torch.dtype, torch.dtype]
+    """The types of the matrix products, of the student and of the teacher."""
+    budget: int
+    """Working memory in bytes."""
+
+    @classmethod
+    def from_flat(
+        cls,
+        tensors: Sequence[Any],
+        kind: Kind,
+        beta: float,
+        temperature: float,
+        student_dtype: torch.dtype,
+        teacher_dtype: torch.dtype,
+        budget: int,
+    ) -> DivergenceInputs:
+        """Return the inputs, given the six tensors and `flat_options`, which is how an operator of torch gets them."""
+        dtypes = student_dtype, teacher_dtype
+        options = _Options(kind, beta, temperature)
+        return cls(Head(*tensors[:3]), Head(*tensors[3:]), options, dtypes, budget)
+
+    def flat_options(self) -> tuple[str, float, float, torch.dtype, torch.dtype, int]:
+        """Return everything but the tensors."""
+        return self.options.kind, self.options.beta, self.options.temperature, *self.dtypes, self.budget
+
+    @property
+    def loss_dtype(self) -> torch.dtype:
+        return accumulation_dtype(torch.promote_types(*self.dtypes))
+
+    def compute(self, weight_N: Tensor | None, needs_grad: Sequence[bool]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """Return the divergence of each row, (N,), and the gradients of the six tensors.
+
+        Args:
+            weight_N: The weight of each row in the objective whose gradients are computed. None without gradients.
+            needs_grad: Whether the gradients of h, w and b are needed: of the student, then of the teacher.
+        """
+        block_size = self._block_size()
+        student = _Side(self.student, self.dtypes[0], needs_grad[:3], block_size)
+        teacher = _Side(self.teacher, self.dtypes[1], needs_grad[3:], block_size)
+        num_rows = self.student.hidden.shape[0]
+        losses = []
+        for rows in block_size.row_slices(num_rows):
+            logp_NV = student.log_probs(rows, self.options.temperature)
+            logq_NV = teacher.log_probs(rows, self.options.temperature)
+            block = _compare_rows(logp_NV, logq_NV, self.options, student.needs_grad, teacher.needs_grad)
+            losses.append(block.losses)
+            if weight_N is not None:
+                student.add_gradient(rows, block.student_dz, weight_N[rows])
+                teacher.add_gradient(rows, block.teacher_dz, weight_N[rows])
+            del logp_NV, logq_NV, block  # free them before the next block is computed
+        dtype = self.loss_dtype
+        loss_N = torch.cat(losses).to(dtype) if losses else self.student.hidden.new_zeros(0, dtype=dtype)
+        return loss_N, (*student.gradients(), *teacher.gradients())
+
+    def _block_size(self) -> BlockSize:
+        """Return blocks of rows with all classes: six matrices of a block exist at the same time."""
+        h, w = self.student.hidden, self.student.weight
+        costs = BlockCosts(bytes_per_score=6 * accumulation_dtype(self.dtypes[0]).itemsize, min_rows=1)
+        rows = choose_block_size(h.shape[0], w.shape[0], costs, self.budget).rows
+        return BlockSize(rows, w.shape[0])
+
+
+# -- autograd ------------------------------------------------------------------------------------------------------
+
+
+def _summed_divergence(inputs: DivergenceInputs, weight_N: Tensor) -> Tensor:
+    """Return the weighted sum of the divergences."""
+    if torch.compiler.is_compiling():
+        from reefknot.kernels import ops
+
+        return ops.summed_divergence(inputs, weight_N)
+    arguments = (*inputs.student, *inputs.teacher, weight_N, inputs.flat_options(), torch.is_grad_enabled())
+    return cast(Tensor, _SummedDivergenceFunction.apply(*arguments))  # type: ignore[no-untyped-call]
+
+
+def _row_divergences(inputs: DivergenceInputs) -> Tensor:
+    """Return the divergence of each row, (N,)."""
+    if torch.compiler.is_compiling():
+        from reefknot.kernels import ops
+
+        return ops.row_divergences(inputs)
+    arguments = (*inputs.student, *inputs.teacher, inputs.flat_options())
+    return cast(Tensor, _RowDivergencesFunction.apply(*arguments))  # type: ignore[no-untyped-call]
+
+
+class _SummedDivergenceFunction(torch.autograd.Function):
+    """The weighted sum of the divergences. The pass that computes it also computes the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, weight_N, options, training = arguments
+        needs_grad = ctx.needs_input_grad[:6] if training else [False] * 6
+        inputs = DivergenceInputs.from_flat(tensors, *options)
+        with torch.autocast(weight_N.device.type, enabled=False):
+            loss_N, ctx.gradients = inputs.compute(weight_N if any(needs_grad) else None, needs_grad)
+        if any(needs_grad):
+            ctx.save_for_backward(*tensors, weight_N)
+            ctx.options = options
+        return (loss_N * weight_N).sum()
+
+    @staticmethod
+    def backward(ctx: Any, g_total: Tensor) -> tuple[Any, ...]:
+        reject_second_derivatives()
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:  # a second backward pass through the same graph
+            *tensors, weight_N = ctx.saved_tensors
+            inputs = DivergenceInputs.from_flat(tensors, *ctx.options)
+            with torch.autocast(weight_N.device.type, enabled=False):
+                _, gradients = inputs.compute(weight_N, ctx.needs_input_grad[:6])
+        # A factor that is rounded to half precision would change all gradients in the same direction.
+        scaled = (None if x is None else (at_least_float32(x) * g_total).to(x.dtype) for x in gradients)
+        return (*scaled, None, None, None)
+
+
+class _RowDivergencesFunction(torch.autograd.Function):
+    """One divergence per row. The weights of the rows are known in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, options = arguments
+        ctx.save_for_backward(*tensors)
+        ctx.options = options
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            loss_N, _ = DivergenceInputs.from_flat(tensors, *options).compute(None, [False] * 6)
+        return loss_N
+
+    @staticmethod
+    def backward(ctx: Any, g_N: Tensor) -> tuple[Any, ...]:
+        reject_second_derivatives()
+        inputs = DivergenceInputs.from_flat(ctx.saved_tensors, *ctx.options)
+        with torch.autocast(g_N.device.type, enabled=False):
+            _, gradients = inputs.compute(g_N, ctx.needs_input_grad[:6])
+        return (*gradients, None)

@@ -461,7 +461,8 @@ class _SummedDivergenceFunction(torch.autograd.Function):
         if any(needs_grad):
             ctx.save_for_backward(*tensors, weight_N)
             ctx.options = options
-        return (loss_N * weight_N).sum()
+        total: Tensor = (loss_N * weight_N).sum()
+        return total
 
     @staticmethod
     def backward(ctx: Any, g_total: Tensor) -> tuple[Any, ...]:

@@ -348,7 +348,7 @@ def _row_divergences(*arguments: Any) -> Tensor:
 
 @_row_divergences.register_fake
 def _(*arguments: Any) -> Tensor:
-    hidden = arguments[0]
+    hidden: Tensor = arguments[0]
     return hidden.new_empty(hidden.shape[0], dtype=DivergenceInputs.from_flat(arguments[:6], *arguments[6:]).loss_dtype)
 
 

@@ -69,7 +69,7 @@ def test_subword_counts_of_a_recipe_match_its_vocabularies(cli: Cli, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("{folder}", 2, "name the languages with --source and --target"),
+        ("{folder}", 2, "pass the languages with --source and --target"),
         ("{folder} --source en --target en", 2, "source and target are both en"),
         ("{folder} --source en --target fr", 3, "no file is a side of the train text"),
         ("{folder} --source en --target de --row x", 2, "--row has no effect on"),

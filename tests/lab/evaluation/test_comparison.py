@@ -203,9 +203,9 @@ def test_clear_difference_is_seen_with_three_seeds() -> None:
 def test_notes_state_what_the_interval_does_not_cover() -> None:
     a, b = with_seeds(5, spread=0.01, shift=0.0, seed=1)
     ends = block_boundaries(20_000)
-    assert "Both were trained once: the interval covers the choice of text" in compare(a[:1], b[:1], ends).verdict
-    assert "A was trained once: the interval does not cover" in compare(a[:1], b, ends).verdict
-    assert "B was trained once: the interval does not cover" in compare(a, b[:1], ends).verdict
+    assert "Both were trained once: the interval reflects the choice of text" in compare(a[:1], b[:1], ends).verdict
+    assert "A was trained once: the interval does not reflect" in compare(a[:1], b, ends).verdict
+    assert "B was trained once: the interval does not reflect" in compare(a, b[:1], ends).verdict
     assert "Trained only twice: the interval is wide" in compare(a[:2], b[:3], ends).verdict
     assert compare(a[:3], b, ends).notes == ()
     short = compare([a[0][:1_000]], [b[0][:1_000]], block_boundaries(1_000))

@@ -128,7 +128,7 @@ def test_uncomputable_spectrum_is_rejected(text: Split, monkeypatch: pytest.Monk
     with pytest.raises(SettingsError, match="contexts = 0"):
         compute_spectrum(model, text, limit=0)
     alone = Split("test", text.ids[:1], words=1, lines=1, bytes=1, unknown=0)
-    with pytest.raises(DataError, match="no context"):
+    with pytest.raises(DataError, match="no token to predict"):
         compute_spectrum(model, alone)
     monkeypatch.setattr(module, "required_memory", lambda *_: 2**60)
     with pytest.raises(ResourceError, match="fewer contexts"):

@@ -124,7 +124,9 @@ def linear_divergence(
     if choice.impl == "reference":
         losses_N = _reference_losses(left, right, options)
         losses_N = losses_N if mask_N is None else losses_N.where(mask_N, 0.0)
-        return _reduce(losses_N.view(shape), mask_N, reduction)
+        if reduction == "none":
+            return losses_N.view(shape)
+        return (losses_N * _row_weights(left.hidden, mask_N, reduction)).sum()
     dtypes = compute_dtype(left.hidden, left.weight), compute_dtype(right.hidden, right.weight)
     inputs = DivergenceInputs(left, right, options, dtypes, choice.budget(left.hidden.device))
     if reduction == "none":
@@ -224,15 +226,6 @@ def _row_weights(hidden: Tensor, mask_N: Tensor | None, reduction: Reduction) ->
     dtype = accumulation_dtype(hidden.dtype)
     weight_N = hidden.new_ones(hidden.shape[0], dtype=dtype) if mask_N is None else mask_N.to(dtype)
     return weight_N if reduction == "sum" else weight_N / weight_N.sum().clamp(min=1)
-
-
-def _reduce(losses: Tensor, mask_N: Tensor | None, reduction: Reduction) -> Tensor:
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    count = losses.numel() if mask_N is None else mask_N.sum()
-    return losses.sum() / (max(count, 1) if isinstance(count, int) else count.clamp(min=1))
 
 
 # -- formulas ------------------------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 def _scale_gradients(ctx: Any, g_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     # A factor rounded to half precision would change all gradients in the same direction.
     scaled = [(at_least_float32(gradient) * g_total).to(gradient.dtype) for gradient in ctx.saved_tensors]
-    return _drop_unneeded(ctx.needs_input_grad[:4], scaled, num_others=5)
+    num_others = len(ctx.needs_input_grad) - len(scaled)
+    return _drop_unneeded(ctx.needs_input_grad[: len(scaled)], scaled, num_others=num_others)
 
 
 _summed_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
@@ -330,12 +331,7 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
     return weight.new_empty((), dtype=dtype), *_allocate(needs_grad, tensors, weight)
 
 
-def _scale_divergence_gradients(ctx: Any, g_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    scaled = [(at_least_float32(gradient) * g_total).to(gradient.dtype) for gradient in ctx.saved_tensors]
-    return _drop_unneeded(ctx.needs_input_grad[:6], scaled, num_others=8)
-
-
-_summed_divergence.register_autograd(_scale_divergence_gradients, setup_context=_save_gradients)
+_summed_divergence.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
 @custom_op("reefknot::row_divergences", mutates_args=(), schema=f"({_SIDES}, {_DIVERGENCE_OPTIONS}) -> Tensor")

@@ -9,7 +9,7 @@
 A model has two ends around its encoder: an input end turns ids into vectors, and an output end is a classifier and its
 loss. They are tied if they hold the same word table.
 
-Tensor names end in their shape: `h_ND` is a matrix with N rows and D columns. The letters mean the same everywhere:
+Tensor names end in their shape: `hidden_ND` is a matrix with N rows and D columns. The letters are the same everywhere:
 
     B streams (rows of a batch)   T steps   N = B x T tokens   D dimensions   V words or classes
 

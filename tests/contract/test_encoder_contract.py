@@ -53,10 +53,10 @@ def test_outputs_and_states_have_the_right_shapes(encoder: Encoder) -> None:
 
 
 def test_two_windows_with_carried_state_equal_one_window(encoder: Encoder) -> None:
-    x_BTD = vectors(encoder)
-    long = encoder(x_BTD, encoder.decoding_state(STREAMS))
-    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
-    second = encoder(x_BTD[:, 4:], first.state)
+    inputs_BTD = vectors(encoder)
+    long = encoder(inputs_BTD, encoder.decoding_state(STREAMS))
+    first = encoder(inputs_BTD[:, :4], encoder.decoding_state(STREAMS))
+    second = encoder(inputs_BTD[:, 4:], first.state)
     torch.testing.assert_close(torch.cat([first.output, second.output], dim=1), long.output)
     for name, tensor in long.state.items():
         torch.testing.assert_close(second.state[name], tensor)
@@ -66,8 +66,8 @@ def test_state_of_fixed_size_gives_the_same_outputs(encoder: Encoder) -> None:
     """A state of fixed size gives the same outputs as a state that grows."""
     growing, fixed = encoder.decoding_state(STREAMS), encoder.decoding_state(STREAMS, steps=STEPS + 2)
     shapes = {name: tensor.shape for name, tensor in fixed.items()}
-    for x_B1D in vectors(encoder).split(1, dim=1):
-        grown, fixed_step = encoder(x_B1D, growing), encoder(x_B1D, fixed)
+    for inputs_B1D in vectors(encoder).split(1, dim=1):
+        grown, fixed_step = encoder(inputs_B1D, growing), encoder(inputs_B1D, fixed)
         torch.testing.assert_close(fixed_step.output, grown.output)
         growing, fixed = grown.state, fixed_step.state
         assert {name: tensor.shape for name, tensor in fixed.items()} == shapes
@@ -75,29 +75,29 @@ def test_state_of_fixed_size_gives_the_same_outputs(encoder: Encoder) -> None:
 
 
 def test_only_carrying_encoders_depend_on_the_last_window(encoder: Encoder) -> None:
-    x_BTD = vectors(encoder)
-    first = encoder(x_BTD, encoder.initial_state(STREAMS))
-    after = encoder(x_BTD, first.state)
+    inputs_BTD = vectors(encoder)
+    first = encoder(inputs_BTD, encoder.initial_state(STREAMS))
+    after = encoder(inputs_BTD, first.state)
     assert torch.equal(after.output, first.output) is not encoder.carries_state
-    torch.testing.assert_close(encoder(x_BTD, encoder.decoding_state(STREAMS)).output, first.output)
+    torch.testing.assert_close(encoder(inputs_BTD, encoder.decoding_state(STREAMS)).output, first.output)
     assert bool(encoder.initial_state(STREAMS)) is encoder.carries_state
 
 
 def test_streams_do_not_see_each_other(encoder: Encoder) -> None:
-    x_BTD, state = vectors(encoder), some_state(encoder)
-    whole = encoder(x_BTD, state)
-    alone = encoder(x_BTD[1:2], select_streams(state, slice(1, 2)))
+    inputs_BTD, state = vectors(encoder), some_state(encoder)
+    whole = encoder(inputs_BTD, state)
+    alone = encoder(inputs_BTD[1:2], select_streams(state, slice(1, 2)))
     torch.testing.assert_close(alone.output, whole.output[1:2])
-    disturbed = x_BTD.clone()
+    disturbed = inputs_BTD.clone()
     disturbed[0] += 1.0
     torch.testing.assert_close(encoder(disturbed, state).output[1:], whole.output[1:])
 
 
 def test_outputs_do_not_depend_on_later_inputs(encoder: Encoder) -> None:
-    x_BTD = vectors(encoder)
-    changed = x_BTD.clone()
+    inputs_BTD = vectors(encoder)
+    changed = inputs_BTD.clone()
     changed[:, 5:] += 1.0
-    before, after = (encoder(x, encoder.initial_state(STREAMS)).output for x in (x_BTD, changed))
+    before, after = (encoder(x, encoder.initial_state(STREAMS)).output for x in (inputs_BTD, changed))
     torch.testing.assert_close(before[:, :5], after[:, :5])
     assert not torch.allclose(before[:, 5:], after[:, 5:])
 
@@ -141,8 +141,8 @@ def test_saved_state_gives_the_same_outputs(encoder: Encoder) -> None:
     assert all(torch.equal(stored[name], tensor) for name, tensor in state.items())
     # Cloned as in training, because the rounding of some products depends on memory alignment.
     stored, state = ({name: tensor.clone() for name, tensor in tensors.items()} for tensors in (stored, state))
-    x_BTD = vectors(encoder)[1:]
-    assert torch.equal(encoder(x_BTD, stored).output, encoder(x_BTD, state).output)
+    inputs_BTD = vectors(encoder)[1:]
+    assert torch.equal(encoder(inputs_BTD, stored).output, encoder(inputs_BTD, state).output)
 
 
 def test_parameters_get_gradients_in_evaluation_mode(encoder: Encoder) -> None:
@@ -152,11 +152,11 @@ def test_parameters_get_gradients_in_evaluation_mode(encoder: Encoder) -> None:
 
 
 def test_dropout_depends_on_the_seed(with_dropout: Encoder) -> None:
-    x_BTD, state = vectors(with_dropout), with_dropout.initial_state(STREAMS)
+    inputs_BTD, state = vectors(with_dropout), with_dropout.initial_state(STREAMS)
     torch.manual_seed(3)
-    first, second = (with_dropout(x_BTD, state).output for _ in range(2))
+    first, second = (with_dropout(inputs_BTD, state).output for _ in range(2))
     torch.manual_seed(3)
-    assert torch.equal(with_dropout(x_BTD, state).output, first)
+    assert torch.equal(with_dropout(inputs_BTD, state).output, first)
     assert not torch.equal(first, second)
 
 
@@ -175,8 +175,8 @@ def test_dropout_does_not_zero_the_carried_state(with_dropout: Encoder) -> None:
 def test_dropout_is_off_in_evaluation(with_dropout: Encoder, encoder: Encoder) -> None:
     """Dropout has no weights, so the same seed gives the same encoder with and without dropout."""
     with_dropout.eval()
-    x_BTD, state = vectors(encoder), some_state(encoder)
-    assert torch.equal(with_dropout(x_BTD, state).output, encoder(x_BTD, state).output)
+    inputs_BTD, state = vectors(encoder), some_state(encoder)
+    assert torch.equal(with_dropout(inputs_BTD, state).output, encoder(inputs_BTD, state).output)
 
 
 def test_copies_train_in_bfloat16_and_under_autocast(with_dropout: Encoder) -> None:

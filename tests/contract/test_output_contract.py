@@ -42,86 +42,88 @@ def hidden(output: OutputEnd, rows: int = len(TARGETS)) -> Tensor:
     return torch.randn(rows, output.context_dim, dtype=torch.float64, requires_grad=True)
 
 
-def total_loss(output: OutputEnd, h_ND: Tensor, y_N: Tensor, plan: Plan) -> Tensor:
-    return torch.stack([part.sum for part in output.loss(h_ND, y_N, plan).values()]).sum()
+def total_loss(output: OutputEnd, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> Tensor:
+    return torch.stack([part.sum for part in output.loss(hidden_ND, targets_N, plan).values()]).sum()
 
 
-def gather_targets(logp_NV: Tensor) -> Tensor:
+def gather_targets(log_probs_NV: Tensor) -> Tensor:
     """Return the log-probabilities of the targets, with zeros for ignored targets."""
-    return logp_NV.gather(1, TARGETS.clamp(min=0)[:, None])[:, 0].where(TARGETS != IGNORE, 0.0)
+    return log_probs_NV.gather(1, TARGETS.clamp(min=0)[:, None])[:, 0].where(TARGETS != IGNORE, 0.0)
 
 
 def test_probabilities_sum_to_one(end_case: Case) -> None:
     output = output_of(end_case)
-    logp_NV = output.log_probs(hidden(output))
-    assert logp_NV.shape == (len(TARGETS), VOCABULARY)
-    assert logp_NV.shape[1] == output.vocab_size
-    torch.testing.assert_close(logp_NV.exp().sum(-1), torch.ones(len(TARGETS), dtype=torch.float64))
+    log_probs_NV = output.log_probs(hidden(output))
+    assert log_probs_NV.shape == (len(TARGETS), VOCABULARY)
+    assert log_probs_NV.shape[1] == output.vocab_size
+    torch.testing.assert_close(log_probs_NV.exp().sum(-1), torch.ones(len(TARGETS), dtype=torch.float64))
 
 
 def test_loss_equals_gathered_log_probs(end_case: Case) -> None:
     output = output_of(end_case)
-    h_ND = hidden(output)
-    part = output.loss(h_ND, TARGETS, output.prepare(TARGETS))["nll"]
-    torch.testing.assert_close(part.sum, -gather_targets(output.log_probs(h_ND)).sum())
+    hidden_ND = hidden(output)
+    part = output.loss(hidden_ND, TARGETS, output.prepare(TARGETS))["nll"]
+    torch.testing.assert_close(part.sum, -gather_targets(output.log_probs(hidden_ND)).sum())
     assert part.count == 5
 
 
 @both_modes
 def test_ignored_targets_have_zero_loss_and_gradients(end_case: Case, training: bool) -> None:
     output = output_of(end_case, training)
-    h_ND = hidden(output)
-    total_loss(output, h_ND, TARGETS, output.prepare(TARGETS)).backward()
-    assert h_ND.grad is not None
-    assert (h_ND.grad[TARGETS == IGNORE] == 0).all()
-    assert (h_ND.grad[TARGETS != IGNORE] != 0).any(-1).all()
+    hidden_ND = hidden(output)
+    total_loss(output, hidden_ND, TARGETS, output.prepare(TARGETS)).backward()
+    assert hidden_ND.grad is not None
+    assert (hidden_ND.grad[TARGETS == IGNORE] == 0).all()
+    assert (hidden_ND.grad[TARGETS != IGNORE] != 0).any(-1).all()
     all_ignored = torch.full_like(TARGETS, IGNORE)
     plan = output.prepare(all_ignored)
     assert plan.count == 0
-    assert total_loss(output, h_ND, all_ignored, plan) == 0
+    assert total_loss(output, hidden_ND, all_ignored, plan) == 0
 
 
 def test_target_log_probs_equal_gathered_log_probs(end_case: Case) -> None:
     output = output_of(end_case)
-    h_ND = hidden(output)
-    torch.testing.assert_close(output.target_log_probs(h_ND, TARGETS), gather_targets(output.log_probs(h_ND)))
+    hidden_ND = hidden(output)
+    torch.testing.assert_close(output.target_log_probs(hidden_ND, TARGETS), gather_targets(output.log_probs(hidden_ND)))
 
 
 @pytest.mark.parametrize("k", [1, 4, VOCABULARY])
 def test_topk_equals_a_sort_of_log_probs(end_case: Case, k: int) -> None:
     output = output_of(end_case)
-    h_ND = hidden(output)
-    values, ids = output.topk(h_ND, k)
-    logp_NV = output.log_probs(h_ND)
-    torch.testing.assert_close(values, logp_NV.sort(-1, descending=True).values[:, :k])
-    torch.testing.assert_close(values, logp_NV.gather(1, ids))
+    hidden_ND = hidden(output)
+    values, ids = output.topk(hidden_ND, k)
+    log_probs_NV = output.log_probs(hidden_ND)
+    torch.testing.assert_close(values, log_probs_NV.sort(-1, descending=True).values[:, :k])
+    torch.testing.assert_close(values, log_probs_NV.gather(1, ids))
 
 
 def test_samples_follow_the_distribution(end_case: Case) -> None:
     output = output_of(end_case)
-    h_ND = hidden(output, 2).detach()
+    hidden_ND = hidden(output, 2).detach()
     samples = 20_000
     generator = torch.Generator().manual_seed(7)
-    ids = output.sample(h_ND.repeat_interleave(samples, dim=0), generator).view(2, samples)
-    for row, p_V in zip(ids, output.log_probs(h_ND).detach().exp(), strict=True):
+    ids = output.sample(hidden_ND.repeat_interleave(samples, dim=0), generator).view(2, samples)
+    for row, probs_V in zip(ids, output.log_probs(hidden_ND).detach().exp(), strict=True):
         counts = torch.bincount(row, minlength=VOCABULARY)
-        assert chisquare(counts, p_V * samples).pvalue > CHANCE
-        assert chisquare(counts.roll(1), p_V * samples).pvalue < CHANCE, "a sampler that is off by one class must fail"
-    again = output.sample(h_ND.repeat_interleave(samples, dim=0), torch.Generator().manual_seed(7))
+        assert chisquare(counts, probs_V * samples).pvalue > CHANCE
+        assert chisquare(counts.roll(1), probs_V * samples).pvalue < CHANCE, (
+            "a sampler that is off by one class must fail"
+        )
+    again = output.sample(hidden_ND.repeat_interleave(samples, dim=0), torch.Generator().manual_seed(7))
     assert torch.equal(again.view(2, samples), ids)
 
 
 def test_training_loss_passes_gradcheck(end_case: Case) -> None:
     """Check the training loss, with one plan, so that a sampled loss is deterministic."""
     output = output_of(end_case, training=True)
-    h_ND = hidden(output)
+    hidden_ND = hidden(output)
     plan = output.prepare(TARGETS)
 
     def value(*_: Tensor) -> Tensor:
         # gradcheck changes its inputs in place, and the parameters are inputs.
-        return torch.stack([total_loss(output, h_ND, TARGETS, plan), *output.penalties().values()]).sum()
+        return torch.stack([total_loss(output, hidden_ND, TARGETS, plan), *output.penalties().values()]).sum()
 
-    assert torch.autograd.gradcheck(value, (h_ND, *output.parameters()))
+    assert torch.autograd.gradcheck(value, (hidden_ND, *output.parameters()))
 
 
 def test_penalties_are_nonnegative_scalars_with_gradients(end_case: Case) -> None:
@@ -136,10 +138,10 @@ def test_penalties_are_nonnegative_scalars_with_gradients(end_case: Case) -> Non
 
 def test_losses_add_up_over_rows(end_case: Case) -> None:
     output = output_of(end_case)
-    h_ND = hidden(output)
-    whole = output.loss(h_ND, TARGETS, output.prepare(TARGETS))
+    hidden_ND = hidden(output)
+    whole = output.loss(hidden_ND, TARGETS, output.prepare(TARGETS))
     cuts = (slice(0, 1), slice(1, 3), slice(3, None))
-    part_losses = [output.loss(h_ND[rows], TARGETS[rows], output.prepare(TARGETS[rows])) for rows in cuts]
+    part_losses = [output.loss(hidden_ND[rows], TARGETS[rows], output.prepare(TARGETS[rows])) for rows in cuts]
     for name, part in whole.items():
         torch.testing.assert_close(sum(part_loss[name].sum for part_loss in part_losses), part.sum)
         assert sum(part_loss[name].count for part_loss in part_losses) == part.count
@@ -152,14 +154,14 @@ def test_there_is_one_vector_per_class(end_case: Case) -> None:
 @both_modes
 def test_bfloat16_loss_is_close_to_float32(end_case: Case, training: bool) -> None:
     output = output_of(end_case, training).float()
-    h_ND = hidden(output).detach().float().requires_grad_()
+    hidden_ND = hidden(output).detach().float().requires_grad_()
     plan = output.prepare(TARGETS)
-    exact = total_loss(output, h_ND, TARGETS, plan)
+    exact = total_loss(output, hidden_ND, TARGETS, plan)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = total_loss(output, h_ND, TARGETS, plan)
+        rounded = total_loss(output, hidden_ND, TARGETS, plan)
     assert rounded.dtype == torch.float32
     torch.testing.assert_close(rounded, exact, rtol=0.03, atol=0.0)
-    expected, actual = (torch.autograd.grad(value, h_ND)[0] for value in (exact, rounded))
+    expected, actual = (torch.autograd.grad(value, hidden_ND)[0] for value in (exact, rounded))
     assert (actual - expected).norm() < 0.05 * expected.norm()
 
 
@@ -170,24 +172,24 @@ def test_target_log_probs_equal_log_probs_under_autocast(end_case: Case) -> None
         for name, parameter in output.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(mean=-8.0, std=4.0)
-    h_ND = hidden(output).detach().float()
+    hidden_ND = hidden(output).detach().float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logp_N, logp_NV = output.target_log_probs(h_ND, TARGETS), output.log_probs(h_ND)
-    assert logp_N.dtype == logp_NV.dtype == torch.float32
-    torch.testing.assert_close(logp_NV.exp().sum(-1), torch.ones(len(TARGETS)))
-    torch.testing.assert_close(logp_N, gather_targets(logp_NV))
+        log_probs_N, log_probs_NV = output.target_log_probs(hidden_ND, TARGETS), output.log_probs(hidden_ND)
+    assert log_probs_N.dtype == log_probs_NV.dtype == torch.float32
+    torch.testing.assert_close(log_probs_NV.exp().sum(-1), torch.ones(len(TARGETS)))
+    torch.testing.assert_close(log_probs_N, gather_targets(log_probs_NV))
 
 
 def test_invalid_target_is_rejected_or_gives_nan(end_case: Case) -> None:
     """`prepare` raises an error. Scored without it, the log-probability is NaN and never zero."""
     output = output_of(end_case)
     for target in (output.vocab_size, -1):
-        y_N = TARGETS.clone()
-        y_N[0] = target
+        targets_N = TARGETS.clone()
+        targets_N[0] = target
         with pytest.raises(ArgumentError, match=f"target {target} is not a class"):
-            output.prepare(y_N)
+            output.prepare(targets_N)
         try:
-            assert output.target_log_probs(hidden(output), y_N)[0].isnan()
+            assert output.target_log_probs(hidden(output), targets_N)[0].isnan()
         except ArgumentError:
             assert isinstance(output, AdaptiveSoftmax)  # sorts the targets by band first
 
@@ -195,13 +197,13 @@ def test_invalid_target_is_rejected_or_gives_nan(end_case: Case) -> None:
 def test_compiled_loss_equals_eager_loss(end_case: Case) -> None:
     """The training loss compiles into one graph."""
     output = output_of(end_case, training=True)
-    h_ND = hidden(output)
+    hidden_ND = hidden(output)
     plan = output.prepare(TARGETS)
     torch.compiler.reset()
     compiled = torch.compile(total_loss, backend="aot_eager", fullgraph=True)
-    actual, expected = (loss(output, h_ND, TARGETS, plan) for loss in (compiled, total_loss))
+    actual, expected = (loss(output, hidden_ND, TARGETS, plan) for loss in (compiled, total_loss))
     torch.testing.assert_close(actual, expected)
-    inputs = [h_ND, *output.parameters()]
+    inputs = [hidden_ND, *output.parameters()]
     # The first of the projections that are shared with the input end is not used, so its gradient is zero.
     gradients = (torch.autograd.grad(value, inputs, materialize_grads=True) for value in (actual, expected))
     torch.testing.assert_close(*gradients)

@@ -62,10 +62,10 @@ def test_padding_does_not_change_log_probs(translating_case: Case) -> None:
 
 def test_decoding_step_by_step_gives_the_same_log_probs(translating_case: Case) -> None:
     model = build(translating_case)
-    source_BS, x_BT = split_sides(WINDOW, TARGETS)
+    source_BS, inputs_BT = split_sides(WINDOW, TARGETS)
     state, logp = model.start_decoding(source_BS), []
     for step in range(4):
-        encoded = model(x_BT[:, step : step + 1], state)
+        encoded = model(inputs_BT[:, step : step + 1], state)
         state = encoded.state
         logp.append(model.output.target_log_probs(encoded.output[:, 0], TARGETS[:, step]))
     assert torch.allclose(torch.stack(logp, dim=1), log_probs(model), atol=1e-10)

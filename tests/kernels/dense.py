@@ -47,22 +47,22 @@ class Problem:
 def problem(rows: int, dim: int, classes: int, bias: bool = True, ignored: bool = True) -> Problem:
     """Return random inputs with scores of about one. If `ignored`, every fifth target is ignored."""
     torch.manual_seed(rows + 1000 * dim + 7 * classes)
-    h_ND = torch.randn(rows, dim, dtype=torch.float64, requires_grad=True)
-    w_VD = (torch.randn(classes, dim, dtype=torch.float64) / dim**0.5).requires_grad_()
-    b_V = torch.randn(classes, dtype=torch.float64, requires_grad=True) if bias else None
-    y_N = torch.randint(classes, (rows,))
+    hidden_ND = torch.randn(rows, dim, dtype=torch.float64, requires_grad=True)
+    weight_VD = (torch.randn(classes, dim, dtype=torch.float64) / dim**0.5).requires_grad_()
+    bias_V = torch.randn(classes, dtype=torch.float64, requires_grad=True) if bias else None
+    targets_N = torch.randint(classes, (rows,))
     if ignored:
-        y_N[4::5] = IGNORE
-    return Problem(h_ND, w_VD, b_V, y_N)
+        targets_N[4::5] = IGNORE
+    return Problem(hidden_ND, weight_VD, bias_V, targets_N)
 
 
 def dense_losses(problem: Problem, tau: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """Return the losses, the log-sum-exps, and the log-sum-exps at `tau` of the scores without bias and mean."""
     plain_NV = problem.h @ problem.w.T
-    z_NV = plain_NV if problem.b is None else plain_NV + problem.b
-    lse_N = torch.logsumexp(z_NV, dim=-1)
+    scores_NV = plain_NV if problem.b is None else plain_NV + problem.b
+    lse_N = torch.logsumexp(scores_NV, dim=-1)
     scored_N = problem.y != IGNORE
-    target_N = z_NV.gather(1, problem.y.where(scored_N, 0)[:, None])[:, 0]
+    target_N = scores_NV.gather(1, problem.y.where(scored_N, 0)[:, None])[:, 0]
     lse_tau_N = torch.logsumexp(plain_NV / tau, dim=-1) - plain_NV.mean(-1) / tau
     return (lse_N - target_N).where(scored_N, 0.0), lse_N, lse_tau_N
 

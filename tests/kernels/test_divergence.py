@@ -233,14 +233,14 @@ def test_operators_pass_opcheck() -> None:
     options = ("jsd", 0.4, 1.5, torch.float64, torch.float64, 2**20)
     needs_grad = [True, True, True, False, True, False]
     teacher = (teacher[0].detach(), teacher[1], None)
-    weight_N, g_N = torch.rand(2, 5, dtype=torch.float64)
+    weight_N, grad_N = torch.rand(2, 5, dtype=torch.float64)
     for operator, arguments in (
         (ops._summed_divergence, (*student, *teacher, weight_N, *options, needs_grad)),
         (ops._row_divergences, (*student, *teacher, *options)),
     ):
         assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
     detached = [None if tensor is None else tensor.detach() for tensor in (*student, *teacher)]
-    results = torch.library.opcheck(ops._divergence_gradients, (*detached, g_N, *options, needs_grad))
+    results = torch.library.opcheck(ops._divergence_gradients, (*detached, grad_N, *options, needs_grad))
     assert set(results.values()) == {"SUCCESS"}
 
 

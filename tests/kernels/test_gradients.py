@@ -104,12 +104,12 @@ def test_scaling_factor_is_not_rounded_to_half_precision() -> None:
 def test_noncontiguous_inputs_give_the_same_gradients(loss: Loss, memory: float) -> None:
     exact = problem(140, 25, 1031)
     assert exact.b is not None
-    h_ND = torch.stack([exact.h, exact.h + 1], dim=-1).detach()[..., 0].requires_grad_()
-    w_VD = exact.w.detach().T.contiguous().T.requires_grad_()
-    b_V = torch.stack([exact.b, exact.b + 1], dim=-1).detach()[..., 0].requires_grad_()
-    y_N = torch.stack([exact.y, exact.y + 1], dim=-1)[..., 0]
-    p = Problem(h_ND, w_VD, b_V, y_N)
-    assert not any(tensor.is_contiguous() for tensor in (*p.leaves, y_N))
+    hidden_ND = torch.stack([exact.h, exact.h + 1], dim=-1).detach()[..., 0].requires_grad_()
+    weight_VD = exact.w.detach().T.contiguous().T.requires_grad_()
+    bias_V = torch.stack([exact.b, exact.b + 1], dim=-1).detach()[..., 0].requires_grad_()
+    targets_N = torch.stack([exact.y, exact.y + 1], dim=-1)[..., 0]
+    p = Problem(hidden_ND, weight_VD, bias_V, targets_N)
+    assert not any(tensor.is_contiguous() for tensor in (*p.leaves, targets_N))
     with using(memory=memory):
         actual = loss(p)
         assert largest_error(p.gradients(actual), exact.gradients(dense_losses(exact)[0].sum())) < 1e-12
@@ -182,8 +182,8 @@ def test_second_derivatives_are_rejected(loss: Loss) -> None:
     with pytest.raises(ArgumentError, match="no second derivatives"):
         torch.autograd.grad(loss(p), p.h, create_graph=True)
     with using("reference"):
-        (dh_ND,) = torch.autograd.grad(loss(p), p.h, create_graph=True)
-        assert torch.autograd.grad(dh_ND.square().sum(), p.w)[0].any()
+        (grad_hidden_ND,) = torch.autograd.grad(loss(p), p.h, create_graph=True)
+        assert torch.autograd.grad(grad_hidden_ND.square().sum(), p.w)[0].any()
 
 
 @both_losses
@@ -277,24 +277,24 @@ def test_peak_memory_fits_the_budget(loss: Loss, memory: float, tmp_path: Path) 
 def test_mean_over_many_rows_does_not_overflow_float16() -> None:
     """The gradient of the sum overflows float16, so it must not be computed before the division is known."""
     torch.manual_seed(0)
-    h_ND, w_VD = torch.full((20_000, 4), 8.0).half(), torch.zeros(3, 4).half().requires_grad_()
-    loss = linear_cross_entropy(h_ND, w_VD, torch.zeros(20_000, dtype=torch.long))
-    (dw_VD,) = torch.autograd.grad(loss, w_VD)
+    hidden_ND, weight_VD = torch.full((20_000, 4), 8.0).half(), torch.zeros(3, 4).half().requires_grad_()
+    loss = linear_cross_entropy(hidden_ND, weight_VD, torch.zeros(20_000, dtype=torch.long))
+    (grad_weight_VD,) = torch.autograd.grad(loss, weight_VD)
     torch.testing.assert_close(
-        dw_VD.float(), torch.tensor([[-16 / 3], [8 / 3], [8 / 3]]).expand(3, 4), rtol=1e-3, atol=0
+        grad_weight_VD.float(), torch.tensor([[-16 / 3], [8 / 3], [8 / 3]]).expand(3, 4), rtol=1e-3, atol=0
     )
 
 
 def test_loss_gradient_is_accurate_if_the_tempered_output_is_unused() -> None:
     """The forward pass centres the classes for `tau`; the backward pass must too, even if only `nll` is used."""
     torch.manual_seed(0)
-    h_ND, y_N = torch.randn(64, 32), torch.randint(500, (64,))
-    w_VD = torch.randn(500, 32) / 32**0.5 + 3
+    hidden_ND, targets_N = torch.randn(64, 32), torch.randint(500, (64,))
+    weight_VD = torch.randn(500, 32) / 32**0.5 + 3
 
     def dh(dtype: torch.dtype, autocast: bool) -> Tensor:
-        leaf = h_ND.to(dtype).requires_grad_()
+        leaf = hidden_ND.to(dtype).requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            loss = row_losses(leaf, w_VD.to(dtype), None, y_N, tau=5.0).nll.sum()
+            loss = row_losses(leaf, weight_VD.to(dtype), None, targets_N, tau=5.0).nll.sum()
         return torch.autograd.grad(loss, leaf)[0].double()
 
     exact = dh(torch.float64, autocast=False)

@@ -82,9 +82,9 @@ def test_z_loss_is_the_squared_log_normaliser_without_ignored_rows(impl: str, re
 @pytest.mark.parametrize("ignored", [-1, 0, 5, 10_000])
 def test_any_ignore_index_works(ignored: int) -> None:
     p = problem(50, 4, 7, ignored=False)
-    y_N = p.y.clone()
-    y_N[::3] = ignored
-    p = Problem(p.h, p.w, p.b, y_N)
+    targets_N = p.y.clone()
+    targets_N[::3] = ignored
+    p = Problem(p.h, p.w, p.b, targets_N)
     expected, actual = (loss(p, ignore_index=ignored) for loss in (torch_loss, loss_of))
     assert relative_error(actual, expected) < 1e-12
     assert largest_error(p.gradients(actual), p.gradients(expected)) < 1e-12
@@ -129,8 +129,12 @@ def test_label_smoothing_stays_in_float32_under_autocast() -> None:
 def test_compiled_loss_equals_eager_loss(settings: dict[str, Any]) -> None:
     p = problem(70, 25, 300)
 
-    def step(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> Tensor:
-        return linear_cross_entropy(h_ND.tanh(), w_VD * 2, y_N, b_V, memory=0.1, **settings).square().sum()
+    def step(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor) -> Tensor:
+        return (
+            linear_cross_entropy(hidden_ND.tanh(), weight_VD * 2, targets_N, bias_V, memory=0.1, **settings)
+            .square()
+            .sum()
+        )
 
     torch.compiler.reset()
     compiled = torch.compile(step, backend="aot_eager")
@@ -186,9 +190,9 @@ def test_invalid_impl_and_memory_are_rejected(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 @pytest.mark.parametrize("target", [9, -1, 2**40])
 def test_unchecked_invalid_targets_give_nan(impl: Impl, target: int) -> None:
-    y_N = Y.where(Y != 2, target)
-    assert linear_cross_entropy(H, W, y_N, check_targets=False, impl=impl).isnan()
-    rows = linear_cross_entropy(H, W, y_N, check_targets=False, reduction="none", impl=impl)
+    targets_N = Y.where(Y != 2, target)
+    assert linear_cross_entropy(H, W, targets_N, check_targets=False, impl=impl).isnan()
+    rows = linear_cross_entropy(H, W, targets_N, check_targets=False, reduction="none", impl=impl)
     assert rows.isnan().tolist() == [False, False, True, False, False, False]
 
 

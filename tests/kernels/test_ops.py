@@ -50,32 +50,34 @@ def assert_opcheck_passes(operator: Any, *arguments: Any) -> None:
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "trained"])
 def test_summed_loss_passes_opcheck(dtype: torch.dtype, bias: bool, frozen: bool) -> None:
-    h_RD, w_VD, b_V, log_prior_NK, y_N = make_arguments(5, dtype)
-    w_VD = w_VD.detach() if frozen else w_VD
-    b = b_V if bias else None
+    hidden_RD, weight_VD, bias_V, log_prior_NK, targets_N = make_arguments(5, dtype)
+    weight_VD = weight_VD.detach() if frozen else weight_VD
+    b = bias_V if bias else None
     assert_opcheck_passes(
-        ops._summed_loss, h_RD, w_VD, b, log_prior_NK, y_N, dtype, *AUTO, [True, not frozen, bias, True]
+        ops._summed_loss, hidden_RD, weight_VD, b, log_prior_NK, targets_N, dtype, *AUTO, [True, not frozen, bias, True]
     )
-    h_ND = h_RD[:5].detach().requires_grad_()
-    assert_opcheck_passes(ops._summed_loss, h_ND, w_VD, b, None, y_N, dtype, *AUTO, [True, not frozen, bias, False])
-    no_gradients = [None if tensor is None else tensor.detach() for tensor in (h_ND, w_VD, b)]
-    assert_opcheck_passes(ops._summed_loss, *no_gradients, None, y_N, dtype, *AUTO, [False] * 4)
+    hidden_ND = hidden_RD[:5].detach().requires_grad_()
+    assert_opcheck_passes(
+        ops._summed_loss, hidden_ND, weight_VD, b, None, targets_N, dtype, *AUTO, [True, not frozen, bias, False]
+    )
+    no_gradients = [None if tensor is None else tensor.detach() for tensor in (hidden_ND, weight_VD, b)]
+    assert_opcheck_passes(ops._summed_loss, *no_gradients, None, targets_N, dtype, *AUTO, [False] * 4)
 
 
 @dtypes
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("tau", [2.0, None])
 def test_row_losses_pass_opcheck(dtype: torch.dtype, bias: bool, tau: float | None) -> None:
-    h_RD, w_VD, b_V, _, y_N = make_arguments(5, dtype)
-    b, y_R = b_V if bias else None, y_N.repeat(EXPERTS)
-    assert_opcheck_passes(ops._row_losses, h_RD, w_VD, b, y_R, tau, dtype, *AUTO)
-    h, w, b = (None if tensor is None else tensor.detach() for tensor in (h_RD, w_VD, b))
-    _, lse, lse_tau = ops._row_losses(h, w, b, y_R, tau, dtype, *AUTO)
+    hidden_RD, weight_VD, bias_V, _, targets_N = make_arguments(5, dtype)
+    b, targets_R = bias_V if bias else None, targets_N.repeat(EXPERTS)
+    assert_opcheck_passes(ops._row_losses, hidden_RD, weight_VD, b, targets_R, tau, dtype, *AUTO)
+    h, w, b = (None if tensor is None else tensor.detach() for tensor in (hidden_RD, weight_VD, b))
+    _, lse, lse_tau = ops._row_losses(h, w, b, targets_R, tau, dtype, *AUTO)
     gradient = torch.randn_like(lse)
     for output_gradients in ((gradient, None, None if tau is None else gradient), (None, gradient, None)):
         for needs in ([True, True, bias], [False, True, False]):
             assert_opcheck_passes(
-                ops._row_gradients, h, w, b, y_R, lse, lse_tau, *output_gradients, tau, dtype, *AUTO, needs
+                ops._row_gradients, h, w, b, targets_R, lse, lse_tau, *output_gradients, tau, dtype, *AUTO, needs
             )
 
 
@@ -109,10 +111,10 @@ def test_mixed_dtypes_pass_opcheck(input_dtypes: tuple[torch.dtype, ...]) -> Non
         tensor.detach().to(dtype).requires_grad_()
         for tensor, dtype in zip(make_arguments(5)[:3], input_dtypes, strict=True)
     )
-    *_, log_prior_NK, y_N = make_arguments(5)
+    *_, log_prior_NK, targets_N = make_arguments(5)
     dtype = compute_dtype(h, w)
-    assert_opcheck_passes(ops._summed_loss, h, w, b, log_prior_NK, y_N, dtype, *AUTO, [True] * 4)
-    assert_opcheck_passes(ops._row_losses, h, w, b, y_N.repeat(EXPERTS), 2.0, dtype, *AUTO)
+    assert_opcheck_passes(ops._summed_loss, h, w, b, log_prior_NK, targets_N, dtype, *AUTO, [True] * 4)
+    assert_opcheck_passes(ops._row_losses, h, w, b, targets_N.repeat(EXPERTS), 2.0, dtype, *AUTO)
     assert_opcheck_passes(ops._soft_targets, h, w, torch.randn(len(w), 4, requires_grad=True), 2.0, dtype, *AUTO)
 
 
@@ -121,43 +123,54 @@ def test_mixed_dtypes_pass_opcheck(input_dtypes: tuple[torch.dtype, ...]) -> Non
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def summed(h_RD: Tensor, w_VD: Tensor, b_V: Tensor, log_prior_NK: Tensor, y_N: Tensor) -> Tensor:
+def summed(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, log_prior_NK: Tensor, targets_N: Tensor) -> Tensor:
     """A loss of a slice, with operations before and after it and an upstream gradient of 3."""
-    return 3 * summed_loss(h_RD.tanh()[: y_N.shape[0]], w_VD, b_V, y_N) + h_RD.square().sum()
+    return (
+        3 * summed_loss(hidden_RD.tanh()[: targets_N.shape[0]], weight_VD, bias_V, targets_N) + hidden_RD.square().sum()
+    )
 
 
-def mixture(h_RD: Tensor, w_VD: Tensor, b_V: Tensor, log_prior_NK: Tensor, y_N: Tensor) -> Tensor:
-    return summed_loss(h_RD, w_VD, b_V, y_N, log_prior_NK) / 7
+def mixture(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, log_prior_NK: Tensor, targets_N: Tensor) -> Tensor:
+    return summed_loss(hidden_RD, weight_VD, bias_V, targets_N, log_prior_NK) / 7
 
 
-def without_bias(h_RD: Tensor, w_VD: Tensor, b_V: Tensor, log_prior_NK: Tensor, y_N: Tensor) -> Tensor:
-    return summed_loss(h_RD, w_VD, None, y_N.repeat(EXPERTS))
+def without_bias(
+    hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, log_prior_NK: Tensor, targets_N: Tensor
+) -> Tensor:
+    return summed_loss(hidden_RD, weight_VD, None, targets_N.repeat(EXPERTS))
 
 
-def by_row(h_RD: Tensor, w_VD: Tensor, b_V: Tensor, log_prior_NK: Tensor, y_N: Tensor) -> Tensor:
-    nll_R, lse_R, _ = row_losses(h_RD, w_VD, b_V, y_N.repeat(EXPERTS))
-    return (nll_R * h_RD.detach()[:, 0] + lse_R.square()).sum()
+def by_row(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, log_prior_NK: Tensor, targets_N: Tensor) -> Tensor:
+    nll_R, lse_R, _ = row_losses(hidden_RD, weight_VD, bias_V, targets_N.repeat(EXPERTS))
+    return (nll_R * hidden_RD.detach()[:, 0] + lse_R.square()).sum()
 
 
-def tempered(h_RD: Tensor, w_VD: Tensor, b_V: Tensor, log_prior_NK: Tensor, y_N: Tensor) -> Tensor:
+def tempered(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, log_prior_NK: Tensor, targets_N: Tensor) -> Tensor:
     """A loss without the first of the three outputs, so that its gradient is None."""
-    _, lse_R, lse_tau_R = row_losses(h_RD, w_VD, None, y_N.repeat(EXPERTS), tau=5.0)
+    _, lse_R, lse_tau_R = row_losses(hidden_RD, weight_VD, None, targets_N.repeat(EXPERTS), tau=5.0)
     assert lse_tau_R is not None
     return (lse_R * lse_tau_R).sum()
 
 
-def attended(h_RD: Tensor, w_VD: Tensor, b_V: Tensor, log_prior_NK: Tensor, y_N: Tensor) -> Tensor:
-    mean_UD, negentropy_U = soft_targets(h_RD, w_VD, w_VD, 2.0)
-    mean_UC, _ = soft_targets(h_RD, w_VD, w_VD[:, :4] * b_V[:, None], 2.0)
+def attended(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, log_prior_NK: Tensor, targets_N: Tensor) -> Tensor:
+    mean_UD, negentropy_U = soft_targets(hidden_RD, weight_VD, weight_VD, 2.0)
+    mean_UC, _ = soft_targets(hidden_RD, weight_VD, weight_VD[:, :4] * bias_V[:, None], 2.0)
     return (mean_UD.square().sum(-1) * negentropy_U).sum() + mean_UC.pow(3).sum()
 
 
-def library_call(h_RD: Tensor, w_VD: Tensor, b_V: Tensor, log_prior_NK: Tensor, y_N: Tensor) -> Tensor:
-    h_NKD = h_RD.view(-1, EXPERTS, h_RD.shape[1])
-    y_NK = y_N[:, None].expand(h_NKD.shape[:2])
-    mean = linear_cross_entropy(h_NKD, w_VD, y_NK, b_V, check_targets=False)
+def library_call(
+    hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor, log_prior_NK: Tensor, targets_N: Tensor
+) -> Tensor:
+    hidden_NKD = hidden_RD.view(-1, EXPERTS, hidden_RD.shape[1])
+    targets_NK = targets_N[:, None].expand(hidden_NKD.shape[:2])
+    mean = linear_cross_entropy(hidden_NKD, weight_VD, targets_NK, bias_V, check_targets=False)
     smoothed = linear_cross_entropy(
-        *(h_NKD, w_VD, y_NK, b_V), reduction="none", label_smoothing=0.1, z_loss=0.01, check_targets=False, memory=1.0
+        *(hidden_NKD, weight_VD, targets_NK, bias_V),
+        reduction="none",
+        label_smoothing=0.1,
+        z_loss=0.01,
+        check_targets=False,
+        memory=1.0,
     )
     return mean + smoothed.square().sum()
 
@@ -267,8 +280,8 @@ def test_second_backward_pass_gives_the_same_gradients(compiled: Any) -> None:
 
 
 def test_scaling_factor_is_not_rounded_to_half_precision(compiled: Any) -> None:
-    *leaves, log_prior_NK, y_N = make_arguments(5)
-    arguments = [*(leaf.detach().bfloat16().requires_grad_() for leaf in leaves), log_prior_NK, y_N]
+    *leaves, log_prior_NK, targets_N = make_arguments(5)
+    arguments = [*(leaf.detach().bfloat16().requires_grad_() for leaf in leaves), log_prior_NK, targets_N]
     compiled_loss, _ = compiled(without_bias)
     (whole,), (part,) = (
         torch.autograd.grad(compiled_loss(*arguments) * factor, arguments[1]) for factor in (1.0, 1 / 700)

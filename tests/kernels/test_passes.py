@@ -151,8 +151,8 @@ def test_rounded_products_give_no_negative_losses() -> None:
 def test_row_losses_pass_gradcheck() -> None:
     p = problem(3, 4, 6)
 
-    def all_losses(h_ND: Tensor, w_VD: Tensor, b_V: Tensor) -> list[Tensor]:
-        losses = row_losses(h_ND, w_VD, b_V, torch.tensor([5, IGNORE, 1]), tau=0.7)
+    def all_losses(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> list[Tensor]:
+        losses = row_losses(hidden_ND, weight_VD, bias_V, torch.tensor([5, IGNORE, 1]), tau=0.7)
         return [output for output in losses if output is not None]
 
     for memory in MEMORY:
@@ -164,8 +164,8 @@ def test_mixture_loss_passes_gradcheck() -> None:
     p = problem(6, 4, 6)
     log_prior_NK = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
 
-    def mixture(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, log_prior_NK: Tensor) -> Tensor:
-        return summed_loss(h_ND, w_VD, b_V, torch.tensor([5, IGNORE, 1]), log_prior_NK)
+    def mixture(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, log_prior_NK: Tensor) -> Tensor:
+        return summed_loss(hidden_ND, weight_VD, bias_V, torch.tensor([5, IGNORE, 1]), log_prior_NK)
 
     for memory in MEMORY:
         with using(memory=memory):
@@ -176,19 +176,19 @@ def test_mixture_loss_passes_gradcheck() -> None:
 @pytest.mark.parametrize("experts", [1, 3, 70])
 def test_mixture_loss_is_a_logsumexp_over_experts(memory: float, experts: int) -> None:
     p = problem(6 * experts, 25, 1031, ignored=False)
-    y_N = torch.tensor([5, 0, IGNORE, 1030, 5, IGNORE])
+    targets_N = torch.tensor([5, 0, IGNORE, 1030, 5, IGNORE])
     log_prior_NK = torch.randn(6, experts, dtype=torch.float64).log_softmax(-1).requires_grad_()
-    spread = Problem(p.h, p.w, p.b, y_N.repeat_interleave(experts))
+    spread = Problem(p.h, p.w, p.b, targets_N.repeat_interleave(experts))
     nll_NK = dense_losses(spread)[0].view(6, experts)
-    exact = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1).where(y_N != IGNORE, 0.0).sum()
+    exact = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1).where(targets_N != IGNORE, 0.0).sum()
     leaves = [*p.leaves, log_prior_NK]
     gradients = list(torch.autograd.grad(exact, leaves))
     with using(memory=memory):
-        actual = summed_loss(p.h, p.w, p.b, y_N, log_prior_NK)
+        actual = summed_loss(p.h, p.w, p.b, targets_N, log_prior_NK)
         assert relative_error(actual, exact) < 1e-12
         assert largest_error(list(torch.autograd.grad(actual, leaves)), gradients) < 1e-12
         with torch.no_grad():
-            assert relative_error(summed_loss(p.h, p.w, p.b, y_N, log_prior_NK), exact) < 1e-12
+            assert relative_error(summed_loss(p.h, p.w, p.b, targets_N, log_prior_NK), exact) < 1e-12
 
 
 @pytest.mark.parametrize("memory", MEMORY)
@@ -200,10 +200,10 @@ def test_ignored_rows_have_zero_loss_and_gradients(memory: float) -> None:
             assert loss.item() == 0
             assert not any(gradient.any() for gradient in p.gradients(loss))
         nll_N = row_losses(p.h, p.w, p.b, p.y).nll
-        dh_ND = p.gradients(summed(p))[0]
+        grad_hidden_ND = p.gradients(summed(p))[0]
     assert not nll_N[p.y == IGNORE].any()
-    assert not dh_ND[p.y == IGNORE].any()
-    assert dh_ND[p.y != IGNORE].any(-1).all()
+    assert not grad_hidden_ND[p.y == IGNORE].any()
+    assert grad_hidden_ND[p.y != IGNORE].any(-1).all()
 
 
 @pytest.mark.parametrize("memory", MEMORY)
@@ -217,40 +217,42 @@ def test_rows_with_the_same_target_add_their_gradients(memory: float) -> None:
 
 
 def test_zero_rows_give_zero_loss_and_gradients() -> None:
-    w_VD, b_V = torch.randn(3, 2, requires_grad=True), torch.randn(3, requires_grad=True)
-    h_ND, y_N = torch.zeros(0, 2, requires_grad=True), torch.zeros(0, dtype=torch.long)
-    rows = row_losses(h_ND, w_VD, b_V, y_N, tau=2.0)
+    weight_VD, bias_V = torch.randn(3, 2, requires_grad=True), torch.randn(3, requires_grad=True)
+    hidden_ND, targets_N = torch.zeros(0, 2, requires_grad=True), torch.zeros(0, dtype=torch.long)
+    rows = row_losses(hidden_ND, weight_VD, bias_V, targets_N, tau=2.0)
     assert [output.shape for output in rows if output is not None] == [(0,)] * 3
-    mixture = summed_loss(h_ND, w_VD, b_V, y_N, torch.zeros(0, 4))
-    for loss in (rows.nll.sum(), summed_loss(h_ND, w_VD, b_V, y_N), mixture):
+    mixture = summed_loss(hidden_ND, weight_VD, bias_V, targets_N, torch.zeros(0, 4))
+    for loss in (rows.nll.sum(), summed_loss(hidden_ND, weight_VD, bias_V, targets_N), mixture):
         assert loss.item() == 0
-        for leaf, gradient in zip((h_ND, w_VD, b_V), torch.autograd.grad(loss, (h_ND, w_VD, b_V)), strict=True):
+        for leaf, gradient in zip(
+            (hidden_ND, weight_VD, bias_V), torch.autograd.grad(loss, (hidden_ND, weight_VD, bias_V)), strict=True
+        ):
             assert gradient.shape == leaf.shape
             assert not gradient.any()
     with torch.no_grad():
-        assert summed_loss(h_ND, w_VD, b_V, y_N).item() == 0
+        assert summed_loss(hidden_ND, weight_VD, bias_V, targets_N).item() == 0
 
 
 def test_single_class_has_zero_loss() -> None:
-    h_ND, w_VD, b_V = torch.randn(3, 2), torch.randn(1, 2), torch.randn(1)
-    assert row_losses(h_ND, w_VD, b_V, torch.tensor([0, 0, IGNORE])).nll.tolist() == [0.0, 0.0, 0.0]
+    hidden_ND, weight_VD, bias_V = torch.randn(3, 2), torch.randn(1, 2), torch.randn(1)
+    assert row_losses(hidden_ND, weight_VD, bias_V, torch.tensor([0, 0, IGNORE])).nll.tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("memory", MEMORY)
 def test_extreme_scores_do_not_overflow(dtype: torch.dtype, memory: float) -> None:
-    h_ND = torch.tensor([[1.0], [-1.0], [1.0]], dtype=dtype, requires_grad=True)
-    w_VD = torch.tensor([[1e4], [-1e4], *[[0.0]] * 400], dtype=dtype, requires_grad=True)
-    y_N = torch.tensor([0, 0, 1])
+    hidden_ND = torch.tensor([[1.0], [-1.0], [1.0]], dtype=dtype, requires_grad=True)
+    weight_VD = torch.tensor([[1e4], [-1e4], *[[0.0]] * 400], dtype=dtype, requires_grad=True)
+    targets_N = torch.tensor([0, 0, 1])
     with using(memory=memory):
-        rows = row_losses(h_ND, w_VD, None, y_N, tau=1.0)
+        rows = row_losses(hidden_ND, weight_VD, None, targets_N, tau=1.0)
         assert rows.lse_tau is not None
         assert rows.nll.tolist() == [0.0, 2e4, 2e4]
         assert rows.lse.tolist() == rows.lse_tau.tolist() == [1e4] * 3
-        for loss in (rows.nll.sum(), summed_loss(h_ND, w_VD, None, y_N)):
-            dh_ND, dw_VD = torch.autograd.grad(loss, (h_ND, w_VD))
+        for loss in (rows.nll.sum(), summed_loss(hidden_ND, weight_VD, None, targets_N)):
+            grad_hidden_ND, grad_weight_VD = torch.autograd.grad(loss, (hidden_ND, weight_VD))
             assert loss.item() == 4e4
             # One class has all the probability. It is the target of row 0, but not of the other rows.
-            assert dh_ND[:, 0].tolist() == [0.0, -2e4, 2e4]
-            assert dw_VD[:2, 0].tolist() == [2.0, -2.0]
-            assert not dw_VD[2:].any()
+            assert grad_hidden_ND[:, 0].tolist() == [0.0, -2e4, 2e4]
+            assert grad_weight_VD[:2, 0].tolist() == [2.0, -2.0]
+            assert not grad_weight_VD[2:].any()

@@ -38,12 +38,16 @@ def problem(
 
 def outputs_and_gradients(inputs: list[Tensor], mask: Tensor | None) -> list[Tensor]:
     """Return the outputs, the last cells, and the gradients of all inputs."""
-    h_TBH, c_BH = lstm_scan(*inputs, mask)  # type: ignore[call-arg, arg-type]
+    hidden_TBH, cell_BH = lstm_scan(*inputs, mask)  # type: ignore[call-arg, arg-type]
     output_gradients = [
         torch.linspace(-1, 1, tensor.numel(), device=tensor.device).view_as(tensor).to(tensor)
-        for tensor in (h_TBH, c_BH)
+        for tensor in (hidden_TBH, cell_BH)
     ]
-    return [h_TBH.detach(), c_BH.detach(), *torch.autograd.grad([h_TBH, c_BH], inputs, output_gradients)]
+    return [
+        hidden_TBH.detach(),
+        cell_BH.detach(),
+        *torch.autograd.grad([hidden_TBH, cell_BH], inputs, output_gradients),
+    ]
 
 
 def stack_problem(
@@ -80,14 +84,14 @@ def test_layer_without_dropout_equals_torch_lstm(mask_shape: tuple[int, ...] | N
     T, B, D, H = 5, 3, 4, 6
     torch.manual_seed(0)
     torch_lstm = nn.LSTM(D, H).double()
-    x_TBD = torch.randn(T, B, D, dtype=torch.float64, requires_grad=True)
-    h_BH, c_BH = (torch.randn(B, H, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    inputs = [x_TBD, h_BH, c_BH, *torch_lstm.parameters()]
+    inputs_TBD = torch.randn(T, B, D, dtype=torch.float64, requires_grad=True)
+    hidden_BH, cell_BH = (torch.randn(B, H, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    inputs = [inputs_TBD, hidden_BH, cell_BH, *torch_lstm.parameters()]
 
-    expected, (_, c_last) = torch_lstm(x_TBD, (h_BH[None], c_BH[None]))
+    expected, (_, c_last) = torch_lstm(inputs_TBD, (hidden_BH[None], cell_BH[None]))
     w_ih, w_hh, b_ih, b_hh = torch_lstm.parameters()
     mask = None if mask_shape is None else torch.ones(mask_shape, dtype=torch.float64)
-    actual = lstm_scan(x_TBD @ w_ih.T + b_ih + b_hh, h_BH, c_BH, w_hh, mask)
+    actual = lstm_scan(inputs_TBD @ w_ih.T + b_ih + b_hh, hidden_BH, cell_BH, w_hh, mask)
 
     output_gradients = [torch.randn_like(tensor) for tensor in actual]
     torch.testing.assert_close(actual, (expected, c_last[0]))
@@ -102,15 +106,15 @@ def test_stack_without_dropout_equals_torch_lstm(mask_shape: tuple[int, ...] | N
     L, T, B, D, H = 3, 4, 2, 5, 6
     torch.manual_seed(0)
     torch_lstm = nn.LSTM(D, H, num_layers=L).double()
-    x_TBD = torch.randn(T, B, D, dtype=torch.float64, requires_grad=True)
-    h_LBH, c_LBH = (torch.randn(L, B, H, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    inputs = [x_TBD, h_LBH, c_LBH, *torch_lstm.parameters()]
+    inputs_TBD = torch.randn(T, B, D, dtype=torch.float64, requires_grad=True)
+    hidden_LBH, cell_LBH = (torch.randn(L, B, H, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    inputs = [inputs_TBD, hidden_LBH, cell_LBH, *torch_lstm.parameters()]
 
-    expected, ends = torch_lstm(x_TBD, (h_LBH, c_LBH))
+    expected, ends = torch_lstm(inputs_TBD, (hidden_LBH, cell_LBH))
     (w_ih, *upward), recurrent, b_ih, b_hh = zip(*torch_lstm.all_weights, strict=True)
     first, *biases = (a + b for a, b in zip(b_ih, b_hh, strict=True))
     masks = None if mask_shape is None else torch.ones(mask_shape, dtype=torch.float64)
-    actual = lstm_stack_scan(x_TBD @ w_ih.T + first, h_LBH, c_LBH, recurrent, upward, biases, masks)
+    actual = lstm_stack_scan(inputs_TBD @ w_ih.T + first, hidden_LBH, cell_LBH, recurrent, upward, biases, masks)
 
     output_gradients = [torch.randn_like(tensor) for tensor in actual]
     torch.testing.assert_close(actual, (expected, *ends))
@@ -126,11 +130,11 @@ def test_stacked_layer_reads_the_masked_states_of_the_layer_below(kind: str) -> 
     inputs, masks = stack_problem(2, 5, 3, 4, kind)
     x, h, c, low, high, up, bias = inputs
     below, above = [None, None] if masks is None else masks
-    h_TBH, c_low = lstm_scan(x, h[0], c[0], low, below)
+    hidden_TBH, c_low = lstm_scan(x, h[0], c[0], low, below)
     by_gate = torch.ones(4, 1, 1) if below is None else below.expand(4, *below.shape[-2:])
-    shares = [(h_TBH * mask) @ w.T + b for mask, w, b in zip(by_gate, up.chunk(4), bias.chunk(4), strict=True)]
+    shares = [(hidden_TBH * mask) @ w.T + b for mask, w, b in zip(by_gate, up.chunk(4), bias.chunk(4), strict=True)]
     raw_TBH, c_high = lstm_scan(torch.cat(shares, -1), h[1], c[1], high, above)
-    expected = raw_TBH, torch.stack([h_TBH[-1], raw_TBH[-1]]), torch.stack([c_low, c_high])
+    expected = raw_TBH, torch.stack([hidden_TBH[-1], raw_TBH[-1]]), torch.stack([c_low, c_high])
 
     actual = run_stack(inputs, masks)
     output_gradients = [torch.randn_like(tensor) for tensor in actual]
@@ -149,9 +153,9 @@ def test_stack_passes_gradcheck(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_stack_of_one_layer_equals_the_layer(kind: str) -> None:
     (x, h, c, w), mask = problem(3, 2, 4, kind)
-    h_TBH, c_BH = lstm_scan(x, h, c, w, mask)
+    hidden_TBH, cell_BH = lstm_scan(x, h, c, w, mask)
     actual = lstm_stack_scan(x, h[None], c[None], [w], [], [], None if mask is None else mask[None])
-    assert all(torch.equal(*pair) for pair in zip(actual, (h_TBH, h_TBH[-1:], c_BH[None]), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(actual, (hidden_TBH, hidden_TBH[-1:], cell_BH[None]), strict=True))
 
 
 def test_autocast_rounds_products_of_a_stack() -> None:
@@ -212,18 +216,18 @@ def test_autocast_rounds_products_but_not_cells(kind: str) -> None:
 def test_float16_inputs_are_computed_in_float32() -> None:
     inputs, mask = problem(3, 2, 4, "shared")
     half = [tensor.half().detach().requires_grad_() for tensor in inputs]
-    h_TBH, c_BH = lstm_scan(*half, mask.half() if mask is not None else None)  # type: ignore[arg-type]
-    assert h_TBH.dtype == c_BH.dtype == torch.float32
+    hidden_TBH, cell_BH = lstm_scan(*half, mask.half() if mask is not None else None)  # type: ignore[arg-type]
+    assert hidden_TBH.dtype == cell_BH.dtype == torch.float32
     expected = lstm_scan(*[tensor.double() for tensor in half], mask)  # type: ignore[arg-type]
-    torch.testing.assert_close(h_TBH.double(), expected[0], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(hidden_TBH.double(), expected[0], atol=1e-3, rtol=1e-3)
 
 
 def test_mask_gets_no_gradient() -> None:
     (x, h, c, w), mask = problem(2, 2, 3, "shared")
     assert mask is not None
     mask.requires_grad_()
-    h_TBH, _ = lstm_scan(x, h, c, w, mask)
-    assert torch.autograd.grad(h_TBH.sum(), [w, mask], allow_unused=True)[1] is None
+    hidden_TBH, _ = lstm_scan(x, h, c, w, mask)
+    assert torch.autograd.grad(hidden_TBH.sum(), [w, mask], allow_unused=True)[1] is None
 
 
 @pytest.mark.parametrize("impl", ["auto", "reference", "chunked"])

@@ -31,12 +31,12 @@ def test_row_losses_match_dense(bias: bool) -> None:
 
 def test_mixture_loss_matches_dense() -> None:
     p = problem(12, 25, 300, ignored=False)
-    y_N = torch.tensor([5, 0, IGNORE, 299])
+    targets_N = torch.tensor([5, 0, IGNORE, 299])
     log_prior_NK = torch.randn(4, 3, dtype=torch.float64).log_softmax(-1).requires_grad_()
-    nll_NK = dense_losses(Problem(p.h, p.w, p.b, y_N.repeat_interleave(3)))[0].view(4, 3)
-    exact = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1).where(y_N != IGNORE, 0.0).sum()
+    nll_NK = dense_losses(Problem(p.h, p.w, p.b, targets_N.repeat_interleave(3)))[0].view(4, 3)
+    exact = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1).where(targets_N != IGNORE, 0.0).sum()
     with using("reference"):
-        actual = summed_loss(p.h, p.w, p.b, y_N, log_prior_NK)
+        actual = summed_loss(p.h, p.w, p.b, targets_N, log_prior_NK)
     leaves = [*p.leaves, log_prior_NK]
     assert relative_error(actual, exact) < 1e-12
     assert largest_error(torch.autograd.grad(actual, leaves), torch.autograd.grad(exact, leaves)) < 1e-12

@@ -40,8 +40,8 @@ def copy_tables(tables: Tables, dtype: torch.dtype, needs: tuple[bool, ...] = (T
 
 def dense_means(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> SoftTargets:
     """Return the means by definition, as differences from the mean of all values."""
-    q_UV = (queries_UD @ keys_VD.T / tau).softmax(-1)
-    return SoftTargets(q_UV @ values_VC - values_VC.mean(0), (q_UV * q_UV.log()).sum(-1))
+    probs_UV = (queries_UD @ keys_VD.T / tau).softmax(-1)
+    return SoftTargets(probs_UV @ values_VC - values_VC.mean(0), (probs_UV * probs_UV.log()).sum(-1))
 
 
 def weighted_sum(actual: SoftTargets) -> Tensor:
@@ -158,14 +158,14 @@ def test_half_precision_is_accurate_for_large_means(separate_values: bool) -> No
     output_gradients = torch.randn(24, values.shape[1]), torch.randn(24)
 
     def values_and_gradients(dtype: torch.dtype, impl: Impl) -> list[Tensor]:
-        l_UD, k_VD = (tensor.to(dtype).requires_grad_() for tensor in (queries, keys))
-        w_VC = values.to(dtype).requires_grad_() if separate_values else k_VD
+        queries_UD, keys_VD = (tensor.to(dtype).requires_grad_() for tensor in (queries, keys))
+        values_VC = values.to(dtype).requires_grad_() if separate_values else keys_VD
         with using(impl):
-            targets = soft_targets(l_UD, k_VD, w_VC, 20.0)
+            targets = soft_targets(queries_UD, keys_VD, values_VC, 20.0)
         objective = sum(
             (tensor.double() * gradient).sum() for tensor, gradient in zip(targets, output_gradients, strict=True)
         )
-        inputs = [l_UD, k_VD, *([w_VC] if separate_values else [])]
+        inputs = [queries_UD, keys_VD, *([values_VC] if separate_values else [])]
         return [*targets, *torch.autograd.grad(objective, inputs)]
 
     for actual, expected in zip(

@@ -19,29 +19,29 @@ from .dense import MEMORY, problem
 @pytest.mark.parametrize(("classes", "k"), [(2, 2), (257, 1), (1031, 10), (1031, 700)])
 def test_topk_equals_a_sort_of_all_log_probs(memory: float, bias: bool, classes: int, k: int) -> None:
     p = problem(140, 25, classes, bias)
-    z_NV = p.h @ p.w.T if p.b is None else p.h @ p.w.T + p.b
-    expected = z_NV.log_softmax(-1).sort(descending=True)
+    scores_NV = p.h @ p.w.T if p.b is None else p.h @ p.w.T + p.b
+    expected = scores_NV.log_softmax(-1).sort(descending=True)
     with using(memory=memory), torch.no_grad():
-        logp_NK, ids_NK = linear_topk(p.h, p.w, p.b, k)
+        log_probs_NK, ids_NK = linear_topk(p.h, p.w, p.b, k)
     assert torch.equal(ids_NK, expected.indices[:, :k])
-    torch.testing.assert_close(logp_NK, expected.values[:, :k].detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(log_probs_NK, expected.values[:, :k].detach(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("memory", MEMORY)
 def test_topk_of_a_mixture_equals_a_sort(memory: float) -> None:
     p = problem(60, 25, 257)
     log_prior_NK = torch.randn(20, 3, dtype=p.h.dtype).log_softmax(-1)
-    logp_NKV = torch.nn.functional.linear(p.h, p.w, p.b).log_softmax(-1).view(20, 3, 257)
-    expected = torch.logsumexp(log_prior_NK[..., None] + logp_NKV, dim=1).sort(descending=True)
+    log_probs_NKV = torch.nn.functional.linear(p.h, p.w, p.b).log_softmax(-1).view(20, 3, 257)
+    expected = torch.logsumexp(log_prior_NK[..., None] + log_probs_NKV, dim=1).sort(descending=True)
     with using(memory=memory), torch.no_grad():
-        logp_NK, ids_NK = linear_topk(p.h, p.w, p.b, 9, log_prior_NK)
+        log_probs_NK, ids_NK = linear_topk(p.h, p.w, p.b, 9, log_prior_NK)
     assert torch.equal(ids_NK, expected.indices[:, :9])
-    torch.testing.assert_close(logp_NK, expected.values[:, :9].detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(log_probs_NK, expected.values[:, :9].detach(), rtol=1e-12, atol=0)
 
 
 def test_zero_rows_give_empty_topk() -> None:
-    logp_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), None, 5)
-    assert logp_NK.shape == ids_NK.shape == (0, 5)
+    log_probs_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), None, 5)
+    assert log_probs_NK.shape == ids_NK.shape == (0, 5)
     assert ids_NK.dtype == torch.long
 
 

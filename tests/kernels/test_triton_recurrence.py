@@ -155,35 +155,35 @@ def test_noncontiguous_inputs_give_the_same_result() -> None:
 @gpu_or_interpreter
 def test_frozen_inputs_do_not_change_the_other_gradients() -> None:
     (x, h, c, w), mask = make_inputs(3, 2, 5, "shared", torch.float32)
-    h_TBH, _ = lstm_scan(x, h.detach(), c.detach(), w.detach(), mask)
+    hidden_TBH, _ = lstm_scan(x, h.detach(), c.detach(), w.detach(), mask)
     expected, _ = lstm_loop(x, h, c, w, mask, torch.float32)
-    torch.testing.assert_close(*(torch.autograd.grad(output.square().sum(), x)[0] for output in (h_TBH, expected)))
+    torch.testing.assert_close(*(torch.autograd.grad(output.square().sum(), x)[0] for output in (hidden_TBH, expected)))
 
 
 @gpu_or_interpreter
 def test_second_derivatives_are_rejected() -> None:
     (x, h, c, w), mask = make_inputs(2, 1, 3, "shared", torch.float32)
-    h_TBH, _ = lstm_scan(x, h, c, w, mask)
+    hidden_TBH, _ = lstm_scan(x, h, c, w, mask)
     with pytest.raises(ArgumentError, match="no second derivatives"):
-        torch.autograd.grad(h_TBH.sum(), x, create_graph=True)
+        torch.autograd.grad(hidden_TBH.sum(), x, create_graph=True)
 
 
 @gpu_or_interpreter
 def test_awd_lstm_with_kernels_equals_the_reference() -> None:
     torch.manual_seed(0)
     encoder = AWDLSTM(3, 5, dropout_hidden=0.3, weight_drop=0.5).to(DEVICE)
-    x_BTD = torch.randn(2, 4, 3, device=DEVICE, requires_grad=True)
-    state = {name: part + 0.1 for name, part in encoder.initial_state(2, x_BTD.device).items()}
+    inputs_BTD = torch.randn(2, 4, 3, device=DEVICE, requires_grad=True)
+    state = {name: part + 0.1 for name, part in encoder.initial_state(2, inputs_BTD.device).items()}
     results = {}
     for impl in ("reference", "triton"):
         torch.manual_seed(1)
         with using(impl):  # type: ignore[arg-type]
-            encoded = encoder(x_BTD, state)
+            encoded = encoder(inputs_BTD, state)
             loss = encoded.output.square().sum() + sum(part.sum() for part in encoded.state.values())
         results[impl] = (
             encoded.raw,
             *encoded.state.values(),
-            *torch.autograd.grad(loss, [x_BTD, *encoder.parameters()]),
+            *torch.autograd.grad(loss, [inputs_BTD, *encoder.parameters()]),
         )
     assert "_ScanFunctionBackward" in autograd_functions(loss.grad_fn)
     # On a GPU both round to TF32, in different orders.

@@ -45,7 +45,7 @@ def test_kernels_pass_in_the_interpreter() -> None:
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute float32 products by torch, as on a GPU; the interpreter also tests products by the kernels."""
     if request.param == "torch":
-        monkeypatch.setattr(triton_scores, "torch_multiplies", lambda h_ND: True)
+        monkeypatch.setattr(triton_scores, "torch_multiplies", lambda hidden_ND: True)
 
 
 def summed(p: Problem) -> Tensor:
@@ -107,13 +107,13 @@ def test_row_losses_match_dense(shape: tuple[int, int, int], memory: float, bias
 @budgets
 def test_mixture_loss_matches_dense(memory: float) -> None:
     exact = problem(12, 12, 300, ignored=False).to(torch.float32).to(torch.float64)
-    y_N = torch.tensor([5, 0, IGNORE, 299])
+    targets_N = torch.tensor([5, 0, IGNORE, 299])
     log_prior_NK = torch.randn(4, 3).log_softmax(-1).double().requires_grad_()
-    nll_NK = dense_losses(Problem(exact.h, exact.w, exact.b, y_N.repeat_interleave(3)))[0].view(4, 3)
-    loss = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1).where(y_N != IGNORE, 0.0).sum()
+    nll_NK = dense_losses(Problem(exact.h, exact.w, exact.b, targets_N.repeat_interleave(3)))[0].view(4, 3)
+    loss = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1).where(targets_N != IGNORE, 0.0).sum()
     p, prior_NK = exact.to(torch.float32, DEVICE), log_prior_NK.detach().float().to(DEVICE).requires_grad_()
     with using("triton", memory):
-        actual = summed_loss(p.h, p.w, p.b, y_N.to(DEVICE), prior_NK)
+        actual = summed_loss(p.h, p.w, p.b, targets_N.to(DEVICE), prior_NK)
         gradients = torch.autograd.grad(actual, [*p.leaves, prior_NK])
     assert relative_error(actual, loss) < 2e-6
     assert largest_error(gradients, torch.autograd.grad(loss, [*exact.leaves, log_prior_NK])) < 4e-6
@@ -140,16 +140,16 @@ def test_rows_that_overflow_are_recomputed(memory: float) -> None:
 @gpu_or_interpreter
 @budgets
 def test_extreme_scores_do_not_overflow(memory: float) -> None:
-    h_ND = torch.tensor([[1.0], [-1.0], [1.0], [1.0]], device=DEVICE, requires_grad=True)
-    w_VD = torch.tensor([[1e4], [-1e4], *[[0.0]] * 300], device=DEVICE, requires_grad=True)
-    y_N = torch.tensor([0, 0, 1, IGNORE], device=DEVICE)
+    hidden_ND = torch.tensor([[1.0], [-1.0], [1.0], [1.0]], device=DEVICE, requires_grad=True)
+    weight_VD = torch.tensor([[1e4], [-1e4], *[[0.0]] * 300], device=DEVICE, requires_grad=True)
+    targets_N = torch.tensor([0, 0, 1, IGNORE], device=DEVICE)
     with using("triton", memory):
-        loss = summed_loss(h_ND, w_VD, None, y_N)
-        dh_ND, dw_VD = torch.autograd.grad(loss, (h_ND, w_VD))
+        loss = summed_loss(hidden_ND, weight_VD, None, targets_N)
+        grad_hidden_ND, grad_weight_VD = torch.autograd.grad(loss, (hidden_ND, weight_VD))
     assert loss.item() == 4e4
-    assert dh_ND[:, 0].tolist() == [0.0, -2e4, 2e4, 0.0]
-    assert dw_VD[:2, 0].tolist() == [2.0, -2.0]
-    assert not dw_VD[2:].any()
+    assert grad_hidden_ND[:, 0].tolist() == [0.0, -2e4, 2e4, 0.0]
+    assert grad_weight_VD[:2, 0].tolist() == [2.0, -2.0]
+    assert not grad_weight_VD[2:].any()
 
 
 @gpu_or_interpreter
@@ -192,10 +192,10 @@ def test_several_blocks_of_rows_match_dense(monkeypatch: pytest.MonkeyPatch) -> 
 @budgets
 def test_invalid_targets_give_nan(memory: float) -> None:
     p = problem(5, 12, 300, ignored=False).to(torch.float32, DEVICE)
-    y_N = torch.tensor([3, 300, IGNORE, -1, 299], device=DEVICE)
+    targets_N = torch.tensor([3, 300, IGNORE, -1, 299], device=DEVICE)
     with using("triton", memory):
-        assert row_losses(p.h, p.w, p.b, y_N).nll.isnan().tolist() == [False, True, False, True, False]
-        assert summed_loss(p.h, p.w, p.b, y_N).isnan()
+        assert row_losses(p.h, p.w, p.b, targets_N).nll.isnan().tolist() == [False, True, False, True, False]
+        assert summed_loss(p.h, p.w, p.b, targets_N).isnan()
 
 
 @gpu_or_interpreter
@@ -242,8 +242,8 @@ def test_repeated_calls_are_bitwise_equal(memory: float) -> None:
 def test_soft_targets_match_dense(memory: float, values: int) -> None:
     torch.manual_seed(0)
     exact = [torch.randn(shape).double().requires_grad_() for shape in ((7, 12), (300, 12), (300, values))]
-    q_UV = (exact[0] @ exact[1].T / 5.0).softmax(-1)
-    mean_UC, negentropy_U = q_UV @ exact[2] - exact[2].mean(0), (q_UV * q_UV.log()).sum(-1)
+    queries_UV = (exact[0] @ exact[1].T / 5.0).softmax(-1)
+    mean_UC, negentropy_U = queries_UV @ exact[2] - exact[2].mean(0), (queries_UV * queries_UV.log()).sum(-1)
     leaves = [tensor.detach().float().to(DEVICE).requires_grad_() for tensor in exact]
     with using("triton", memory):
         targets = soft_targets(leaves[0], leaves[1], leaves[2], tau=5.0)
@@ -280,8 +280,8 @@ def largest_gradient_error(p: Problem, actual: list[Tensor], exact: list[Tensor]
     ]
     if p.b is not None:
         with torch.no_grad():
-            z_NV = p.h.double() @ p.w.double().T + p.b.double()
-            sizes_V = (z_NV.softmax(-1) * (p.y != IGNORE)[:, None]).sum(0)
+            scores_NV = p.h.double() @ p.w.double().T + p.b.double()
+            sizes_V = (scores_NV.softmax(-1) * (p.y != IGNORE)[:, None]).sum(0)
             sizes_V += torch.bincount(p.y[p.y != IGNORE], minlength=len(p.b))
         errors.append(float((actual[2].double() - exact[2]).norm() / sizes_V.norm()))
     return max(errors)
@@ -362,10 +362,10 @@ def test_memory_budgets_cover_one_and_two_passes(dtype: torch.dtype, budgets: tu
 @gpu_or_interpreter
 def test_float32_takes_one_pass_where_bfloat16_takes_two() -> None:
     """Torch computes float32 products, for which blocks of few rows are fast enough. The kernels need more rows."""
-    h_ND, w_VD = torch.zeros(8192, 64), torch.zeros(20_000, 64)
+    hidden_ND, weight_VD = torch.zeros(8192, 64), torch.zeros(20_000, 64)
     blocks = {
         dtype: LossInputs(
-            h_ND, w_VD, None, torch.zeros(8192, dtype=torch.long), dtype, TritonBackend(), 2**23
+            hidden_ND, weight_VD, None, torch.zeros(8192, dtype=torch.long), dtype, TritonBackend(), 2**23
         ).block_size()
         for dtype in (torch.float32, torch.bfloat16)
     }

@@ -192,9 +192,9 @@ class SummedLoss:
             self.block_sums.append(nll.sum())
             return None
         tokens = slice(rows.start // self.num_experts, rows.stop // self.num_experts)
-        log_prior_NK, y_N, nll_NK = self.log_prior[tokens], self.y[tokens], nll.view(-1, self.num_experts)
-        self.block_sums.append(mixture_losses(log_prior_NK, nll_NK, y_N).sum())
-        posterior_NK = torch.softmax(log_prior_NK - nll_NK, dim=-1).where((y_N != IGNORE)[:, None], 0.0)
+        log_prior_NK, targets_N, nll_NK = self.log_prior[tokens], self.y[tokens], nll.view(-1, self.num_experts)
+        self.block_sums.append(mixture_losses(log_prior_NK, nll_NK, targets_N).sum())
+        posterior_NK = torch.softmax(log_prior_NK - nll_NK, dim=-1).where((targets_N != IGNORE)[:, None], 0.0)
         self.posterior[tokens] = posterior_NK
         return posterior_NK.flatten()
 
@@ -204,11 +204,11 @@ class SummedLoss:
         return self.block_sums[0] if len(self.block_sums) == 1 else torch.stack(self.block_sums).sum()
 
 
-def mixture_losses(log_prior_NK: Tensor, nll_NK: Tensor, y_N: Tensor) -> Tensor:
+def mixture_losses(log_prior_NK: Tensor, nll_NK: Tensor, targets_N: Tensor) -> Tensor:
     """Return the losses of a mixture, (N,), from the losses of its experts."""
     nll_N = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1)
     # For an ignored target nll_NK is 0, but the result is not exactly 0, because the prior does not sum to exactly 1.
-    return nll_N.where(y_N != IGNORE, 0.0)
+    return nll_N.where(targets_N != IGNORE, 0.0)
 
 
 def reject_second_derivatives() -> None:

@@ -242,21 +242,21 @@ class _Options:
 
 def _reference_losses(student: Head, teacher: Head, options: _Options) -> Tensor:
     """Return the divergence of each row, (N,), by the formulas in the header, with all scores in memory."""
-    logp_NV = torch.log_softmax(linear_scores(*student) / options.temperature, dim=-1)
-    logq_NV = torch.log_softmax(linear_scores(*teacher) / options.temperature, dim=-1)
+    student_log_probs_NV = torch.log_softmax(linear_scores(*student) / options.temperature, dim=-1)
+    teacher_log_probs_NV = torch.log_softmax(linear_scores(*teacher) / options.temperature, dim=-1)
     if options.kind == "forward":
-        return (logq_NV.exp() * (logq_NV - logp_NV)).sum(-1)
+        return (teacher_log_probs_NV.exp() * (teacher_log_probs_NV - student_log_probs_NV)).sum(-1)
     if options.kind == "reverse":
-        return (logp_NV.exp() * (logp_NV - logq_NV)).sum(-1)
-    logm_NV = _log_mixture(logp_NV, logq_NV, options.beta)
-    to_teacher_N = (logq_NV.exp() * (logq_NV - logm_NV)).sum(-1)
-    to_student_N = (logp_NV.exp() * (logp_NV - logm_NV)).sum(-1)
+        return (student_log_probs_NV.exp() * (student_log_probs_NV - teacher_log_probs_NV)).sum(-1)
+    log_mixture_NV = _log_mixture(student_log_probs_NV, teacher_log_probs_NV, options.beta)
+    to_teacher_N = (teacher_log_probs_NV.exp() * (teacher_log_probs_NV - log_mixture_NV)).sum(-1)
+    to_student_N = (student_log_probs_NV.exp() * (student_log_probs_NV - log_mixture_NV)).sum(-1)
     return options.beta * to_teacher_N + (1 - options.beta) * to_student_N
 
 
-def _log_mixture(logp_NV: Tensor, logq_NV: Tensor, beta: float) -> Tensor:
+def _log_mixture(student_log_probs_NV: Tensor, teacher_log_probs_NV: Tensor, beta: float) -> Tensor:
     """Return log(beta q + (1 - beta) p)."""
-    return torch.logaddexp(logq_NV + math.log(beta), logp_NV + math.log1p(-beta))
+    return torch.logaddexp(teacher_log_probs_NV + math.log(beta), student_log_probs_NV + math.log1p(-beta))
 
 
 class _Comparison(NamedTuple):
@@ -271,7 +271,11 @@ class _Comparison(NamedTuple):
 
 
 def _compare_rows(
-    logp_NV: Tensor, logq_NV: Tensor, options: _Options, student_grad: bool, teacher_grad: bool
+    student_log_probs_NV: Tensor,
+    teacher_log_probs_NV: Tensor,
+    options: _Options,
+    student_grad: bool,
+    teacher_grad: bool,
 ) -> _Comparison:
     """Return the divergences of a block of rows and their gradients, given log-probabilities, which are overwritten.
 
@@ -279,23 +283,37 @@ def _compare_rows(
     f_v). Where only f = -log p depends on the scores, as in the forward divergence of the student, it is p - q.
     """
     kind, beta, scale = options.kind, options.beta, 1 / options.temperature
-    p_NV, q_NV = logp_NV.exp(), logq_NV.exp()
+    student_probs_NV, teacher_probs_NV = student_log_probs_NV.exp(), teacher_log_probs_NV.exp()
     if kind == "jsd":
-        logm_NV = _log_mixture(logp_NV, logq_NV, beta)
-        student_loss_N, student_dz_NV = _weigh(p_NV, logp_NV.sub_(logm_NV), (1 - beta) * scale, student_grad)
-        teacher_loss_N, teacher_dz_NV = _weigh(q_NV, logq_NV.sub_(logm_NV), beta * scale, teacher_grad)
+        log_mixture_NV = _log_mixture(student_log_probs_NV, teacher_log_probs_NV, beta)
+        student_loss_N, student_dz_NV = _weigh(
+            student_probs_NV, student_log_probs_NV.sub_(log_mixture_NV), (1 - beta) * scale, student_grad
+        )
+        teacher_loss_N, teacher_dz_NV = _weigh(
+            teacher_probs_NV, teacher_log_probs_NV.sub_(log_mixture_NV), beta * scale, teacher_grad
+        )
         return _Comparison((1 - beta) * student_loss_N + beta * teacher_loss_N, student_dz_NV, teacher_dz_NV)
     if kind == "forward":
-        loss_N, teacher_dz_NV = _weigh(q_NV, logq_NV.sub_(logp_NV), scale, teacher_grad)
-        return _Comparison(loss_N, p_NV.sub_(q_NV).mul_(scale) if student_grad else None, teacher_dz_NV)
-    loss_N, student_dz_NV = _weigh(p_NV, logp_NV.sub_(logq_NV), scale, student_grad)
-    return _Comparison(loss_N, student_dz_NV, q_NV.sub_(p_NV).mul_(scale) if teacher_grad else None)
+        loss_N, teacher_dz_NV = _weigh(
+            teacher_probs_NV, teacher_log_probs_NV.sub_(student_log_probs_NV), scale, teacher_grad
+        )
+        return _Comparison(
+            loss_N, student_probs_NV.sub_(teacher_probs_NV).mul_(scale) if student_grad else None, teacher_dz_NV
+        )
+    loss_N, student_dz_NV = _weigh(
+        student_probs_NV, student_log_probs_NV.sub_(teacher_log_probs_NV), scale, student_grad
+    )
+    return _Comparison(
+        loss_N, student_dz_NV, teacher_probs_NV.sub_(student_probs_NV).mul_(scale) if teacher_grad else None
+    )
 
 
-def _weigh(p_NV: Tensor, f_NV: Tensor, scale: float, gradient: bool) -> tuple[Tensor, Tensor | None]:
+def _weigh(
+    student_probs_NV: Tensor, log_ratio_NV: Tensor, scale: float, gradient: bool
+) -> tuple[Tensor, Tensor | None]:
     """Return sum_v p_v f_v and, if needed, scale p_v (f_v - sum_v p_v f_v), which overwrites f."""
-    mean_N = torch.linalg.vecdot(p_NV, f_NV)
-    return mean_N, f_NV.sub_(mean_N[:, None]).mul_(p_NV).mul_(scale) if gradient else None
+    mean_N = torch.linalg.vecdot(student_probs_NV, log_ratio_NV)
+    return mean_N, log_ratio_NV.sub_(mean_N[:, None]).mul_(student_probs_NV).mul_(scale) if gradient else None
 
 
 # -- blocks --------------------------------------------------------------------------------------------------------
@@ -326,20 +344,20 @@ class _Side:
             scores_NV += self.b
         return torch.log_softmax(scores_NV.div_(temperature), dim=-1)
 
-    def add_gradient(self, rows: slice, dz_NV: Tensor | None, weight_N: Tensor) -> None:
+    def add_gradient(self, rows: slice, grad_scores_NV: Tensor | None, weight_N: Tensor) -> None:
         """Add the gradients of some rows, given the gradient of their scores and the weight of each row."""
-        if dz_NV is None or not self.needs_grad:
+        if grad_scores_NV is None or not self.needs_grad:
             return
-        dz_NV *= weight_N[:, None]
+        grad_scores_NV *= weight_N[:, None]
         if self.db is not None:
-            self.db += dz_NV.sum(0)
-        dz_NV = dz_NV.to(self.dtype)
+            self.db += grad_scores_NV.sum(0)
+        grad_scores_NV = grad_scores_NV.to(self.dtype)
         if self.dh is not None:
-            dh_ND = self.h.new_empty(self.dh[rows].shape, dtype=accumulation_dtype(self.dtype))
-            add_row_gradient(dh_ND, dz_NV, self.w, overwrite=True)
-            self.dh[rows] = dh_ND
+            grad_hidden_ND = self.h.new_empty(self.dh[rows].shape, dtype=accumulation_dtype(self.dtype))
+            add_row_gradient(grad_hidden_ND, grad_scores_NV, self.w, overwrite=True)
+            self.dh[rows] = grad_hidden_ND
         if self.dw is not None:
-            add_class_gradient(self.dw, dz_NV, self.h[rows].to(self.dtype), overwrite=rows.start == 0)
+            add_class_gradient(self.dw, grad_scores_NV, self.h[rows].to(self.dtype), overwrite=rows.start == 0)
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients of h, w and b in the types of the inputs."""
@@ -398,14 +416,16 @@ class DivergenceInputs:
         num_rows = self.student.hidden.shape[0]
         losses = []
         for rows in block_size.row_slices(num_rows):
-            logp_NV = student.log_probs(rows, self.options.temperature)
-            logq_NV = teacher.log_probs(rows, self.options.temperature)
-            block = _compare_rows(logp_NV, logq_NV, self.options, student.needs_grad, teacher.needs_grad)
+            student_log_probs_NV = student.log_probs(rows, self.options.temperature)
+            teacher_log_probs_NV = teacher.log_probs(rows, self.options.temperature)
+            block = _compare_rows(
+                student_log_probs_NV, teacher_log_probs_NV, self.options, student.needs_grad, teacher.needs_grad
+            )
             losses.append(block.losses)
             if weight_N is not None:
                 student.add_gradient(rows, block.student_dz, weight_N[rows])
                 teacher.add_gradient(rows, block.teacher_dz, weight_N[rows])
-            del logp_NV, logq_NV, block  # free them before the next block is computed
+            del student_log_probs_NV, teacher_log_probs_NV, block  # free them before the next block is computed
         dtype = self.loss_dtype
         loss_N = torch.cat(losses).to(dtype) if losses else self.student.hidden.new_zeros(0, dtype=dtype)
         return loss_N, (*student.gradients(), *teacher.gradients())
@@ -484,9 +504,9 @@ class _RowDivergencesFunction(torch.autograd.Function):
         return loss_N
 
     @staticmethod
-    def backward(ctx: Any, g_N: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Any, ...]:
         reject_second_derivatives()
         inputs = DivergenceInputs.from_flat(ctx.saved_tensors, *ctx.options)
-        with torch.autocast(g_N.device.type, enabled=False):
-            _, gradients = inputs.compute(g_N, ctx.needs_input_grad[:6])
+        with torch.autocast(grad_N.device.type, enabled=False):
+            _, gradients = inputs.compute(grad_N, ctx.needs_input_grad[:6])
         return (*gradients, None)

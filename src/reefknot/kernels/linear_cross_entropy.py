@@ -88,42 +88,44 @@ def linear_cross_entropy(
     _check_types(hidden, weight, targets, bias)
     _check_shapes(hidden, weight, targets, bias)
     _check_settings(reduction, label_smoothing, z_loss, ignore_index)
-    h_ND = hidden.reshape(-1, hidden.shape[-1])
-    y_N = _replace_ignore_index(targets.reshape(-1).long(), ignore_index, weight.shape[0])
+    hidden_ND = hidden.reshape(-1, hidden.shape[-1])
+    targets_N = _replace_ignore_index(targets.reshape(-1).long(), ignore_index, weight.shape[0])
     if check_targets and not _is_tracing(targets):
-        _check_targets(y_N, targets, weight.shape[0], ignore_index)
+        _check_targets(targets_N, targets, weight.shape[0], ignore_index)
     choice = current_choice()
     if impl is not None or memory is not None:
         choice = Choice(impl or choice.impl, choice.memory if memory is None else memory)
     if reduction != "none" and not label_smoothing and not z_loss:
-        total = summed_loss(h_ND, weight, bias, y_N, choice=choice)
+        total = summed_loss(hidden_ND, weight, bias, targets_N, choice=choice)
     else:
-        loss_N = _regularised_losses(h_ND, weight, bias, y_N, label_smoothing, z_loss, choice)
+        loss_N = _regularised_losses(hidden_ND, weight, bias, targets_N, label_smoothing, z_loss, choice)
         if reduction == "none":
             return loss_N.view(targets.shape)
         total = loss_N.sum()
     if reduction == "sum":
         return total
-    num_targets = (y_N != IGNORE).sum().clamp(min=1)
+    num_targets = (targets_N != IGNORE).sum().clamp(min=1)
     return total / num_targets
 
 
 def _regularised_losses(
-    h_ND: Tensor,
-    w_VD: Tensor,
-    b_V: Tensor | None,
-    y_N: Tensor,
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
     label_smoothing: float,
     z_loss: float,
     choice: Choice,
 ) -> Tensor:
     """Return one loss per row, with label smoothing and the z-loss unless their weights are 0."""
-    nll_N, lse_N, _ = row_losses(h_ND, w_VD, b_V, y_N, choice=choice)
+    nll_N, lse_N, _ = row_losses(hidden_ND, weight_VD, bias_V, targets_N, choice=choice)
     loss_N = nll_N
     if label_smoothing:
-        loss_N = loss_N + label_smoothing * smoothing_losses(h_ND, w_VD, b_V, y_N, target_score_N=lse_N - nll_N)
+        loss_N = loss_N + label_smoothing * smoothing_losses(
+            hidden_ND, weight_VD, bias_V, targets_N, target_score_N=lse_N - nll_N
+        )
     if z_loss:
-        loss_N = loss_N + z_loss * lse_N.square().where(y_N != IGNORE, 0.0)
+        loss_N = loss_N + z_loss * lse_N.square().where(targets_N != IGNORE, 0.0)
     return loss_N
 
 
@@ -141,42 +143,42 @@ class RowLosses(NamedTuple):
 
 
 def row_losses(
-    h_ND: Tensor,
-    w_VD: Tensor,
-    b_V: Tensor | None,
-    y_N: Tensor,
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
     tau: float | None = None,
     choice: Choice | None = None,
 ) -> RowLosses:
     """Return the negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
 
     Args:
-        h_ND: Hidden states.
-        w_VD: One vector per class.
-        b_V: One bias per class, or None.
-        y_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
+        hidden_ND: Hidden states.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
         tau: If given, the log-sum-exp at this temperature is returned too.
         choice: Implementation and working memory. The default is the choice of `using`.
     """
     choice = choice or current_choice()
-    dtype = compute_dtype(h_ND, w_VD)
+    dtype = compute_dtype(hidden_ND, weight_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":
         from reefknot.kernels import ops  # it imports this module
 
-        return ops.row_losses(h_ND, w_VD, b_V, y_N, tau, dtype, choice)
-    impl = resolve_impl(choice, h_ND.device, dtype)
+        return ops.row_losses(hidden_ND, weight_VD, bias_V, targets_N, tau, dtype, choice)
+    impl = resolve_impl(choice, hidden_ND.device, dtype)
     if impl == "reference":
-        return RowLosses(*reference_losses(h_ND, w_VD, b_V, y_N, tau))
-    backend, budget = get_backend(impl), choice.budget(h_ND.device)
-    losses = RowLossesFunction.apply(h_ND, w_VD, b_V, y_N, tau, dtype, backend, budget)  # type: ignore[no-untyped-call]
+        return RowLosses(*reference_losses(hidden_ND, weight_VD, bias_V, targets_N, tau))
+    backend, budget = get_backend(impl), choice.budget(hidden_ND.device)
+    losses = RowLossesFunction.apply(hidden_ND, weight_VD, bias_V, targets_N, tau, dtype, backend, budget)  # type: ignore[no-untyped-call]
     return RowLosses(*losses)
 
 
 def summed_loss(
-    h_ND: Tensor,
-    w_VD: Tensor,
-    b_V: Tensor | None,
-    y_N: Tensor,
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
     log_prior_NK: Tensor | None = None,
     choice: Choice | None = None,
 ) -> Tensor:
@@ -185,43 +187,48 @@ def summed_loss(
     A mixture has K softmaxes over the same classes. Its loss of a target is -logsumexp_k(log_prior_k - nll_k).
 
     Args:
-        h_ND: Hidden states. For a mixture, K consecutive rows per target.
-        w_VD: One vector per class.
-        b_V: One bias per class, or None.
-        y_N: Target ids, from 0 to V - 1. Targets with `IGNORE` have a loss of zero.
+        hidden_ND: Hidden states. For a mixture, K consecutive rows per target.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids, from 0 to V - 1. Targets with `IGNORE` have a loss of zero.
         log_prior_NK: For a mixture, the logarithms of the experts' weights; otherwise None.
         choice: Implementation and working memory. The default is the choice of `using`.
     """
     choice = choice or current_choice()
-    if torch.float16 in (w_VD.dtype, None if b_V is None else b_V.dtype):
+    if torch.float16 in (weight_VD.dtype, None if bias_V is None else bias_V.dtype):
         # The gradients of a sum over many rows would overflow float16 before a later operation scales them down.
-        return _sum_row_losses(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
-    dtype = compute_dtype(h_ND, w_VD)
+        return _sum_row_losses(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, choice)
+    dtype = compute_dtype(hidden_ND, weight_VD)
     if torch.compiler.is_compiling() and choice.impl != "reference":
         from reefknot.kernels import ops  # it imports this module
 
-        return ops.summed_loss(h_ND, w_VD, b_V, y_N, log_prior_NK, dtype, choice)
-    impl = resolve_impl(choice, h_ND.device, dtype)
+        return ops.summed_loss(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, dtype, choice)
+    impl = resolve_impl(choice, hidden_ND.device, dtype)
     if impl == "reference":
-        return _sum_row_losses(h_ND, w_VD, b_V, y_N, log_prior_NK, choice)
-    training, backend, budget = torch.is_grad_enabled(), get_backend(impl), choice.budget(h_ND.device)
-    arguments = (h_ND, w_VD, b_V, y_N, log_prior_NK, training, dtype, backend, budget)
+        return _sum_row_losses(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, choice)
+    training, backend, budget = torch.is_grad_enabled(), get_backend(impl), choice.budget(hidden_ND.device)
+    arguments = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, training, dtype, backend, budget)
     return cast(Tensor, SummedLossFunction.apply(*arguments))  # type: ignore[no-untyped-call]
 
 
 def _sum_row_losses(
-    h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, log_prior_NK: Tensor | None, choice: Choice
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    log_prior_NK: Tensor | None,
+    choice: Choice,
 ) -> Tensor:
     """Compute `summed_loss` by `row_losses`, whose gradients are computed in the backward pass."""
     if log_prior_NK is None:
-        return row_losses(h_RD, w_VD, b_V, y_N, choice=choice).nll.sum()
-    y_R = y_N[:, None].expand(log_prior_NK.shape).flatten()
-    nll_R = row_losses(h_RD, w_VD, b_V, y_R, choice=choice).nll
-    return mixture_losses(log_prior_NK, nll_R.view(log_prior_NK.shape), y_N).sum()
+        return row_losses(hidden_RD, weight_VD, bias_V, targets_N, choice=choice).nll.sum()
+    targets_R = targets_N[:, None].expand(log_prior_NK.shape).flatten()
+    nll_R = row_losses(hidden_RD, weight_VD, bias_V, targets_R, choice=choice).nll
+    return mixture_losses(log_prior_NK, nll_R.view(log_prior_NK.shape), targets_N).sum()
 
 
 def smoothing_losses(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, target_score_N: Tensor | None = None
+    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, target_score_N: Tensor | None = None
 ) -> Tensor:
     """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
 
@@ -230,37 +237,37 @@ def smoothing_losses(
     ignored targets.
 
     Args:
-        h_ND: Hidden states.
-        w_VD: One vector per class.
-        b_V: One bias per class, or None.
-        y_N: Target ids, or `IGNORE`.
+        hidden_ND: Hidden states.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids, or `IGNORE`.
         target_score_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
-            gradient is then summed in the type of `w_VD`.
+            gradient is then summed in the type of `weight_VD`.
     """
-    with torch.autocast(h_ND.device.type, enabled=False):
-        h_ND = at_least_float32(h_ND)
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        hidden_ND = at_least_float32(hidden_ND)
         if target_score_N is None:
-            classes_N = safe_class_ids(y_N, w_VD.shape[0])
+            classes_N = safe_class_ids(targets_N, weight_VD.shape[0])
             # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any.
-            target_score_N = (h_ND * F.embedding(classes_N, w_VD)).sum(-1)
-            if b_V is not None:
-                target_score_N = target_score_N + F.embedding(classes_N, b_V[:, None])[:, 0]
-        mean_vector_D = w_VD.mean(0, dtype=accumulation_dtype(w_VD.dtype)).to(h_ND.dtype)
-        mean_score_N = h_ND @ mean_vector_D
-        if b_V is not None:
-            mean_score_N = mean_score_N + b_V.mean(dtype=accumulation_dtype(b_V.dtype))
-    return (target_score_N - mean_score_N).where(y_N != IGNORE, 0.0)
+            target_score_N = (hidden_ND * F.embedding(classes_N, weight_VD)).sum(-1)
+            if bias_V is not None:
+                target_score_N = target_score_N + F.embedding(classes_N, bias_V[:, None])[:, 0]
+        mean_vector_D = weight_VD.mean(0, dtype=accumulation_dtype(weight_VD.dtype)).to(hidden_ND.dtype)
+        mean_score_N = hidden_ND @ mean_vector_D
+        if bias_V is not None:
+            mean_score_N = mean_score_N + bias_V.mean(dtype=accumulation_dtype(bias_V.dtype))
+    return (target_score_N - mean_score_N).where(targets_N != IGNORE, 0.0)
 
 
 # -- checks --------------------------------------------------------------------------------------------------------
 
 
-def _replace_ignore_index(y_N: Tensor, ignore_index: int, num_classes: int) -> Tensor:
+def _replace_ignore_index(targets_N: Tensor, ignore_index: int, num_classes: int) -> Tensor:
     """Replace `ignore_index` by `IGNORE`, and targets that happen to equal `IGNORE` by an id that is out of range."""
     if ignore_index == IGNORE:
-        return y_N
-    other_targets_N = torch.where(y_N == IGNORE, num_classes, y_N)
-    return torch.where(y_N == ignore_index, IGNORE, other_targets_N)
+        return targets_N
+    other_targets_N = torch.where(targets_N == IGNORE, num_classes, targets_N)
+    return torch.where(targets_N == ignore_index, IGNORE, other_targets_N)
 
 
 def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:
@@ -309,8 +316,8 @@ def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor 
         )
 
 
-def _check_targets(y_N: Tensor, targets: Tensor, num_classes: int, ignore_index: int) -> None:
-    outside_N = (y_N != IGNORE) & ~is_class(y_N, num_classes)
+def _check_targets(targets_N: Tensor, targets: Tensor, num_classes: int, ignore_index: int) -> None:
+    outside_N = (targets_N != IGNORE) & ~is_class(targets_N, num_classes)
     if bool(outside_N.any()):
         row = int(outside_N.nonzero()[0])
         raise ArgumentError(

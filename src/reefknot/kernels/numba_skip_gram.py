@@ -168,12 +168,12 @@ def _sample_targets(
 
 @njit(inline="always", fastmath=_FAST_MATH)
 def _train_pair(
-    input_VD: Any, output_VD: Any, tied: Any, context: Any, targets_PT: Any, pair: Any, e_D: Any, rate: Any
+    input_VD: Any, output_VD: Any, tied: Any, context: Any, targets_PT: Any, pair: Any, grad_context_D: Any, rate: Any
 ) -> None:
     """Train on a pair, with the formulas in `kernels/skip_gram.py`."""
     dim = input_VD.shape[1]
     for d in range(dim):
-        e_D[d] = _ZERO
+        grad_context_D[d] = _ZERO
     for t in range(targets_PT.shape[1]):
         target = targets_PT[pair, t]
         if target < 0:
@@ -184,14 +184,14 @@ def _train_pair(
         g = rate * ((_ONE if t == 0 else _ZERO) - _sigmoid(score))
         if tied and target == context:
             for d in range(dim):
-                e_D[d] += (g + g) * input_VD[context, d]
+                grad_context_D[d] += (g + g) * input_VD[context, d]
         else:
             for d in range(dim):
                 u = output_VD[target, d]
-                e_D[d] += g * u
+                grad_context_D[d] += g * u
                 output_VD[target, d] = u + g * input_VD[context, d]
     for d in range(dim):
-        input_VD[context, d] += e_D[d]
+        input_VD[context, d] += grad_context_D[d]
 
 
 @njit(nogil=True, fastmath=_FAST_MATH)
@@ -221,7 +221,7 @@ def _train_centres(
     words_C, positions_C, lines_C, num_kept = _find_kept_words(
         ids, extended_start, extended_stop, keep_V, draws_per_position, eos, key
     )
-    e_D = np.empty(dim, input_VD.dtype)
+    grad_context_D = np.empty(dim, input_VD.dtype)
     contexts_P = np.empty(2 * window, np.int64)
     targets_PT = np.empty((2 * window, 1 + negatives), np.int64)
     # `centre` and `context` are indices of kept words.
@@ -250,4 +250,4 @@ def _train_centres(
             _sample_targets(targets_PT, num_pairs, words_C[centre], output_VD, accept_V, alias_V, key, first_negative)
             num_pairs += 1
         for pair in range(num_pairs):
-            _train_pair(input_VD, output_VD, tied, contexts_P[pair], targets_PT, pair, e_D, rate)
+            _train_pair(input_VD, output_VD, tied, contexts_P[pair], targets_PT, pair, grad_context_D, rate)

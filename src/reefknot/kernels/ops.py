@@ -39,18 +39,18 @@ where autocast and `using` are visible, and resolved inside."""
 
 
 def summed_loss(
-    h_ND: Tensor,
-    w_VD: Tensor,
-    b_V: Tensor | None,
-    y_N: Tensor,
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
     log_prior_NK: Tensor | None,
     dtype: torch.dtype,
     choice: Choice,
 ) -> Tensor:
     """Compute `linear_cross_entropy.summed_loss` in a compiled graph."""
-    inputs = (h_ND, w_VD, b_V, log_prior_NK)
+    inputs = (hidden_ND, weight_VD, bias_V, log_prior_NK)
     needs_grad = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in inputs]
-    total: Tensor = _summed_loss(*inputs, y_N, dtype, choice.impl, choice.memory, needs_grad)[0]
+    total: Tensor = _summed_loss(*inputs, targets_N, dtype, choice.impl, choice.memory, needs_grad)[0]
     return total
 
 
@@ -108,16 +108,18 @@ _summed_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
 def row_losses(
-    h_ND: Tensor,
-    w_VD: Tensor,
-    b_V: Tensor | None,
-    y_N: Tensor,
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
     tau: float | None,
     dtype: torch.dtype,
     choice: Choice,
 ) -> RowLosses:
     """Compute `linear_cross_entropy.row_losses` in a compiled graph."""
-    nll_N, lse_N, lse_tau_N = _row_losses(h_ND, w_VD, b_V, y_N, tau, dtype, choice.impl, choice.memory)
+    nll_N, lse_N, lse_tau_N = _row_losses(
+        hidden_ND, weight_VD, bias_V, targets_N, tau, dtype, choice.impl, choice.memory
+    )
     return RowLosses(nll_N, lse_N, None if tau is None else lse_tau_N)
 
 

@@ -30,26 +30,28 @@ from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.scores import accumulation_dtype, at_least_float32, needs_widening
 
 
-def lstm_scan(x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs of all steps, h_TBH, and the last cells, c_BH, at least in float32.
+def lstm_scan(
+    inputs_TBG: Tensor, hidden_BH: Tensor, cell_BH: Tensor, weight_GH: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of all steps, hidden_TBH, and the last cells, cell_BH, at least in float32.
 
     Autocast applies to the matrix products.
 
     Args:
-        x_TBG: The contribution of the input to the gates, including biases.
-        h_BH: The state before the first step.
-        c_BH: The cells before the first step.
-        w_GH: Recurrent weights.
+        inputs_TBG: The contribution of the input to the gates, including biases.
+        hidden_BH: The state before the first step.
+        cell_BH: The cells before the first step.
+        weight_GH: Recurrent weights.
         mask: Factors of the recurrent state, (B, H), or (4, B, H) with a mask for each gate, or None. They must be
             scaled by 1 / (1 - rate). They get no gradient.
     """
-    dtype = compute_dtype(x_TBG, w_GH)
+    dtype = compute_dtype(inputs_TBG, weight_GH)
     mask = None if mask is None else mask.detach()
-    with torch.autocast(x_TBG.device.type, enabled=False):
-        return _scan_layer(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
+    with torch.autocast(inputs_TBG.device.type, enabled=False):
+        return _scan_layer(inputs_TBG, hidden_BH, cell_BH, weight_GH, mask, dtype)
 
 
-def is_faster_than_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
+def is_faster_than_cudnn(inputs_BTD: Tensor, weight_GH: Tensor) -> bool:
     """Return whether `lstm_scan` should train a layer without a mask, which cuDNN could train too.
 
     `reefknot bench encoders` measures this. On an H200 with products in bfloat16 or TF32, a weight-dropped LSTM with
@@ -57,8 +59,8 @@ def is_faster_than_cudnn(x_BTD: Tensor, w_GH: Tensor) -> bool:
     variational LSTM takes 1.0 to 1.4 times as long. Single layers that are narrower or wider, and passes without
     gradients, have not been measured. `using("triton")` selects our kernel for any layer.
     """
-    dtype, num_units = compute_dtype(x_BTD, w_GH), w_GH.shape[1]
-    if not _can_use_kernels(x_BTD.transpose(0, 1), w_GH, dtype):
+    dtype, num_units = compute_dtype(inputs_BTD, weight_GH), weight_GH.shape[1]
+    if not _can_use_kernels(inputs_BTD.transpose(0, 1), weight_GH, dtype):
         return False
     if current_choice().impl == "triton":
         return True
@@ -72,9 +74,9 @@ _MIN_UNITS, _MAX_UNITS = 400, 1150
 
 
 def lstm_stack_scan(
-    x_TBG: Tensor,
-    h_LBH: Tensor,
-    c_LBH: Tensor,
+    inputs_TBG: Tensor,
+    hidden_LBH: Tensor,
+    cell_LBH: Tensor,
     recurrent_weights: Sequence[Tensor],
     upward_weights: Sequence[Tensor],
     biases: Sequence[Tensor],
@@ -82,32 +84,36 @@ def lstm_stack_scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a stack of layers, each of which reads the masked states of the layer below.
 
-    Return the outputs of the last layer for all steps without its mask, h_TBH, and the last states and cells of all
-    layers, h_LBH and c_LBH, at least in float32.
+    Return the outputs of the last layer for all steps without its mask, hidden_TBH, and the last states and cells of
+    all layers, hidden_LBH and cell_LBH, at least in float32.
 
     Args:
-        x_TBG: The contribution of the input to the gates of the first layer, including biases.
-        h_LBH: The states before the first step.
-        c_LBH: The cells before the first step.
-        recurrent_weights: w_GH of every layer.
-        upward_weights: w_GH of every layer but the first, for the state of the layer below.
-        biases: b_G of every layer but the first.
+        inputs_TBG: The contribution of the input to the gates of the first layer, including biases.
+        hidden_LBH: The states before the first step.
+        cell_LBH: The cells before the first step.
+        recurrent_weights: weight_GH of every layer.
+        upward_weights: weight_GH of every layer but the first, for the state of the layer below.
+        biases: bias_G of every layer but the first.
         masks: Factors of the states, for the recurrence and for the layer above: (L, B, H), or (L, 4, B, H) with a mask
             for each gate, or None. They must be scaled by 1 / (1 - rate). They get no gradient.
     """
-    dtype = compute_dtype(x_TBG, recurrent_weights[0])
+    dtype = compute_dtype(inputs_TBG, recurrent_weights[0])
     masks = None if masks is None else masks.detach()
-    with torch.autocast(x_TBG.device.type, enabled=False):
-        if _can_use_kernels(x_TBG, recurrent_weights[0], dtype, num_layers=len(recurrent_weights)):
-            _log_impl("triton, all layers at once", x_TBG, dtype)
-            return _scan_in_kernels(x_TBG, h_LBH, c_LBH, masks, dtype, *recurrent_weights, *upward_weights, *biases)
-        return _scan_layers_separately(x_TBG, h_LBH, c_LBH, recurrent_weights, upward_weights, biases, masks, dtype)
+    with torch.autocast(inputs_TBG.device.type, enabled=False):
+        if _can_use_kernels(inputs_TBG, recurrent_weights[0], dtype, num_layers=len(recurrent_weights)):
+            _log_impl("triton, all layers at once", inputs_TBG, dtype)
+            return _scan_in_kernels(
+                inputs_TBG, hidden_LBH, cell_LBH, masks, dtype, *recurrent_weights, *upward_weights, *biases
+            )
+        return _scan_layers_separately(
+            inputs_TBG, hidden_LBH, cell_LBH, recurrent_weights, upward_weights, biases, masks, dtype
+        )
 
 
 def _scan_layers_separately(
-    x_TBG: Tensor,
-    h_LBH: Tensor,
-    c_LBH: Tensor,
+    inputs_TBG: Tensor,
+    hidden_LBH: Tensor,
+    cell_LBH: Tensor,
     recurrent_weights: Sequence[Tensor],
     upward_weights: Sequence[Tensor],
     biases: Sequence[Tensor],
@@ -115,78 +121,86 @@ def _scan_layers_separately(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     layer_masks = [None] * len(recurrent_weights) if masks is None else list(masks)
-    h_TBH, c_BH = _scan_layer(x_TBG, h_LBH[0], c_LBH[0], recurrent_weights[0], layer_masks[0], dtype)
-    last_h, last_c = [at_least_float32(h_TBH[-1])], [c_BH]
-    for layer, (w_GH, upward_GH, b_G) in enumerate(
+    hidden_TBH, cell_BH = _scan_layer(
+        inputs_TBG, hidden_LBH[0], cell_LBH[0], recurrent_weights[0], layer_masks[0], dtype
+    )
+    last_h, last_c = [at_least_float32(hidden_TBH[-1])], [cell_BH]
+    for layer, (weight_GH, upward_GH, bias_G) in enumerate(
         zip(recurrent_weights[1:], upward_weights, biases, strict=True), start=1
     ):
-        x_TBG = _to_gates(h_TBH, upward_GH.to(dtype), layer_masks[layer - 1], b_G.to(dtype))
-        h_TBH, c_BH = _scan_layer(x_TBG, h_LBH[layer], c_LBH[layer], w_GH, layer_masks[layer], dtype)
-        last_h.append(at_least_float32(h_TBH[-1]))
-        last_c.append(c_BH)
-    return h_TBH, torch.stack(last_h), torch.stack(last_c)
+        inputs_TBG = _to_gates(hidden_TBH, upward_GH.to(dtype), layer_masks[layer - 1], bias_G.to(dtype))
+        hidden_TBH, cell_BH = _scan_layer(
+            inputs_TBG, hidden_LBH[layer], cell_LBH[layer], weight_GH, layer_masks[layer], dtype
+        )
+        last_h.append(at_least_float32(hidden_TBH[-1]))
+        last_c.append(cell_BH)
+    return hidden_TBH, torch.stack(last_h), torch.stack(last_c)
 
 
 def _scan_layer(
-    x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
+    inputs_TBG: Tensor, hidden_BH: Tensor, cell_BH: Tensor, weight_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    use_kernels = _can_use_kernels(x_TBG, w_GH, dtype)
-    _log_impl("triton" if use_kernels else "a loop", x_TBG, dtype)
+    use_kernels = _can_use_kernels(inputs_TBG, weight_GH, dtype)
+    _log_impl("triton" if use_kernels else "a loop", inputs_TBG, dtype)
     if not use_kernels:
-        return lstm_loop(x_TBG, h_BH, c_BH, w_GH, mask, dtype)
-    h_TBH, _, c_LBH = _scan_in_kernels(x_TBG, h_BH[None], c_BH[None], None if mask is None else mask[None], dtype, w_GH)
-    return h_TBH, c_LBH[0]
+        return lstm_loop(inputs_TBG, hidden_BH, cell_BH, weight_GH, mask, dtype)
+    hidden_TBH, _, cell_LBH = _scan_in_kernels(
+        inputs_TBG, hidden_BH[None], cell_BH[None], None if mask is None else mask[None], dtype, weight_GH
+    )
+    return hidden_TBH, cell_LBH[0]
 
 
 def lstm_loop(
-    x_TBG: Tensor, h_BH: Tensor, c_BH: Tensor, w_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
+    inputs_TBG: Tensor, hidden_BH: Tensor, cell_BH: Tensor, weight_GH: Tensor, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Compute `lstm_scan` step by step in plain torch, with products in `dtype`."""
-    w_GH, h_BH, c_BH = w_GH.to(dtype), h_BH.to(dtype), at_least_float32(c_BH)
+    weight_GH, hidden_BH, cell_BH = weight_GH.to(dtype), hidden_BH.to(dtype), at_least_float32(cell_BH)
     outputs: list[Tensor] = []
-    for x_BG in at_least_float32(x_TBG).unbind():
-        i, f, g, o = (x_BG + _to_gates(h_BH, w_GH, mask)).chunk(4, dim=-1)
-        c_BH = f.sigmoid() * c_BH + i.sigmoid() * g.tanh()
-        h_BH = (o.sigmoid() * c_BH.tanh()).to(dtype)
-        outputs.append(h_BH)
-    return torch.stack(outputs), c_BH
+    for inputs_BG in at_least_float32(inputs_TBG).unbind():
+        i, f, g, o = (inputs_BG + _to_gates(hidden_BH, weight_GH, mask)).chunk(4, dim=-1)
+        cell_BH = f.sigmoid() * cell_BH + i.sigmoid() * g.tanh()
+        hidden_BH = (o.sigmoid() * cell_BH.tanh()).to(dtype)
+        outputs.append(hidden_BH)
+    return torch.stack(outputs), cell_BH
 
 
-def _to_gates(h_BH: Tensor, w_GH: Tensor, mask: Tensor | None, bias_G: Tensor | None = None) -> Tensor:
+def _to_gates(hidden_BH: Tensor, weight_GH: Tensor, mask: Tensor | None, bias_G: Tensor | None = None) -> Tensor:
     """Return the contribution of a state, or of the states of all steps, to the gates that read it."""
     if mask is None:
-        return F.linear(h_BH, w_GH, bias_G)
+        return F.linear(hidden_BH, weight_GH, bias_G)
     if mask.dim() == 2:
-        return F.linear((h_BH * mask).to(w_GH.dtype), w_GH, bias_G)
-    masked_4BH = (h_BH.unsqueeze(-3) * mask).to(w_GH.dtype)
-    gates_4BH = torch.matmul(masked_4BH, w_GH.reshape(4, -1, w_GH.shape[1]).mT)
+        return F.linear((hidden_BH * mask).to(weight_GH.dtype), weight_GH, bias_G)
+    masked_4BH = (hidden_BH.unsqueeze(-3) * mask).to(weight_GH.dtype)
+    gates_4BH = torch.matmul(masked_4BH, weight_GH.reshape(4, -1, weight_GH.shape[1]).mT)
     gates_BG = gates_4BH.transpose(-3, -2).flatten(-2)
     return gates_BG if bias_G is None else gates_BG + bias_G
 
 
-def _log_impl(impl: str, x_TBG: Tensor, dtype: torch.dtype) -> None:
+def _log_impl(impl: str, inputs_TBG: Tensor, dtype: torch.dtype) -> None:
     if not torch.compiler.is_compiling():  # a graph cannot log
-        log_once("the recurrence of an LSTM", impl, x_TBG.device.type, dtype)
+        log_once("the recurrence of an LSTM", impl, inputs_TBG.device.type, dtype)
 
 
-def _can_use_kernels(x_TBG: Tensor, w_GH: Tensor, dtype: torch.dtype, num_layers: int = 1) -> bool:
+def _can_use_kernels(inputs_TBG: Tensor, weight_GH: Tensor, dtype: torch.dtype, num_layers: int = 1) -> bool:
     """Return whether the kernels are used. They need a type other than float64, and layers that fit on the device."""
-    if dtype == torch.float64 or not x_TBG.numel() or not should_use_triton(x_TBG.device, dtype):
+    if dtype == torch.float64 or not inputs_TBG.numel() or not should_use_triton(inputs_TBG.device, dtype):
         return False
     from reefknot.kernels.triton_recurrence import LaunchConfig
 
-    return LaunchConfig.choose(x_TBG.shape[1], w_GH.shape[1], dtype, x_TBG.device, num_layers) is not None
+    return (
+        LaunchConfig.choose(inputs_TBG.shape[1], weight_GH.shape[1], dtype, inputs_TBG.device, num_layers) is not None
+    )
 
 
 def _scan_in_kernels(
-    x_TBG: Tensor, h_LBH: Tensor, c_LBH: Tensor, masks: Tensor | None, dtype: torch.dtype, *weights: Tensor
+    inputs_TBG: Tensor, hidden_LBH: Tensor, cell_LBH: Tensor, masks: Tensor | None, dtype: torch.dtype, *weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     apply: Any = _ScanFunction.apply
     if torch.compiler.is_compiling():
         # A kernel whose programs wait for each other cannot be traced. `disable` is not a decorator here, because
         # that would always import the compiler, which takes longer than importing torch.
         apply = torch.compiler.disable(apply)  # type: ignore[no-untyped-call]
-    return cast(tuple[Tensor, Tensor, Tensor], apply(x_TBG, h_LBH, c_LBH, masks, dtype, *weights))
+    return cast(tuple[Tensor, Tensor, Tensor], apply(inputs_TBG, hidden_LBH, cell_LBH, masks, dtype, *weights))
 
 
 class _ScanFunction(torch.autograd.Function):
@@ -198,27 +212,27 @@ class _ScanFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x_TBG: Tensor,
-        h_LBH: Tensor,
-        c_LBH: Tensor,
+        inputs_TBG: Tensor,
+        hidden_LBH: Tensor,
+        cell_LBH: Tensor,
         masks: Tensor | None,
         dtype: torch.dtype,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         from reefknot.kernels.triton_recurrence import run_forward_kernel
 
-        num_matrices = 2 * len(h_LBH) - 1  # recurrent weights of all layers, upward weights of all but the first
-        h_TBH, h_LBH, c_LBH, results = run_forward_kernel(
-            x_TBG, h_LBH, c_LBH, weights[:num_matrices], weights[num_matrices:], masks, dtype
+        num_matrices = 2 * len(hidden_LBH) - 1  # recurrent weights of all layers, upward weights of all but the first
+        hidden_TBH, hidden_LBH, cell_LBH, results = run_forward_kernel(
+            inputs_TBG, hidden_LBH, cell_LBH, weights[:num_matrices], weights[num_matrices:], masks, dtype
         )
         ctx.save_for_backward(masks, *results)
         ctx.set_materialize_grads(False)
         ctx.weight_dtype = weights[0].dtype
-        return h_TBH, h_LBH, c_LBH
+        return hidden_TBH, hidden_LBH, cell_LBH
 
     @staticmethod
     def backward(
-        ctx: Any, g_TBH: Tensor | None, g_h_LBH: Tensor | None, g_c_LBH: Tensor | None
+        ctx: Any, grad_TBH: Tensor | None, grad_hidden_LBH: Tensor | None, grad_cell_LBH: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise ArgumentError(
@@ -231,41 +245,41 @@ class _ScanFunction(torch.autograd.Function):
         results = ForwardResults(*saved)
         num_layers, num_steps, num_rows, num_gates = results.gates.shape
         num_units = num_gates // 4
-        if g_TBH is None:
-            g_TBH = results.gates.new_zeros(num_steps, num_rows, num_units)
-        d_gates_LTB4P, dc_LBH = run_backward_kernel(g_TBH, g_h_LBH, g_c_LBH, masks, results)
-        d_gates_LTBG = d_gates_LTB4P[..., :num_units].flatten(-2)
+        if grad_TBH is None:
+            grad_TBH = results.gates.new_zeros(num_steps, num_rows, num_units)
+        grad_gates_LTB4P, grad_cell_LBH = run_backward_kernel(grad_TBH, grad_hidden_LBH, grad_cell_LBH, masks, results)
+        grad_gates_LTBG = grad_gates_LTB4P[..., :num_units].flatten(-2)
         _, needs_h, _, _, _, *needs_weights = ctx.needs_input_grad
-        dh_LBH = _state_gradients(d_gates_LTBG[:, 0], results.weights, masks) if needs_h else None
+        grad_hidden_LBH = _state_gradients(grad_gates_LTBG[:, 0], results.weights, masks) if needs_h else None
         # In the order of `weights`: recurrent weights of L layers, upward weights of L - 1, biases of L - 1.
         d_recurrent: Sequence[Tensor | None] = [None] * num_layers
         d_upward: Sequence[Tensor | None] = [None] * (num_layers - 1)
         d_biases: Sequence[Tensor | None] = [None] * (num_layers - 1)
         if any(needs_weights[:num_layers]):
             states_before = results.states[:, :-1]
-            d_recurrent = _weight_gradients(d_gates_LTB4P, states_before, num_units, ctx.weight_dtype)
+            d_recurrent = _weight_gradients(grad_gates_LTB4P, states_before, num_units, ctx.weight_dtype)
         if any(needs_weights[num_layers:]):
             states_below = results.states[:-1, 1:]
-            d_upward = _weight_gradients(d_gates_LTB4P[1:], states_below, num_units, ctx.weight_dtype)
-            d_biases = d_gates_LTBG[1:].sum((1, 2), dtype=ctx.weight_dtype).unbind()
+            d_upward = _weight_gradients(grad_gates_LTB4P[1:], states_below, num_units, ctx.weight_dtype)
+            d_biases = grad_gates_LTBG[1:].sum((1, 2), dtype=ctx.weight_dtype).unbind()
         # The first layer's input contributes to its gates by addition, so both have the same gradient.
-        return d_gates_LTBG[0], dh_LBH, dc_LBH, None, None, *d_recurrent, *d_upward, *d_biases
+        return grad_gates_LTBG[0], grad_hidden_LBH, grad_cell_LBH, None, None, *d_recurrent, *d_upward, *d_biases
 
 
-def _state_gradients(d_gates_LBG: Tensor, w_4HP: Tensor, masks: Tensor | None) -> Tensor:
+def _state_gradients(grad_gates_LBG: Tensor, weight_4HP: Tensor, masks: Tensor | None) -> Tensor:
     """Return the gradients of the states before the first step, given the gradients of the first step's gates."""
-    num_layers, num_rows, num_gates = d_gates_LBG.shape
+    num_layers, num_rows, num_gates = grad_gates_LBG.shape
     num_units = num_gates // 4
-    d_gates_L4BH = d_gates_LBG.view(num_layers, num_rows, 4, -1).transpose(1, 2)
-    w_L4HH = w_4HP[:num_layers, ..., :num_units]
-    dh_L4BH = at_least_float32(d_gates_L4BH) @ at_least_float32(w_L4HH)
+    grad_gates_L4BH = grad_gates_LBG.view(num_layers, num_rows, 4, -1).transpose(1, 2)
+    weight_L4HH = weight_4HP[:num_layers, ..., :num_units]
+    grad_hidden_L4BH = at_least_float32(grad_gates_L4BH) @ at_least_float32(weight_L4HH)
     if masks is not None:
-        dh_L4BH = dh_L4BH * masks.view(num_layers, -1, num_rows, num_units)
-    return dh_L4BH.sum(1)
+        grad_hidden_L4BH = grad_hidden_L4BH * masks.view(num_layers, -1, num_rows, num_units)
+    return grad_hidden_L4BH.sum(1)
 
 
 def _weight_gradients(
-    d_gates_LTB4P: Tensor, states_LTBMP: Tensor, num_units: int, dtype: torch.dtype
+    grad_gates_LTB4P: Tensor, states_LTBMP: Tensor, num_units: int, dtype: torch.dtype
 ) -> Sequence[Tensor]:
     """Return the gradients of each layer's weights, given those of all gates and the masked states that they read.
 
@@ -274,11 +288,13 @@ def _weight_gradients(
     num_layers, _, _, num_masks, num_padded = states_LTBMP.shape
     gates_per_mask = 4 * num_padded // num_masks
     # There are Q = L x M products, each over S = T x B steps and rows.
-    d_gates_QGS = d_gates_LTB4P.reshape(num_layers, -1, num_masks, gates_per_mask).permute(0, 2, 3, 1).flatten(0, 1)
+    grad_gates_QGS = (
+        grad_gates_LTB4P.reshape(num_layers, -1, num_masks, gates_per_mask).permute(0, 2, 3, 1).flatten(0, 1)
+    )
     states_QSP = states_LTBMP.reshape(num_layers, -1, num_masks, num_padded).transpose(1, 2).flatten(0, 1)
-    dw_QGP = _batched_matmul(d_gates_QGS, states_QSP, dtype)
-    dw_L4PP = dw_QGP.view(num_layers, 4, num_padded, num_padded)
-    return dw_L4PP[:, :, :num_units, :num_units].reshape(num_layers, -1, num_units).unbind()
+    grad_weight_QGP = _batched_matmul(grad_gates_QGS, states_QSP, dtype)
+    grad_weight_L4PP = grad_weight_QGP.view(num_layers, 4, num_padded, num_padded)
+    return grad_weight_L4PP[:, :, :num_units, :num_units].reshape(num_layers, -1, num_units).unbind()
 
 
 def _batched_matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

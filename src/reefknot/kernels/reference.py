@@ -19,26 +19,26 @@ from torch import Tensor
 from reefknot.kernels.scores import IGNORE, at_least_float32, is_class, mask_ignored, matmul_wide
 
 
-def linear_scores(h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
+def linear_scores(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
     """Return the scores h W^T + b, (N, V), at least in float32.
 
     Under autocast, the operands are rounded to the type of autocast but the scores stay in float32, as in the
     block-wise functions, so that all functions give the same scores.
     """
-    dtype = compute_dtype(h_ND, w_VD)
-    with torch.autocast(h_ND.device.type, enabled=False):
-        scores_NV = cast(Tensor, _WideMatmul.apply(h_ND.to(dtype), w_VD.to(dtype)))  # type: ignore[no-untyped-call]
-        return scores_NV if b_V is None else scores_NV + b_V
+    dtype = compute_dtype(hidden_ND, weight_VD)
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        scores_NV = cast(Tensor, _WideMatmul.apply(hidden_ND.to(dtype), weight_VD.to(dtype)))  # type: ignore[no-untyped-call]
+        return scores_NV if bias_V is None else scores_NV + bias_V
 
 
-def compute_dtype(h_ND: Tensor, w_VD: Tensor) -> torch.dtype:
+def compute_dtype(hidden_ND: Tensor, weight_VD: Tensor) -> torch.dtype:
     """Return the type of the matrix products: the type of autocast, or the wider of the two operands' types.
 
     Gradients of scores do not fit the range of float16, so float16 is multiplied in float32.
     """
-    dtype = torch.promote_types(h_ND.dtype, w_VD.dtype)
-    if dtype != torch.float64 and torch.is_autocast_enabled(h_ND.device.type):
-        dtype = torch.get_autocast_dtype(h_ND.device.type)
+    dtype = torch.promote_types(hidden_ND.dtype, weight_VD.dtype)
+    if dtype != torch.float64 and torch.is_autocast_enabled(hidden_ND.device.type):
+        dtype = torch.get_autocast_dtype(hidden_ND.device.type)
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -46,41 +46,43 @@ class _WideMatmul(torch.autograd.Function):
     """The product h W^T in float32 or wider, even for half-precision matrices, and its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, h_ND: Tensor, w_VD: Tensor) -> Tensor:
-        ctx.save_for_backward(h_ND, w_VD)
-        return matmul_wide(h_ND, w_VD.T)
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden_ND, weight_VD)
+        return matmul_wide(hidden_ND, weight_VD.T)
 
     @staticmethod
-    def backward(ctx: Any, g_NV: Tensor) -> tuple[Tensor, Tensor]:
-        h_ND, w_VD = ctx.saved_tensors
-        g_NV = g_NV.to(h_ND.dtype)
-        return matmul_wide(g_NV, w_VD).to(h_ND.dtype), matmul_wide(g_NV.T, h_ND).to(w_VD.dtype)
+    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_ND, weight_VD = ctx.saved_tensors
+        grad_NV = grad_NV.to(hidden_ND.dtype)
+        return matmul_wide(grad_NV, weight_VD).to(hidden_ND.dtype), matmul_wide(grad_NV.T, hidden_ND).to(
+            weight_VD.dtype
+        )
 
 
 def reference_losses(
-    h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, tau: float | None
+    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, tau: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute `row_losses` straight from its formulas.
 
     Return the negative log-likelihoods, the log-sum-exps and, if `tau` is given, the log-sum-exps of
     (s - mean(s)) / tau, where s are the scores without bias. Each result has shape (N,).
     """
-    logits_NV = linear_scores(h_ND, w_VD, None)
+    logits_NV = linear_scores(hidden_ND, weight_VD, None)
     lse_tau_N = None
     if tau is not None:
         centred_NV = logits_NV - logits_NV.mean(-1, keepdim=True)
         lse_tau_N = torch.logsumexp(centred_NV / tau, dim=-1)
-    if b_V is not None:
-        logits_NV = logits_NV + b_V
-    return _cross_entropy(logits_NV, y_N), torch.logsumexp(logits_NV, dim=-1), lse_tau_N
+    if bias_V is not None:
+        logits_NV = logits_NV + bias_V
+    return _cross_entropy(logits_NV, targets_N), torch.logsumexp(logits_NV, dim=-1), lse_tau_N
 
 
-def _cross_entropy(logits_NV: Tensor, y_N: Tensor) -> Tensor:
+def _cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """Return the losses of the rows: zero for ignored targets, NaN for targets that are out of range."""
     num_classes = logits_NV.shape[1]
-    valid_N = y_N.where(is_class(y_N, num_classes), IGNORE)
+    valid_N = targets_N.where(is_class(targets_N, num_classes), IGNORE)
     nll_N = F.cross_entropy(logits_NV, valid_N, reduction="none", ignore_index=IGNORE)
-    return mask_ignored(nll_N, y_N, num_classes)
+    return mask_ignored(nll_N, targets_N, num_classes)
 
 
 def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: float) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,7 @@ def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tenso
     under q_u = softmax(keys . query_u / tau), and mean is the mean of all values.
     """
     log_q_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
-    q_UV = log_q_UV.exp()
+    probs_UV = log_q_UV.exp()
     with torch.autocast(queries_UD.device.type, enabled=False):
-        mean_UC = (q_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC)
-    return mean_UC, (q_UV * log_q_UV).sum(-1)
+        mean_UC = (probs_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC)
+    return mean_UC, (probs_UV * log_q_UV).sum(-1)

@@ -125,72 +125,85 @@ class TorchBackend:
         """Return the least number of rows for which a block with all classes is worth it (see `BlockCosts`)."""
         return 64
 
-    def needs_widening(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
+    def needs_widening(self, hidden_ND: Tensor, dtype: torch.dtype) -> bool:
         """Return whether class vectors are copied to a wider type to compute scores."""
-        return needs_widening(h_ND, dtype)
+        return needs_widening(hidden_ND, dtype)
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
         """Return the bytes per score of a block: here for the score, its softmax and a temporary."""
         return 3 * accumulation_dtype(dtype).itemsize
 
     def target_scores(
-        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        centre_D: Tensor | None = None,
     ) -> Tensor:
         """Return the score of each row's target, or of class 0 if the row has none.
 
         `w` may have any type. If `centre` is given, it is subtracted from every class vector.
         """
-        y_N = safe_class_ids(y_N, w_VD.shape[0])
-        target_ND = w_VD[y_N] if centre_D is None else w_VD[y_N] - centre_D
-        z_N = (at_least_float32(h_ND) * target_ND.to(h_ND.dtype)).sum(-1)
-        return z_N if b_V is None else z_N + b_V[y_N].to(z_N.dtype)
+        targets_N = safe_class_ids(targets_N, weight_VD.shape[0])
+        target_ND = weight_VD[targets_N] if centre_D is None else weight_VD[targets_N] - centre_D
+        scores_N = (at_least_float32(hidden_ND) * target_ND.to(hidden_ND.dtype)).sum(-1)
+        return scores_N if bias_V is None else scores_N + bias_V[targets_N].to(scores_N.dtype)
 
-    def loss_and_gradient(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> LossAndGradient:
+    def loss_and_gradient(
+        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor
+    ) -> LossAndGradient:
         """Return losses and gradients of rows, given all classes. A row without a target has scale 0."""
-        logp_NV = torch.log_softmax(self._compute_scores(h_ND, w_VD, b_V), dim=-1)
-        num_classes = w_VD.shape[0]
-        index_N1 = safe_class_ids(y_N, num_classes)[:, None]
-        nll_N = -logp_NV.gather(1, index_N1)[:, 0]
+        log_probs_NV = torch.log_softmax(self._compute_scores(hidden_ND, weight_VD, bias_V), dim=-1)
+        num_classes = weight_VD.shape[0]
+        index_N1 = safe_class_ids(targets_N, num_classes)[:, None]
+        nll_N = -log_probs_NV.gather(1, index_N1)[:, 0]
         # The gradient of the loss is p - 1 at the target and p elsewhere.
-        g_NV = logp_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((y_N.shape[0], 1), -1.0))
-        scale_N = is_class(y_N, num_classes).to(nll_N.dtype)
-        return LossAndGradient(g_NV.to(h_ND.dtype), mask_ignored(nll_N, y_N, num_classes), scale_N)
+        grad_NV = log_probs_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((targets_N.shape[0], 1), -1.0))
+        scale_N = is_class(targets_N, num_classes).to(nll_N.dtype)
+        return LossAndGradient(grad_NV.to(hidden_ND.dtype), mask_ignored(nll_N, targets_N, num_classes), scale_N)
 
     def normalisers(
-        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
+        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the log-sum-exps, (N,), of the scores if `plain`, and of (scores without bias) / tau if given."""
-        z_NV = self._compute_scores(h_ND, w_VD, None)
-        lse_tau_N = None if tau is None else torch.logsumexp(z_NV / tau, dim=-1)
-        if b_V is not None:
-            z_NV += b_V
-        return torch.logsumexp(z_NV, dim=-1) if plain else None, lse_tau_N
+        scores_NV = self._compute_scores(hidden_ND, weight_VD, None)
+        lse_tau_N = None if tau is None else torch.logsumexp(scores_NV / tau, dim=-1)
+        if bias_V is not None:
+            scores_NV += bias_V
+        return torch.logsumexp(scores_NV, dim=-1) if plain else None, lse_tau_N
 
     def score_gradient(
-        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: GradientTerms, bias_gradient: bool
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        terms: GradientTerms,
+        bias_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the block's scores, (N, V), and, if `bias_gradient`, of its biases, (V,)."""
-        z_NV = self._compute_scores(h_ND, w_VD, None)
+        scores_NV = self._compute_scores(hidden_ND, weight_VD, None)
         tempered_NV = None
         if terms.tempered_weight is not None and terms.lse_tau is not None:
-            tempered_NV = (z_NV / terms.tau).sub_(terms.lse_tau[:, None]).exp_().sub_(terms.uniform)
+            tempered_NV = (scores_NV / terms.tau).sub_(terms.lse_tau[:, None]).exp_().sub_(terms.uniform)
             tempered_NV *= terms.tempered_weight[:, None]
         if terms.lse is None or terms.plain_weight is None or terms.target_weight is None:
             assert tempered_NV is not None
-            return tempered_NV.to(h_ND.dtype), None
-        if b_V is not None:
-            z_NV += b_V
-        g_NV = z_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain_weight[:, None])
-        num_classes = w_VD.shape[0]
-        weight_N = terms.target_weight.where(is_class(y_N, num_classes), 0.0).to(g_NV.dtype)
-        g_NV.scatter_add_(1, safe_class_ids(y_N, num_classes)[:, None], -weight_N[:, None])
-        db_V = g_NV.sum(0) if bias_gradient else None
+            return tempered_NV.to(hidden_ND.dtype), None
+        if bias_V is not None:
+            scores_NV += bias_V
+        grad_NV = scores_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain_weight[:, None])
+        num_classes = weight_VD.shape[0]
+        weight_N = terms.target_weight.where(is_class(targets_N, num_classes), 0.0).to(grad_NV.dtype)
+        grad_NV.scatter_add_(1, safe_class_ids(targets_N, num_classes)[:, None], -weight_N[:, None])
+        grad_bias_V = grad_NV.sum(0) if bias_gradient else None
         if tempered_NV is not None:
-            g_NV += tempered_NV
-        return g_NV.to(h_ND.dtype), db_V
+            grad_NV += tempered_NV
+        return grad_NV.to(hidden_ND.dtype), grad_bias_V
 
     def soft_target_gradients(
-        self, queries_ND: Tensor, g_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
+        self, queries_ND: Tensor, grad_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
     ) -> Tensor:
         """Return two matrices as one, (2N, V): q - uniform, and below it dz.
 
@@ -198,13 +211,13 @@ class TorchBackend:
         has two sources: the mean of the values under q, whose gradient is `g_mean`, and the negative entropy of q. See
         `soft_target`.
         """
-        logq_NV = self._compute_scores(queries_ND, keys_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
-        dz_NV = matmul_wide(g_mean_NC, values_VC.T)
-        dz_NV.addcmul_(logq_NV, terms.negentropy_gradient[:, None]).sub_(terms.expected_gradient[:, None])
-        q_NV = logq_NV.exp_()
-        dz_NV.mul_(q_NV).div_(terms.tau)
+        log_probs_NV = self._compute_scores(queries_ND, keys_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
+        grad_scores_NV = matmul_wide(grad_mean_NC, values_VC.T)
+        grad_scores_NV.addcmul_(log_probs_NV, terms.negentropy_gradient[:, None]).sub_(terms.expected_gradient[:, None])
+        probs_NV = log_probs_NV.exp_()
+        grad_scores_NV.mul_(probs_NV).div_(terms.tau)
         dtype = queries_ND.dtype
-        return torch.cat([q_NV.sub_(terms.uniform).to(dtype), dz_NV.to(dtype)])
+        return torch.cat([probs_NV.sub_(terms.uniform).to(dtype), grad_scores_NV.to(dtype)])
 
     def scale_in_place(self, x: Tensor, factor: Tensor) -> None:
         """Multiply x by a factor in place. The factor is not rounded to the type of x."""
@@ -217,31 +230,31 @@ class TorchBackend:
         if value != 1:
             x.mul_(value)
 
-    def _compute_scores(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None) -> Tensor:
+    def _compute_scores(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return the scores as a new tensor, at least in float32.
 
         The bias is added in that type. If it were rounded to half precision with the product, scores would depend on
         which function computes them.
         """
-        if b_V is not None and b_V.dtype == h_ND.dtype:
-            return torch.addmm(b_V, h_ND, w_VD.T)
-        z_NV = matmul_wide(h_ND, w_VD.T)
-        return z_NV if b_V is None else z_NV.add_(b_V)
+        if bias_V is not None and bias_V.dtype == hidden_ND.dtype:
+            return torch.addmm(bias_V, hidden_ND, weight_VD.T)
+        scores_NV = matmul_wide(hidden_ND, weight_VD.T)
+        return scores_NV if bias_V is None else scores_NV.add_(bias_V)
 
 
-def is_class(y_N: Tensor, num_classes: int) -> Tensor:
+def is_class(targets_N: Tensor, num_classes: int) -> Tensor:
     """Return a mask of the targets that are classes: neither ignored nor out of range."""
-    return (y_N >= 0) & (y_N < num_classes)
+    return (targets_N >= 0) & (targets_N < num_classes)
 
 
-def safe_class_ids(y_N: Tensor, num_classes: int) -> Tensor:
+def safe_class_ids(targets_N: Tensor, num_classes: int) -> Tensor:
     """Return the targets with 0 in place of those that are not classes, so that they can be used as indices."""
-    return y_N.where(is_class(y_N, num_classes), 0)
+    return targets_N.where(is_class(targets_N, num_classes), 0)
 
 
-def mask_ignored(nll_N: Tensor, y_N: Tensor, num_classes: int) -> Tensor:
+def mask_ignored(nll_N: Tensor, targets_N: Tensor, num_classes: int) -> Tensor:
     """Return the losses with zero for ignored targets, and NaN for targets that are out of range."""
-    return nll_N.where(is_class(y_N, num_classes), torch.where(y_N == IGNORE, 0.0, torch.nan))
+    return nll_N.where(is_class(targets_N, num_classes), torch.where(targets_N == IGNORE, 0.0, torch.nan))
 
 
 # -- products ------------------------------------------------------------------------------------------------------
@@ -291,31 +304,31 @@ def add_matmul(out: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
         out.add_(torch.mm(a, b))
 
 
-def add_row_gradient(out_ND: Tensor, g_NV: Tensor, w_VD: Tensor, overwrite: bool) -> None:
+def add_row_gradient(out_ND: Tensor, grad_NV: Tensor, weight_VD: Tensor, overwrite: bool) -> None:
     """Compute out = g W if `overwrite`, else out += g W: the gradient of the rows."""
-    aligned = _count_aligned_classes(g_NV)
-    add_matmul(out_ND, g_NV[:, :aligned], w_VD[:aligned], overwrite)
-    if aligned < w_VD.shape[0]:
-        add_matmul(out_ND, g_NV[:, aligned:], w_VD[aligned:], overwrite=False)
+    aligned = _count_aligned_classes(grad_NV)
+    add_matmul(out_ND, grad_NV[:, :aligned], weight_VD[:aligned], overwrite)
+    if aligned < weight_VD.shape[0]:
+        add_matmul(out_ND, grad_NV[:, aligned:], weight_VD[aligned:], overwrite=False)
 
 
-def add_class_gradient(out_VD: Tensor, g_NV: Tensor, h_ND: Tensor, overwrite: bool) -> None:
+def add_class_gradient(out_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor, overwrite: bool) -> None:
     """Compute out = g^T h if `overwrite`, else out += g^T h: the gradient of the classes."""
-    aligned = _count_aligned_classes(g_NV)
-    add_matmul(out_VD[:aligned], g_NV[:, :aligned].T, h_ND, overwrite)
+    aligned = _count_aligned_classes(grad_NV)
+    add_matmul(out_VD[:aligned], grad_NV[:, :aligned].T, hidden_ND, overwrite)
     if aligned < out_VD.shape[0]:
-        add_matmul(out_VD[aligned:], g_NV[:, aligned:].T, h_ND, overwrite)
+        add_matmul(out_VD[aligned:], grad_NV[:, aligned:].T, hidden_ND, overwrite)
 
 
-def _count_aligned_classes(g_NV: Tensor) -> int:
+def _count_aligned_classes(grad_NV: Tensor) -> int:
     """Return the number of classes that a GPU's matrix units process at full speed.
 
     An odd number would make the whole product slow, so the last few classes get a separate product.
     """
-    num_classes, size = g_NV.shape[1], g_NV.element_size()
+    num_classes, size = grad_NV.shape[1], grad_NV.element_size()
     multiple = 16 // size  # classes per 16 bytes
     # With float32 rows that are not aligned the whole product is slow anyway.
-    if not g_NV.is_cuda or size > 4 or num_classes < multiple or (size == 4 and g_NV.stride(0) % multiple):
+    if not grad_NV.is_cuda or size > 4 or num_classes < multiple or (size == 4 and grad_NV.stride(0) % multiple):
         return num_classes
     return num_classes // multiple * multiple
 

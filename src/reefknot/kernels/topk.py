@@ -22,7 +22,7 @@ _BYTES_PER_SCORE = 12
 
 
 def linear_topk(
-    h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, log_prior_NK: Tensor | None = None
+    hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, k: int, log_prior_NK: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities and ids of each token's k best classes, (N, k) each, best first.
 
@@ -30,49 +30,54 @@ def linear_topk(
     normalisers.
 
     Args:
-        h_RD: Hidden states. For a mixture, K consecutive rows per token.
-        w_VD: One vector per class.
-        b_V: One bias per class, or None.
+        hidden_RD: Hidden states. For a mixture, K consecutive rows per token.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
         k: Number of classes to return.
         log_prior_NK: For a mixture, the logarithms of the experts' weights; otherwise None.
     """
-    num_rows, num_classes, device = h_RD.shape[0], w_VD.shape[0], h_RD.device
+    num_rows, num_classes, device = hidden_RD.shape[0], weight_VD.shape[0], hidden_RD.device
     num_experts = 1
     offset_R = None
     if log_prior_NK is not None:
         num_experts = log_prior_NK.shape[1]
         no_targets = torch.full((num_rows,), IGNORE, device=device)
         # score + offset = log(prior of the expert x probability of the class)
-        offset_R = log_prior_NK.flatten() - row_losses(h_RD, w_VD, b_V, no_targets).lse
+        offset_R = log_prior_NK.flatten() - row_losses(hidden_RD, weight_VD, bias_V, no_targets).lse
     costs = BlockCosts(bytes_per_score=_BYTES_PER_SCORE)
     block_size = choose_block_size(num_rows, num_classes, costs, current_choice().budget(device), group=num_experts)
     values, ids = [], []
     for rows in block_size.row_slices(num_rows):
         offset_NK1 = None if offset_R is None else offset_R[rows].view(-1, num_experts, 1)
-        block_values, block_ids = _topk_of_rows(h_RD[rows], w_VD, b_V, k, offset_NK1, block_size)
+        block_values, block_ids = _topk_of_rows(hidden_RD[rows], weight_VD, bias_V, k, offset_NK1, block_size)
         values.append(block_values)
         ids.append(block_ids)
     if not values:
-        no_values = h_RD.new_zeros(0, k, dtype=accumulation_dtype(h_RD.dtype))
+        no_values = hidden_RD.new_zeros(0, k, dtype=accumulation_dtype(hidden_RD.dtype))
         return no_values, torch.zeros(0, k, dtype=torch.long, device=device)
     return torch.cat(values), torch.cat(ids)
 
 
 def _topk_of_rows(
-    h_RD: Tensor, w_VD: Tensor, b_V: Tensor | None, k: int, offset_NK1: Tensor | None, block_size: BlockSize
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    k: int,
+    offset_NK1: Tensor | None,
+    block_size: BlockSize,
 ) -> tuple[Tensor, Tensor]:
     """Return the best classes of some rows, searching one block of classes after the other.
 
     If `offset_NK1` is given, the experts of a mixture are combined first.
     """
     best_values, best_ids, normalisers = [], [], []
-    for classes in block_size.class_slices(w_VD.shape[0]):
-        z_NV = linear_scores(h_RD, w_VD[classes], None if b_V is None else b_V[classes])
+    for classes in block_size.class_slices(weight_VD.shape[0]):
+        scores_NV = linear_scores(hidden_RD, weight_VD[classes], None if bias_V is None else bias_V[classes])
         if offset_NK1 is None:
-            normalisers.append(torch.logsumexp(z_NV, dim=-1))
+            normalisers.append(torch.logsumexp(scores_NV, dim=-1))
         else:
-            z_NV = torch.logsumexp(z_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
-        values_Nk, ids_Nk = z_NV.topk(min(k, z_NV.shape[1]))
+            scores_NV = torch.logsumexp(scores_NV.view(*offset_NK1.shape[:2], -1) + offset_NK1, dim=1)
+        values_Nk, ids_Nk = scores_NV.topk(min(k, scores_NV.shape[1]))
         best_values.append(values_Nk)
         best_ids.append(ids_Nk + classes.start)
     # The best of all classes are among the best of the blocks.

@@ -54,13 +54,13 @@ def update_batch(input_VD: Tensor, output_VD: Tensor, contexts_N: Tensor, target
         targets_NT: The targets of each pair: first the centre, then the negatives.
         rates_NT: The learning rate of each target, or 0 to skip it.
     """
-    v_ND, u_NTD = input_VD[contexts_N], output_VD[targets_NT]
-    scores_NT = torch.bmm(u_NTD, v_ND[:, :, None])[:, :, 0]
-    p_NT = scores_NT.sigmoid()
-    p_NT = torch.where(scores_NT.abs() > CLIP, (scores_NT > 0).to(p_NT.dtype), p_NT)
-    g_NT = -p_NT
-    g_NT[:, 0] += 1.0
-    g_NT *= rates_NT
-    e_ND = torch.bmm(g_NT[:, None], u_NTD)[:, 0]
-    output_VD.index_add_(0, targets_NT.flatten(), (g_NT[:, :, None] * v_ND[:, None]).flatten(0, 1))
-    input_VD.index_add_(0, contexts_N, e_ND)
+    context_vectors_ND, target_vectors_NTD = input_VD[contexts_N], output_VD[targets_NT]
+    scores_NT = torch.bmm(target_vectors_NTD, context_vectors_ND[:, :, None])[:, :, 0]
+    probs_NT = scores_NT.sigmoid()
+    probs_NT = torch.where(scores_NT.abs() > CLIP, (scores_NT > 0).to(probs_NT.dtype), probs_NT)
+    grad_NT = -probs_NT
+    grad_NT[:, 0] += 1.0
+    grad_NT *= rates_NT
+    grad_context_ND = torch.bmm(grad_NT[:, None], target_vectors_NTD)[:, 0]
+    output_VD.index_add_(0, targets_NT.flatten(), (grad_NT[:, :, None] * context_vectors_ND[:, None]).flatten(0, 1))
+    input_VD.index_add_(0, contexts_N, grad_context_ND)

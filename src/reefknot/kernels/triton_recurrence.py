@@ -41,9 +41,9 @@ class ForwardResults(NamedTuple):
 
 
 def run_forward_kernel(
-    x_TBG: Tensor,
-    h_LBH: Tensor,
-    c_LBH: Tensor,
+    inputs_TBG: Tensor,
+    hidden_LBH: Tensor,
+    cell_LBH: Tensor,
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     masks: Tensor | None,
@@ -55,78 +55,82 @@ def run_forward_kernel(
     needs.
 
     Args:
-        x_TBG: The contribution of the input to the gates of the first layer, including biases.
-        h_LBH: The states before the first step.
-        c_LBH: The cells before the first step.
-        weights: Recurrent weights w_GH of all layers, then the upward weights of all layers but the first.
-        biases: b_G of all layers but the first.
+        inputs_TBG: The contribution of the input to the gates of the first layer, including biases.
+        hidden_LBH: The states before the first step.
+        cell_LBH: The cells before the first step.
+        weights: Recurrent weights weight_GH of all layers, then the upward weights of all layers but the first.
+        biases: bias_G of all layers but the first.
         masks: Factors of the states, (L, B, H) or (L, 4, B, H), or None.
         dtype: The type of the matrix products.
     """
-    num_steps, (num_layers, num_rows, num_units) = len(x_TBG), h_LBH.shape
-    run = _KernelRun(num_layers, num_steps, num_rows, num_units, masks, dtype, x_TBG.device)
+    num_steps, (num_layers, num_rows, num_units) = len(inputs_TBG), hidden_LBH.shape
+    run = _KernelRun(num_layers, num_steps, num_rows, num_units, masks, dtype, inputs_TBG.device)
     states = run.allocate_padded(num_layers, num_steps + 1, num_rows, run.num_masks)
     first_states = states[:, 0, :, :, :num_units]
     if masks is None:
-        first_states.copy_(h_LBH[:, :, None])
+        first_states.copy_(hidden_LBH[:, :, None])
     else:
         masks_LBMH = masks.view(num_layers, run.num_masks, num_rows, num_units).transpose(1, 2)
-        torch.mul(h_LBH[:, :, None], masks_LBMH, out=first_states)
-    cells = x_TBG.new_empty(num_layers, num_steps + 1, num_rows, num_units, dtype=torch.float32)
-    cells[:, 0] = c_LBH
-    gates = x_TBG.new_empty(num_layers, *x_TBG.shape, dtype=dtype)
-    h_TBH = x_TBG.new_empty(num_steps, num_rows, num_units, dtype=dtype)
-    last_h, last_c = (x_TBG.new_empty(h_LBH.shape, dtype=torch.float32) for _ in range(2))
-    w_4HP = run.pad_weights(torch.stack(list(weights)).view(-1, 4, num_units, num_units))
+        torch.mul(hidden_LBH[:, :, None], masks_LBMH, out=first_states)
+    cells = inputs_TBG.new_empty(num_layers, num_steps + 1, num_rows, num_units, dtype=torch.float32)
+    cells[:, 0] = cell_LBH
+    gates = inputs_TBG.new_empty(num_layers, *inputs_TBG.shape, dtype=dtype)
+    hidden_TBH = inputs_TBG.new_empty(num_steps, num_rows, num_units, dtype=dtype)
+    last_h, last_c = (inputs_TBG.new_empty(hidden_LBH.shape, dtype=torch.float32) for _ in range(2))
+    weight_4HP = run.pad_weights(torch.stack(list(weights)).view(-1, 4, num_units, num_units))
     bias = torch.stack(list(biases)) if biases else None
     run.launch(
         forward_kernel,
-        x_ptr=x_TBG.contiguous(),
-        w_ptr=w_4HP,
+        x_ptr=inputs_TBG.contiguous(),
+        w_ptr=weight_4HP,
         bias_ptr=bias,
         mask_ptr=run.masks,
         states_ptr=states,
         cells_ptr=cells,
         gates_ptr=gates,
-        h_ptr=h_TBH,
+        h_ptr=hidden_TBH,
         last_h_ptr=last_h,
         last_c_ptr=last_c,
     )
-    return h_TBH, last_h, last_c, ForwardResults(states, cells, gates, w_4HP)
+    return hidden_TBH, last_h, last_c, ForwardResults(states, cells, gates, weight_4HP)
 
 
 def run_backward_kernel(
-    g_TBH: Tensor, g_h_LBH: Tensor | None, g_c_LBH: Tensor | None, masks: Tensor | None, saved: ForwardResults
+    grad_TBH: Tensor,
+    grad_hidden_LBH: Tensor | None,
+    grad_cell_LBH: Tensor | None,
+    masks: Tensor | None,
+    saved: ForwardResults,
 ) -> tuple[Tensor, Tensor]:
     """Compute the backward pass of all layers.
 
     Return the gradients of all gates, (L, T, B, 4, P), and of the cells before the first step, (L, B, H).
 
     Args:
-        g_TBH: Gradients of the outputs.
-        g_h_LBH: Gradients of the last states, or None.
-        g_c_LBH: Gradients of the last cells, or None.
+        grad_TBH: Gradients of the outputs.
+        grad_hidden_LBH: Gradients of the last states, or None.
+        grad_cell_LBH: Gradients of the last cells, or None.
         masks: The masks of the forward pass, or None.
         saved: The results of `run_forward_kernel` for the backward pass.
     """
-    num_steps = len(g_TBH)
+    num_steps = len(grad_TBH)
     num_layers, _, num_rows, num_units = saved.cells.shape
-    run = _KernelRun(num_layers, num_steps, num_rows, num_units, masks, saved.gates.dtype, g_TBH.device)
+    run = _KernelRun(num_layers, num_steps, num_rows, num_units, masks, saved.gates.dtype, grad_TBH.device)
     d_gates = run.allocate_padded(num_layers, num_steps, num_rows, 4)
-    dc_LBH = g_TBH.new_empty(num_layers, num_rows, num_units, dtype=torch.float32)
+    grad_cell_LBH = grad_TBH.new_empty(num_layers, num_rows, num_units, dtype=torch.float32)
     run.launch(
         backward_kernel,
-        g_ptr=g_TBH.contiguous(),
-        g_last_h_ptr=None if g_h_LBH is None else g_h_LBH.contiguous(),
-        g_last_c_ptr=None if g_c_LBH is None else g_c_LBH.contiguous(),
+        g_ptr=grad_TBH.contiguous(),
+        g_last_h_ptr=None if grad_hidden_LBH is None else grad_hidden_LBH.contiguous(),
+        g_last_c_ptr=None if grad_cell_LBH is None else grad_cell_LBH.contiguous(),
         w_ptr=run.pad_weights(saved.weights[..., :num_units].mT),
         mask_ptr=run.masks,
         cells_ptr=saved.cells,
         gates_ptr=saved.gates,
         d_ptr=d_gates,
-        dc_ptr=dc_LBH,
+        dc_ptr=grad_cell_LBH,
     )
-    return d_gates, dc_LBH
+    return d_gates, grad_cell_LBH
 
 
 class _KernelRun:
@@ -160,13 +164,13 @@ class _KernelRun:
         allocate = torch.empty if self.num_padded == self.num_units else torch.zeros
         return allocate(*shape, self.num_padded, dtype=self.dtype, device=self.device)
 
-    def pad_weights(self, w_4HH: Tensor) -> Tensor:
+    def pad_weights(self, weight_4HH: Tensor) -> Tensor:
         """Return weights as the kernels read them: in the type of the products, with padded rows."""
         if self.num_padded == self.num_units:
-            return w_4HH.to(self.dtype).contiguous()
-        w_4HP = self.allocate_padded(*w_4HH.shape[:-1])
-        w_4HP[..., : self.num_units] = w_4HH
-        return w_4HP
+            return weight_4HH.to(self.dtype).contiguous()
+        weight_4HP = self.allocate_padded(*weight_4HH.shape[:-1])
+        weight_4HP[..., : self.num_units] = weight_4HH
+        return weight_4HP
 
     def launch(self, kernel: Any, **tensors: Tensor | None) -> None:
         """Launch a kernel until all steps, layers and tiles are computed. `tensors` go to the kernel by name."""

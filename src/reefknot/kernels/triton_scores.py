@@ -50,7 +50,7 @@ class TritonBackend(TorchBackend):
         # Torch's products of float32 matrices are fast with few rows. The kernels need several tiles of rows.
         return super().min_rows(dtype) if dtype == torch.float32 else 512
 
-    def needs_widening(self, h_ND: Tensor, dtype: torch.dtype) -> bool:
+    def needs_widening(self, hidden_ND: Tensor, dtype: torch.dtype) -> bool:
         return False
 
     def bytes_per_score(self, dtype: torch.dtype, gradients: bool) -> float:
@@ -58,50 +58,57 @@ class TritonBackend(TorchBackend):
         return dtype.itemsize if gradients or dtype == torch.float32 else 0.1
 
     def target_scores(
-        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, centre_D: Tensor | None = None
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        centre_D: Tensor | None = None,
     ) -> Tensor:
-        num_rows, dim = h_ND.shape
-        out_N = h_ND.new_empty(num_rows, dtype=torch.float32)
+        num_rows, dim = hidden_ND.shape
+        out_N = hidden_ND.new_empty(num_rows, dtype=torch.float32)
         target_scores_kernel[(num_rows,)](
-            h_ptr=h_ND,
-            w_ptr=w_VD.contiguous(),
-            b_ptr=_contiguous(b_V),
-            y_ptr=y_N.contiguous(),
+            h_ptr=hidden_ND,
+            w_ptr=weight_VD.contiguous(),
+            b_ptr=_contiguous(bias_V),
+            y_ptr=targets_N.contiguous(),
             centre_ptr=centre_D,
             out_ptr=out_N,
-            V=w_VD.shape[0],
+            V=weight_VD.shape[0],
             D=dim,
             BLOCK_D=min(triton.next_power_of_2(dim), 1024),
-            BIAS=b_V is not None,
+            BIAS=bias_V is not None,
             CENTRED=centre_D is not None,
             num_warps=4,
         )
         return out_N
 
-    def loss_and_gradient(self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor) -> LossAndGradient:
-        tiles = _TileConfig.choose(h_ND, w_VD)
-        num_rows, num_classes = h_ND.shape[0], w_VD.shape[0]
+    def loss_and_gradient(
+        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor
+    ) -> LossAndGradient:
+        tiles = _TileConfig.choose(hidden_ND, weight_VD)
+        num_rows, num_classes = hidden_ND.shape[0], weight_VD.shape[0]
         num_tiles = tiles.count_tiles(num_classes)
-        b_V, y_N = _contiguous(b_V), y_N.contiguous()
-        target_score_N = self.target_scores(h_ND, w_VD, b_V, y_N)
-        out_NV = tiles.allocate_block(h_ND, w_VD)
-        shifts_NT, sums_NT = h_ND.new_empty(2, num_rows, num_tiles, dtype=torch.float32).unbind()
-        nll_N, scale_N = h_ND.new_empty(2, num_rows, dtype=torch.float32).unbind()
+        bias_V, targets_N = _contiguous(bias_V), targets_N.contiguous()
+        target_score_N = self.target_scores(hidden_ND, weight_VD, bias_V, targets_N)
+        out_NV = tiles.allocate_block(hidden_ND, weight_VD)
+        shifts_NT, sums_NT = hidden_ND.new_empty(2, num_rows, num_tiles, dtype=torch.float32).unbind()
+        nll_N, scale_N = hidden_ND.new_empty(2, num_rows, dtype=torch.float32).unbind()
         tiles.launch(
             loss_and_gradient_kernel,
-            inputs={"h": h_ND, "w": w_VD},
+            inputs={"h": hidden_ND, "w": weight_VD},
             outputs={"out": out_NV},
-            b_ptr=b_V,
-            y_ptr=y_N,
+            b_ptr=bias_V,
+            y_ptr=targets_N,
             target_scores_ptr=target_score_N,
             shifts_ptr=shifts_NT,
             sums_ptr=sums_NT,
             stride=out_NV.stride(0),
-            BIAS=b_V is not None,
-            DTYPE=_TRITON_DTYPES[h_ND.dtype],
+            BIAS=bias_V is not None,
+            DTYPE=_TRITON_DTYPES[hidden_ND.dtype],
         )
         finish_rows_kernel[(num_rows,)](
-            y_ptr=y_N,
+            y_ptr=targets_N,
             out_ptr=out_NV,
             target_scores_ptr=target_score_N,
             shifts_ptr=shifts_NT,
@@ -127,44 +134,50 @@ class TritonBackend(TorchBackend):
         scale_kernel[grid](x, factor.to(torch.float32), x.numel(), BLOCK=block_size, num_warps=8)
 
     def normalisers(
-        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, tau: float | None, plain: bool = True
+        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tau: float | None, plain: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        tiles = _TileConfig.choose(h_ND, w_VD)
-        shape_NT = h_ND.shape[0], tiles.count_tiles(w_VD.shape[0])
-        lse_NT = h_ND.new_empty(shape_NT, dtype=torch.float32) if plain else None
-        lse_tau_NT = None if tau is None else h_ND.new_empty(shape_NT, dtype=torch.float32)
-        scores_NV = tiles.allocate_block(h_ND, w_VD) if tiles.reads_scores else None
+        tiles = _TileConfig.choose(hidden_ND, weight_VD)
+        shape_NT = hidden_ND.shape[0], tiles.count_tiles(weight_VD.shape[0])
+        lse_NT = hidden_ND.new_empty(shape_NT, dtype=torch.float32) if plain else None
+        lse_tau_NT = None if tau is None else hidden_ND.new_empty(shape_NT, dtype=torch.float32)
+        scores_NV = tiles.allocate_block(hidden_ND, weight_VD) if tiles.reads_scores else None
         tiles.launch(
             normalisers_kernel,
-            inputs={"h": h_ND, "w": w_VD},
+            inputs={"h": hidden_ND, "w": weight_VD},
             outputs={},
             stored_ptr=scores_NV,
-            b_ptr=_contiguous(b_V),
+            b_ptr=_contiguous(bias_V),
             lse_ptr=lse_NT,
             lse_tau_ptr=lse_tau_NT,
             stride=0 if scores_NV is None else scores_NV.stride(0),
             inverse_tau=1.0 if tau is None else 1.0 / tau,
-            BIAS=b_V is not None,
+            BIAS=bias_V is not None,
             PLAIN=plain,
             TEMPERED=tau is not None,
         )
         return _combine_tiles(lse_NT), _combine_tiles(lse_tau_NT)
 
     def score_gradient(
-        self, h_ND: Tensor, w_VD: Tensor, b_V: Tensor | None, y_N: Tensor, terms: GradientTerms, bias_gradient: bool
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        terms: GradientTerms,
+        bias_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        tiles = _TileConfig.choose(h_ND, w_VD)
-        out_NV = tiles.allocate_block(h_ND, w_VD)
+        tiles = _TileConfig.choose(hidden_ND, weight_VD)
+        out_NV = tiles.allocate_block(hidden_ND, weight_VD)
         bias_sums = None  # one sum per tile of rows, and class
         if bias_gradient:
-            num_row_tiles = triton.cdiv(h_ND.shape[0], tiles.block_n)
-            bias_sums = h_ND.new_empty(num_row_tiles, w_VD.shape[0], dtype=torch.float32)
+            num_row_tiles = triton.cdiv(hidden_ND.shape[0], tiles.block_n)
+            bias_sums = hidden_ND.new_empty(num_row_tiles, weight_VD.shape[0], dtype=torch.float32)
         tiles.launch(
             score_gradient_kernel,
-            inputs={"h": h_ND, "w": w_VD},
+            inputs={"h": hidden_ND, "w": weight_VD},
             outputs={"out": out_NV},
-            b_ptr=_contiguous(b_V),
-            y_ptr=y_N.contiguous(),
+            b_ptr=_contiguous(bias_V),
+            y_ptr=targets_N.contiguous(),
             lse_ptr=_contiguous_float32(terms.lse),
             plain_weight_ptr=_contiguous_float32(terms.plain_weight),
             target_weight_ptr=_contiguous_float32(terms.target_weight),
@@ -174,37 +187,37 @@ class TritonBackend(TorchBackend):
             stride=out_NV.stride(0),
             inverse_tau=1.0 / terms.tau,
             uniform=terms.uniform,
-            BIAS=b_V is not None,
+            BIAS=bias_V is not None,
             BIAS_SUMS=bias_gradient,
             PLAIN=terms.plain_weight is not None,
             TEMPERED=terms.tempered_weight is not None,
-            DTYPE=_TRITON_DTYPES[h_ND.dtype],
+            DTYPE=_TRITON_DTYPES[hidden_ND.dtype],
         )
         return out_NV, None if bias_sums is None else bias_sums.sum(0)
 
     def soft_target_gradients(
-        self, queries_ND: Tensor, g_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
+        self, queries_ND: Tensor, grad_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
     ) -> Tensor:
         num_rows, num_classes = queries_ND.shape[0], keys_VD.shape[0]
         q_and_dz = _new_block(queries_ND, 2 * num_rows, num_classes)
-        q_NV, dz_NV = q_and_dz[:num_rows], q_and_dz[num_rows:]
-        tiles = _TileConfig.choose(queries_ND, g_mean_NC, keys_VD, values_VC)
+        probs_NV, grad_scores_NV = q_and_dz[:num_rows], q_and_dz[num_rows:]
+        tiles = _TileConfig.choose(queries_ND, grad_mean_NC, keys_VD, values_VC)
         if tiles.reads_scores:
-            matmul_into(q_NV, queries_ND, keys_VD.T)
-            matmul_into(dz_NV, g_mean_NC, values_VC.T)
+            matmul_into(probs_NV, queries_ND, keys_VD.T)
+            matmul_into(grad_scores_NV, grad_mean_NC, values_VC.T)
         if tiles.block_v > 128:  # two accumulators and another operand need smaller tiles and fewer stages
             tiles = replace(tiles, block_v=128, num_stages=3)
         tiles.launch(
             soft_target_gradients_kernel,
-            inputs={"queries": queries_ND, "keys": keys_VD, "g_mean": g_mean_NC, "values": values_VC},
-            outputs={"q_out": q_NV, "dz_out": dz_NV},
+            inputs={"queries": queries_ND, "keys": keys_VD, "g_mean": grad_mean_NC, "values": values_VC},
+            outputs={"q_out": probs_NV, "dz_out": grad_scores_NV},
             lse_ptr=_contiguous_float32(terms.lse_tau),
             negentropy_gradient_ptr=_contiguous_float32(terms.negentropy_gradient),
             expected_gradient_ptr=_contiguous_float32(terms.expected_gradient),
             stride=q_and_dz.stride(0),
             inverse_tau=1.0 / terms.tau,
             uniform=terms.uniform,
-            C=g_mean_NC.shape[1],
+            C=grad_mean_NC.shape[1],
             KEYS_ARE_VALUES=keys_VD is values_VC,
             DTYPE=_TRITON_DTYPES[queries_ND.dtype],
         )
@@ -256,11 +269,11 @@ class _TileConfig:
         num_tiles: int = triton.cdiv(num_classes, self.block_v)
         return num_tiles
 
-    def allocate_block(self, h_ND: Tensor, w_VD: Tensor) -> Tensor:
+    def allocate_block(self, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
         """Allocate a block of rows x classes. If the kernel reads scores, the block has them: h W^T, by torch."""
-        block_NV = _new_block(h_ND, h_ND.shape[0], w_VD.shape[0])
+        block_NV = _new_block(hidden_ND, hidden_ND.shape[0], weight_VD.shape[0])
         if self.reads_scores:
-            matmul_into(block_NV, h_ND, w_VD.T)
+            matmul_into(block_NV, hidden_ND, weight_VD.T)
         return block_NV
 
     def launch(self, kernel: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor], **arguments: Any) -> None:
@@ -274,10 +287,10 @@ class _TileConfig:
             outputs: Matrices of rows x classes.
             **arguments: The other arguments of the kernel.
         """
-        h_ND, w_VD = list(inputs.values())[:2]
-        num_rows, dim = h_ND.shape
-        num_classes = w_VD.shape[0]
-        num_programs = self._count_programs(h_ND.device)
+        hidden_ND, weight_VD = list(inputs.values())[:2]
+        num_rows, dim = hidden_ND.shape
+        num_classes = weight_VD.shape[0]
+        num_programs = self._count_programs(hidden_ND.device)
         # The column sums of a gradient take shared memory too.
         num_stages = self.num_stages - 1 if arguments.get("BIAS_SUMS") else self.num_stages
         kernel[(num_programs,)](
@@ -324,9 +337,9 @@ class _TileConfig:
         return 1 if self.uses_tma else 2
 
 
-def torch_multiplies(h_ND: Tensor) -> bool:
+def torch_multiplies(hidden_ND: Tensor) -> bool:
     """Return whether torch computes the products with these rows. Tests of the interpreter replace this function."""
-    return h_ND.is_cuda and h_ND.dtype == torch.float32
+    return hidden_ND.is_cuda and hidden_ND.dtype == torch.float32
 
 
 _TRITON_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

@@ -301,14 +301,14 @@ class BandProjections(nn.Module):
         """
         return F.linear(vectors, self._matrix(band))
 
-    def to_band_dim(self, band: int, h_ND: Tensor) -> Tensor:
+    def to_band_dim(self, band: int, hidden_ND: Tensor) -> Tensor:
         """Map hidden states from the dimension of the model to the dimension of a band.
 
         Args:
             band: Index of the band, from 0.
-            h_ND: Hidden states, with shape (N, dim).
+            hidden_ND: Hidden states, with shape (N, dim).
         """
-        return F.linear(h_ND, self._matrix(band).T)
+        return F.linear(hidden_ND, self._matrix(band).T)
 
     def _matrix(self, band: int) -> Tensor:
         if band == 0 and not self.has_head:

@@ -61,8 +61,8 @@ def test_competitor_computes_the_same_gradients(end: str, competitor: Competitor
     assert _worst_error(competitor.build_step(problem, torch.float64), problem) < 1e-10
 
 
-def _fused(h_ND: torch.Tensor, w_VD: torch.Tensor, y_N: torch.Tensor, reduction: str) -> torch.Tensor:
-    return F.cross_entropy(F.linear(h_ND, w_VD), y_N, reduction=reduction)
+def _fused(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor, reduction: str) -> torch.Tensor:
+    return F.cross_entropy(F.linear(hidden_ND, weight_VD), targets_N, reduction=reduction)
 
 
 @pytest.mark.parametrize("end", ["plain", "adaptive", "mixture", "drill"])
@@ -82,8 +82,8 @@ class _Package:
         def __init__(self, reduction: str) -> None:
             self.reduction = reduction
 
-        def __call__(self, w_VD: torch.Tensor, h_ND: torch.Tensor, y_N: torch.Tensor) -> torch.Tensor:
-            return _fused(h_ND, w_VD, y_N, self.reduction)
+        def __call__(self, weight_VD: torch.Tensor, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+            return _fused(hidden_ND, weight_VD, targets_N, self.reduction)
 
     @staticmethod
     def linear_cross_entropy(

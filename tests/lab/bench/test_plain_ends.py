@@ -88,11 +88,13 @@ def _model(ends: Callable[[], tuple[InputEnd, OutputEnd]]) -> LanguageModel:
     return LanguageModel(source, encoder, output).double()
 
 
-def _loss_and_gradients(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+def _loss_and_gradients(
+    model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor
+) -> tuple[Tensor, list[Tensor | None]]:
     """Return the loss and the gradients of all parameters, which are then cleared."""
     torch.manual_seed(1)
     parameters = list(model.parameters())
-    losses = model.loss(x_BT, y_BT)
+    losses = model.loss(inputs_BT, targets_BT)
     objective = losses.mean()
     objective.backward()
     gradients = [parameter.grad for parameter in parameters]
@@ -101,13 +103,13 @@ def _loss_and_gradients(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> tup
     return objective.detach(), gradients
 
 
-def _compare(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> None:
+def _compare(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> None:
     """Check that plain ends give the loss and the gradients of ours."""
     parameters = list(model.parameters())
-    exact, gradients = _loss_and_gradients(model, x_BT, y_BT)
+    exact, gradients = _loss_and_gradients(model, inputs_BT, targets_BT)
     use_plain_ends(model)
     assert all(before is after for before, after in zip(parameters, model.parameters(), strict=True))
-    loss, plain_gradients = _loss_and_gradients(model, x_BT, y_BT)
+    loss, plain_gradients = _loss_and_gradients(model, inputs_BT, targets_BT)
     torch.testing.assert_close(loss, exact, rtol=1e-12, atol=0.0)
     for plain_gradient, gradient in zip(plain_gradients, gradients, strict=True):
         assert plain_gradient is not None
@@ -117,27 +119,27 @@ def _compare(model: LanguageModel, x_BT: Tensor, y_BT: Tensor) -> None:
 @pytest.mark.parametrize("name", ENDS)
 def test_plain_ends_have_equal_losses_and_gradients(name: str) -> None:
     model = _model(ENDS[name])
-    x_BT, y_BT = torch.randint(WORDS, (2, 3, 11), generator=torch.Generator().manual_seed(2))
-    _compare(model, x_BT, y_BT)
+    inputs_BT, targets_BT = torch.randint(WORDS, (2, 3, 11), generator=torch.Generator().manual_seed(2))
+    _compare(model, inputs_BT, targets_BT)
     assert isinstance(model.output, StoredAdaptive if "adaptive" in name else StoredSoftmax)
     assert isinstance(model.input, MaskedLookup) == name.startswith("adaptive")
 
 
 def test_empty_band_and_ignored_targets() -> None:
-    x_BT = torch.zeros(2, 5, dtype=torch.long)
-    y_BT = x_BT.clone()
-    y_BT[1, 2:] = IGNORE
-    _compare(_model(_adaptive), x_BT, y_BT)
+    inputs_BT = torch.zeros(2, 5, dtype=torch.long)
+    targets_BT = inputs_BT.clone()
+    targets_BT[1, 2:] = IGNORE
+    _compare(_model(_adaptive), inputs_BT, targets_BT)
 
 
 def test_dropout_is_applied_in_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both draw the same masks if the tails have no filler rows."""
     monkeypatch.setattr(adaptive, "PAD_MULTIPLE", 1)
     model = _model(lambda: _adaptive(tail_dropout=0.5, softmax_dropout=0.25))
-    x_BT, y_BT = torch.randint(WORDS, (2, 2, 7), generator=torch.Generator().manual_seed(2))
-    _compare(model, x_BT, y_BT)
-    with_dropout, _ = _loss_and_gradients(model, x_BT, y_BT)
-    without_dropout, _ = _loss_and_gradients(model.eval(), x_BT, y_BT)
+    inputs_BT, targets_BT = torch.randint(WORDS, (2, 2, 7), generator=torch.Generator().manual_seed(2))
+    _compare(model, inputs_BT, targets_BT)
+    with_dropout, _ = _loss_and_gradients(model, inputs_BT, targets_BT)
+    without_dropout, _ = _loss_and_gradients(model.eval(), inputs_BT, targets_BT)
     assert not torch.isclose(with_dropout, without_dropout, rtol=1e-3)
 
 

@@ -78,9 +78,9 @@ def _copy_weights(plain: PlainTranslator, model: Translator) -> None:
 
 
 def _window() -> tuple[Tensor, Tensor]:
-    """Return x_BU and y_BT of two pairs, the second of which is shorter on both sides."""
-    x_BU = torch.tensor([[5, 6, 7, 0, 0, 9, 8, 7], [4, 0, PAD, PAD, 0, 3, 0, 0]])
-    return x_BU, torch.tensor([[9, 8, 7, 0], [3, 0, PAD, PAD]])
+    """Return pairs_BU and targets_BT of two pairs, the second of which is shorter on both sides."""
+    pairs_BU = torch.tensor([[5, 6, 7, 0, 0, 9, 8, 7], [4, 0, PAD, PAD, 0, 3, 0, 0]])
+    return pairs_BU, torch.tensor([[9, 8, 7, 0], [3, 0, PAD, PAD]])
 
 
 @pytest.mark.parametrize("tables", [1, 2, 3])
@@ -92,10 +92,10 @@ def test_plain_translator_has_equal_loss_and_gradients(norm: str, tables: int) -
     _copy_weights(plain, model)
     count = sum(parameter.numel() for parameter in plain.parameters())
     assert count == sum(parameter.numel() for parameter in model.parameters())
-    x_BU, y_BT = _window()
-    parts = model.loss(x_BU, y_BT).parts
+    pairs_BU, targets_BT = _window()
+    parts = model.loss(pairs_BU, targets_BT).parts
     loss = torch.stack([part.weight * part.sum for part in parts.values()]).sum()
-    plain_loss = plain.loss(x_BU, y_BT)
+    plain_loss = plain.loss(pairs_BU, targets_BT)
     torch.testing.assert_close(plain_loss, loss)
     gradients = torch.autograd.grad(loss, [model.source.tables()[0].weight, model.output.tables()[0].weight])
     torch.testing.assert_close(
@@ -192,10 +192,10 @@ def test_every_mode_is_measure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_measured_translations_are_as_long_as_their_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = _jobs(monkeypatch, "Transformer (base) (Vaswani et al. 2017)")
-    x_BU, y_BT, _ = job.windows("cpu")[0]
+    pairs_BU, targets_BT, _ = job.windows("cpu")[0]
     with translation._prepare_decoding(job, translation.CACHED, torch.device("cpu")) as workload:
         workload.run()
-        sources = (x_BU[: translation.NUM_SOURCES["cpu"], : -y_BT.shape[1]] != PAD).sum()
+        sources = (pairs_BU[: translation.NUM_SOURCES["cpu"], : -targets_BT.shape[1]] != PAD).sum()
         assert workload.count_tokens() == int(sources)
 
 

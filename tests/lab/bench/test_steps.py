@@ -93,7 +93,9 @@ def test_row_is_compared_with_the_first_row_of_its_corpus() -> None:
 
 def _operations(workload: Workload) -> float:
     """Return the mean number of operations per step."""
-    return sum(workload.model.flops(x_BT, y_BT) for x_BT, y_BT, _ in workload.windows) / len(workload.windows)
+    return sum(workload.model.flops(inputs_BT, targets_BT) for inputs_BT, targets_BT, _ in workload.windows) / len(
+        workload.windows
+    )
 
 
 def test_transformer_is_compared_with_stored_logits() -> None:
@@ -165,9 +167,9 @@ def test_workload_trains_on_every_window_then_restores_weights() -> None:
 
 def test_windows_have_random_lengths_if_the_row_has() -> None:
     workload = Workload(_job(steps=20, random_steps={"deviation": 4.0}), EAGER, "cpu")
-    lengths = {x_BT.shape[1] for x_BT, *_ in workload.windows}
+    lengths = {inputs_BT.shape[1] for inputs_BT, *_ in workload.windows}
     assert len(lengths) > 1
-    assert workload.tokens == sum(4 * x_BT.shape[1] for x_BT, *_ in workload.windows)
+    assert workload.tokens == sum(4 * inputs_BT.shape[1] for inputs_BT, *_ in workload.windows)
 
 
 def test_parts_are_measured_on_one_micro_batch() -> None:
@@ -187,7 +189,7 @@ def test_parts_are_measured_on_one_micro_batch() -> None:
 def test_tokens_of_samples_exclude_padding(batching: str) -> None:
     workload = Workload(_job(batching=batching, accumulate=3, steps=90), EAGER, "cpu")
     workload.run()
-    targets = [int((y_BT != IGNORE).sum()) for _, y_BT, _ in workload.windows]
+    targets = [int((targets_BT != IGNORE).sum()) for _, targets_BT, _ in workload.windows]
     assert workload.tokens == workload.update.stats.report().tokens == sum(targets)
     *_, end = workload.build_part_steps()
     reached = (

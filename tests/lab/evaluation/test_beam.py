@@ -77,11 +77,11 @@ def search_settings(limit: int, **chosen: object) -> SearchSettings:
 @torch.no_grad()
 def log_probs(model: Translator, source_S: Tensor, targets: Sequence[Sequence[int]]) -> list[float]:
     """Return the log-probability of each target, all of equal length, under teacher forcing."""
-    y_BT = torch.tensor(targets)
-    first_B1 = torch.full((len(y_BT), 1), EOS)
-    x_BU = torch.cat([source_S.expand(len(y_BT), -1), first_B1, y_BT[:, :-1]], dim=1)
+    targets_BT = torch.tensor(targets)
+    first_B1 = torch.full((len(targets_BT), 1), EOS)
+    pairs_BU = torch.cat([source_S.expand(len(targets_BT), -1), first_B1, targets_BT[:, :-1]], dim=1)
     model.eval()
-    return model.target_log_probs(x_BU, y_BT)[0].sum(1).tolist()
+    return model.target_log_probs(pairs_BU, targets_BT)[0].sum(1).tolist()
 
 
 def log_prob(model: Translator, source_S: Tensor, target: Sequence[int]) -> float:
@@ -107,11 +107,11 @@ def simple_search(
     unfinished: list[tuple[float, list[int]]] = [(0.0, [])]
     hypotheses: list[Hypothesis] = []
     for length in range(1, limit + 1):
-        x_WT = torch.tensor([[EOS, *ids] for _, ids in unfinished])
-        h_WD = model(x_WT, model.encode_source(source_S.expand(len(x_WT), -1))).output[:, -1]
+        inputs_WT = torch.tensor([[EOS, *ids] for _, ids in unfinished])
+        hidden_WD = model(inputs_WT, model.encode_source(source_S.expand(len(inputs_WT), -1))).output[:, -1]
         ranked = [
             (logp + word_logp, [*ids, word])
-            for (logp, ids), words in zip(unfinished, model.output.log_probs(h_WD).tolist(), strict=True)
+            for (logp, ids), words in zip(unfinished, model.output.log_probs(hidden_WD).tolist(), strict=True)
             for word, word_logp in enumerate(words)
             if word != banned
         ]
@@ -209,8 +209,8 @@ def test_beam_of_one_is_greedy_search(encoder: str, output: str) -> None:
         ids: list[int] = []
         with torch.no_grad():
             while len(ids) < 8 and EOS not in ids:
-                h_1D = model.eval()(torch.tensor([[EOS, *ids]]), model.encode_source(row[None])).output[:, -1]
-                ids.append(int(model.output.log_probs(h_1D).argmax()))
+                hidden_1D = model.eval()(torch.tensor([[EOS, *ids]]), model.encode_source(row[None])).output[:, -1]
+                ids.append(int(model.output.log_probs(hidden_1D).argmax()))
         assert (*hypothesis.ids, *[EOS] * hypothesis.finished) == tuple(ids)
         assert hypothesis.logp == pytest.approx(log_prob(model, row[row != PAD], ids), abs=1e-11)
 
@@ -332,7 +332,7 @@ def test_output_end_is_searched_for_beam_plus_excluded_words(monkeypatch: pytest
     assert isinstance(model.output, AdaptiveSoftmax)
     requested: list[int] = []
     search = model.output.search
-    monkeypatch.setattr(model.output, "search", lambda h_ND, k: requested.append(k) or search(h_ND, k))
+    monkeypatch.setattr(model.output, "search", lambda hidden_ND, k: requested.append(k) or search(hidden_ND, k))
     beam_search(model, sources(3, 4), EOS, search_settings(5, beam=3), banned=(0,))
     assert set(requested) == {5}
 
@@ -424,11 +424,11 @@ def test_sample_depends_only_on_seed_and_source(encoder: str) -> None:
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 4)])
 def test_samples_follow_the_distribution(temperature: float, top_k: int | None) -> None:
     model, (source_S,), draws, excluded = translator(seed=1), sources(4), 250, 6
-    logp_V = torch.tensor([log_prob(model, source_S, [word]) for word in range(9)])
-    p_V = (logp_V / temperature).exp()
-    p_V[excluded] = 0.0
-    p_V[p_V < p_V.sort(descending=True).values[(top_k or 9) - 1]] = 0.0
-    p_V /= p_V.sum()
+    log_probs_V = torch.tensor([log_prob(model, source_S, [word]) for word in range(9)])
+    probs_V = (log_probs_V / temperature).exp()
+    probs_V[excluded] = 0.0
+    probs_V[probs_V < probs_V.sort(descending=True).values[(top_k or 9) - 1]] = 0.0
+    probs_V /= probs_V.sum()
     first = search_settings(1)
     seen = torch.zeros(9)
     for seed in range(draws):
@@ -436,8 +436,8 @@ def test_samples_follow_the_distribution(temperature: float, top_k: int | None) 
         seen[hypothesis.ids[0] if hypothesis.ids else EOS] += 1
         assert hypothesis.finished == (not hypothesis.ids)
     # The chi-square test needs several draws in every class, so the rarest are merged.
-    assert not seen[p_V == 0].any()
-    common = p_V * draws >= 5
-    seen, expected = (torch.cat([counts[common], counts[~common].sum()[None]]) for counts in (seen, p_V * draws))
+    assert not seen[probs_V == 0].any()
+    common = probs_V * draws >= 5
+    seen, expected = (torch.cat([counts[common], counts[~common].sum()[None]]) for counts in (seen, probs_V * draws))
     possible = expected > 0
     assert chisquare(seen[possible], expected[possible] * (draws / float(expected[possible].sum()))).pvalue > 1e-3

@@ -35,17 +35,19 @@ RARELY_REPEATED = "dog mat saw the cat\nsat on a dog mat\n" * 10
 
 def random_states(tokens: int, dim: int = 4, words: int = 6) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    h_TD = torch.randn(tokens, dim, dtype=torch.float64, generator=generator)
-    return h_TD, torch.randint(words, (tokens,), generator=generator)
+    hidden_TD = torch.randn(tokens, dim, dtype=torch.float64, generator=generator)
+    return hidden_TD, torch.randint(words, (tokens,), generator=generator)
 
 
-def brute_force(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> list[float]:
+def brute_force(hidden_TD: Tensor, targets_T: Tensor, theta: float, window: int) -> list[float]:
     """Return the probability of every target under the cache alone; 0 at the start."""
     probabilities = []
-    for t in range(len(y_T)):
-        scores = {i: math.exp(theta * float(h_TD[i] @ h_TD[t])) for i in range(max(0, t - window), t)}
+    for t in range(len(targets_T)):
+        scores = {i: math.exp(theta * float(hidden_TD[i] @ hidden_TD[t])) for i in range(max(0, t - window), t)}
         total = sum(scores.values())
-        probabilities.append(sum(s for i, s in scores.items() if y_T[i] == y_T[t]) / total if scores else 0.0)
+        probabilities.append(
+            sum(s for i, s in scores.items() if targets_T[i] == targets_T[t]) / total if scores else 0.0
+        )
     return probabilities
 
 
@@ -56,21 +58,24 @@ def test_cache_log_probs_equal_brute_force(
     monkeypatch: pytest.MonkeyPatch, window: int, theta: float, budget: int
 ) -> None:
     monkeypatch.setattr(module, "SCORES_AT_ONCE", budget)
-    h_TD, y_T = random_states(90)
-    log_probs = cache_log_probs(h_TD, y_T, theta, window)
+    hidden_TD, targets_T = random_states(90)
+    log_probs = cache_log_probs(hidden_TD, targets_T, theta, window)
     torch.testing.assert_close(
-        log_probs.exp(), torch.tensor(brute_force(h_TD, y_T, theta, window), dtype=torch.float64), rtol=1e-12, atol=0
+        log_probs.exp(),
+        torch.tensor(brute_force(hidden_TD, targets_T, theta, window), dtype=torch.float64),
+        rtol=1e-12,
+        atol=0,
     )
 
 
 def test_first_token_has_an_empty_cache() -> None:
-    h_TD, y_T = random_states(1)
-    assert cache_log_probs(h_TD, y_T, 1.0, 5).tolist() == [-math.inf]
+    hidden_TD, targets_T = random_states(1)
+    assert cache_log_probs(hidden_TD, targets_T, 1.0, 5).tolist() == [-math.inf]
 
 
 def test_large_scores_do_not_overflow() -> None:
-    h_TD, y_T = random_states(50)
-    log_probs = cache_log_probs(1e3 * h_TD, y_T, 1e3, 20)
+    hidden_TD, targets_T = random_states(50)
+    log_probs = cache_log_probs(1e3 * hidden_TD, targets_T, 1e3, 20)
     assert not log_probs.isnan().any()
     assert (log_probs <= 0).all()
 
@@ -136,9 +141,9 @@ def test_search_finds_the_best_theta_and_weight(
     test, vocabulary = dataset.splits["test"], dataset.vocabulary
     computed: list[tuple[float, int]] = []
 
-    def counted(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> Tensor:
+    def counted(hidden_TD: Tensor, targets_T: Tensor, theta: float, window: int) -> Tensor:
         computed.append((theta, window))
-        return cache_log_probs(h_TD, y_T, theta, window)
+        return cache_log_probs(hidden_TD, targets_T, theta, window)
 
     monkeypatch.setattr(module, "cache_log_probs", counted)
     best, grid = search_cache(model, test, vocabulary, CacheSettings(window=30, fill=fill))
@@ -265,11 +270,11 @@ def test_one_cache_spans_all_windows(opened: Open, transformer_for: Build) -> No
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
     model, windows = transformer_for(len(vocabulary)).eval(), Sliding(5, 7)
     outputs = compute_outputs(model, split, vocabulary, windows=windows)
-    x_1T, y_1T = build_stream(split, vocabulary)
-    spans = windows.spans(y_1T[0], None)
+    inputs_1T, targets_1T = build_stream(split, vocabulary)
+    spans = windows.spans(targets_1T[0], None)
     with torch.no_grad():
         states = [
-            model(x_1T[:, start:stop]).raw[0, scored - start :] for start, scored, stop in zip(*spans, strict=True)
+            model(inputs_1T[:, start:stop]).raw[0, scored - start :] for start, scored, stop in zip(*spans, strict=True)
         ]
     torch.testing.assert_close(outputs.states, torch.cat(states))
     plain = score(model, split, vocabulary, windows=windows)

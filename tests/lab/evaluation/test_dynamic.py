@@ -50,11 +50,11 @@ def weights_equal(model: LanguageModel, before: list[Tensor]) -> bool:
     return all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
 
 
-def segment_loss(model: LanguageModel, x_BT: Tensor, y_BT: Tensor, state: object) -> tuple[Tensor, object]:
+def segment_loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor, state: object) -> tuple[Tensor, object]:
     """Return the losses from all log-probabilities, and the detached state."""
-    encoded = model(x_BT, state)
-    logp_NV = model.output.log_probs(encoded.output.flatten(0, 1))
-    nll_N = -logp_NV.gather(1, y_BT.reshape(-1, 1)).squeeze(1)
+    encoded = model(inputs_BT, state)
+    log_probs_NV = model.output.log_probs(encoded.output.flatten(0, 1))
+    nll_N = -log_probs_NV.gather(1, targets_BT.reshape(-1, 1)).squeeze(1)
     return nll_N, {name: tensor.detach() for name, tensor in encoded.state.items()}
 
 

@@ -75,14 +75,14 @@ def test_model_mode_is_restored_between_words(model_for: Build, training: bool) 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
 def test_samples_follow_the_distribution(model_for: Build, temperature: float) -> None:
     model = model_for(WORDS)
-    p_V = next_probabilities(model, [2, 5]).double() ** (1 / temperature)
-    p_V /= p_V.sum()
+    probs_V = next_probabilities(model, [2, 5]).double() ** (1 / temperature)
+    probs_V /= probs_V.sum()
     draws = 1_500
     seen = torch.bincount(first_words(model, draws, temperature=temperature), minlength=WORDS).double()
     # The chi-square test needs several draws in every class, so the rarest are merged.
-    rare = p_V * draws < 5
+    rare = probs_V * draws < 5
     seen = torch.cat([seen[~rare], seen[rare].sum()[None]])
-    expected = torch.cat([p_V[~rare], p_V[rare].sum()[None]]) * draws
+    expected = torch.cat([probs_V[~rare], probs_V[rare].sum()[None]]) * draws
     possible = expected > 0
     assert chisquare(seen[possible], expected[possible]).pvalue > 1e-3
 
@@ -96,12 +96,12 @@ def test_top_k_draws_from_the_k_best_words(model_for: Build) -> None:
 
 def test_top_p_draws_from_the_fewest_words_that_reach_p(model_for: Build) -> None:
     model = model_for(WORDS)
-    p_V, ids = next_probabilities(model, [2, 5]).sort(descending=True)
-    threshold = 0.5 * float(p_V[0]) + 0.5 * float(
-        p_V[:2].sum()
+    probs_V, ids = next_probabilities(model, [2, 5]).sort(descending=True)
+    threshold = 0.5 * float(probs_V[0]) + 0.5 * float(
+        probs_V[:2].sum()
     )  # between the probability of the best word and of the two best
     assert set(first_words(model, 300, top_p=threshold).tolist()) == set(ids[:2].tolist())
-    below_best = float(p_V[0]) * 0.999
+    below_best = float(probs_V[0]) * 0.999
     assert set(first_words(model, 50, top_p=below_best).tolist()) == {int(ids[0])}
 
 
@@ -153,16 +153,16 @@ def test_adaptive_softmax_samples_without_a_full_search(monkeypatch: pytest.Monk
     projections = BandProjections(bands, 8)
     output = AdaptiveSoftmax(bands, projections)
     model = LanguageModel(AdaptiveLookup(bands, projections), LSTM(8, 8, layers=1), output)
-    p_V = next_probabilities(model, [2, 5]).double()
-    p_V /= p_V.sum()
+    probs_V = next_probabilities(model, [2, 5]).double()
+    probs_V /= probs_V.sum()
     searched: list[int] = []
     search = output.search
-    monkeypatch.setattr(output, "search", lambda h_ND, k: searched.append(k) or search(h_ND, k))
+    monkeypatch.setattr(output, "search", lambda hidden_ND, k: searched.append(k) or search(hidden_ND, k))
     draws = 3000
     seen = torch.bincount(first_words(model, draws), minlength=WORDS)
     assert not searched
-    assert chisquare(seen, p_V * draws).pvalue > 1e-4
-    allowed_V = p_V.clone()
+    assert chisquare(seen, probs_V * draws).pvalue > 1e-4
+    allowed_V = probs_V.clone()
     allowed_V[[1, 7]] = 0.0
     seen = torch.bincount(first_words(model, draws, banned=(1, 7)), minlength=WORDS)
     possible = allowed_V > 0
@@ -196,8 +196,10 @@ def generate_without_cache(
     for _ in range(length):
         if len(text) - begin > window:
             begin = len(text) - max(1, window // 2)
-        h_1D = model(torch.tensor([text[begin:]])).output[:, -1]
-        drawn = model.output.log_probs(h_1D).argmax() if seed is None else model.output.sample(h_1D, generator)
+        hidden_1D = model(torch.tensor([text[begin:]])).output[:, -1]
+        drawn = (
+            model.output.log_probs(hidden_1D).argmax() if seed is None else model.output.sample(hidden_1D, generator)
+        )
         text.append(int(drawn))
     return text[len(prompt) :]
 
@@ -222,9 +224,9 @@ def test_kv_cache_holds_at_most_one_window(transformer_model: LanguageModel, mon
     read: list[tuple[int, int]] = []
     forward = Transformer.forward
 
-    def counted(self: Transformer, x_BTD: Tensor, state: dict[str, Tensor]) -> object:
-        read.append((x_BTD.shape[1], state["block.0"].shape[-2]))
-        return forward(self, x_BTD, state)
+    def counted(self: Transformer, inputs_BTD: Tensor, state: dict[str, Tensor]) -> object:
+        read.append((inputs_BTD.shape[1], state["block.0"].shape[-2]))
+        return forward(self, inputs_BTD, state)
 
     monkeypatch.setattr(Transformer, "forward", counted)
     assert len(list(generate(transformer_model, [2, 5], 9, window=6))) == 9

@@ -137,12 +137,12 @@ def test_every_window_has_its_own_masks(opened: Open, transformer_for: Build) ->
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     model, windows = transformer_for(len(vocabulary)), Complete(12)
     score_mc = monte_carlo_score(model, split, vocabulary, passes=3, window=windows, seed=5)
-    x_1T, y_1T = build_stream(split, vocabulary)
+    inputs_1T, targets_1T = build_stream(split, vocabulary)
     torch.manual_seed(5)
     model.train()
     with torch.no_grad():
-        spans = windows.spans(y_1T[0], vocabulary.eos)
-        passes = [window_log_probs(model, x_1T[0], y_1T[0], spans).numpy() for _ in range(3)]
+        spans = windows.spans(targets_1T[0], vocabulary.eos)
+        passes = [window_log_probs(model, inputs_1T[0], targets_1T[0], spans).numpy() for _ in range(3)]
     assert not np.allclose(passes[0], passes[1])
     np.testing.assert_allclose(score_mc.nll, math.log(3) - logsumexp(np.stack(passes), axis=0), rtol=1e-5)
     assert "3 passes, masks drawn for every window (seed 5)" in score_mc.definition

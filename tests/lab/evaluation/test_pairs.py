@@ -80,9 +80,9 @@ def test_batched_pairs_score_as_they_do_alone(
     model.eval()
     alone = []
     for source, target in zip(split.source, split.target, strict=True):
-        x_1U = torch.tensor([[*source, vocabulary.eos, *target[:-1]]])
+        pairs_1U = torch.tensor([[*source, vocabulary.eos, *target[:-1]]])
         with torch.no_grad():
-            alone.append(-model.target_log_probs(x_1U, torch.tensor(target[None], dtype=torch.long))[0][0].numpy())
+            alone.append(-model.target_log_probs(pairs_1U, torch.tensor(target[None], dtype=torch.long))[0][0].numpy())
     np.testing.assert_allclose(scores.nll, np.concatenate(alone), rtol=1e-6)
     for capacity in (1, 20, 60):
         monkeypatch.setattr(pairs, "ROWS_AT_ONCE", capacity)

@@ -29,26 +29,26 @@ def vocabulary(size: int = 300) -> Vocabulary:
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (3, 2)])
 def test_components_are_eigenvectors_of_the_covariance(shape: tuple[int, int]) -> None:
-    x_WD = vectors(*shape)
-    result = principal_components(x_WD)
-    variances, axes = eigh(np.cov(x_WD, rowvar=False))
-    expected = (x_WD - x_WD.mean(axis=0)) @ axes[:, [-1, -2]]
+    inputs_WD = vectors(*shape)
+    result = principal_components(inputs_WD)
+    variances, axes = eigh(np.cov(inputs_WD, rowvar=False))
+    expected = (inputs_WD - inputs_WD.mean(axis=0)) @ axes[:, [-1, -2]]
     np.testing.assert_allclose(np.abs(result.coordinates), np.abs(expected), atol=1e-10)
     np.testing.assert_allclose(result.explained, variances[[-1, -2]] / variances.sum(), atol=1e-12)
 
 
 def test_all_components_preserve_all_distances() -> None:
-    x_WD = vectors(20, 5)
-    result = principal_components(x_WD, 5)
-    np.testing.assert_allclose(pdist(result.coordinates), pdist(x_WD), atol=1e-10)
+    inputs_WD = vectors(20, 5)
+    result = principal_components(inputs_WD, 5)
+    np.testing.assert_allclose(pdist(result.coordinates), pdist(inputs_WD), atol=1e-10)
     assert result.explained.sum() == pytest.approx(1.0)
 
 
 def test_places_do_not_depend_on_shift_or_rotation() -> None:
-    x_WD = vectors(15, 6)
+    inputs_WD = vectors(15, 6)
     rotation, _ = np.linalg.qr(vectors(6, 6, seed=1))
-    first = principal_components(x_WD)
-    for moved in (x_WD + 7.0, x_WD @ rotation, -x_WD, x_WD * [1, 1, -1, 1, 1, 1]):
+    first = principal_components(inputs_WD)
+    for moved in (inputs_WD + 7.0, inputs_WD @ rotation, -inputs_WD, inputs_WD * [1, 1, -1, 1, 1, 1]):
         np.testing.assert_allclose(principal_components(moved).coordinates, first.coordinates, atol=1e-9)
 
 
@@ -67,10 +67,10 @@ def test_first_of_two_words_is_on_the_positive_side() -> None:
         np.testing.assert_allclose(result.explained, [1, 0])
 
 
-@pytest.mark.parametrize("x_WD", [np.full((5, 3), 0.1), np.full((1, 4), 7.3), np.zeros((4, 2)), np.zeros((0, 3))])
-def test_words_without_variance_are_at_the_origin(x_WD: np.ndarray) -> None:
-    result = principal_components(x_WD)
-    assert result.coordinates.shape == (len(x_WD), 2)
+@pytest.mark.parametrize("inputs_WD", [np.full((5, 3), 0.1), np.full((1, 4), 7.3), np.zeros((4, 2)), np.zeros((0, 3))])
+def test_words_without_variance_are_at_the_origin(inputs_WD: np.ndarray) -> None:
+    result = principal_components(inputs_WD)
+    assert result.coordinates.shape == (len(inputs_WD), 2)
     assert (result.coordinates == 0).all()
     assert (result.explained == 0).all()
 

@@ -254,8 +254,8 @@ def test_spelled_words_are_read_as_spelled_and_scored_as_unk(opened: Open, model
     assert vocabulary.eos is not None
     context = [vocabulary.eos, *split.inputs[:-1].tolist()]
     with torch.no_grad():
-        logp_TV = model.eval().output.log_probs(model(torch.tensor([context])).output[0])
-    np.testing.assert_allclose(result.nll, -logp_TV[range(split.tokens), split.ids.tolist()].numpy(), atol=1e-5)
+        log_probs_TV = model.eval().output.log_probs(model(torch.tensor([context])).output[0])
+    np.testing.assert_allclose(result.nll, -log_probs_TV[range(split.tokens), split.ids.tolist()].numpy(), atol=1e-5)
     as_unknown = score(model, opened().splits["test"], vocabulary)
     assert abs(result.mean - as_unknown.mean) > 1e-3
 
@@ -280,10 +280,10 @@ def test_window_length_accounts_for_rows_per_token(
 def test_one_stream_shifts_inputs_by_one_token(opened: Open, end_of_line: bool) -> None:
     dataset = opened(end_of_line=end_of_line)
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    x_1T, y_1T = build_stream(split, vocabulary)
+    inputs_1T, targets_1T = build_stream(split, vocabulary)
     ids = split.ids.tolist()
-    assert y_1T[0].tolist() == (ids if end_of_line else ids[1:])
-    assert x_1T[0].tolist() == ([vocabulary.eos, *ids[:-1]] if end_of_line else ids[:-1])
+    assert targets_1T[0].tolist() == (ids if end_of_line else ids[1:])
+    assert inputs_1T[0].tolist() == ([vocabulary.eos, *ids[:-1]] if end_of_line else ids[:-1])
     if not end_of_line:
         with pytest.raises(DataError, match="nothing to score"):
             build_stream(shorten_split(split, 1, vocabulary), vocabulary)

@@ -22,24 +22,24 @@ Build = Callable[[int], LanguageModel]
 
 @torch.no_grad()
 def probabilities(model: LanguageModel, ids: list[int]) -> np.ndarray:
-    """Return p_NV after each of the ids."""
+    """Return probs_NV after each of the ids."""
     model.eval()
-    p_NV: np.ndarray = model.output.log_probs(model(torch.tensor([ids])).output[0]).double().exp().numpy()
-    return p_NV
+    probs_NV: np.ndarray = model.output.log_probs(model(torch.tensor([ids])).output[0]).double().exp().numpy()
+    return probs_NV
 
 
 def test_predict_returns_the_most_probable_words(opened: Open, model_for: Build) -> None:
     vocabulary = opened().vocabulary
     model = model_for(len(vocabulary)).train()
     assert vocabulary.eos is not None
-    p_V = probabilities(model, [vocabulary.eos, *vocabulary.encode(["the", "cat"])])[-1]
+    probs_V = probabilities(model, [vocabulary.eos, *vocabulary.encode(["the", "cat"])])[-1]
     prediction = predict(model.train(), ["the", "cat"], vocabulary, 4)
-    order = np.argsort(-p_V)[:4]
+    order = np.argsort(-probs_V)[:4]
     assert [word for word, _ in prediction.words] == [vocabulary.words[index] for index in order]
-    assert [value for _, value in prediction.words] == pytest.approx(p_V[order].tolist(), rel=1e-5)
+    assert [value for _, value in prediction.words] == pytest.approx(probs_V[order].tolist(), rel=1e-5)
     assert list(prediction.watched) == ["<unk>", "a", "the"]  # no "an" in this text
     assert list(prediction.watched.values()) == pytest.approx(
-        [p_V[vocabulary.id_of(word)] for word in prediction.watched]
+        [probs_V[vocabulary.id_of(word)] for word in prediction.watched]
     )
     assert model.training
 
@@ -71,10 +71,10 @@ def expected_tendency(model: LanguageModel, ids: list[int], k: int) -> tuple[flo
     vectors = model.input.vectors().detach().double().numpy()
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = unit @ unit.T - 3 * np.eye(len(unit))
-    p_NV = probabilities(model, ids[:-1])
-    target = [p_V[y] for p_V, y in zip(p_NV, ids[1:], strict=True)]
-    near = [p_V[np.argsort(-cosines[y])[:k]].sum() for p_V, y in zip(p_NV, ids[1:], strict=True)]
-    return float(np.mean(target)), float(np.mean(near)), p_NV.mean(axis=0)
+    probs_NV = probabilities(model, ids[:-1])
+    target = [probs_V[y] for probs_V, y in zip(probs_NV, ids[1:], strict=True)]
+    near = [probs_V[np.argsort(-cosines[y])[:k]].sum() for probs_V, y in zip(probs_NV, ids[1:], strict=True)]
+    return float(np.mean(target)), float(np.mean(near)), probs_NV.mean(axis=0)
 
 
 @pytest.mark.parametrize("scores", [1, 100, 2**24])
@@ -115,8 +115,8 @@ def test_tendency_over_windows_equals_brute_force(opened: Open, transformer_for:
     targets = []
     for start in range(0, len(ids) - 1, 10):
         part = ids[max(0, start - 4) : start + 11]
-        p_NV = probabilities(model, part[:-1])
-        targets += [p_V[y] for p_V, y in zip(p_NV, part[1:], strict=True)][min(start, 4) :]
+        probs_NV = probabilities(model, part[:-1])
+        targets += [probs_V[y] for probs_V, y in zip(probs_NV, part[1:], strict=True)][min(start, 4) :]
     result = measure_tendency(model, split, vocabulary, k=3, windows=Sliding(4, 10))
     assert result.contexts == len(targets) == 227
     assert result.target == pytest.approx(np.mean(targets), rel=1e-6)

@@ -46,10 +46,10 @@ def model_of(experts: int | None) -> LanguageModel:
 def log_probabilities(model: LanguageModel, text: Split) -> np.ndarray:
     """Return the whole matrix in float64, from the model's hidden states."""
     model.eval()
-    h_ND = model(torch.from_numpy(text.ids[:-1].astype(np.int64))[None]).output[0]
-    logp_NV: np.ndarray = model.output.double().log_probs(h_ND.double()).numpy()
+    hidden_ND = model(torch.from_numpy(text.ids[:-1].astype(np.int64))[None]).output[0]
+    log_probs_NV: np.ndarray = model.output.double().log_probs(hidden_ND.double()).numpy()
     model.output.float()
-    return logp_NV
+    return log_probs_NV
 
 
 @pytest.mark.parametrize("rows", [5, 12, 30, 200])

@@ -20,8 +20,8 @@ Build = Callable[[int], LanguageModel]
 @torch.no_grad()
 def by_log_probs(model: LanguageModel, ids: list[int]) -> list[float]:
     model.eval()
-    logp_NV = model.output.log_probs(model(torch.tensor([ids[:-1]])).output[0])
-    return logp_NV.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    log_probs_NV = model.output.log_probs(model(torch.tensor([ids[:-1]])).output[0])
+    return log_probs_NV.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
 
 def test_words_and_eos_are_scored(opened: Open, model_for: Build) -> None:

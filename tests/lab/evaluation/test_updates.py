@@ -82,10 +82,10 @@ def test_change_of_each_side_equals_the_papers_formula() -> None:
     changes, _ = SeparateEnds(tied).changes(tokens, targets)
     untied.loss(tokens, targets).mean().backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        h_ND = untied(tokens).output.flatten(0, 1)
-        p_NV = untied.output.log_probs(h_ND).exp()
-    p_NV[torch.arange(len(p_NV)), targets.flatten()] -= 1.0
-    formula_VD = p_NV.T @ h_ND / targets.numel()
+        hidden_ND = untied(tokens).output.flatten(0, 1)
+        probs_NV = untied.output.log_probs(hidden_ND).exp()
+    probs_NV[torch.arange(len(probs_NV)), targets.flatten()] -= 1.0
+    formula_VD = probs_NV.T @ hidden_ND / targets.numel()
 
     np.testing.assert_allclose(changes["tied"]["output"], norms(formula_VD), rtol=1e-10)
     np.testing.assert_allclose(changes["tied"]["input"], norms(untied.input.tables()[0].weight.grad), rtol=1e-10)
@@ -165,8 +165,8 @@ def test_probability_of_the_current_word_equals_log_probs() -> None:
     result = SeparateEnds(model).repeat_probabilities(tokens)
 
     with torch.no_grad():
-        logp_NV = model.eval().output.log_probs(model(tokens).output.flatten(0, 1))
-    expected = logp_NV.exp()[torch.arange(tokens.numel()), tokens.flatten()].numpy()
+        log_probs_NV = model.eval().output.log_probs(model(tokens).output.flatten(0, 1))
+    expected = log_probs_NV.exp()[torch.arange(tokens.numel()), tokens.flatten()].numpy()
     np.testing.assert_allclose(result, expected, rtol=1e-10)
 
 

@@ -61,13 +61,13 @@ def spans_of(windows: Windows, y: list[int], eos: int | None = 0) -> list[tuple[
 @torch.no_grad()
 def one_token_at_a_time(model: LanguageModel, dataset: Dataset, windows: Windows) -> list[float]:
     """Return the loss of each token from its full distribution after the part of its window before it."""
-    x_1T, y_1T = build_stream(dataset.splits["test"], dataset.vocabulary)
+    inputs_1T, targets_1T = build_stream(dataset.splits["test"], dataset.vocabulary)
     model.eval()
     losses = {}
-    for start, scored, stop in spans_of(windows, y_1T[0].tolist(), dataset.vocabulary.eos):
+    for start, scored, stop in spans_of(windows, targets_1T[0].tolist(), dataset.vocabulary.eos):
         for position in range(scored, stop):
-            h_1TD = model(x_1T[:, start : position + 1]).output
-            losses[position] = -model.output.log_probs(h_1TD[:, -1])[0, y_1T[0, position]].item()
+            hidden_1TD = model(inputs_1T[:, start : position + 1]).output
+            losses[position] = -model.output.log_probs(hidden_1TD[:, -1])[0, targets_1T[0, position]].item()
     return [losses[position] for position in range(len(losses))]
 
 
@@ -122,13 +122,13 @@ def test_line_spans_match_values_by_hand() -> None:
 def test_every_token_is_scored_once(seed: int) -> None:
     random = np.random.default_rng(seed)
     tokens = int(random.integers(1, 200))
-    y_T = torch.from_numpy(random.integers(0, int(random.integers(2, 12)), tokens))
-    x_T = torch.arange(1, tokens + 1)  # inputs are positions, starting at 1; 0 is padding
+    targets_T = torch.from_numpy(random.integers(0, int(random.integers(2, 12)), tokens))
+    inputs_T = torch.arange(1, tokens + 1)  # inputs are positions, starting at 1; 0 is padding
     context, stride, length, budget = (int(number) for number in random.integers(1, 60, 4))
     for windows in (Sliding(context - 1, stride), Complete(length), Lines()):
-        spans = windows.spans(y_T, 0)
+        spans = windows.spans(targets_T, 0)
         seen = []
-        for batch in batch_windows(x_T, spans, budget):
+        for batch in batch_windows(inputs_T, spans, budget):
             assert len(batch.x) == 1 or batch.x.numel() <= budget
             assert torch.equal(
                 batch.x.flatten()[batch.scored_indices] - 1, batch.positions
@@ -170,11 +170,13 @@ def test_context_reaches_exactly_as_far_as_stated(opened: Open) -> None:
     """A changed token affects exactly the losses whose windows include it."""
     dataset = opened()
     model = make_model(len(dataset.vocabulary))
-    x_1T, y_1T = build_stream(dataset.splits["test"], dataset.vocabulary)
-    spans = Sliding(6, 3).spans(y_1T[0], None)  # the third window scores 6 to 8 and begins at 0, the fourth begins at 3
-    before = scoring.window_losses(model, x_1T[0], y_1T[0], spans)
-    x_1T[0, 2] = (x_1T[0, 2] + 1) % len(dataset.vocabulary)
-    changed = np.flatnonzero(scoring.window_losses(model, x_1T[0], y_1T[0], spans) != before)
+    inputs_1T, targets_1T = build_stream(dataset.splits["test"], dataset.vocabulary)
+    spans = Sliding(6, 3).spans(
+        targets_1T[0], None
+    )  # the third window scores 6 to 8 and begins at 0, the fourth begins at 3
+    before = scoring.window_losses(model, inputs_1T[0], targets_1T[0], spans)
+    inputs_1T[0, 2] = (inputs_1T[0, 2] + 1) % len(dataset.vocabulary)
+    changed = np.flatnonzero(scoring.window_losses(model, inputs_1T[0], targets_1T[0], spans) != before)
     assert changed.tolist() == [2, 3, 4, 5, 6, 7, 8]
 
 
@@ -203,9 +205,9 @@ def test_output_end_computes_only_scored_rows(opened: Open, monkeypatch: pytest.
     rows = []
     plain = Softmax.target_log_probs
 
-    def counted(output: Softmax, h_ND: torch.Tensor, y_N: torch.Tensor) -> torch.Tensor:
-        rows.append(len(h_ND))
-        return plain(output, h_ND, y_N)
+    def counted(output: Softmax, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden_ND))
+        return plain(output, hidden_ND, targets_N)
 
     monkeypatch.setattr(Softmax, "target_log_probs", counted)
     score(make_model(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary, windows=Sliding(30, 5))

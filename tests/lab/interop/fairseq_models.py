@@ -123,18 +123,18 @@ class FairseqModel:
 
     def log_probs(self, ids_BT: Tensor) -> Tensor:
         """Return the log-probabilities of all words after each step, in float64."""
-        h_BTD = self._decode(ids_BT)
+        hidden_BTD = self._decode(ids_BT)
         words, tails = CUTOFFS[0], range(len(CUTOFFS) - 1)
         if self.tied:
             classes = [self["adaptive_softmax.head.word_proj.weight"], self["adaptive_softmax.head.class_proj.weight"]]
-            head = h_BTD @ torch.cat(classes).T
+            head = hidden_BTD @ torch.cat(classes).T
         else:
-            head = h_BTD @ self["adaptive_softmax.head.weight"].T
+            head = hidden_BTD @ self["adaptive_softmax.head.weight"].T
         head = head.log_softmax(-1)
         bands = [head[..., :words]]
         for tail in tails:
             matrix = self[f"adaptive_softmax.tail.{tail}.0.weight"]
-            narrow = h_BTD @ (matrix if self.tied and self.tied_projections else matrix.T)
+            narrow = hidden_BTD @ (matrix if self.tied and self.tied_projections else matrix.T)
             within = (narrow @ self[f"adaptive_softmax.tail.{tail}.2.weight"].T).log_softmax(-1)
             bands.append(head[..., words + tail, None] + within)
         return torch.cat(bands, -1)
@@ -145,34 +145,38 @@ class FairseqModel:
             band = next(number for number, stop in enumerate(CUTOFFS) if index < stop)
             vector = self[f"embed_tokens.embeddings.{band}.0.weight"][index - (0, *CUTOFFS)[band]]
             rows.append(self[f"embed_tokens.embeddings.{band}.1.weight"] @ vector)
-        x_BTD = math.sqrt(DIM) * torch.stack(rows).view(*ids_BT.shape, DIM)
-        x_BTD = x_BTD + torch.tensor([self._position(step) for step in range(ids_BT.shape[1])], dtype=torch.float64)
+        inputs_BTD = math.sqrt(DIM) * torch.stack(rows).view(*ids_BT.shape, DIM)
+        inputs_BTD = inputs_BTD + torch.tensor(
+            [self._position(step) for step in range(ids_BT.shape[1])], dtype=torch.float64
+        )
         for number in range(LAYERS):
             name = f"layers.{number}"
-            x_BTD = x_BTD + self._attend(self._norm(x_BTD, f"{name}.self_attn_layer_norm"), f"{name}.self_attn")
-            inner = self._layer(self._norm(x_BTD, f"{name}.final_layer_norm"), f"{name}.fc1").clamp(min=0)
-            x_BTD = x_BTD + self._layer(inner, f"{name}.fc2")
-        return self._norm(x_BTD, "layer_norm") if self.final_norm else x_BTD
+            inputs_BTD = inputs_BTD + self._attend(
+                self._norm(inputs_BTD, f"{name}.self_attn_layer_norm"), f"{name}.self_attn"
+            )
+            inner = self._layer(self._norm(inputs_BTD, f"{name}.final_layer_norm"), f"{name}.fc1").clamp(min=0)
+            inputs_BTD = inputs_BTD + self._layer(inner, f"{name}.fc2")
+        return self._norm(inputs_BTD, "layer_norm") if self.final_norm else inputs_BTD
 
     def _position(self, step: int) -> list[float]:
         half = DIM // 2
         angles = [(step + 2) * math.exp(-number * math.log(10_000) / (half - 1)) for number in range(half)]
         return [*map(math.sin, angles), *map(math.cos, angles)]
 
-    def _norm(self, x_BTD: Tensor, name: str) -> Tensor:
-        centred = x_BTD - x_BTD.mean(-1, keepdim=True)
+    def _norm(self, inputs_BTD: Tensor, name: str) -> Tensor:
+        centred = inputs_BTD - inputs_BTD.mean(-1, keepdim=True)
         unit = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         return unit * self[f"{name}.weight"] + self[f"{name}.bias"]
 
-    def _layer(self, x_BTD: Tensor, name: str) -> Tensor:
-        return x_BTD @ self[f"{name}.weight"].T + self[f"{name}.bias"]
+    def _layer(self, inputs_BTD: Tensor, name: str) -> Tensor:
+        return inputs_BTD @ self[f"{name}.weight"].T + self[f"{name}.bias"]
 
-    def _attend(self, x_BTD: Tensor, name: str) -> Tensor:
+    def _attend(self, inputs_BTD: Tensor, name: str) -> Tensor:
         if self.joined:
-            parts = (x_BTD @ self[f"{name}.in_proj_weight"].T + self[f"{name}.in_proj_bias"]).chunk(3, -1)
+            parts = (inputs_BTD @ self[f"{name}.in_proj_weight"].T + self[f"{name}.in_proj_bias"]).chunk(3, -1)
         else:
-            parts = tuple(self._layer(x_BTD, f"{name}.{part}_proj") for part in "qkv")
-        steps, head_dim = x_BTD.shape[1], DIM // HEADS
+            parts = tuple(self._layer(inputs_BTD, f"{name}.{part}_proj") for part in "qkv")
+        steps, head_dim = inputs_BTD.shape[1], DIM // HEADS
         heads = []
         for head in range(HEADS):
             q, k, v = (part[..., head * head_dim : (head + 1) * head_dim] for part in parts)

@@ -32,8 +32,8 @@ def test_windows_hold_batch_blocks_except_the_last(tokens: int, shapes: list[int
 
 def test_first_input_is_the_token_before_the_block_or_eos() -> None:
     blocks = Blocks(token_ids(8), batch_size=2, steps=4, eos=0)
-    x_BT, y_BT = blocks.window(0)
-    assert sorted(zip(x_BT.tolist(), y_BT.tolist(), strict=True)) == [
+    inputs_BT, targets_BT = blocks.window(0)
+    assert sorted(zip(inputs_BT.tolist(), targets_BT.tolist(), strict=True)) == [
         ([0, 1, 2, 3], [1, 2, 3, 4]),
         ([4, 5, 6, 7], [5, 6, 7, 8]),
     ]
@@ -41,8 +41,8 @@ def test_first_input_is_the_token_before_the_block_or_eos() -> None:
 
 def test_without_eos_the_first_token_is_not_a_target() -> None:
     blocks = Blocks(token_ids(8), batch_size=2, steps=4)
-    x_BT, y_BT = blocks.window(0)
-    assert sorted(zip(x_BT.tolist(), y_BT.tolist(), strict=True)) == [
+    inputs_BT, targets_BT = blocks.window(0)
+    assert sorted(zip(inputs_BT.tolist(), targets_BT.tolist(), strict=True)) == [
         ([1, 2, 3, 4], [2, 3, 4, 5]),
         ([5, 6, 7, 1], [6, 7, 8, IGNORE]),
     ]

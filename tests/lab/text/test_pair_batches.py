@@ -48,20 +48,20 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]
 
 def rows(pairs: PairBatches, index: int) -> list[Row]:
     """Return source and targets of every row that has a target, and check the padding."""
-    x_BU, y_BT = pairs.window(index)
-    steps = y_BT.shape[1]
+    pairs_BU, targets_BT = pairs.window(index)
+    steps = targets_BT.shape[1]
     pairs_of_rows = []
-    for x_U, y_T in zip(x_BU, y_BT, strict=True):
-        source_S, inputs_T = x_U[:-steps], x_U[-steps:]
-        width, length = int((source_S != IGNORE).sum()), int((y_T != IGNORE).sum())
+    for inputs_U, targets_T in zip(pairs_BU, targets_BT, strict=True):
+        source_S, inputs_T = inputs_U[:-steps], inputs_U[-steps:]
+        width, length = int((source_S != IGNORE).sum()), int((targets_T != IGNORE).sum())
         assert (source_S[width:] == IGNORE).all()
         assert source_S[width - 1] == SOURCE_EOS
-        assert (y_T[length:] == IGNORE).all()
+        assert (targets_T[length:] == IGNORE).all()
         assert (inputs_T[length:] == 0).all()
         if length:
-            assert inputs_T[:length].tolist() == [EOS, *y_T[: length - 1].tolist()]
-            assert y_T[length - 1] == EOS
-            pairs_of_rows.append((tuple(source_S[:width].tolist()), tuple(y_T[:length].tolist())))
+            assert inputs_T[:length].tolist() == [EOS, *targets_T[: length - 1].tolist()]
+            assert targets_T[length - 1] == EOS
+            pairs_of_rows.append((tuple(source_S[:width].tolist()), tuple(targets_T[:length].tolist())))
     return pairs_of_rows
 
 
@@ -88,11 +88,11 @@ def test_every_pair_comes_once_per_epoch_within_the_budget(
     assert sorted(row for window in windows for row in window) == sorted(expected_rows(lengths))
     capacity, short = batch * steps, 0
     for index, window in enumerate(windows):
-        x_BU, y_BT = pairs.window(index)
-        sides = x_BU.shape[1] - y_BT.shape[1], y_BT.shape[1]
+        pairs_BU, targets_BT = pairs.window(index)
+        sides = pairs_BU.shape[1] - targets_BT.shape[1], targets_BT.shape[1]
         assert sides == tuple(-(-max(map(len, side)) // 8) * 8 for side in zip(*window, strict=True))
-        assert len(x_BU) * max(sides) <= capacity
-        short += (len(x_BU) + 1) * max(sides) <= capacity
+        assert len(pairs_BU) * max(sides) <= capacity
+        short += (len(pairs_BU) + 1) * max(sides) <= capacity
         assert pairs.count_targets(index) == sum(len(targets) for _, targets in window)
     assert short <= 1  # only the last window may be smaller
     assert (
@@ -113,25 +113,25 @@ def test_slices_of_all_ranks_make_up_the_whole_batch(lengths: list[tuple[int, in
         for index in range(whole.num_windows):
             windows = [part.window(index) for part in slices]
             assert len({tuple(tensor.shape for tensor in window) for window in windows}) == 1
-            x_BU, y_BT = whole.window(index)
+            pairs_BU, targets_BT = whole.window(index)
             x, y = (torch.stack(tensors, dim=1).flatten(0, 1) for tensors in zip(*windows, strict=True))
-            assert torch.equal(x[: len(x_BU)], x_BU)
-            assert torch.equal(y[: len(y_BT)], y_BT)
-            assert len(y) < len(y_BT) + world
+            assert torch.equal(x[: len(pairs_BU)], pairs_BU)
+            assert torch.equal(y[: len(targets_BT)], targets_BT)
+            assert len(y) < len(targets_BT) + world
             # A filler row has a readable source and no targets.
             for part in slices:
                 assert len(rows(part, index)) <= len(part.window(index)[1])
-            assert (y[len(y_BT) :] == IGNORE).all()
+            assert (y[len(targets_BT) :] == IGNORE).all()
             assert {part.count_targets(index) for part in slices} == {whole.count_targets(index)}
 
 
 def test_window_layout_of_two_pairs() -> None:
     """The pairs have two source words and three target words, and nine and one."""
     pairs = batches([(2, 3), (9, 1)], batch=4, steps=8)
-    x_BU, y_BT = pairs.window(0)
+    pairs_BU, targets_BT = pairs.window(0)
     i = IGNORE
-    assert y_BT.tolist() == [[10004, EOS, i, i, i, i, i, i], [10000, 10001, 10002, EOS, i, i, i, i]]
-    assert x_BU.tolist() == [
+    assert targets_BT.tolist() == [[10004, EOS, i, i, i, i, i, i], [10000, 10001, 10002, EOS, i, i, i, i]]
+    assert pairs_BU.tolist() == [
         [13, 14, 15, 16, 17, 18, 19, 20, 21, SOURCE_EOS, i, i, i, i, i, i, EOS, 10004, 0, 0, 0, 0, 0, 0],
         [10, 11, SOURCE_EOS, i, i, i, i, i, i, i, i, i, i, i, i, i, EOS, 10000, 10001, 10002, 0, 0, 0, 0],
     ]

@@ -41,10 +41,10 @@ def rows(samples: Samples) -> list[tuple[list[int], list[int]]]:
     """Return inputs and targets of every row of the epoch, without padding."""
     rows_of_epoch = []
     for index in range(samples.num_windows):
-        for x_T, y_T in zip(*samples.window(index), strict=True):
-            length = int((y_T != IGNORE).sum())
-            assert (y_T[length:] == IGNORE).all()  # padding is at the right
-            rows_of_epoch.append((x_T[:length].tolist(), y_T[:length].tolist()))
+        for inputs_T, targets_T in zip(*samples.window(index), strict=True):
+            length = int((targets_T != IGNORE).sum())
+            assert (targets_T[length:] == IGNORE).all()  # padding is at the right
+            rows_of_epoch.append((inputs_T[:length].tolist(), targets_T[:length].tolist()))
     return rows_of_epoch
 
 
@@ -88,13 +88,13 @@ def test_slices_of_all_ranks_make_up_the_whole_batch(
         for index in range(whole.num_windows):
             windows = [part.window(index) for part in slices]
             assert len({tensor.shape for window in windows for tensor in window}) == 1
-            x_BT, y_BT = whole.window(index)
+            inputs_BT, targets_BT = whole.window(index)
             # Rows are dealt to the ranks in turn; filler rows hold no target.
             x, y = (torch.stack(tensors, dim=1).flatten(0, 1) for tensors in zip(*windows, strict=True))
-            assert torch.equal(x[: len(x_BT)], x_BT)
-            assert torch.equal(y[: len(y_BT)], y_BT)
-            assert (y[len(y_BT) :] == IGNORE).all()
-            assert len(y) < len(y_BT) + world
+            assert torch.equal(x[: len(inputs_BT)], inputs_BT)
+            assert torch.equal(y[: len(targets_BT)], targets_BT)
+            assert (y[len(targets_BT) :] == IGNORE).all()
+            assert len(y) < len(targets_BT) + world
 
 
 @given(kinds, texts(), sizes, sizes, st.integers(1, 3))

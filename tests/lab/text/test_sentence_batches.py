@@ -53,8 +53,8 @@ def test_every_line_is_one_row(lengths: list[int], steps: int) -> None:
 
 
 def test_first_input_of_a_line_is_eos() -> None:
-    x_BT, y_BT = Sentences(make_text([3, 3, 3]), batch_size=3, steps=3, eos=EOS).window(0)
-    assert sorted(zip(x_BT.tolist(), y_BT.tolist(), strict=True)) == [
+    inputs_BT, targets_BT = Sentences(make_text([3, 3, 3]), batch_size=3, steps=3, eos=EOS).window(0)
+    assert sorted(zip(inputs_BT.tolist(), targets_BT.tolist(), strict=True)) == [
         ([0, 1, 2], [1, 2, 0]),
         ([0, 4, 5], [4, 5, 0]),
         ([0, 7, 8], [7, 8, 0]),
@@ -63,8 +63,8 @@ def test_first_input_of_a_line_is_eos() -> None:
 
 def test_long_line_is_cut_and_continues_after_its_true_token() -> None:
     sentences = Sentences(make_text([2, 8, 1]), batch_size=9, steps=3, eos=EOS)
-    (x_BT, y_BT), i = sentences.window(0), IGNORE
-    assert sorted(zip(x_BT.tolist(), y_BT.tolist(), strict=True)) == [
+    (inputs_BT, targets_BT), i = sentences.window(0), IGNORE
+    assert sorted(zip(inputs_BT.tolist(), targets_BT.tolist(), strict=True)) == [
         ([0, 0, 0], [0, i, i]),
         ([0, 1, 0], [1, 0, i]),
         ([0, 3, 4], [3, 4, 5]),

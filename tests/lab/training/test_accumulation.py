@@ -116,7 +116,7 @@ def test_loss_is_divided_by_the_targets_of_all_processes(tiny_recipe: Callable[.
     """If all processes together have twice as many targets as this one, its step is half as long."""
     recipe = load_recipe(str(tiny_recipe()), ["training.divisor=tokens", "training.clip=default"], "tied")
     settings = recipe.experiments["tied"].training
-    x_BT = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    inputs_BT = torch.tensor([[1, 2, 3], [4, 5, 6]])
     moved = []
     for count in (6, 12):
         torch.manual_seed(2)
@@ -124,7 +124,7 @@ def test_loss_is_divided_by_the_targets_of_all_processes(tiny_recipe: Callable[.
         before = [parameter.detach().clone() for parameter in model.parameters()]
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": list(model.parameters())})
         state = TrainState(World().wrap_model(model), optimiser, model.initial_state(2), Progress())
-        Updater(model, state, World(), settings)(x_BT, x_BT, 1.0, count)
+        Updater(model, state, World(), settings)(inputs_BT, inputs_BT, 1.0, count)
         moved.append([new.detach() - old for new, old in zip(model.parameters(), before, strict=True)])
     for whole, half in zip(*moved, strict=True):
         torch.testing.assert_close(half, whole / 2)
@@ -138,8 +138,8 @@ def test_few_shapes_over_many_updates_in_four_micro_batches() -> None:
     keys = set()
     for _ in range(200):
         share_B1, pick_BT = 0.1 * torch.rand(32, 1, generator=draw), torch.rand(32, 512, generator=draw)
-        y_BT = torch.where(pick_BT < 1.4 * share_B1, 10, torch.where(pick_BT > 1 - 0.6 * share_B1, 20, 0))
-        keys.add(tuple(batch.shape_key() for batch in MicroBatch.split(y_BT, y_BT, 4, output)))
+        targets_BT = torch.where(pick_BT < 1.4 * share_B1, 10, torch.where(pick_BT > 1 - 0.6 * share_B1, 20, 0))
+        keys.add(tuple(batch.shape_key() for batch in MicroBatch.split(targets_BT, targets_BT, 4, output)))
     assert 1 < len(keys) <= 40
 
 
@@ -149,13 +149,13 @@ def test_few_shapes_for_lines_of_any_length() -> None:
     keys, draw = set(), torch.Generator().manual_seed(0)
     for _ in range(200):
         lengths_B1 = torch.randint(5, 9, (64, 1), generator=draw)
-        y_BT = torch.where(torch.arange(8) < lengths_B1, torch.randint(30, (64, 8), generator=draw), IGNORE)
-        (batch,) = MicroBatch.split(y_BT, y_BT, 1, output)
+        targets_BT = torch.where(torch.arange(8) < lengths_B1, torch.randint(30, (64, 8), generator=draw), IGNORE)
+        (batch,) = MicroBatch.split(targets_BT, targets_BT, 1, output)
         assert batch.positions is not None
-        targets = (y_BT.reshape(-1) != IGNORE).nonzero()[:, 0]
+        targets = (targets_BT.reshape(-1) != IGNORE).nonzero()[:, 0]
         assert torch.equal(batch.positions[: len(targets)], targets)
-        assert len(batch.positions) - len(targets) < y_BT.numel() / TARGET_BUCKETS
-        assert (y_BT.reshape(-1)[batch.positions[len(targets) :]] == IGNORE).all()
+        assert len(batch.positions) - len(targets) < targets_BT.numel() / TARGET_BUCKETS
+        assert (targets_BT.reshape(-1)[batch.positions[len(targets) :]] == IGNORE).all()
         assert batch.plan.count == len(targets)
         keys.add(batch.shape_key())
     assert 1 < len(keys) <= 4
@@ -163,17 +163,17 @@ def test_few_shapes_for_lines_of_any_length() -> None:
 
 @pytest.mark.parametrize("targets", [8, 0])
 def test_windows_with_only_targets_and_without_targets(targets: int) -> None:
-    y_BT = torch.where(torch.arange(8) < targets, torch.zeros(4, 8, dtype=torch.int64), IGNORE)
-    (batch,) = MicroBatch.split(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
-    reached = y_BT.numel() if batch.positions is None else len(batch.positions)
+    targets_BT = torch.where(torch.arange(8) < targets, torch.zeros(4, 8, dtype=torch.int64), IGNORE)
+    (batch,) = MicroBatch.split(targets_BT, targets_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    reached = targets_BT.numel() if batch.positions is None else len(batch.positions)
     assert reached == batch.plan.count == 4 * targets
 
 
 def test_plan_counts_targets_and_not_padding() -> None:
     """With little padding, all positions reach the output end, but the plan counts only the targets."""
-    y_BT = torch.zeros(2, 8, dtype=torch.int64)
-    y_BT[1, -1] = IGNORE
-    (batch,) = MicroBatch.split(y_BT, y_BT, 1, Softmax(Plain(WordTable(30, 4))))
+    targets_BT = torch.zeros(2, 8, dtype=torch.int64)
+    targets_BT[1, -1] = IGNORE
+    (batch,) = MicroBatch.split(targets_BT, targets_BT, 1, Softmax(Plain(WordTable(30, 4))))
     assert batch.positions is not None
     assert (len(batch.positions), batch.plan.count) == (15, 15)
     wide_BT = torch.zeros(4, 8, dtype=torch.int64)

@@ -25,9 +25,9 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
     return case.build().double().train()
 
 
-def summed(model: LanguageModel, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
+def summed(model: LanguageModel, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
     """Return the loss of a window as an update computes it."""
-    (batch,) = MicroBatch.split(x_BT, y_BT, 1, model.output)
+    (batch,) = MicroBatch.split(inputs_BT, targets_BT, 1, model.output)
     return model.loss(batch.inputs, batch.targets, None, batch.plan, batch.positions).sum()
 
 
@@ -47,9 +47,9 @@ def test_padding_does_not_change_loss_or_gradients(model: LanguageModel) -> None
     """The targets are words of the first band, so the other bands have none."""
     if isinstance(model.output, SampledSoftmax):
         pytest.skip("draws other candidates for every window")
-    y_BT = torch.tensor([[0, 3, 1], [2, IGNORE, IGNORE]])
-    x_BT = torch.tensor([[5, 9, 2], [1, 7, 7]])
-    padded = summed(model, x_BT, y_BT)
-    separate = summed(model, x_BT[:1], y_BT[:1]) + summed(model, x_BT[1:, :1], y_BT[1:, :1])
+    targets_BT = torch.tensor([[0, 3, 1], [2, IGNORE, IGNORE]])
+    inputs_BT = torch.tensor([[5, 9, 2], [1, 7, 7]])
+    padded = summed(model, inputs_BT, targets_BT)
+    separate = summed(model, inputs_BT[:1], targets_BT[:1]) + summed(model, inputs_BT[1:, :1], targets_BT[1:, :1])
     torch.testing.assert_close(padded, separate)
     torch.testing.assert_close(gradients(model, padded), gradients(model, separate))

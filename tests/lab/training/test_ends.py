@@ -194,12 +194,12 @@ def test_every_parameter_gets_a_gradient_from_frequent_words(row: str, load: Cal
     dataset = open_dataset(experiment.corpus, experiment.vocabulary)
     model = build_model(experiment, dataset.vocabulary)
     split = dataset.splits["train"]
-    x_BT, y_BT = Streams(split.ids, 4, 10, split.inputs).shard(1, 2).window(2)
-    plan = model.output.prepare(y_BT)
+    inputs_BT, targets_BT = Streams(split.ids, 4, 10, split.inputs).shard(1, 2).window(2)
+    plan = model.output.prepare(targets_BT)
     if row.startswith("adaptive"):
         assert isinstance(plan, BandPlan)
         assert [len(rows) for rows, _ in plan.tails] == [0, 0]
-    model.loss(x_BT, y_BT, plan=plan).sum().backward()
+    model.loss(inputs_BT, targets_BT, plan=plan).sum().backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 

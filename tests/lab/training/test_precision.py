@@ -161,11 +161,11 @@ def test_encoder_without_float16_gradients_is_rejected(
     """Some CPUs compute the outputs of an LSTM in float16 but not its gradients."""
     forward = LSTM.forward
 
-    def without_gradients(self: LSTM, x_BTD: torch.Tensor, state: Any) -> Any:
+    def without_gradients(self: LSTM, inputs_BTD: torch.Tensor, state: Any) -> Any:
         if torch.is_grad_enabled():
             raise RuntimeError("could not create a primitive")
         with torch.autocast("cpu", enabled=False):
-            return forward(self, x_BTD.float(), state)
+            return forward(self, inputs_BTD.float(), state)
 
     monkeypatch.setattr(LSTM, "forward", without_gradients)
     with pytest.raises(SettingsError, match=NO_FLOAT16):

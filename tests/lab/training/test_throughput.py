@@ -44,8 +44,8 @@ def test_measuring_does_not_use_the_global_generator(monkeypatch: pytest.MonkeyP
 def test_matrix_rate_is_not_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "measure_matrix_rate", lambda *_: pytest.fail("nothing is measured on a CPU"))
     meter = Throughput(_model(), World(), torch.float32)
-    x_BT = torch.zeros(2, 5, dtype=torch.long)
-    speed = meter.speed(1000.0, x_BT, x_BT)
+    inputs_BT = torch.zeros(2, 5, dtype=torch.long)
+    speed = meter.speed(1000.0, inputs_BT, inputs_BT)
     assert speed.share is None
     assert speed.flops == 1000.0 * 6 * (8 * 8 * 8 + 8 * 20)
     assert speed.memory_bytes > 2**20
@@ -62,20 +62,20 @@ def test_share_of_the_matrix_rate_counts_all_processes(monkeypatch: pytest.Monke
     world = World(rank=0, size=4, device=torch.device("cuda"))
     meter = Throughput(model, world, torch.bfloat16)
     assert meter.matrix_rate == 4e9
-    x_BT = torch.zeros(2, 5, dtype=torch.long)
-    speed = meter.speed(1e5, x_BT, x_BT)
-    assert speed.share == pytest.approx(1e5 * model.flops(x_BT, x_BT) / 10 / 4e9)
+    inputs_BT = torch.zeros(2, 5, dtype=torch.long)
+    speed = meter.speed(1e5, inputs_BT, inputs_BT)
+    assert speed.share == pytest.approx(1e5 * model.flops(inputs_BT, inputs_BT) / 10 / 4e9)
     assert json.loads(json.dumps(speed.record()))["share"] == speed.share
     assert Throughput(model, World(rank=1, size=4, device=torch.device("cuda")), torch.bfloat16).matrix_rate is None
 
 
 def test_flops_per_target_come_from_the_window() -> None:
     meter = Throughput(_model(), World(), torch.float32)
-    x_BT = torch.zeros(2, 5, dtype=torch.long)
-    padded = x_BT.clone()
+    inputs_BT = torch.zeros(2, 5, dtype=torch.long)
+    padded = inputs_BT.clone()
     padded[1:] = IGNORE
-    assert meter.speed(7.0, x_BT, padded).flops == meter.speed(7.0, x_BT, x_BT).flops
-    assert meter.speed(7.0, x_BT, torch.full_like(x_BT, IGNORE)).flops == 0.0
+    assert meter.speed(7.0, inputs_BT, padded).flops == meter.speed(7.0, inputs_BT, inputs_BT).flops
+    assert meter.speed(7.0, inputs_BT, torch.full_like(inputs_BT, IGNORE)).flops == 0.0
 
 
 def test_progress_line_shows_speed_memory_and_time_left() -> None:

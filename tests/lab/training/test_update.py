@@ -56,34 +56,34 @@ def update(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> Update:
     return run
 
 
-def lstm_by_equations(layer: Any, x_BTD: Tensor) -> Tensor:
+def lstm_by_equations(layer: Any, inputs_BTD: Tensor) -> Tensor:
     """Compute an LSTM layer by its equations, with one bias per gate."""
-    h_BD = c_BD = torch.zeros_like(x_BTD[:, 0])
+    hidden_BD = cell_BD = torch.zeros_like(inputs_BTD[:, 0])
     states = []
-    for x_BD in x_BTD.unbind(1):
-        gates = x_BD @ layer.weight_ih_l0.T + h_BD @ layer.weight_hh_l0.T + layer.bias_ih_l0
+    for inputs_BD in inputs_BTD.unbind(1):
+        gates = inputs_BD @ layer.weight_ih_l0.T + hidden_BD @ layer.weight_hh_l0.T + layer.bias_ih_l0
         i, f, g, o = gates.chunk(4, dim=-1)
-        c_BD = f.sigmoid() * c_BD + i.sigmoid() * g.tanh()
-        h_BD = o.sigmoid() * c_BD.tanh()
-        states.append(h_BD)
+        cell_BD = f.sigmoid() * cell_BD + i.sigmoid() * g.tanh()
+        hidden_BD = o.sigmoid() * cell_BD.tanh()
+        states.append(hidden_BD)
     return torch.stack(states, dim=1)
 
 
-def hidden_states(model: Any, x_BT: Tensor) -> Tensor:
-    h_BTD: Tensor = model.input.table.weight[x_BT]
+def hidden_states(model: Any, inputs_BT: Tensor) -> Tensor:
+    hidden_BTD: Tensor = model.input.table.weight[inputs_BT]
     for layer in model.encoder.layers:
-        h_BTD = lstm_by_equations(layer, h_BTD)
-    return h_BTD
+        hidden_BTD = lstm_by_equations(layer, hidden_BTD)
+    return hidden_BTD
 
 
 def summed_loss(model: Any) -> Tensor:
     """Compute the sum over streams and steps of -log p(next word)."""
-    x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
-    h_BTD = hidden_states(model, x_BT)
+    inputs_BT, targets_BT = Streams(IDS, BATCH, STEPS).window(0)
+    hidden_BTD = hidden_states(model, inputs_BT)
     classifier = model.output.classifier
-    context_BTD = h_BTD @ classifier.projection.weight.T + classifier.projection.bias
+    context_BTD = hidden_BTD @ classifier.projection.weight.T + classifier.projection.bias
     scores_BTV = context_BTD @ classifier.table.weight.T + classifier.bias
-    return -torch.log_softmax(scores_BTV, -1).gather(-1, y_BT[..., None]).sum()
+    return -torch.log_softmax(scores_BTV, -1).gather(-1, targets_BT[..., None]).sum()
 
 
 def assert_moved(before: LanguageModel, after: LanguageModel, rate: float) -> None:
@@ -130,15 +130,15 @@ def test_every_part_of_the_loss_has_its_weight(update: Update, divisor: str, by:
         f"regularisation.temporal_activation={tar}",
     )
     exact: Any = copy.deepcopy(before).double()
-    x_BT, y_BT = Streams(IDS, BATCH, STEPS).window(0)
-    h_BTD = hidden_states(exact, x_BT)
+    inputs_BT, targets_BT = Streams(IDS, BATCH, STEPS).window(0)
+    hidden_BTD = hidden_states(exact, inputs_BT)
     table_VD, bias_V = exact.input.table.weight, exact.output.classifier.bias
-    plain_BTV = h_BTD @ table_VD.T
-    nll = -torch.log_softmax(plain_BTV + bias_V, -1).gather(-1, y_BT[..., None]).sum()
-    soft_BTV = torch.softmax(table_VD[y_BT] @ table_VD.T / tau, -1)
+    plain_BTV = hidden_BTD @ table_VD.T
+    nll = -torch.log_softmax(plain_BTV + bias_V, -1).gather(-1, targets_BT[..., None]).sum()
+    soft_BTV = torch.softmax(table_VD[targets_BT] @ table_VD.T / tau, -1)
     kl = (soft_BTV * (soft_BTV.log() - torch.log_softmax(plain_BTV / tau, -1))).sum()
     # Without dropout, the outputs before and after dropout are equal.
-    small, slow = h_BTD.square().mean(), (h_BTD[:, 1:] - h_BTD[:, :-1]).square().mean()
+    small, slow = hidden_BTD.square().mean(), (hidden_BTD[:, 1:] - hidden_BTD[:, :-1]).square().mean()
     tokens = BATCH * STEPS
     ((nll + alpha * kl + tokens * (ar * small + tar * slow)) / by).backward()
     assert_moved(before=exact, after=after, rate=rate)

@@ -37,21 +37,21 @@ def loss_and_gradients() -> Callable[[Classifier], dict[str, Tensor]]:
 
     def compute(classifier: Classifier) -> dict[str, Tensor]:
         torch.manual_seed(4)
-        h_ND = torch.randn(len(TARGETS), classifier.context_dim, dtype=torch.float64, requires_grad=True)
+        hidden_ND = torch.randn(len(TARGETS), classifier.context_dim, dtype=torch.float64, requires_grad=True)
         bias_V = torch.randn(classifier.vocab_size, dtype=torch.float64)
         output = Softmax(classifier.double())
         assert classifier.bias is not None
         with torch.no_grad():
             classifier.bias.copy_(bias_V)
-        loss = output.loss(h_ND, TARGETS, output.prepare(TARGETS))["nll"].sum
+        loss = output.loss(hidden_ND, TARGETS, output.prepare(TARGETS))["nll"].sum
         loss.backward()
-        assert h_ND.grad is not None
+        assert hidden_ND.grad is not None
         assert classifier.table.weight.grad is not None
         assert classifier.bias.grad is not None
         return {
             "loss": loss.detach(),
-            "log_probs": output.log_probs(h_ND).detach(),
-            "by h": h_ND.grad,
+            "log_probs": output.log_probs(hidden_ND).detach(),
+            "by h": hidden_ND.grad,
             "by table": classifier.table.weight.grad,
             "by bias": classifier.bias.grad,
         }

@@ -37,10 +37,10 @@ def test_identity_matrix_equals_tied_softmax(
 
 def test_scores_equal_bilinear_form_for_different_dimensions(make_table: MakeTable) -> None:
     classifier = Bilinear(make_table(DIM), CONTEXT_DIM).double()
-    h_ND = torch.randn(3, CONTEXT_DIM, dtype=torch.float64)
+    hidden_ND = torch.randn(3, CONTEXT_DIM, dtype=torch.float64)
     u_DC = classifier.matrix.weight
-    scores_NV = torch.einsum("vd,dc,nc->nv", classifier.table.weight, u_DC, h_ND)
-    torch.testing.assert_close(Softmax(classifier).log_probs(h_ND), torch.log_softmax(scores_NV, -1))
+    scores_NV = torch.einsum("vd,dc,nc->nv", classifier.table.weight, u_DC, hidden_ND)
+    torch.testing.assert_close(Softmax(classifier).log_probs(hidden_ND), torch.log_softmax(scores_NV, -1))
 
 
 def test_class_vectors_are_the_table_itself(make_table: MakeTable) -> None:
@@ -63,20 +63,20 @@ def test_dropout_acts_on_columns_of_the_table(
     mask_D = torch.tensor([0.0, 2.0, 2.0, 0.0], dtype=torch.float64)
     monkeypatch.setattr(F, "dropout", lambda x, p: x * mask_D)
     classifier = Bilinear(make_table(DIM), DIM, residual=residual, dropout=0.5).double()
-    h_ND = torch.randn(3, DIM, dtype=torch.float64)
+    hidden_ND = torch.randn(3, DIM, dtype=torch.float64)
     e_VD = classifier.table.weight
-    expected = h_ND @ ((e_VD * mask_D) @ classifier.matrix.weight + (e_VD if residual else 0.0)).T
-    torch.testing.assert_close(classifier.context(h_ND) @ e_VD.T, expected)
+    expected = hidden_ND @ ((e_VD * mask_D) @ classifier.matrix.weight + (e_VD if residual else 0.0)).T
+    torch.testing.assert_close(classifier.context(hidden_ND) @ e_VD.T, expected)
 
 
 def test_dropout_mask_is_shared_by_rows_and_off_in_evaluation(
     make_table: MakeTable, halved_mask_shapes: list[tuple[int, ...]]
 ) -> None:
     classifier = Bilinear(make_table(DIM), CONTEXT_DIM, dropout=0.5).double()
-    h_ND = torch.randn(3, CONTEXT_DIM, dtype=torch.float64)
-    classifier.context(h_ND)
+    hidden_ND = torch.randn(3, CONTEXT_DIM, dtype=torch.float64)
+    classifier.context(hidden_ND)
     assert halved_mask_shapes == [(DIM,)]
-    torch.testing.assert_close(classifier.eval().context(h_ND), h_ND @ classifier.matrix.weight.T)
+    torch.testing.assert_close(classifier.eval().context(hidden_ND), hidden_ND @ classifier.matrix.weight.T)
     assert len(halved_mask_shapes) == 1
 
 

@@ -28,23 +28,23 @@ def test_plain_bias_can_be_turned_off(bias: bool) -> None:
     added = sum(p.numel() for p in classifier.parameters()) - table.weight.numel()
     assert added == (WORDS if bias else 0)
     assert (classifier.bias is None) != bias
-    h_ND = torch.randn(3, DIM)
-    scores = h_ND @ table.weight.T + (classifier.bias if classifier.bias is not None else 0.0)
-    torch.testing.assert_close(Softmax(classifier).log_probs(h_ND), torch.log_softmax(scores, -1))
+    hidden_ND = torch.randn(3, DIM)
+    scores = hidden_ND @ table.weight.T + (classifier.bias if classifier.bias is not None else 0.0)
+    torch.testing.assert_close(Softmax(classifier).log_probs(hidden_ND), torch.log_softmax(scores, -1))
 
 
 def test_projection_maps_context_to_table_dimension() -> None:
     table = WordTable(WORDS, DIM)
     classifier = Projected(table, CONTEXT_DIM)
     output = Softmax(classifier)
-    h_ND = torch.randn(3, CONTEXT_DIM)
+    hidden_ND = torch.randn(3, CONTEXT_DIM)
     assert output.context_dim == CONTEXT_DIM
     p = classifier.projection
-    context = h_ND @ p.weight.T + p.bias
-    torch.testing.assert_close(classifier.context(h_ND), context)
+    context = hidden_ND @ p.weight.T + p.bias
+    torch.testing.assert_close(classifier.context(hidden_ND), context)
     assert classifier.bias is not None
     torch.testing.assert_close(
-        output.log_probs(h_ND), torch.log_softmax(context @ table.weight.T + classifier.bias, -1)
+        output.log_probs(hidden_ND), torch.log_softmax(context @ table.weight.T + classifier.bias, -1)
     )
 
 
@@ -79,9 +79,9 @@ def test_softmax_returns_penalties_of_its_classifier() -> None:
 
 def test_half_precision_log_probs_are_float32_and_sum_to_one() -> None:
     output = Softmax(Plain(WordTable(1_000, DIM))).bfloat16()
-    logp_NV = output.log_probs(torch.randn(3, DIM).bfloat16())
-    assert logp_NV.dtype == torch.float32
-    torch.testing.assert_close(logp_NV.exp().sum(-1), torch.ones(3))
+    log_probs_NV = output.log_probs(torch.randn(3, DIM).bfloat16())
+    assert log_probs_NV.dtype == torch.float32
+    torch.testing.assert_close(log_probs_NV.exp().sum(-1), torch.ones(3))
 
 
 def test_new_table_has_rows_of_unit_expected_norm() -> None:

@@ -101,16 +101,16 @@ def test_class_subset_runs_the_network_on_its_rows_only(make_table: MakeTable) -
 def test_four_layer_gradients_match_finite_differences(activation: Any, layer_residual: bool) -> None:
     torch.manual_seed(0)
     classifier = Drill(WordTable(5, 3), 4, activation, layer_residual=layer_residual, init=0.8).double()
-    output, y_N = Softmax(classifier), torch.tensor([1, 4])
-    h_ND = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    output, targets_N = Softmax(classifier), torch.tensor([1, 4])
+    hidden_ND = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
 
     def value(*_: Tensor) -> Tensor:
         # gradcheck changes its inputs in place, and the parameters are among these inputs.
-        return output.loss(h_ND, y_N, output.prepare(y_N))["nll"].sum
+        return output.loss(hidden_ND, targets_N, output.prepare(targets_N))["nll"].sum
 
     parameters = list(output.parameters())
     assert len(parameters) == 10
-    assert torch.autograd.gradcheck(value, (h_ND, *parameters))
+    assert torch.autograd.gradcheck(value, (hidden_ND, *parameters))
 
 
 @pytest.mark.parametrize("position", ["input", "output"])

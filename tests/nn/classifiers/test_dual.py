@@ -47,16 +47,16 @@ def test_scores_equal_the_formula_in_numpy(
     joint = DIM if to_table else 5
     context = joint if to_context else CONTEXT_DIM
     classifier = Dual(make_table(DIM), context, joint, True, activation, to_table, to_context).double()
-    h_ND = np.random.default_rng(0).normal(size=(3, context))
+    hidden_ND = np.random.default_rng(0).normal(size=(3, context))
     e_VD = classifier.table.weight.detach().numpy()
     activate = ACTIVATIONS[activation]
     (u, b_u), (v, b_v) = matrix_and_bias(classifier.label_layer), matrix_and_bias(classifier.context_layer)
     classes = activate(e_VD @ u + b_u) + (e_VD if to_table else 0)
-    contexts = activate(h_ND @ v + b_v) + (h_ND if to_context else 0)
+    contexts = activate(hidden_ND @ v + b_v) + (hidden_ND if to_context else 0)
     np.testing.assert_allclose(classifier.weight().detach().numpy(), classes, rtol=1e-12)
-    np.testing.assert_allclose(classifier.context(torch.tensor(h_ND)).detach().numpy(), contexts, rtol=1e-12)
-    logp_NV = torch.log_softmax(torch.tensor(contexts @ classes.T), -1)
-    torch.testing.assert_close(Softmax(classifier).log_probs(torch.tensor(h_ND)).detach(), logp_NV)
+    np.testing.assert_allclose(classifier.context(torch.tensor(hidden_ND)).detach().numpy(), contexts, rtol=1e-12)
+    log_probs_NV = torch.log_softmax(torch.tensor(contexts @ classes.T), -1)
+    torch.testing.assert_close(Softmax(classifier).log_probs(torch.tensor(hidden_ND)).detach(), log_probs_NV)
     assert classifier.dim == joint
 
 

@@ -77,9 +77,9 @@ def build_seeded(build: Callable[[], OutputEnd]) -> OutputEnd:
 
 def micro_batch_loss(output: OutputEnd, rows: slice) -> Tensor:
     """Return the summed loss of some rows of a fixed batch."""
-    h_ND = torch.randn(len(TARGETS), DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y_N = TARGETS[rows]
-    return output.loss(h_ND[rows], y_N, output.prepare(y_N))["nll"].sum
+    hidden_ND = torch.randn(len(TARGETS), DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    targets_N = TARGETS[rows]
+    return output.loss(hidden_ND[rows], targets_N, output.prepare(targets_N))["nll"].sum
 
 
 def backward(output: OutputEnd) -> None:

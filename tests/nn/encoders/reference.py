@@ -24,9 +24,9 @@ def assert_same_as_torch(encoder: RecurrentEncoder) -> None:
 
     A bias that the encoder does not have is 0.
     """
-    x_BTD = vectors()
-    encoded = encoder(x_BTD, encoder.initial_state(STREAMS))
-    torch_layers, expected = [], x_BTD
+    inputs_BTD = vectors()
+    encoded = encoder(inputs_BTD, encoder.initial_state(STREAMS))
+    torch_layers, expected = [], inputs_BTD
     for layer in encoder.layers:
         assert isinstance(layer, nn.LSTM | nn.GRU | nn.RNN)
         torch_layer = type(layer)(layer.input_size, layer.hidden_size, batch_first=True).double()
@@ -45,20 +45,25 @@ def assert_same_as_torch(encoder: RecurrentEncoder) -> None:
 
 
 def lstm_loop(
-    layer: Any, x_BTD: Tensor, h_BH: Tensor, c_BH: Tensor, input_masks: list[Tensor], state_masks: list[Tensor]
+    layer: Any,
+    inputs_BTD: Tensor,
+    hidden_BH: Tensor,
+    cell_BH: Tensor,
+    input_masks: list[Tensor],
+    state_masks: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return all hidden states h_BTH and the last cell state of an LSTM with masks for the gates i, f, g, o."""
+    """Return all hidden states hidden_BTH and the last cell state of an LSTM with masks for the gates i, f, g, o."""
     gates = list(zip(layer.weight_ih_l0.chunk(4), layer.weight_hh_l0.chunk(4), layer.bias_ih_l0.chunk(4), strict=True))
     outputs = []
-    for x_BD in x_BTD.unbind(1):
+    for inputs_BD in inputs_BTD.unbind(1):
         i, f, g, o = (
-            (x_BD * input_mask) @ w.T + (h_BH * state_mask) @ u.T + b
+            (inputs_BD * input_mask) @ w.T + (hidden_BH * state_mask) @ u.T + b
             for (w, u, b), input_mask, state_mask in zip(gates, input_masks, state_masks, strict=True)
         )
-        c_BH = torch.sigmoid(f) * c_BH + torch.sigmoid(i) * torch.tanh(g)
-        h_BH = torch.sigmoid(o) * torch.tanh(c_BH)
-        outputs.append(h_BH)
-    return torch.stack(outputs, dim=1), c_BH
+        cell_BH = torch.sigmoid(f) * cell_BH + torch.sigmoid(i) * torch.tanh(g)
+        hidden_BH = torch.sigmoid(o) * torch.tanh(cell_BH)
+        outputs.append(hidden_BH)
+    return torch.stack(outputs, dim=1), cell_BH
 
 
 class Recorder:

@@ -47,8 +47,8 @@ def vectors() -> tuple[Tensor, Tensor]:
     """Return source vectors, with large numbers at padding, and target vectors."""
     torch.manual_seed(1)
     source_BSD = torch.randn(STREAMS, POSITIONS, SOURCE_DIM, dtype=torch.float64)
-    x_BTD = torch.randn(STREAMS, STEPS, TARGET_DIM, dtype=torch.float64)
-    return source_BSD + 100.0 * ~source_mask()[..., None], x_BTD
+    inputs_BTD = torch.randn(STREAMS, STEPS, TARGET_DIM, dtype=torch.float64)
+    return source_BSD + 100.0 * ~source_mask()[..., None], inputs_BTD
 
 
 def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
@@ -69,22 +69,22 @@ def annotate_sentence(encoder: AttentionGRU, source_SD: Tensor) -> Tensor:
     return torch.cat(states, dim=-1)
 
 
-def translate_sentence(encoder: AttentionGRU, source_SD: Tensor, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+def translate_sentence(encoder: AttentionGRU, source_SD: Tensor, inputs_TD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the read-outs and attention weights of one pair without padding, computed with torch's GRU cell."""
-    a_SA = annotate_sentence(encoder, source_SD)
-    s = torch.tanh(encoder.start(a_SA.mean(0)))
+    annotations_SA = annotate_sentence(encoder, source_SD)
+    s = torch.tanh(encoder.start(annotations_SA.mean(0)))
     no_bias = s.new_zeros(3 * UNITS)
     first = encoder.word.weight, encoder.word_recurrent.weight, encoder.word.bias, no_bias
     second = encoder.context.weight, encoder.context_recurrent.weight, no_bias, encoder.context_recurrent.bias
     outputs, weights = [], []
-    for y in x_TD:
+    for y in inputs_TD:
         s = torch.gru_cell(y[None], s[None], *first)[0]
         scores = [
             encoder.score.weight[0] @ torch.tanh(encoder.keys(a) + encoder.query(s)) + encoder.score.bias[0]
-            for a in a_SA
+            for a in annotations_SA
         ]
         weights.append(torch.stack(scores).exp() / torch.stack(scores).exp().sum())
-        c = sum(weight * a for weight, a in zip(weights[-1], a_SA, strict=True))
+        c = sum(weight * a for weight, a in zip(weights[-1], annotations_SA, strict=True))
         s = torch.gru_cell(c[None], s[None], *second)[0]
         outputs.append(torch.tanh(encoder.read_state(s) + encoder.read_word(y) + encoder.read_context(c)))
     return torch.stack(outputs), torch.stack(weights)
@@ -92,13 +92,13 @@ def translate_sentence(encoder: AttentionGRU, source_SD: Tensor, x_TD: Tensor) -
 
 def test_each_sentence_equals_torch_gru_cells_without_padding() -> None:
     """Outputs and all gradients are compared; padding gets no gradient."""
-    encoder, (source_BSD, x_BTD) = build(), vectors()
-    inputs = [source_BSD.requires_grad_(), x_BTD.requires_grad_(), *encoder.parameters()]
+    encoder, (source_BSD, inputs_BTD) = build(), vectors()
+    inputs = [source_BSD.requires_grad_(), inputs_BTD.requires_grad_(), *encoder.parameters()]
     state = encoder.encode_source(source_BSD, source_mask())
-    encoded = encoder(x_BTD, state)
+    encoded = encoder(inputs_BTD, state)
     references = [
-        translate_sentence(encoder, source_SD[:length], x_TD)
-        for source_SD, x_TD, length in zip(source_BSD, x_BTD, LENGTHS, strict=True)
+        translate_sentence(encoder, source_SD[:length], inputs_TD)
+        for source_SD, inputs_TD, length in zip(source_BSD, inputs_BTD, LENGTHS, strict=True)
     ]
     expected = torch.stack([output for output, _ in references])
     torch.testing.assert_close(encoded.output, expected, **EXACT)
@@ -106,7 +106,7 @@ def test_each_sentence_equals_torch_gru_cells_without_padding() -> None:
     expected_gradients = gradients(expected, inputs)
     torch.testing.assert_close(gradients(encoded.output, inputs), expected_gradients, rtol=1e-10, atol=1e-12)
     assert not expected_gradients[0][~source_mask()].any()
-    weights_BTS = encoder.attention(x_BTD, state)
+    weights_BTS = encoder.attention(inputs_BTD, state)
     for row, (_, weights_TS), length in zip(weights_BTS, references, LENGTHS, strict=True):
         torch.testing.assert_close(row[:, :length], weights_TS, **EXACT)
 
@@ -126,11 +126,11 @@ def test_annotations_equal_torch_bidirectional_gru() -> None:
 
 
 def test_gradients_match_finite_differences() -> None:
-    encoder, (source_BSD, x_BTD) = build(units=2, readout=2), vectors()
-    inputs = source_BSD[1:, :4].contiguous().requires_grad_(), x_BTD[1:, :2].contiguous().requires_grad_()
+    encoder, (source_BSD, inputs_BTD) = build(units=2, readout=2), vectors()
+    inputs = source_BSD[1:, :4].contiguous().requires_grad_(), inputs_BTD[1:, :2].contiguous().requires_grad_()
 
-    def translate(source_BSD: Tensor, x_BTD: Tensor, *_: Tensor) -> Tensor:
-        return encoder(x_BTD, encoder.encode_source(source_BSD, source_mask((1, 4), 4))).output  # type: ignore[no-any-return]
+    def translate(source_BSD: Tensor, inputs_BTD: Tensor, *_: Tensor) -> Tensor:
+        return encoder(inputs_BTD, encoder.encode_source(source_BSD, source_mask((1, 4), 4))).output  # type: ignore[no-any-return]
 
     assert torch.autograd.gradcheck(translate, (*inputs, *encoder.parameters()))
 
@@ -139,11 +139,11 @@ def test_gradients_match_finite_differences() -> None:
     "splits", [splits for n in range(STEPS) for splits in itertools.combinations(range(1, STEPS), n)]
 )
 def test_target_read_in_parts_equals_target_read_at_once(splits: tuple[int, ...]) -> None:
-    encoder, (source_BSD, x_BTD) = build(), vectors()
-    whole = encoder(x_BTD, encoder.encode_source(source_BSD, source_mask()))
+    encoder, (source_BSD, inputs_BTD) = build(), vectors()
+    whole = encoder(inputs_BTD, encoder.encode_source(source_BSD, source_mask()))
     state = encoder.decoding_state(STREAMS) | encoder.encode_source(source_BSD, source_mask())
     outputs, weights = [], []
-    for part_BTD in x_BTD.tensor_split(splits, dim=1):
+    for part_BTD in inputs_BTD.tensor_split(splits, dim=1):
         weights.append(encoder.attention(part_BTD, state))
         encoded = encoder(part_BTD, state)
         assert encoded.state.keys() == state.keys()
@@ -151,40 +151,40 @@ def test_target_read_in_parts_equals_target_read_at_once(splits: tuple[int, ...]
         state = encoded.state
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole.output, **EXACT)
     torch.testing.assert_close(state["h"], whole.state["h"], **EXACT)
-    a_BTS = encoder.attention(x_BTD, encoder.encode_source(source_BSD, source_mask()))
-    torch.testing.assert_close(torch.cat(weights, dim=1), a_BTS, **EXACT)
+    annotations_BTS = encoder.attention(inputs_BTD, encoder.encode_source(source_BSD, source_mask()))
+    torch.testing.assert_close(torch.cat(weights, dim=1), annotations_BTS, **EXACT)
 
 
 def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:
-    encoder, (source_BSD, x_BTD) = build(), vectors()
+    encoder, (source_BSD, inputs_BTD) = build(), vectors()
     order = torch.tensor([2, 0, 0, 1, 2])
-    state = encoder(x_BTD[:, :2], encoder.encode_source(source_BSD, source_mask())).state
+    state = encoder(inputs_BTD[:, :2], encoder.encode_source(source_BSD, source_mask())).state
     reordered: State = {name: tensor.index_select(1, order) for name, tensor in state.items()}
-    actual = encoder(x_BTD[order, 2:], reordered).output
-    expected = encoder(x_BTD, encoder.encode_source(source_BSD, source_mask())).output[order, 2:]
+    actual = encoder(inputs_BTD[order, 2:], reordered).output
+    expected = encoder(inputs_BTD, encoder.encode_source(source_BSD, source_mask())).output[order, 2:]
     torch.testing.assert_close(actual, expected, **EXACT)
 
 
 def test_batch_and_padding_do_not_change_a_sentence() -> None:
-    encoder, (source_BSD, x_BTD) = build(), vectors()
+    encoder, (source_BSD, inputs_BTD) = build(), vectors()
     state = encoder.encode_source(source_BSD, source_mask())
-    batched, weights_BTS = encoder(x_BTD, state).output, encoder.attention(x_BTD, state)
+    batched, weights_BTS = encoder(inputs_BTD, state).output, encoder.attention(inputs_BTD, state)
     longer_BSD = F.pad(source_BSD, (0, 0, 0, 9), value=-50.0)
     padded = encoder.encode_source(longer_BSD, source_mask(positions=POSITIONS + 9))
-    torch.testing.assert_close(encoder(x_BTD, padded).output, batched, **EXACT)
-    torch.testing.assert_close(encoder.attention(x_BTD, padded), F.pad(weights_BTS, (0, 9)), **EXACT)
+    torch.testing.assert_close(encoder(inputs_BTD, padded).output, batched, **EXACT)
+    torch.testing.assert_close(encoder.attention(inputs_BTD, padded), F.pad(weights_BTS, (0, 9)), **EXACT)
     for row, length in enumerate(LENGTHS):
         stream = slice(row, row + 1)
         alone = encoder.encode_source(source_BSD[stream, :length], source_mask((length,), length))
-        torch.testing.assert_close(encoder(x_BTD[stream], alone).output, batched[stream], **EXACT)
+        torch.testing.assert_close(encoder(inputs_BTD[stream], alone).output, batched[stream], **EXACT)
         torch.testing.assert_close(
-            encoder(x_BTD[stream], select_streams(state, stream)).output, batched[stream], **EXACT
+            encoder(inputs_BTD[stream], select_streams(state, stream)).output, batched[stream], **EXACT
         )
 
 
 def test_attention_is_a_distribution_without_padding() -> None:
-    encoder, (source_BSD, x_BTD) = build(), vectors()
-    weights_BTS = encoder.attention(x_BTD, encoder.encode_source(source_BSD, source_mask()))
+    encoder, (source_BSD, inputs_BTD) = build(), vectors()
+    weights_BTS = encoder.attention(inputs_BTD, encoder.encode_source(source_BSD, source_mask()))
     assert weights_BTS.shape == (STREAMS, STEPS, POSITIONS)
     torch.testing.assert_close(weights_BTS.sum(-1), torch.ones(STREAMS, STEPS, dtype=torch.float64), **EXACT)
     assert ((weights_BTS > 0) == source_mask()[:, None]).all()
@@ -225,7 +225,7 @@ def test_parameters_are_initialised_as_in_the_tutorial() -> None:
 
 
 def test_dropout_acts_on_source_target_and_readout(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, plain, (source_BSD, x_BTD) = build(dropout=0.5), build(), vectors()
+    encoder, plain, (source_BSD, inputs_BTD) = build(dropout=0.5), build(), vectors()
     calls: list[tuple[Tensor, Tensor]] = []
     dropout = F.dropout
 
@@ -236,10 +236,10 @@ def test_dropout_acts_on_source_target_and_readout(monkeypatch: pytest.MonkeyPat
         return output
 
     monkeypatch.setattr(F, "dropout", record)
-    encoded = encoder(x_BTD, encoder.encode_source(source_BSD, source_mask()))
+    encoded = encoder(inputs_BTD, encoder.encode_source(source_BSD, source_mask()))
     (source, dropped_source), (target, dropped_target), (readout, dropped_readout) = calls
     assert source is source_BSD
-    assert target is x_BTD
+    assert target is inputs_BTD
     assert readout is encoded.raw
     assert dropped_readout is encoded.output
     assert all(torch.equal(after[after != 0], 2 * before[after != 0]) and (after == 0).any() for before, after in calls)
@@ -247,39 +247,39 @@ def test_dropout_acts_on_source_target_and_readout(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(encoded.raw, expected.output, **EXACT)
     torch.testing.assert_close(encoded.state["h"], expected.state["h"], **EXACT)
     encoder.eval()
-    undropped = encoder(x_BTD, encoder.encode_source(source_BSD, source_mask())).output
-    assert torch.equal(undropped, plain(x_BTD, plain.encode_source(source_BSD, source_mask())).output)
+    undropped = encoder(inputs_BTD, encoder.encode_source(source_BSD, source_mask())).output
+    assert torch.equal(undropped, plain(inputs_BTD, plain.encode_source(source_BSD, source_mask())).output)
 
 
 def test_every_parameter_but_the_score_bias_has_nonzero_gradient() -> None:
     """This bias shifts all scores equally. Its gradient is 0 but not None, because processes exchange it."""
-    encoder, (source_BSD, x_BTD) = build(dropout=0.1), vectors()
-    encoder(x_BTD, encoder.encode_source(source_BSD, source_mask())).output.square().sum().backward()
+    encoder, (source_BSD, inputs_BTD) = build(dropout=0.1), vectors()
+    encoder(inputs_BTD, encoder.encode_source(source_BSD, source_mask())).output.square().sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
         assert (parameter.grad.abs() > 1e-9).any() == (name != "score.bias"), name
 
 
 def test_copies_train_in_float32_and_bfloat16() -> None:
-    encoder, (source_BSD, x_BTD) = build(dropout=0.1), vectors()
+    encoder, (source_BSD, inputs_BTD) = build(dropout=0.1), vectors()
     copied = copy.deepcopy(encoder).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         state = copied.encode_source(source_BSD.float(), source_mask())
-        encoded = copied(x_BTD.float(), state)
+        encoded = copied(inputs_BTD.float(), state)
     encoded.output.float().square().sum().backward()
     assert state["h"].dtype == encoded.state["h"].dtype == torch.float32
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in copied.parameters())
     assert all(parameter.grad is None for parameter in encoder.parameters())
     rounded = copy.deepcopy(encoder).bfloat16()
     state = rounded.encode_source(source_BSD.bfloat16(), source_mask())
-    assert rounded(x_BTD.bfloat16(), state).output.isfinite().all()
+    assert rounded(inputs_BTD.bfloat16(), state).output.isfinite().all()
 
 
 def test_bfloat16_autocast_is_close_to_float32() -> None:
-    encoder, (source_BSD, x_BTD) = build().float(), vectors()
-    expected = encoder(x_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
+    encoder, (source_BSD, inputs_BTD) = build().float(), vectors()
+    expected = encoder(inputs_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = encoder(x_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
+        actual = encoder(inputs_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
     torch.testing.assert_close(actual.float(), expected, rtol=0.0, atol=0.1)
     assert (actual.float() - expected).abs().mean() < 0.02
 
@@ -287,8 +287,8 @@ def test_bfloat16_autocast_is_close_to_float32() -> None:
 def test_forward_reads_no_tensor_values() -> None:
     """Reading a value of a meta tensor fails; on a GPU it would wait for the device."""
     encoder = AttentionGRU(SOURCE_DIM, TARGET_DIM, units=UNITS, dropout=0.1).to("meta")
-    source_BSD, x_BTD = torch.empty(2, 7, SOURCE_DIM, device="meta"), torch.empty(2, 3, TARGET_DIM, device="meta")
-    encoded = encoder(x_BTD, encoder.encode_source(source_BSD, torch.ones(2, 7, dtype=torch.bool, device="meta")))
+    source_BSD, inputs_BTD = torch.empty(2, 7, SOURCE_DIM, device="meta"), torch.empty(2, 3, TARGET_DIM, device="meta")
+    encoded = encoder(inputs_BTD, encoder.encode_source(source_BSD, torch.ones(2, 7, dtype=torch.bool, device="meta")))
     assert encoded.output.shape == (2, 3, TARGET_DIM)
     assert not encoder.synchronizes
 
@@ -298,11 +298,11 @@ def test_forward_reads_no_tensor_values() -> None:
 def test_gpu_agrees_with_cpu_without_synchronising(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # By default cuDNN rounds the factors of a recurrence in float32 to TF32, which is not what is compared here.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    encoder, (source_BSD, x_BTD) = build().float(), vectors()
-    expected = encoder(x_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
+    encoder, (source_BSD, inputs_BTD) = build().float(), vectors()
+    expected = encoder(inputs_BTD.float(), encoder.encode_source(source_BSD.float(), source_mask())).output
     expected_gradients = gradients(expected, list(encoder.parameters()))
     on_gpu = copy.deepcopy(encoder).cuda()
-    arguments = [tensor.cuda() for tensor in (source_BSD.float(), x_BTD.float(), source_mask())]
+    arguments = [tensor.cuda() for tensor in (source_BSD.float(), inputs_BTD.float(), source_mask())]
     torch.cuda.set_sync_debug_mode("error")
     try:
         with warnings.catch_warnings(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):

@@ -43,9 +43,9 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
     """Record the weights that every layer is run with."""
     recorded = []
 
-    def record(layer: nn.Module, x_BTD: Tensor, start: Any, weights: list[Tensor]) -> Any:
+    def record(layer: nn.Module, inputs_BTD: Tensor, start: Any, weights: list[Tensor]) -> Any:
         recorded.append(weights)
-        return run_layer(layer, x_BTD, start, weights)
+        return run_layer(layer, inputs_BTD, start, weights)
 
     monkeypatch.setattr(awd_lstm, "run_layer", record)
     return recorded
@@ -100,11 +100,11 @@ def test_gradients_reach_the_weights_that_were_not_dropped(weights: list[list[Te
 def test_every_rate_drops_the_same_units_at_every_step() -> None:
     """Only output dropout leaves zeros in the output, at the same units in every step."""
     torch.manual_seed(0)
-    x_BTD = vectors(dim=60).float()
+    inputs_BTD = vectors(dim=60).float()
     for rate in ("dropout_input", "dropout_hidden", "dropout_output"):
         encoder = AWDLSTM(60, 60, layers=2, **{rate: 0.5})
-        first = encoder(x_BTD, encoder.initial_state(STREAMS))
-        second = encoder(x_BTD, encoder.initial_state(STREAMS))
+        first = encoder(inputs_BTD, encoder.initial_state(STREAMS))
+        second = encoder(inputs_BTD, encoder.initial_state(STREAMS))
         assert not torch.equal(first.output, second.output)
         dropped = first.output == 0
         assert dropped.any().item() == (rate == "dropout_output")
@@ -118,12 +118,12 @@ def test_every_rate_drops_the_same_units_at_every_step() -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 def test_cudnn_does_not_warn(autocast: bool) -> None:
     encoder = AWDLSTM(IN, HIDDEN, weight_drop=0.5).cuda()
-    x_BTD, state = vectors().float().cuda(), encoder.initial_state(STREAMS, torch.device("cuda"))
+    inputs_BTD, state = vectors().float().cuda(), encoder.initial_state(STREAMS, torch.device("cuda"))
     with warnings.catch_warnings(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
         warnings.simplefilter("error")
         for _ in range(2):
-            encoder(x_BTD, state).output.float().square().sum().backward()
-        encoder.eval()(x_BTD, state).output.float().square().sum().backward()
+            encoder(inputs_BTD, state).output.float().square().sum().backward()
+        encoder.eval()(inputs_BTD, state).output.float().square().sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,10 @@ def test_masked_gates_follow_the_equations_of_gal(gates: Gates, rates: tuple[flo
     start = {name: torch.randn(2, STREAMS, HIDDEN, dtype=torch.float64) for name in ("h", "c")}
     encoded = encoder(vectors(), start)
     expected = vectors()
-    for layer, input_mask, state_mask, h_BH, c_BH in zip(
+    for layer, input_mask, state_mask, hidden_BH, cell_BH in zip(
         encoder.layers, masks[::2], masks[1::2], start["h"], start["c"], strict=True
     ):
-        expected, _ = lstm_loop(layer, expected, h_BH, c_BH, by_gate(input_mask), by_gate(state_mask))
+        expected, _ = lstm_loop(layer, expected, hidden_BH, cell_BH, by_gate(input_mask), by_gate(state_mask))
     torch.testing.assert_close(encoded.output, expected)
     for rate, drawn in zip(rates, (masks[::2], masks[1::2]), strict=True):
         assert all((mask is None) == (rate == 0.0) for mask in drawn)

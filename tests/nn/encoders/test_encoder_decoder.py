@@ -50,14 +50,14 @@ def test_outputs_gradients_and_attention_equal_torch(norm: str) -> None:
     encoder = build(norm=norm)
     source_BSD, mask_BS = source()
     source_BSD.requires_grad_()
-    x_BTD = vectors().requires_grad_()
+    inputs_BTD = vectors().requires_grad_()
     state = encoder.encode_source(source_BSD, mask_BS)
-    encoded = encoder(x_BTD, state)
-    expected, attention = torch_output_and_attention(encoder, source_BSD, mask_BS, x_BTD)
-    inputs = [source_BSD, x_BTD, *encoder.parameters()]
+    encoded = encoder(inputs_BTD, state)
+    expected, attention = torch_output_and_attention(encoder, source_BSD, mask_BS, inputs_BTD)
+    inputs = [source_BSD, inputs_BTD, *encoder.parameters()]
     assert_near(encoded.output, expected)
     assert_near(gradients(encoded.output, inputs), gradients(expected, inputs))
-    assert_near(encoder.attention(x_BTD, state), attention)
+    assert_near(encoder.attention(inputs_BTD, state), attention)
     assert encoded.raw is encoded.output
 
 
@@ -166,11 +166,11 @@ def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:
     """Every stream of a reordered state gives the same output as its source and steps read at once."""
     encoder = build()
     source_BSD, mask_BS = source()
-    x_BTD = vectors()
+    inputs_BTD = vectors()
     state = encoder.decoding_state(STREAMS) | encoder.encode_source(source_BSD, mask_BS)
-    rows, steps = torch.arange(STREAMS), x_BTD[:, :0]
+    rows, steps = torch.arange(STREAMS), inputs_BTD[:, :0]
     for step, survivors in enumerate(([2, 0, 0, 1], [3, 3, 1], [0, 2, 1, 1, 0], [4, 1])):
-        new = x_BTD[rows, step, None]
+        new = inputs_BTD[rows, step, None]
         output = encoder(new, state)
         steps = torch.cat([steps, new], dim=1)
         expected = encoder(steps, encoder.encode_source(source_BSD[rows], mask_BS[rows])).output[:, -1:]
@@ -183,12 +183,12 @@ def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:
 def test_gradients_flow_through_the_kv_cache() -> None:
     encoder = build()
     source_BSD, mask_BS = source()
-    x_BTD, source_BSD = vectors().requires_grad_(), source_BSD.requires_grad_()
-    inputs = [x_BTD, source_BSD, *encoder.parameters()]
-    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | encoder.encode_source(source_BSD, mask_BS))
-    second = encoder(x_BTD[:, 4:], first.state)
+    inputs_BTD, source_BSD = vectors().requires_grad_(), source_BSD.requires_grad_()
+    inputs = [inputs_BTD, source_BSD, *encoder.parameters()]
+    first = encoder(inputs_BTD[:, :4], encoder.decoding_state(STREAMS) | encoder.encode_source(source_BSD, mask_BS))
+    second = encoder(inputs_BTD[:, 4:], first.state)
     parts = torch.cat([first.output, second.output], dim=1)
-    whole = encoder(x_BTD, encoder.encode_source(source_BSD, mask_BS)).output
+    whole = encoder(inputs_BTD, encoder.encode_source(source_BSD, mask_BS)).output
     assert_near(gradients(parts, inputs), gradients(whole, inputs))
 
 
@@ -273,13 +273,13 @@ def test_autocast_keeps_sums_norms_and_outputs_in_float32(norm: str) -> None:
         block.register_forward_hook(
             lambda _module, _inputs, out: sums.append((out[0] if isinstance(out, tuple) else out).dtype)
         )
-    x_BTD, (source_BSD, mask_BS) = vectors().bfloat16(), source()
+    inputs_BTD, (source_BSD, mask_BS) = vectors().bfloat16(), source()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         state = encoder.encode_source(source_BSD.bfloat16(), mask_BS)
-        whole = encoder(x_BTD, state)
-        first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS) | state)
-        second = encoder(x_BTD[:, 4:], first.state)
-        attention = encoder.attention(x_BTD, state)
+        whole = encoder(inputs_BTD, state)
+        first = encoder(inputs_BTD[:, :4], encoder.decoding_state(STREAMS) | state)
+        second = encoder(inputs_BTD[:, 4:], first.state)
+        attention = encoder.attention(inputs_BTD, state)
     assert whole.output.dtype == attention.dtype == torch.float32
     assert set(sums) == {torch.float32}
     assert {name: tensor.dtype for name, tensor in second.state.items()} == {
@@ -288,9 +288,9 @@ def test_autocast_keeps_sums_norms_and_outputs_in_float32(norm: str) -> None:
     torch.testing.assert_close(attention.sum(-1), torch.ones(STREAMS, STEPS))
     torch.testing.assert_close(torch.cat([first.output, second.output], 1), whole.output, rtol=0.03, atol=0.03)
     reference = copy.deepcopy(encoder).double()
-    exact = reference(x_BTD.double(), reference.encode_source(source_BSD.bfloat16().double(), mask_BS)).output
+    exact = reference(inputs_BTD.double(), reference.encode_source(source_BSD.bfloat16().double(), mask_BS)).output
     assert 0.0 < float(((whole.output - exact).norm() / exact.norm()).detach()) < 0.02
-    assert encoder(x_BTD.float(), state).output.dtype == torch.float32, "a bfloat16 state can be used in float32"
+    assert encoder(inputs_BTD.float(), state).output.dtype == torch.float32, "a bfloat16 state can be used in float32"
 
 
 def test_copy_gives_equal_outputs_and_moves_to_meta_device() -> None:

@@ -79,10 +79,10 @@ def test_fixed_cache_equals_growing_cache(encoder: Encoder, lengths: list[int], 
 
 
 def test_streams_can_be_reordered_and_have_different_lengths(encoder: Encoder) -> None:
-    x_BTD = vectors()
+    inputs_BTD = vectors()
     grown, fixed = initial_state(encoder, None), initial_state(encoder, CAPACITY)
     for step, survivors in enumerate(([2, 0, 0, 1], [3, 3, 1], [0, 2, 1, 1, 0], [4, 1])):
-        new = x_BTD[torch.arange(grown["block.0"].shape[1]) % STREAMS, step, None]
+        new = inputs_BTD[torch.arange(grown["block.0"].shape[1]) % STREAMS, step, None]
         expected, actual = encoder(new, grown), encoder(new, fixed)
         assert_near(actual.output, expected.output)
         order = torch.tensor(survivors)
@@ -90,11 +90,11 @@ def test_streams_can_be_reordered_and_have_different_lengths(encoder: Encoder) -
             {name: tensor.index_select(1, order) for name, tensor in out.state.items()} for out in (expected, actual)
         )
     empty = initial_state(encoder, CAPACITY)
-    after = encoder(x_BTD[:, :3], empty).state
+    after = encoder(inputs_BTD[:, :3], empty).state
     mixed = {name: torch.cat([after[name][:, :1], empty[name][:, 1:]], dim=1) for name in empty}
-    encoded = encoder(x_BTD[:, 3:5], mixed)
-    assert_near(encoded.output[:1], encoder(x_BTD[:, 3:5], after).output[:1])
-    assert_near(encoded.output[1:], encoder(x_BTD[:, 3:5], empty).output[1:])
+    encoded = encoder(inputs_BTD[:, 3:5], mixed)
+    assert_near(encoded.output[:1], encoder(inputs_BTD[:, 3:5], after).output[:1])
+    assert_near(encoded.output[1:], encoder(inputs_BTD[:, 3:5], empty).output[1:])
     assert encoded.state["cached_steps"].tolist() == [[5, 2, 2]]
 
 
@@ -108,11 +108,11 @@ def test_values_beyond_the_known_steps_are_ignored(encoder: Encoder) -> None:
 
 
 def test_fixed_cache_equals_growing_cache_in_bfloat16(encoder: Encoder) -> None:
-    encoder, x_BTD = encoder.float(), vectors().float()
+    encoder, inputs_BTD = encoder.float(), vectors().float()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         grown, fixed = initial_state(encoder, None), initial_state(encoder, CAPACITY)
         for step in range(STEPS):
-            expected, actual = (encoder(x_BTD[:, step, None], state) for state in (grown, fixed))
+            expected, actual = (encoder(inputs_BTD[:, step, None], state) for state in (grown, fixed))
             torch.testing.assert_close(actual.output, expected.output, rtol=0.02, atol=0.05)
             grown, fixed = expected.state, actual.state
             assert {tensor.dtype for tensor in blocks(fixed)} == {torch.bfloat16}
@@ -120,12 +120,12 @@ def test_fixed_cache_equals_growing_cache_in_bfloat16(encoder: Encoder) -> None:
 
 
 def test_gradients_equal_those_of_a_growing_cache(encoder: Encoder) -> None:
-    x_BTD = vectors().requires_grad_()
-    inputs = [x_BTD, *encoder.parameters()]
+    inputs_BTD = vectors().requires_grad_()
+    inputs = [inputs_BTD, *encoder.parameters()]
     results = []
     for steps in (None, CAPACITY):
-        first = encoder(x_BTD[:, :4], initial_state(encoder, steps))
-        second = encoder(x_BTD[:, 4:], first.state)
+        first = encoder(inputs_BTD[:, :4], initial_state(encoder, steps))
+        second = encoder(inputs_BTD[:, 4:], first.state)
         results.append(gradients(torch.cat([first.output, second.output], dim=1), inputs))
     assert_near(results[1], results[0])
 

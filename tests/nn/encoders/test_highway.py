@@ -25,11 +25,11 @@ def build(**options: Any) -> RecurrentHighway:
     return RecurrentHighway(IN, HIDDEN, DEPTH, **options).double()
 
 
-def highway_loop(encoder: RecurrentHighway, x_BTD: Tensor, s: Tensor, mask: Tensor | float = 1.0) -> Tensor:
-    """Return the state after the last layer of every step, s_BTH, with separate matrices for h and t."""
+def highway_loop(encoder: RecurrentHighway, inputs_BTD: Tensor, s: Tensor, mask: Tensor | float = 1.0) -> Tensor:
+    """Return the state after the last layer of every step, state_BTH, with separate matrices for h and t."""
     input_h, input_t = encoder.input_weight.chunk(2)
     outputs = []
-    for x in x_BTD.unbind(1):
+    for x in inputs_BTD.unbind(1):
         for layer in range(DEPTH):
             recurrent_h, recurrent_t = encoder.weight[layer].chunk(2)
             bias_h, bias_t = encoder.bias[layer].chunk(2)
@@ -46,22 +46,24 @@ def highway_loop(encoder: RecurrentHighway, x_BTD: Tensor, s: Tensor, mask: Tens
 @pytest.mark.parametrize("transform_bias", [-2.0, 0.0])
 def test_values_and_gradients_follow_the_equations(transform_bias: float) -> None:
     encoder = build(transform_bias=transform_bias)
-    x_BTD = vectors().requires_grad_()
+    inputs_BTD = vectors().requires_grad_()
     start = torch.randn(1, STREAMS, HIDDEN, dtype=torch.float64, requires_grad=True)
-    encoded = encoder(x_BTD, {"h": start})
-    expected = highway_loop(encoder, x_BTD, start[0])
+    encoded = encoder(inputs_BTD, {"h": start})
+    expected = highway_loop(encoder, inputs_BTD, start[0])
     torch.testing.assert_close(encoded.output, expected)
     torch.testing.assert_close(encoded.state["h"][0], expected[:, -1])
-    inputs = [x_BTD, start, *encoder.parameters()]
+    inputs = [inputs_BTD, start, *encoder.parameters()]
     gradients = [torch.autograd.grad(output.square().sum(), inputs) for output in (encoded.output, expected)]
     torch.testing.assert_close(*gradients)
 
 
 def test_gradients_match_finite_differences() -> None:
     encoder = build()
-    x_BTD = vectors(streams=2, steps=2).requires_grad_()
+    inputs_BTD = vectors(streams=2, steps=2).requires_grad_()
     start = torch.randn(1, 2, HIDDEN, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, h, *_: encoder(x, {"h": h}).output, (x_BTD, start, *encoder.parameters()))
+    assert torch.autograd.gradcheck(
+        lambda x, h, *_: encoder(x, {"h": h}).output, (inputs_BTD, start, *encoder.parameters())
+    )
 
 
 def test_one_mask_is_used_for_all_steps_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from .reference import HIDDEN, IN, STREAMS, lstm_loop, vectors
 
 
 def test_no_mask_in_evaluation_or_at_rate_zero() -> None:
-    x_BTD = vectors()
-    assert sample_mask(x_BTD, 3, 0.5, training=False) is None
-    assert sample_mask(x_BTD, 3, 0.0, training=True) is None
-    assert apply_mask(x_BTD, None) is x_BTD
-    assert locked_dropout(x_BTD, 0.5, training=False) is x_BTD
+    inputs_BTD = vectors()
+    assert sample_mask(inputs_BTD, 3, 0.5, training=False) is None
+    assert sample_mask(inputs_BTD, 3, 0.0, training=True) is None
+    assert apply_mask(inputs_BTD, None) is inputs_BTD
+    assert locked_dropout(inputs_BTD, 0.5, training=False) is inputs_BTD
 
 
 def draw_mask(*args: Any, **options: Any) -> torch.Tensor:
@@ -53,13 +53,13 @@ def test_masks_come_from_the_default_generator() -> None:
 
 
 def test_bfloat16_inputs_are_scaled_in_float32() -> None:
-    x_BTD = vectors(streams=20).bfloat16()
-    mask = draw_mask(x_BTD, IN, 0.3)
+    inputs_BTD = vectors(streams=20).bfloat16()
+    mask = draw_mask(inputs_BTD, IN, 0.3)
     assert mask.dtype == torch.float32
-    actual = apply_mask(x_BTD, mask)
+    actual = apply_mask(inputs_BTD, mask)
     assert actual.dtype == torch.bfloat16
-    selected = mask.expand_as(x_BTD) != 0
-    assert torch.equal(actual[selected], (x_BTD.float() / 0.7).bfloat16()[selected])
+    selected = mask.expand_as(inputs_BTD) != 0
+    assert torch.equal(actual[selected], (inputs_BTD.float() / 0.7).bfloat16()[selected])
 
 
 def test_locked_dropout_drops_the_same_units_at_every_step() -> None:
@@ -76,19 +76,19 @@ def test_masked_layer_follows_the_equations(by_gate: bool) -> None:
     torch.manual_seed(0)
     layer = nn.LSTM(IN, HIDDEN, batch_first=True).double()
     nn.init.zeros_(layer.bias_hh_l0)
-    x_BTD = vectors().requires_grad_()
-    h_BH, c_BH = (torch.randn(STREAMS, HIDDEN, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    inputs_BTD = vectors().requires_grad_()
+    hidden_BH, cell_BH = (torch.randn(STREAMS, HIDDEN, dtype=torch.float64, requires_grad=True) for _ in range(2))
     gates = NUM_GATES if by_gate else 1
-    input_mask, state_mask = (draw_mask(x_BTD, dim, 0.4, gates=gates) for dim in (IN, HIDDEN))
+    input_mask, state_mask = (draw_mask(inputs_BTD, dim, 0.4, gates=gates) for dim in (IN, HIDDEN))
 
-    actual, (h, c) = run_masked_layer(layer, x_BTD, (h_BH, c_BH), input_mask, state_mask)
+    actual, (h, c) = run_masked_layer(layer, inputs_BTD, (hidden_BH, cell_BH), input_mask, state_mask)
     masks = [list(mask.squeeze(-2)) if by_gate else [mask.squeeze(-2)] * NUM_GATES for mask in (input_mask, state_mask)]
-    expected, last_cell = lstm_loop(layer, x_BTD, h_BH, c_BH, *masks)
+    expected, last_cell = lstm_loop(layer, inputs_BTD, hidden_BH, cell_BH, *masks)
 
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(h, expected[:, -1])
     torch.testing.assert_close(c, last_cell)
-    inputs = [x_BTD, h_BH, c_BH, layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0]
+    inputs = [inputs_BTD, hidden_BH, cell_BH, layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0]
     gradients = [
         torch.autograd.grad(output.square().sum() + cell.sum(), inputs)
         for output, cell in ((actual, c), (expected, last_cell))

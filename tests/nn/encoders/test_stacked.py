@@ -65,27 +65,27 @@ def test_zero_bias_is_not_saved_or_trained() -> None:
 def test_copy_and_float32_conversion_give_equal_outputs(biases: Literal[1, 2]) -> None:
     torch.manual_seed(0)
     encoder = LSTM(IN, HIDDEN, layers=LAYERS, biases=biases).double()
-    x_BTD = vectors()
-    expected = encoder(x_BTD, encoder.initial_state(3)).output
+    inputs_BTD = vectors()
+    expected = encoder(inputs_BTD, encoder.initial_state(3)).output
     copied = copy.deepcopy(encoder)
-    assert torch.equal(copied(x_BTD, copied.initial_state(3)).output, expected)
+    assert torch.equal(copied(inputs_BTD, copied.initial_state(3)).output, expected)
     rounded = copy.deepcopy(encoder).float()
-    output = rounded(x_BTD.float(), rounded.initial_state(3)).output
+    output = rounded(inputs_BTD.float(), rounded.initial_state(3)).output
     assert output.dtype == torch.float32
     torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-6)
     # The copy can be trained separately, because its kernel reads its own weights.
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter.zero_()
-    assert not copied(x_BTD, copied.initial_state(3)).output.any()
-    assert torch.equal(encoder(x_BTD, encoder.initial_state(3)).output, expected)
+    assert not copied(inputs_BTD, copied.initial_state(3)).output.any()
+    assert torch.equal(encoder(inputs_BTD, encoder.initial_state(3)).output, expected)
 
 
 def test_loaded_weights_are_used_by_the_kernel() -> None:
     source, target = LSTM(IN, HIDDEN), LSTM(IN, HIDDEN)
-    x_BTD = vectors().float()
+    inputs_BTD = vectors().float()
     target.load_state_dict(source.state_dict())
-    outputs = [encoder(x_BTD, encoder.initial_state(3)).output for encoder in (source, target)]
+    outputs = [encoder(inputs_BTD, encoder.initial_state(3)).output for encoder in (source, target)]
     assert torch.equal(*outputs)
 
 

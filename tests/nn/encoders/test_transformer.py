@@ -72,10 +72,10 @@ def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 def test_block_equals_torch_encoder_layer() -> None:
     block = build().blocks[0]
-    x_BTD = vectors().requires_grad_()
-    inputs = [x_BTD, *block.parameters()]
-    actual = block(x_BTD)[0]
-    expected = torch_layer(block)(x_BTD, src_mask=causal_mask(STEPS), is_causal=True)
+    inputs_BTD = vectors().requires_grad_()
+    inputs = [inputs_BTD, *block.parameters()]
+    actual = block(inputs_BTD)[0]
+    expected = torch_layer(block)(inputs_BTD, src_mask=causal_mask(STEPS), is_causal=True)
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(gradients(actual, inputs), gradients(expected, inputs))
 
@@ -83,14 +83,14 @@ def test_block_equals_torch_encoder_layer() -> None:
 @pytest.mark.parametrize("final_norm", [False, True])
 def test_stack_equals_torch_encoder_layers(final_norm: bool) -> None:
     encoder = build(final_norm=final_norm)
-    x_BTD = vectors().requires_grad_()
-    expected = x_BTD + sinusoids(0, STEPS, DIM, x_BTD.device)
+    inputs_BTD = vectors().requires_grad_()
+    expected = inputs_BTD + sinusoids(0, STEPS, DIM, inputs_BTD.device)
     for block in encoder.blocks:
         expected = torch_layer(block)(expected, src_mask=causal_mask(STEPS), is_causal=True)
     if encoder.final_norm is not None:
         expected = F.layer_norm(expected, (DIM,), encoder.final_norm.weight, encoder.final_norm.bias, 1e-5)
-    encoded = encoder(x_BTD, {})
-    inputs = [x_BTD, *encoder.parameters()]
+    encoded = encoder(inputs_BTD, {})
+    inputs = [inputs_BTD, *encoder.parameters()]
     torch.testing.assert_close(encoded.output, expected)
     torch.testing.assert_close(gradients(encoded.output, inputs), gradients(expected, inputs))
     assert encoded.raw is encoded.output
@@ -188,12 +188,12 @@ def test_kv_cache_equals_one_window_for_any_split(lengths: list[int]) -> None:
 
 def test_gradients_flow_through_the_kv_cache() -> None:
     encoder = build()
-    x_BTD = vectors().requires_grad_()
-    inputs = [x_BTD, *encoder.parameters()]
-    first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
-    second = encoder(x_BTD[:, 4:], first.state)
+    inputs_BTD = vectors().requires_grad_()
+    inputs = [inputs_BTD, *encoder.parameters()]
+    first = encoder(inputs_BTD[:, :4], encoder.decoding_state(STREAMS))
+    second = encoder(inputs_BTD[:, 4:], first.state)
     parts = torch.cat([first.output, second.output], dim=1)
-    torch.testing.assert_close(gradients(parts, inputs), gradients(encoder(x_BTD, {}).output, inputs))
+    torch.testing.assert_close(gradients(parts, inputs), gradients(encoder(inputs_BTD, {}).output, inputs))
 
 
 def test_state_is_not_carried_between_windows() -> None:
@@ -212,11 +212,11 @@ def test_recomputing_gives_bitwise_equal_results(training: bool, monkeypatch: py
         monkeypatch.setattr(
             Block, "_self_attention", lambda *arguments, a=attend, c=calls: c.append(1) or a(*arguments)
         )
-        x_BTD = vectors().requires_grad_()
+        inputs_BTD = vectors().requires_grad_()
         torch.manual_seed(3)
-        output = encoder(x_BTD, {}).output
+        output = encoder(inputs_BTD, {}).output
         after = torch.rand(1)  # recomputing must not advance the generator
-        results.append((output, after, *gradients(output, [x_BTD, *encoder.parameters()])))
+        results.append((output, after, *gradients(output, [inputs_BTD, *encoder.parameters()])))
         call_counts.append(len(calls))
         monkeypatch.undo()
     assert all(torch.equal(value, recomputed) for value, recomputed in zip(*results, strict=True))
@@ -226,30 +226,32 @@ def test_recomputing_gives_bitwise_equal_results(training: bool, monkeypatch: py
         torch.testing.assert_close(recomputing.eval()(vectors(), {}).output, plain.eval()(vectors(), {}).output)
 
 
-def transformer_equations(encoder: Transformer, x_BTD: Tensor) -> Tensor:
+def transformer_equations(encoder: Transformer, inputs_BTD: Tensor) -> Tensor:
     """Compute the blocks from their equations, with dropout in the same order as in the encoder.
 
     Dropout acts on the input, then in every block on the attention weights, on the output of attention, on the hidden
     units and on the output of the feed-forward network.
     """
-    x_BTD = F.dropout(x_BTD + sinusoids(0, x_BTD.shape[1], DIM, x_BTD.device), encoder.dropout, encoder.training)
+    inputs_BTD = F.dropout(
+        inputs_BTD + sinusoids(0, inputs_BTD.shape[1], DIM, inputs_BTD.device), encoder.dropout, encoder.training
+    )
     block: Any
     for block in encoder.blocks:
         attention_rate = block.dropout_attention
-        normed = F.layer_norm(x_BTD, (DIM,), block.attention_norm.weight, block.attention_norm.bias)
+        normed = F.layer_norm(inputs_BTD, (DIM,), block.attention_norm.weight, block.attention_norm.bias)
         projected = []
         for weight, bias in zip(block.attention_in.weight.chunk(3), block.attention_in.bias.chunk(3), strict=True):
             projected.append((normed @ weight.T + bias).view(*normed.shape[:2], HEADS, -1).transpose(1, 2))
         q, k, v = projected
-        scores = q @ k.mT / math.sqrt(DIM // HEADS) + causal_mask(x_BTD.shape[1])
+        scores = q @ k.mT / math.sqrt(DIM // HEADS) + causal_mask(inputs_BTD.shape[1])
         weights = F.dropout(scores.softmax(-1), attention_rate, encoder.training)
         attended = (weights @ v).transpose(1, 2).flatten(2)
         attended = attended @ block.attention_out.weight.T + block.attention_out.bias
-        x_BTD = x_BTD + F.dropout(attended, encoder.dropout, encoder.training)
-        normed = F.layer_norm(x_BTD, (DIM,), block.ffn_norm.weight, block.ffn_norm.bias)
+        inputs_BTD = inputs_BTD + F.dropout(attended, encoder.dropout, encoder.training)
+        normed = F.layer_norm(inputs_BTD, (DIM,), block.ffn_norm.weight, block.ffn_norm.bias)
         units = F.dropout(block.ffn_in(normed).relu(), block.dropout_relu, encoder.training)
-        x_BTD = x_BTD + F.dropout(block.ffn_out(units), encoder.dropout, encoder.training)
-    return x_BTD
+        inputs_BTD = inputs_BTD + F.dropout(block.ffn_out(units), encoder.dropout, encoder.training)
+    return inputs_BTD
 
 
 @pytest.mark.parametrize("rates", [(0.5, 0.0, 0.0), (0.0, 0.5, 0.0), (0.0, 0.0, 0.5), (0.3, 0.2, 0.4)])
@@ -304,15 +306,15 @@ def test_parameter_counts_of_published_models(
 def test_autocast_keeps_outputs_in_float32() -> None:
     """Under autocast the output is float32 and the KV cache is bfloat16."""
     encoder = build().float()
-    x_BTD = vectors().bfloat16()
+    inputs_BTD = vectors().bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        whole = encoder(x_BTD, {})
-        first = encoder(x_BTD[:, :4], encoder.decoding_state(STREAMS))
-        second = encoder(x_BTD[:, 4:], first.state)
+        whole = encoder(inputs_BTD, {})
+        first = encoder(inputs_BTD[:, :4], encoder.decoding_state(STREAMS))
+        second = encoder(inputs_BTD[:, 4:], first.state)
     assert whole.output.dtype == torch.float32
     assert {tensor.dtype for tensor in second.state.values()} == {torch.bfloat16}
     torch.testing.assert_close(torch.cat([first.output, second.output], 1), whole.output, rtol=0.02, atol=0.02)
-    exact = copy.deepcopy(encoder).double()(x_BTD.double(), {}).output
+    exact = copy.deepcopy(encoder).double()(inputs_BTD.double(), {}).output
     assert 0.0 < float(((whole.output - exact).norm() / exact.norm()).detach()) < 0.02
 
 

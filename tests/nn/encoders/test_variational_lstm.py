@@ -36,18 +36,18 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_layer_uses_one_mask_for_its_state_and_its_output(masks: list[Any]) -> None:
     torch.manual_seed(0)
     encoder = VariationalLSTM(IN, HIDDEN, layers=2, dropout=0.4).double()
-    x_BTD = vectors()
+    inputs_BTD = vectors()
     start = {name: torch.randn(2, STREAMS, HIDDEN, dtype=torch.float64) for name in ("h", "c")}
-    encoded = encoder(x_BTD, start)
+    encoded = encoder(inputs_BTD, start)
     assert [mask.shape for mask in masks] == [(STREAMS, 1, HIDDEN)] * 2
     assert not torch.equal(*masks)
 
     no_mask = torch.ones(STREAMS, 1, dtype=torch.float64)
-    expected = x_BTD
-    for layer, mask, h_BH, c_BH, last_state in zip(
+    expected = inputs_BTD
+    for layer, mask, hidden_BH, cell_BH, last_state in zip(
         encoder.layers, masks, start["h"], start["c"], encoded.state["h"], strict=True
     ):
-        raw, _ = lstm_loop(layer, expected, h_BH, c_BH, [no_mask] * 4, [mask[:, 0]] * 4)
+        raw, _ = lstm_loop(layer, expected, hidden_BH, cell_BH, [no_mask] * 4, [mask[:, 0]] * 4)
         torch.testing.assert_close(last_state, raw[:, -1])
         expected = raw * mask
     torch.testing.assert_close(encoded.raw, raw)

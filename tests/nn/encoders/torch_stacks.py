@@ -103,26 +103,26 @@ def torch_layers(encoder: EncoderDecoder) -> tuple[list[nn.Module], list[nn.Modu
 
 
 def torch_output_and_attention(
-    encoder: EncoderDecoder, source_BSD: Tensor, mask_BS: Tensor, x_BTD: Tensor
+    encoder: EncoderDecoder, source_BSD: Tensor, mask_BS: Tensor, inputs_BTD: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return torch's output, and the cross-attention weights of the last block."""
     sources, targets = torch_layers(encoder)
-    memory = source_BSD + sinusoids(0, source_BSD.shape[1], DIM, x_BTD.device)
+    memory = source_BSD + sinusoids(0, source_BSD.shape[1], DIM, inputs_BTD.device)
     for layer in sources:
         memory = layer(memory, src_key_padding_mask=~mask_BS)
     memory = encoder.source_norm(memory)
-    causal = torch.ones(x_BTD.shape[1], x_BTD.shape[1], dtype=torch.bool).triu(1)
+    causal = torch.ones(inputs_BTD.shape[1], inputs_BTD.shape[1], dtype=torch.bool).triu(1)
     recorded: list[Tensor] = []
     cross_attention = targets[-1].get_submodule("multihead_attn")
     forward = cross_attention.forward
 
     def record_weights(*arguments: Any, **options: Any) -> Any:
-        h_BTD, weights_BTS = forward(*arguments, **options | {"need_weights": True, "average_attn_weights": True})
+        hidden_BTD, weights_BTS = forward(*arguments, **options | {"need_weights": True, "average_attn_weights": True})
         recorded.append(weights_BTS)
-        return h_BTD, weights_BTS
+        return hidden_BTD, weights_BTS
 
     cross_attention.forward = record_weights
-    y_BTD = x_BTD + sinusoids(0, x_BTD.shape[1], DIM, x_BTD.device)
+    targets_BTD = inputs_BTD + sinusoids(0, inputs_BTD.shape[1], DIM, inputs_BTD.device)
     for layer in targets:
-        y_BTD = layer(y_BTD, memory, tgt_mask=causal, memory_key_padding_mask=~mask_BS)
-    return encoder.target_norm(y_BTD), recorded[0]
+        targets_BTD = layer(targets_BTD, memory, tgt_mask=causal, memory_key_padding_mask=~mask_BS)
+    return encoder.target_norm(targets_BTD), recorded[0]

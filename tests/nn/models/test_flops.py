@@ -52,8 +52,8 @@ class IdentityEncoder(Encoder):
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
         return {}
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        return Encoded(x_BTD, x_BTD, state)
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
+        return Encoded(inputs_BTD, inputs_BTD, state)
 
 
 def window() -> tuple[Tensor, Tensor]:
@@ -64,10 +64,10 @@ def window() -> tuple[Tensor, Tensor]:
 
 def torch_flops(model: LanguageModel) -> int:
     """Return torch's count for a forward and a backward pass; the reference kernel computes no score twice."""
-    x_BT, y_BT = window()
+    inputs_BT, targets_BT = window()
     model.double().train()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), using("reference"):
-        model.loss(x_BT, y_BT).sum().backward()
+        model.loss(inputs_BT, targets_BT).sum().backward()
     return int(counter.get_total_flops())
 
 
@@ -145,9 +145,9 @@ def test_char_cnn_equals_torch_and_counts_each_word_once() -> None:
     built = build_model(CharCNN(spell(words), D, filters=[(1, 6), (2, 4)], byte_dim=5))
     assert built.flops(*window()) == torch_flops(built)
     longer = build_model(CharCNN(spell(["x" * 30, *words[1:]]), D, filters=[(1, 6), (2, 4)], byte_dim=5))
-    x_BT, y_BT = window()
-    x_BT[0, 0] = 0
-    added = longer.flops(x_BT, y_BT) - built.flops(x_BT, y_BT)
+    inputs_BT, targets_BT = window()
+    inputs_BT[0, 0] = 0
+    added = longer.flops(inputs_BT, targets_BT) - built.flops(inputs_BT, targets_BT)
     assert added == 6 * 28 * 5 * (6 + 2 * 4), "windows beyond the end of shorter words do not count"
 
 
@@ -193,12 +193,14 @@ def test_sampled_softmax_counts_its_samples() -> None:
 
 def test_padding_does_not_count() -> None:
     built = build_model(encoder=Transformer(D, layers=1, heads=2, ffn_dim=24))
-    x_BT, y_BT = window()
-    padded_x, padded_y = (nn.functional.pad(ids, (0, 5), value=fill) for ids, fill in ((x_BT, 0), (y_BT, IGNORE)))
-    assert built.flops(padded_x, padded_y) == built.flops(x_BT, y_BT)
-    y_BT[1:] = IGNORE
-    assert built.flops(x_BT, y_BT) == built.flops(x_BT[:1], y_BT[:1])
-    assert built.flops(x_BT, torch.full_like(y_BT, IGNORE)) == 0
+    inputs_BT, targets_BT = window()
+    padded_x, padded_y = (
+        nn.functional.pad(ids, (0, 5), value=fill) for ids, fill in ((inputs_BT, 0), (targets_BT, IGNORE))
+    )
+    assert built.flops(padded_x, padded_y) == built.flops(inputs_BT, targets_BT)
+    targets_BT[1:] = IGNORE
+    assert built.flops(inputs_BT, targets_BT) == built.flops(inputs_BT[:1], targets_BT[:1])
+    assert built.flops(inputs_BT, torch.full_like(targets_BT, IGNORE)) == 0
 
 
 class UncountedEncoder(IdentityEncoder):
@@ -214,7 +216,7 @@ class UncountedOutput(OutputEnd):
         self.matrix = nn.Linear(D, D)
         self.table = WordTable(V, D)
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         raise NotImplementedError
 
 

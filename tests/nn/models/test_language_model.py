@@ -156,11 +156,11 @@ def test_loss_equals_negative_sum_of_target_log_probs() -> None:
     model = lstm_model(table, table)
     targets = TOKENS[:, 1:].clone()
     targets[0, 2] = IGNORE
-    logp_BT, state = model.target_log_probs(TOKENS[:, :-1], targets)
+    log_probs_BT, state = model.target_log_probs(TOKENS[:, :-1], targets)
     losses = model.loss(TOKENS[:, :-1], targets)
-    assert logp_BT.shape == targets.shape
-    assert logp_BT[0, 2] == 0
-    torch.testing.assert_close(losses.sum(), -logp_BT.sum())
+    assert log_probs_BT.shape == targets.shape
+    assert log_probs_BT[0, 2] == 0
+    torch.testing.assert_close(losses.sum(), -log_probs_BT.sum())
     assert all(torch.equal(losses.state[name], state[name]) for name in state)
 
 

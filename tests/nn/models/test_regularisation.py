@@ -95,7 +95,7 @@ def test_model_adds_both_losses_to_its_objective() -> None:
     tokens_BT = torch.randint(11, (STREAMS, STEPS + 1))
     expected, losses = plain.loss(tokens_BT), regularised.loss(tokens_BT)
     assert expected.parts.keys() == {"nll"}
-    h_BTD = plain(tokens_BT[:, :-1]).output
-    added = 2.0 * h_BTD.square().mean() + 1.5 * (h_BTD[:, 1:] - h_BTD[:, :-1]).square().mean()
+    hidden_BTD = plain(tokens_BT[:, :-1]).output
+    added = 2.0 * hidden_BTD.square().mean() + 1.5 * (hidden_BTD[:, 1:] - hidden_BTD[:, :-1]).square().mean()
     torch.testing.assert_close(losses.mean(), expected.mean() + added)
     torch.testing.assert_close(losses.sum(), expected.sum() + STREAMS * STEPS * added)

@@ -43,33 +43,33 @@ def translator(kind: str, tied_ends: int = 3) -> Translator:
 def pairs() -> tuple[Tensor, Tensor]:
     """Return three pairs: sources of 5, 3 and 1 words, targets of 4, 2 and 4."""
     torch.manual_seed(5)
-    source_BS, x_BT, y_BT = (torch.randint(V, (3, width)) for width in (5, 4, 4))
+    source_BS, inputs_BT, targets_BT = (torch.randint(V, (3, width)) for width in (5, 4, 4))
     source_BS[1, 3:] = source_BS[2, 1:] = PAD
-    y_BT[1, 2:] = IGNORE
-    return torch.cat([source_BS, x_BT], dim=1), y_BT
+    targets_BT[1, 2:] = IGNORE
+    return torch.cat([source_BS, inputs_BT], dim=1), targets_BT
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pair_has_the_same_score_in_a_batch_and_alone(kind: str) -> None:
-    model, (x_BU, y_BT) = translator(kind), pairs()
-    source_BS, x_BT = split_sides(x_BU, y_BT)
-    logp_BT, _ = model.target_log_probs(x_BU, y_BT)
+    model, (pairs_BU, targets_BT) = translator(kind), pairs()
+    source_BS, inputs_BT = split_sides(pairs_BU, targets_BT)
+    log_probs_BT, _ = model.target_log_probs(pairs_BU, targets_BT)
     for row in range(3):
-        unpadded, scored = source_BS[row] != PAD, y_BT[row] != IGNORE
-        alone = torch.cat([source_BS[row, unpadded], x_BT[row, scored]])[None]
-        logp_T, _ = model.target_log_probs(alone, y_BT[row : row + 1, scored])
-        assert torch.allclose(logp_T[0], logp_BT[row, scored], atol=1e-12)
-    assert not logp_BT[y_BT == IGNORE].any()
+        unpadded, scored = source_BS[row] != PAD, targets_BT[row] != IGNORE
+        alone = torch.cat([source_BS[row, unpadded], inputs_BT[row, scored]])[None]
+        log_probs_T, _ = model.target_log_probs(alone, targets_BT[row : row + 1, scored])
+        assert torch.allclose(log_probs_T[0], log_probs_BT[row, scored], atol=1e-12)
+    assert not log_probs_BT[targets_BT == IGNORE].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_equals_negative_sum_of_target_log_probs(kind: str) -> None:
-    model, (x_BU, y_BT) = translator(kind), pairs()
-    logp_BT, _ = model.target_log_probs(x_BU, y_BT)
-    assert torch.allclose(model.loss(x_BU, y_BT).sum(), -logp_BT.sum(), atol=1e-10)
-    positions_M = (y_BT.flatten() != IGNORE).nonzero()[:, 0]
-    losses = model.loss(x_BU, y_BT, positions_M=positions_M)
-    assert torch.allclose(losses.sum(), -logp_BT.sum(), atol=1e-10)
+    model, (pairs_BU, targets_BT) = translator(kind), pairs()
+    log_probs_BT, _ = model.target_log_probs(pairs_BU, targets_BT)
+    assert torch.allclose(model.loss(pairs_BU, targets_BT).sum(), -log_probs_BT.sum(), atol=1e-10)
+    positions_M = (targets_BT.flatten() != IGNORE).nonzero()[:, 0]
+    losses = model.loss(pairs_BU, targets_BT, positions_M=positions_M)
+    assert torch.allclose(losses.sum(), -log_probs_BT.sum(), atol=1e-10)
     assert losses.parts["nll"].count == 10
     losses.mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -77,12 +77,12 @@ def test_loss_equals_negative_sum_of_target_log_probs(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_single_steps_equal_one_pass_over_the_target(kind: str) -> None:
-    model, (x_BU, y_BT) = translator(kind), pairs()
-    source_BS, x_BT = split_sides(x_BU, y_BT)
-    whole = model(x_BT, model.encode_source(source_BS)).output
+    model, (pairs_BU, targets_BT) = translator(kind), pairs()
+    source_BS, inputs_BT = split_sides(pairs_BU, targets_BT)
+    whole = model(inputs_BT, model.encode_source(source_BS)).output
     state, steps = model.start_decoding(source_BS), []
     for step in range(4):
-        encoded = model(x_BT[:, step : step + 1], state)
+        encoded = model(inputs_BT[:, step : step + 1], state)
         state = encoded.state
         steps.append(encoded.output)
     assert torch.allclose(torch.cat(steps, dim=1), whole, atol=1e-12)
@@ -90,9 +90,9 @@ def test_single_steps_equal_one_pass_over_the_target(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_sums_to_one_and_is_zero_on_padding(kind: str) -> None:
-    model, (x_BU, y_BT) = translator(kind), pairs()
-    source_BS, x_BT = split_sides(x_BU, y_BT)
-    a_BTS = model.attention(x_BT, model.encode_source(source_BS))
+    model, (pairs_BU, targets_BT) = translator(kind), pairs()
+    source_BS, inputs_BT = split_sides(pairs_BU, targets_BT)
+    a_BTS = model.attention(inputs_BT, model.encode_source(source_BS))
     assert torch.allclose(a_BTS.sum(-1), torch.ones(3, 4, dtype=torch.float64))
     assert not a_BTS.masked_select((source_BS == PAD)[:, None].expand_as(a_BTS)).any()
 
@@ -136,8 +136,8 @@ def test_flops_equal_torch_counter(kind: str) -> None:
     """There is no padding; unlike our count, torch's includes the masked half of target attention."""
     model = translator(kind).float().train()
     torch.manual_seed(7)
-    x_BU, y_BT = torch.randint(V, (4, 11)), torch.randint(V, (4, 5))
+    pairs_BU, targets_BT = torch.randint(V, (4, 11)), torch.randint(V, (4, 5))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model.loss(x_BU, y_BT).mean().backward()
+        model.loss(pairs_BU, targets_BT).mean().backward()
     masked = 0 if kind == "attention_gru" else 6 * 4 * 2 * D * 5 * 5
-    assert model.flops(x_BU, y_BT) + masked == pytest.approx(counter.get_total_flops(), rel=0.1)
+    assert model.flops(pairs_BU, targets_BT) + masked == pytest.approx(counter.get_total_flops(), rel=0.1)

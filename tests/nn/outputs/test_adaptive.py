@@ -64,16 +64,16 @@ def torch_module(softmax: AdaptiveSoftmax) -> nn.AdaptiveLogSoftmaxWithLoss:
 
 
 def test_log_probs_loss_and_gradients_equal_torch() -> None:
-    softmax, h_ND, y_N = build(), hidden(), targets()
+    softmax, hidden_ND, targets_N = build(), hidden(), targets()
     reference = torch_module(softmax)
-    torch.testing.assert_close(softmax.log_probs(h_ND), reference.log_prob(h_ND), rtol=0, atol=1e-12)
-    expected = reference(h_ND, y_N)
-    torch.testing.assert_close(softmax.target_log_probs(h_ND, y_N), expected.output, rtol=0, atol=1e-12)
-    loss = softmax.loss(h_ND, y_N, softmax.prepare(y_N))["nll"]
+    torch.testing.assert_close(softmax.log_probs(hidden_ND), reference.log_prob(hidden_ND), rtol=0, atol=1e-12)
+    expected = reference(hidden_ND, targets_N)
+    torch.testing.assert_close(softmax.target_log_probs(hidden_ND, targets_N), expected.output, rtol=0, atol=1e-12)
+    loss = softmax.loss(hidden_ND, targets_N, softmax.prepare(targets_N))["nll"]
     torch.testing.assert_close(loss.sum / loss.count, expected.loss, rtol=0, atol=1e-12)
 
     for module, mean in ((softmax, loss.sum / loss.count), (reference, expected.loss)):
-        mean.backward(inputs=[h_ND, *module.parameters()])
+        mean.backward(inputs=[hidden_ND, *module.parameters()])
     assert softmax.clusters is not None
     head = torch.cat([softmax.tables()[0].weight.grad, softmax.clusters.grad])  # type: ignore[list-item]
     torch.testing.assert_close(head, reference.head.weight.grad)
@@ -88,9 +88,12 @@ def test_float32_target_log_probs_equal_torch() -> None:
     with torch.no_grad():
         for parameter in softmax.parameters():
             parameter.mul_(0.3)
-    reference, h_ND, y_N = torch_module(softmax).float(), hidden().detach().float(), targets()
+    reference, hidden_ND, targets_N = torch_module(softmax).float(), hidden().detach().float(), targets()
     torch.testing.assert_close(
-        softmax.float().target_log_probs(h_ND, y_N), reference(h_ND, y_N).output, rtol=1e-6, atol=1e-6
+        softmax.float().target_log_probs(hidden_ND, targets_N),
+        reference(hidden_ND, targets_N).output,
+        rtol=1e-6,
+        atol=1e-6,
     )
 
 
@@ -99,33 +102,35 @@ def test_one_band_equals_softmax_without_bias() -> None:
     bands = BandedTable(V, D, cutoffs=[])
     adaptive = AdaptiveSoftmax(bands, BandProjections(bands, D, head=False)).double()
     plain = Softmax(Plain(bands.tables[0], bias=False))
-    h_ND, y_N = hidden(), targets()
+    hidden_ND, targets_N = hidden(), targets()
     assert adaptive.clusters is None
     assert [id(p) for p in adaptive.parameters()] == [id(bands.tables[0].weight)]
-    torch.testing.assert_close(adaptive.log_probs(h_ND), plain.log_probs(h_ND))
-    torch.testing.assert_close(adaptive.target_log_probs(h_ND, y_N), plain.target_log_probs(h_ND, y_N))
-    assert adaptive.search(h_ND, 3).computed_share == 0.0
+    torch.testing.assert_close(adaptive.log_probs(hidden_ND), plain.log_probs(hidden_ND))
+    torch.testing.assert_close(
+        adaptive.target_log_probs(hidden_ND, targets_N), plain.target_log_probs(hidden_ND, targets_N)
+    )
+    assert adaptive.search(hidden_ND, 3).computed_share == 0.0
 
 
 def test_tail_log_prob_is_cluster_plus_word_log_prob() -> None:
     """Compute log p of a word of the third band from its definition."""
-    softmax, h_ND = build(), hidden()
+    softmax, hidden_ND = build(), hidden()
     assert softmax.clusters is not None
     tables = softmax.tables()
-    head = torch.log_softmax(h_ND @ torch.cat([tables[0].weight, softmax.clusters]).T, -1)
-    tail = torch.log_softmax((h_ND @ softmax.projections.bands[1]) @ tables[2].weight.T, -1)
-    torch.testing.assert_close(softmax.log_probs(h_ND)[:, 15 + 4], head[:, 7 + 1] + tail[:, 4])
+    head = torch.log_softmax(hidden_ND @ torch.cat([tables[0].weight, softmax.clusters]).T, -1)
+    tail = torch.log_softmax((hidden_ND @ softmax.projections.bands[1]) @ tables[2].weight.T, -1)
+    torch.testing.assert_close(softmax.log_probs(hidden_ND)[:, 15 + 4], head[:, 7 + 1] + tail[:, 4])
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0])
 @pytest.mark.parametrize("k", [1, 5, 9, V])
 def test_search_equals_topk_of_all_log_probs(k: int, scale: float) -> None:
     softmax = build()
-    h_ND = scale * hidden(200).detach()
-    result = softmax.search(h_ND, k)
-    values, _ = softmax.log_probs(h_ND).topk(k)
+    hidden_ND = scale * hidden(200).detach()
+    result = softmax.search(hidden_ND, k)
+    values, _ = softmax.log_probs(hidden_ND).topk(k)
     torch.testing.assert_close(result.log_probs, values)
-    torch.testing.assert_close(softmax.log_probs(h_ND).gather(1, result.ids), values)
+    torch.testing.assert_close(softmax.log_probs(hidden_ND).gather(1, result.ids), values)
     assert (result.ids.sort(-1).values.diff() > 0).all()
     assert 0.0 <= result.computed_share <= 1.0
     if k == V:
@@ -138,11 +143,11 @@ def test_search_does_not_open_improbable_tails() -> None:
     with torch.no_grad():
         softmax.clusters.zero_()
         softmax.clusters[0] = 100.0  # for a positive context the second band has all the probability
-    h_ND = hidden(50).detach().abs()
-    result = softmax.search(h_ND, 2)
+    hidden_ND = hidden(50).detach().abs()
+    result = softmax.search(hidden_ND, 2)
     assert result.computed_share == 0.5
     assert ((result.ids >= 7) & (result.ids < 15)).all()
-    torch.testing.assert_close(result.log_probs, softmax.log_probs(h_ND).topk(2).values)
+    torch.testing.assert_close(result.log_probs, softmax.log_probs(hidden_ND).topk(2).values)
 
 
 def test_closed_tails_compute_no_class_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +164,9 @@ def test_closed_tails_compute_no_class_vectors(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(
             classifier, "weight", lambda *_, band=band, weight=weight: computed_bands.append(band) or weight()
         )
-    h_ND = hidden(5).detach().float()
-    assert softmax.search(h_ND, 3).computed_share == 0.0
-    assert (softmax.sample(h_ND) < 7).all()
+    hidden_ND = hidden(5).detach().float()
+    assert softmax.search(hidden_ND, 3).computed_share == 0.0
+    assert (softmax.sample(hidden_ND) < 7).all()
     assert set(computed_bands) == {0}
 
 
@@ -183,8 +188,8 @@ def test_topk_with_equal_scores_returns_the_right_values() -> None:
     with torch.no_grad():
         for parameter in softmax.parameters():
             parameter.zero_()
-    h_ND = hidden(3).detach()
-    torch.testing.assert_close(softmax.topk(h_ND, 9)[0], softmax.log_probs(h_ND).topk(9).values)
+    hidden_ND = hidden(3).detach()
+    torch.testing.assert_close(softmax.topk(hidden_ND, 9)[0], softmax.log_probs(hidden_ND).topk(9).values)
 
 
 @pytest.mark.parametrize("k", [0, V + 1])
@@ -195,9 +200,9 @@ def test_topk_outside_the_vocabulary_size_is_rejected(k: int) -> None:
 
 
 def test_band_without_rows_has_zero_gradients() -> None:
-    softmax, h_ND = build(), hidden(6)
-    y_N = torch.tensor([0, 1, 2, 3, IGNORE, 20])  # nothing in the second band
-    softmax.loss(h_ND, y_N, softmax.prepare(y_N))["nll"].sum.backward()
+    softmax, hidden_ND = build(), hidden(6)
+    targets_N = torch.tensor([0, 1, 2, 3, IGNORE, 20])  # nothing in the second band
+    softmax.loss(hidden_ND, targets_N, softmax.prepare(targets_N))["nll"].sum.backward()
     second = softmax.tables()[1].weight.grad
     assert second is not None
     assert not second.any()
@@ -207,23 +212,23 @@ def test_band_without_rows_has_zero_gradients() -> None:
 
 
 def test_loss_is_equal_with_and_without_a_prepared_plan() -> None:
-    softmax, h_ND, y_N = build(), hidden(), targets()
-    plan = softmax.prepare(y_N.view(4, 10))
-    assert sum(int((words != IGNORE).sum()) for _, words in plan.tails) == int((y_N >= 7).sum())
+    softmax, hidden_ND, targets_N = build(), hidden(), targets()
+    plan = softmax.prepare(targets_N.view(4, 10))
+    assert sum(int((words != IGNORE).sum()) for _, words in plan.tails) == int((targets_N >= 7).sum())
     assert plan.count == 40
-    prepared = softmax.loss(h_ND, y_N, plan)["nll"].sum
-    torch.testing.assert_close(softmax.loss(h_ND, y_N, Plan(40))["nll"].sum, prepared)
+    prepared = softmax.loss(hidden_ND, targets_N, plan)["nll"].sum
+    torch.testing.assert_close(softmax.loss(hidden_ND, targets_N, Plan(40))["nll"].sum, prepared)
 
 
 def test_padding_rows_of_tails_do_not_change_loss_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for _ in range(2):
-        softmax, h_ND, y_N = build(), hidden(300), targets(300)
-        y_N[::7] = IGNORE
-        plan = softmax.prepare(y_N)
-        loss = softmax.loss(h_ND, y_N, plan)["nll"]
+        softmax, hidden_ND, targets_N = build(), hidden(300), targets(300)
+        targets_N[::7] = IGNORE
+        plan = softmax.prepare(targets_N)
+        loss = softmax.loss(hidden_ND, targets_N, plan)["nll"]
         loss.sum.backward()
-        results.append((loss, plan, [h_ND.grad, *(parameter.grad for parameter in softmax.parameters())]))
+        results.append((loss, plan, [hidden_ND.grad, *(parameter.grad for parameter in softmax.parameters())]))
         monkeypatch.setattr(adaptive, "_pad_tail", lambda rows, words, total: (rows, words))
     (padded, plan, gradients), (unpadded, unpadded_plan, expected_gradients) = results
     assert padded.count == unpadded.count
@@ -239,13 +244,13 @@ def test_padding_rows_of_tails_do_not_change_loss_and_gradients(monkeypatch: pyt
 
 def test_micro_batches_have_tails_of_equal_length() -> None:
     """Tails are padded to the longest one or to the whole micro-batch, which does not change the loss."""
-    softmax, h_ND, y_N = build(), hidden(310), targets(310)
-    y_N[:100] = 0
-    parts = list(zip(h_ND.split(100), y_N.split(100), strict=True))
+    softmax, hidden_ND, targets_N = build(), hidden(310), targets(310)
+    targets_N[:100] = 0
+    parts = list(zip(hidden_ND.split(100), targets_N.split(100), strict=True))
     plans = softmax.prepare_micro_batches([y for _, y in parts])
     assert [[len(words) for _, words in plan.tails] for plan in plans] == [[32, 64], [32, 64], [32, 64], [10, 10]]
     for (h, y), plan in zip(parts, plans, strict=True):
-        inputs = [h_ND, *softmax.parameters()]
+        inputs = [hidden_ND, *softmax.parameters()]
         padded, alone = (softmax.loss(h, y, used_plan)["nll"] for used_plan in (plan, softmax.prepare(y)))
         assert padded.count == alone.count == len(y)
         torch.testing.assert_close(padded.sum, alone.sum)
@@ -255,12 +260,12 @@ def test_micro_batches_have_tails_of_equal_length() -> None:
 
 @pytest.mark.parametrize(("rows", "padded"), [(0, 0), (1, 32), (32, 32), (400, 416), (513, 576), (4_100, 4_608)])
 def test_tails_are_padded_to_few_lengths(rows: int, padded: int) -> None:
-    softmax, y_N = build(), torch.zeros(5_000, dtype=torch.long)
-    y_N[5_000 - rows :] = 20
-    (_, (indices, _)) = softmax.prepare(y_N).tails
+    softmax, targets_N = build(), torch.zeros(5_000, dtype=torch.long)
+    targets_N[5_000 - rows :] = 20
+    (_, (indices, _)) = softmax.prepare(targets_N).tails
     assert len(indices) == padded
     assert len(indices.unique()) == padded
-    (_, (indices, _)) = softmax.prepare(y_N[5_000 - rows - 1 :]).tails
+    (_, (indices, _)) = softmax.prepare(targets_N[5_000 - rows - 1 :]).tails
     assert len(indices) == min(padded, rows + 1), "padding cannot use more rows than there are"
 
 
@@ -274,8 +279,8 @@ def test_tail_lengths_take_few_values_over_many_batches(rows: int, micro_batches
     for _ in range(200):
         shares = 0.1 * torch.rand(rows // 512, 1, generator=generator) * torch.tensor([1.4, 0.6])
         picks = torch.rand(rows // 512, 512, generator=generator)
-        y_N = torch.where(picks < shares[:, :1], 7, torch.where(picks > 1 - shares[:, 1:], 15, 0)).flatten()
-        plans = softmax.prepare_micro_batches(y_N.chunk(micro_batches))
+        targets_N = torch.where(picks < shares[:, :1], 7, torch.where(picks > 1 - shares[:, 1:], 15, 0)).flatten()
+        plans = softmax.prepare_micro_batches(targets_N.chunk(micro_batches))
         shapes.add(tuple(len(words) for plan in plans for _, words in plan.tails))
     assert 1 < len(shapes) <= max_shapes
 
@@ -283,16 +288,16 @@ def test_tail_lengths_take_few_values_over_many_batches(rows: int, micro_batches
 @pytest.mark.parametrize("head_projection", ["none", "own", "shared"])
 def test_head_projection_applies_the_chosen_matrix(head_projection: str) -> None:
     softmax = build(head=head_projection == "shared", head_projection=head_projection)
-    h_ND = hidden()
+    hidden_ND = hidden()
     matrix = {
         "none": None,
         "own": softmax.head.weight if softmax.head else None,
         "shared": softmax.projections.bands[0].T,
     }
-    projected = h_ND if matrix[head_projection] is None else F.linear(h_ND, matrix[head_projection])
+    projected = hidden_ND if matrix[head_projection] is None else F.linear(hidden_ND, matrix[head_projection])
     assert softmax.clusters is not None
     head = torch.log_softmax(projected @ torch.cat([softmax.tables()[0].weight, softmax.clusters]).T, -1)
-    torch.testing.assert_close(softmax.log_probs(h_ND)[:, :7], head[:, :7])
+    torch.testing.assert_close(softmax.log_probs(hidden_ND)[:, :7], head[:, :7])
     assert softmax.vectors().shape == (V, D)
     extra = {"none": 0, "own": D * D, "shared": D * D}[head_projection]
     assert sum(p.numel() for p in softmax.parameters()) == sum(p.numel() for p in build().parameters()) + extra
@@ -333,12 +338,12 @@ def test_classifiers_can_be_a_module_list() -> None:
 
 def test_tail_and_softmax_dropout_act_in_different_places() -> None:
     """Tail dropout changes the tails, softmax dropout changes head and tails, and neither acts in evaluation."""
-    h_ND = hidden().detach()
+    hidden_ND = hidden().detach()
     for options, head_changes in (({"tail_dropout": 0.5}, False), ({"softmax_dropout": 0.5}, True)):
         softmax = build(**options)
-        exact = softmax.eval().log_probs(h_ND)
-        torch.testing.assert_close(exact, build().log_probs(h_ND))
-        dropped = softmax.train().log_probs(h_ND)
+        exact = softmax.eval().log_probs(hidden_ND)
+        torch.testing.assert_close(exact, build().log_probs(hidden_ND))
+        dropped = softmax.train().log_probs(hidden_ND)
         assert torch.allclose(dropped[:, :7], exact[:, :7]) != head_changes
         assert not torch.allclose(dropped[:, 7:], exact[:, 7:])
 
@@ -347,8 +352,8 @@ def test_every_band_can_have_a_drill_classifier() -> None:
     torch.manual_seed(0)
     bands = BandedTable(V, D, sizes=[7, 8], factor=2)
     softmax = AdaptiveSoftmax([Drill(band, depth=2) for band in bands.tables], BandProjections(bands, D, head=False))
-    h_ND = hidden().detach().float()
-    torch.testing.assert_close(softmax.log_probs(h_ND).exp().sum(-1), torch.ones(40))
+    hidden_ND = hidden().detach().float()
+    torch.testing.assert_close(softmax.log_probs(hidden_ND).exp().sum(-1), torch.ones(40))
     layers = sum(p.numel() for name, p in softmax.named_parameters() if ".layers." in name)
     assert layers == sum(2 * (width * width + width) for width in (12, 6, 3))
 

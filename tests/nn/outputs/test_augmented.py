@@ -52,16 +52,16 @@ def hidden(rows: int = len(TARGETS)) -> Tensor:
     return torch.randn(rows, CONTEXT_DIM, dtype=torch.float64, requires_grad=True)
 
 
-def augmented_loss(output: Augmented, h_ND: Tensor, y_N: Tensor = TARGETS) -> Tensor:
-    return output.loss(h_ND, y_N, output.prepare(y_N))["augmented"].sum
+def augmented_loss(output: Augmented, hidden_ND: Tensor, targets_N: Tensor = TARGETS) -> Tensor:
+    return output.loss(hidden_ND, targets_N, output.prepare(targets_N))["augmented"].sum
 
 
-def expected_loss(output: Augmented, h_ND: Tensor) -> Tensor:
+def expected_loss(output: Augmented, hidden_ND: Tensor) -> Tensor:
     """Return the sum over tokens of KL(soft target || soft prediction) over the whole vocabulary."""
     l_VD = output.table.weight
-    student_NV = torch.log_softmax(output.classifier.context(h_ND) @ output.classifier.weight().T / output.tau, -1)[
-        SCORED
-    ]
+    student_NV = torch.log_softmax(
+        output.classifier.context(hidden_ND) @ output.classifier.weight().T / output.tau, -1
+    )[SCORED]
     target_NV = torch.log_softmax(l_VD[TARGETS[SCORED]] @ l_VD.T / output.tau, -1)
     if output.detach_target:
         target_NV = target_NV.detach()
@@ -71,10 +71,10 @@ def expected_loss(output: Augmented, h_ND: Tensor) -> Tensor:
 @pytest.mark.parametrize("detach_target", [False, True])
 @pytest.mark.parametrize("build", [tied, untied])
 def test_loss_and_gradients_equal_the_kl_divergence(build: Any, detach_target: bool) -> None:
-    output, h_ND = build(detach_target=detach_target), hidden()
-    actual, expected = augmented_loss(output, h_ND), expected_loss(output, h_ND)
+    output, hidden_ND = build(detach_target=detach_target), hidden()
+    actual, expected = augmented_loss(output, hidden_ND), expected_loss(output, hidden_ND)
     torch.testing.assert_close(actual, expected)
-    inputs = {"h": h_ND, **dict(output.named_parameters())}
+    inputs = {"h": hidden_ND, **dict(output.named_parameters())}
     gradients = [torch.autograd.grad(loss, list(inputs.values()), allow_unused=True) for loss in (actual, expected)]
     with_gradient = set()
     for name, gradient, expected_gradient in zip(inputs, *gradients, strict=True):
@@ -107,30 +107,30 @@ def logits_and_soft_targets(tau: float) -> tuple[Tensor, Tensor, Tensor]:
     with torch.no_grad():
         units.weight.copy_(torch.eye(WORDS))
         output.table.weight.normal_()
-    z_NV = torch.randn(len(TARGETS), WORDS, dtype=torch.float64, requires_grad=True)
-    augmented_loss(output, z_NV).backward()
-    assert z_NV.grad is not None
+    scores_NV = torch.randn(len(TARGETS), WORDS, dtype=torch.float64, requires_grad=True)
+    augmented_loss(output, scores_NV).backward()
+    assert scores_NV.grad is not None
     l_VD = output.table.weight.detach()
-    return z_NV.grad[SCORED], z_NV.detach()[SCORED], l_VD[TARGETS[SCORED]] @ l_VD.T
+    return scores_NV.grad[SCORED], scores_NV.detach()[SCORED], l_VD[TARGETS[SCORED]] @ l_VD.T
 
 
 def test_logit_gradient_is_the_difference_of_the_distributions() -> None:
-    gradient_NV, z_NV, t_NV = logits_and_soft_targets(TAU)
-    expected_NV = (torch.softmax(z_NV / TAU, -1) - torch.softmax(t_NV / TAU, -1)) / TAU
+    gradient_NV, scores_NV, t_NV = logits_and_soft_targets(TAU)
+    expected_NV = (torch.softmax(scores_NV / TAU, -1) - torch.softmax(t_NV / TAU, -1)) / TAU
     torch.testing.assert_close(gradient_NV, expected_NV)
 
 
 def test_logit_gradient_at_high_temperature_matches_logits() -> None:
     tau = 1e4
-    gradient_NV, z_NV, t_NV = logits_and_soft_targets(tau)
-    difference_NV = (z_NV - z_NV.mean(-1, keepdim=True)) - (t_NV - t_NV.mean(-1, keepdim=True))
+    gradient_NV, scores_NV, t_NV = logits_and_soft_targets(tau)
+    difference_NV = (scores_NV - scores_NV.mean(-1, keepdim=True)) - (t_NV - t_NV.mean(-1, keepdim=True))
     torch.testing.assert_close(gradient_NV * tau**2 * WORDS, difference_NV, rtol=0.0, atol=5e-3)
 
 
 def test_loss_is_zero_if_the_prediction_is_the_soft_target() -> None:
     output = tied()
-    h_ND = output.table.weight.detach()[TARGETS.clamp(min=0)]
-    assert augmented_loss(output, h_ND).item() == pytest.approx(0.0, abs=1e-12)
+    hidden_ND = output.table.weight.detach()[TARGETS.clamp(min=0)]
+    assert augmented_loss(output, hidden_ND).item() == pytest.approx(0.0, abs=1e-12)
     assert augmented_loss(output, hidden()) > 0.1
 
 
@@ -146,28 +146,28 @@ def test_loss_is_zero_if_the_prediction_is_the_soft_target() -> None:
 def test_weights_are_returned_separately_from_the_sums(
     settings: Any, nll_weight: float, augmented_weight: float
 ) -> None:
-    output, h_ND = tied(**settings), hidden()
-    parts = output.loss(h_ND, TARGETS, output.prepare(TARGETS))
+    output, hidden_ND = tied(**settings), hidden()
+    parts = output.loss(hidden_ND, TARGETS, output.prepare(TARGETS))
     assert list(parts) == ["nll", "augmented"]
     assert (parts["nll"].weight, parts["augmented"].weight) == pytest.approx((nll_weight, augmented_weight))
     assert parts["nll"].count == parts["augmented"].count == 6
-    torch.testing.assert_close(parts["nll"].sum, -Softmax(output.classifier).target_log_probs(h_ND, TARGETS).sum())
-    torch.testing.assert_close(parts["augmented"].sum, expected_loss(output, h_ND))
+    torch.testing.assert_close(parts["nll"].sum, -Softmax(output.classifier).target_log_probs(hidden_ND, TARGETS).sum())
+    torch.testing.assert_close(parts["augmented"].sum, expected_loss(output, hidden_ND))
 
 
 def test_output_bias_changes_nll_but_not_augmented_loss() -> None:
-    output, h_ND = tied(), hidden()
-    before = output.loss(h_ND, TARGETS, output.prepare(TARGETS))
+    output, hidden_ND = tied(), hidden()
+    before = output.loss(hidden_ND, TARGETS, output.prepare(TARGETS))
     with torch.no_grad():
         output.classifier.bias[3] += 5.0
-    after = output.loss(h_ND, TARGETS, output.prepare(TARGETS))
+    after = output.loss(hidden_ND, TARGETS, output.prepare(TARGETS))
     assert torch.equal(after["augmented"].sum, before["augmented"].sum)
     assert not torch.allclose(after["nll"].sum, before["nll"].sum)
 
 
 def test_log_probs_and_tables_equal_the_plain_softmax() -> None:
-    output, h_ND = untied(), hidden()
-    assert torch.equal(output.log_probs(h_ND), Softmax(output.classifier).log_probs(h_ND))
+    output, hidden_ND = untied(), hidden()
+    assert torch.equal(output.log_probs(hidden_ND), Softmax(output.classifier).log_probs(hidden_ND))
     assert [id(table) for table in output.tables()] == [id(output.classifier.table)]
 
 
@@ -195,43 +195,43 @@ def test_micro_batches_are_padded_to_the_same_number_of_targets() -> None:
     plans = Augmented(Plain(table), table, gamma=0.5).prepare_micro_batches(micro_batches)
     assert [len(plan.targets) for plan in plans] == [64, 64, 0, 64]
     assert [plan.count for plan in plans] == [3, 33, 0, 1]
-    for y_N, plan in zip(micro_batches, plans, strict=True):
-        assert torch.equal(plan.targets[plan.positions], y_N[y_N != IGNORE])
+    for targets_N, plan in zip(micro_batches, plans, strict=True):
+        assert torch.equal(plan.targets[plan.positions], targets_N[targets_N != IGNORE])
 
 
 @pytest.mark.parametrize("build", [tied, untied])
 def test_padding_of_targets_does_not_change_the_loss(build: Any) -> None:
-    output, h_ND = build(), hidden()
+    output, hidden_ND = build(), hidden()
     plan = output.prepare(TARGETS)
     results = []
     for used_plan in (plan, replace(plan, targets=plan.targets[:4])):
-        loss = output.loss(h_ND, TARGETS, used_plan)["augmented"].sum
-        results.append([loss, *torch.autograd.grad(loss, [h_ND, *output.parameters()], materialize_grads=True)])
+        loss = output.loss(hidden_ND, TARGETS, used_plan)["augmented"].sum
+        results.append([loss, *torch.autograd.grad(loss, [hidden_ND, *output.parameters()], materialize_grads=True)])
     torch.testing.assert_close(*results)
 
 
 def test_ignored_rows_have_zero_loss_and_gradient() -> None:
-    output, h_ND = untied(), hidden()
-    augmented_loss(output, h_ND).backward()
-    assert h_ND.grad is not None
-    assert not h_ND.grad[~SCORED].any()
-    assert h_ND.grad[SCORED].any(-1).all()
+    output, hidden_ND = untied(), hidden()
+    augmented_loss(output, hidden_ND).backward()
+    assert hidden_ND.grad is not None
+    assert not hidden_ND.grad[~SCORED].any()
+    assert hidden_ND.grad[SCORED].any(-1).all()
     output.zero_grad()
     ignored = torch.full_like(TARGETS, IGNORE)
-    parts = output.loss(h_ND, ignored, output.prepare(ignored))
+    parts = output.loss(hidden_ND, ignored, output.prepare(ignored))
     assert [(part.sum.item(), part.count) for part in parts.values()] == [(0.0, 0), (0.0, 0)]
     torch.stack([part.sum for part in parts.values()]).sum().backward()
     # In distributed training other processes wait for a gradient of every parameter.
     assert all(p.grad is not None and not p.grad.any() for p in output.parameters())
 
 
-def loss_and_gradients(output: Augmented, h_ND: Tensor, y_N: Tensor, autocast: bool = False) -> list[Tensor]:
+def loss_and_gradients(output: Augmented, hidden_ND: Tensor, targets_N: Tensor, autocast: bool = False) -> list[Tensor]:
     """Return the augmented loss and its gradients for the hidden states and the tables, converted to float64."""
-    h_ND = h_ND.detach().requires_grad_()
+    hidden_ND = hidden_ND.detach().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        loss = augmented_loss(output, h_ND, y_N)
-    assert loss.dtype == h_ND.dtype
-    return [tensor.double() for tensor in (loss, *torch.autograd.grad(loss, [h_ND, *output.parameters()]))]
+        loss = augmented_loss(output, hidden_ND, targets_N)
+    assert loss.dtype == hidden_ND.dtype
+    return [tensor.double() for tensor in (loss, *torch.autograd.grad(loss, [hidden_ND, *output.parameters()]))]
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16 autocast"])
@@ -249,9 +249,9 @@ def test_float32_and_bfloat16_losses_are_close_to_float64(tie: bool, tau: float,
     with torch.no_grad():
         for table in output.parameters():
             table.mul_(2).add_(torch.randn(64))
-    h_ND, y_N = torch.randn(64, 64), torch.randint(2_000, (64,))
-    actual = loss_and_gradients(output, h_ND, y_N, autocast)
-    expected = loss_and_gradients(output.double(), h_ND.double(), y_N)
+    hidden_ND, targets_N = torch.randn(64, 64), torch.randint(2_000, (64,))
+    actual = loss_and_gradients(output, hidden_ND, targets_N, autocast)
+    expected = loss_and_gradients(output.double(), hidden_ND.double(), targets_N)
     loss, *gradients = (((a - e).norm() / e.norm()).item() for a, e in zip(actual, expected, strict=True))
     assert loss < (1e-3 if autocast else 2e-4)
     assert max(gradients) < (5e-3 if autocast else 1.5e-5)
@@ -286,13 +286,13 @@ def test_gradients_are_bitwise_equal_with_several_threads() -> None:
     torch.manual_seed(0)
     table = WordTable(500, 64)
     output = Augmented(Plain(table), table, gamma=0.5)
-    h_ND, y_N = torch.randn(2000, 64), torch.randint(20, (2000,))
+    hidden_ND, targets_N = torch.randn(2000, 64), torch.randint(20, (2000,))
     gradients = []
     try:
         torch.set_num_threads(2)
         for _ in range(8):
             output.zero_grad()
-            output.loss(h_ND, y_N, output.prepare(y_N))["augmented"].sum.backward()
+            output.loss(hidden_ND, targets_N, output.prepare(targets_N))["augmented"].sum.backward()
             assert table.weight.grad is not None
             gradients.append(table.weight.grad.clone())
     finally:

@@ -43,34 +43,36 @@ def hidden(rows: int = len(TARGETS)) -> Tensor:
     return torch.randn(rows, CONTEXT_DIM, dtype=torch.float64, requires_grad=True)
 
 
-def nll(output: MixtureOfSoftmaxes, h_ND: Tensor) -> Tensor:
-    return output.loss(h_ND, TARGETS, output.prepare(TARGETS))["nll"].sum
+def nll(output: MixtureOfSoftmaxes, hidden_ND: Tensor) -> Tensor:
+    return output.loss(hidden_ND, TARGETS, output.prepare(TARGETS))["nll"].sum
 
 
-def mixed_probabilities(output: MixtureOfSoftmaxes, h_ND: Tensor) -> Tensor:
-    """Return the mixed probabilities p_NV, computed one expert at a time."""
+def mixed_probabilities(output: MixtureOfSoftmaxes, hidden_ND: Tensor) -> Tensor:
+    """Return the mixed probabilities probs_NV, computed one expert at a time."""
     classifier = output.classifier
-    prior_NK = torch.softmax(h_ND @ output.prior.weight.T, -1)
-    p_NV = torch.zeros(len(h_ND), WORDS, dtype=torch.float64)
+    prior_NK = torch.softmax(hidden_ND @ output.prior.weight.T, -1)
+    probs_NV = torch.zeros(len(hidden_ND), WORDS, dtype=torch.float64)
     for k in range(output.experts):
         rows = slice(k * DIM, (k + 1) * DIM)
-        latent_NL = torch.tanh(h_ND @ output.latent.weight[rows].T + output.latent.bias[rows])
-        p_NV = p_NV + prior_NK[:, k, None] * torch.softmax(latent_NL @ classifier.weight().T + classifier.bias, -1)
-    return p_NV
+        latent_NL = torch.tanh(hidden_ND @ output.latent.weight[rows].T + output.latent.bias[rows])
+        probs_NV = probs_NV + prior_NK[:, k, None] * torch.softmax(
+            latent_NL @ classifier.weight().T + classifier.bias, -1
+        )
+    return probs_NV
 
 
 def test_log_probs_equal_mixed_probabilities() -> None:
-    output, h_ND = build_mixture(), hidden()
-    torch.testing.assert_close(output.log_probs(h_ND).exp(), mixed_probabilities(output, h_ND))
+    output, hidden_ND = build_mixture(), hidden()
+    torch.testing.assert_close(output.log_probs(hidden_ND).exp(), mixed_probabilities(output, hidden_ND))
 
 
 def test_loss_and_gradients_equal_mixed_probabilities() -> None:
-    output, h_ND = build_mixture(), hidden()
+    output, hidden_ND = build_mixture(), hidden()
     scored = TARGETS != IGNORE
-    expected = -mixed_probabilities(output, h_ND)[scored].gather(1, TARGETS[scored, None]).log().sum()
-    actual = nll(output, h_ND)
+    expected = -mixed_probabilities(output, hidden_ND)[scored].gather(1, TARGETS[scored, None]).log().sum()
+    actual = nll(output, hidden_ND)
     torch.testing.assert_close(actual, expected)
-    inputs = [h_ND, *output.parameters()]
+    inputs = [hidden_ND, *output.parameters()]
     for gradient, expected_gradient in zip(
         *(torch.autograd.grad(loss, inputs) for loss in (actual, expected)), strict=True
     ):
@@ -78,29 +80,29 @@ def test_loss_and_gradients_equal_mixed_probabilities() -> None:
 
 
 def test_one_expert_equals_a_softmax_of_its_latent_vector() -> None:
-    output, h_ND = build_mixture(experts=1), hidden()
-    latent_NL = torch.tanh(output.latent(h_ND))
-    torch.testing.assert_close(output.log_probs(h_ND), Softmax(output.classifier).log_probs(latent_NL))
+    output, hidden_ND = build_mixture(experts=1), hidden()
+    latent_NL = torch.tanh(output.latent(hidden_ND))
+    torch.testing.assert_close(output.log_probs(hidden_ND), Softmax(output.classifier).log_probs(latent_NL))
     torch.testing.assert_close(
-        output.target_log_probs(h_ND, TARGETS), Softmax(output.classifier).target_log_probs(latent_NL, TARGETS)
+        output.target_log_probs(hidden_ND, TARGETS), Softmax(output.classifier).target_log_probs(latent_NL, TARGETS)
     )
 
 
 def test_ignored_rows_have_zero_loss_and_gradient() -> None:
-    output, h_ND = build_mixture(experts=15), hidden()
-    nll(output, h_ND).backward()
-    assert h_ND.grad is not None
-    assert not h_ND.grad[TARGETS == IGNORE].any()
+    output, hidden_ND = build_mixture(experts=15), hidden()
+    nll(output, hidden_ND).backward()
+    assert hidden_ND.grad is not None
+    assert not hidden_ND.grad[TARGETS == IGNORE].any()
     ignored = torch.full_like(TARGETS, IGNORE)
-    assert output.loss(h_ND, ignored, output.prepare(ignored))["nll"].sum == 0
+    assert output.loss(hidden_ND, ignored, output.prepare(ignored))["nll"].sum == 0
 
 
 def test_samples_follow_the_mixed_probabilities() -> None:
     output, draws = build_mixture(), 20_000
-    h_ND = hidden(2).detach()
-    ids = output.sample(h_ND.repeat_interleave(draws, 0), torch.Generator().manual_seed(5)).view(2, draws)
-    for row, p_V in zip(ids, mixed_probabilities(output, h_ND).detach(), strict=True):
-        assert chisquare(torch.bincount(row, minlength=WORDS), p_V * draws).pvalue > 1e-3
+    hidden_ND = hidden(2).detach()
+    ids = output.sample(hidden_ND.repeat_interleave(draws, 0), torch.Generator().manual_seed(5)).view(2, draws)
+    for row, probs_V in zip(ids, mixed_probabilities(output, hidden_ND).detach(), strict=True):
+        assert chisquare(torch.bincount(row, minlength=WORDS), probs_V * draws).pvalue > 1e-3
 
 
 def test_sampling_scores_one_expert_per_row() -> None:
@@ -121,14 +123,14 @@ def test_class_vectors_are_computed_once_per_loss() -> None:
 
 
 def test_dropout_acts_in_training_only() -> None:
-    output, h_ND = build_mixture(dropout=0.5), hidden()
+    output, hidden_ND = build_mixture(dropout=0.5), hidden()
     torch.manual_seed(2)
-    first, second = nll(output, h_ND), nll(output, h_ND)
+    first, second = nll(output, hidden_ND), nll(output, hidden_ND)
     assert not torch.equal(first, second)
     torch.manual_seed(2)
-    assert torch.equal(nll(output, h_ND), first)
+    assert torch.equal(nll(output, hidden_ND), first)
     output.eval()
-    torch.testing.assert_close(output.log_probs(h_ND).exp(), mixed_probabilities(output, h_ND))
+    torch.testing.assert_close(output.log_probs(hidden_ND).exp(), mixed_probabilities(output, hidden_ND))
 
 
 def test_parameter_count_equals_the_paper() -> None:

@@ -44,13 +44,13 @@ def build_softmax(kind: str, smoothing: float, bias: bool = True) -> Softmax:
 
 def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     torch.manual_seed(4)
-    y_N = torch.tensor([3, IGNORE, 0, 10, 3, 3, IGNORE, 7, 1])
-    return torch.randn(N, D, dtype=dtype, requires_grad=True), y_N
+    targets_N = torch.tensor([3, IGNORE, 0, 10, 3, 3, IGNORE, 7, 1])
+    return torch.randn(N, D, dtype=dtype, requires_grad=True), targets_N
 
 
-def objective(end: Softmax, h_ND: Tensor, y_N: Tensor) -> Tensor:
+def objective(end: Softmax, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
     """Return the weighted sum of all parts of the loss."""
-    parts = end.loss(h_ND, y_N, end.prepare(y_N)).values()
+    parts = end.loss(hidden_ND, targets_N, end.prepare(targets_N)).values()
     return torch.stack([part.weight * part.sum for part in parts]).sum()
 
 
@@ -62,62 +62,62 @@ def test_every_kind_of_classifier_is_covered() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", CLASSIFIER_BUILDERS)
 def test_smoothed_objective_and_gradients_equal_torch(kind: str, bias: bool, impl: str) -> None:
-    end, (h_ND, y_N) = build_softmax(kind, 0.1, bias), batch()
-    inputs = [h_ND, *end.parameters()]
+    end, (hidden_ND, targets_N) = build_softmax(kind, 0.1, bias), batch()
+    inputs = [hidden_ND, *end.parameters()]
     with using(impl):  # type: ignore[arg-type]
-        actual = objective(end, h_ND, y_N)
+        actual = objective(end, hidden_ND, targets_N)
         gradients = torch.autograd.grad(actual, inputs)
-    z_NV = F.linear(end.classifier.context(h_ND), end.classifier.weight(), end.classifier.bias)
-    expected = F.cross_entropy(z_NV, y_N, reduction="sum", label_smoothing=0.1)
+    scores_NV = F.linear(end.classifier.context(hidden_ND), end.classifier.weight(), end.classifier.bias)
+    expected = F.cross_entropy(scores_NV, targets_N, reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     for gradient, expected_gradient in zip(gradients, torch.autograd.grad(expected, inputs), strict=True):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-11, atol=1e-11)
-    assert not gradients[0][y_N == IGNORE].any()
+    assert not gradients[0][targets_N == IGNORE].any()
 
 
 def test_smoothing_does_not_change_nll_and_log_probs() -> None:
-    (h_ND, y_N), smoothed, plain = batch(), build_softmax("plain", 0.3), build_softmax("plain", 0.0)
-    plan = plain.prepare(y_N)
-    parts, unsmoothed = smoothed.loss(h_ND, y_N, plan), plain.loss(h_ND, y_N, plan)
+    (hidden_ND, targets_N), smoothed, plain = batch(), build_softmax("plain", 0.3), build_softmax("plain", 0.0)
+    plan = plain.prepare(targets_N)
+    parts, unsmoothed = smoothed.loss(hidden_ND, targets_N, plan), plain.loss(hidden_ND, targets_N, plan)
     assert torch.equal(parts["nll"].sum, unsmoothed["nll"].sum)
     assert (parts["nll"].weight, parts["smoothing"].weight, parts["smoothing"].count) == (1.0, 0.3, 7)
     assert unsmoothed.keys() == {"nll"}
-    assert torch.equal(smoothed.log_probs(h_ND), plain.log_probs(h_ND))
+    assert torch.equal(smoothed.log_probs(hidden_ND), plain.log_probs(hidden_ND))
 
 
 def test_smoothing_part_is_target_score_minus_mean_score() -> None:
-    end, (h_ND, y_N) = build_softmax("plain", 0.1), batch()
-    z_NV = F.linear(h_ND, end.classifier.weight(), end.classifier.bias)[y_N != IGNORE]
-    expected = (z_NV.gather(1, y_N[y_N != IGNORE][:, None])[:, 0] - z_NV.mean(-1)).sum()
-    torch.testing.assert_close(end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum, expected)
+    end, (hidden_ND, targets_N) = build_softmax("plain", 0.1), batch()
+    scores_NV = F.linear(hidden_ND, end.classifier.weight(), end.classifier.bias)[targets_N != IGNORE]
+    expected = (scores_NV.gather(1, targets_N[targets_N != IGNORE][:, None])[:, 0] - scores_NV.mean(-1)).sum()
+    torch.testing.assert_close(end.loss(hidden_ND, targets_N, end.prepare(targets_N))["smoothing"].sum, expected)
 
 
 def test_batch_without_targets_has_zero_gradients() -> None:
-    end, (h_ND, _) = build_softmax("plain", 0.1), batch()
-    objective(end, h_ND, torch.full((N,), IGNORE)).backward()
-    assert h_ND.grad is not None
-    assert not h_ND.grad.any()
+    end, (hidden_ND, _) = build_softmax("plain", 0.1), batch()
+    objective(end, hidden_ND, torch.full((N,), IGNORE)).backward()
+    assert hidden_ND.grad is not None
+    assert not hidden_ND.grad.any()
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in end.parameters())
 
 
 def test_smoothing_scores_are_float32_under_autocast() -> None:
     """Rounded to bfloat16, a score of a few hundred would be off by about one."""
-    end, (h_ND, y_N) = build_softmax("plain", 0.1).float(), batch(torch.float32)
+    end, (hidden_ND, targets_N) = build_softmax("plain", 0.1).float(), batch(torch.float32)
     with torch.no_grad():
         end.classifier.table.weight.mul_(100.0)
-    exact = end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum
+    exact = end.loss(hidden_ND, targets_N, end.prepare(targets_N))["smoothing"].sum
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = end.loss(h_ND, y_N, end.prepare(y_N))["smoothing"].sum
+        rounded = end.loss(hidden_ND, targets_N, end.prepare(targets_N))["smoothing"].sum
     assert exact.abs() > 100
     assert rounded.dtype == torch.float32
     torch.testing.assert_close(rounded, exact, rtol=1e-6, atol=0.0)
 
 
 def test_smoothing_of_bfloat16_states_is_summed_in_float32() -> None:
-    end, (h_ND, y_N) = build_softmax("plain", 0.1).float(), batch(torch.float32)
-    half_ND = h_ND.detach().bfloat16().requires_grad_()
+    end, (hidden_ND, targets_N) = build_softmax("plain", 0.1).float(), batch(torch.float32)
+    half_ND = hidden_ND.detach().bfloat16().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        smoothing = end.loss(half_ND, y_N, end.prepare(y_N))["smoothing"].sum
+        smoothing = end.loss(half_ND, targets_N, end.prepare(targets_N))["smoothing"].sum
     assert smoothing.dtype == torch.float32
     smoothing.backward()
     assert half_ND.grad is not None
@@ -125,14 +125,14 @@ def test_smoothing_of_bfloat16_states_is_summed_in_float32() -> None:
 
 
 def test_smoothed_micro_batches_have_the_gradients_of_the_batch() -> None:
-    end, (h_ND, y_N) = build_softmax("drill", 0.1), batch()
-    objective(end, h_ND, y_N).backward()
+    end, (hidden_ND, targets_N) = build_softmax("drill", 0.1), batch()
+    objective(end, hidden_ND, targets_N).backward()
     whole = [parameter.grad.clone() for parameter in end.parameters() if parameter.grad is not None]
     end.zero_grad()
     with end.cache_for_step() as join:
-        objective(end, h_ND[:4], y_N[:4]).backward()
+        objective(end, hidden_ND[:4], targets_N[:4]).backward()
         join()
-        objective(end, h_ND[4:], y_N[4:]).backward()
+        objective(end, hidden_ND[4:], targets_N[4:]).backward()
     for expected, parameter in zip(whole, end.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected)
 

@@ -57,7 +57,7 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 
 FusedLoss = Callable[..., Tensor]
-"""A fused cross-entropy of a linear classifier: (h_ND, w_VD, y_N, reduction="sum" or "none") -> loss."""
+"""A fused cross-entropy of a linear classifier: (hidden_ND, weight_VD, targets_N, reduction) -> loss."""
 COMPOSED_ENDS = ("plain", "adaptive", "mixture", "drill")
 """The ends that can be composed of a fused loss."""
 
@@ -85,12 +85,12 @@ class Competitor:
         """
         hidden_ND = problem.hidden.clone().requires_grad_()
         weights = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in problem.weights.items()}
-        y_N = problem.targets.to(hidden_ND.device)
+        targets_N = problem.targets.to(hidden_ND.device)
         compute_summed_loss = self.build_loss(problem)
 
         def compute_mean_loss() -> Tensor:
             with _autocast(problem, dtype):
-                return compute_summed_loss(hidden_ND, y_N, weights) / problem.shape.tokens
+                return compute_summed_loss(hidden_ND, targets_N, weights) / problem.shape.tokens
 
         def get_gradients() -> dict[str, Tensor | None]:
             return {name: leaf.grad for name, leaf in {"hidden": hidden_ND, **weights}.items()}
@@ -133,11 +133,11 @@ def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto
             for parameter, weight in zip(parameters, slices, strict=True):
                 parameter.copy_(_transpose_projection(name, weight))
     # The plan groups target positions by band.
-    plan, y_N = end.prepare(problem.targets).to(device), problem.targets.to(device)
+    plan, targets_N = end.prepare(problem.targets).to(device), problem.targets.to(device)
 
     def compute_loss() -> Tensor:
         with _autocast(problem, dtype):
-            losses = end.loss(hidden_ND, y_N, plan).values()
+            losses = end.loss(hidden_ND, targets_N, plan).values()
         return torch.stack([loss.weight * loss.sum for loss in losses]).sum() / plan.count
 
     def get_gradients() -> dict[str, Tensor | None]:
@@ -225,13 +225,13 @@ def _build_torch_adaptive(problem: Problem) -> LossFunction:
     with torch.device("meta"):
         module = torch.nn.AdaptiveLogSoftmaxWithLoss(D, V, list(problem.cutoffs), div_value=factor)
 
-    def loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
+    def loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
         state = {"head.weight": weights["head"]}
         for tail in range(len(problem.cutoffs)):
             state[f"tail.{tail}.0.weight"] = weights[f"down{tail + 1}"]
             state[f"tail.{tail}.1.weight"] = weights[f"band{tail + 1}"]
-        mean_loss: Tensor = torch.func.functional_call(module, state, (h_ND, y_N)).loss
-        return mean_loss * len(h_ND)
+        mean_loss: Tensor = torch.func.functional_call(module, state, (hidden_ND, targets_N)).loss
+        return mean_loss * len(hidden_ND)
 
     return loss
 
@@ -250,8 +250,8 @@ def _import_module(name: str) -> Any:
 def _load_liger() -> FusedLoss:
     loss_class = _import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
 
-    def compute_loss(h_ND: Tensor, w_VD: Tensor, y_N: Tensor, reduction: str) -> Tensor:
-        loss: Tensor = loss_class(reduction=reduction)(w_VD, h_ND, y_N)
+    def compute_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
+        loss: Tensor = loss_class(reduction=reduction)(weight_VD, hidden_ND, targets_N)
         return loss
 
     return compute_loss
@@ -275,11 +275,11 @@ def _build_liger_augmented(problem: Problem) -> LossFunction:
     cross_entropy = _load_liger()
     divergence = _import_module("liger_kernel.transformers").LigerFusedLinearJSD(jsd_beta=0.0, temperature=TAU)
 
-    def loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
+    def loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
         table_VD = weights["table"]
         teacher_VD = table_VD.detach()
-        mean_divergence: Tensor = divergence(h_ND, table_VD, teacher_VD[y_N], teacher_VD, None)
-        return cross_entropy(h_ND, table_VD, y_N, reduction="sum") + ALPHA * len(h_ND) * mean_divergence
+        mean_divergence: Tensor = divergence(hidden_ND, table_VD, teacher_VD[targets_N], teacher_VD, None)
+        return cross_entropy(hidden_ND, table_VD, targets_N, reduction="sum") + ALPHA * len(hidden_ND) * mean_divergence
 
     return loss
 
@@ -300,17 +300,17 @@ def _compose_loss(load: Callable[[], FusedLoss], problem: Problem) -> LossFuncti
     return partial(composed[problem.end], fused)
 
 
-def _composed_plain_loss(fused: FusedLoss, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    return fused(h_ND, weights["table"], y_N, reduction="sum")
+def _composed_plain_loss(fused: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return fused(hidden_ND, weights["table"], targets_N, reduction="sum")
 
 
-def _composed_drill_loss(fused: FusedLoss, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    return fused(h_ND, encode_classes(weights), y_N, reduction="sum")
+def _composed_drill_loss(fused: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return fused(hidden_ND, encode_classes(weights), targets_N, reduction="sum")
 
 
-def _composed_mixture_loss(fused: FusedLoss, h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    latent_NKD, log_prior_NK = compute_experts(h_ND, weights)
-    nll = fused(latent_NKD.flatten(0, 1), weights["table"], y_N.repeat_interleave(NUM_EXPERTS), reduction="none")
+def _composed_mixture_loss(fused: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    latent_NKD, log_prior_NK = compute_experts(hidden_ND, weights)
+    nll = fused(latent_NKD.flatten(0, 1), weights["table"], targets_N.repeat_interleave(NUM_EXPERTS), reduction="none")
     return -torch.logsumexp(log_prior_NK - nll.view(-1, NUM_EXPERTS), dim=-1).sum()
 
 
@@ -326,10 +326,10 @@ def _compose_adaptive(fused: FusedLoss, problem: Problem) -> LossFunction:
             tails.append((tail, tokens_R.to(device), (problem.targets[tokens_R] - start).to(device)))
     head_targets_N = head_targets_N.to(device)
 
-    def loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-        total = fused(h_ND, weights["head"], head_targets_N, reduction="sum")
+    def loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+        total = fused(hidden_ND, weights["head"], head_targets_N, reduction="sum")
         for tail, tokens_R, targets_R in tails:
-            projected_RD = F.linear(h_ND[tokens_R], weights[f"down{tail}"])
+            projected_RD = F.linear(hidden_ND[tokens_R], weights[f"down{tail}"])
             total = total + fused(projected_RD, weights[f"band{tail}"], targets_R, reduction="sum")
         return total
 

@@ -136,13 +136,13 @@ class LayerStack(nn.Module):
         # Records contain the names of the parameters, such as "parts.0.weight_hh_l0".
         self.parts = nn.ModuleList(layers)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, inputs_BTD: Tensor) -> Tensor:
         for layer in self.parts:
             if isinstance(layer, Encoder):
-                x_BTD = layer(x_BTD, layer.initial_state(len(x_BTD), x_BTD.device))[0]
+                inputs_BTD = layer(inputs_BTD, layer.initial_state(len(inputs_BTD), inputs_BTD.device))[0]
             else:
-                x_BTD = layer(x_BTD)[0]
-        return x_BTD
+                inputs_BTD = layer(inputs_BTD)[0]
+        return inputs_BTD
 
 
 def _build_torch_lstm(input_dim: int, dim: int, num_layers: int) -> nn.LSTM:
@@ -209,16 +209,16 @@ def build_step(competitor: str, shape: Shape, dtype: torch.dtype, device: str, *
     """
     encoder = build_encoder(competitor, shape).to(device, dtype)
     generator = torch.Generator().manual_seed(SEED)
-    x_BTD, grad_BTD = (
+    inputs_BTD, grad_BTD = (
         torch.randn(shape.batch, shape.steps, dim, generator=generator).to(device, dtype)
         for dim in (shape.dims[0], shape.dims[-1])
     )
     if exact:
-        encoder, x_BTD, grad_BTD = encoder.double(), x_BTD.double(), grad_BTD.double()
-    leaves = {"input": x_BTD.requires_grad_(), **dict(encoder.named_parameters())}
+        encoder, inputs_BTD, grad_BTD = encoder.double(), inputs_BTD.double(), grad_BTD.double()
+    leaves = {"input": inputs_BTD.requires_grad_(), **dict(encoder.named_parameters())}
 
     def compute_loss() -> Tensor:
-        return torch.sum(encoder(x_BTD) * grad_BTD)
+        return torch.sum(encoder(inputs_BTD) * grad_BTD)
 
     def get_gradients() -> dict[str, Tensor | None]:
         return {name: leaf.grad for name, leaf in leaves.items()}

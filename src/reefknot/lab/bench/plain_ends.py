@@ -44,9 +44,9 @@ from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.nn.outputs.softmax import Softmax
 
 LossFunction = Callable[[Tensor, Tensor, Weights], Tensor]
-"""(h_ND, y_N, weights) -> the loss summed over the tokens."""
+"""(hidden_ND, targets_N, weights) -> the loss summed over the tokens."""
 ScoreFunction = Callable[[Tensor], Tensor]
-"""h_RD -> scores_RS."""
+"""hidden_RD -> scores_RS."""
 MAX_EXACT_SCORES = {"cuda": 2**27, "cpu": 2**24}
 """The largest number of float64 scores in memory for the exact gradients: 1 GiB on a GPU, 128 MiB on a CPU."""
 
@@ -54,37 +54,37 @@ MAX_EXACT_SCORES = {"cuda": 2**27, "cpu": 2**24}
 # -- losses of `bench heads` -----------------------------------------------------------------------------------------
 
 
-def summed_cross_entropy(scores_NV: Tensor, y_N: Tensor) -> Tensor:
-    return F.cross_entropy(scores_NV, y_N, reduction="sum")
+def summed_cross_entropy(scores_NV: Tensor, targets_N: Tensor) -> Tensor:
+    return F.cross_entropy(scores_NV, targets_N, reduction="sum")
 
 
 def adaptive_cross_entropy(
-    h_ND: Tensor, y_N: Tensor, bounds: Sequence[int], head: ScoreFunction, tails: Sequence[ScoreFunction]
+    hidden_ND: Tensor, targets_N: Tensor, bounds: Sequence[int], head: ScoreFunction, tails: Sequence[ScoreFunction]
 ) -> Tensor:
     """Return the summed loss of an adaptive softmax.
 
     Args:
-        h_ND: Hidden states.
-        y_N: Targets.
+        hidden_ND: Hidden states.
+        targets_N: Targets.
         bounds: The first id of every tail, and the number of words.
         head: Scores the words before the first tail, then one class for each tail.
         tails: Functions that score the words of a tail, for the tokens whose target is in the tail.
     """
-    head_targets_N = y_N.clone()
+    head_targets_N = targets_N.clone()
     losses = []
     for tail, (start, stop) in enumerate(pairwise(bounds)):
-        tokens_R = ((y_N >= start) & (y_N < stop)).nonzero().squeeze(-1)
+        tokens_R = ((targets_N >= start) & (targets_N < stop)).nonzero().squeeze(-1)
         head_targets_N[tokens_R] = bounds[0] + tail
-        losses.append(summed_cross_entropy(tails[tail](h_ND[tokens_R]), y_N[tokens_R] - start))
-    losses.append(summed_cross_entropy(head(h_ND), head_targets_N))
+        losses.append(summed_cross_entropy(tails[tail](hidden_ND[tokens_R]), targets_N[tokens_R] - start))
+    losses.append(summed_cross_entropy(head(hidden_ND), head_targets_N))
     return torch.stack(losses).sum()
 
 
-def plain_loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    return summed_cross_entropy(F.linear(h_ND, weights["table"]), y_N)
+def plain_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return summed_cross_entropy(F.linear(hidden_ND, weights["table"]), targets_N)
 
 
-def adaptive_loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
+def adaptive_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
     num_tails = sum(name.startswith("band") for name in weights)
     band_sizes = [len(weights["head"]) - num_tails]
     tails = []
@@ -93,45 +93,47 @@ def adaptive_loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
         band_sizes.append(len(classes_SD))
         tails.append(partial(_score_tail, weights[f"down{tail}"], classes_SD))
     head = partial(F.linear, weight=weights["head"])
-    return adaptive_cross_entropy(h_ND, y_N, list(accumulate(band_sizes)), head, tails)
+    return adaptive_cross_entropy(hidden_ND, targets_N, list(accumulate(band_sizes)), head, tails)
 
 
-def _score_tail(projection: Tensor, classes_SD: Tensor, h_RD: Tensor) -> Tensor:
-    return F.linear(F.linear(h_RD, projection), classes_SD)
+def _score_tail(projection: Tensor, classes_SD: Tensor, hidden_RD: Tensor) -> Tensor:
+    return F.linear(F.linear(hidden_RD, projection), classes_SD)
 
 
-def augmented_loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    return _augmented_loss(h_ND, y_N, weights["table"], weights["table"])
+def augmented_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return _augmented_loss(hidden_ND, targets_N, weights["table"], weights["table"])
 
 
-def augmented_detached_loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    return _augmented_loss(h_ND, y_N, weights["table"], weights["table"].detach())
+def augmented_detached_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return _augmented_loss(hidden_ND, targets_N, weights["table"], weights["table"].detach())
 
 
-def _augmented_loss(h_ND: Tensor, y_N: Tensor, table_VD: Tensor, soft_table_VD: Tensor) -> Tensor:
+def _augmented_loss(hidden_ND: Tensor, targets_N: Tensor, table_VD: Tensor, soft_table_VD: Tensor) -> Tensor:
     """Add ALPHA times the divergence from soft targets, which are similarities of the target to all classes."""
-    scores_NV = _at_least_float32(F.linear(h_ND, table_VD))
+    scores_NV = _at_least_float32(F.linear(hidden_ND, table_VD))
     # Not split into named steps: a name would keep another N x V matrix in memory, and memory is measured.
-    soft_targets_NV = torch.softmax(_at_least_float32(F.linear(soft_table_VD[y_N], soft_table_VD)) / TAU, dim=-1)
+    soft_targets_NV = torch.softmax(_at_least_float32(F.linear(soft_table_VD[targets_N], soft_table_VD)) / TAU, dim=-1)
     divergence = F.kl_div(torch.log_softmax(scores_NV / TAU, dim=-1), soft_targets_NV, reduction="sum")
-    return summed_cross_entropy(scores_NV, y_N) + ALPHA * divergence
+    return summed_cross_entropy(scores_NV, targets_N) + ALPHA * divergence
 
 
-def mixture_loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    latent_NKD, log_prior_NK = compute_experts(h_ND, weights)
-    p_NKV = torch.softmax(_at_least_float32(F.linear(latent_NKD, weights["table"])), dim=-1)
-    p_NV = (log_prior_NK.exp()[..., None] * p_NKV).sum(1)
-    return F.nll_loss(p_NV.log(), y_N, reduction="sum")
+def mixture_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    latent_NKD, log_prior_NK = compute_experts(hidden_ND, weights)
+    probs_NKV = torch.softmax(_at_least_float32(F.linear(latent_NKD, weights["table"])), dim=-1)
+    probs_NV = (log_prior_NK.exp()[..., None] * probs_NKV).sum(1)
+    return F.nll_loss(probs_NV.log(), targets_N, reduction="sum")
 
 
-def compute_experts(h_ND: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+def compute_experts(hidden_ND: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
     """Return the hidden states of the experts of a mixture, latent_NKD, and their log-weights, log_prior_NK."""
-    latent_NKD = torch.tanh(F.linear(h_ND, weights["latent"], weights["latent_bias"])).view(len(h_ND), NUM_EXPERTS, -1)
-    return latent_NKD, torch.log_softmax(_at_least_float32(F.linear(h_ND, weights["prior"])), dim=-1)
+    latent_NKD = torch.tanh(F.linear(hidden_ND, weights["latent"], weights["latent_bias"])).view(
+        len(hidden_ND), NUM_EXPERTS, -1
+    )
+    return latent_NKD, torch.log_softmax(_at_least_float32(F.linear(hidden_ND, weights["prior"])), dim=-1)
 
 
-def drill_loss(h_ND: Tensor, y_N: Tensor, weights: Weights) -> Tensor:
-    return summed_cross_entropy(F.linear(h_ND, encode_classes(weights)), y_N)
+def drill_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return summed_cross_entropy(F.linear(hidden_ND, encode_classes(weights)), targets_N)
 
 
 def encode_classes(weights: Weights) -> Tensor:
@@ -162,11 +164,11 @@ def compute_exact_gradients(problem: Problem) -> dict[str, Tensor]:
     """Return all gradients of the mean loss, computed in float64, on a few tokens at a time to limit the memory."""
     weights = {name: weight.double().requires_grad_() for name, weight in problem.weights.items()}
     hidden_ND = problem.hidden.double().requires_grad_()
-    y_N = problem.targets.to(hidden_ND.device)
+    targets_N = problem.targets.to(hidden_ND.device)
     scores_per_token = problem.shape.classes * (NUM_EXPERTS if problem.end == "mixture" else 1)
-    chunk_size = max(1, MAX_EXACT_SCORES[y_N.device.type] // scores_per_token)
+    chunk_size = max(1, MAX_EXACT_SCORES[targets_N.device.type] // scores_per_token)
     compute_loss = LOSSES[problem.end]
-    for chunk_ND, chunk_N in zip(torch.split(hidden_ND, chunk_size), torch.split(y_N, chunk_size), strict=True):
+    for chunk_ND, chunk_N in zip(torch.split(hidden_ND, chunk_size), torch.split(targets_N, chunk_size), strict=True):
         torch.autograd.backward(compute_loss(chunk_ND, chunk_N, weights) / problem.shape.tokens)
     leaves = {"hidden": hidden_ND, **weights}
     return {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
@@ -203,10 +205,10 @@ class MaskedLookup(InputEnd):
             band_vectors = end.table.tables[band].vectors(ids_BT[in_band_BT] - start)
             masks.append(in_band_BT)
             vectors.append(end.projections.to_model_dim(band, band_vectors))
-        x_BTD = vectors[0].new_zeros(*ids_BT.shape, self.dim)
+        inputs_BTD = vectors[0].new_zeros(*ids_BT.shape, self.dim)
         for in_band_BT, vectors_RD in zip(masks, vectors, strict=True):
-            x_BTD[in_band_BT] = vectors_RD
-        return F.dropout(end.scale * x_BTD, end.dropout, self.training)
+            inputs_BTD[in_band_BT] = vectors_RD
+        return F.dropout(end.scale * inputs_BTD, end.dropout, self.training)
 
 
 class StoredScoresEnd(OutputEnd):
@@ -228,8 +230,8 @@ class StoredSoftmax(StoredScoresEnd):
 
     end: Softmax
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        return {"nll": LossPart(summed_cross_entropy(_score(self.end.classifier, h_ND), y_N), plan.count)}
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        return {"nll": LossPart(summed_cross_entropy(_score(self.end.classifier, hidden_ND), targets_N), plan.count)}
 
 
 class StoredAdaptive(StoredScoresEnd):
@@ -237,25 +239,25 @@ class StoredAdaptive(StoredScoresEnd):
 
     end: AdaptiveSoftmax
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         end = self.end
         if end.front is not None:
-            h_ND = end.front(h_ND)
-        h_ND = F.dropout(h_ND, end.softmax_dropout, self.training)
+            hidden_ND = end.front(hidden_ND)
+        hidden_ND = F.dropout(hidden_ND, end.softmax_dropout, self.training)
         tails = [partial(self._score_tail, band) for band in range(1, len(end.bounds) - 1)]
-        nll = adaptive_cross_entropy(h_ND, y_N, end.bounds[1:], self._score_head, tails)
+        nll = adaptive_cross_entropy(hidden_ND, targets_N, end.bounds[1:], self._score_head, tails)
         return {"nll": LossPart(nll, plan.count)}
 
-    def _score_head(self, h_ND: Tensor) -> Tensor:
+    def _score_head(self, hidden_ND: Tensor) -> Tensor:
         end = self.end
         if end.head is not None:
-            h_ND = end.head(h_ND)
+            hidden_ND = end.head(hidden_ND)
         elif end.head_projection == "shared":
-            h_ND = end.projections.to_band_dim(0, h_ND)
-        return _score(self._get_classifier(0), h_ND, end.clusters, end.cluster_bias)
+            hidden_ND = end.projections.to_band_dim(0, hidden_ND)
+        return _score(self._get_classifier(0), hidden_ND, end.clusters, end.cluster_bias)
 
-    def _score_tail(self, band: int, h_RD: Tensor) -> Tensor:
-        projected = F.dropout(self.end.projections.to_band_dim(band, h_RD), self.end.tail_dropout, self.training)
+    def _score_tail(self, band: int, hidden_RD: Tensor) -> Tensor:
+        projected = F.dropout(self.end.projections.to_band_dim(band, hidden_RD), self.end.tail_dropout, self.training)
         return _score(self._get_classifier(band), projected)
 
     def _get_classifier(self, band: int) -> Classifier:
@@ -265,7 +267,7 @@ class StoredAdaptive(StoredScoresEnd):
 
 
 def _score(
-    classifier: Classifier, h_ND: Tensor, clusters: Tensor | None = None, cluster_bias: Tensor | None = None
+    classifier: Classifier, hidden_ND: Tensor, clusters: Tensor | None = None, cluster_bias: Tensor | None = None
 ) -> Tensor:
     """Return the scores of a classifier. `clusters` are vectors of further classes, whose scores are appended."""
     weight: Tensor = classifier.weight()
@@ -274,4 +276,4 @@ def _score(
         weight = torch.cat([weight, clusters])
     if bias is not None and cluster_bias is not None:
         bias = torch.cat([bias, cluster_bias])
-    return F.linear(classifier.context(h_ND), weight, bias)
+    return F.linear(classifier.context(hidden_ND), weight, bias)

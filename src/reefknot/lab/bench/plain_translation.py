@@ -54,36 +54,36 @@ class PlainTranslator(nn.Module):
         self.dropout = encoder.dropout
         self.smoothing = output.smoothing
 
-    def forward(self, source_BS: Tensor, x_BT: Tensor) -> Tensor:
+    def forward(self, source_BS: Tensor, inputs_BT: Tensor) -> Tensor:
         """Return the scores of all classes at every target step, scores_BTV."""
         padding_BS = source_BS == PAD
-        num_steps = x_BT.shape[1]
-        causal_mask_TT = torch.ones(num_steps, num_steps, dtype=torch.bool, device=x_BT.device).triu(1)
-        h_BTD = self.transformer(
+        num_steps = inputs_BT.shape[1]
+        causal_mask_TT = torch.ones(num_steps, num_steps, dtype=torch.bool, device=inputs_BT.device).triu(1)
+        attended_BTD = self.transformer(
             self._add_positions(self.source_scale * self.source(source_BS.masked_fill(padding_BS, 0))),
-            self._add_positions(self.target_scale * self.target(x_BT)),
+            self._add_positions(self.target_scale * self.target(inputs_BT)),
             tgt_mask=causal_mask_TT,
             src_key_padding_mask=padding_BS,
             memory_key_padding_mask=padding_BS,
             tgt_is_causal=True,
         )
-        scores_BTV: Tensor = self.generator(h_BTD)
+        scores_BTV: Tensor = self.generator(attended_BTD)
         return scores_BTV
 
-    def loss(self, x_BU: Tensor, y_BT: Tensor) -> Tensor:
+    def loss(self, pairs_BU: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the loss summed over all targets."""
-        scores_BTV = self(*split_sides(x_BU, y_BT))
+        scores_BTV = self(*split_sides(pairs_BU, targets_BT))
         return F.cross_entropy(
             scores_BTV.flatten(0, 1),
-            y_BT.flatten(),
+            targets_BT.flatten(),
             ignore_index=IGNORE,
             reduction="sum",
             label_smoothing=self.smoothing,
         )
 
-    def _add_positions(self, x_BTD: Tensor) -> Tensor:
-        positions_TD = sinusoids(0, x_BTD.shape[1], x_BTD.shape[2], x_BTD.device).to(x_BTD.dtype)
-        return F.dropout(x_BTD + positions_TD, self.dropout, self.training)
+    def _add_positions(self, hidden_BTD: Tensor) -> Tensor:
+        positions_TD = sinusoids(0, hidden_BTD.shape[1], hidden_BTD.shape[2], hidden_BTD.device).to(hidden_BTD.dtype)
+        return F.dropout(hidden_BTD + positions_TD, self.dropout, self.training)
 
 
 class PlainTraining:
@@ -96,10 +96,10 @@ class PlainTraining:
         self.parameters = list(self.model.parameters())
         self.optimiser = OPTIMISERS.build(optimiser, {"parameters": self.parameters})
 
-    def __call__(self, x_BU: Tensor, y_BT: Tensor, count: int) -> None:
+    def __call__(self, pairs_BU: Tensor, targets_BT: Tensor, count: int) -> None:
         self.optimiser.zero_grad(set_to_none=True)
         num_chunks = self.settings.accumulate
-        for x, y in zip(x_BU.chunk(num_chunks), y_BT.chunk(num_chunks), strict=True):
+        for x, y in zip(pairs_BU.chunk(num_chunks), targets_BT.chunk(num_chunks), strict=True):
             with autocast(self.device, self.settings.precision):
                 loss = self.model.loss(x.to(self.device), y.to(self.device)) / count
             torch.autograd.backward(loss)
@@ -122,8 +122,8 @@ def search_without_cache(model: Translator, source_BS: Tensor, eos: int, setting
     }
     prefix_NT = source_BS.new_full((batch_size * beam_width, 1), eos)
     # All hypotheses of a pair are equal at first, so only the first one may be continued.
-    logp_BW = torch.full((batch_size, beam_width), -math.inf, device=device)
-    logp_BW[:, 0] = 0.0
+    log_probs_BW = torch.full((batch_size, beam_width), -math.inf, device=device)
+    log_probs_BW[:, 0] = 0.0
     first_row_B1 = beam_width * torch.arange(batch_size, device=device)[:, None]
     finished: list[list[Hypothesis]] = [[] for _ in max_lengths]
 
@@ -133,9 +133,9 @@ def search_without_cache(model: Translator, source_BS: Tensor, eos: int, setting
         finished[pair].append(Hypothesis(tuple(ids), logp, settings.score(logp, length), has_eos))
 
     for length in range(1, max(max_lengths) + 1):
-        logp_NV = model.output.log_probs(model(prefix_NT, state).output[:, -1])
-        vocab_size = logp_NV.shape[1]
-        total_BP = (logp_BW.flatten()[:, None] + logp_NV.float()).reshape(batch_size, -1)
+        log_probs_NV = model.output.log_probs(model(prefix_NT, state).output[:, -1])
+        vocab_size = log_probs_NV.shape[1]
+        total_BP = (log_probs_BW.flatten()[:, None] + log_probs_NV.float()).reshape(batch_size, -1)
         # Twice the beam width: at most half of these end with <eos>, so enough are left to continue.
         best_BQ, index_BQ = total_BP.topk(2 * beam_width)
         row_BQ, token_BQ = first_row_B1 + index_BQ // vocab_size, index_BQ % vocab_size
@@ -151,11 +151,11 @@ def search_without_cache(model: Translator, source_BS: Tensor, eos: int, setting
                     add_hypothesis(pair, row, logp, length, True)
         # A stable sort moves the continuations with <eos> to the end and keeps the order of the others.
         continued_BW = (token_BQ == eos).to(torch.int8).argsort(dim=1, stable=True)[:, :beam_width]
-        logp_BW, rows_BW, tokens_BW = (tensor.gather(1, continued_BW) for tensor in (best_BQ, row_BQ, token_BQ))
+        log_probs_BW, rows_BW, tokens_BW = (tensor.gather(1, continued_BW) for tensor in (best_BQ, row_BQ, token_BQ))
         prefix_NT = torch.cat([prefix_NT[rows_BW.flatten()], tokens_BW.flatten()[:, None]], dim=1)
         for pair in active_pairs:
             if length == max_lengths[pair] and not finished[pair]:
-                add_hypothesis(pair, pair * beam_width, float(logp_BW[pair, 0]), length, False)
+                add_hypothesis(pair, pair * beam_width, float(log_probs_BW[pair, 0]), length, False)
         if all(length >= limit or len(finished[pair]) >= beam_width for pair, limit in enumerate(max_lengths)):
             break
     return [max(hypotheses, key=lambda hypothesis: hypothesis.score) for hypotheses in finished]

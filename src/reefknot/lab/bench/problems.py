@@ -77,9 +77,9 @@ class Problem:
     end: str
     shape: Shape
     hidden: Tensor
-    """Hidden states h_ND."""
+    """Hidden states hidden_ND."""
     targets: Tensor
-    """Targets y_N, on the CPU, like a batch of text."""
+    """Targets targets_N, on the CPU, like a batch of text."""
     weights: Weights
     """Weights by name. Their gradients are compared under the same names."""
 
@@ -140,13 +140,13 @@ def make_problem(end: str, shape: Shape, device: str, dtype: torch.dtype) -> Pro
     unigram_V /= unigram_V.sum()
     cpu_generator = torch.Generator().manual_seed(SEED)
     uniform_N = torch.rand(shape.tokens, dtype=torch.float64, generator=cpu_generator)
-    y_N = torch.searchsorted(unigram_V.cumsum(0), uniform_N).clamp_(max=shape.classes - 1)
+    targets_N = torch.searchsorted(unigram_V.cumsum(0), uniform_N).clamp_(max=shape.classes - 1)
     smallest_dim = compute_band_dims(shape.dim)[-1] if end == "adaptive" else shape.dim
     sampler = _Sampler(
         shape,
         torch.Generator(device).manual_seed(SEED),
         unigram_V.to(device),
-        y_N.to(device),
+        targets_N.to(device),
         unigram_dims=max(1, min(16, smallest_dim // 4)),
     )
     if end == "adaptive":
@@ -160,7 +160,7 @@ def make_problem(end: str, shape: Shape, device: str, dtype: torch.dtype) -> Pro
     if end == "drill":
         weights |= sampler.sample_label_encoder_weights()
     rounded_weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    return Problem(end, shape, hidden_ND.to(dtype), y_N, rounded_weights)
+    return Problem(end, shape, hidden_ND.to(dtype), targets_N, rounded_weights)
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class _Sampler:
 
     def sample_hidden(self, target_vectors_ND: Tensor) -> Tensor:
         """Return hidden states that point towards the class vectors of their targets."""
-        h_ND = TARGET_BOOST * target_vectors_ND + NOISE_SCALE * self.sample_noise(*target_vectors_ND.shape)
-        h_ND[:, : self.unigram_dims] = 1.0
-        return h_ND
+        hidden_ND = TARGET_BOOST * target_vectors_ND + NOISE_SCALE * self.sample_noise(*target_vectors_ND.shape)
+        hidden_ND[:, : self.unigram_dims] = 1.0
+        return hidden_ND
 
     def sample_adaptive_weights(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the vector of each token's target, and the weights of an adaptive softmax.

@@ -180,9 +180,9 @@ class LoopedEncoder(Encoder):
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
         return self.encoder.initial_state(streams, device)
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
         with using("reference"), torch.backends.cudnn.flags(enabled=False):
-            encoded: Encoded = self.encoder(x_BTD, state)
+            encoded: Encoded = self.encoder(inputs_BTD, state)
         return encoded
 
 
@@ -211,7 +211,7 @@ class Workload:
         num_windows = min(MAX_WINDOWS[device], enough_windows, batches.num_windows)
         self.windows = [(*batches.window(index), batches.count_targets(index)) for index in range(num_windows)]
         # Counted before the model is changed: the minimum does not depend on the mode.
-        self.operations = sum(self.model.flops(x_BT, y_BT) for x_BT, y_BT, _ in self.windows)
+        self.operations = sum(self.model.flops(inputs_BT, targets_BT) for inputs_BT, targets_BT, _ in self.windows)
         if mode == LOOP:
             self.model.encoder = LoopedEncoder(self.model.encoder)
         elif mode == STORED:
@@ -226,13 +226,13 @@ class Workload:
     @cached_property
     def micro_batch(self) -> MicroBatch:
         """The first micro-batch of the first window."""
-        x_BT, y_BT, _ = self.windows[0]
-        return MicroBatch.split(x_BT, y_BT, self.settings.accumulate, self.model.output)[0]
+        inputs_BT, targets_BT, _ = self.windows[0]
+        return MicroBatch.split(inputs_BT, targets_BT, self.settings.accumulate, self.model.output)[0]
 
     def run(self) -> None:
         """Train on each window once."""
-        for x_BT, y_BT, count in self.windows:
-            self.update(x_BT, y_BT, 0.0, count)
+        for inputs_BT, targets_BT, count in self.windows:
+            self.update(inputs_BT, targets_BT, 0.0, count)
 
     def build_part_steps(self) -> tuple[Step, Step, Step]:
         """Return the steps of the input end, the encoder and the output end alone, on the first micro-batch."""
@@ -241,13 +241,13 @@ class Workload:
         plan = batch.plan  # how target positions are grouped by band
         use_autocast = partial(autocast, self.world.device, self.settings.precision)
         with torch.no_grad(), use_autocast():
-            x_BTD = model.input(batch.inputs)
-            h_BTD = model.encoder(x_BTD, state).output
+            inputs_BTD = model.input(batch.inputs)
+            hidden_BTD = model.encoder(inputs_BTD, state).output
         positions_M = slice(None) if batch.positions is None else batch.positions
-        y_M = batch.targets.reshape(-1)[positions_M]
-        h_MD = h_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
-        x_BTD = x_BTD.clone().requires_grad_()
-        grad_x_BTD, grad_h_BTD = torch.randn_like(x_BTD), torch.randn_like(h_BTD)
+        targets_M = batch.targets.reshape(-1)[positions_M]
+        hidden_MD = hidden_BTD.flatten(0, 1)[positions_M].clone().requires_grad_()
+        inputs_BTD = inputs_BTD.clone().requires_grad_()
+        grad_x_BTD, grad_h_BTD = torch.randn_like(inputs_BTD), torch.randn_like(hidden_BTD)
 
         def run_input() -> Tensor:
             with use_autocast():
@@ -255,17 +255,17 @@ class Workload:
 
         def run_encoder() -> Tensor:
             with use_autocast():
-                return torch.sum(model.encoder(x_BTD, state).output * grad_h_BTD)
+                return torch.sum(model.encoder(inputs_BTD, state).output * grad_h_BTD)
 
         def run_output() -> Tensor:
             with use_autocast():
-                losses = model.output.loss(h_MD, y_M, plan).values()
+                losses = model.output.loss(hidden_MD, targets_M, plan).values()
                 return torch.stack([loss.weight * loss.sum for loss in losses]).sum() / plan.count
 
         return (
             Step(run_input, list(model.input.parameters()), dict),
-            Step(run_encoder, [x_BTD, *model.encoder.parameters()], dict),
-            Step(run_output, [h_MD, *model.output.parameters()], dict),
+            Step(run_encoder, [inputs_BTD, *model.encoder.parameters()], dict),
+            Step(run_output, [hidden_MD, *model.output.parameters()], dict),
         )
 
 

@@ -73,7 +73,7 @@ MIN_RANDOM_LENGTH, MAX_RANDOM_LENGTH = 8, 48
 """Limits of the tokens on each side of a random pair."""
 
 Window = tuple[Tensor, Tensor, int]
-"""x_BU, y_BT, and the number of targets."""
+"""pairs_BU, targets_BT, and the number of targets."""
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ def _prepare_training(job: Job, mode: str, device: torch.device) -> Iterator[_Wo
             raise Unavailable(NOT_CAPTURABLE)
 
         def run() -> None:
-            for x_BU, y_BT, count in windows:
-                update(x_BU, y_BT, 0.0, count)
+            for pairs_BU, targets_BT, count in windows:
+                update(pairs_BU, targets_BT, 0.0, count)
 
     num_tokens = sum(count for *_, count in windows)
     yield _Workload(run, lambda: num_tokens, len(windows))
@@ -284,8 +284,8 @@ def _prepare_decoding(job: Job, mode: str, device: torch.device) -> Iterator[_Wo
     classifier = getattr(model.output, "classifier", None)
     if isinstance(classifier, Classifier) and classifier.bias is not None:
         classifier.bias.data[job.eos] = EXCLUDING_BIAS
-    x_BU, y_BT, _ = job.windows(device.type)[0]
-    source_BS = split_sides(x_BU, y_BT)[0][: NUM_SOURCES[device.type]].to(device)
+    pairs_BU, targets_BT, _ = job.windows(device.type)[0]
+    source_BS = split_sides(pairs_BU, targets_BT)[0][: NUM_SOURCES[device.type]].to(device)
     translations: list[Hypothesis] = []
     with autocast(device, job.settings.precision), decoding(model, fixed=mode == CAPTURED) as decoder:
         if mode == CAPTURED and decoder.graphs is None:

@@ -144,8 +144,8 @@ def beam_search(
         parents_R: Ints = np.arange(len(source_BS))
         while len(beam_state.sentence_A):
             last_ids_R = beam_state.ids_AWT[..., -1].ravel()
-            logp_RK, ids_RK = _copy_to_host(*batch.step(parents_R, last_ids_R))
-            parents_R = beam_state.update(logp_RK, ids_RK)
+            log_probs_RK, ids_RK = _copy_to_host(*batch.step(parents_R, last_ids_R))
+            parents_R = beam_state.update(log_probs_RK, ids_RK)
     return beam_state.results
 
 
@@ -189,11 +189,11 @@ def sample(
         batch = decoder.start_batch(source_BS, settings.limit, 1, num_candidates, banned)
         active_rows: Ints = np.arange(len(source_BS))
         while len(active_rows):
-            logp_AK, ids_AK = batch.step(active_rows, sampled.last_ids())
-            weights_AK = sampling_weights(logp_AK, temperature, top_p)
+            log_probs_AK, ids_AK = batch.step(active_rows, sampled.last_ids())
+            weights_AK = sampling_weights(log_probs_AK, temperature, top_p)
             index_A1 = _sample_index(weights_AK, send(sampled.draw_uniform(), ids_AK.device))
-            logp_A1, ids_A1 = _copy_to_host(logp_AK.gather(1, index_A1), ids_AK.gather(1, index_A1))
-            active_rows = sampled.append(logp_A1[:, 0], ids_A1[:, 0])
+            log_probs_A1, ids_A1 = _copy_to_host(log_probs_AK.gather(1, index_A1), ids_AK.gather(1, index_A1))
+            active_rows = sampled.append(log_probs_A1[:, 0], ids_A1[:, 0])
     return sampled.hypotheses()
 
 
@@ -222,13 +222,13 @@ class _SampledSentences:
         """Return a random number in [0, 1) for each active sentence."""
         return torch.tensor([self._generators[sentence].random() for sentence in self._sentence_A], dtype=torch.float64)
 
-    def append(self, logp_A: Floats, ids_A: Ints) -> Ints:
+    def append(self, log_probs_A: Floats, ids_A: Ints) -> Ints:
         """Add a word to each active sentence, and return the rows of those that remain active.
 
         Sentences that are done leave the batch. For example, if sentences 0, 2 and 3 are active and 2 is done, the
         remaining rows are 0 and 2.
         """
-        self._logp_B[self._sentence_A] += logp_A
+        self._logp_B[self._sentence_A] += log_probs_A
         remaining_rows = []
         for row, (sentence, token) in enumerate(zip(self._sentence_A, ids_A.tolist(), strict=True)):
             self._ids[sentence].append(token)
@@ -258,25 +258,25 @@ class _BeamState:
         """Finished hypotheses of every sentence, best first. If scores are equal, the earlier hypothesis is first."""
         self.sentence_A: Ints = np.arange(len(limits))
         """Indices of the sentences that are not done."""
-        self.logp_AW: Floats = np.zeros((len(limits), 1))
+        self.log_probs_AW: Floats = np.zeros((len(limits), 1))
         """Log-probabilities of the open hypotheses, best first. Rows with fewer hypotheses are padded with -inf."""
         self.ids_AWT: Ints = np.full((len(limits), 1, 1), eos)
         """Ids of the open hypotheses, with <eos> before the first word."""
 
-    def update(self, logp_RK: Floats, ids_RK: Ints) -> Ints:
+    def update(self, log_probs_RK: Floats, ids_RK: Ints) -> Ints:
         """Extend every open hypothesis with its best words, and return the parent row of each new open hypothesis.
 
         For example, two sentences have the rows 0, 1 and 2, 3. If both new hypotheses of the first sentence continue
         row 1, and the second sentence is done, the parent rows are 1, 1.
         """
-        num_active, beam_width = self.logp_AW.shape
-        continuations = self._rank(logp_RK, ids_RK)
+        num_active, beam_width = self.log_probs_AW.shape
+        continuations = self._rank(log_probs_RK, ids_RK)
         self._finish(continuations)
         row_AW: Ints = self._extend(continuations) + beam_width * np.arange(num_active)[:, None]
         done_indices = [index for index in range(num_active) if self._is_done(index)]
         for index in done_indices:
             self._complete_results(index)
-        self.logp_AW = np.delete(self.logp_AW, done_indices, axis=0)
+        self.log_probs_AW = np.delete(self.log_probs_AW, done_indices, axis=0)
         self.sentence_A, self.ids_AWT, row_AW = (
             np.delete(array, done_indices, axis=0) for array in (self.sentence_A, self.ids_AWT, row_AW)
         )
@@ -288,13 +288,15 @@ class _BeamState:
         results[self._n_best :] = []
         results += self._open_hypotheses(index)[: self._n_best - len(results)]
 
-    def _rank(self, logp_RK: Floats, ids_RK: Ints) -> _Continuations:
+    def _rank(self, log_probs_RK: Floats, ids_RK: Ints) -> _Continuations:
         """Sort the continuations of each sentence by log p, then by the id, then by the hypothesis they continue."""
-        num_active, beam_width = self.logp_AW.shape
-        logp_AP = (self.logp_AW[..., None] + logp_RK.reshape(num_active, beam_width, -1)).reshape(num_active, -1)
+        num_active, beam_width = self.log_probs_AW.shape
+        log_probs_AP = (self.log_probs_AW[..., None] + log_probs_RK.reshape(num_active, beam_width, -1)).reshape(
+            num_active, -1
+        )
         token_AP = ids_RK.reshape(num_active, -1)
-        parent_AP = np.broadcast_to(np.arange(beam_width).repeat(logp_RK.shape[1]), token_AP.shape)
-        return _Continuations(logp_AP, token_AP, parent_AP).take(np.lexsort((token_AP, -logp_AP)))
+        parent_AP = np.broadcast_to(np.arange(beam_width).repeat(log_probs_RK.shape[1]), token_AP.shape)
+        return _Continuations(log_probs_AP, token_AP, parent_AP).take(np.lexsort((token_AP, -log_probs_AP)))
 
     def _finish(self, continuations: _Continuations) -> None:
         """Store the continuations among the best `beam` that end with <eos>."""
@@ -311,12 +313,12 @@ class _BeamState:
         # A stable sort of the booleans puts the continuations without <eos> first and keeps their order.
         without_eos_first_AP = np.argsort(continuations.token == self._eos, axis=1, kind="stable")
         best = continuations.take(without_eos_first_AP[:, : self._settings.beam])
-        logp_AW = np.where(best.token == self._eos, -np.inf, best.logp)
+        log_probs_AW = np.where(best.token == self._eos, -np.inf, best.logp)
         # Continuations are sorted, so continuations with probability zero are at the end.
-        beam_width = max(1, int((logp_AW > -np.inf).any(axis=0).sum()))
+        beam_width = max(1, int((log_probs_AW > -np.inf).any(axis=0).sum()))
         token_AW, parent_AW = best.token[:, :beam_width], best.parent[:, :beam_width]
         prefix_AWT = np.take_along_axis(self.ids_AWT, parent_AW[..., None], axis=1)
-        self.logp_AW = logp_AW[:, :beam_width]
+        self.log_probs_AW = log_probs_AW[:, :beam_width]
         self.ids_AWT = np.concatenate([prefix_AWT, token_AW[..., None]], axis=2)
         return parent_AW
 
@@ -324,7 +326,7 @@ class _BeamState:
         """Return whether the search for the sentence in row `index` of the active sentences ends."""
         sentence = self.sentence_A[index]
         finished, limit = self.results[sentence], self._length_limits[sentence]
-        best_logp = float(self.logp_AW[index, 0])
+        best_logp = float(self.log_probs_AW[index, 0])
         length = self.ids_AWT.shape[2] - 1
         if length == limit or best_logp == -np.inf:
             return True
@@ -337,7 +339,7 @@ class _BeamState:
 
     def _open_hypotheses(self, index: int) -> list[Hypothesis]:
         """Return the open hypotheses of a sentence, best first."""
-        ids_and_logp = zip(self.ids_AWT[index, :, 1:].tolist(), self.logp_AW[index].tolist(), strict=True)
+        ids_and_logp = zip(self.ids_AWT[index, :, 1:].tolist(), self.log_probs_AW[index].tolist(), strict=True)
         return [_build_hypothesis(ids, logp, self._eos, self._settings) for ids, logp in ids_and_logp if logp > -np.inf]
 
 
@@ -345,7 +347,7 @@ class _Continuations(NamedTuple):
     """Continuations of the hypotheses of each sentence, best first."""
 
     logp: Floats
-    """Log-probabilities logp_AP of all tokens so far."""
+    """Log-probabilities log_probs_AP of all tokens so far."""
     token: Ints
     """New tokens token_AP."""
     parent: Ints
@@ -353,9 +355,9 @@ class _Continuations(NamedTuple):
 
     def take(self, index_AQ: Ints) -> _Continuations:
         """Select continuations of each sentence by their indices."""
-        logp_AQ = np.take_along_axis(self.logp, index_AQ, axis=1)
+        log_probs_AQ = np.take_along_axis(self.logp, index_AQ, axis=1)
         token_AQ, parent_AQ = (np.take_along_axis(array, index_AQ, axis=1) for array in (self.token, self.parent))
-        return _Continuations(logp_AQ, token_AQ, parent_AQ)
+        return _Continuations(log_probs_AQ, token_AQ, parent_AQ)
 
 
 def _build_hypothesis(ids: list[int], logp: float, eos: int, settings: SearchSettings) -> Hypothesis:
@@ -364,17 +366,17 @@ def _build_hypothesis(ids: list[int], logp: float, eos: int, settings: SearchSet
     return Hypothesis(tuple(ids[:-1] if finished else ids), logp, settings.score(logp, len(ids)), finished)
 
 
-def _sample_index(p_NK: Tensor, uniform_N: Tensor) -> Tensor:
+def _sample_index(probs_NK: Tensor, uniform_N: Tensor) -> Tensor:
     """Sample one candidate of each row, index_N1, by inverting the cumulative weights at uniform numbers in [0, 1)."""
-    cumulative_NK = p_NK.double().cumsum(-1)
+    cumulative_NK = probs_NK.double().cumsum(-1)
     index_N1 = torch.searchsorted(cumulative_NK, uniform_N[:, None] * cumulative_NK[:, -1:], right=True)
     # The product may round up to the whole sum. NaN is rejected on the host.
-    return index_N1.minimum((p_NK > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
+    return index_N1.minimum((probs_NK > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
 
 
-def _copy_to_host(logp_NK: Tensor, ids_NK: Tensor) -> tuple[Floats, Ints]:
+def _copy_to_host(log_probs_NK: Tensor, ids_NK: Tensor) -> tuple[Floats, Ints]:
     """Copy both tensors to the host in one copy, because the host waits for every copy. float64 is exact for ids."""
-    logp, ids = torch.stack([logp_NK.double(), ids_NK.double()]).cpu().numpy()
+    logp, ids = torch.stack([log_probs_NK.double(), ids_NK.double()]).cpu().numpy()
     if np.isnan(logp).any():
         raise NonFiniteError("the model gives a translation a probability that is NaN (not a number)")
     return logp, ids.astype(np.int64)

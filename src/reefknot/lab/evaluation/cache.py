@@ -144,11 +144,11 @@ class ModelOutputs(NamedTuple):
     """Outputs of a model on a text, from which the probabilities of a cache are computed."""
 
     states: Tensor
-    """Hidden states h_TD."""
+    """Hidden states hidden_TD."""
     targets: Tensor
-    """Words y_T that follow the hidden states."""
+    """Words targets_T that follow the hidden states."""
     log_probs: Tensor
-    """Log-probabilities logp_T that the model gives the targets."""
+    """Log-probabilities log_probs_T that the model gives the targets."""
 
 
 @torch.no_grad()
@@ -163,25 +163,25 @@ def compute_outputs(
 ) -> ModelOutputs:
     """Run the model over a text, in one stream or in evaluation windows."""
     device = next(model.parameters()).device
-    x_1T, y_1T = build_stream(split, vocabulary)
-    spans = windows.spans(y_1T[0], vocabulary.eos) if windows else None
-    y_T = y_1T[0].to(device)
+    inputs_1T, targets_1T = build_stream(split, vocabulary)
+    spans = windows.spans(targets_1T[0], vocabulary.eos) if windows else None
+    targets_T = targets_1T[0].to(device)
     chunks: list[tuple[Tensor, Tensor, Tensor]] = []
     done_tokens = 0
     with evaluating(model), autocast(device, precision):
-        for output_ND, raw_ND, positions_N in iterate_contexts(model, x_1T[0], spans):
-            logp_N = chunked_log_probs(model, output_ND, y_T[positions_N])
-            chunks.append((at_least_float32(raw_ND), at_least_float32(logp_N), positions_N))
+        for output_ND, raw_ND, positions_N in iterate_contexts(model, inputs_1T[0], spans):
+            log_probs_N = chunked_log_probs(model, output_ND, targets_T[positions_N])
+            chunks.append((at_least_float32(raw_ND), at_least_float32(log_probs_N), positions_N))
             done_tokens += len(positions_N)
-            progress(f"reading the {split.name} text", done_tokens / len(y_T))
-    states_TD, logp_T, positions_T = map(torch.cat, zip(*chunks, strict=True))
+            progress(f"reading the {split.name} text", done_tokens / len(targets_T))
+    states_TD, log_probs_T, positions_T = map(torch.cat, zip(*chunks, strict=True))
     order_T = positions_T.argsort()
-    return ModelOutputs(states_TD[order_T], y_T, logp_T[order_T])
+    return ModelOutputs(states_TD[order_T], targets_T, log_probs_T[order_T])
 
 
 @torch.no_grad()
-def cache_log_probs(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> Tensor:
-    """Return the log-probability of every target under the cache alone, logp_T; -inf if the word is not stored.
+def cache_log_probs(hidden_TD: Tensor, targets_T: Tensor, theta: float, window: int) -> Tensor:
+    """Return the log-probability of every target under the cache alone, log_probs_T; -inf if the word is not stored.
 
     The softmax over stored positions is computed in blocks of Q positions, each against the K positions that they can
     see. For example, with window = 2 and blocks of 3 positions, the second block (positions 3, 4, 5) reads the stored
@@ -189,27 +189,27 @@ def cache_log_probs(h_TD: Tensor, y_T: Tensor, theta: float, window: int) -> Ten
     softmax that falls on positions with the same word, a difference of two logsumexp.
 
     Args:
-        h_TD: Hidden states.
-        y_T: The word that follows each hidden state.
+        hidden_TD: Hidden states.
+        targets_T: The word that follows each hidden state.
         theta: Sharpness of the cache.
         window: Cache window, the number of earlier positions that the cache stores.
     """
-    tokens = len(y_T)
+    tokens = len(targets_T)
     block_size = max(1, min(max(window, 64), SCORES_AT_ONCE // (2 * min(window, tokens))))
-    positions_T = torch.arange(tokens, device=y_T.device)
+    positions_T = torch.arange(tokens, device=targets_T.device)
     blocks = []
     for start in range(0, tokens, block_size):
         block = slice(start, start + block_size)
         stored = slice(max(0, start - window), min(start + block_size, tokens) - 1)
         age_QK = positions_T[block, None] - positions_T[stored]
         is_outside_QK = (age_QK < 1) | (age_QK > window)
-        scores_QK = (theta * (h_TD[block] @ h_TD[stored].T)).masked_fill_(is_outside_QK, -math.inf)
+        scores_QK = (theta * (hidden_TD[block] @ hidden_TD[stored].T)).masked_fill_(is_outside_QK, -math.inf)
         normaliser_Q = scores_QK.logsumexp(dim=1)
-        scores_QK.masked_fill_(y_T[block, None] != y_T[stored], -math.inf)
+        scores_QK.masked_fill_(targets_T[block, None] != targets_T[stored], -math.inf)
         blocks.append(scores_QK.logsumexp(dim=1) - normaliser_Q)
-    logp_T = torch.cat(blocks)
-    logp_T[0] = -math.inf  # nothing is stored yet
-    return logp_T
+    log_probs_T = torch.cat(blocks)
+    log_probs_T[0] = -math.inf  # nothing is stored yet
+    return log_probs_T
 
 
 class _ComparableWindows(NamedTuple):
@@ -255,11 +255,11 @@ def _comparable_windows(windows: Sequence[int], fill: Fill, split: Split) -> _Co
     return _ComparableWindows(comparable, limit, start, note)
 
 
-def _mix_log_probs(logp_T: Tensor, cache_logp_T: Tensor, settings: CacheSettings) -> Tensor:
+def _mix_log_probs(log_probs_T: Tensor, cache_logp_T: Tensor, settings: CacheSettings) -> Tensor:
     """Mix the probabilities of model and cache. Before the cache is in use, only the model counts."""
     if settings.weight == 0.0:
-        return logp_T
+        return log_probs_T
     last_unused = 0 if settings.fill == "partial" else settings.window
-    is_cache_used_T = torch.arange(len(logp_T), device=logp_T.device) > last_unused
-    mixed_T = torch.logaddexp(math.log1p(-settings.weight) + logp_T, math.log(settings.weight) + cache_logp_T)
-    return torch.where(is_cache_used_T, mixed_T, logp_T)
+    is_cache_used_T = torch.arange(len(log_probs_T), device=log_probs_T.device) > last_unused
+    mixed_T = torch.logaddexp(math.log1p(-settings.weight) + log_probs_T, math.log(settings.weight) + cache_logp_T)
+    return torch.where(is_cache_used_T, mixed_T, log_probs_T)

@@ -32,14 +32,14 @@ class Contexts(NamedTuple):
     """Hidden states of some tokens of a text, on the model's device."""
 
     output: Tensor
-    """Hidden states h_ND that the output end reads."""
+    """Hidden states hidden_ND that the output end reads."""
     raw: Tensor
-    """The same hidden states before the last dropout of the encoder, h_ND."""
+    """The same hidden states before the last dropout of the encoder, hidden_ND."""
     positions: Tensor
     """Positions positions_N in the text of the tokens to predict."""
 
 
-def iterate_contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = None) -> Iterator[Contexts]:
+def iterate_contexts(model: LanguageModel, inputs_T: Tensor, spans: Spans | None = None) -> Iterator[Contexts]:
     """Yield the hidden state before each token of a text exactly once.
 
     With `spans`, the text is read in evaluation windows that are independent of each other, in any order. Otherwise it
@@ -49,11 +49,11 @@ def iterate_contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = No
     device = next(model.parameters()).device
     if spans is None:
         check_carries_state(model)
-        yield from _iterate_stream(model, x_T.to(device))
+        yield from _iterate_stream(model, inputs_T.to(device))
         return
     from reefknot.lab.evaluation.windows import batch_windows
 
-    for batch in batch_windows(x_T, spans, TOKENS_AT_ONCE):
+    for batch in batch_windows(inputs_T, spans, TOKENS_AT_ONCE):
         encoded = model(batch.x.to(device))
         scored_N = batch.scored_indices.to(device)
         output_ND = encoded.output.flatten(0, 1)[scored_N]
@@ -62,9 +62,9 @@ def iterate_contexts(model: LanguageModel, x_T: Tensor, spans: Spans | None = No
 
 
 def inputs_and_targets(split: Split) -> tuple[Tensor, Tensor]:
-    """Return the inputs x_T of a text and the next tokens y_T. The first token of the text is not a target."""
-    x_T, y_T = (np.asarray(ids, dtype=np.int64) for ids in (split.inputs[:-1], split.ids[1:]))
-    return torch.from_numpy(x_T), torch.from_numpy(y_T)
+    """Return the inputs and the targets (next tokens) of a text, each (T,). The first token is not a target."""
+    inputs_T, targets_T = (np.asarray(ids, dtype=np.int64) for ids in (split.inputs[:-1], split.ids[1:]))
+    return torch.from_numpy(inputs_T), torch.from_numpy(targets_T)
 
 
 def check_carries_state(model: LanguageModel) -> None:
@@ -76,12 +76,12 @@ def check_carries_state(model: LanguageModel) -> None:
         )
 
 
-def _iterate_stream(model: LanguageModel, x_T: Tensor) -> Iterator[Contexts]:
+def _iterate_stream(model: LanguageModel, inputs_T: Tensor) -> Iterator[Contexts]:
     """Read a text in chunks of one stream, with the state carried from chunk to chunk."""
     state = model.initial_state(1)
-    positions_T = torch.arange(len(x_T), device=x_T.device)
-    chunks = zip(torch.split(x_T, STEPS_AT_ONCE), torch.split(positions_T, STEPS_AT_ONCE), strict=True)
-    for x_N, positions_N in chunks:
-        encoded = model(x_N[None], state)
+    positions_T = torch.arange(len(inputs_T), device=inputs_T.device)
+    chunks = zip(torch.split(inputs_T, STEPS_AT_ONCE), torch.split(positions_T, STEPS_AT_ONCE), strict=True)
+    for inputs_N, positions_N in chunks:
+        encoded = model(inputs_N[None], state)
         state = encoded.state
         yield Contexts(encoded.output[0], encoded.raw[0], positions_N)

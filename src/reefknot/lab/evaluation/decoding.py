@@ -49,7 +49,7 @@ MAX_STEPS = 1024
 
 Ints = NDArray[np.int64]
 BestWords = tuple[Tensor, Tensor]
-"""Log-probabilities logp_RK and ids ids_RK of the best next words of each row, best first."""
+"""Log-probabilities log_probs_RK and ids ids_RK of the best next words of each row, best first."""
 Graphs = GraphCache[tuple[BestWords, State]]
 """Captured steps, with their outputs: the best next words, and the state that the next replay reads."""
 
@@ -227,11 +227,11 @@ class FixedSizeBatch(DecodingBatch):
         num_rows = len(self._sentence_R)
         inputs_2R = np.stack([np.arange(num_rows), np.zeros(num_rows, dtype=np.int64)])
         inputs_2R[:, self._used_R] = parent_R, tokens_R
-        logp_RK, ids_RK = self._run_step(inputs_2R, self._unchanged)
+        log_probs_RK, ids_RK = self._run_step(inputs_2R, self._unchanged)
         if len(self._used_R) == num_rows:
-            return logp_RK, ids_RK
+            return log_probs_RK, ids_RK
         used_R = send(torch.from_numpy(self._used_R), ids_RK.device)
-        return logp_RK.index_select(0, used_R), ids_RK.index_select(0, used_R)
+        return log_probs_RK.index_select(0, used_R), ids_RK.index_select(0, used_R)
 
     def _run_step(self, inputs_2R: Ints, unchanged: set[str]) -> BestWords:
         inputs = [torch.from_numpy(inputs_2R)]

@@ -155,11 +155,11 @@ def gradient_statistics(
     with adapting(model) as (parameters, _):
         ms = [torch.zeros_like(parameter) for parameter in parameters]
         for index in range(windows.num_windows):
-            x_BT, y_BT = windows.window(index)
+            inputs_BT, targets_BT = windows.window(index)
             # The plan groups the targets by band (a cluster of words of similar frequency) for an adaptive softmax.
-            plan = model.output.prepare(y_BT).to(device)
+            plan = model.output.prepare(targets_BT).to(device)
             with autocast(device, precision):
-                losses = model.loss(send(x_BT, device), send(y_BT, device), state, plan)
+                losses = model.loss(send(inputs_BT, device), send(targets_BT, device), state, plan)
             state = losses.state
             nll = losses.parts["nll"]
             gradients = _gradients(nll.sum / nll.count, parameters)
@@ -283,8 +283,8 @@ def _score_while_learning(
     """
     device = next(model.parameters()).device
     use_graph = device.type == "cuda" and not model.synchronizes
-    x_1T, y_1T = (ids_1T.to(device) for ids_1T in stream)
-    tokens, full_segments = x_1T.shape[1], x_1T.shape[1] // settings.segment
+    inputs_1T, targets_1T = (ids_1T.to(device) for ids_1T in stream)
+    tokens, full_segments = inputs_1T.shape[1], inputs_1T.shape[1] // settings.segment
     state = _initial_state(model)
     start = torch.zeros((), dtype=torch.int64, device=device)
     nll_T = torch.zeros(tokens, dtype=torch.float64, device=device)
@@ -295,7 +295,9 @@ def _score_while_learning(
             """Score the next `length` tokens and update the weights on them."""
             positions_S = start + torch.arange(length, device=device)
             with autocast(device, precision):
-                logp_1S, next_state = model.target_log_probs(x_1T[:, positions_S], y_1T[:, positions_S], state)
+                logp_1S, next_state = model.target_log_probs(
+                    inputs_1T[:, positions_S], targets_1T[:, positions_S], state
+                )
             gradients = _gradients(-logp_1S.mean(), parameters)
             with torch.no_grad():
                 nll_T.index_copy_(0, positions_S, -logp_1S[0].double())

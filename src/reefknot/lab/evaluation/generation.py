@@ -113,7 +113,7 @@ class _IncrementalReader:
         self._unread_ids = [token]
 
     def read(self) -> Tensor:
-        """Read the tokens that were added since the last call. Return the hidden state after the last token, h_1D."""
+        """Read the tokens that were added since the last call. Return the hidden state after the last token, (1, D)."""
         ids = self._unread_ids
         self._recent_ids.extend(ids)
         self._cached_tokens += len(ids)
@@ -136,7 +136,7 @@ class _TokenSampler:
     top_p: float | None
     banned: tuple[int, ...]
 
-    def sample(self, h_1D: Tensor) -> int:
+    def sample(self, hidden_1D: Tensor) -> int:
         """Sample a token that follows a text with this last hidden state.
 
         Without temperature, top-k and top-p, the output end (classifier) can sample a token without computing all
@@ -145,15 +145,15 @@ class _TokenSampler:
         banned, the first token has the probability 0.5 + 0.2 x (0.5 / 0.8) = 0.625 = 0.5 / 0.8.
         """
         if self.temperature == 1.0 and self.top_k is None and self.top_p is None:
-            token = int(self.model.output.sample(h_1D, self.generator))
+            token = int(self.model.output.sample(hidden_1D, self.generator))
             if token not in self.banned:
                 return token
-        return self._sample_allowed(h_1D)
+        return self._sample_allowed(hidden_1D)
 
-    def _sample_allowed(self, h_1D: Tensor) -> int:
+    def _sample_allowed(self, hidden_1D: Tensor) -> int:
         """Sample one of the allowed tokens, from the probabilities of the best candidates."""
         num_candidates = 1 if self.temperature < MIN_TEMPERATURE else self.top_k
-        logp_1K, ids_1K = top_candidates(self.model, h_1D, num_candidates, self.banned)
+        logp_1K, ids_1K = top_candidates(self.model, hidden_1D, num_candidates, self.banned)
         weights_1K = sampling_weights(logp_1K, self.temperature, self.top_p)
         return int(ids_1K[0, torch.multinomial(weights_1K[0], 1, generator=self.generator)])
 
@@ -168,8 +168,10 @@ def check_sampling_options(temperature: float, top_k: int | None, top_p: float |
         raise SettingsError(f"top_p = {top_p}: must be above 0 and at most 1, or left out")
 
 
-def top_candidates(model: LanguageModel, h_ND: Tensor, k: int | None, banned: Collection[int]) -> tuple[Tensor, Tensor]:
-    """Return the k most probable ids of each row that are not in `banned`, (logp_NK, ids_NK), best first.
+def top_candidates(
+    model: LanguageModel, hidden_ND: Tensor, k: int | None, banned: Collection[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the k most probable ids of each row that are not in `banned`, (log_probs_NK, ids_NK), best first.
 
     k = None returns all ids. An adaptive output end may find the best ids without scoring all of them. The best
     k + len(banned) ids always contain the best k allowed ids, so only these are computed.
@@ -180,26 +182,26 @@ def top_candidates(model: LanguageModel, h_ND: Tensor, k: int | None, banned: Co
     if not num_allowed:
         raise SettingsError(f"all {vocab_size} words are excluded from generation; allow at least one")
     k = num_allowed if k is None else min(k, num_allowed)
-    logp_NK, ids_NK = model.output.topk(h_ND, k + len(banned))
+    log_probs_NK, ids_NK = model.output.topk(hidden_ND, k + len(banned))
     if banned:
         # One comparison per id, because the host would wait while it copies a list of ids to the device.
         is_banned_NK = torch.stack([ids_NK == token for token in banned]).any(0)
         # A stable sort of the booleans puts the allowed ids first and keeps their order.
         allowed_NK = is_banned_NK.sort(dim=-1, stable=True).indices[:, :k]
-        logp_NK, ids_NK = logp_NK.gather(1, allowed_NK), ids_NK.gather(1, allowed_NK)
-    return logp_NK, ids_NK
+        log_probs_NK, ids_NK = log_probs_NK.gather(1, allowed_NK), ids_NK.gather(1, allowed_NK)
+    return log_probs_NK, ids_NK
 
 
-def sampling_weights(logp_NK: Tensor, temperature: float, top_p: float | None) -> Tensor:
-    """Return the weights p_NK for sampling among candidates, best first. They may not add up to one.
+def sampling_weights(log_probs_NK: Tensor, temperature: float, top_p: float | None) -> Tensor:
+    """Return the weights probs_NK for sampling among candidates, best first. They may not add up to one.
 
     For example, top_p = 0.6 turns the probabilities 0.5, 0.3, 0.2 into the weights 0.5, 0.3, 0.
     """
     if temperature < MIN_TEMPERATURE:
-        return torch.zeros_like(logp_NK).index_fill(1, logp_NK.new_zeros(1, dtype=torch.long), 1.0)
-    p_NK = torch.softmax(logp_NK.float() / temperature, dim=-1)
+        return torch.zeros_like(log_probs_NK).index_fill(1, log_probs_NK.new_zeros(1, dtype=torch.long), 1.0)
+    probs_NK = torch.softmax(log_probs_NK.float() / temperature, dim=-1)
     if top_p is None:
-        return p_NK
+        return probs_NK
     # Keep a candidate if the better candidates add up to less than top_p, so the best one is always kept.
-    sum_of_better_NK = p_NK.cumsum(-1) - p_NK
-    return torch.where(sum_of_better_NK < top_p, p_NK, 0.0)
+    sum_of_better_NK = probs_NK.cumsum(-1) - probs_NK
+    return torch.where(sum_of_better_NK < top_p, probs_NK, 0.0)

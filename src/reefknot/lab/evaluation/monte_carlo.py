@@ -85,18 +85,18 @@ def monte_carlo_score(
     steps, windows = (window, None) if isinstance(window, int) else (None, window)
     plain_score = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
     device = next(model.parameters()).device
-    x_1T, y_1T = build_stream(split, vocabulary)
-    window_or_spans = window if isinstance(window, int) else window.spans(y_1T[0], vocabulary.eos)
+    inputs_1T, targets_1T = build_stream(split, vocabulary)
+    window_or_spans = window if isinstance(window, int) else window.spans(targets_1T[0], vocabulary.eos)
     perplexities: list[float] = []
     log_sum_T = torch.full(plain_score.nll.shape, -math.inf, dtype=torch.float64, device=device)
     with _dropout_enabled(model, seed), autocast(device, precision):
         for pass_index in range(passes):
-            logp_T = _run_pass(model, x_1T, y_1T, window_or_spans)
+            log_probs_T = _run_pass(model, inputs_1T, targets_1T, window_or_spans)
             # Reading the mean waits for the device, so that the host is never more than one pass ahead.
-            perplexities.append(perplexity(-float(logp_T.mean())))
-            if pass_index == 0 and _has_no_dropout(logp_T, plain_score):
+            perplexities.append(perplexity(-float(log_probs_T.mean())))
+            if pass_index == 0 and _has_no_dropout(log_probs_T, plain_score):
                 return _build_score(plain_score, plain_score.nll, perplexities, steps, seed, drops=False)
-            log_sum_T = torch.logaddexp(log_sum_T, logp_T)
+            log_sum_T = torch.logaddexp(log_sum_T, log_probs_T)
             progress("passes with dropout", (pass_index + 1) / passes)
     nll = (math.log(passes) - log_sum_T).float().cpu().numpy()
     if not np.isfinite(nll).all():
@@ -111,17 +111,17 @@ def _check_arguments(passes: int, window: int | Windows, seed: int) -> None:
         raise SettingsError(f"Monte-Carlo dropout: seed = {seed}: must be at least 0 and less than 2**63")
 
 
-def _has_no_dropout(logp_T: Tensor, plain_score: Score) -> bool:
+def _has_no_dropout(log_probs_T: Tensor, plain_score: Score) -> bool:
     """Return whether a pass gives the plain score, so that all other passes would give it, too."""
     plain_logp = -plain_score.nll
-    return np.allclose(logp_T.cpu().numpy(), plain_logp, rtol=_ROUNDING_TOLERANCE, atol=_ROUNDING_TOLERANCE)
+    return np.allclose(log_probs_T.cpu().numpy(), plain_logp, rtol=_ROUNDING_TOLERANCE, atol=_ROUNDING_TOLERANCE)
 
 
-def _run_pass(model: LanguageModel, x_1T: Tensor, y_1T: Tensor, window_or_spans: int | Spans) -> Tensor:
-    """Return the log-probabilities logp_T of one pass, in windows of a stream (a number of tokens) or in `Spans`."""
+def _run_pass(model: LanguageModel, inputs_1T: Tensor, targets_1T: Tensor, window_or_spans: int | Spans) -> Tensor:
+    """Return the log-probabilities of one pass, (T,), in windows of a stream (a number of tokens) or in `Spans`."""
     if isinstance(window_or_spans, Spans):
-        return window_log_probs(model, x_1T[0], y_1T[0], window_or_spans).double()
-    return torch.cat(list(stream_log_probs(model, x_1T, y_1T, window_or_spans)), dim=1)[0].double()
+        return window_log_probs(model, inputs_1T[0], targets_1T[0], window_or_spans).double()
+    return torch.cat(list(stream_log_probs(model, inputs_1T, targets_1T, window_or_spans)), dim=1)[0].double()
 
 
 def _build_score(

@@ -43,13 +43,13 @@ def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, 
     with evaluating(model), autocast(device, precision):
         for indices_B in _batches(split, model.output.rows_per_token):
             source_BS, _ = _pad_lines(split.source, indices_B)
-            y_BT, positions_M = _pad_lines(split.target, indices_B)
-            previous_BT = np.pad(y_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.eos)
+            targets_BT, positions_M = _pad_lines(split.target, indices_B)
+            previous_BT = np.pad(targets_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.eos)
             # The model reads the source and then the target, in one row per pair.
-            x_BU = np.concatenate([source_BS, np.where(y_BT == IGNORE, 0, previous_BT)], axis=1)
-            x, y = (torch.from_numpy(ids).to(device) for ids in (x_BU, y_BT))
-            logp_BT, _ = model.target_log_probs(x, y)
-            nll[positions_M] = -logp_BT.float().cpu().numpy()[y_BT != IGNORE]
+            pairs_BU = np.concatenate([source_BS, np.where(targets_BT == IGNORE, 0, previous_BT)], axis=1)
+            x, y = (torch.from_numpy(ids).to(device) for ids in (pairs_BU, targets_BT))
+            log_probs_BT, _ = model.target_log_probs(x, y)
+            nll[positions_M] = -log_probs_BT.float().cpu().numpy()[targets_BT != IGNORE]
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the loss of the model on the {split.name} text is NaN or infinite")
     word_count = split.words + split.pairs  # each line ends with <eos>

@@ -117,23 +117,25 @@ def score(
         windows: Evaluation windows that are computed independently, instead of streams that carry a state.
         precision: `float32`, or `bfloat16` or `float16` for autocast.
     """
-    x_1T, y_1T = build_stream(split, vocabulary)
-    streams = min(streams, y_1T.shape[1])
+    inputs_1T, targets_1T = build_stream(split, vocabulary)
+    streams = min(streams, targets_1T.shape[1])
     if windows is not None:
         if streams > 1:
             raise SettingsError(
                 f"streams = {streams}: evaluation windows are independent, so streams have no effect; use streams = 1"
             )
-        nll = window_losses(model, x_1T[0], y_1T[0], windows.spans(y_1T[0], vocabulary.eos), precision=precision)
-    else:
-        y_BT = _split_into_streams(y_1T[0], streams, IGNORE)
-        nll_BT = stream_losses(
-            model, _split_into_streams(x_1T[0], streams, 0), y_BT, window=window, precision=precision
+        nll = window_losses(
+            model, inputs_1T[0], targets_1T[0], windows.spans(targets_1T[0], vocabulary.eos), precision=precision
         )
-        nll = nll_BT[(y_BT != IGNORE).numpy()]
+    else:
+        targets_BT = _split_into_streams(targets_1T[0], streams, IGNORE)
+        nll_BT = stream_losses(
+            model, _split_into_streams(inputs_1T[0], streams, 0), targets_BT, window=window, precision=precision
+        )
+        nll = nll_BT[(targets_BT != IGNORE).numpy()]
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the loss of the model on the {split.name} text is NaN or infinite")
-    word_count = int(word_end_mask(vocabulary)[y_1T[0].numpy()].sum())
+    word_count = int(word_end_mask(vocabulary)[targets_1T[0].numpy()].sum())
     text = describe_text(split, split.ids, vocabulary)
     return Score(nll, word_count, split.bytes, text, precision, streams=streams, windows=windows)
 
@@ -155,7 +157,7 @@ def describe_text(split: Split | PairSplit, ids: NDArray[np.int32], vocabulary: 
 
 
 def build_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
-    """Return the inputs x_1T and the targets y_1T of a text that is read as one stream.
+    """Return the inputs inputs_1T and the targets targets_1T of a text that is read as one stream.
 
     <eos> is the input before the first token: the text "a b c" has the inputs <eos> a b and the targets a b c. Without
     <eos> in the vocabulary, the first token is not a target.
@@ -175,61 +177,68 @@ def build_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def stream_losses(
-    model: LanguageModel, x_BT: Tensor, y_BT: Tensor, *, window: int | None = None, precision: str = "float32"
+    model: LanguageModel,
+    inputs_BT: Tensor,
+    targets_BT: Tensor,
+    *,
+    window: int | None = None,
+    precision: str = "float32",
 ) -> NDArray[np.float32]:
     """Return the losses nll_BT of the targets of parallel streams, computed without dropout."""
     device = next(model.parameters()).device
-    window = window or max(1, min(1024, ROWS_AT_ONCE // (model.output.rows_per_token * len(x_BT))))
+    window = window or max(1, min(1024, ROWS_AT_ONCE // (model.output.rows_per_token * len(inputs_BT))))
     with evaluating(model), autocast(device, precision):
-        chunks = [-logp_BT.float().cpu() for logp_BT in stream_log_probs(model, x_BT, y_BT, window)]
+        chunks = [
+            -log_probs_BT.float().cpu() for log_probs_BT in stream_log_probs(model, inputs_BT, targets_BT, window)
+        ]
     nll_BT: NDArray[np.float32] = torch.cat(chunks, dim=1).numpy()
     return nll_BT
 
 
-def stream_log_probs(model: LanguageModel, x_BT: Tensor, y_BT: Tensor, window: int) -> Iterator[Tensor]:
-    """Yield the log-probabilities logp_BT of the targets, for `window` tokens of every stream at a time.
+def stream_log_probs(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor, window: int) -> Iterator[Tensor]:
+    """Yield the log-probabilities log_probs_BT of the targets, for `window` tokens of every stream at a time.
 
     Each stream starts from an empty state, which is carried from window to window. The model stays in its mode,
     training or evaluation.
     """
     check_carries_state(model)
     device = next(model.parameters()).device
-    state = model.initial_state(len(x_BT))
-    for start in range(0, x_BT.shape[1], window):
-        window_x, window_y = (ids_BT[:, start : start + window].to(device) for ids_BT in (x_BT, y_BT))
-        logp_BT, state = model.target_log_probs(window_x, window_y, state)
-        yield logp_BT
+    state = model.initial_state(len(inputs_BT))
+    for start in range(0, inputs_BT.shape[1], window):
+        window_x, window_y = (ids_BT[:, start : start + window].to(device) for ids_BT in (inputs_BT, targets_BT))
+        log_probs_BT, state = model.target_log_probs(window_x, window_y, state)
+        yield log_probs_BT
 
 
 @torch.no_grad()
 def window_losses(
-    model: LanguageModel, x_T: Tensor, y_T: Tensor, spans: Spans, *, precision: str = "float32"
+    model: LanguageModel, inputs_T: Tensor, targets_T: Tensor, spans: Spans, *, precision: str = "float32"
 ) -> NDArray[np.float32]:
     """Return the losses nll_T of the targets of evaluation windows, in the order of the text, without dropout."""
     with evaluating(model), autocast(next(model.parameters()).device, precision):
-        nll_T: NDArray[np.float32] = -window_log_probs(model, x_T, y_T, spans).float().cpu().numpy()
+        nll_T: NDArray[np.float32] = -window_log_probs(model, inputs_T, targets_T, spans).float().cpu().numpy()
     return nll_T
 
 
-def window_log_probs(model: LanguageModel, x_T: Tensor, y_T: Tensor, spans: Spans) -> Tensor:
-    """Return the log-probabilities logp_T of the targets of evaluation windows, on the device of the model.
+def window_log_probs(model: LanguageModel, inputs_T: Tensor, targets_T: Tensor, spans: Spans) -> Tensor:
+    """Return the log-probabilities log_probs_T of the targets of evaluation windows, on the device of the model.
 
     The model stays in its mode, training or evaluation.
     """
-    y_T = y_T.to(next(model.parameters()).device)
+    targets_T = targets_T.to(next(model.parameters()).device)
     chunks, positions = [], []
-    for h_ND, _, positions_N in iterate_contexts(model, x_T, spans):
-        chunks.append(chunked_log_probs(model, h_ND, y_T[positions_N]))
+    for hidden_ND, _, positions_N in iterate_contexts(model, inputs_T, spans):
+        chunks.append(chunked_log_probs(model, hidden_ND, targets_T[positions_N]))
         positions.append(positions_N)
-    logp_T = torch.cat(chunks)
-    return torch.empty_like(logp_T).index_copy_(0, torch.cat(positions), logp_T)
+    log_probs_T = torch.cat(chunks)
+    return torch.empty_like(log_probs_T).index_copy_(0, torch.cat(positions), log_probs_T)
 
 
-def chunked_log_probs(model: LanguageModel, h_ND: Tensor, y_N: Tensor) -> Tensor:
-    """Return the log-probabilities logp_N of targets given hidden states, scored in chunks that bound the memory."""
+def chunked_log_probs(model: LanguageModel, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the log-probabilities of targets given hidden states, (N,), scored in chunks that bound the memory."""
     chunk_size = max(1, ROWS_AT_ONCE // model.output.rows_per_token)
-    chunks = zip(torch.split(h_ND, chunk_size), torch.split(y_N, chunk_size), strict=True)
-    return torch.cat([model.output.target_log_probs(h_MD, y_M) for h_MD, y_M in chunks])
+    chunks = zip(torch.split(hidden_ND, chunk_size), torch.split(targets_N, chunk_size), strict=True)
+    return torch.cat([model.output.target_log_probs(hidden_MD, targets_M) for hidden_MD, targets_M in chunks])
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

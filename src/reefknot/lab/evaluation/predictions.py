@@ -62,13 +62,13 @@ def predict(model: LanguageModel, words: list[str], vocabulary: Vocabulary, k: i
     device = next(model.parameters()).device
     watched = watched_ids(vocabulary)
     with evaluating(model):
-        h_1D = model(torch.tensor([encode_prompt(words, vocabulary)], device=device)).output[:, -1]
-        logp_1K, ids_1K = model.output.topk(h_1D, min(k, model.output.vocab_size))
+        hidden_1D = model(torch.tensor([encode_prompt(words, vocabulary)], device=device)).output[:, -1]
+        logp_1K, ids_1K = model.output.topk(hidden_1D, min(k, model.output.vocab_size))
         ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
-        logp_W = model.output.target_log_probs(h_1D.expand(len(ids_W), -1), ids_W)
+        log_probs_W = model.output.target_log_probs(hidden_1D.expand(len(ids_W), -1), ids_W)
     best_ids = zip(ids_1K[0].tolist(), logp_1K[0].exp().tolist(), strict=True)
     best_words = [(vocabulary.words[index], probability) for index, probability in best_ids]
-    return Prediction(best_words, dict(zip(watched, logp_W.exp().tolist(), strict=True)))
+    return Prediction(best_words, dict(zip(watched, log_probs_W.exp().tolist(), strict=True)))
 
 
 def watched_ids(vocabulary: Vocabulary, words: Sequence[str] = WATCHED) -> dict[str, int]:
@@ -94,22 +94,22 @@ def measure_tendency(
     device = next(model.parameters()).device
     ids_W = torch.tensor(list(watched.values()), dtype=torch.long, device=device)
     chunk_size = max(1, SCORES_AT_ONCE // (model.output.rows_per_token * classes))
-    x_T, y_T = inputs_and_targets(split)
-    spans = windows.spans(y_T, vocabulary.eos) if windows else None
-    y_T = y_T.to(device)
+    inputs_T, targets_T = inputs_and_targets(split)
+    spans = windows.spans(targets_T, vocabulary.eos) if windows else None
+    targets_T = targets_T.to(device)
     target_sum = torch.zeros((), dtype=torch.float64, device=device)
     neighbor_sum = torch.zeros_like(target_sum)
     watched_sum_W = torch.zeros(len(ids_W), dtype=torch.float64, device=device)
     with evaluating(model):
         neighbors_VK = _neighbor_ids(model.input.vectors(), classes, k)
-        for chunk in iterate_contexts(model, x_T, spans):
+        for chunk in iterate_contexts(model, inputs_T, spans):
             parts = zip(torch.split(chunk.output, chunk_size), torch.split(chunk.positions, chunk_size), strict=True)
-            for h_ND, positions_N in parts:
-                p_NV, y_N = model.output.log_probs(h_ND).exp(), y_T[positions_N]
-                target_sum += p_NV.gather(1, y_N[:, None]).sum(dtype=torch.float64)
-                neighbor_sum += p_NV.gather(1, neighbors_VK[y_N]).sum(dtype=torch.float64)
-                watched_sum_W += p_NV[:, ids_W].sum(0, dtype=torch.float64)
-    count = len(y_T)
+            for hidden_ND, positions_N in parts:
+                probs_NV, targets_N = model.output.log_probs(hidden_ND).exp(), targets_T[positions_N]
+                target_sum += probs_NV.gather(1, targets_N[:, None]).sum(dtype=torch.float64)
+                neighbor_sum += probs_NV.gather(1, neighbors_VK[targets_N]).sum(dtype=torch.float64)
+                watched_sum_W += probs_NV[:, ids_W].sum(0, dtype=torch.float64)
+    count = len(targets_T)
     watched_means = dict(zip(watched, (watched_sum_W / count).tolist(), strict=True))
     return Tendency(count, float(target_sum) / count, float(neighbor_sum) / count, k, watched_means)
 

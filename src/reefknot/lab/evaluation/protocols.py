@@ -58,7 +58,7 @@ class Counting:
         return available - available % self.window
 
     def inputs_and_targets(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the inputs x_BT and the scored targets y_BT."""
+        """Return the inputs inputs_BT and the scored targets targets_BT."""
         num_targets, length = self.targets(split), split.tokens // self.streams
         inputs_BL, ids_BL = (
             torch.from_numpy(np.asarray(ids[: self.streams * length], dtype=np.int64)).view(self.streams, length)
@@ -128,8 +128,8 @@ def score_by_protocol(
     scores: dict[str, ProtocolScores] = {}
     for split_name, counting in countings.items():
         split = splits[split_name]
-        x_BT, y_BT = counting.inputs_and_targets(split)
-        nll_BT = stream_losses(model, x_BT, y_BT, precision=precision)
+        inputs_BT, targets_BT = counting.inputs_and_targets(split)
+        nll_BT = stream_losses(model, inputs_BT, targets_BT, precision=precision)
         mean = counting.mean(nll_BT)
         scores[split_name] = ProtocolScores(perplexity=perplexity(mean), nll=mean, tokens=nll_BT.size)
     lines = [

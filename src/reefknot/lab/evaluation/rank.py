@@ -137,15 +137,15 @@ def compute_spectrum(
     # The copy computes in float64; the hidden states keep the precision of the model.
     output = deepcopy(model.output).double().eval()
     factor = TriangularFactor(classes)
-    x_T, y_T = (ids_T[:count] for ids_T in inputs_and_targets(split))
-    spans = windows.spans(y_T, eos) if windows else None
+    inputs_T, targets_T = (ids_T[:count] for ids_T in inputs_and_targets(split))
+    spans = windows.spans(targets_T, eos) if windows else None
     with evaluating(model), output.cache_for_evaluation():
-        for chunk in iterate_contexts(model, x_T, spans):
-            for h_ND in torch.split(chunk.output.double(), _chunk_size(output)):
-                logp_NV = output.log_probs(h_ND)
-                if not bool(torch.isfinite(logp_NV).all()):
+        for chunk in iterate_contexts(model, inputs_T, spans):
+            for hidden_ND in torch.split(chunk.output.double(), _chunk_size(output)):
+                log_probs_NV = output.log_probs(hidden_ND)
+                if not bool(torch.isfinite(log_probs_NV).all()):
                     raise NonFiniteError(f"a log-probability of the model on the {split.name} text is NaN or infinite")
-                factor.add(logp_NV)
+                factor.add(log_probs_NV)
     return Spectrum(factor.singular_values(), factor.rows, classes)
 
 

@@ -40,11 +40,11 @@ def measure_opened_tails(
     output = model.output
     if output.bands == 1:
         return None
-    x_T, y_T = (ids_T[:tokens] for ids_T in inputs_and_targets(split))
-    if not len(x_T):
+    inputs_T, targets_T = (ids_T[:tokens] for ids_T in inputs_and_targets(split))
+    if not len(inputs_T):
         return None
-    spans = None if windows is None else windows.spans(y_T, vocabulary.eos)
+    spans = None if windows is None else windows.spans(targets_T, vocabulary.eos)
     with evaluating(model):
-        hidden_ND = torch.cat([chunk.output for chunk in iterate_contexts(model, x_T, spans)])
+        hidden_ND = torch.cat([chunk.output for chunk in iterate_contexts(model, inputs_T, spans)])
         best_words = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))
-    return TailsOpened(k=best_words.ids.shape[1], tokens=len(x_T), share=best_words.computed_share)
+    return TailsOpened(k=best_words.ids.shape[1], tokens=len(inputs_T), share=best_words.computed_share)

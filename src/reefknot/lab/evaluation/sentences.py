@@ -67,9 +67,9 @@ def score_sentences(
         for start, stop in pack_windows(lengths_S[order_S], capacity):
             indices = order_S[start:stop].tolist()
             batch = [encoded[index] for index in indices]
-            for index, sentence, logp_T in zip(indices, batch, _log_probs(model, batch), strict=True):
+            for index, sentence, log_probs_T in zip(indices, batch, _log_probs(model, batch), strict=True):
                 # The log-probabilities also cover the padding, which comes last.
-                scored = zip(sentence.tokens, logp_T, sentence.targets, strict=False)
+                scored = zip(sentence.tokens, log_probs_T, sentence.targets, strict=False)
                 scores[index] = [ScoredWord(word, logp, target == vocabulary.unk) for word, logp, target in scored]
     return scores
 
@@ -97,8 +97,8 @@ def _log_probs(model: LanguageModel, batch: Sequence[_EncodedSentence]) -> list[
     def pad(ids: list[int], filler: int) -> list[int]:
         return ids + [filler] * (longest - len(ids))
 
-    x_BT = torch.tensor([pad(sentence.inputs, 0) for sentence in batch], device=device)
-    y_BT = torch.tensor([pad(sentence.targets, IGNORE) for sentence in batch], device=device)
-    logp_BT, _ = model.target_log_probs(x_BT, y_BT)
-    log_probs: list[list[float]] = logp_BT.tolist()
+    inputs_BT = torch.tensor([pad(sentence.inputs, 0) for sentence in batch], device=device)
+    targets_BT = torch.tensor([pad(sentence.targets, IGNORE) for sentence in batch], device=device)
+    log_probs_BT, _ = model.target_log_probs(inputs_BT, targets_BT)
+    log_probs: list[list[float]] = log_probs_BT.tolist()
     return log_probs

@@ -300,8 +300,8 @@ def translate_examples(
             source_1S = torch.tensor([source_ids], device=device)
             best = decode(decoder, source_1S)[0][0]
             target_ids = [*best.ids, eos] if best.finished else list(best.ids)
-            x_1T = torch.tensor([[eos, *target_ids[:-1]]], device=device)
-            attention_TS = model.attention(x_1T, model.encode_source(source_1S))[0].float()
+            inputs_1T = torch.tensor([[eos, *target_ids[:-1]]], device=device)
+            attention_TS = model.attention(inputs_1T, model.encode_source(source_1S))[0].float()
             examples.append(
                 Example(
                     source=sources[index],

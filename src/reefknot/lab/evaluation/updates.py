@@ -84,8 +84,8 @@ class SeparateEnds:
     @torch.no_grad()
     def repeat_probabilities(self, tokens_BT: Tensor, state: State | None = None) -> Norms:
         """Return p(i_t), the probability that each input word is also the next word."""
-        logp_BT, _ = self.model.target_log_probs(tokens_BT, tokens_BT, state)
-        return logp_BT.double().exp().flatten().cpu().numpy()
+        log_probs_BT, _ = self.model.target_log_probs(tokens_BT, tokens_BT, state)
+        return log_probs_BT.double().exp().flatten().cpu().numpy()
 
 
 def measure_updates(
@@ -121,14 +121,14 @@ def measure_updates(
                 norms_by_table.setdefault(name, {}).setdefault(side, []).append(norms_V)
         id_chunks.append(tokens_BT.flatten().numpy())
         repeat_chunks.append((tokens_BT == targets_BT).flatten().numpy())
-    p_N, ids_N, is_repeat_N = map(np.concatenate, (p_chunks, id_chunks, repeat_chunks))
+    probs_N, ids_N, is_repeat_N = map(np.concatenate, (p_chunks, id_chunks, repeat_chunks))
     return {
         "windows": len(id_chunks),
         "tokens": len(ids_N),
         "types": len(counts_V),
         "words_in": float(np.mean([len(np.unique(chunk)) for chunk in id_chunks])),
         "tables": {name: _summarise_changes(sides, counts_V) for name, sides in norms_by_table.items()},
-        "current": _summarise_repeats(p_N, ids_N, is_repeat_N, counts_V),
+        "current": _summarise_repeats(probs_N, ids_N, is_repeat_N, counts_V),
     }
 
 
@@ -169,17 +169,17 @@ def _summarise_changes(sides: dict[str, list[Norms]], counts_V: NDArray[np.int64
 
 
 def _summarise_repeats(
-    p_N: Norms, ids_N: NDArray[np.int64], is_repeat_N: NDArray[np.bool_], counts_V: NDArray[np.int64]
+    probs_N: Norms, ids_N: NDArray[np.int64], is_repeat_N: NDArray[np.bool_], counts_V: NDArray[np.int64]
 ) -> dict[str, Any]:
     """Summarise the probability that a word follows itself, compared with a uniform and a unigram model."""
     unigram_N = counts_V[ids_N] / counts_V.sum()
     return {
-        "mean": float(p_N.mean()),
-        "quantiles": {str(share): float(np.quantile(p_N, share)) for share in QUANTILES},
+        "mean": float(probs_N.mean()),
+        "quantiles": {str(share): float(np.quantile(probs_N, share)) for share in QUANTILES},
         "uniform": 1 / len(counts_V),
         "unigram": float(unigram_N.mean()),
-        "below_uniform": float((p_N < 1 / len(counts_V)).mean()),
-        "below_unigram": float((p_N < unigram_N).mean()),
+        "below_uniform": float((probs_N < 1 / len(counts_V)).mean()),
+        "below_unigram": float((probs_N < unigram_N).mean()),
         "repeats": float(is_repeat_N.mean()),
     }
 

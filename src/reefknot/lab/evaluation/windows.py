@@ -52,7 +52,7 @@ class WindowBatch(NamedTuple):
     """Windows that are computed together. Shorter windows are padded on the right, and padding is not scored."""
 
     x: Tensor
-    """Input ids x_BL."""
+    """Input ids inputs_BL."""
     scored_indices: Tensor
     """Indices scored_N, in the flattened batch, of the tokens that are scored."""
     positions: Tensor
@@ -70,8 +70,8 @@ class Windows:
         """Name of the windows in a saved evaluation and in a recipe."""
         raise NotImplementedError
 
-    def spans(self, y_T: Tensor, eos: int | None) -> Spans:
-        """Return the windows of a text with the targets y_T. Every target is scored in exactly one window."""
+    def spans(self, targets_T: Tensor, eos: int | None) -> Spans:
+        """Return the windows of a text with the targets targets_T. Every target is scored in exactly one window."""
         raise NotImplementedError
 
 
@@ -98,10 +98,10 @@ class Sliding(Windows):
     def name(self) -> str:
         return f"context-{self.context}-stride-{self.stride}"
 
-    def spans(self, y_T: Tensor, eos: int | None) -> Spans:
-        scored_start_W = np.arange(0, len(y_T), self.stride)
+    def spans(self, targets_T: Tensor, eos: int | None) -> Spans:
+        scored_start_W = np.arange(0, len(targets_T), self.stride)
         start_W = np.maximum(scored_start_W - self.context, 0)
-        stop_W = np.minimum(scored_start_W + self.stride, len(y_T))
+        stop_W = np.minimum(scored_start_W + self.stride, len(targets_T))
         return Spans(start_W, scored_start_W, stop_W)
 
 
@@ -125,9 +125,9 @@ class Complete(Windows):
     def name(self) -> str:
         return f"complete-{self.length}"
 
-    def spans(self, y_T: Tensor, eos: int | None) -> Spans:
+    def spans(self, targets_T: Tensor, eos: int | None) -> Spans:
         edges, line_start = [0], 0
-        for line_end in _line_ends(y_T, eos).tolist():
+        for line_end in _line_ends(targets_T, eos).tolist():
             # The line does not fit into the block any more, so the block ends before the line.
             if line_end - edges[-1] > self.length and line_start > edges[-1]:
                 edges.append(line_start)
@@ -135,7 +135,7 @@ class Complete(Windows):
             if line_end - line_start > self.length:
                 edges += [*range(line_start + self.length, line_end, self.length), line_end]
             line_start = line_end
-        return _adjacent_spans([*edges, len(y_T)] if edges[-1] < len(y_T) else edges)
+        return _adjacent_spans([*edges, len(targets_T)] if edges[-1] < len(targets_T) else edges)
 
 
 class Lines(Windows):
@@ -145,8 +145,8 @@ class Lines(Windows):
     def name(self) -> str:
         return "lines"
 
-    def spans(self, y_T: Tensor, eos: int | None) -> Spans:
-        return _adjacent_spans([0, *_line_ends(y_T, eos).tolist()])
+    def spans(self, targets_T: Tensor, eos: int | None) -> Spans:
+        return _adjacent_spans([0, *_line_ends(targets_T, eos).tolist()])
 
 
 def parse_windows(name: str) -> Windows:
@@ -159,14 +159,14 @@ def parse_windows(name: str) -> Windows:
     return Complete(sizes.length) if sizes.length else Lines()
 
 
-def _line_ends(y_T: Tensor, eos: int | None) -> Ints:
+def _line_ends(targets_T: Tensor, eos: int | None) -> Ints:
     """Return the position after the last token of each line. The last position is the end of the text."""
     if eos is None:
         raise SettingsError(f"windows by lines: {NO_LINES}")
-    ends: Ints = np.flatnonzero(y_T.numpy() == eos) + 1
-    if len(ends) and ends[-1] == len(y_T):
+    ends: Ints = np.flatnonzero(targets_T.numpy() == eos) + 1
+    if len(ends) and ends[-1] == len(targets_T):
         return ends
-    return np.append(ends, len(y_T))
+    return np.append(ends, len(targets_T))
 
 
 def _adjacent_spans(edges: list[int]) -> Spans:
@@ -175,7 +175,7 @@ def _adjacent_spans(edges: list[int]) -> Spans:
     return Spans(edges_W[:-1], edges_W[:-1], edges_W[1:])
 
 
-def batch_windows(x_T: Tensor, spans: Spans, max_tokens: int) -> Iterator[WindowBatch]:
+def batch_windows(inputs_T: Tensor, spans: Spans, max_tokens: int) -> Iterator[WindowBatch]:
     """Yield the windows of a text in batches of similar length.
 
     The longest windows come first, so that running out of memory happens at once. A batch has at most `max_tokens`
@@ -191,7 +191,7 @@ def batch_windows(x_T: Tensor, spans: Spans, max_tokens: int) -> Iterator[Window
         start_B1, scored_start_B1, stop_B1 = (bounds_W[window_B, None] for bounds_W in spans)
         positions_BL = start_B1 + np.arange(longest)
         inside_BL = positions_BL < stop_B1
-        x_BL = torch.where(torch.from_numpy(inside_BL), x_T[np.minimum(positions_BL, len(x_T) - 1)], 0)
+        inputs_BL = torch.where(torch.from_numpy(inside_BL), inputs_T[np.minimum(positions_BL, len(inputs_T) - 1)], 0)
         is_scored_BL = inside_BL & (positions_BL >= scored_start_B1)
         scored_N = torch.from_numpy(np.flatnonzero(is_scored_BL))
-        yield WindowBatch(x_BL, scored_N, torch.from_numpy(positions_BL[is_scored_BL]))
+        yield WindowBatch(inputs_BL, scored_N, torch.from_numpy(positions_BL[is_scored_BL]))

@@ -1,10 +1,10 @@
 """Batches of source lines with their translations, of similar length on both sides (Vaswani et al. 2017).
 
-`PairBatches` returns training windows (batches) of two tensors. `x_BU` holds the source lines and, to their right, the
-inputs of the target side; `y_BT` holds the targets. So the first S = U - T columns of `x_BU` are the source:
+`PairBatches` returns training windows (batches) of two tensors. `pairs_BU` holds the source lines and, to their right,
+the inputs of the target side; `targets_BT` holds the targets. So the first S = U - T columns are the source:
 
-    x_BU    a dog barks <eos> | <eos> ein Hund bellt
-    y_BT                        ein Hund bellt <eos>
+    pairs_BU    a dog barks <eos> | <eos> ein Hund bellt
+    targets_BT                        ein Hund bellt <eos>
 
 To avoid padding, all pairs are sorted by width, with pairs of equal width in random order. The sorted pairs are cut
 into batches, and the batches are shuffled. Widths are rounded up to a multiple of 8, which gives few shapes and aligned
@@ -68,7 +68,7 @@ class PairBatches(Samples):
         return order[by_width], generator.permutation(window_ranges)
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `x_BU`, the sources and the inputs of the target side, and `targets_BT`."""
+        """Return `pairs_BU`, the sources and the inputs of the target side, and `targets_BT`."""
         pairs = self._window_samples(index)
         source_steps, target_steps = (int(side[pairs].max()) for side in self._widths)
         pairs_B, target_lengths_B = self._local_rows(pairs)
@@ -77,8 +77,8 @@ class PairBatches(Samples):
         targets_BT = _pad_lines(self._target, pairs_B, target_lengths_B, target_steps)
         previous_BT = np.pad(targets_BT[:, :-1], ((0, 0), (1, 0)), constant_values=self._eos)
         inputs_BT = np.where(targets_BT == IGNORE, 0, previous_BT)
-        x_BU = np.concatenate([source_BS, inputs_BT], axis=1)
-        return torch.from_numpy(x_BU), torch.from_numpy(targets_BT)
+        pairs_BU = np.concatenate([source_BS, inputs_BT], axis=1)
+        return torch.from_numpy(pairs_BU), torch.from_numpy(targets_BT)
 
 
 def _round_up(lengths: Offsets) -> NDArray[np.integer]:

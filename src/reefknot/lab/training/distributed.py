@@ -51,10 +51,10 @@ class WindowLoss(nn.Module):
         self.model = model
 
     def forward(
-        self, x_BT: Tensor, y_BT: Tensor, state: State | None, plan: Plan, positions_M: Tensor | None
+        self, inputs_BT: Tensor, targets_BT: Tensor, state: State | None, plan: Plan, positions_M: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor], State, dict[str, Tensor]]:
         """Return the summed loss, the sums of its parts, the next hidden state and the penalties."""
-        losses = self.model.loss(x_BT, y_BT, state, plan, positions_M)
+        losses = self.model.loss(inputs_BT, targets_BT, state, plan, positions_M)
         part_sums = {name: part.sum.detach() for name, part in losses.parts.items()}
         return losses.sum(), part_sums, losses.state, losses.penalties
 

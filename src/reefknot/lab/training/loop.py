@@ -266,12 +266,12 @@ class Trainer:
         """Make one update. Return whether any process has received a signal, and what is due after the update."""
         started = time.monotonic()
         progress = self.state.progress
-        x_BT, y_BT = self._window = self.batches.window(progress.window)
+        inputs_BT, targets_BT = self._window = self.batches.window(progress.window)
         target_count = self.batches.count_targets(progress.window)
         schedule_factor = self.schedule.learning_rate_factor(progress.epoch, progress.step)
         window_factor = self.batches.learning_rate_factor(progress.window)
         self._learning_rate = self.initial_learning_rate * schedule_factor
-        self.update(x_BT, y_BT, self._learning_rate * window_factor, target_count)
+        self.update(inputs_BT, targets_BT, self._learning_rate * window_factor, target_count)
         progress.step += 1
         progress.window += 1
         progress.tokens += target_count

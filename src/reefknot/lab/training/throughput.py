@@ -73,10 +73,10 @@ class Throughput:
         if world.is_first and world.device.type == "cuda":
             self.matrix_rate = world.size * measure_matrix_rate(world.device, dtype)
 
-    def speed(self, tokens_per_second: float, x_BT: Tensor, y_BT: Tensor) -> Speed:
+    def speed(self, tokens_per_second: float, inputs_BT: Tensor, targets_BT: Tensor) -> Speed:
         """Return the speed of training. The operations per target are counted on the given training window."""
-        target_count = max(int((y_BT != IGNORE).sum()), 1)
-        flops = tokens_per_second * self.model.flops(x_BT, y_BT) / target_count
+        target_count = max(int((targets_BT != IGNORE).sum()), 1)
+        flops = tokens_per_second * self.model.flops(inputs_BT, targets_BT) / target_count
         share = None if self.matrix_rate is None else flops / self.matrix_rate
         return Speed(tokens_per_second, flops, peak_memory_bytes(self.world.device), share)
 

@@ -85,16 +85,16 @@ class Updater:
         """Discard captured graphs, because the work of an update has changed."""
         self._captured = CapturedUpdates(self._apply_update, self.world.device) if self.uses_graphs else None
 
-    def __call__(self, x_BT: Tensor, y_BT: Tensor, learning_rate: float, count: int) -> None:
+    def __call__(self, inputs_BT: Tensor, targets_BT: Tensor, learning_rate: float, count: int) -> None:
         """Make one update on a training window.
 
         Args:
-            x_BT: Inputs of this process's rows.
-            y_BT: Targets of this process's rows.
+            inputs_BT: Inputs of this process's rows.
+            targets_BT: Targets of this process's rows.
             learning_rate: Learning rate.
             count: Number of targets of the window, over all processes.
         """
-        batches = MicroBatch.split(x_BT, y_BT, self.settings.accumulate, self.model.output)
+        batches = MicroBatch.split(inputs_BT, targets_BT, self.settings.accumulate, self.model.output)
         self._set_learning_rate(learning_rate)
         target_count = torch.tensor(count)
         if self._captured is None:
@@ -196,20 +196,20 @@ class MicroBatch:
     plan: Plan
 
     @classmethod
-    def split(cls, x_BT: Tensor, y_BT: Tensor, max_batches: int, output: OutputEnd) -> list[Self]:
+    def split(cls, inputs_BT: Tensor, targets_BT: Tensor, max_batches: int, output: OutputEnd) -> list[Self]:
         """Split the rows of a training window into `max_batches` micro-batches, or fewer if there are fewer rows.
 
         The tensors are on the host, so that finding the positions with a target does not wait for the device.
         """
-        num_batches = min(max_batches, len(x_BT))
-        batch_inputs, batch_targets = x_BT.tensor_split(num_batches), y_BT.tensor_split(num_batches)
+        num_batches = min(max_batches, len(inputs_BT))
+        batch_inputs, batch_targets = inputs_BT.tensor_split(num_batches), targets_BT.tensor_split(num_batches)
         batch_positions: list[Tensor | None] = []
         targets_to_read: list[Tensor] = []
         for targets in batch_targets:
-            y_N = targets.reshape(-1)
-            positions_M = _output_positions(y_N)
+            targets_N = targets.reshape(-1)
+            positions_M = _output_positions(targets_N)
             batch_positions.append(positions_M)
-            targets_to_read.append(y_N if positions_M is None else y_N[positions_M])
+            targets_to_read.append(targets_N if positions_M is None else targets_N[positions_M])
         plans = output.prepare_micro_batches(targets_to_read)
         return [cls(*fields) for fields in zip(batch_inputs, batch_targets, batch_positions, plans, strict=True)]
 
@@ -414,26 +414,26 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
 
 def _compute_tiny_gradient(model: LanguageModel) -> None:
     """Run the model forward and backward on one word. A translator also reads a source of one word."""
-    x_BU, y_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+    pairs_BU, targets_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
     if model.encoder.reads_source:
-        result = model.target_log_probs(x_BU, y_BT)[0]
+        result = model.target_log_probs(pairs_BU, targets_BT)[0]
     else:
-        result = model(y_BT).output
+        result = model(targets_BT).output
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     torch.autograd.grad(result.float().sum(), parameters, allow_unused=True)
 
 
-def _output_positions(y_N: Tensor) -> Tensor | None:
+def _output_positions(targets_N: Tensor) -> Tensor | None:
     """Return the positions that the output end reads, or None if all positions have a target.
 
     The positions with a target come first, in their order. They are padded with positions without a target up to a
     multiple of the bucket size. With 32 positions, for example, a bucket has 2 positions; if 5 of the positions have a
     target, 6 positions are returned.
     """
-    has_target_N = y_N != IGNORE
+    has_target_N = targets_N != IGNORE
     if has_target_N.all():
         return None
-    bucket_size = math.ceil(len(y_N) / TARGET_BUCKETS)
+    bucket_size = math.ceil(len(targets_N) / TARGET_BUCKETS)
     padded_count = math.ceil(int(has_target_N.sum()) / bucket_size) * bucket_size
     return has_target_N.argsort(descending=True, stable=True)[:padded_count]
 

@@ -52,11 +52,11 @@ class Bilinear(Classifier):
         # The authors drop columns of E. Since (E * mask) U h = E (mask * U h), the context can be dropped instead.
         self.dropout = LabelDropout(dropout, variational=True)
 
-    def context(self, h_ND: Tensor) -> Tensor:
+    def context(self, hidden_ND: Tensor) -> Tensor:
         """Return U h, or U h + h with a residual, with shape (N, dimension of the table).
 
         Args:
-            h_ND: Hidden states, with shape (N, context_dim).
+            hidden_ND: Hidden states, with shape (N, context_dim).
         """
-        mapped_ND: Tensor = self.dropout(self.matrix(h_ND))
-        return mapped_ND + h_ND if self.residual else mapped_ND
+        mapped_ND: Tensor = self.dropout(self.matrix(hidden_ND))
+        return mapped_ND + hidden_ND if self.residual else mapped_ND

@@ -68,15 +68,15 @@ class Classifier(nn.Module, InheritsDocstrings):
         """
         return self.table.vectors(ids)
 
-    def context(self, h_ND: Tensor) -> Tensor:
+    def context(self, hidden_ND: Tensor) -> Tensor:
         """Map the hidden states to the space of the class vectors. The result has shape (N, dim).
 
         A matrix that is applied here costs N x D x D operations. In `encode` it would cost V x D x D.
 
         Args:
-            h_ND: Hidden states, with shape (N, context_dim).
+            hidden_ND: Hidden states, with shape (N, context_dim).
         """
-        return h_ND
+        return hidden_ND
 
     def weight(self, ids: Tensor | None = None) -> Tensor:
         """Return the vectors of some classes, with shape (*ids.shape, D), or of all classes, with shape (V, D).
@@ -121,7 +121,7 @@ class WeightCache:
     """Base class of caches for the vectors of all classes of a classifier."""
 
     def weight(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return w_VD, calling `compute` if it is not cached."""
+        """Return weight_VD, calling `compute` if it is not cached."""
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -135,7 +135,7 @@ class EvaluationCache(WeightCache):
         self._weight: Tensor | None = None
 
     def weight(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return w_VD, calling `compute` in the first call without gradients and in every call with gradients."""
+        """Return weight_VD, calling `compute` in the first call without gradients and in every call with gradients."""
         if torch.is_grad_enabled():
             return compute()
         if self._weight is None:
@@ -161,7 +161,7 @@ class StepCache(WeightCache):
         self._is_last = False
 
     def weight(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return w_VD, calling `compute` in the first micro-batch and in every call without gradients."""
+        """Return weight_VD, calling `compute` in the first micro-batch and in every call without gradients."""
         if not torch.is_grad_enabled():
             return compute()
         if self._weight is None:

@@ -68,14 +68,14 @@ class LabelDropout(nn.Module):
         self.rate = rate
         self.variational = variational
 
-    def forward(self, e_VD: Tensor) -> Tensor:
+    def forward(self, embeddings_VD: Tensor) -> Tensor:
         """Return the class vectors, with dropout in training mode."""
         if not self.training or self.rate == 0:
-            return e_VD
+            return embeddings_VD
         if self.variational:
-            mask_D = F.dropout(e_VD.new_ones(e_VD.shape[-1]), self.rate)
-            return e_VD * mask_D
-        return F.dropout(e_VD, self.rate)
+            mask_D = F.dropout(embeddings_VD.new_ones(embeddings_VD.shape[-1]), self.rate)
+            return embeddings_VD * mask_D
+        return F.dropout(embeddings_VD, self.rate)
 
     def extra_repr(self) -> str:
         """Return the arguments that `print(model)` shows."""
@@ -135,18 +135,18 @@ class Drill(Classifier):
         Args:
             ids: Class ids, with any shape. By default all classes.
         """
-        table_VD = e_VD = self.table.vectors(ids)
+        table_VD = embeddings_VD = self.table.vectors(ids)
         for index, layer in enumerate(self.layers):
             if self.dropout_position == "input":
-                out_VD = self.activation(layer(self.dropout(e_VD)))
+                out_VD = self.activation(layer(self.dropout(embeddings_VD)))
             else:
-                out_VD = self.dropout(self.activation(layer(e_VD)))
+                out_VD = self.dropout(self.activation(layer(embeddings_VD)))
             if self.layer_residual and index > 0:
-                out_VD = out_VD + e_VD
+                out_VD = out_VD + embeddings_VD
             if self.residual:
                 out_VD = out_VD + table_VD
-            e_VD = out_VD
-        return e_VD
+            embeddings_VD = out_VD
+        return embeddings_VD
 
     def flops(self, rows: int, classes: int | None = None) -> int:
         # The label encoder runs once per class.

@@ -77,18 +77,18 @@ class Dual(Classifier):
         Args:
             ids: Class ids, with any shape. By default all classes.
         """
-        e_VD = self.table.vectors(ids)
-        joint_VJ: Tensor = self.activation(self.label_layer(self.dropout(e_VD)))
-        return joint_VJ + e_VD if self.residual_to_table else joint_VJ
+        embeddings_VD = self.table.vectors(ids)
+        joint_VJ: Tensor = self.activation(self.label_layer(self.dropout(embeddings_VD)))
+        return joint_VJ + embeddings_VD if self.residual_to_table else joint_VJ
 
-    def context(self, h_ND: Tensor) -> Tensor:
+    def context(self, hidden_ND: Tensor) -> Tensor:
         """Map the hidden states to the joint space. The result has shape (N, J).
 
         Args:
-            h_ND: Hidden states, with shape (N, context_dim).
+            hidden_ND: Hidden states, with shape (N, context_dim).
         """
-        joint_NJ: Tensor = self.activation(self.context_layer(h_ND))
-        return joint_NJ + h_ND if self.residual_to_context else joint_NJ
+        joint_NJ: Tensor = self.activation(self.context_layer(hidden_ND))
+        return joint_NJ + hidden_ND if self.residual_to_context else joint_NJ
 
     def flops(self, rows: int, classes: int | None = None) -> int:
         # One layer runs once per row, the other once per class.

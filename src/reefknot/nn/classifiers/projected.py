@@ -48,13 +48,13 @@ class Projected(Classifier):
         self.penalty = penalty
         self.projection = nn.Linear(context_dim, table.dim, bias=projection_bias)
 
-    def context(self, h_ND: Tensor) -> Tensor:
+    def context(self, hidden_ND: Tensor) -> Tensor:
         """Return P h + p, with shape (N, dimension of the table).
 
         Args:
-            h_ND: Hidden states, with shape (N, context_dim).
+            hidden_ND: Hidden states, with shape (N, context_dim).
         """
-        projected: Tensor = self.projection(h_ND)
+        projected: Tensor = self.projection(hidden_ND)
         return projected
 
     def penalties(self) -> dict[str, Tensor]:

@@ -108,32 +108,32 @@ class AttentionGRU(SourceEncoder):
         # In both directions the padding comes last, so no state that is used depends on it.
         rightward_BSH = self.rightward(source_BSD, initial_state).output
         leftward_BSH = self.leftward(reorder(source_BSD, order_N), initial_state).output
-        a_BSA = torch.cat([rightward_BSH, reorder(leftward_BSH, order_N)], dim=-1)
-        mean_BA = (to_state_dtype(a_BSA) * mask_BS[..., None]).sum(1) / mask_BS.sum(1, keepdim=True)
-        h_BH = torch.tanh(self.start(mean_BA.to(a_BSA.dtype)))
+        annotations_BSA = torch.cat([rightward_BSH, reorder(leftward_BSH, order_N)], dim=-1)
+        mean_BA = (to_state_dtype(annotations_BSA) * mask_BS[..., None]).sum(1) / mask_BS.sum(1, keepdim=True)
+        state_BH = torch.tanh(self.start(mean_BA.to(annotations_BSA.dtype)))
         return {
-            "h": to_state_dtype(h_BH)[None],
-            "annotations": a_BSA[None],
-            "keys": self.keys(a_BSA)[None],
+            "h": to_state_dtype(state_BH)[None],
+            "annotations": annotations_BSA[None],
+            "keys": self.keys(annotations_BSA)[None],
             "source_mask": mask_BS[None],
         }
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of target steps that follow `state`, and the state after the steps.
 
         Args:
-            x_BTD: Vectors of the target tokens, with shape (B, T, input_dim).
+            inputs_BTD: Vectors of the target tokens, with shape (B, T, input_dim).
             state: The state that `encode_source` or an earlier call returned.
         """
-        x_BTD = F.dropout(x_BTD, self.dropout, self.training)
-        s_BTH, c_BTA, _ = self._run_steps(x_BTD, state)
-        raw_BTR = torch.tanh(self.read_state(s_BTH) + self.read_word(x_BTD) + self.read_context(c_BTA))
+        inputs_BTD = F.dropout(inputs_BTD, self.dropout, self.training)
+        state_BTH, context_BTA, _ = self._run_steps(inputs_BTD, state)
+        raw_BTR = torch.tanh(self.read_state(state_BTH) + self.read_word(inputs_BTD) + self.read_context(context_BTA))
         output_BTR = F.dropout(raw_BTR, self.dropout, self.training)
-        return Encoded(output_BTR, raw_BTR, state | {"h": to_state_dtype(s_BTH[:, -1])[None]})
+        return Encoded(output_BTR, raw_BTR, state | {"h": to_state_dtype(state_BTH[:, -1])[None]})
 
-    def attention(self, x_BTD: Tensor, state: State) -> Tensor:
-        _, _, w_BTS = self._run_steps(x_BTD, state)
-        return w_BTS
+    def attention(self, inputs_BTD: Tensor, state: State) -> Tensor:
+        _, _, attention_BTS = self._run_steps(inputs_BTD, state)
+        return attention_BTS
 
     def translation_flops(self, source_lengths_B: Tensor, target_lengths_B: Tensor) -> int:
         source_layers = (self.rightward, self.leftward, self.keys)
@@ -149,39 +149,39 @@ class AttentionGRU(SourceEncoder):
         attention_products = 2 * self.keys.out_features * int((source_lengths_B * target_lengths_B).sum())
         return FLOPS_PER_WEIGHT * (products + attention_products)
 
-    def _run_steps(self, x_BTD: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for every step its state s_BTH, its context from the source c_BTA, and the attention weights w_BTS."""
-        a_BSA, keys_BSA, padding_BS = state["annotations"][0], state["keys"][0], ~state["source_mask"][0]
+    def _run_steps(self, inputs_BTD: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """Return every step's state (B, T, H), context from the source (B, T, A) and attention weights (B, T, S)."""
+        annotations_BSA, keys_BSA, padding_BS = state["annotations"][0], state["keys"][0], ~state["source_mask"][0]
         # In the type of the parameters: under autocast the state is accumulated in float32.
-        s_BH = state["h"][0].to(self.start.weight.dtype)
+        state_BH = state["h"][0].to(self.start.weight.dtype)
         states, contexts, weights = [], [], []
-        for word_BG in self.word(x_BTD).unbind(1):
-            s_BH = gru_step(word_BG, self.word_recurrent(s_BH), s_BH)
-            e_BS = self.score(torch.tanh(keys_BSA + self.query(s_BH)[:, None]))[..., 0]
-            w_BS = e_BS.masked_fill(padding_BS, -torch.inf).softmax(-1)
-            c_BA = (w_BS[:, None] @ a_BSA)[:, 0]
-            s_BH = gru_step(self.context(c_BA), self.context_recurrent(s_BH), s_BH)
-            states.append(s_BH)
-            contexts.append(c_BA)
-            weights.append(w_BS)
+        for word_BG in self.word(inputs_BTD).unbind(1):
+            state_BH = gru_step(word_BG, self.word_recurrent(state_BH), state_BH)
+            scores_BS = self.score(torch.tanh(keys_BSA + self.query(state_BH)[:, None]))[..., 0]
+            attention_BS = scores_BS.masked_fill(padding_BS, -torch.inf).softmax(-1)
+            context_BA = (attention_BS[:, None] @ annotations_BSA)[:, 0]
+            state_BH = gru_step(self.context(context_BA), self.context_recurrent(state_BH), state_BH)
+            states.append(state_BH)
+            contexts.append(context_BA)
+            weights.append(attention_BS)
         return torch.stack(states, dim=1), torch.stack(contexts, dim=1), torch.stack(weights, dim=1)
 
 
-def gru_step(x_BG: Tensor, u_BG: Tensor, h_BH: Tensor) -> Tensor:
+def gru_step(inputs_BG: Tensor, recurrent_BG: Tensor, state_BH: Tensor) -> Tensor:
     """Return the state of a GRU after one step.
 
     Args:
-        x_BG: Contribution of the input to the gates, including its biases.
-        u_BG: Contribution of the state to the gates, including its biases.
-        h_BH: State before the step.
+        inputs_BG: Contribution of the input to the gates, including its biases.
+        recurrent_BG: Contribution of the state to the gates, including its biases.
+        state_BH: State before the step.
     """
-    units = h_BH.shape[-1]
+    units = state_BH.shape[-1]
     # Split instead of sliced: the gradient of each slice would be written into zeros of the full size.
-    x_rz, x_n = x_BG.split_with_sizes([2 * units, units], dim=-1)
-    u_rz, u_n = u_BG.split_with_sizes([2 * units, units], dim=-1)
-    r_BH, z_BH = torch.sigmoid(x_rz + u_rz).chunk(2, dim=-1)
-    n_BH = torch.tanh(x_n + r_BH * u_n)
-    return n_BH + z_BH * (h_BH - n_BH)
+    x_rz, x_n = inputs_BG.split_with_sizes([2 * units, units], dim=-1)
+    u_rz, u_n = recurrent_BG.split_with_sizes([2 * units, units], dim=-1)
+    reset_BH, update_BH = torch.sigmoid(x_rz + u_rz).chunk(2, dim=-1)
+    candidate_BH = torch.tanh(x_n + reset_BH * u_n)
+    return candidate_BH + update_BH * (state_BH - candidate_BH)
 
 
 def compute_reversed_order(mask_BS: Tensor) -> Tensor:
@@ -199,6 +199,6 @@ def compute_reversed_order(mask_BS: Tensor) -> Tensor:
     return (row_start_B1 + order_BS).flatten()
 
 
-def reorder(x_BSD: Tensor, order_N: Tensor) -> Tensor:
+def reorder(inputs_BSD: Tensor, order_N: Tensor) -> Tensor:
     """Return x with its positions in another order. Each position is taken once, so the gradient is deterministic."""
-    return x_BSD.flatten(0, 1).index_select(0, order_N).view_as(x_BSD)
+    return inputs_BSD.flatten(0, 1).index_select(0, order_N).view_as(inputs_BSD)

@@ -79,26 +79,26 @@ class AWDLSTM(RecurrentEncoder):
             joined[name] = to_state_dtype(torch.cat([layer_state[index] for layer_state in states], dim=-1)[None])
         return joined
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        raw_BTD, dropped_BTD = x_BTD, locked_dropout(x_BTD, self.dropout_input, self.training)
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
+        raw_BTD, dropped_BTD = inputs_BTD, locked_dropout(inputs_BTD, self.dropout_input, self.training)
         states: list[LayerState] = []
-        layer_states = self.split_state(state, x_BTD.dtype)
+        layer_states = self.split_state(state, inputs_BTD.dtype)
         for layer, dropout, layer_state in zip(self.layers, self.layer_dropouts, layer_states, strict=True):
             raw_BTD, next_layer_state = self._run_layer(layer, dropped_BTD, layer_state)
             dropped_BTD = locked_dropout(raw_BTD, dropout, self.training)
             states.append(next_layer_state)
         return Encoded(dropped_BTD, raw_BTD, self.join_states(states))
 
-    def _run_layer(self, layer: nn.Module, x_BTD: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
+    def _run_layer(self, layer: nn.Module, inputs_BTD: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         """Run one layer over a window, with dropped recurrent weights in training."""
         input_weight, recurrent_weight, *biases = get_weights(layer)
         drops_weights = self.training and self.weight_drop > 0.0
         if drops_weights:
             recurrent_weight = F.dropout(recurrent_weight, self.weight_drop)
         weights = [input_weight, recurrent_weight, *biases]
-        if is_faster_than_cudnn(x_BTD, recurrent_weight):
-            return scan_layer(weights, x_BTD, state)
-        return run_layer(layer, x_BTD, state, _make_contiguous(weights) if drops_weights else weights)
+        if is_faster_than_cudnn(inputs_BTD, recurrent_weight):
+            return scan_layer(weights, inputs_BTD, state)
+        return run_layer(layer, inputs_BTD, state, _make_contiguous(weights) if drops_weights else weights)
 
 
 def _make_contiguous(weights: Sequence[Tensor]) -> list[Tensor]:

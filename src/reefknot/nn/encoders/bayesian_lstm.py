@@ -58,10 +58,10 @@ class BayesianLSTM(RecurrentEncoder):
         self.dropout_output = dropout_output
         self.gate_masks = NUM_GATES if gates == "separate" else 1
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        raw_BTD = x_BTD
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
+        raw_BTD = inputs_BTD
         states: list[LayerState] = []
-        for layer, layer_state in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
+        for layer, layer_state in zip(self.layers, self.split_state(state, inputs_BTD.dtype), strict=True):
             input_mask = sample_mask(raw_BTD, raw_BTD.shape[-1], self.dropout_input, self.training, self.gate_masks)
             state_mask = sample_mask(raw_BTD, self.dim, self.dropout_hidden, self.training, self.gate_masks)
             raw_BTD, next_layer_state = run_masked_layer(layer, raw_BTD, layer_state, input_mask, state_mask)

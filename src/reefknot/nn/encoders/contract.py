@@ -76,11 +76,11 @@ class Encoder(nn.Module, InheritsDocstrings):
         """
         return self.initial_state(streams, device)
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of a window that follows `state`, and the state after the window.
 
         Args:
-            x_BTD: Input vectors, with shape (B, T, input_dim).
+            inputs_BTD: Input vectors, with shape (B, T, input_dim).
             state: The state before the window.
         """
         raise NotImplementedError
@@ -124,13 +124,13 @@ class SourceEncoder(Encoder):
         """
         raise NotImplementedError
 
-    def attention(self, x_BTD: Tensor, state: State) -> Tensor:
+    def attention(self, inputs_BTD: Tensor, state: State) -> Tensor:
         """Return the attention weights of the last layer over the source, with shape (B, T, S).
 
         The weights are averaged over the heads. They sum to 1 over the source and are 0 for padding.
 
         Args:
-            x_BTD: Vectors of the target steps, with shape (B, T, input_dim).
+            inputs_BTD: Vectors of the target steps, with shape (B, T, input_dim).
             state: The state before these steps.
         """
         raise NotImplementedError

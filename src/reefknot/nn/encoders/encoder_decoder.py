@@ -146,27 +146,27 @@ class EncoderDecoder(SourceEncoder):
             state[f"source.{index}"] = source_2BHSK
         return state
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+    def forward(self, hidden_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of target steps that follow `state`, and the state after the steps.
 
         If the state has a KV cache, the steps follow the cached steps, and the returned state has the extended cache.
 
         Args:
-            x_BTD: Vectors of the target tokens, with shape (B, T, D).
+            hidden_BTD: Vectors of the target tokens, with shape (B, T, D).
             state: The state that `encode_source` returned, merged with a KV cache to decode step by step.
         """
-        slots = CacheSlots.for_window(state, x_BTD)
-        x_BTD, cache = self._run_target_blocks(len(self.target_blocks), x_BTD, state, slots)
-        x_BTD = self.target_norm(x_BTD)
-        return Encoded(x_BTD, x_BTD, state | cache)
+        slots = CacheSlots.for_window(state, hidden_BTD)
+        hidden_BTD, cache = self._run_target_blocks(len(self.target_blocks), hidden_BTD, state, slots)
+        hidden_BTD = self.target_norm(hidden_BTD)
+        return Encoded(hidden_BTD, hidden_BTD, state | cache)
 
-    def attention(self, x_BTD: Tensor, state: State) -> Tensor:
+    def attention(self, hidden_BTD: Tensor, state: State) -> Tensor:
         last_index = len(self.target_blocks) - 1
-        slots = CacheSlots.for_window(state, x_BTD)
-        x_BTD, _ = self._run_target_blocks(last_index, x_BTD, state, slots)
+        slots = CacheSlots.for_window(state, hidden_BTD)
+        hidden_BTD, _ = self._run_target_blocks(last_index, hidden_BTD, state, slots)
         block = self.target_blocks[last_index]
         assert isinstance(block, TargetBlock)
-        return block.source_attention_weights(x_BTD, *_block_state(state, last_index), slots)
+        return block.source_attention_weights(hidden_BTD, *_block_state(state, last_index), slots)
 
     def translation_flops(self, source_lengths_B: Tensor, target_lengths_B: Tensor) -> int:
         source_weights = count_matrix_weights(self.source_blocks) + count_matrix_weights(self.source_in)
@@ -179,23 +179,23 @@ class EncoderDecoder(SourceEncoder):
         return FLOPS_PER_WEIGHT * (products + len(self.target_blocks) * self.dim * int(pairs_B.sum()))
 
     def _run_target_blocks(
-        self, count: int, x_BTD: Tensor, state: State, slots: CacheSlots | None
+        self, count: int, hidden_BTD: Tensor, state: State, slots: CacheSlots | None
     ) -> tuple[Tensor, State]:
         """Run the first `count` target blocks over steps that follow `state`. Also return their extended KV cache."""
-        x_BTD = self._add_positions(x_BTD, state, slots)
+        hidden_BTD = self._add_positions(hidden_BTD, state, slots)
         cache: State = {}
         if slots is not None:
             cache["cached_steps"] = slots.cached_steps
         for index in range(count):
-            x_BTD, block_cache = self.target_blocks[index](x_BTD, *_block_state(state, index), slots)
+            hidden_BTD, block_cache = self.target_blocks[index](hidden_BTD, *_block_state(state, index), slots)
             if block_cache is not None:
                 cache[f"block.{index}"] = block_cache
-        return x_BTD, cache
+        return hidden_BTD, cache
 
-    def _add_positions(self, x_BTD: Tensor, state: State, slots: CacheSlots | None) -> Tensor:
+    def _add_positions(self, hidden_BTD: Tensor, state: State, slots: CacheSlots | None) -> Tensor:
         # Convert to the dtype of the parameters: under autocast, the residual stream and the norms stay in float32.
-        x_BTD = x_BTD.to(next(self.parameters()).dtype)
-        return F.dropout(x_BTD + self._positions(state, slots, x_BTD), self.dropout, self.training)
+        hidden_BTD = hidden_BTD.to(next(self.parameters()).dtype)
+        return F.dropout(hidden_BTD + self._positions(state, slots, hidden_BTD), self.dropout, self.training)
 
 
 def _check_dims_and_norm(source_dim: int, input_dim: int, norm: str) -> None:
@@ -216,16 +216,16 @@ def _block_state(state: State, index: int) -> tuple[Tensor | None, Tensor, Tenso
 class SourceBlock(ResidualBlock):
     """A block of attention over the source and a feed-forward network. Its arguments are those of `ResidualBlock`."""
 
-    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+    def forward(self, hidden_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Return the output of the block. `mask_BS` is False where the source is padding."""
-        return self._run(self._compute, x_BSD, mask_BS)
+        return self._run(self._compute, hidden_BSD, mask_BS)
 
-    def _compute(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        joined_BSE = self.attention_in(self._normalise_input(x_BSD, self.attention_norm))
-        q_BHSK, k_BHSK, v_BHSK = split_heads(joined_BSE, 3, self.heads).unbind()
-        h_BSD = self._attend(q_BHSK, k_BHSK, v_BHSK, mask_BS[:, None, None])
-        x_BSD = self._add_residual(x_BSD, self.attention_out(h_BSD), self.attention_norm)
-        return self._feed_forward(x_BSD)
+    def _compute(self, hidden_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+        joined_BSE = self.attention_in(self._normalise_input(hidden_BSD, self.attention_norm))
+        queries_BHSK, keys_BHSK, values_BHSK = split_heads(joined_BSE, 3, self.heads).unbind()
+        attended_BSD = self._attend(queries_BHSK, keys_BHSK, values_BHSK, mask_BS[:, None, None])
+        hidden_BSD = self._add_residual(hidden_BSD, self.attention_out(attended_BSD), self.attention_norm)
+        return self._feed_forward(hidden_BSD)
 
 
 class TargetBlock(ResidualBlock):
@@ -254,35 +254,45 @@ class TargetBlock(ResidualBlock):
 
     def forward(
         self,
-        x_BTD: Tensor,
+        hidden_BTD: Tensor,
         past_2BHPK: Tensor | None,
         source_2BHSK: Tensor,
         mask_BS: Tensor,
         slots: CacheSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of the block and the cache `past` extended by these steps, if there is a cache."""
-        return self._run(self._compute, x_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
+        return self._run(self._compute, hidden_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
 
     def source_attention_weights(
-        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, mask_BS: Tensor, slots: CacheSlots | None
+        self,
+        hidden_BTD: Tensor,
+        past_2BHPK: Tensor | None,
+        source_2BHSK: Tensor,
+        mask_BS: Tensor,
+        slots: CacheSlots | None,
     ) -> Tensor:
         """Return the attention weights of each step over the source, averaged over the heads, (B, T, S)."""
-        x_BTD, _ = self._self_attention(x_BTD, past_2BHPK, slots)
-        q_BHTK = self._source_queries(x_BTD)
-        k_BHSK = source_2BHSK[0].to(q_BHTK.dtype)
-        scores_BHTS = to_state_dtype(q_BHTK @ k_BHSK.mT) / math.sqrt(q_BHTK.shape[-1])
+        hidden_BTD, _ = self._self_attention(hidden_BTD, past_2BHPK, slots)
+        queries_BHTK = self._source_queries(hidden_BTD)
+        keys_BHSK = source_2BHSK[0].to(queries_BHTK.dtype)
+        scores_BHTS = to_state_dtype(queries_BHTK @ keys_BHSK.mT) / math.sqrt(queries_BHTK.shape[-1])
         return scores_BHTS.masked_fill(~mask_BS[:, None, None], -math.inf).softmax(-1).mean(1)
 
     def _compute(
-        self, x_BTD: Tensor, past_2BHPK: Tensor | None, source_2BHSK: Tensor, mask_BS: Tensor, slots: CacheSlots | None
+        self,
+        hidden_BTD: Tensor,
+        past_2BHPK: Tensor | None,
+        source_2BHSK: Tensor,
+        mask_BS: Tensor,
+        slots: CacheSlots | None,
     ) -> tuple[Tensor, Tensor | None]:
-        x_BTD, extended_2BHPK = self._self_attention(x_BTD, past_2BHPK, slots)
-        q_BHTK = self._source_queries(x_BTD)
-        k_BHSK, v_BHSK = source_2BHSK.to(q_BHTK.dtype).unbind()
-        h_BTD = self._attend(q_BHTK, k_BHSK, v_BHSK, mask_BS[:, None, None])
-        x_BTD = self._add_residual(x_BTD, self.cross_out(h_BTD), self.cross_norm)
-        return self._feed_forward(x_BTD), extended_2BHPK
+        hidden_BTD, extended_2BHPK = self._self_attention(hidden_BTD, past_2BHPK, slots)
+        queries_BHTK = self._source_queries(hidden_BTD)
+        keys_BHSK, values_BHSK = source_2BHSK.to(queries_BHTK.dtype).unbind()
+        attended_BTD = self._attend(queries_BHTK, keys_BHSK, values_BHSK, mask_BS[:, None, None])
+        hidden_BTD = self._add_residual(hidden_BTD, self.cross_out(attended_BTD), self.cross_norm)
+        return self._feed_forward(hidden_BTD), extended_2BHPK
 
-    def _source_queries(self, x_BTD: Tensor) -> Tensor:
+    def _source_queries(self, hidden_BTD: Tensor) -> Tensor:
         """Return the queries of the attention over the source, (B, H, T, K)."""
-        return split_heads(self.cross_in(self._normalise_input(x_BTD, self.cross_norm)), 1, self.heads)[0]
+        return split_heads(self.cross_in(self._normalise_input(hidden_BTD, self.cross_norm)), 1, self.heads)[0]

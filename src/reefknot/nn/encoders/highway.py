@@ -84,25 +84,25 @@ class RecurrentHighway(Encoder):
         """
         return {"h": torch.zeros((1, streams, self.dim), device=device)}
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        x_BTG = F.linear(locked_dropout(x_BTD, self.dropout_input, self.training), self.input_weight)
-        mask_B1H = sample_mask(x_BTD, self.dim, self.dropout_hidden, self.training)
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
+        inputs_BTG = F.linear(locked_dropout(inputs_BTD, self.dropout_input, self.training), self.input_weight)
+        mask_B1H = sample_mask(inputs_BTD, self.dim, self.dropout_hidden, self.training)
         mask_BH = None if mask_B1H is None else mask_B1H[:, 0]
         offset_G = F.pad(self.bias.new_full((self.dim,), self.transform_bias), (self.dim, 0))
         layers = list(zip(self.weight.unbind(), (self.bias + offset_G).unbind(), strict=True))
-        s_BH = state["h"][0].to(self.weight.dtype)
+        state_BH = state["h"][0].to(self.weight.dtype)
         states = []
-        for x_BG in x_BTG.unbind(1):
+        for inputs_BG in inputs_BTG.unbind(1):
             for index, (weight_GH, bias_G) in enumerate(layers):
-                gates_BG = F.linear(apply_mask(s_BH, mask_BH), weight_GH, bias_G)
+                gates_BG = F.linear(apply_mask(state_BH, mask_BH), weight_GH, bias_G)
                 if index == 0:
-                    gates_BG = gates_BG + x_BG
-                h_BH, t_BH = gates_BG.chunk(2, dim=-1)
-                s_BH = s_BH + torch.sigmoid(t_BH) * (torch.tanh(h_BH) - s_BH)
-            states.append(s_BH)
+                    gates_BG = gates_BG + inputs_BG
+                candidate_BH, transform_BH = gates_BG.chunk(2, dim=-1)
+                state_BH = state_BH + torch.sigmoid(transform_BH) * (torch.tanh(candidate_BH) - state_BH)
+            states.append(state_BH)
         raw_BTH = torch.stack(states, dim=1)
         output_BTH = locked_dropout(raw_BTH, self.dropout_output, self.training)
-        return Encoded(output_BTH, raw_BTH, {"h": to_state_dtype(s_BH[None])})
+        return Encoded(output_BTH, raw_BTH, {"h": to_state_dtype(state_BH[None])})
 
     def flops(self, lengths_B: Tensor) -> int:
         return FLOPS_PER_WEIGHT * int(lengths_B.sum()) * (self.input_weight.numel() + self.weight.numel())

@@ -26,13 +26,13 @@ from reefknot.nn.encoders.stacked import LayerState, get_weights, run_layer
 NUM_GATES = 4
 
 
-def sample_mask(x_BTD: Tensor, units: int, rate: float, training: bool, gates: int = 1) -> Tensor | None:
+def sample_mask(inputs_BTD: Tensor, units: int, rate: float, training: bool, gates: int = 1) -> Tensor | None:
     """Draw a dropout mask for each stream, with shape (B, 1, units) or, for several gates, (gates, B, 1, units).
 
     Return None if nothing is dropped.
 
     Args:
-        x_BTD: Inputs of the window, which give the number of streams, the type and the device.
+        inputs_BTD: Inputs of the window, which give the number of streams, the type and the device.
         units: Number of units to drop from.
         rate: Dropout rate.
         training: Whether the module is in training mode.
@@ -40,12 +40,12 @@ def sample_mask(x_BTD: Tensor, units: int, rate: float, training: bool, gates: i
     """
     if not training or rate == 0.0:
         return None
-    streams = x_BTD.shape[0]
+    streams = inputs_BTD.shape[0]
     shape = (streams, 1, units) if gates == 1 else (gates, streams, 1, units)
     # At least float32, because half precision would round 1 / (1 - rate) and so change all values in one direction.
-    dtype = torch.promote_types(x_BTD.dtype, torch.float32)
+    dtype = torch.promote_types(inputs_BTD.dtype, torch.float32)
     keep_rate = 1.0 - rate
-    return x_BTD.new_empty(shape, dtype=dtype).bernoulli_(keep_rate).div_(keep_rate)
+    return inputs_BTD.new_empty(shape, dtype=dtype).bernoulli_(keep_rate).div_(keep_rate)
 
 
 def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -53,45 +53,46 @@ def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else (x * mask).to(x.dtype)
 
 
-def locked_dropout(x_BTD: Tensor, rate: float, training: bool) -> Tensor:
+def locked_dropout(inputs_BTD: Tensor, rate: float, training: bool) -> Tensor:
     """Drop the same units at every step of the window."""
-    return apply_mask(x_BTD, sample_mask(x_BTD, x_BTD.shape[-1], rate, training))
+    return apply_mask(inputs_BTD, sample_mask(inputs_BTD, inputs_BTD.shape[-1], rate, training))
 
 
 def run_masked_layer(
-    layer: nn.Module, x_BTD: Tensor, state: LayerState, input_mask: Tensor | None, state_mask: Tensor | None
+    layer: nn.Module, inputs_BTD: Tensor, state: LayerState, input_mask: Tensor | None, state_mask: Tensor | None
 ) -> tuple[Tensor, LayerState]:
     """Run one LSTM layer over a window, with masks on its input and on its recurrent state.
 
     This uses torch's own layer where possible: without a mask on the state and without masks that differ by gate.
     """
-    if state_mask is None and (input_mask is None or input_mask.dim() == x_BTD.dim()):
-        return run_layer(layer, apply_mask(x_BTD, input_mask), state)
-    return scan_layer(get_weights(layer), x_BTD, state, input_mask, state_mask)
+    if state_mask is None and (input_mask is None or input_mask.dim() == inputs_BTD.dim()):
+        return run_layer(layer, apply_mask(inputs_BTD, input_mask), state)
+    return scan_layer(get_weights(layer), inputs_BTD, state, input_mask, state_mask)
 
 
 def scan_layer(
     weights: Sequence[Tensor],
-    x_BTD: Tensor,
+    inputs_BTD: Tensor,
     state: LayerState,
     input_mask: Tensor | None = None,
     state_mask: Tensor | None = None,
 ) -> tuple[Tensor, LayerState]:
     """Run one LSTM layer over a window with our own recurrence. `weights` are in cuDNN's order."""
     input_GD, recurrent_GH, input_bias_G, recurrent_bias_G = weights
-    x_TBG = _input_gates(x_BTD, input_GD, input_bias_G + recurrent_bias_G, input_mask)
+    inputs_TBG = _input_gates(inputs_BTD, input_GD, input_bias_G + recurrent_bias_G, input_mask)
     mask = None if state_mask is None else state_mask.squeeze(-2)
-    h_BH, c_BH = state
-    h_TBH, c_BH = lstm_scan(x_TBG, h_BH, c_BH, recurrent_GH, mask)
-    return h_TBH.transpose(0, 1), (h_TBH[-1], c_BH)
+    hidden_BH, cell_BH = state
+    hidden_TBH, cell_BH = lstm_scan(inputs_TBG, hidden_BH, cell_BH, recurrent_GH, mask)
+    return hidden_TBH.transpose(0, 1), (hidden_TBH[-1], cell_BH)
 
 
 def run_masked_stack(
-    layers: Iterable[nn.Module], x_BTD: Tensor, state: LayerState, masks_LB1H: Tensor
+    layers: Iterable[nn.Module], inputs_BTD: Tensor, state: LayerState, masks_LB1H: Tensor
 ) -> tuple[Tensor, LayerState]:
     """Run LSTM layers over a window, with one mask per layer on its recurrent state and on the next layer's input.
 
-    Return the outputs of the last layer without its mask, h_BTH, and the states after the window, h_LBH and c_LBH.
+    Return the outputs of the last layer without its mask, hidden_BTH, and the states after the window, hidden_LBH and
+    cell_LBH.
     """
     input_weights, recurrent_weights, biases = [], [], []
     for layer in layers:
@@ -99,20 +100,20 @@ def run_masked_stack(
         input_weights.append(input_GD)
         recurrent_weights.append(recurrent_GH)
         biases.append(input_bias_G + recurrent_bias_G)
-    x_TBG = _input_gates(x_BTD, input_weights[0], biases[0], None)
-    h_LBH, c_LBH = state
-    h_TBH, *next_state = lstm_stack_scan(
-        x_TBG, h_LBH, c_LBH, recurrent_weights, input_weights[1:], biases[1:], masks_LB1H.squeeze(-2)
+    inputs_TBG = _input_gates(inputs_BTD, input_weights[0], biases[0], None)
+    hidden_LBH, cell_LBH = state
+    hidden_TBH, *next_state = lstm_stack_scan(
+        inputs_TBG, hidden_LBH, cell_LBH, recurrent_weights, input_weights[1:], biases[1:], masks_LB1H.squeeze(-2)
     )
-    return h_TBH.transpose(0, 1), tuple(next_state)
+    return hidden_TBH.transpose(0, 1), tuple(next_state)
 
 
-def _input_gates(x_BTD: Tensor, weight_GD: Tensor, bias_G: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what the inputs of the window and the biases add to the gates, x_TBG: one product, or one per gate."""
-    if mask is None or mask.dim() == x_BTD.dim():
+def _input_gates(inputs_BTD: Tensor, weight_GD: Tensor, bias_G: Tensor, mask: Tensor | None) -> Tensor:
+    """Return what the inputs of the window and the biases add to the gates, (T, B, G): one product, or one per gate."""
+    if mask is None or mask.dim() == inputs_BTD.dim():
         # Contiguous, so that the bias is part of the product.
-        return F.linear(apply_mask(x_BTD, mask).transpose(0, 1).contiguous(), weight_GD, bias_G)
+        return F.linear(apply_mask(inputs_BTD, mask).transpose(0, 1).contiguous(), weight_GD, bias_G)
     gates = []
     for gate_mask, weight, bias in zip(mask, weight_GD.chunk(NUM_GATES), bias_G.chunk(NUM_GATES), strict=True):
-        gates.append(F.linear(apply_mask(x_BTD, gate_mask).transpose(0, 1), weight, bias))
+        gates.append(F.linear(apply_mask(inputs_BTD, gate_mask).transpose(0, 1), weight, bias))
     return torch.cat(gates, dim=-1)

@@ -24,7 +24,7 @@ from reefknot.nn.bounds import Dim, Layers, Probability, check_rates, check_size
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, to_state_dtype
 
 LayerState = tuple[Tensor, ...]
-"""The state of one layer: h_BH, and c_BH if the layer is an LSTM."""
+"""The state of one layer: hidden_BH, and cell_BH if the layer is an LSTM."""
 
 Biases = Literal[1, 2]
 """Number of bias vectors per gate."""
@@ -82,7 +82,7 @@ class RecurrentEncoder(Encoder):
     def split_state(self, state: State, dtype: torch.dtype) -> Iterator[LayerState]:
         """Split a state into one state per layer, in the given type.
 
-        For an LSTM of two layers, {"h": h_LBH, "c": c_LBH} becomes (h_BH, c_BH), (h_BH, c_BH).
+        For an LSTM of two layers, {"h": hidden_LBH, "c": cell_LBH} becomes (hidden_BH, cell_BH), (hidden_BH, cell_BH).
         """
         tensors_by_name = [state[name].to(dtype).unbind() for name in self.state_names]
         return zip(*tensors_by_name, strict=True)
@@ -118,11 +118,11 @@ class LayerDropoutEncoder(RecurrentEncoder):
         super().__init__(input_dim, hidden_dim, layers, biases)
         self.dropout = dropout
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
         # The vectors before and after dropout: (B, T, D) of the inputs, then (B, T, H) of each layer.
-        raw, dropped = x_BTD, F.dropout(x_BTD, self.dropout, self.training)
+        raw, dropped = inputs_BTD, F.dropout(inputs_BTD, self.dropout, self.training)
         states: list[LayerState] = []
-        for layer, layer_state in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
+        for layer, layer_state in zip(self.layers, self.split_state(state, inputs_BTD.dtype), strict=True):
             raw, next_layer_state = run_layer(layer, dropped, layer_state)
             dropped = F.dropout(raw, self.dropout, self.training)
             states.append(next_layer_state)
@@ -156,13 +156,13 @@ def get_weights(layer: Any) -> list[Tensor]:
 
 
 def run_layer(
-    layer: Any, x_BTD: Tensor, state: LayerState, weights: list[Tensor] | None = None
+    layer: Any, inputs_BTD: Tensor, state: LayerState, weights: list[Tensor] | None = None
 ) -> tuple[Tensor, LayerState]:
-    """Run one layer over a window. Return the outputs h_BTH and the state after the window.
+    """Run one layer over a window. Return the outputs hidden_BTH and the state after the window.
 
     Args:
         layer: A recurrent layer of torch.
-        x_BTD: Inputs of the window.
+        inputs_BTD: Inputs of the window.
         state: The state of the layer before the window.
         weights: Weights to use instead of the layer's own, in the order of `get_weights`.
     """
@@ -172,9 +172,9 @@ def run_layer(
     # This calls the function behind the layer's `forward`, which cannot be used itself, for two reasons. The weights
     # may be others. And gradients may be needed in evaluation mode, but cuDNN computes them in training mode only.
     # Training mode does not change the values here, because the dropout rate is 0.
-    with _without_unsupported_onednn(x_BTD):
+    with _without_unsupported_onednn(inputs_BTD):
         output_BTH, *final_states = _TORCH_FUNCTIONS[layer.mode](
-            x_BTD,
+            inputs_BTD,
             initial_states if len(initial_states) > 1 else initial_states[0],
             get_weights(layer) if weights is None else weights,
             has_biases=True,
@@ -188,14 +188,14 @@ def run_layer(
 
 
 @contextmanager
-def _without_unsupported_onednn(x_BTD: Tensor) -> Iterator[None]:
+def _without_unsupported_onednn(inputs_BTD: Tensor) -> Iterator[None]:
     """Disable oneDNN inside the context if it does not support bfloat16 on this CPU.
 
     oneDNN is the library that torch uses for layers on CPUs; torch's code has its old name, mkldnn. Without AVX-512,
     it does not support recurrent layers in bfloat16, and torch raises an error instead of using its own implementation.
     """
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_BTD.dtype
-    if x_BTD.device.type != "cpu" or dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else inputs_BTD.dtype
+    if inputs_BTD.device.type != "cpu" or dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield
         return
     was_enabled = torch._C._get_mkldnn_enabled()

@@ -104,31 +104,31 @@ class Transformer(Encoder):
         """
         return create_cache(len(self.blocks), streams, self.heads, self.dim, device, steps)
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
+    def forward(self, hidden_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of a window, and the state after it.
 
         If the state is a KV cache, the window follows the cached steps, and the returned state is the extended cache.
         If the state is empty, the window is computed independently of other windows.
 
         Args:
-            x_BTD: Input vectors, with shape (B, T, D).
+            hidden_BTD: Input vectors, with shape (B, T, D).
             state: An empty state or a KV cache.
         """
-        slots = CacheSlots.for_window(state, x_BTD)
+        slots = CacheSlots.for_window(state, hidden_BTD)
         # In the type of the parameters: under autocast, the residual stream and the norms stay in float32.
-        x_BTD = x_BTD.to(next(self.parameters()).dtype)
-        x_BTD = F.dropout(x_BTD + self._positions(state, slots, x_BTD), self.dropout, self.training)
+        hidden_BTD = hidden_BTD.to(next(self.parameters()).dtype)
+        hidden_BTD = F.dropout(hidden_BTD + self._positions(state, slots, hidden_BTD), self.dropout, self.training)
         cache: State = {}
         if slots is not None:
             cache["cached_steps"] = slots.cached_steps
         for index, block in enumerate(self.blocks):
             name = f"block.{index}"
-            x_BTD, block_cache = block(x_BTD, state.get(name), slots)
+            hidden_BTD, block_cache = block(hidden_BTD, state.get(name), slots)
             if block_cache is not None:
                 cache[name] = block_cache
         if self.final_norm is not None:
-            x_BTD = self.final_norm(x_BTD)
-        return Encoded(x_BTD, x_BTD, cache)
+            hidden_BTD = self.final_norm(hidden_BTD)
+        return Encoded(hidden_BTD, hidden_BTD, cache)
 
     def flops(self, lengths_B: Tensor) -> int:
         # Each block computes two products of T x T by D (scores and weighted values). The mask leaves half of each.
@@ -157,12 +157,12 @@ class CacheSlots(NamedTuple):
     """Whether the step attends to the slot, which is true for its own slot and all earlier slots, (B, T, U)."""
 
     @classmethod
-    def for_window(cls, state: State, x_BTD: Tensor) -> CacheSlots | None:
+    def for_window(cls, state: State, hidden_BTD: Tensor) -> CacheSlots | None:
         """Return the slots of the window x, or None if the state does not have a cache of fixed capacity."""
         cached_steps_1B = state.get("cached_steps")
         if cached_steps_1B is None:
             return None
-        new_steps, capacity, device = x_BTD.shape[1], state["block.0"].shape[-2], x_BTD.device
+        new_steps, capacity, device = hidden_BTD.shape[1], state["block.0"].shape[-2], hidden_BTD.device
         # On a GPU, reading the counts would wait for the device, so the caller must count the steps there.
         can_read = device.type == "cpu" and not torch.compiler.is_compiling()
         cached_steps = max(cached_steps_1B[0].tolist(), default=0) if can_read else 0
@@ -237,62 +237,64 @@ class ResidualBlock(nn.Module):
             return cast(Result, checkpoint(compute, *arguments, use_reentrant=False))
         return compute(*arguments)
 
-    def _normalise_input(self, x_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
+    def _normalise_input(self, hidden_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Return the input of a sublayer: the residual stream, normalised if the block is pre-norm."""
-        return cast(Tensor, norm(x_BTD)) if self.norm == "pre" else x_BTD
+        return cast(Tensor, norm(hidden_BTD)) if self.norm == "pre" else hidden_BTD
 
-    def _add_residual(self, x_BTD: Tensor, output_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
+    def _add_residual(self, hidden_BTD: Tensor, output_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Add the output of a sublayer to the residual stream, and normalise the sum if the block is post-norm."""
-        x_BTD = x_BTD + F.dropout(output_BTD, self.dropout, self.training)
-        return cast(Tensor, norm(x_BTD)) if self.norm == "post" else x_BTD
+        hidden_BTD = hidden_BTD + F.dropout(output_BTD, self.dropout, self.training)
+        return cast(Tensor, norm(hidden_BTD)) if self.norm == "post" else hidden_BTD
 
-    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+    def _feed_forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return the residual stream after the feed-forward network."""
-        units_BTF = F.relu(self.ffn_in(self._normalise_input(x_BTD, self.ffn_norm)))
+        units_BTF = F.relu(self.ffn_in(self._normalise_input(hidden_BTD, self.ffn_norm)))
         units_BTF = F.dropout(units_BTF, self.dropout_relu, self.training)
-        return self._add_residual(x_BTD, self.ffn_out(units_BTF), self.ffn_norm)
+        return self._add_residual(hidden_BTD, self.ffn_out(units_BTF), self.ffn_norm)
 
     def _self_attention(
-        self, x_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None = None
+        self, hidden_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after causal self-attention, and the cache `past`, if any, with the new steps."""
-        joined_BTE = self.attention_in(self._normalise_input(x_BTD, self.attention_norm))
+        joined_BTE = self.attention_in(self._normalise_input(hidden_BTD, self.attention_norm))
         qkv_3BHTK = split_heads(joined_BTE, 3, self.heads)
         # Unbound together: the gradient of each of the three alone would be written into zeros of the full size.
-        q_BHTK, k_BHUK, v_BHUK = qkv_3BHTK.unbind()
+        queries_BHTK, keys_BHUK, values_BHUK = qkv_3BHTK.unbind()
         extended_2BHUK = None
         if past_2BHSK is not None:
-            extended_2BHUK = _extend_cache(past_2BHSK.to(q_BHTK.dtype), qkv_3BHTK[1:], slots)
-            k_BHUK, v_BHUK = extended_2BHUK.unbind()
-        num_queries, num_keys = q_BHTK.shape[2], k_BHUK.shape[2]
-        mask = _mask_after_cache(num_queries, num_keys, slots, x_BTD.device)
+            extended_2BHUK = _extend_cache(past_2BHSK.to(queries_BHTK.dtype), qkv_3BHTK[1:], slots)
+            keys_BHUK, values_BHUK = extended_2BHUK.unbind()
+        num_queries, num_keys = queries_BHTK.shape[2], keys_BHUK.shape[2]
+        mask = _mask_after_cache(num_queries, num_keys, slots, hidden_BTD.device)
         is_causal = mask is None and num_queries == num_keys
-        h_BTD = self._attend(q_BHTK, k_BHUK, v_BHUK, mask, is_causal)
-        return self._add_residual(x_BTD, self.attention_out(h_BTD), self.attention_norm), extended_2BHUK
+        attended_BTD = self._attend(queries_BHTK, keys_BHUK, values_BHUK, mask, is_causal)
+        return self._add_residual(hidden_BTD, self.attention_out(attended_BTD), self.attention_norm), extended_2BHUK
 
     def _attend(
-        self, q_BHTK: Tensor, k_BHUK: Tensor, v_BHUK: Tensor, mask: Tensor | None, is_causal: bool = False
+        self, queries_BHTK: Tensor, keys_BHUK: Tensor, values_BHUK: Tensor, mask: Tensor | None, is_causal: bool = False
     ) -> Tensor:
         """Return the attended values with all heads concatenated, (B, T, D)."""
         rate = self.dropout_attention if self.training else 0.0
-        h_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHUK, v_BHUK, mask, dropout_p=rate, is_causal=is_causal)
-        return h_BHTK.transpose(1, 2).flatten(2)
+        attended_BHTK = F.scaled_dot_product_attention(
+            queries_BHTK, keys_BHUK, values_BHUK, mask, dropout_p=rate, is_causal=is_causal
+        )
+        return attended_BHTK.transpose(1, 2).flatten(2)
 
 
 class Block(ResidualBlock):
     """A block of causal self-attention and a feed-forward network. Its arguments are those of `ResidualBlock`."""
 
     def forward(
-        self, x_BTD: Tensor, past_2BHSK: Tensor | None = None, slots: CacheSlots | None = None
+        self, hidden_BTD: Tensor, past_2BHSK: Tensor | None = None, slots: CacheSlots | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of the block and, if there is a cache, `past`, the cache extended by these steps."""
-        return self._run(self._compute, x_BTD, past_2BHSK, slots)
+        return self._run(self._compute, hidden_BTD, past_2BHSK, slots)
 
     def _compute(
-        self, x_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None
+        self, hidden_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None
     ) -> tuple[Tensor, Tensor | None]:
-        x_BTD, extended_2BHUK = self._self_attention(x_BTD, past_2BHSK, slots)
-        return self._feed_forward(x_BTD), extended_2BHUK
+        hidden_BTD, extended_2BHUK = self._self_attention(hidden_BTD, past_2BHSK, slots)
+        return self._feed_forward(hidden_BTD), extended_2BHUK
 
 
 def _extend_cache(past_2BHSK: Tensor, new_2BHTK: Tensor, slots: CacheSlots | None) -> Tensor:
@@ -376,23 +378,23 @@ class SinusoidalPositions:
         self.dim = dim
         self._cache: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
-    def __call__(self, state: State, slots: CacheSlots | None, x_BTD: Tensor) -> Tensor:
+    def __call__(self, state: State, slots: CacheSlots | None, hidden_BTD: Tensor) -> Tensor:
         """Return the positions of the steps x that follow a state, (T, D), or in a fixed KV cache (B, T, D)."""
         cache_length = state["block.0"].shape[-2] if "block.0" in state else 0
         if slots is not None:
-            return F.embedding(slots.positions, self._encode_range(0, cache_length, x_BTD))
-        return self._encode_range(cache_length, cache_length + x_BTD.shape[1], x_BTD)
+            return F.embedding(slots.positions, self._encode_range(0, cache_length, hidden_BTD))
+        return self._encode_range(cache_length, cache_length + hidden_BTD.shape[1], hidden_BTD)
 
-    def _encode_range(self, start: int, stop: int, x_BTD: Tensor) -> Tensor:
+    def _encode_range(self, start: int, stop: int, hidden_BTD: Tensor) -> Tensor:
         """Return the encodings of positions `start` to `stop`, (T, D), with the type and device of x."""
-        device = x_BTD.device
+        device = hidden_BTD.device
         if torch.compiler.is_compiling():
-            return sinusoids(start, stop, self.dim, device).to(x_BTD.dtype)
+            return sinusoids(start, stop, self.dim, device).to(hidden_BTD.dtype)
         length = 1 << max(stop - 1, 0).bit_length()  # the next power of two
-        key = length, x_BTD.dtype, device
+        key = length, hidden_BTD.dtype, device
         encodings = self._cache.get(key)
         if encodings is None:
-            encodings = sinusoids(0, length, self.dim, device).to(x_BTD.dtype)
+            encodings = sinusoids(0, length, self.dim, device).to(hidden_BTD.dtype)
             is_capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             if not is_capturing:
                 self._cache[key] = encodings

@@ -44,18 +44,20 @@ class VariationalLSTM(RecurrentEncoder):
         self.dropout = dropout
         self.dropout_input = dropout_input
 
-    def forward(self, x_BTD: Tensor, state: State) -> Encoded:
-        dropped_BTD = locked_dropout(x_BTD, self.dropout_input, self.training)
-        sampled = [sample_mask(x_BTD, self.dim, self.dropout, self.training) for _ in self.layers]
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
+        dropped_BTD = locked_dropout(inputs_BTD, self.dropout_input, self.training)
+        sampled = [sample_mask(inputs_BTD, self.dim, self.dropout, self.training) for _ in self.layers]
         masks = [mask_B1D for mask_B1D in sampled if mask_B1D is not None]  # empty if nothing is dropped
         if masks:
             stack_state = state["h"], state["c"]
-            raw_BTD, (h_LBD, c_LBD) = run_masked_stack(self.layers, dropped_BTD, stack_state, torch.stack(masks))
-            next_state = {"h": to_state_dtype(h_LBD), "c": to_state_dtype(c_LBD)}
+            raw_BTD, (hidden_LBD, cell_LBD) = run_masked_stack(
+                self.layers, dropped_BTD, stack_state, torch.stack(masks)
+            )
+            next_state = {"h": to_state_dtype(hidden_LBD), "c": to_state_dtype(cell_LBD)}
             return Encoded(apply_mask(raw_BTD, masks[-1]), raw_BTD, next_state)
         states: list[LayerState] = []
-        h_BTD = dropped_BTD
-        for layer, layer_state in zip(self.layers, self.split_state(state, x_BTD.dtype), strict=True):
-            h_BTD, next_layer_state = run_layer(layer, h_BTD, layer_state)
+        hidden_BTD = dropped_BTD
+        for layer, layer_state in zip(self.layers, self.split_state(state, inputs_BTD.dtype), strict=True):
+            hidden_BTD, next_layer_state = run_layer(layer, hidden_BTD, layer_state)
             states.append(next_layer_state)
-        return Encoded(h_BTD, h_BTD, self.join_states(states))
+        return Encoded(hidden_BTD, hidden_BTD, self.join_states(states))

@@ -62,8 +62,8 @@ class AdaptiveLookup(InputEnd):
         self.dropout = dropout
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        x_BTD = self.scale * self.table.compute_by_band(ids_BT, self._project_band)
-        return F.dropout(x_BTD, self.dropout, self.training)
+        inputs_BTD = self.scale * self.table.compute_by_band(ids_BT, self._project_band)
+        return F.dropout(inputs_BTD, self.dropout, self.training)
 
     def vectors(self) -> Tensor:
         """Return one vector per word, (V, D), projected and scaled."""

@@ -49,10 +49,10 @@ class Highway(nn.Module):
         with torch.no_grad():
             self.linear.bias[dim:] = 1.0
 
-    def forward(self, x_UF: Tensor) -> Tensor:
+    def forward(self, features_UF: Tensor) -> Tensor:
         """Return the gated sum of the input and the transformed input."""
-        transformed_UF, gate_UF = self.linear(x_UF).chunk(2, dim=-1)
-        return torch.lerp(transformed_UF.relu(), x_UF, gate_UF.sigmoid())
+        transformed_UF, gate_UF = self.linear(features_UF).chunk(2, dim=-1)
+        return torch.lerp(transformed_UF.relu(), features_UF, gate_UF.sigmoid())
 
 
 class CharCNN(InputEnd):
@@ -163,14 +163,14 @@ class CharCNN(InputEnd):
         bytes_UL = bytes_UL[:, is_used_L]
         padding_UL = bytes_UL == 0
         # The padding row may not be zero: an initialisation of the whole model draws it too.
-        x_ULC = self.bytes(bytes_UL).masked_fill(padding_UL[..., None], 0.0)
+        vectors_ULC = self.bytes(bytes_UL).masked_fill(padding_UL[..., None], 0.0)
         # A word without bytes counts as one byte long, because the maximum over no windows would be minus infinity.
         outside_UL = F.pad(padding_UL[:, 1:], (1, 0), value=False)
         features = []
         for width, convolution in zip(self.filter_widths, cast(Iterable[nn.Conv1d], self.convolutions), strict=True):
             # A plain matrix product, because cuDNN prepares a convolution for each input size, and the number of words
             # differs from window to window.
-            windows_ULW = F.pad(x_ULC, (0, 0, 0, width - 1)).unfold(1, width, 1).flatten(2)
+            windows_ULW = F.pad(vectors_ULC, (0, 0, 0, width - 1)).unfold(1, width, 1).flatten(2)
             responses_ULF = F.linear(windows_ULW, convolution.weight.flatten(1), convolution.bias)
             features.append(responses_ULF.masked_fill(outside_UL[..., None], -torch.inf).max(dim=1).values.relu())
         return torch.cat(features, dim=-1)

@@ -145,12 +145,12 @@ class LanguageModel(nn.Module):
     def _compute_losses(
         self, encoded: Encoded, targets_BT: Tensor, plan: Plan | None, positions_M: Tensor | None
     ) -> Losses:
-        h_ND, targets_N = encoded.output.flatten(0, 1), targets_BT.reshape(-1)
+        hidden_ND, targets_N = encoded.output.flatten(0, 1), targets_BT.reshape(-1)
         if positions_M is not None:
             # Positions are distinct, so the gradient of this selection involves no sum whose order could vary.
-            h_ND, targets_N = h_ND.index_select(0, positions_M), targets_N.index_select(0, positions_M)
+            hidden_ND, targets_N = hidden_ND.index_select(0, positions_M), targets_N.index_select(0, positions_M)
         plan = plan or self.output.prepare(targets_N)
-        parts = self.output.loss(h_ND, targets_N, plan)
+        parts = self.output.loss(hidden_ND, targets_N, plan)
         mask_BT = None if positions_M is None else targets_BT != IGNORE
         parts |= activation_losses(encoded, self.regularisation, mask_BT, plan.count)
         return Losses(parts, self.output.penalties(), detach(encoded.state))
@@ -169,16 +169,16 @@ class LanguageModel(nn.Module):
         log_probs_N = self.output.target_log_probs(encoded.output.flatten(0, 1), targets_BT.reshape(-1))
         return log_probs_N.view_as(targets_BT), encoded.state
 
-    def flops(self, x_BT: Tensor, y_BT: Tensor) -> int:
+    def flops(self, inputs_BT: Tensor, targets_BT: Tensor) -> int:
         """Return the floating-point operations of a training step on a window (see `nn/part.py`).
 
         Args:
-            x_BT: Token ids of the window, with shape (B, T), on the host.
-            y_BT: Target ids, with shape (B, T), on the host. Targets of -100 count as padding on the right.
+            inputs_BT: Token ids of the window, with shape (B, T), on the host.
+            targets_BT: Target ids, with shape (B, T), on the host. Targets of -100 count as padding on the right.
         """
-        is_scored_BT = y_BT != IGNORE
+        is_scored_BT = targets_BT != IGNORE
         encoder_flops = self.encoder.flops(is_scored_BT.sum(dim=1))
-        return encoder_flops + self.input.flops(x_BT[is_scored_BT]) + self.output.flops(y_BT[is_scored_BT])
+        return encoder_flops + self.input.flops(inputs_BT[is_scored_BT]) + self.output.flops(targets_BT[is_scored_BT])
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the number of parameters of `input`, `encoder` and `output`. A shared tensor counts once."""

@@ -79,8 +79,8 @@ class SkipGram(nn.Module):
             contexts_N: Ids of the context words, with shape (N,).
             negatives_NK: Ids of the negatives, with shape (N, K). A negative that equals the pair's centre is ignored.
         """
-        v_ND = self.input.vectors(contexts_N)
-        positive_scores_N = (self.output.vectors(centres_N) * v_ND).sum(-1)
-        negative_scores_NK = torch.einsum("nkd,nd->nk", self.output.vectors(negatives_NK), v_ND)
+        context_vectors_ND = self.input.vectors(contexts_N)
+        positive_scores_N = (self.output.vectors(centres_N) * context_vectors_ND).sum(-1)
+        negative_scores_NK = torch.einsum("nkd,nd->nk", self.output.vectors(negatives_NK), context_vectors_ND)
         is_valid_NK = negatives_NK != centres_N[:, None]
         return -F.logsigmoid(positive_scores_N).sum() - (F.logsigmoid(-negative_scores_NK) * is_valid_NK).sum()

@@ -3,8 +3,8 @@
 Start reading at `Translator`. It has one more input end (ids to vectors) than a language model, for the source. In
 three-way tying, the input ends of source and target and the classes share one word table.
 
-A window of pairs holds both sides in one tensor, x_BU: the source in the first S columns and the inputs of the target
-in the last T, where T is the number of columns of the targets. So a translator is trained by the same code as a
+A window of pairs holds both sides in one tensor, pairs_BU: the source in the first S columns and the inputs of the
+target in the last T, where T is the number of columns of the targets. So a translator is trained by the same code as a
 language model.
 
 Shapes: B pairs, S source tokens, T target tokens, U = S + T, D dimensions, M positions with a target.
@@ -131,8 +131,8 @@ class Translator(LanguageModel):
         """
         if targets_BT is None:
             raise ArgumentError("a translator needs targets: their number of columns shows where the source ends")
-        source_BS, x_BT = split_sides(tokens_BT, targets_BT)
-        encoded = self(x_BT, self.encode_source(source_BS))
+        source_BS, inputs_BT = split_sides(tokens_BT, targets_BT)
+        encoded = self(inputs_BT, self.encode_source(source_BS))
         # No window follows, so the keys and values of the source can be freed.
         return self._compute_losses(encoded._replace(state={}), targets_BT, plan, positions_M)
 
@@ -146,25 +146,25 @@ class Translator(LanguageModel):
             targets_BT: Target ids, with shape (B, T). The result is 0 where the target is -100.
             state: Not used.
         """
-        source_BS, x_BT = split_sides(tokens_BT, targets_BT)
-        return super().target_log_probs(x_BT, targets_BT, self.encode_source(source_BS))
+        source_BS, inputs_BT = split_sides(tokens_BT, targets_BT)
+        return super().target_log_probs(inputs_BT, targets_BT, self.encode_source(source_BS))
 
-    def flops(self, x_BT: Tensor, y_BT: Tensor) -> int:
+    def flops(self, inputs_BT: Tensor, targets_BT: Tensor) -> int:
         """Return the number of floating-point operations of a training step on a window of pairs (see `nn/part.py`).
 
         Args:
-            x_BT: Sources and target inputs in one tensor, with shape (B, S + T), on the host.
-            y_BT: Target ids, with shape (B, T), on the host.
+            inputs_BT: Sources and target inputs in one tensor, with shape (B, S + T), on the host.
+            targets_BT: Target ids, with shape (B, T), on the host.
         """
-        source_BS, x_BT = split_sides(x_BT, y_BT)
-        is_scored_BT, is_source_BS = y_BT != IGNORE, source_BS != PAD
+        source_BS, inputs_BT = split_sides(inputs_BT, targets_BT)
+        is_scored_BT, is_source_BS = targets_BT != IGNORE, source_BS != PAD
         encoder = cast(SourceEncoder, self.encoder)
         encoder_flops = encoder.translation_flops(is_source_BS.sum(dim=1), is_scored_BT.sum(dim=1))
-        input_flops = self.source.flops(source_BS[is_source_BS]) + self.input.flops(x_BT[is_scored_BT])
-        return encoder_flops + input_flops + self.output.flops(y_BT[is_scored_BT])
+        input_flops = self.source.flops(source_BS[is_source_BS]) + self.input.flops(inputs_BT[is_scored_BT])
+        return encoder_flops + input_flops + self.output.flops(targets_BT[is_scored_BT])
 
 
-def split_sides(x_BU: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Split a window of pairs into its sources, source_BS, and the inputs of its targets, x_BT."""
-    source_BS, x_BT = x_BU.tensor_split([x_BU.shape[1] - y_BT.shape[1]], dim=1)
-    return source_BS, x_BT
+def split_sides(pairs_BU: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Split a window of pairs into its sources, source_BS, and the inputs of its targets, inputs_BT."""
+    source_BS, inputs_BT = pairs_BU.tensor_split([pairs_BU.shape[1] - targets_BT.shape[1]], dim=1)
+    return source_BS, inputs_BT

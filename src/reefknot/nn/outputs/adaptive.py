@@ -57,7 +57,7 @@ class BandPlan(Plan):
     """
 
     head: Tensor
-    """The targets of the head, y_N: a word of the first band, or the cluster of a later band."""
+    """The targets of the head, targets_N: a word of the first band, or the cluster of a later band."""
     tails: tuple[tuple[Tensor, Tensor], ...]
     """For each tail, its rows and their targets, counted from the first id of the band. Rows of other bands may follow
     as padding, with the target `IGNORE`. All rows of a tail are distinct."""
@@ -169,24 +169,24 @@ class AdaptiveSoftmax(OutputEnd):
             lengths.append(_compute_padded_length(longest))
         return [plan.pad(lengths) for plan in plans]
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the negative log-likelihood of the targets as the part `nll`.
 
         The head is computed for all rows, a tail only for the rows whose target lies in it.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            hidden_ND: Hidden states, with shape (N, D).
+            targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
         if not isinstance(plan, BandPlan):
-            plan = self.prepare(y_N)
-        plan = plan.to(h_ND.device)
-        h_ND = self._project_and_drop(h_ND)
-        band_losses = [summed_loss(self._head_context(h_ND), *self._head_classes(), plan.head)]
+            plan = self.prepare(targets_N)
+        plan = plan.to(hidden_ND.device)
+        hidden_ND = self._project_and_drop(hidden_ND)
+        band_losses = [summed_loss(self._head_context(hidden_ND), *self._head_classes(), plan.head)]
         for band, (rows_R, targets_R) in enumerate(plan.tails, start=1):
             # A tail without rows takes part too: other processes expect a gradient of its parameters, if only zero.
-            band_losses.append(summed_loss(*self._tail_inputs(band, h_ND, rows_R), targets_R))
+            band_losses.append(summed_loss(*self._tail_inputs(band, hidden_ND, rows_R), targets_R))
         return {"nll": LossPart(torch.stack(band_losses).sum(), plan.count)}
 
     def penalties(self) -> dict[str, Tensor]:
@@ -197,28 +197,28 @@ class AdaptiveSoftmax(OutputEnd):
                 total[name] = total[name] + penalty if name in total else penalty
         return total
 
-    def log_probs(self, h_ND: Tensor) -> Tensor:
-        h_ND = self._project_and_drop(h_ND)
-        head_NH = self._head_log_probs(h_ND)
+    def log_probs(self, hidden_ND: Tensor) -> Tensor:
+        hidden_ND = self._project_and_drop(hidden_ND)
+        head_NH = self._head_log_probs(hidden_ND)
         log_probs = [head_NH[:, : self.bounds[1]]]
         for band in range(1, len(self.classifiers)):
-            log_probs.append(head_NH[:, self._cluster_class(band), None] + self._tail_log_probs(band, h_ND))
+            log_probs.append(head_NH[:, self._cluster_class(band), None] + self._tail_log_probs(band, hidden_ND))
         return torch.cat(log_probs, dim=-1)
 
-    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        plan = self._plan_without_padding(y_N)
-        h_ND = self._project_and_drop(h_ND)
-        nll_N = row_losses(self._head_context(h_ND), *self._head_classes(), plan.head).nll
+    def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        plan = self._plan_without_padding(targets_N)
+        hidden_ND = self._project_and_drop(hidden_ND)
+        nll_N = row_losses(self._head_context(hidden_ND), *self._head_classes(), plan.head).nll
         for band, (rows_R, targets_R) in enumerate(plan.tails, start=1):
-            tail_nll_R = row_losses(*self._tail_inputs(band, h_ND, rows_R), targets_R).nll
+            tail_nll_R = row_losses(*self._tail_inputs(band, hidden_ND, rows_R), targets_R).nll
             nll_N = nll_N.index_add(0, rows_R, tail_nll_R)
         return -nll_N
 
-    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        result = self.search(h_ND, k)
+    def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        result = self.search(hidden_ND, k)
         return result.log_probs, result.ids
 
-    def search(self, h_ND: Tensor, k: int) -> SearchResult:
+    def search(self, hidden_ND: Tensor, k: int) -> SearchResult:
         """Find the k best classes of each row without computing every tail. The result is exact.
 
         No word of a tail is more probable than its cluster. So a tail is not computed for a row in which the cluster is
@@ -226,14 +226,14 @@ class AdaptiveSoftmax(OutputEnd):
         and 0.2 and the cluster of a tail has 0.1, then no word of that tail can be among the best two.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
+            hidden_ND: Hidden states, with shape (N, D).
             k: Number of classes to return, from 1 to V.
         """
         self.check_topk_size(k)
-        h_ND = self._project_and_drop(h_ND)
-        head_NH = self._head_log_probs(h_ND)
+        hidden_ND = self._project_and_drop(hidden_ND)
+        head_NH = self._head_log_probs(hidden_ND)
         # The best classes so far, first of the head alone. -inf marks places that no class has taken yet.
-        best_NK = head_NH.new_full((len(h_ND), k), -torch.inf)
+        best_NK = head_NH.new_full((len(hidden_ND), k), -torch.inf)
         ids_NK = torch.zeros_like(best_NK, dtype=torch.long)
         head_k = min(k, self.bounds[1])
         best_NK[:, :head_k], ids_NK[:, :head_k] = head_NH[:, : self.bounds[1]].topk(head_k)
@@ -244,7 +244,7 @@ class AdaptiveSoftmax(OutputEnd):
             if not len(rows_R):
                 continue
             num_computed += len(rows_R)
-            tail_RS = cluster_N[rows_R, None] + self._tail_log_probs(band, h_ND[rows_R])
+            tail_RS = cluster_N[rows_R, None] + self._tail_log_probs(band, hidden_ND[rows_R])
             tail_best, tail_words = tail_RS.topk(min(k, tail_RS.shape[1]))
             # Merge the best classes so far with the best of this tail.
             candidate_log_probs = torch.cat([best_NK[rows_R], tail_best], dim=-1)
@@ -252,23 +252,23 @@ class AdaptiveSoftmax(OutputEnd):
             best_RK, indices_RK = candidate_log_probs.topk(k)
             best_NK = best_NK.index_copy(0, rows_R, best_RK)
             ids_NK = ids_NK.index_copy(0, rows_R, candidate_ids.gather(1, indices_RK))
-        num_pairs = len(h_ND) * (len(self.classifiers) - 1)
+        num_pairs = len(hidden_ND) * (len(self.classifiers) - 1)
         return SearchResult(best_NK, ids_NK, num_computed / num_pairs if num_pairs else 0.0)
 
-    def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one class per row: from the head and, if that gives a cluster, from its tail. The result has shape (N,).
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            generator: Random number generator on the device of `h_ND`. The default is torch's own.
+            hidden_ND: Hidden states, with shape (N, D).
+            generator: Random number generator on the device of `hidden_ND`. The default is torch's own.
         """
-        h_ND = self._project_and_drop(h_ND)
-        ids_N = _sample_classes(self._head_log_probs(h_ND), generator)
+        hidden_ND = self._project_and_drop(hidden_ND)
+        ids_N = _sample_classes(self._head_log_probs(hidden_ND), generator)
         for band in range(1, len(self.classifiers)):
             rows_R = (ids_N == self._cluster_class(band)).nonzero().squeeze(-1)
             if not len(rows_R):
                 continue
-            words_R = _sample_classes(self._tail_log_probs(band, h_ND[rows_R]), generator)
+            words_R = _sample_classes(self._tail_log_probs(band, hidden_ND[rows_R]), generator)
             # Shifted out of the vocabulary, so that no word of this tail is mistaken for the cluster of a later band.
             ids_N = ids_N.index_copy(0, rows_R, words_R + self.bounds[band] + self.vocab_size)
         return torch.where(ids_N < self.vocab_size, ids_N, ids_N - self.vocab_size)
@@ -295,16 +295,16 @@ class AdaptiveSoftmax(OutputEnd):
         """Return the tables of the bands' classifiers. An input end that uses one of them is tied to this end."""
         return [self._classifier(band).table for band in range(len(self.classifiers))]
 
-    def flops(self, y_N: Tensor) -> int:
+    def flops(self, targets_N: Tensor) -> int:
         # The head is computed for all targets, a tail for the targets of its band.
-        rows_per_band = [len(y_N), *count_by_band(y_N, self.bounds)[1:]]
+        rows_per_band = [len(targets_N), *count_by_band(targets_N, self.bounds)[1:]]
         dim = self.projections.dim
         weights_per_row = 0 if self.front is None else count_matrix_weights(self.front)
         if self.clusters is not None:
             weights_per_row += self.clusters.numel()
         if self.head_projection != "none":
             weights_per_row += dim * self.projections.band_dims[0]
-        total = FLOPS_PER_WEIGHT * len(y_N) * weights_per_row
+        total = FLOPS_PER_WEIGHT * len(targets_N) * weights_per_row
         for band, rows in enumerate(rows_per_band):
             total += self._classifier(band).flops(rows)
             if band > 0:
@@ -323,18 +323,18 @@ class AdaptiveSoftmax(OutputEnd):
 
     # -- head and tails --------------------------------------------------------------------------------------------
 
-    def _plan_without_padding(self, y_N: Tensor) -> BandPlan:
-        head_N = y_N.clone()
-        tails = group_by_band(y_N, self.bounds)[1:]
+    def _plan_without_padding(self, targets_N: Tensor) -> BandPlan:
+        head_N = targets_N.clone()
+        tails = group_by_band(targets_N, self.bounds)[1:]
         for band, (rows_R, _) in enumerate(tails, start=1):
             head_N[rows_R] = self._cluster_class(band)
-        return BandPlan(super().prepare(y_N).count, head_N, tuple(tails))
+        return BandPlan(super().prepare(targets_N).count, head_N, tuple(tails))
 
-    def _tail_inputs(self, band: int, h_ND: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _tail_inputs(self, band: int, hidden_ND: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the context of a tail's rows, its class vectors and its biases."""
         classifier = self._classifier(band)
         # Rows are distinct, so the gradient of this selection involves no sum whose order could vary.
-        return self._tail_context(band, h_ND.index_select(0, rows_R)), classifier.weight(), classifier.bias
+        return self._tail_context(band, hidden_ND.index_select(0, rows_R)), classifier.weight(), classifier.bias
 
     def _classifier(self, band: int) -> Classifier:
         return cast(Classifier, self.classifiers[band])
@@ -343,18 +343,18 @@ class AdaptiveSoftmax(OutputEnd):
         """Return the class that stands for a later band in the head."""
         return self.bounds[1] + band - 1
 
-    def _project_and_drop(self, h_ND: Tensor) -> Tensor:
+    def _project_and_drop(self, hidden_ND: Tensor) -> Tensor:
         """Apply what head and tails share: the projection of `project_to`, if any, and dropout."""
         if self.front is not None:
-            h_ND = self.front(h_ND)
-        return F.dropout(h_ND, self.softmax_dropout, self.training)
+            hidden_ND = self.front(hidden_ND)
+        return F.dropout(hidden_ND, self.softmax_dropout, self.training)
 
-    def _head_context(self, h_ND: Tensor) -> Tensor:
+    def _head_context(self, hidden_ND: Tensor) -> Tensor:
         if self.head is not None:
-            h_ND = self.head(h_ND)
+            hidden_ND = self.head(hidden_ND)
         elif self.head_projection == "shared":
-            h_ND = self.projections.to_band_dim(0, h_ND)
-        return self._classifier(0).context(h_ND)
+            hidden_ND = self.projections.to_band_dim(0, hidden_ND)
+        return self._classifier(0).context(hidden_ND)
 
     def _head_classes(self) -> tuple[Tensor, Tensor | None]:
         """Return the vectors and biases of the head's words and clusters. Both are scored with the same context."""
@@ -364,17 +364,17 @@ class AdaptiveSoftmax(OutputEnd):
         bias = None if classifier.bias is None else torch.cat([classifier.bias, cast(Tensor, self.cluster_bias)])
         return torch.cat([classifier.weight(), self.clusters]), bias
 
-    def _head_log_probs(self, h_ND: Tensor) -> Tensor:
-        return torch.log_softmax(linear_scores(self._head_context(h_ND), *self._head_classes()), dim=-1)
+    def _head_log_probs(self, hidden_ND: Tensor) -> Tensor:
+        return torch.log_softmax(linear_scores(self._head_context(hidden_ND), *self._head_classes()), dim=-1)
 
-    def _tail_context(self, band: int, h_RD: Tensor) -> Tensor:
-        projected = F.dropout(self.projections.to_band_dim(band, h_RD), self.tail_dropout, self.training)
+    def _tail_context(self, band: int, hidden_RD: Tensor) -> Tensor:
+        projected = F.dropout(self.projections.to_band_dim(band, hidden_RD), self.tail_dropout, self.training)
         return self._classifier(band).context(projected)
 
-    def _tail_log_probs(self, band: int, h_RD: Tensor) -> Tensor:
+    def _tail_log_probs(self, band: int, hidden_RD: Tensor) -> Tensor:
         classifier = self._classifier(band)
         return torch.log_softmax(
-            linear_scores(self._tail_context(band, h_RD), classifier.weight(), classifier.bias), dim=-1
+            linear_scores(self._tail_context(band, hidden_RD), classifier.weight(), classifier.bias), dim=-1
         )
 
 

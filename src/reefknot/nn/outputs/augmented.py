@@ -127,39 +127,39 @@ class Augmented(Softmax):
         length = math.ceil(most_targets / PAD_MULTIPLE) * PAD_MULTIPLE
         return [plan.pad(length) for plan in plans]
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the parts `nll` and `augmented`, the KL divergence of the soft targets.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            hidden_ND: Hidden states, with shape (N, D).
+            targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
         if not isinstance(plan, DistinctTargets):
-            plan = self.prepare(y_N)
-        plan = plan.to(h_ND.device)
-        c_ND, w_VD = self.classifier.context(h_ND), self.classifier.weight()
-        losses = row_losses(c_ND, w_VD, self.classifier.bias, y_N, tau=self.tau)
+            plan = self.prepare(targets_N)
+        plan = plan.to(hidden_ND.device)
+        context_ND, weight_VD = self.classifier.context(hidden_ND), self.classifier.weight()
+        losses = row_losses(context_ND, weight_VD, self.classifier.bias, targets_N, tau=self.tau)
         assert losses.lse_tau is not None
-        m_MD, negentropy_M = self._soft_targets(plan, w_VD)
-        c_MD = c_ND.index_select(0, plan.rows)
+        mean_MD, negentropy_M = self._soft_targets(plan, weight_VD)
+        context_MD = context_ND.index_select(0, plan.rows)
         lse_M = losses.lse_tau.index_select(0, plan.rows)
-        kl_M = negentropy_M - (c_MD * m_MD).sum(-1) / self.tau + lse_M
+        kl_M = negentropy_M - (context_MD * mean_MD).sum(-1) / self.tau + lse_M
         return {
             "nll": LossPart(losses.nll.sum(), plan.count, self.nll_weight),
             "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
         }
 
-    def _soft_targets(self, plan: DistinctTargets, w_VD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return m_MD and -H(q) of every scored row (see the top of the file), computed once per distinct target."""
+    def _soft_targets(self, plan: DistinctTargets, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean_MD and -H(q) of every scored row (see the top of the file), computed once per distinct target."""
         queries_UD, keys_VD = self.table.vectors(plan.targets), self.table.vectors()
         if self.detach_target:
             queries_UD, keys_VD = queries_UD.detach(), keys_VD.detach()
-        m_UD, negentropy_U = soft_targets(queries_UD, keys_VD, w_VD, self.tau)
+        mean_UD, negentropy_U = soft_targets(queries_UD, keys_VD, weight_VD, self.tau)
         # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any order.
-        m_MD = F.embedding(plan.positions, m_UD)
+        mean_MD = F.embedding(plan.positions, mean_UD)
         negentropy_M = F.embedding(plan.positions, negentropy_U[:, None])[:, 0]
-        return m_MD, negentropy_M
+        return mean_MD, negentropy_M
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
         """Return the weight of the table if only the detached soft targets use it."""
@@ -168,18 +168,18 @@ class Augmented(Softmax):
         message = "augmented: with detach_target its table is not trained here; give it the table of the input end"
         return [(self.table.weight, message)]
 
-    def flops(self, y_N: Tensor) -> int:
+    def flops(self, targets_N: Tensor) -> int:
         # Soft targets are computed once per distinct target: scores, means of vectors and, unless detached, the
         # gradients of both.
-        distinct = len(torch.unique(y_N))
+        distinct = len(torch.unique(targets_N))
         flops_per_score = 6 if self.detach_target else 10
         soft_target_flops = flops_per_score * distinct * self.classifier.dim * self.vocab_size
-        return self.classifier.flops(len(y_N)) + soft_target_flops
+        return self.classifier.flops(len(targets_N)) + soft_target_flops
 
-    def _plan_without_padding(self, y_N: Tensor) -> DistinctTargets:
-        rows_M = (y_N != IGNORE).nonzero().squeeze(-1)
-        targets_U, positions_M = torch.unique(y_N[rows_M], return_inverse=True)
-        return DistinctTargets(super().prepare(y_N).count, rows_M, targets_U, positions_M)
+    def _plan_without_padding(self, targets_N: Tensor) -> DistinctTargets:
+        rows_M = (targets_N != IGNORE).nonzero().squeeze(-1)
+        targets_U, positions_M = torch.unique(targets_N[rows_M], return_inverse=True)
+        return DistinctTargets(super().prepare(targets_N).count, rows_M, targets_U, positions_M)
 
     def extra_repr(self) -> str:
         """Return the temperature and the weights that `print(model)` shows."""

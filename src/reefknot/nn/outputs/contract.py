@@ -91,32 +91,32 @@ class OutputEnd(nn.Module, InheritsDocstrings):
     context_dim: int
     """Dimension of the hidden states, D."""
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets in named parts.
 
         The part `nll`, the negative log-likelihood, is always present. Perplexity is computed from it alone.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            hidden_ND: Hidden states, with shape (N, D).
+            targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
         raise NotImplementedError
 
-    def log_probs(self, h_ND: Tensor) -> Tensor:
+    def log_probs(self, hidden_ND: Tensor) -> Tensor:
         """Return the log-probabilities of all classes, with shape (N, V), in float32 or a wider type.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
+            hidden_ND: Hidden states, with shape (N, D).
         """
         raise NotImplementedError
 
-    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+    def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Return the log-probability of the target of each row, with shape (N,). It is zero if the target is -100.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            y_N: Target classes, with shape (N,).
+            hidden_ND: Hidden states, with shape (N, D).
+            targets_N: Target classes, with shape (N,).
         """
         raise NotImplementedError
 
@@ -158,15 +158,15 @@ class OutputEnd(nn.Module, InheritsDocstrings):
 
     # -- predictions ------------------------------------------------------------------------------------------------
 
-    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities and ids of the k best classes of each row, both with shape (N, k), best first.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
+            hidden_ND: Hidden states, with shape (N, D).
             k: Number of classes to return, from 1 to V.
         """
         self.check_topk_size(k)
-        log_probs_NK, ids_NK = self.log_probs(h_ND).topk(k, dim=-1)
+        log_probs_NK, ids_NK = self.log_probs(hidden_ND).topk(k, dim=-1)
         return log_probs_NK, ids_NK
 
     def check_topk_size(self, k: int) -> None:
@@ -174,14 +174,14 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         if not 1 <= k <= self.vocab_size:
             raise SettingsError(f"k = {k}: the best of {self.vocab_size} classes need a k from 1 to {self.vocab_size}")
 
-    def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one class per row from the distribution. The result has shape (N,).
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            generator: Random number generator on the device of `h_ND`. The default is torch's own.
+            hidden_ND: Hidden states, with shape (N, D).
+            generator: Random number generator on the device of `hidden_ND`. The default is torch's own.
         """
-        return torch.multinomial(self.log_probs(h_ND).exp(), 1, generator=generator).squeeze(-1)
+        return torch.multinomial(self.log_probs(hidden_ND).exp(), 1, generator=generator).squeeze(-1)
 
     # -- penalties, costs and limits --------------------------------------------------------------------------------
 
@@ -197,13 +197,13 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         """Return named penalties on the parameters, as scalars. Each is added to the loss sums once per step."""
         return {}
 
-    def flops(self, y_N: Tensor) -> int:
+    def flops(self, targets_N: Tensor) -> int:
         """Return the number of floating-point operations of a training step on these targets (see `nn/part.py`).
 
         Args:
-            y_N: Target classes, with shape (N,), without ignored targets.
+            targets_N: Target classes, with shape (N,), without ignored targets.
         """
-        return FLOPS_PER_WEIGHT * len(y_N) * (count_matrix_weights(self) + self.context_dim * self.vocab_size)
+        return FLOPS_PER_WEIGHT * len(targets_N) * (count_matrix_weights(self) + self.context_dim * self.vocab_size)
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
         """Return parameters of shared objects that this end holds but does not train, with error messages.

@@ -65,59 +65,63 @@ class MixtureOfSoftmaxes(Softmax):
         self.latent = nn.Linear(context_dim, experts * classifier.context_dim)
         self.prior = nn.Linear(context_dim, experts, bias=False)
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the negative log-likelihood of the targets under the mixture, as the part `nll`.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            hidden_ND: Hidden states, with shape (N, D).
+            targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
         classifier = self.classifier
-        context_RD = classifier.context(self._compute_latents(h_ND).flatten(0, 1))
-        nll = summed_loss(context_RD, classifier.weight(), classifier.bias, y_N, self._compute_log_prior(h_ND))
+        context_RD = classifier.context(self._compute_latents(hidden_ND).flatten(0, 1))
+        nll = summed_loss(
+            context_RD, classifier.weight(), classifier.bias, targets_N, self._compute_log_prior(hidden_ND)
+        )
         return {"nll": LossPart(nll, plan.count)}
 
-    def log_probs(self, h_ND: Tensor) -> Tensor:
-        log_probs_RV = super().log_probs(self._compute_latents(h_ND).flatten(0, 1))
+    def log_probs(self, hidden_ND: Tensor) -> Tensor:
+        log_probs_RV = super().log_probs(self._compute_latents(hidden_ND).flatten(0, 1))
         log_probs_NKV = log_probs_RV.view(-1, self.experts, self.vocab_size)
-        return torch.logsumexp(self._compute_log_prior(h_ND)[..., None] + log_probs_NKV, dim=1)
+        return torch.logsumexp(self._compute_log_prior(hidden_ND)[..., None] + log_probs_NKV, dim=1)
 
-    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
-        y_NK = y_N[:, None].expand(-1, self.experts)
-        log_probs_R = super().target_log_probs(self._compute_latents(h_ND).flatten(0, 1), y_NK.flatten())
-        return -mixture_losses(self._compute_log_prior(h_ND), -log_probs_R.view(y_NK.shape), y_N)
+    def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        targets_NK = targets_N[:, None].expand(-1, self.experts)
+        log_probs_R = super().target_log_probs(self._compute_latents(hidden_ND).flatten(0, 1), targets_NK.flatten())
+        return -mixture_losses(self._compute_log_prior(hidden_ND), -log_probs_R.view(targets_NK.shape), targets_N)
 
-    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_topk_size(k)
         classifier = self.classifier
-        context_RD = classifier.context(self._compute_latents(h_ND).flatten(0, 1))
-        return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._compute_log_prior(h_ND))
+        context_RD = classifier.context(self._compute_latents(hidden_ND).flatten(0, 1))
+        return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._compute_log_prior(hidden_ND))
 
-    def sample(self, h_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one class per row: an expert from the prior, then a class from its softmax. The result has shape (N,).
 
         This needs N x V numbers instead of N x K x V.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            generator: Random number generator on the device of `h_ND`. The default is torch's own.
+            hidden_ND: Hidden states, with shape (N, D).
+            generator: Random number generator on the device of `hidden_ND`. The default is torch's own.
         """
-        expert_N = torch.multinomial(self._compute_log_prior(h_ND).exp(), 1, generator=generator).squeeze(-1)
-        latent_NL = self._compute_latents(h_ND)[torch.arange(len(h_ND), device=h_ND.device), expert_N]
+        expert_N = torch.multinomial(self._compute_log_prior(hidden_ND).exp(), 1, generator=generator).squeeze(-1)
+        latent_NL = self._compute_latents(hidden_ND)[torch.arange(len(hidden_ND), device=hidden_ND.device), expert_N]
         log_probs_NV = super().log_probs(latent_NL)
         return torch.multinomial(log_probs_NV.exp(), 1, generator=generator).squeeze(-1)
 
-    def flops(self, y_N: Tensor) -> int:
+    def flops(self, targets_N: Tensor) -> int:
         # Every expert scores all classes.
         weights_per_token = count_matrix_weights(self.latent) + count_matrix_weights(self.prior)
-        return FLOPS_PER_WEIGHT * len(y_N) * weights_per_token + self.classifier.flops(self.experts * len(y_N))
+        return FLOPS_PER_WEIGHT * len(targets_N) * weights_per_token + self.classifier.flops(
+            self.experts * len(targets_N)
+        )
 
-    def _compute_latents(self, h_ND: Tensor) -> Tensor:
+    def _compute_latents(self, hidden_ND: Tensor) -> Tensor:
         """Return one latent vector per token and expert, (N, K, L)."""
-        latent_NKL = torch.tanh(self.latent(h_ND)).view(-1, self.experts, self.classifier.context_dim)
+        latent_NKL = torch.tanh(self.latent(hidden_ND)).view(-1, self.experts, self.classifier.context_dim)
         return F.dropout(latent_NKL, self.dropout, self.training)
 
-    def _compute_log_prior(self, h_ND: Tensor) -> Tensor:
+    def _compute_log_prior(self, hidden_ND: Tensor) -> Tensor:
         """Return the log of the weights of the experts, (N, K)."""
-        return torch.log_softmax(at_least_float32(self.prior(h_ND)), dim=-1)
+        return torch.log_softmax(at_least_float32(self.prior(hidden_ND)), dim=-1)

@@ -92,12 +92,12 @@ class SampledSoftmax(Softmax):
         plan = super().prepare(targets)
         if not self.training:
             return plan
-        y_N = targets.reshape(-1).cpu()
+        targets_N = targets.reshape(-1).cpu()
         sampled = torch.unique(self._sample_classes())  # sorted
-        positions_N = torch.searchsorted(sampled, y_N).clamp(max=len(sampled) - 1)
-        is_sampled_N = sampled[positions_N] == y_N
-        unsampled_rows = (~is_sampled_N & (y_N != IGNORE)).nonzero().squeeze(-1)
-        unsampled, unsampled_targets = torch.unique(y_N[unsampled_rows], return_inverse=True)
+        positions_N = torch.searchsorted(sampled, targets_N).clamp(max=len(sampled) - 1)
+        is_sampled_N = sampled[positions_N] == targets_N
+        unsampled_rows = (~is_sampled_N & (targets_N != IGNORE)).nonzero().squeeze(-1)
+        unsampled, unsampled_targets = torch.unique(targets_N[unsampled_rows], return_inverse=True)
         ids_R = torch.cat([sampled, unsampled])
         log_q_R = torch.log(-torch.expm1(self.samples * torch.log1p(-self._probabilities(ids_R))))
         return Candidates(
@@ -110,37 +110,37 @@ class SampledSoftmax(Softmax):
             unsampled_targets=unsampled_targets + len(sampled),
         )
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the part `nll`: over the sample in training, exact in evaluation.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            hidden_ND: Hidden states, with shape (N, D).
+            targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
         if not isinstance(plan, Candidates):
-            return super().loss(h_ND, y_N, plan)
-        plan = plan.to(h_ND.device)
+            return super().loss(hidden_ND, targets_N, plan)
+        plan = plan.to(hidden_ND.device)
         classifier = self.classifier
-        c_ND, w_RD = classifier.context(h_ND), classifier.weight(plan.ids)
-        bias_R = -plan.log_q.to(torch.promote_types(w_RD.dtype, torch.float32))
+        context_ND, weight_RD = classifier.context(hidden_ND), classifier.weight(plan.ids)
+        bias_R = -plan.log_q.to(torch.promote_types(weight_RD.dtype, torch.float32))
         if classifier.bias is not None:
             bias_R = bias_R + classifier.bias[plan.ids]
         # Rows with a sampled target have a softmax over the sampled classes.
-        losses = row_losses(c_ND, w_RD[: plan.num_sampled], bias_R[: plan.num_sampled], plan.sampled_targets)
+        losses = row_losses(context_ND, weight_RD[: plan.num_sampled], bias_R[: plan.num_sampled], plan.sampled_targets)
         # In other rows, the target is one more class. With its score t, the loss is
         # -log(e^t / (e^lse + e^t)) = softplus(lse - t).
         # Rows may share a target. The gradient of an embedding is summed in a fixed order, unlike that of indexing.
-        target_w = F.embedding(plan.unsampled_targets, w_RD)
+        target_w = F.embedding(plan.unsampled_targets, weight_RD)
         target_bias = F.embedding(plan.unsampled_targets, bias_R[:, None])[:, 0]
-        context = c_ND.index_select(0, plan.unsampled_rows)
+        context = context_ND.index_select(0, plan.unsampled_rows)
         target_scores = (context * target_w).sum(-1, dtype=bias_R.dtype) + target_bias
         unsampled_nll = F.softplus(losses.lse.index_select(0, plan.unsampled_rows) - target_scores)
         return {"nll": LossPart(losses.nll.sum() + unsampled_nll.sum(), plan.count)}
 
-    def flops(self, y_N: Tensor) -> int:
+    def flops(self, targets_N: Tensor) -> int:
         # Targets are scored against a sample of the classes.
-        return self.classifier.flops(len(y_N), min(self.samples, self.vocab_size))
+        return self.classifier.flops(len(targets_N), min(self.samples, self.vocab_size))
 
     def extra_repr(self) -> str:
         """Return the arguments that `print(model)` shows."""

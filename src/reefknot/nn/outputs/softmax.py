@@ -48,19 +48,19 @@ class Softmax(OutputEnd):
         self.vocab_size = classifier.vocab_size
         self.context_dim = classifier.context_dim
 
-    def loss(self, h_ND: Tensor, y_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the part `nll` and, with label smoothing, the part `smoothing`.
 
         Args:
-            h_ND: Hidden states, with shape (N, D).
-            y_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            hidden_ND: Hidden states, with shape (N, D).
+            targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
         classifier = self.classifier
-        c_ND, w_VD = classifier.context(h_ND), classifier.weight()
-        parts = {"nll": LossPart(summed_loss(c_ND, w_VD, classifier.bias, y_N), plan.count)}
+        context_ND, weight_VD = classifier.context(hidden_ND), classifier.weight()
+        parts = {"nll": LossPart(summed_loss(context_ND, weight_VD, classifier.bias, targets_N), plan.count)}
         if self.smoothing:
-            smoothing_loss = smoothing_losses(c_ND, w_VD, classifier.bias, y_N).sum()
+            smoothing_loss = smoothing_losses(context_ND, weight_VD, classifier.bias, targets_N).sum()
             parts["smoothing"] = LossPart(smoothing_loss, plan.count, self.smoothing)
         return parts
 
@@ -68,19 +68,19 @@ class Softmax(OutputEnd):
         """Return the penalties of the classifier. They are added once per optimiser step to the loss sums."""
         return self.classifier.penalties()
 
-    def log_probs(self, h_ND: Tensor) -> Tensor:
+    def log_probs(self, hidden_ND: Tensor) -> Tensor:
         classifier = self.classifier
-        scores_NV = linear_scores(classifier.context(h_ND), classifier.weight(), classifier.bias)
+        scores_NV = linear_scores(classifier.context(hidden_ND), classifier.weight(), classifier.bias)
         return torch.log_softmax(scores_NV, dim=-1)
 
-    def target_log_probs(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+    def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         classifier = self.classifier
-        return -row_losses(classifier.context(h_ND), classifier.weight(), classifier.bias, y_N).nll
+        return -row_losses(classifier.context(hidden_ND), classifier.weight(), classifier.bias, targets_N).nll
 
-    def topk(self, h_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_topk_size(k)
         classifier = self.classifier
-        return linear_topk(classifier.context(h_ND), classifier.weight(), classifier.bias, k)
+        return linear_topk(classifier.context(hidden_ND), classifier.weight(), classifier.bias, k)
 
     def vectors(self) -> Tensor:
         """Return the class vectors of the classifier, one row per class, for example to find neighbours."""
@@ -90,5 +90,5 @@ class Softmax(OutputEnd):
         """Return the table of the classifier. An input end that uses the same table is tied to this output end."""
         return [self.classifier.table]
 
-    def flops(self, y_N: Tensor) -> int:
-        return self.classifier.flops(len(y_N))
+    def flops(self, targets_N: Tensor) -> int:
+        return self.classifier.flops(len(targets_N))

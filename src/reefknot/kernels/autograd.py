@@ -4,8 +4,8 @@
 returns the sum of the losses, or of a mixture's losses, and computes the gradients in the forward pass. Both call the
 passes over blocks of scores in `passes`. `ops` wraps the same computations for `torch.compile`.
 
-Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps of the scores, lse_tau those
-at temperature tau, g_x the gradient that arrives for output x, dx the gradient of input x.
+`weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), `lse` for log-sum-exps of
+the scores, and `lse_tau` for log-sum-exps at temperature tau. The gradient of `x` is `grad_x`.
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
 
@@ -28,18 +28,18 @@ class RowLossesFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        h: Tensor,
-        w: Tensor,
-        b: Tensor | None,
-        y: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
         tau: float | None,
         dtype: torch.dtype,
         backend: TorchBackend,
         budget: int,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        with torch.autocast(h.device.type, enabled=False):
-            nll, lse, lse_tau = compute_losses(LossInputs(h, w, b, y, dtype, backend, budget), tau)
-        ctx.save_for_backward(h, w, b, y, lse, lse_tau)
+        with torch.autocast(hidden.device.type, enabled=False):
+            nll, lse, lse_tau = compute_losses(LossInputs(hidden, weight, bias, targets, dtype, backend, budget), tau)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, lse_tau)
         ctx.tau = tau
         ctx.options = dtype, backend, budget
         ctx.set_materialize_grads(False)
@@ -48,8 +48,8 @@ class RowLossesFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
         reject_second_derivatives()
-        h, w, b, y, lse, lse_tau = ctx.saved_tensors
-        inputs = LossInputs(h, w, b, y, *ctx.options)
+        hidden, weight, bias, targets, lse, lse_tau = ctx.saved_tensors
+        inputs = LossInputs(hidden, weight, bias, targets, *ctx.options)
         input_grads = compute_row_gradients(inputs, lse, lse_tau, ctx.tau, output_grads, ctx.needs_input_grad[:3])
         return (*input_grads, None, None, None, None, None)
 
@@ -62,7 +62,7 @@ def compute_row_gradients(
     output_grads: Sequence[Tensor | None],
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of h, w and b; None for a gradient that is not needed.
+    """Return the gradients of hidden, weight and bias; None for a gradient that is not needed.
 
     Args:
         inputs: The inputs of the forward pass.
@@ -70,16 +70,16 @@ def compute_row_gradients(
         lse_tau: The log-sum-exps at temperature `tau`, (N,), or None.
         tau: The temperature, or None.
         output_grads: The gradients of the losses, of `lse` and of `lse_tau`. None stands for zero.
-        needs_grad: Whether the gradients of h, w and b are needed.
+        needs_grad: Whether the gradients of hidden, weight and bias are needed.
     """
-    g_nll, g_lse, g_lse_tau = output_grads
+    grad_nll, grad_lse, grad_lse_tau = output_grads
     # nll = lse - z_y, so the gradient of nll counts at the target, and those of nll and lse in the softmax.
-    if g_nll is None:
+    if grad_nll is None:
         target_weight = torch.zeros_like(lse)
     else:
-        target_weight = g_nll.where(inputs.has_target(slice(None)), 0.0)
-    plain_weight = target_weight if g_lse is None else target_weight + g_lse
-    if g_lse_tau is None or tau is None:
+        target_weight = grad_nll.where(inputs.has_target(slice(None)), 0.0)
+    plain_weight = target_weight if grad_lse is None else target_weight + grad_lse
+    if grad_lse_tau is None or tau is None:
         terms = GradientTerms(lse, plain_weight, target_weight)
     else:
         terms = GradientTerms(
@@ -87,13 +87,13 @@ def compute_row_gradients(
             plain_weight=plain_weight,
             target_weight=target_weight,
             lse_tau=lse_tau,
-            tempered_weight=g_lse_tau / tau,
+            tempered_weight=grad_lse_tau / tau,
             tau=tau,
             uniform=1 / inputs.num_classes,
         )
-    needs_h, needs_w, needs_b = needs_grad
+    needs_hidden, needs_weight, needs_bias = needs_grad
     with torch.autocast(lse.device.type, enabled=False):
-        return compute_gradients(inputs, terms, (needs_h, needs_w, needs_b), tau).in_input_dtypes()
+        return compute_gradients(inputs, terms, (needs_hidden, needs_weight, needs_bias), tau).in_input_dtypes()
 
 
 class SummedLossFunction(torch.autograd.Function):
@@ -102,10 +102,10 @@ class SummedLossFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        h: Tensor,
-        w: Tensor,
-        b: Tensor | None,
-        y: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
         log_prior: Tensor | None,
         training: bool,
         dtype: torch.dtype,
@@ -113,15 +113,15 @@ class SummedLossFunction(torch.autograd.Function):
         budget: int,
     ) -> Tensor:
         ctx.options = dtype, backend, budget
-        loss = SummedLoss(h, w, b, y, log_prior, *ctx.options)
+        loss = SummedLoss(hidden, weight, bias, targets, log_prior, *ctx.options)
         if not (training and any(ctx.needs_input_grad)):
             return loss.compute()
-        ctx.save_for_backward(h, w, b, y, log_prior)
+        ctx.save_for_backward(hidden, weight, bias, targets, log_prior)
         total, ctx.gradients = loss.compute_with_gradients(ctx.needs_input_grad)
         return total
 
     @staticmethod
-    def backward(ctx: Any, g_total: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
         reject_second_derivatives()
         # The gradients are scaled in place, so they cannot be reused. A second backward pass computes them again.
         gradients, ctx.gradients = ctx.gradients, None
@@ -130,7 +130,7 @@ class SummedLossFunction(torch.autograd.Function):
         _, backend, _ = ctx.options
         for gradient in gradients:
             if gradient is not None:
-                backend.scale_in_place(gradient, g_total)
+                backend.scale_in_place(gradient, grad_total)
         return (*gradients, None, None, None, None)
 
 
@@ -138,10 +138,10 @@ class SummedLoss:
     """Computes the sum of the losses of the rows, or of a mixture, and its gradients.
 
     Args:
-        h: Hidden states, (N, D). For a mixture (N * K, D), with K consecutive rows per target.
-        w: Class vectors, (V, D).
-        b: Biases, (V,), or None.
-        y: Targets, (N,).
+        hidden: Hidden states, (N, D). For a mixture (N * K, D), with K consecutive rows per target.
+        weight: Class vectors, (V, D).
+        bias: Biases, (V,), or None.
+        targets: Targets, (N,).
         log_prior: The logarithms of a mixture's weights, (N, K), or None.
         dtype: The type of the matrix products.
         backend: Computes the blocks of scores.
@@ -150,38 +150,38 @@ class SummedLoss:
 
     def __init__(
         self,
-        h: Tensor,
-        w: Tensor,
-        b: Tensor | None,
-        y: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
         log_prior: Tensor | None,
         dtype: torch.dtype,
         backend: TorchBackend,
         budget: int,
     ) -> None:
-        self.y, self.log_prior = y, log_prior
+        self.targets, self.log_prior = targets, log_prior
         self.num_experts = 1 if log_prior is None else log_prior.shape[1]
         self.posterior = None if log_prior is None else torch.empty_like(log_prior)
         self.block_sums: list[Tensor] = []
-        row_targets = y if log_prior is None else y[:, None].expand(-1, self.num_experts).flatten()
-        self.inputs = LossInputs(h, w, b, row_targets, dtype, backend, budget)
+        row_targets = targets if log_prior is None else targets[:, None].expand(-1, self.num_experts).flatten()
+        self.inputs = LossInputs(hidden, weight, bias, row_targets, dtype, backend, budget)
 
     def compute(self) -> Tensor:
         """Return the sum."""
-        with torch.autocast(self.y.device.type, enabled=False):
+        with torch.autocast(self.targets.device.type, enabled=False):
             nll, _, _ = compute_losses(self.inputs)
             self._add_losses(slice(0, self.inputs.num_rows), nll)
         return self._total()
 
     def compute_with_gradients(self, needs_grad: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the sum, and the gradients of h, w, b, y (always None) and the log-prior."""
-        needs_h, needs_w, needs_b = needs_grad[:3]
-        with torch.autocast(self.y.device.type, enabled=False):
+        """Return the sum, and the gradients of hidden, weight, bias, targets (always None) and the log-prior."""
+        needs_hidden, needs_weight, needs_bias = needs_grad[:3]
+        with torch.autocast(self.targets.device.type, enabled=False):
             gradients = compute_losses_with_gradients(
-                self.inputs, self._add_losses, (needs_h, needs_w, needs_b), group=self.num_experts
+                self.inputs, self._add_losses, (needs_hidden, needs_weight, needs_bias), group=self.num_experts
             )
-        d_log_prior = None if self.posterior is None else self.posterior.neg_()
-        return self._total(), [*gradients.in_input_dtypes(), None, d_log_prior]
+        grad_log_prior = None if self.posterior is None else self.posterior.neg_()
+        return self._total(), [*gradients.in_input_dtypes(), None, grad_log_prior]
 
     def _add_losses(self, rows: slice, nll: Tensor) -> Tensor | None:
         """Add the losses of some rows to the sum, and return the weights of the rows, or None if they are 1.
@@ -192,7 +192,7 @@ class SummedLoss:
             self.block_sums.append(nll.sum())
             return None
         tokens = slice(rows.start // self.num_experts, rows.stop // self.num_experts)
-        log_prior_NK, targets_N, nll_NK = self.log_prior[tokens], self.y[tokens], nll.view(-1, self.num_experts)
+        log_prior_NK, targets_N, nll_NK = self.log_prior[tokens], self.targets[tokens], nll.view(-1, self.num_experts)
         self.block_sums.append(mixture_losses(log_prior_NK, nll_NK, targets_N).sum())
         posterior_NK = torch.softmax(log_prior_NK - nll_NK, dim=-1).where((targets_N != IGNORE)[:, None], 0.0)
         self.posterior[tokens] = posterior_NK
@@ -200,7 +200,7 @@ class SummedLoss:
 
     def _total(self) -> Tensor:
         if not self.block_sums:
-            return self.inputs.h.new_zeros((), dtype=accumulation_dtype(self.inputs.dtype))
+            return self.inputs.hidden.new_zeros((), dtype=accumulation_dtype(self.inputs.dtype))
         return self.block_sums[0] if len(self.block_sums) == 1 else torch.stack(self.block_sums).sum()
 
 

@@ -11,7 +11,6 @@ formulas of one block; `DivergenceInputs` loops over the blocks and adds up the 
 mean are computed in the forward pass, because the weights of the rows are known then. Those of individual losses are
 computed in the backward pass, which computes the scores again.
 
-Names: h hidden states, w class vectors, b biases, logp and logq log-probabilities, dz the gradient of scores.
 Shapes: N rows (tokens), D dimensions, V classes. The student and the teacher may have different D.
 """
 
@@ -264,9 +263,9 @@ class _Comparison(NamedTuple):
 
     losses: Tensor
     """(N,)"""
-    student_dz: Tensor | None
+    student_grad_scores: Tensor | None
     """(N, V)"""
-    teacher_dz: Tensor | None
+    teacher_grad_scores: Tensor | None
     """(N, V)"""
 
 
@@ -286,25 +285,25 @@ def _compare_rows(
     student_probs_NV, teacher_probs_NV = student_log_probs_NV.exp(), teacher_log_probs_NV.exp()
     if kind == "jsd":
         log_mixture_NV = _log_mixture(student_log_probs_NV, teacher_log_probs_NV, beta)
-        student_loss_N, student_dz_NV = _weigh(
+        student_loss_N, student_grad_NV = _weigh(
             student_probs_NV, student_log_probs_NV.sub_(log_mixture_NV), (1 - beta) * scale, student_grad
         )
-        teacher_loss_N, teacher_dz_NV = _weigh(
+        teacher_loss_N, teacher_grad_NV = _weigh(
             teacher_probs_NV, teacher_log_probs_NV.sub_(log_mixture_NV), beta * scale, teacher_grad
         )
-        return _Comparison((1 - beta) * student_loss_N + beta * teacher_loss_N, student_dz_NV, teacher_dz_NV)
+        return _Comparison((1 - beta) * student_loss_N + beta * teacher_loss_N, student_grad_NV, teacher_grad_NV)
     if kind == "forward":
-        loss_N, teacher_dz_NV = _weigh(
+        loss_N, teacher_grad_NV = _weigh(
             teacher_probs_NV, teacher_log_probs_NV.sub_(student_log_probs_NV), scale, teacher_grad
         )
         return _Comparison(
-            loss_N, student_probs_NV.sub_(teacher_probs_NV).mul_(scale) if student_grad else None, teacher_dz_NV
+            loss_N, student_probs_NV.sub_(teacher_probs_NV).mul_(scale) if student_grad else None, teacher_grad_NV
         )
-    loss_N, student_dz_NV = _weigh(
+    loss_N, student_grad_NV = _weigh(
         student_probs_NV, student_log_probs_NV.sub_(teacher_log_probs_NV), scale, student_grad
     )
     return _Comparison(
-        loss_N, student_dz_NV, teacher_probs_NV.sub_(student_probs_NV).mul_(scale) if teacher_grad else None
+        loss_N, student_grad_NV, teacher_probs_NV.sub_(student_probs_NV).mul_(scale) if teacher_grad else None
     )
 
 
@@ -323,25 +322,25 @@ class _Side:
     """One classifier in a pass over blocks of rows: its scores, and the sums of its gradients."""
 
     def __init__(self, classifier: Head, dtype: torch.dtype, needs_grad: Sequence[bool], block_size: BlockSize) -> None:
-        h, w, b = classifier
-        self.h, self.dtype = h, dtype
-        self.w, self.b = w.to(dtype).contiguous(), b
-        self.dh = torch.empty_like(h, memory_format=torch.contiguous_format) if needs_grad[0] else None
-        self.dw = allocate_gradient(w, h.shape[0], block_size) if needs_grad[1] else None
-        self.db = None
-        if needs_grad[2] and b is not None:
-            self.db = torch.zeros(b.shape, dtype=accumulation_dtype(dtype), device=b.device)
-        self._dtypes = w.dtype, None if b is None else b.dtype
+        hidden, weight, bias = classifier
+        self.hidden, self.dtype = hidden, dtype
+        self.weight, self.bias = weight.to(dtype).contiguous(), bias
+        self.grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs_grad[0] else None
+        self.grad_weight = allocate_gradient(weight, hidden.shape[0], block_size) if needs_grad[1] else None
+        self.grad_bias = None
+        if needs_grad[2] and bias is not None:
+            self.grad_bias = torch.zeros(bias.shape, dtype=accumulation_dtype(dtype), device=bias.device)
+        self._dtypes = weight.dtype, None if bias is None else bias.dtype
 
     @property
     def needs_grad(self) -> bool:
-        return not (self.dh is None and self.dw is None and self.db is None)
+        return not (self.grad_hidden is None and self.grad_weight is None and self.grad_bias is None)
 
     def log_probs(self, rows: slice, temperature: float) -> Tensor:
         """Return the log-probabilities of some rows, (N, V), at least in float32."""
-        scores_NV = matmul_wide(self.h[rows].to(self.dtype), self.w.T)
-        if self.b is not None:
-            scores_NV += self.b
+        scores_NV = matmul_wide(self.hidden[rows].to(self.dtype), self.weight.T)
+        if self.bias is not None:
+            scores_NV += self.bias
         return torch.log_softmax(scores_NV.div_(temperature), dim=-1)
 
     def add_gradient(self, rows: slice, grad_scores_NV: Tensor | None, weight_N: Tensor) -> None:
@@ -349,22 +348,24 @@ class _Side:
         if grad_scores_NV is None or not self.needs_grad:
             return
         grad_scores_NV *= weight_N[:, None]
-        if self.db is not None:
-            self.db += grad_scores_NV.sum(0)
+        if self.grad_bias is not None:
+            self.grad_bias += grad_scores_NV.sum(0)
         grad_scores_NV = grad_scores_NV.to(self.dtype)
-        if self.dh is not None:
-            grad_hidden_ND = self.h.new_empty(self.dh[rows].shape, dtype=accumulation_dtype(self.dtype))
-            add_row_gradient(grad_hidden_ND, grad_scores_NV, self.w, overwrite=True)
-            self.dh[rows] = grad_hidden_ND
-        if self.dw is not None:
-            add_class_gradient(self.dw, grad_scores_NV, self.h[rows].to(self.dtype), overwrite=rows.start == 0)
+        if self.grad_hidden is not None:
+            grad_hidden_ND = self.hidden.new_empty(self.grad_hidden[rows].shape, dtype=accumulation_dtype(self.dtype))
+            add_row_gradient(grad_hidden_ND, grad_scores_NV, self.weight, overwrite=True)
+            self.grad_hidden[rows] = grad_hidden_ND
+        if self.grad_weight is not None:
+            add_class_gradient(
+                self.grad_weight, grad_scores_NV, self.hidden[rows].to(self.dtype), overwrite=rows.start == 0
+            )
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of h, w and b in the types of the inputs."""
+        """Return the gradients of hidden, weight and bias in the types of the inputs."""
         weight_dtype, bias_dtype = self._dtypes
-        dw = None if self.dw is None else self.dw.to(weight_dtype)
-        db = None if self.db is None or bias_dtype is None else self.db.to(bias_dtype)
-        return self.dh, dw, db
+        grad_weight = None if self.grad_weight is None else self.grad_weight.to(weight_dtype)
+        grad_bias = None if self.grad_bias is None or bias_dtype is None else self.grad_bias.to(bias_dtype)
+        return self.grad_hidden, grad_weight, grad_bias
 
 
 @dataclass(frozen=True)
@@ -408,7 +409,7 @@ class DivergenceInputs:
 
         Args:
             weight_N: The weight of each row in the objective whose gradients are computed. None without gradients.
-            needs_grad: Whether the gradients of h, w and b are needed: of the student, then of the teacher.
+            needs_grad: Whether gradients are needed: of the student's hidden, weight and bias, then of the teacher's.
         """
         block_size = self._block_size()
         student = _Side(self.student, self.dtypes[0], needs_grad[:3], block_size)
@@ -423,8 +424,8 @@ class DivergenceInputs:
             )
             losses.append(block.losses)
             if weight_N is not None:
-                student.add_gradient(rows, block.student_dz, weight_N[rows])
-                teacher.add_gradient(rows, block.teacher_dz, weight_N[rows])
+                student.add_gradient(rows, block.student_grad_scores, weight_N[rows])
+                teacher.add_gradient(rows, block.teacher_grad_scores, weight_N[rows])
             del student_log_probs_NV, teacher_log_probs_NV, block  # free them before the next block is computed
         dtype = self.loss_dtype
         loss_N = torch.cat(losses).to(dtype) if losses else self.student.hidden.new_zeros(0, dtype=dtype)
@@ -432,10 +433,10 @@ class DivergenceInputs:
 
     def _block_size(self) -> BlockSize:
         """Return blocks of rows with all classes: six matrices of a block exist at the same time."""
-        h, w = self.student.hidden, self.student.weight
+        hidden, weight = self.student.hidden, self.student.weight
         costs = BlockCosts(bytes_per_score=6 * accumulation_dtype(self.dtypes[0]).itemsize, min_rows=1)
-        rows = choose_block_size(h.shape[0], w.shape[0], costs, self.budget).rows
-        return BlockSize(rows, w.shape[0])
+        rows = choose_block_size(hidden.shape[0], weight.shape[0], costs, self.budget).rows
+        return BlockSize(rows, weight.shape[0])
 
 
 # -- autograd ------------------------------------------------------------------------------------------------------
@@ -478,7 +479,7 @@ class _SummedDivergenceFunction(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, g_total: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
         reject_second_derivatives()
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # a second backward pass through the same graph
@@ -487,7 +488,7 @@ class _SummedDivergenceFunction(torch.autograd.Function):
             with torch.autocast(weight_N.device.type, enabled=False):
                 _, gradients = inputs.compute(weight_N, ctx.needs_input_grad[:6])
         # A factor that is rounded to half precision would change all gradients in the same direction.
-        scaled = (None if x is None else (at_least_float32(x) * g_total).to(x.dtype) for x in gradients)
+        scaled = (None if x is None else (at_least_float32(x) * grad_total).to(x.dtype) for x in gradients)
         return (*scaled, None, None, None)
 
 

@@ -14,7 +14,8 @@ blocks of scores (`passes`). A backend (`scores`, or `triton_scores` on a GPU) c
     z_nv = h_n . w_v + b_v              the score (logit) of class v for row n
     nll_n = logsumexp_v(z_nv) - z_ny    the loss of row n, with y the target of the row
 
-Names: h hidden states, w class vectors, b biases, y targets, z scores, nll losses, lse log-sum-exps of the scores.
+`weight` holds one vector per class, w_v. `nll` stands for negative log-likelihoods (the losses), and `lse` for
+log-sum-exps.
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture, R = N x K rows of a mixture.
 """
 

@@ -8,8 +8,8 @@ trace a loop over blocks of scores. It does not need to, because each operator d
 An operator may return neither None nor one of its inputs, so an empty tensor stands for a result that is not needed.
 The schemas are written out because versions of torch differ in what they can infer from annotations.
 
-Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps of the scores, lse_tau those
-at temperature tau, g_x the gradient that arrives for output x, dx the gradient of input x.
+`weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), `lse` for log-sum-exps of
+the scores, and `lse_tau` for log-sum-exps at temperature tau. The gradient of `x` is `grad_x`.
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture; U queries, C dimensions of the values.
 """
 
@@ -30,6 +30,7 @@ from reefknot.kernels.passes import LossInputs, compute_losses
 from reefknot.kernels.scores import TorchBackend, accumulation_dtype, at_least_float32, get_backend
 from reefknot.kernels.soft_target import Attention, SoftTargets
 
+_HEAD = "Tensor hidden, Tensor weight, Tensor? bias"
 _OPTIONS = "ScalarType dtype, str impl, float? memory"
 """Arguments of every operator: the type of the matrix products, and a `Choice`. They are read outside the operator,
 where autocast and `using` are visible, and resolved inside."""
@@ -57,36 +58,44 @@ def summed_loss(
 @custom_op(
     "reefknot::summed_loss",
     mutates_args=(),
-    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor? log_prior, Tensor y, {_OPTIONS}, bool[] needs_grad)"
+    schema=f"({_HEAD}, Tensor? log_prior, Tensor targets, {_OPTIONS}, bool[] needs_grad)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _summed_loss(
-    h: Tensor,
-    w: Tensor,
-    b: Tensor | None,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     log_prior: Tensor | None,
-    y: Tensor,
+    targets: Tensor,
     dtype: torch.dtype,
     impl: Impl,
     memory: float | None,
     needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
-    """Return the sum, and its gradients with respect to h, w, b and the log-prior."""
-    loss = SummedLoss(h, w, b, y, log_prior, dtype, *_choose_backend(dtype, impl, memory, h.device))
+    """Return the sum, and its gradients with respect to hidden, weight, bias and the log-prior."""
+    loss = SummedLoss(
+        hidden, weight, bias, targets, log_prior, dtype, *_choose_backend(dtype, impl, memory, hidden.device)
+    )
     if not any(needs_grad):
-        return loss.compute(), *_fill_unneeded(needs_grad, [None] * len(needs_grad), h)
-    total, (dh, dw, db, _, d_log_prior) = loss.compute_with_gradients(needs_grad)
-    return total, *_fill_unneeded(needs_grad, (dh, dw, db, d_log_prior), h)
+        return loss.compute(), *_fill_unneeded(needs_grad, [None] * len(needs_grad), hidden)
+    total, (grad_hidden, grad_weight, grad_bias, _, grad_log_prior) = loss.compute_with_gradients(needs_grad)
+    return total, *_fill_unneeded(needs_grad, (grad_hidden, grad_weight, grad_bias, grad_log_prior), hidden)
 
 
 @_summed_loss.register_fake
 def _(
-    h: Tensor, w: Tensor, b: Tensor | None, log_prior: Tensor | None, y: Tensor, dtype: torch.dtype, *options: Any
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    log_prior: Tensor | None,
+    targets: Tensor,
+    dtype: torch.dtype,
+    *options: Any,
 ) -> tuple[Tensor, ...]:
     total_dtype = accumulation_dtype(dtype)
     if log_prior is not None:
         total_dtype = torch.promote_types(total_dtype, log_prior.dtype)
-    return h.new_empty((), dtype=total_dtype), *_allocate(options[-1], (h, w, b, log_prior), h)
+    return hidden.new_empty((), dtype=total_dtype), *_allocate(options[-1], (hidden, weight, bias, log_prior), hidden)
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -94,9 +103,9 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.save_for_backward(*output[1:])
 
 
-def _scale_gradients(ctx: Any, g_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _scale_gradients(ctx: Any, grad_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     # A factor rounded to half precision would change all gradients in the same direction.
-    scaled = [(at_least_float32(gradient) * g_total).to(gradient.dtype) for gradient in ctx.saved_tensors]
+    scaled = [(at_least_float32(gradient) * grad_total).to(gradient.dtype) for gradient in ctx.saved_tensors]
     num_others = len(ctx.needs_input_grad) - len(scaled)
     return _drop_unneeded(ctx.needs_input_grad[: len(scaled)], scaled, num_others=num_others)
 
@@ -126,34 +135,42 @@ def row_losses(
 @custom_op(
     "reefknot::row_losses",
     mutates_args=(),
-    schema=f"(Tensor h, Tensor w, Tensor? b, Tensor y, float? tau, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    schema=f"({_HEAD}, Tensor targets, float? tau, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
 )
 def _row_losses(
-    h: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    y: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
     tau: float | None,
     dtype: torch.dtype,
     impl: Impl,
     memory: float | None,
 ) -> tuple[Tensor, ...]:
-    with torch.autocast(h.device.type, enabled=False):
-        results = compute_losses(LossInputs(h, w, b, y, dtype, *_choose_backend(dtype, impl, memory, h.device)), tau)
+    with torch.autocast(hidden.device.type, enabled=False):
+        results = compute_losses(
+            LossInputs(hidden, weight, bias, targets, dtype, *_choose_backend(dtype, impl, memory, hidden.device)), tau
+        )
     return _fill_unneeded((True, True, tau is not None), results, results[1])
 
 
 @_row_losses.register_fake
 def _(
-    h: Tensor, w: Tensor, b: Tensor | None, y: Tensor, tau: float | None, dtype: torch.dtype, *options: Any
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    tau: float | None,
+    dtype: torch.dtype,
+    *options: Any,
 ) -> tuple[Tensor, ...]:
-    lse = h.new_empty(h.shape[0], dtype=accumulation_dtype(dtype))
+    lse = hidden.new_empty(hidden.shape[0], dtype=accumulation_dtype(dtype))
     return _allocate((True, True, tau is not None), (lse, lse, lse), lse)
 
 
 def _save_normalisers(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    h, w, b, y, *ctx.options = inputs
-    ctx.save_for_backward(h, w, b, y, *output[1:])
+    hidden, weight, bias, targets, *ctx.options = inputs
+    ctx.save_for_backward(hidden, weight, bias, targets, *output[1:])
     ctx.set_materialize_grads(False)
 
 
@@ -169,34 +186,36 @@ _row_losses.register_autograd(_row_losses_backward, setup_context=_save_normalis
 @custom_op(
     "reefknot::row_gradients",
     mutates_args=(),
-    schema="(Tensor h, Tensor w, Tensor? b, Tensor y, Tensor lse, Tensor lse_tau, Tensor? g_nll, Tensor? g_lse,"
-    f" Tensor? g_tau, float? tau, {_OPTIONS}, bool[] needs_grad) -> (Tensor, Tensor, Tensor)",
+    schema=f"({_HEAD}, Tensor targets, Tensor lse, Tensor lse_tau, Tensor? grad_nll, Tensor? grad_lse,"
+    f" Tensor? grad_lse_tau, float? tau, {_OPTIONS}, bool[] needs_grad) -> (Tensor, Tensor, Tensor)",
 )
 def _row_gradients(
-    h: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    y: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
     lse: Tensor,
     lse_tau: Tensor,
-    g_nll: Tensor | None,
-    g_lse: Tensor | None,
-    g_tau: Tensor | None,
+    grad_nll: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_lse_tau: Tensor | None,
     tau: float | None,
     dtype: torch.dtype,
     impl: Impl,
     memory: float | None,
     needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
-    inputs = LossInputs(h, w, b, y, dtype, *_choose_backend(dtype, impl, memory, h.device))
+    inputs = LossInputs(hidden, weight, bias, targets, dtype, *_choose_backend(dtype, impl, memory, hidden.device))
     return _fill_unneeded(
-        needs_grad, compute_row_gradients(inputs, lse, lse_tau, tau, (g_nll, g_lse, g_tau), needs_grad), h
+        needs_grad,
+        compute_row_gradients(inputs, lse, lse_tau, tau, (grad_nll, grad_lse, grad_lse_tau), needs_grad),
+        hidden,
     )
 
 
 @_row_gradients.register_fake
-def _(h: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
-    return _allocate(options[-1], (h, w, b), h)
+def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
+    return _allocate(options[-1], (hidden, weight, bias), hidden)
 
 
 # -- soft targets --------------------------------------------------------------------------------------------------
@@ -246,9 +265,9 @@ def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.save_for_backward(queries, keys, values, *output)
 
 
-def _soft_targets_backward(ctx: Any, g_mean: Tensor, g_negentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _soft_targets_backward(ctx: Any, grad_mean: Tensor, grad_negentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     needs_grad = list(ctx.needs_input_grad[:3])
-    gradients = _soft_target_gradients(*ctx.saved_tensors, g_mean, g_negentropy, *ctx.options, needs_grad)
+    gradients = _soft_target_gradients(*ctx.saved_tensors, grad_mean, grad_negentropy, *ctx.options, needs_grad)
     return _drop_unneeded(needs_grad, gradients, num_others=4)
 
 
@@ -258,8 +277,8 @@ _soft_targets.register_autograd(_soft_targets_backward, setup_context=_save_atte
 @custom_op(
     "reefknot::soft_gradients",
     mutates_args=(),
-    schema="(Tensor queries, Tensor keys, Tensor? values, Tensor mean, Tensor negentropy, Tensor lse, Tensor g_mean,"
-    f" Tensor g_negentropy, float tau, {_OPTIONS}, bool[] needs_grad) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor queries, Tensor keys, Tensor? values, Tensor mean, Tensor negentropy, Tensor lse, Tensor grad_mean,"
+    f" Tensor grad_negentropy, float tau, {_OPTIONS}, bool[] needs_grad) -> (Tensor, Tensor, Tensor)",
 )
 def _soft_target_gradients(
     queries: Tensor,
@@ -268,8 +287,8 @@ def _soft_target_gradients(
     mean: Tensor,
     negentropy: Tensor,
     lse: Tensor,
-    g_mean: Tensor,
-    g_negentropy: Tensor,
+    grad_mean: Tensor,
+    grad_negentropy: Tensor,
     tau: float,
     dtype: torch.dtype,
     impl: Impl,
@@ -279,7 +298,7 @@ def _soft_target_gradients(
     with torch.autocast(queries.device.type, enabled=False):
         backend_and_budget = _choose_backend(dtype, impl, memory, queries.device)
         attention = Attention(queries, keys, values, tau, dtype, *backend_and_budget)
-        gradients = attention.backward((mean, negentropy, lse), (g_mean, g_negentropy), needs_grad)
+        gradients = attention.backward((mean, negentropy, lse), (grad_mean, grad_negentropy), needs_grad)
     return _fill_unneeded(needs_grad, gradients, queries)
 
 

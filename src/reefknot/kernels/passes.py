@@ -9,8 +9,8 @@ Three functions make a pass over the rows of `LossInputs`:
 The autograd functions in `autograd` call them. A backend (`scores`, `triton_scores`) computes each block, and
 `GradientSums` adds up the gradients of the blocks.
 
-Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps of the scores, lse_tau those
-at temperature tau, g the gradient of the scores, dx the gradient of x.
+`weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), `lse` for log-sum-exps of
+the scores, and `lse_tau` for log-sum-exps at temperature tau. The gradient of `x` is `grad_x`.
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
 
@@ -37,20 +37,20 @@ from reefknot.kernels.scores import (
 )
 
 NeedsGrad = tuple[bool, bool, bool]
-"""Whether the gradients of h, w and b are needed."""
+"""Whether the gradients of hidden, weight and bias are needed."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
     """The inputs of a pass, and how to compute the scores."""
 
-    h: Tensor
+    hidden: Tensor
     """Hidden states, (N, D)."""
-    w: Tensor
+    weight: Tensor
     """Class vectors, (V, D)."""
-    b: Tensor | None
+    bias: Tensor | None
     """Biases, (V,)."""
-    y: Tensor
+    targets: Tensor
     """Targets, (N,)."""
     dtype: torch.dtype
     """The type of the matrix products."""
@@ -64,18 +64,18 @@ class LossInputs:
 
     @property
     def num_rows(self) -> int:
-        return self.h.shape[0]
+        return self.hidden.shape[0]
 
     @property
     def num_classes(self) -> int:
-        return self.w.shape[0]
+        return self.weight.shape[0]
 
     def mean_class_vector(self) -> Tensor:
         """Return the mean of the class vectors, (D,)."""
-        if accumulation_dtype(self.w.dtype) == self.w.dtype:
-            return self.w.mean(0)
+        if accumulation_dtype(self.weight.dtype) == self.weight.dtype:
+            return self.weight.mean(0)
         # Matrix units sum half-precision numbers faster than a reduction does.
-        return matmul_wide(self.w.new_ones(8, self.num_classes), self.w)[0] / self.num_classes
+        return matmul_wide(self.weight.new_ones(8, self.num_classes), self.weight)[0] / self.num_classes
 
     def subtract_mean(self, mean_D: Tensor) -> LossInputs:
         """Return inputs whose class vectors have this mean subtracted.
@@ -83,31 +83,31 @@ class LossInputs:
         Class vectors that are already in half precision are not changed, because the difference would have to be
         rounded again.
         """
-        if accumulation_dtype(self.w.dtype) != self.w.dtype:
+        if accumulation_dtype(self.weight.dtype) != self.weight.dtype:
             return self
         return replace(self, centre=mean_D)
 
     def mean_scores(self, mean_D: Tensor) -> Tensor:
         """Return the mean score of each row, without the bias, (N,), given the mean of the class vectors."""
-        return at_least_float32(self.h.to(self.dtype)) @ mean_D.to(accumulation_dtype(self.dtype))
+        return at_least_float32(self.hidden.to(self.dtype)) @ mean_D.to(accumulation_dtype(self.dtype))
 
     def hidden_block(self, rows: slice) -> Tensor:
         """Return some of the hidden states in the type of the matrix products."""
-        return self.h[rows].to(self.dtype).contiguous()
+        return self.hidden[rows].to(self.dtype).contiguous()
 
     def class_block(self, classes: slice) -> tuple[Tensor, Tensor | None]:
         """Return vectors and biases of some classes in the types of the computation, copied only if necessary."""
         if self.centre is None:
-            w = self.w[classes].to(self.dtype).contiguous()
+            weight = self.weight[classes].to(self.dtype).contiguous()
         else:
-            w = self.w.new_empty(self.w[classes].shape, dtype=self.dtype)
-            torch.sub(self.w[classes], self.centre, out=w)
-        b = None if self.b is None else self.b[classes].to(accumulation_dtype(self.dtype))
-        return w, b
+            weight = self.weight.new_empty(self.weight[classes].shape, dtype=self.dtype)
+            torch.sub(self.weight[classes], self.centre, out=weight)
+        bias = None if self.bias is None else self.bias[classes].to(accumulation_dtype(self.dtype))
+        return weight, bias
 
     def has_target(self, rows: slice) -> Tensor:
         """Return a mask of the rows whose target is a class."""
-        return is_class(self.y[rows], self.num_classes)
+        return is_class(self.targets[rows], self.num_classes)
 
     def block_size(self, group: int = 1, gradients: bool = True, matrices: int = 1) -> BlockSize:
         """Return a block size that fits into the budget.
@@ -117,16 +117,16 @@ class LossInputs:
             gradients: The blocks are for gradients and not only for losses.
             matrices: Number of matrices of the size of the block that exist at the same time.
         """
-        dim = self.h.shape[1]
+        dim = self.hidden.shape[1]
         compute_bytes, sum_bytes = self.dtype.itemsize, accumulation_dtype(self.dtype).itemsize
         copy_bytes = 0
-        if self.dtype != self.w.dtype or self.centre is not None:
+        if self.dtype != self.weight.dtype or self.centre is not None:
             copy_bytes += compute_bytes
-        if self.backend.needs_widening(self.h, self.dtype):
+        if self.backend.needs_widening(self.hidden, self.dtype):
             copy_bytes += sum_bytes
         # The gradient in the type of the classes does not count: it is needed anyway, and is made after the blocks are
         # freed.
-        accumulator_bytes = accumulation_dtype(self.w.dtype).itemsize - self.w.dtype.itemsize
+        accumulator_bytes = accumulation_dtype(self.weight.dtype).itemsize - self.weight.dtype.itemsize
         costs = BlockCosts(
             bytes_per_score=matrices * self.backend.bytes_per_score(self.dtype, gradients),
             bytes_per_row=dim * (sum_bytes + 2 * compute_bytes),
@@ -161,38 +161,38 @@ def compute_losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor
     return nll, lse + inputs.mean_scores(mean_D), lse_tau
 
 
-RowWeights = Callable[[slice, Tensor], Tensor | None]
+RowWeigher = Callable[[slice, Tensor], Tensor | None]
 """A function of (rows, losses of the rows) that returns the weight of each row in the objective. The weight is zero for
 a row without a target. None stands for weights of 1."""
 
 
 def compute_losses_with_gradients(
-    inputs: LossInputs, row_weights: RowWeights, needs_grad: NeedsGrad, group: int = 1
+    inputs: LossInputs, weigh_rows: RowWeigher, needs_grad: NeedsGrad, group: int = 1
 ) -> GradientSums:
     """Compute losses and gradients in one pass over the rows.
 
     Args:
         inputs: The inputs of the pass.
         row_weights: Called with the losses of each block of rows. It returns their weights.
-        needs_grad: Whether the gradients of h, w and b are needed.
+        needs_grad: Whether the gradients of hidden, weight and bias are needed.
         group: Number of consecutive rows that `row_weights` needs at once.
     """
     block_size = inputs.block_size(group)
     sums = GradientSums(inputs, needs_grad, block_size)
     if block_size.classes >= inputs.num_classes:
-        w, b = inputs.class_block(slice(0, inputs.num_classes))
+        weight, bias = inputs.class_block(slice(0, inputs.num_classes))
         for rows in block_size.row_slices(inputs.num_rows):
-            h = inputs.hidden_block(rows)
-            block = inputs.backend.loss_and_gradient(h, w, b, inputs.y[rows])
-            sums.add_block(rows, h, w, block, row_weights(rows, block.nll))
+            hidden = inputs.hidden_block(rows)
+            block = inputs.backend.loss_and_gradient(hidden, weight, bias, inputs.targets[rows])
+            sums.add_block(rows, hidden, weight, block, weigh_rows(rows, block.nll))
             del block  # free it before the next one is computed
         return sums
     for rows in block_size.row_slices(inputs.num_rows):
         nll, lse, _ = _compute_losses_of_rows(inputs, rows, block_size, None)
-        weights = row_weights(rows, nll)
-        if weights is None:
-            weights = inputs.has_target(rows).to(lse.dtype)
-        sums.add_recomputed_rows(rows, GradientTerms(lse, weights, weights), block_size)
+        row_weights = weigh_rows(rows, nll)
+        if row_weights is None:
+            row_weights = inputs.has_target(rows).to(lse.dtype)
+        sums.add_recomputed_rows(rows, GradientTerms(lse, row_weights, row_weights), block_size)
     return sums
 
 
@@ -223,17 +223,17 @@ def _compute_losses_of_rows(
     inputs: LossInputs, rows: slice, block_size: BlockSize, tau: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return nll, lse and lse_tau of some rows, computed one block of classes after the other."""
-    h = inputs.hidden_block(rows)
+    hidden = inputs.hidden_block(rows)
     normalisers = [
-        inputs.backend.normalisers(h, *inputs.class_block(classes), tau)
+        inputs.backend.normalisers(hidden, *inputs.class_block(classes), tau)
         for classes in block_size.class_slices(inputs.num_classes)
     ]
     lse = combine_normalisers([block_lse for block_lse, _ in normalisers])
     lse_tau = combine_normalisers([block_lse_tau for _, block_lse_tau in normalisers])
     assert lse is not None
-    y = inputs.y[rows]
-    nll = lse - inputs.backend.target_scores(h, inputs.w, inputs.b, y, inputs.centre).to(lse.dtype)
-    return mask_ignored(nll, y, inputs.num_classes), lse, lse_tau
+    targets = inputs.targets[rows]
+    nll = lse - inputs.backend.target_scores(hidden, inputs.weight, inputs.bias, targets, inputs.centre).to(lse.dtype)
+    return mask_ignored(nll, targets, inputs.num_classes), lse, lse_tau
 
 
 def combine_normalisers(normalisers: list[Tensor | None]) -> Tensor | None:
@@ -248,7 +248,7 @@ def _concatenate(inputs: LossInputs, results: list[Tensor | None]) -> Tensor:
     """Concatenate the results of blocks of rows. Return an empty tensor if there are no rows or no results."""
     computed = [result for result in results if result is not None]
     if not computed:
-        return inputs.h.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
+        return inputs.hidden.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
     return computed[0] if len(computed) == 1 else torch.cat(computed)
 
 
@@ -256,64 +256,76 @@ def _concatenate(inputs: LossInputs, results: list[Tensor | None]) -> Tensor:
 
 
 class GradientSums:
-    """The gradients of h, w and b, summed over the blocks of a pass. A gradient that is not needed is None."""
+    """Gradients of hidden, weight and bias, summed over the blocks of a pass; None if not needed."""
 
     def __init__(self, inputs: LossInputs, needs_grad: NeedsGrad, block_size: BlockSize) -> None:
-        needs_h, needs_w, needs_b = needs_grad
-        h, w = inputs.h, inputs.w
+        needs_hidden, needs_weight, needs_bias = needs_grad
+        hidden, weight = inputs.hidden, inputs.weight
         self.inputs = inputs
-        self.dh = torch.empty_like(h, memory_format=torch.contiguous_format) if needs_h else None
-        self.dw = allocate_gradient(w, inputs.num_rows, block_size) if needs_w else None
-        self.db = None
-        if needs_b and inputs.b is not None:
-            self.db = torch.zeros(inputs.num_classes, dtype=accumulation_dtype(inputs.dtype), device=w.device)
+        self.grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if needs_hidden else None
+        self.grad_weight = allocate_gradient(weight, inputs.num_rows, block_size) if needs_weight else None
+        self.grad_bias = None
+        if needs_bias and inputs.bias is not None:
+            self.grad_bias = torch.zeros(
+                inputs.num_classes, dtype=accumulation_dtype(inputs.dtype), device=weight.device
+            )
 
-    def add_block(self, rows: slice, h: Tensor, w: Tensor, block: LossAndGradient, weights: Tensor | None) -> None:
+    def add_block(
+        self, rows: slice, hidden: Tensor, weight: Tensor, block: LossAndGradient, row_weights: Tensor | None
+    ) -> None:
         """Add the gradients of a block that has all classes, with a weight for each row.
 
-        The weights are multiplied into `h` and its gradient instead of the scores, which saves a pass over the scores.
+        The weights are multiplied into `hidden` and its gradient, not into the scores, which saves a pass over them.
         """
-        scale = (block.scale if weights is None else block.scale * weights)[:, None]
-        if self.dh is not None:
-            dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype))
-            add_row_gradient(dh, block.unscaled, w, overwrite=True)
-            torch.mul(dh, scale, out=self.dh[rows])
-        if self.dw is not None:
-            scaled_h = torch.mul(h, scale, out=torch.empty_like(h))
-            add_class_gradient(self.dw, block.unscaled, scaled_h, overwrite=rows.start == 0)
-        if self.db is not None:
+        scale = (block.scale if row_weights is None else block.scale * row_weights)[:, None]
+        if self.grad_hidden is not None:
+            grad_hidden = hidden.new_empty(hidden.shape, dtype=accumulation_dtype(hidden.dtype))
+            add_row_gradient(grad_hidden, block.unscaled, weight, overwrite=True)
+            torch.mul(grad_hidden, scale, out=self.grad_hidden[rows])
+        if self.grad_weight is not None:
+            scaled_hidden = torch.mul(hidden, scale, out=torch.empty_like(hidden))
+            add_class_gradient(self.grad_weight, block.unscaled, scaled_hidden, overwrite=rows.start == 0)
+        if self.grad_bias is not None:
             # A product with a single column is slow on a GPU.
-            self.db += matmul_wide(block.unscaled.T, scale.to(h.dtype).expand(-1, 8).contiguous())[:, 0]
+            self.grad_bias += matmul_wide(block.unscaled.T, scale.to(hidden.dtype).expand(-1, 8).contiguous())[:, 0]
 
     def add_recomputed_rows(self, rows: slice, terms: GradientTerms, block_size: BlockSize) -> None:
         """Add the gradients of some rows, one block of classes after the other, with known normalisers."""
         inputs = self.inputs
-        h = inputs.hidden_block(rows)
-        dh = h.new_empty(h.shape, dtype=accumulation_dtype(h.dtype)) if self.dh is not None else None
+        hidden = inputs.hidden_block(rows)
+        grad_hidden = (
+            hidden.new_empty(hidden.shape, dtype=accumulation_dtype(hidden.dtype))
+            if self.grad_hidden is not None
+            else None
+        )
         for classes in block_size.class_slices(inputs.num_classes):
-            w, b = inputs.class_block(classes)
-            y = inputs.y[rows] - classes.start
-            g, db = inputs.backend.score_gradient(h, w, b, y, terms, self.db is not None)
-            if dh is not None:
-                add_row_gradient(dh, g, w, overwrite=classes.start == 0)
-            if self.dw is not None:
-                add_class_gradient(self.dw[classes], g, h, overwrite=rows.start == 0)
-            if self.db is not None and db is not None:
-                self.db[classes] += db
-            del g  # free it before the next block is computed
-        if self.dh is not None and dh is not None:
-            self.dh[rows] = dh
+            weight, bias = inputs.class_block(classes)
+            targets = inputs.targets[rows] - classes.start
+            grad_scores, grad_bias = inputs.backend.score_gradient(
+                hidden, weight, bias, targets, terms, self.grad_bias is not None
+            )
+            if grad_hidden is not None:
+                add_row_gradient(grad_hidden, grad_scores, weight, overwrite=classes.start == 0)
+            if self.grad_weight is not None:
+                add_class_gradient(self.grad_weight[classes], grad_scores, hidden, overwrite=rows.start == 0)
+            if self.grad_bias is not None and grad_bias is not None:
+                self.grad_bias[classes] += grad_bias
+            del grad_scores  # free it before the next block is computed
+        if self.grad_hidden is not None and grad_hidden is not None:
+            self.grad_hidden[rows] = grad_hidden
 
     def add_centre_gradient(self, weights_N: Tensor) -> None:
         """Add the gradient that reaches the rows through the centre, which was subtracted from the class vectors."""
-        if self.dh is not None and self.inputs.centre is not None:
-            self.dh += weights_N[:, None] * self.inputs.centre
+        if self.grad_hidden is not None and self.inputs.centre is not None:
+            self.grad_hidden += weights_N[:, None] * self.inputs.centre
 
     def in_input_dtypes(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of h, w and b in the types of the inputs."""
-        dw = None if self.dw is None else self.dw.to(self.inputs.w.dtype)
-        db = None if self.db is None or self.inputs.b is None else self.db.to(self.inputs.b.dtype)
-        return self.dh, dw, db
+        """Return the gradients of hidden, weight and bias in the types of the inputs."""
+        grad_weight = None if self.grad_weight is None else self.grad_weight.to(self.inputs.weight.dtype)
+        grad_bias = (
+            None if self.grad_bias is None or self.inputs.bias is None else self.grad_bias.to(self.inputs.bias.dtype)
+        )
+        return self.grad_hidden, grad_weight, grad_bias
 
 
 def allocate_gradient(x: Tensor, num_rows: int, block_size: BlockSize) -> Tensor:

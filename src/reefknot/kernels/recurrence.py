@@ -9,8 +9,8 @@ all layers at once. A layer without a mask can use cuDNN or our kernels (`is_fas
     i, f, g, o = x_t + (m * h_{t-1}) W^T        c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g)
                                                 h_t = sigmoid(o) tanh(c_t)
 
-Names: x the input's contribution to the gates, h states, c cells, w recurrent weights; upward weights multiply the
-state of the layer below; g_x the gradient that arrives for output x, dx the gradient of x.
+`inputs_TBG` is the contribution of the inputs to the gates. Recurrent weights multiply the layer's own state, and
+upward weights the state of the layer below. The gradient of `x` is `grad_x`.
 Shapes: L layers, T steps, B rows of the batch, H units, P units with padding, G = 4H gates in torch's order i, f, g, o;
 M masks, 1 or one per gate.
 """

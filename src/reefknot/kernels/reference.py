@@ -4,7 +4,7 @@ The block-wise implementations are tested against `reference_losses` and `refere
 `impl = "reference"`. `linear_scores` computes the scores, and `compute_dtype` returns the precision of their matrix
 product; both are used elsewhere too.
 
-Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps, tau a temperature.
+`weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), and `lse` for log-sum-exps.
 Shapes: N rows (tokens), D dimensions, V classes; U queries, C dimensions of the values.
 """
 

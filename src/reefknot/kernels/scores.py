@@ -5,8 +5,8 @@ losses or gradients; `_compute_scores` is where the scores themselves come from.
 `TritonBackend` in `triton_scores` is a faster subclass for GPUs, and `get_backend` chooses between the two. The rest of
 the file defines what the methods take and return, masks for targets, and matrix products that sum in float32.
 
-Names: h hidden states, w class vectors, b biases, y targets, z scores, p probabilities, lse log-sum-exps, nll losses
-(negative log-likelihoods), tau a temperature, g the gradient of the scores, dx the gradient of x.
+`weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), `lse` for log-sum-exps, and
+`tau` for a temperature. The gradient of `x` is `grad_x`.
 Shapes: N rows of the block, D dimensions, V classes of the block, C dimensions of the values.
 """
 
@@ -205,11 +205,10 @@ class TorchBackend:
     def soft_target_gradients(
         self, queries_ND: Tensor, grad_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
     ) -> Tensor:
-        """Return two matrices as one, (2N, V): q - uniform, and below it dz.
+        """Return two matrices as one, (2N, V): q - uniform, and below it the gradient of the scores.
 
-        q is the tempered softmax of the scores z = queries keys^T. dz is the gradient of the loss with respect to z. It
-        has two sources: the mean of the values under q, whose gradient is `g_mean`, and the negative entropy of q. See
-        `soft_target`.
+        q is the tempered softmax of the scores queries keys^T. The gradient of the scores has two sources: the mean of
+        the values under q, whose gradient is `grad_mean`, and the negative entropy of q. See `soft_target`.
         """
         log_probs_NV = self._compute_scores(queries_ND, keys_VD, None).div_(terms.tau).sub_(terms.lse_tau[:, None])
         grad_scores_NV = matmul_wide(grad_mean_NC, values_VC.T)

@@ -9,7 +9,7 @@ k are all input vectors, and the values w are all class vectors:
 The mean of all values is subtracted, because a divergence between softmaxes over the values does not depend on it. The
 U x V weights are computed in blocks (`Attention`), like the scores of a loss, and again in the backward pass.
 
-Names: lse log-sum-exps of the scores k_v . l_u / tau, g_x the gradient that arrives for output x, dx the gradient of x.
+`lse` stands for log-sum-exps of the scores k_v . l_u / tau. The gradient of `x` is `grad_x`.
 Shapes: U queries (distinct targets), V classes, D dimensions of queries and keys, C dimensions of the values.
 """
 
@@ -122,13 +122,15 @@ class Attention:
     ) -> None:
         no_targets = queries.new_full((len(queries),), -1, dtype=torch.long)
         # Queries and keys are the hidden states and class vectors of a loss without targets.
-        inputs = LossInputs(h=queries, w=keys, b=None, y=no_targets, dtype=dtype, backend=backend, budget=budget)
+        inputs = LossInputs(
+            hidden=queries, weight=keys, bias=None, targets=no_targets, dtype=dtype, backend=backend, budget=budget
+        )
         self.mean_key = inputs.mean_class_vector()
         self.key_inputs = inputs.subtract_mean(self.mean_key)
         self.values = values
         self.value_inputs = self.key_inputs
         if values is not None and not _is_same_memory(values, keys):
-            value_inputs = replace(inputs, w=values)
+            value_inputs = replace(inputs, weight=values)
             self.value_inputs = value_inputs.subtract_mean(value_inputs.mean_class_vector())
         self.has_own_values = self.value_inputs is not self.key_inputs
         self.tau = tau
@@ -140,7 +142,7 @@ class Attention:
         block_size = inputs.block_size()
         results = [self._forward_rows(rows, block_size) for rows in block_size.row_slices(inputs.num_rows)]
         if not results:
-            empty = inputs.h.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
+            empty = inputs.hidden.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
             return empty.new_zeros(0, self.value_inputs.w.shape[1]), empty, empty.clone()
         mean, negentropy, lse = (torch.cat(blocks) for blocks in zip(*results, strict=True))
         return mean, negentropy, lse
@@ -163,7 +165,7 @@ class Attention:
             value_means = key_means.new_empty(queries.shape[0], self.value_inputs.w.shape[1])
         for classes in block_size.class_slices(inputs.num_classes):
             keys, _ = inputs.class_block(classes)
-            q = self._softmax(queries, keys, inputs.y[rows], lse)
+            q = self._softmax(queries, keys, inputs.targets[rows], lse)
             add_row_gradient(key_means, q, keys, overwrite=classes.start == 0)
             if self.has_own_values:
                 values, _ = self.value_inputs.class_block(classes)
@@ -183,77 +185,79 @@ class Attention:
             output_grads: The gradients of means and negative entropies.
             needs_grad: Whether the gradients of queries, keys and values are needed.
         """
-        (mean, negentropy, lse), (g_mean, g_negentropy) = results, output_grads
+        (mean, negentropy, lse), (grad_mean, grad_negentropy) = results, output_grads
         needs_queries, needs_keys, needs_values = needs_grad
         inputs = self.key_inputs
         values_mean = mean if self.value_inputs.centre is not None else mean + self.value_inputs.mean_class_vector()
-        expected_gradient = (g_mean * values_mean).sum(-1) + g_negentropy * negentropy
-        terms = SoftTargetTerms(lse, g_negentropy, expected_gradient, self.tau, self.uniform)
+        expected_gradient = (grad_mean * values_mean).sum(-1) + grad_negentropy * negentropy
+        terms = SoftTargetTerms(lse, grad_negentropy, expected_gradient, self.tau, self.uniform)
         needs_scores = needs_queries or needs_keys
         block_size = inputs.block_size(matrices=2 if needs_scores else 1)
-        d_queries = d_keys = d_values = None
+        grad_queries = grad_keys = grad_values = None
         if needs_queries:
-            d_queries = torch.empty_like(inputs.h, memory_format=torch.contiguous_format)
+            grad_queries = torch.empty_like(inputs.hidden, memory_format=torch.contiguous_format)
         if needs_keys:
-            d_keys = allocate_gradient(inputs.w, inputs.num_rows, block_size)
+            grad_keys = allocate_gradient(inputs.weight, inputs.num_rows, block_size)
         if needs_values and self.values is not None:
-            d_values = allocate_gradient(self.values, inputs.num_rows, block_size)
-        sums = _AttentionGradients(d_queries, d_keys, d_values)
+            grad_values = allocate_gradient(self.values, inputs.num_rows, block_size)
+        sums = _AttentionGradients(grad_queries, grad_keys, grad_values)
         for rows in block_size.row_slices(inputs.num_rows):
             if needs_scores:
-                self._backward_rows(rows, g_mean[rows], terms.select(rows), block_size, sums)
-            elif d_values is not None:
-                self._backward_rows_of_values(rows, g_mean[rows], lse[rows], block_size, d_values)
-        if d_keys is not None:
-            d_keys = d_keys.to(inputs.w.dtype)
-        if d_values is not None and self.values is not None:
-            d_values = d_values.to(self.values.dtype)
-        return d_queries, d_keys, d_values
+                self._backward_rows(rows, grad_mean[rows], terms.select(rows), block_size, sums)
+            elif grad_values is not None:
+                self._backward_rows_of_values(rows, grad_mean[rows], lse[rows], block_size, grad_values)
+        if grad_keys is not None:
+            grad_keys = grad_keys.to(inputs.weight.dtype)
+        if grad_values is not None and self.values is not None:
+            grad_values = grad_values.to(self.values.dtype)
+        return grad_queries, grad_keys, grad_values
 
     def _backward_rows(
         self,
         rows: slice,
-        g_mean: Tensor,
+        grad_mean: Tensor,
         terms: SoftTargetTerms,
         block_size: BlockSize,
         sums: _AttentionGradients,
     ) -> None:
         """Add the gradients of some queries, one block of classes after the other."""
         inputs = self.key_inputs
-        queries, g_mean = inputs.hidden_block(rows), g_mean.to(inputs.dtype).contiguous()
+        queries, grad_mean = inputs.hidden_block(rows), grad_mean.to(inputs.dtype).contiguous()
         num_queries, is_first = queries.shape[0], rows.start == 0
-        d_queries = None
+        grad_queries = None
         if sums.queries is not None:
-            d_queries = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
+            grad_queries = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
         for classes in block_size.class_slices(inputs.num_classes):
             keys, _ = inputs.class_block(classes)
             values = self.value_inputs.class_block(classes)[0] if self.has_own_values else keys
             # Two matrices in one, (2U, V): the softmax q, and below it the gradient of the scores.
-            q_and_dz = inputs.backend.soft_target_gradients(queries, g_mean, keys, values, terms)
-            q, dz = q_and_dz[:num_queries], q_and_dz[num_queries:]
+            probs_and_grads = inputs.backend.soft_target_gradients(queries, grad_mean, keys, values, terms)
+            q, dz = probs_and_grads[:num_queries], probs_and_grads[num_queries:]
             if sums.keys is not None and self.values is None:
                 # The keys are also the values, so one product adds both of their gradients.
-                add_class_gradient(sums.keys[classes], q_and_dz, torch.cat([g_mean, queries]), overwrite=is_first)
+                add_class_gradient(
+                    sums.keys[classes], probs_and_grads, torch.cat([grad_mean, queries]), overwrite=is_first
+                )
             elif sums.keys is not None:
                 add_class_gradient(sums.keys[classes], dz, queries, overwrite=is_first)
-            if d_queries is not None:
-                add_row_gradient(d_queries, dz, keys, overwrite=classes.start == 0)
+            if grad_queries is not None:
+                add_row_gradient(grad_queries, dz, keys, overwrite=classes.start == 0)
             if sums.values is not None:
-                add_class_gradient(sums.values[classes], q, g_mean, overwrite=is_first)
-            del q_and_dz, q, dz  # free them before the next block is computed
-        if sums.queries is not None and d_queries is not None:
-            sums.queries[rows] = d_queries
+                add_class_gradient(sums.values[classes], q, grad_mean, overwrite=is_first)
+            del probs_and_grads, q, dz  # free them before the next block is computed
+        if sums.queries is not None and grad_queries is not None:
+            sums.queries[rows] = grad_queries
 
     def _backward_rows_of_values(
-        self, rows: slice, g_mean: Tensor, lse: Tensor, block_size: BlockSize, d_values: Tensor
+        self, rows: slice, grad_mean: Tensor, lse: Tensor, block_size: BlockSize, grad_values: Tensor
     ) -> None:
         """Add the gradient of the values alone, for which the softmax is enough."""
         inputs = self.key_inputs
-        queries, g_mean = inputs.hidden_block(rows), g_mean.to(inputs.dtype).contiguous()
+        queries, grad_mean = inputs.hidden_block(rows), grad_mean.to(inputs.dtype).contiguous()
         for classes in block_size.class_slices(inputs.num_classes):
             keys, _ = inputs.class_block(classes)
-            q = self._softmax(queries, keys, inputs.y[: len(queries)], lse)
-            add_class_gradient(d_values[classes], q, g_mean, overwrite=rows.start == 0)
+            q = self._softmax(queries, keys, inputs.targets[: len(queries)], lse)
+            add_class_gradient(grad_values[classes], q, grad_mean, overwrite=rows.start == 0)
             del q  # free it before the next block is computed
 
     def _softmax(self, queries: Tensor, keys: Tensor, no_targets: Tensor, lse: Tensor) -> Tensor:

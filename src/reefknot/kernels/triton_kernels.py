@@ -21,8 +21,8 @@ underscore are parts of kernels. `triton_scores` launches the kernels and choose
     BIAS, CENTRED                whether there are biases; whether a centre is subtracted from the class vectors
     BIAS_SUMS                    whether the gradient of the biases is computed
 
-Names: h hidden states, w class vectors, b biases, y targets, z scores, g the gradient of the scores, lse log-sum-exps.
-A name that ends in _ptr is a pointer. `stride` is the number of entries between two rows of the block in memory.
+`weight` holds the class vectors. `lse` stands for log-sum-exp, and z for scores in formulas. A name that ends
+in _ptr is a pointer. `stride` is the number of entries between two rows of the block in memory.
 Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes, C dimensions of the values.
 """
 
@@ -92,8 +92,8 @@ def _store_tile(
 
 @triton.jit
 def _product_tile(
-    h,
-    w,
+    hidden,
+    weight,
     row_start,
     column_start,
     N,
@@ -105,18 +105,18 @@ def _product_tile(
     TMA: tl.constexpr,
 ):
     """Return one tile of h W^T, in float32."""
-    z = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
+    scores = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
     for d in range(0, D, BLOCK_D):
-        h_tile = _load_tile(h, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
-        w_tile = _load_tile(w, column_start, d, V, D, BLOCK_V, BLOCK_D, TMA)
-        z = tl.dot(h_tile, w_tile.T, z, input_precision="ieee")
-    return z
+        hidden_tile = _load_tile(hidden, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
+        weight_tile = _load_tile(weight, column_start, d, V, D, BLOCK_V, BLOCK_D, TMA)
+        scores = tl.dot(hidden_tile, weight_tile.T, scores, input_precision="ieee")
+    return scores
 
 
 @triton.jit
 def _score_tile(
-    h,
-    w,
+    hidden,
+    weight,
     stored_ptr,
     row_start,
     column_start,
@@ -135,34 +135,34 @@ def _score_tile(
         rows = row_start + tl.arange(0, BLOCK_N)
         columns = column_start + tl.arange(0, BLOCK_V)
         pointers = stored_ptr + rows[:, None].to(tl.int64) * stride + columns[None, :]
-        z = tl.load(pointers, mask=(rows[:, None] < N) & (columns[None, :] < V), other=0.0)
+        scores = tl.load(pointers, mask=(rows[:, None] < N) & (columns[None, :] < V), other=0.0)
     else:
-        z = _product_tile(h, w, row_start, column_start, N, V, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA)
-    return z
+        scores = _product_tile(hidden, weight, row_start, column_start, N, V, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA)
+    return scores
 
 
 @triton.jit
-def _add_bias(z, b_ptr, columns, V, BIAS: tl.constexpr):
+def _add_bias(scores, bias_ptr, columns, V, BIAS: tl.constexpr):
     if BIAS:
-        z += tl.load(b_ptr + columns, mask=columns < V, other=0.0)[None, :]
-    return z
+        scores += tl.load(bias_ptr + columns, mask=columns < V, other=0.0)[None, :]
+    return scores
 
 
 @triton.jit
-def _log_sum_exp(z, columns, V):
+def _log_sum_exp(scores, columns, V):
     """Return the log-sum-exp of each row of a tile, over the columns that are classes."""
-    z = tl.where(columns[None, :] < V, z, -float("inf"))
-    largest = tl.maximum(tl.max(z, 1), MIN_SCORE)
-    return largest + tl.log(tl.sum(tl.exp2((z - largest[:, None]) * LOG2_E), 1))
+    scores = tl.where(columns[None, :] < V, scores, -float("inf"))
+    largest = tl.maximum(tl.max(scores, 1), MIN_SCORE)
+    return largest + tl.log(tl.sum(tl.exp2((scores - largest[:, None]) * LOG2_E), 1))
 
 
 @triton.jit
 def loss_and_gradient_kernel(
-    h,
-    w,
+    hidden,
+    weight,
     out,
-    b_ptr,
-    y_ptr,
+    bias_ptr,
+    targets_ptr,
     target_scores_ptr,
     shifts_ptr,
     sums_ptr,
@@ -190,19 +190,21 @@ def loss_and_gradient_kernel(
     for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS, flatten=True):
         row_start = (tile % num_row_tiles) * BLOCK_N
         column_start = (tile // num_row_tiles) * BLOCK_V
-        z = _score_tile(h, w, out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED)
+        scores = _score_tile(
+            hidden, weight, out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+        )
         rows = row_start + tl.arange(0, BLOCK_N)
         columns = column_start + tl.arange(0, BLOCK_V)
-        z = _add_bias(z, b_ptr, columns, V, BIAS)
+        scores = _add_bias(scores, bias_ptr, columns, V, BIAS)
         target_score = tl.load(target_scores_ptr + rows, mask=rows < N, other=0.0)
         # An ignored target is replaced by class 0; `target_scores_kernel` does the same.
-        y = tl.maximum(tl.load(y_ptr + rows, mask=rows < N, other=0), 0)
-        is_other_class = (columns[None, :] < V) & (columns[None, :] != y[:, None])
-        z = tl.where(is_other_class, z, -float("inf"))
+        target = tl.maximum(tl.load(targets_ptr + rows, mask=rows < N, other=0), 0)
+        is_other_class = (columns[None, :] < V) & (columns[None, :] != target[:, None])
+        scores = tl.where(is_other_class, scores, -float("inf"))
         shift = tl.maximum(target_score, MIN_SCORE)
-        largest = tl.max(z, 1)
+        largest = tl.max(scores, 1)
         shift = tl.where(largest - shift > MAX_DIFFERENCE, largest, shift)
-        exponentials = tl.exp2((z - shift[:, None]) * LOG2_E)
+        exponentials = tl.exp2((scores - shift[:, None]) * LOG2_E)
         offsets_NT = rows.to(tl.int64) * T + tile // num_row_tiles
         tl.store(shifts_ptr + offsets_NT, shift, mask=rows < N)
         tl.store(sums_ptr + offsets_NT, tl.sum(exponentials, 1), mask=rows < N)
@@ -211,10 +213,10 @@ def loss_and_gradient_kernel(
 
 @triton.jit
 def normalisers_kernel(
-    h,
-    w,
+    hidden,
+    weight,
     stored_ptr,
-    b_ptr,
+    bias_ptr,
     lse_ptr,
     lse_tau_ptr,
     N,
@@ -238,26 +240,26 @@ def normalisers_kernel(
     for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS, flatten=True):
         row_start = (tile % num_row_tiles) * BLOCK_N
         column_start = (tile // num_row_tiles) * BLOCK_V
-        z = _score_tile(
-            h, w, stored_ptr, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+        scores = _score_tile(
+            hidden, weight, stored_ptr, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
         )
         rows = row_start + tl.arange(0, BLOCK_N)
         columns = column_start + tl.arange(0, BLOCK_V)
         offsets_NT = rows.to(tl.int64) * T + tile // num_row_tiles
         if TEMPERED:
-            tl.store(lse_tau_ptr + offsets_NT, _log_sum_exp(z * inverse_tau, columns, V), mask=rows < N)
+            tl.store(lse_tau_ptr + offsets_NT, _log_sum_exp(scores * inverse_tau, columns, V), mask=rows < N)
         if PLAIN:
-            z = _add_bias(z, b_ptr, columns, V, BIAS)
-            tl.store(lse_ptr + offsets_NT, _log_sum_exp(z, columns, V), mask=rows < N)
+            scores = _add_bias(scores, bias_ptr, columns, V, BIAS)
+            tl.store(lse_ptr + offsets_NT, _log_sum_exp(scores, columns, V), mask=rows < N)
 
 
 @triton.jit
 def score_gradient_kernel(
-    h,
-    w,
+    hidden,
+    weight,
     out,
-    b_ptr,
-    y_ptr,
+    bias_ptr,
+    targets_ptr,
     lse_ptr,
     plain_weight_ptr,
     target_weight_ptr,
@@ -288,37 +290,39 @@ def score_gradient_kernel(
     for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS, flatten=True):
         row_start = (tile % num_row_tiles) * BLOCK_N
         column_start = (tile // num_row_tiles) * BLOCK_V
-        z = _score_tile(h, w, out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED)
+        scores = _score_tile(
+            hidden, weight, out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+        )
         rows = row_start + tl.arange(0, BLOCK_N)
         columns = column_start + tl.arange(0, BLOCK_V)
-        g = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
+        grad = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
         if PLAIN:
             lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
             plain_weight = tl.load(plain_weight_ptr + rows, mask=rows < N, other=0.0)
             target_weight = tl.load(target_weight_ptr + rows, mask=rows < N, other=0.0)
-            y = tl.load(y_ptr + rows, mask=rows < N, other=-1)
-            z_with_bias = _add_bias(z, b_ptr, columns, V, BIAS)
-            g = tl.exp2((z_with_bias - lse[:, None]) * LOG2_E) * plain_weight[:, None]
-            g = tl.where(columns[None, :] == y[:, None], g - target_weight[:, None], g)
+            target = tl.load(targets_ptr + rows, mask=rows < N, other=-1)
+            scores_with_bias = _add_bias(scores, bias_ptr, columns, V, BIAS)
+            grad = tl.exp2((scores_with_bias - lse[:, None]) * LOG2_E) * plain_weight[:, None]
+            grad = tl.where(columns[None, :] == target[:, None], grad - target_weight[:, None], grad)
             if BIAS_SUMS:
-                g = tl.where(rows[:, None] < N, g, 0.0)
+                grad = tl.where(rows[:, None] < N, grad, 0.0)
                 sums = bias_sums_ptr + (tile % num_row_tiles).to(tl.int64) * V + columns
-                tl.store(sums, tl.sum(g, 0), mask=columns < V)
+                tl.store(sums, tl.sum(grad, 0), mask=columns < V)
         if TEMPERED:
             lse_tau = tl.load(lse_tau_ptr + rows, mask=rows < N, other=0.0)
             tempered_weight = tl.load(tempered_weight_ptr + rows, mask=rows < N, other=0.0)
-            g += tempered_weight[:, None] * (tl.exp2((z * inverse_tau - lse_tau[:, None]) * LOG2_E) - uniform)
-        _store_tile(out, g.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
+            grad += tempered_weight[:, None] * (tl.exp2((scores * inverse_tau - lse_tau[:, None]) * LOG2_E) - uniform)
+        _store_tile(out, grad.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
 
 
 @triton.jit
 def soft_target_gradients_kernel(
     queries,
     keys,
-    g_mean,
+    grad_mean,
     values,
-    q_out,
-    dz_out,
+    probs_out,
+    grad_out,
     lse_ptr,
     negentropy_gradient_ptr,
     expected_gradient_ptr,
@@ -339,48 +343,78 @@ def soft_target_gradients_kernel(
     STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Compute q - uniform, where q = softmax(z / tau), and dz, from two matrix products in registers.
+    """Compute q - uniform, where q = softmax(z / tau), and the gradient of z, from two matrix products in registers.
 
-    z is queries keys^T, with D dimensions. The other product, g_mean values^T with C dimensions, is the gradient of q
-    that comes from the mean of the values. KEYS_ARE_VALUES: the keys are also the values, and are loaded once for both.
+    z is queries keys^T, with D dimensions. The other product, grad_mean values^T with C dimensions, is the gradient of
+    q that comes from the mean of the values. KEYS_ARE_VALUES: the keys are also the values, loaded once for both.
     """
     num_row_tiles = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS):
         row_start = (tile % num_row_tiles) * BLOCK_N
         column_start = (tile // num_row_tiles) * BLOCK_V
-        z = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
-        dq = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
+        scores = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
+        grad_probs = tl.zeros((BLOCK_N, BLOCK_V), dtype=tl.float32)
         if KEYS_ARE_VALUES and not STORED:
             for d in range(0, D, BLOCK_D):
                 keys_tile = _load_tile(keys, column_start, d, V, D, BLOCK_V, BLOCK_D, TMA).T
                 queries_tile = _load_tile(queries, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
-                z = tl.dot(queries_tile, keys_tile, z, input_precision="ieee")
-                g_mean_tile = _load_tile(g_mean, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
-                dq = tl.dot(g_mean_tile, keys_tile, dq, input_precision="ieee")
+                scores = tl.dot(queries_tile, keys_tile, scores, input_precision="ieee")
+                g_mean_tile = _load_tile(grad_mean, row_start, d, N, D, BLOCK_N, BLOCK_D, TMA)
+                grad_probs = tl.dot(g_mean_tile, keys_tile, grad_probs, input_precision="ieee")
         else:
-            z = _score_tile(
-                queries, keys, q_out, row_start, column_start, N, V, stride, D, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+            scores = _score_tile(
+                queries,
+                keys,
+                probs_out,
+                row_start,
+                column_start,
+                N,
+                V,
+                stride,
+                D,
+                BLOCK_N,
+                BLOCK_V,
+                BLOCK_D,
+                TMA,
+                STORED,
             )
-            dq = _score_tile(
-                g_mean, values, dz_out, row_start, column_start, N, V, stride, C, BLOCK_N, BLOCK_V, BLOCK_D, TMA, STORED
+            grad_probs = _score_tile(
+                grad_mean,
+                values,
+                grad_out,
+                row_start,
+                column_start,
+                N,
+                V,
+                stride,
+                C,
+                BLOCK_N,
+                BLOCK_V,
+                BLOCK_D,
+                TMA,
+                STORED,
             )
         rows = row_start + tl.arange(0, BLOCK_N)
         lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
         negentropy_gradient = tl.load(negentropy_gradient_ptr + rows, mask=rows < N, other=0.0)
         expected_gradient = tl.load(expected_gradient_ptr + rows, mask=rows < N, other=0.0)
-        log_q = z * inverse_tau - lse[:, None]
-        q = tl.exp2(log_q * LOG2_E)
-        dz = q * (dq + negentropy_gradient[:, None] * log_q - expected_gradient[:, None]) * inverse_tau
-        _store_tile(q_out, (q - uniform).to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
-        _store_tile(dz_out, dz.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
+        log_probs = scores * inverse_tau - lse[:, None]
+        probs = tl.exp2(log_probs * LOG2_E)
+        grad_scores = (
+            probs * (grad_probs + negentropy_gradient[:, None] * log_probs - expected_gradient[:, None]) * inverse_tau
+        )
+        _store_tile(
+            probs_out, (probs - uniform).to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA
+        )
+        _store_tile(grad_out, grad_scores.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
 
 
 @triton.jit
 def target_scores_kernel(
-    h_ptr,
-    w_ptr,
-    b_ptr,
-    y_ptr,
+    hidden_ptr,
+    weight_ptr,
+    bias_ptr,
+    targets_ptr,
     centre_ptr,
     out_ptr,
     V,
@@ -394,25 +428,25 @@ def target_scores_kernel(
     Operands are rounded to the dtype of h, as in the tiled products, but float32 operands are never rounded to TF32.
     """
     n = tl.program_id(0)
-    y = tl.load(y_ptr + n)
-    y = tl.where((y >= 0) & (y < V), y, 0).to(tl.int64)
-    z = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    target = tl.load(targets_ptr + n)
+    target = tl.where((target >= 0) & (target < V), target, 0).to(tl.int64)
+    scores = tl.zeros((BLOCK_D,), dtype=tl.float32)
     for d in range(0, D, BLOCK_D):
         columns = d + tl.arange(0, BLOCK_D)
-        h = tl.load(h_ptr + n.to(tl.int64) * D + columns, mask=columns < D, other=0.0)
-        w = tl.load(w_ptr + y * D + columns, mask=columns < D, other=0.0)
+        hidden = tl.load(hidden_ptr + n.to(tl.int64) * D + columns, mask=columns < D, other=0.0)
+        weight = tl.load(weight_ptr + target * D + columns, mask=columns < D, other=0.0)
         if CENTRED:
-            w = w.to(tl.float32) - tl.load(centre_ptr + columns, mask=columns < D, other=0.0)
-        z += h.to(tl.float32) * w.to(h.dtype).to(tl.float32)
-    score = tl.sum(z, 0)
+            weight = weight.to(tl.float32) - tl.load(centre_ptr + columns, mask=columns < D, other=0.0)
+        scores += hidden.to(tl.float32) * weight.to(hidden.dtype).to(tl.float32)
+    score = tl.sum(scores, 0)
     if BIAS:
-        score += tl.load(b_ptr + y).to(tl.float32)
+        score += tl.load(bias_ptr + target).to(tl.float32)
     tl.store(out_ptr + n, score)
 
 
 @triton.jit
 def finish_rows_kernel(
-    y_ptr,
+    targets_ptr,
     out_ptr,
     target_scores_ptr,
     shifts_ptr,
@@ -449,20 +483,20 @@ def finish_rows_kernel(
         difference = tl.load(shifts_ptr + tiles, mask=tiles < T, other=MIN_SCORE) - row_shift
         sums += tl.load(sums_ptr + tiles, mask=tiles < T, other=0.0) * tl.exp2(difference * LOG2_E)
         t += BLOCK_T
-    # exp(score - row_shift) of the target (`target`), and its sum over all other classes (`others`).
+    # exp(score - row_shift) of the target, and its sum over all other classes (`others`).
     others = tl.sum(sums, 0)
-    target = tl.exp2((target_shift - row_shift) * LOG2_E)
-    y = tl.load(y_ptr + n)
-    has_target = (y >= 0) & (y < V)
-    loss_without_target = tl.where(y == IGNORE, 0.0, float("nan"))
-    loss = tl.log(target + others) + (row_shift - target_score)
+    target_exp = tl.exp2((target_shift - row_shift) * LOG2_E)
+    target = tl.load(targets_ptr + n)
+    has_target = (target >= 0) & (target < V)
+    loss_without_target = tl.where(target == IGNORE, 0.0, float("nan"))
+    loss = tl.log(target_exp + others) + (row_shift - target_score)
     tl.store(nll_ptr + n, tl.where(has_target, loss, loss_without_target))
-    tl.store(scale_ptr + n, tl.where(has_target, 1.0 / (target + others), 0.0))
-    # p_y - 1 = -others / (target + others): no cancellation.
+    tl.store(scale_ptr + n, tl.where(has_target, 1.0 / (target_exp + others), 0.0))
+    # p_y - 1 = -others / (target_exp + others): no cancellation.
     target_entry = (-others).to(out_ptr.dtype.element_ty)
     row_ptr = out_ptr + n.to(tl.int64) * stride
     if row_shift == target_shift:
-        tl.store(row_ptr + y, target_entry, mask=has_target)
+        tl.store(row_ptr + target, target_entry, mask=has_target)
     elif has_target:
         # Some tile has a different shift from the row, so all entries are scaled to the shift of the row.
         v = 0
@@ -471,7 +505,7 @@ def finish_rows_kernel(
             difference = tl.load(shifts_ptr + classes // TILE_V, mask=classes < V, other=0.0) - row_shift
             entries = tl.load(row_ptr + classes, mask=classes < V, other=0.0).to(tl.float32)
             entries = entries * tl.exp2(difference * LOG2_E)
-            entries = tl.where(classes == y, target_entry, entries.to(out_ptr.dtype.element_ty))
+            entries = tl.where(classes == target, target_entry, entries.to(out_ptr.dtype.element_ty))
             tl.store(row_ptr + classes, entries, mask=classes < V)
             v += BLOCK_V
 

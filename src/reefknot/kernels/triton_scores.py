@@ -13,7 +13,7 @@ stored relative to its largest score, and its row is rescaled afterwards. All su
 In float32, torch computes the matrix products, with or without TF32 as its settings say. The same kernels then make one
 pass over the products in place.
 
-Names: h hidden states, w class vectors, b biases, y targets, nll losses, lse log-sum-exps of the scores.
+`weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), and `lse` for log-sum-exps.
 Shapes: N rows of the block, D dimensions, V classes of the block, T tiles of classes, C dimensions of the values.
 """
 
@@ -68,10 +68,10 @@ class TritonBackend(TorchBackend):
         num_rows, dim = hidden_ND.shape
         out_N = hidden_ND.new_empty(num_rows, dtype=torch.float32)
         target_scores_kernel[(num_rows,)](
-            h_ptr=hidden_ND,
-            w_ptr=weight_VD.contiguous(),
-            b_ptr=_contiguous(bias_V),
-            y_ptr=targets_N.contiguous(),
+            hidden_ptr=hidden_ND,
+            weight_ptr=weight_VD.contiguous(),
+            bias_ptr=_contiguous(bias_V),
+            targets_ptr=targets_N.contiguous(),
             centre_ptr=centre_D,
             out_ptr=out_N,
             V=weight_VD.shape[0],
@@ -96,10 +96,10 @@ class TritonBackend(TorchBackend):
         nll_N, scale_N = hidden_ND.new_empty(2, num_rows, dtype=torch.float32).unbind()
         tiles.launch(
             loss_and_gradient_kernel,
-            inputs={"h": hidden_ND, "w": weight_VD},
+            inputs={"hidden": hidden_ND, "weight": weight_VD},
             outputs={"out": out_NV},
-            b_ptr=bias_V,
-            y_ptr=targets_N,
+            bias_ptr=bias_V,
+            targets_ptr=targets_N,
             target_scores_ptr=target_score_N,
             shifts_ptr=shifts_NT,
             sums_ptr=sums_NT,
@@ -108,7 +108,7 @@ class TritonBackend(TorchBackend):
             DTYPE=_TRITON_DTYPES[hidden_ND.dtype],
         )
         finish_rows_kernel[(num_rows,)](
-            y_ptr=targets_N,
+            targets_ptr=targets_N,
             out_ptr=out_NV,
             target_scores_ptr=target_score_N,
             shifts_ptr=shifts_NT,
@@ -143,10 +143,10 @@ class TritonBackend(TorchBackend):
         scores_NV = tiles.allocate_block(hidden_ND, weight_VD) if tiles.reads_scores else None
         tiles.launch(
             normalisers_kernel,
-            inputs={"h": hidden_ND, "w": weight_VD},
+            inputs={"hidden": hidden_ND, "weight": weight_VD},
             outputs={},
             stored_ptr=scores_NV,
-            b_ptr=_contiguous(bias_V),
+            bias_ptr=_contiguous(bias_V),
             lse_ptr=lse_NT,
             lse_tau_ptr=lse_tau_NT,
             stride=0 if scores_NV is None else scores_NV.stride(0),
@@ -174,10 +174,10 @@ class TritonBackend(TorchBackend):
             bias_sums = hidden_ND.new_empty(num_row_tiles, weight_VD.shape[0], dtype=torch.float32)
         tiles.launch(
             score_gradient_kernel,
-            inputs={"h": hidden_ND, "w": weight_VD},
+            inputs={"hidden": hidden_ND, "weight": weight_VD},
             outputs={"out": out_NV},
-            b_ptr=_contiguous(bias_V),
-            y_ptr=targets_N.contiguous(),
+            bias_ptr=_contiguous(bias_V),
+            targets_ptr=targets_N.contiguous(),
             lse_ptr=_contiguous_float32(terms.lse),
             plain_weight_ptr=_contiguous_float32(terms.plain_weight),
             target_weight_ptr=_contiguous_float32(terms.target_weight),
@@ -199,8 +199,8 @@ class TritonBackend(TorchBackend):
         self, queries_ND: Tensor, grad_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
     ) -> Tensor:
         num_rows, num_classes = queries_ND.shape[0], keys_VD.shape[0]
-        q_and_dz = _new_block(queries_ND, 2 * num_rows, num_classes)
-        probs_NV, grad_scores_NV = q_and_dz[:num_rows], q_and_dz[num_rows:]
+        probs_and_grads = _new_block(queries_ND, 2 * num_rows, num_classes)
+        probs_NV, grad_scores_NV = probs_and_grads[:num_rows], probs_and_grads[num_rows:]
         tiles = _TileConfig.choose(queries_ND, grad_mean_NC, keys_VD, values_VC)
         if tiles.reads_scores:
             matmul_into(probs_NV, queries_ND, keys_VD.T)
@@ -209,19 +209,19 @@ class TritonBackend(TorchBackend):
             tiles = replace(tiles, block_v=128, num_stages=3)
         tiles.launch(
             soft_target_gradients_kernel,
-            inputs={"queries": queries_ND, "keys": keys_VD, "g_mean": grad_mean_NC, "values": values_VC},
-            outputs={"q_out": probs_NV, "dz_out": grad_scores_NV},
+            inputs={"queries": queries_ND, "keys": keys_VD, "grad_mean": grad_mean_NC, "values": values_VC},
+            outputs={"probs_out": probs_NV, "grad_out": grad_scores_NV},
             lse_ptr=_contiguous_float32(terms.lse_tau),
             negentropy_gradient_ptr=_contiguous_float32(terms.negentropy_gradient),
             expected_gradient_ptr=_contiguous_float32(terms.expected_gradient),
-            stride=q_and_dz.stride(0),
+            stride=probs_and_grads.stride(0),
             inverse_tau=1.0 / terms.tau,
             uniform=terms.uniform,
             C=grad_mean_NC.shape[1],
             KEYS_ARE_VALUES=keys_VD is values_VC,
             DTYPE=_TRITON_DTYPES[queries_ND.dtype],
         )
-        return q_and_dz
+        return probs_and_grads
 
 
 @dataclass(frozen=True)

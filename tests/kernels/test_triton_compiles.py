@@ -20,11 +20,11 @@ if not hasattr(kernels.scale_kernel, "arg_names"):
 
 DIM = 1024
 POINTERS = {
-    "b_ptr": "*fp32",
+    "bias_ptr": "*fp32",
     "centre_ptr": "*fp32",
-    "y_ptr": "*i64",
-    "h_ptr": "*bf16",
-    "w_ptr": "*bf16",
+    "targets_ptr": "*i64",
+    "hidden_ptr": "*bf16",
+    "weight_ptr": "*bf16",
     "x_ptr": "*bf16",
     "out_ptr": "*bf16",
     "stride": "i32",
@@ -40,17 +40,21 @@ GPUS = {
 TORCH_TILES = (32, 128, 16, 4, 2, False)
 """Tiles for float32, where torch computes the products."""
 TILED = [
-    ("loss_and_gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {}),
-    ("normalisers_kernel", {"h": "N", "w": "V"}, {"PLAIN": True, "TEMPERED": True}),
-    ("score_gradient_kernel", {"h": "N", "w": "V", "out": "NV"}, {"PLAIN": True, "TEMPERED": True, "BIAS_SUMS": True}),
+    ("loss_and_gradient_kernel", {"hidden": "N", "weight": "V", "out": "NV"}, {}),
+    ("normalisers_kernel", {"hidden": "N", "weight": "V"}, {"PLAIN": True, "TEMPERED": True}),
     (
         "score_gradient_kernel",
-        {"h": "N", "w": "V", "out": "NV"},
+        {"hidden": "N", "weight": "V", "out": "NV"},
+        {"PLAIN": True, "TEMPERED": True, "BIAS_SUMS": True},
+    ),
+    (
+        "score_gradient_kernel",
+        {"hidden": "N", "weight": "V", "out": "NV"},
         {"PLAIN": True, "TEMPERED": False, "BIAS_SUMS": False},
     ),
     (
         "soft_target_gradients_kernel",
-        {"queries": "N", "keys": "V", "g_mean": "N", "values": "V", "q_out": "NV", "dz_out": "NV"},
+        {"queries": "N", "keys": "V", "grad_mean": "N", "values": "V", "probs_out": "NV", "grad_out": "NV"},
         {},
     ),
 ]

@@ -232,7 +232,7 @@ class _ScanFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad_TBH: Tensor | None, grad_hidden_LBH: Tensor | None, grad_cell_LBH: Tensor | None
+        ctx: Any, grad_TBH: Tensor | None, grad_last_hidden_LBH: Tensor | None, grad_last_cell_LBH: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise ArgumentError(
@@ -247,7 +247,9 @@ class _ScanFunction(torch.autograd.Function):
         num_units = num_gates // 4
         if grad_TBH is None:
             grad_TBH = results.gates.new_zeros(num_steps, num_rows, num_units)
-        grad_gates_LTB4P, grad_cell_LBH = run_backward_kernel(grad_TBH, grad_hidden_LBH, grad_cell_LBH, masks, results)
+        grad_gates_LTB4P, grad_cell_LBH = run_backward_kernel(
+            grad_TBH, grad_last_hidden_LBH, grad_last_cell_LBH, masks, results
+        )
         grad_gates_LTBG = grad_gates_LTB4P[..., :num_units].flatten(-2)
         _, needs_h, _, _, _, *needs_weights = ctx.needs_input_grad
         grad_hidden_LBH = _state_gradients(grad_gates_LTBG[:, 0], results.weights, masks) if needs_h else None

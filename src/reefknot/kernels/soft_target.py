@@ -143,7 +143,7 @@ class Attention:
         results = [self._forward_rows(rows, block_size) for rows in block_size.row_slices(inputs.num_rows)]
         if not results:
             empty = inputs.hidden.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
-            return empty.new_zeros(0, self.value_inputs.w.shape[1]), empty, empty.clone()
+            return empty.new_zeros(0, self.value_inputs.weight.shape[1]), empty, empty.clone()
         mean, negentropy, lse = (torch.cat(blocks) for blocks in zip(*results, strict=True))
         return mean, negentropy, lse
 
@@ -162,7 +162,7 @@ class Attention:
         key_means = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
         value_means = key_means
         if self.has_own_values:
-            value_means = key_means.new_empty(queries.shape[0], self.value_inputs.w.shape[1])
+            value_means = key_means.new_empty(queries.shape[0], self.value_inputs.weight.shape[1])
         for classes in block_size.class_slices(inputs.num_classes):
             keys, _ = inputs.class_block(classes)
             q = self._softmax(queries, keys, inputs.targets[rows], lse)

@@ -97,8 +97,8 @@ def run_forward_kernel(
 
 def run_backward_kernel(
     grad_TBH: Tensor,
-    grad_hidden_LBH: Tensor | None,
-    grad_cell_LBH: Tensor | None,
+    grad_last_hidden_LBH: Tensor | None,
+    grad_last_cell_LBH: Tensor | None,
     masks: Tensor | None,
     saved: ForwardResults,
 ) -> tuple[Tensor, Tensor]:
@@ -108,8 +108,8 @@ def run_backward_kernel(
 
     Args:
         grad_TBH: Gradients of the outputs.
-        grad_hidden_LBH: Gradients of the last states, or None.
-        grad_cell_LBH: Gradients of the last cells, or None.
+        grad_last_hidden_LBH: Gradients of the last states, or None.
+        grad_last_cell_LBH: Gradients of the last cells, or None.
         masks: The masks of the forward pass, or None.
         saved: The results of `run_forward_kernel` for the backward pass.
     """
@@ -121,8 +121,8 @@ def run_backward_kernel(
     run.launch(
         backward_kernel,
         g_ptr=grad_TBH.contiguous(),
-        g_last_h_ptr=None if grad_hidden_LBH is None else grad_hidden_LBH.contiguous(),
-        g_last_c_ptr=None if grad_cell_LBH is None else grad_cell_LBH.contiguous(),
+        g_last_h_ptr=None if grad_last_hidden_LBH is None else grad_last_hidden_LBH.contiguous(),
+        g_last_c_ptr=None if grad_last_cell_LBH is None else grad_last_cell_LBH.contiguous(),
         w_ptr=run.pad_weights(saved.weights[..., :num_units].mT),
         mask_ptr=run.masks,
         cells_ptr=saved.cells,

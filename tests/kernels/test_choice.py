@@ -27,7 +27,8 @@ import sys
 import torch
 from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import using
-from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, row_losses, summed_loss
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.kernels.losses import row_losses, summed_loss
 
 hidden, weight = torch.ones(3, 4, requires_grad=True), torch.ones(8, 4, requires_grad=True)
 targets = torch.tensor([0, 1, 2])

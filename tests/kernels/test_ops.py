@@ -17,7 +17,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from reefknot.kernels import ops
 from reefknot.kernels.choice import Impl, using
-from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, row_losses, summed_loss
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.kernels.losses import row_losses, summed_loss
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.soft_target import soft_targets
 from tiny import PATIENCE
@@ -26,6 +27,9 @@ from .dense import problem
 
 EXPERTS = 3
 AUTO = ("auto", None)
+PLAIN = (1.0, None, 1.0)
+"""Scale, softcap and temperature of scores that are not transformed."""
+CAPPED = (0.5, 3.0, 2.0)
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
@@ -54,30 +58,62 @@ def test_summed_loss_passes_opcheck(dtype: torch.dtype, bias: bool, frozen: bool
     weight_VD = weight_VD.detach() if frozen else weight_VD
     b = bias_V if bias else None
     assert_opcheck_passes(
-        ops._summed_loss, hidden_RD, weight_VD, b, log_prior_NK, targets_N, dtype, *AUTO, [True, not frozen, bias, True]
+        ops._summed_loss,
+        hidden_RD,
+        weight_VD,
+        b,
+        log_prior_NK,
+        targets_N,
+        None,
+        *PLAIN,
+        dtype,
+        *AUTO,
+        [True, not frozen, bias, True],
     )
     hidden_ND = hidden_RD[:5].detach().requires_grad_()
+    row_weight_N = torch.rand(5, dtype=dtype)
     assert_opcheck_passes(
-        ops._summed_loss, hidden_ND, weight_VD, b, None, targets_N, dtype, *AUTO, [True, not frozen, bias, False]
+        ops._summed_loss,
+        hidden_ND,
+        weight_VD,
+        b,
+        None,
+        targets_N,
+        row_weight_N,
+        *CAPPED,
+        dtype,
+        *AUTO,
+        [True, not frozen, bias, False],
     )
     no_gradients = [None if tensor is None else tensor.detach() for tensor in (hidden_ND, weight_VD, b)]
-    assert_opcheck_passes(ops._summed_loss, *no_gradients, None, targets_N, dtype, *AUTO, [False] * 4)
+    assert_opcheck_passes(ops._summed_loss, *no_gradients, None, targets_N, None, *PLAIN, dtype, *AUTO, [False] * 4)
 
 
 @dtypes
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("tau", [2.0, None])
-def test_row_losses_pass_opcheck(dtype: torch.dtype, bias: bool, tau: float | None) -> None:
+@pytest.mark.parametrize(
+    ("request_fields", "transform"),
+    [((2.0, False, False, False), PLAIN), ((None, False, False, False), PLAIN), ((None, True, True, True), CAPPED)],
+    ids=["tempered", "plain", "everything"],
+)
+def test_row_results_pass_opcheck(
+    dtype: torch.dtype, bias: bool, request_fields: tuple[Any, ...], transform: tuple[Any, ...]
+) -> None:
     hidden_RD, weight_VD, bias_V, _, targets_N = make_arguments(5, dtype)
-    b, targets_R = bias_V if bias else None, targets_N.repeat(EXPERTS)
-    assert_opcheck_passes(ops._row_losses, hidden_RD, weight_VD, b, targets_R, tau, dtype, *AUTO)
-    h, w, b = (None if tensor is None else tensor.detach() for tensor in (hidden_RD, weight_VD, b))
-    _, lse, lse_tau = ops._row_losses(h, w, b, targets_R, tau, dtype, *AUTO)
-    gradient = torch.randn_like(lse)
-    for output_gradients in ((gradient, None, None if tau is None else gradient), (None, gradient, None)):
+    used_bias, targets_R = bias_V if bias else None, targets_N.repeat(EXPERTS)
+    tau, expected, total, _ = request_fields
+    class_weight_V = torch.rand(len(weight_VD), dtype=dtype) if total else None
+    settings = (*request_fields, *transform, dtype, *AUTO)
+    assert_opcheck_passes(ops._row_results, hidden_RD, weight_VD, used_bias, targets_R, class_weight_V, *settings)
+    inputs = [None if tensor is None else tensor.detach() for tensor in (hidden_RD, weight_VD, used_bias)]
+    _, lse, lse_tau, entropy, _, _ = ops._row_results(*inputs, targets_R, class_weight_V, *settings)
+    grad = torch.randn_like(lse)
+    all_grads = (grad, None, None if tau is None else grad, grad if expected else None, grad if total else None)
+    for output_grads in (all_grads, (None, grad, None, None, None)):
         for needs in ([True, True, bias], [False, True, False]):
+            results = (lse, lse_tau, entropy)
             assert_opcheck_passes(
-                ops._row_gradients, h, w, b, targets_R, lse, lse_tau, *output_gradients, tau, dtype, *AUTO, needs
+                ops._row_gradients, *inputs, targets_R, class_weight_V, *results, *output_grads, *settings, needs
             )
 
 
@@ -113,8 +149,9 @@ def test_mixed_dtypes_pass_opcheck(input_dtypes: tuple[torch.dtype, ...]) -> Non
     )
     *_, log_prior_NK, targets_N = make_arguments(5)
     dtype = compute_dtype(h, w)
-    assert_opcheck_passes(ops._summed_loss, h, w, b, log_prior_NK, targets_N, dtype, *AUTO, [True] * 4)
-    assert_opcheck_passes(ops._row_losses, h, w, b, targets_N.repeat(EXPERTS), 2.0, dtype, *AUTO)
+    assert_opcheck_passes(ops._summed_loss, h, w, b, log_prior_NK, targets_N, None, *PLAIN, dtype, *AUTO, [True] * 4)
+    tempered = (2.0, False, False, False)
+    assert_opcheck_passes(ops._row_results, h, w, b, targets_N.repeat(EXPERTS), None, *tempered, *PLAIN, dtype, *AUTO)
     assert_opcheck_passes(ops._soft_targets, h, w, torch.randn(len(w), 4, requires_grad=True), 2.0, dtype, *AUTO)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reefknot.kernels.choice import using
-from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
+from reefknot.kernels.losses import row_losses, summed_loss
 from reefknot.kernels.passes import LossInputs
 from reefknot.kernels.scores import TorchBackend
 

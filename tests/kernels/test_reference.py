@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reefknot.kernels.choice import using
-from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
+from reefknot.kernels.losses import row_losses, summed_loss
 from reefknot.kernels.reference import linear_scores
 
 from .dense import IGNORE, Problem, dense_losses, largest_error, problem, relative_error

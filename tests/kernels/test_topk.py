@@ -22,7 +22,7 @@ def test_topk_equals_a_sort_of_all_log_probs(memory: float, bias: bool, classes:
     scores_NV = p.h @ p.w.T if p.b is None else p.h @ p.w.T + p.b
     expected = scores_NV.log_softmax(-1).sort(descending=True)
     with using(memory=memory), torch.no_grad():
-        log_probs_NK, ids_NK = linear_topk(p.h, p.w, p.b, k)
+        log_probs_NK, ids_NK = linear_topk(p.h, p.w, k, linear_bias=p.b)
     assert torch.equal(ids_NK, expected.indices[:, :k])
     torch.testing.assert_close(log_probs_NK, expected.values[:, :k].detach(), rtol=1e-12, atol=0)
 
@@ -34,13 +34,13 @@ def test_topk_of_a_mixture_equals_a_sort(memory: float) -> None:
     log_probs_NKV = torch.nn.functional.linear(p.h, p.w, p.b).log_softmax(-1).view(20, 3, 257)
     expected = torch.logsumexp(log_prior_NK[..., None] + log_probs_NKV, dim=1).sort(descending=True)
     with using(memory=memory), torch.no_grad():
-        log_probs_NK, ids_NK = linear_topk(p.h, p.w, p.b, 9, log_prior_NK)
+        log_probs_NK, ids_NK = linear_topk(p.h, p.w, 9, linear_bias=p.b, log_prior=log_prior_NK)
     assert torch.equal(ids_NK, expected.indices[:, :9])
     torch.testing.assert_close(log_probs_NK, expected.values[:, :9].detach(), rtol=1e-12, atol=0)
 
 
 def test_zero_rows_give_empty_topk() -> None:
-    log_probs_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), None, 5)
+    log_probs_NK, ids_NK = linear_topk(torch.zeros(0, 4), torch.randn(9, 4), 5)
     assert log_probs_NK.shape == ids_NK.shape == (0, 5)
     assert ids_NK.dtype == torch.long
 
@@ -48,4 +48,4 @@ def test_zero_rows_give_empty_topk() -> None:
 def test_topk_log_probs_are_float32_under_autocast() -> None:
     p = problem(7, 25, 300).to(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        assert linear_topk(p.h, p.w, p.b, 3)[0].dtype == torch.float32
+        assert linear_topk(p.h, p.w, 3, linear_bias=p.b)[0].dtype == torch.float32

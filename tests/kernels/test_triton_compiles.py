@@ -30,6 +30,10 @@ POINTERS = {
     "stride": "i32",
     "inverse_tau": "fp32",
     "uniform": "fp32",
+    "scale": "fp32",
+    "softcap": "fp32",
+    "inverse_temperature": "fp32",
+    "best_class_ptr": "*i64",
 }
 GPUS = {
     "A100": (80, 163_840, (128, 128, 64, 8, 3, False)),
@@ -39,9 +43,20 @@ GPUS = {
 """Compute capability, shared memory per block, and the tiles that `_TileConfig.choose` returns for bfloat16."""
 TORCH_TILES = (32, 128, 16, 4, 2, False)
 """Tiles for float32, where torch computes the products."""
+UNUSED = dict.fromkeys(
+    ("TRANSFORM", "SOFTCAP", "TEMPERED", "EXPECTED", "ENTROPY", "TOTAL", "CLASS_WEIGHT", "BEST", "BIAS_SUMS"), False
+)
+"""Flags of the kernels that a case does not set."""
+SOFTCAP = {"TRANSFORM": True, "SOFTCAP": True}
 TILED = [
     ("loss_and_gradient_kernel", {"hidden": "N", "weight": "V", "out": "NV"}, {}),
-    ("normalisers_kernel", {"hidden": "N", "weight": "V"}, {"PLAIN": True, "TEMPERED": True}),
+    ("loss_and_gradient_kernel", {"hidden": "N", "weight": "V", "out": "NV"}, SOFTCAP),
+    ("summary_kernel", {"hidden": "N", "weight": "V"}, {"PLAIN": True, "TEMPERED": True}),
+    (
+        "summary_kernel",
+        {"hidden": "N", "weight": "V"},
+        {**SOFTCAP, "PLAIN": True, "EXPECTED": True, "TOTAL": True, "CLASS_WEIGHT": True, "BEST": True},
+    ),
     (
         "score_gradient_kernel",
         {"hidden": "N", "weight": "V", "out": "NV"},
@@ -53,6 +68,11 @@ TILED = [
         {"PLAIN": True, "TEMPERED": False, "BIAS_SUMS": False},
     ),
     (
+        "score_gradient_kernel",
+        {"hidden": "N", "weight": "V", "out": "NV"},
+        {**SOFTCAP, "PLAIN": True, "ENTROPY": True, "TOTAL": True, "CLASS_WEIGHT": True},
+    ),
+    (
         "soft_target_gradients_kernel",
         {"queries": "N", "keys": "V", "grad_mean": "N", "values": "V", "probs_out": "NV", "grad_out": "NV"},
         {},
@@ -60,7 +80,7 @@ TILED = [
 ]
 SMALL = [
     ("target_scores_kernel", {"BLOCK_D": 1024, "CENTRED": True}),
-    ("finish_rows_kernel", {"BLOCK_T": 256, "BLOCK_V": 64}),
+    ("finish_rows_kernel", {"BLOCK_T": 256, "BLOCK_V": 64, **SOFTCAP}),
     ("scale_kernel", {"BLOCK": 8192}),
 ]
 
@@ -111,7 +131,7 @@ def test_tile_kernels_compile_and_fit_shared_memory(
         "NUM_PROGRAMS": 132,
         "DTYPE": dtype,
     }
-    constants = {"D": DIM, "C": DIM, "BIAS": True, "KEYS_ARE_VALUES": True, **tiling, **flags}
+    constants = {"D": DIM, "C": DIM, "BIAS": True, "KEYS_ARE_VALUES": True, **UNUSED, **tiling, **flags}
     used = shared_memory(getattr(kernels, name), capability, matrix_types, constants, warps, stages)
     assert used <= limit
     assert torch_products or used > 0
@@ -119,7 +139,9 @@ def test_tile_kernels_compile_and_fit_shared_memory(
 
 @pytest.mark.parametrize(("name", "constants"), SMALL)
 def test_row_kernels_compile_and_fit_shared_memory(name: str, constants: dict[str, Any]) -> None:
-    assert shared_memory(getattr(kernels, name), 90, {}, {"D": DIM, "BIAS": True, **constants}, 4, 3) <= 49_152
+    assert (
+        shared_memory(getattr(kernels, name), 90, {}, {"D": DIM, "BIAS": True, **UNUSED, **constants}, 4, 3) <= 49_152
+    )
 
 
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])

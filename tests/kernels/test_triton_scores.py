@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from reefknot.kernels.choice import Impl, using
-from reefknot.kernels.linear_cross_entropy import linear_cross_entropy, row_losses, summed_loss
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.kernels.losses import row_losses, summed_loss
 from reefknot.kernels.passes import LossInputs
 from reefknot.kernels.soft_target import soft_targets
 

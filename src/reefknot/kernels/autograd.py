@@ -1,8 +1,9 @@
-"""The losses of a linear classifier as autograd functions, for `linear_cross_entropy`.
+"""The losses of a linear classifier as autograd functions, for `linear_cross_entropy` and `linear_log_probs`.
 
-`RowLossesFunction` returns one loss per row and computes the gradients in the backward pass. `SummedLossFunction`
-returns the sum of the losses, or of a mixture's losses, and computes the gradients in the forward pass. Both call the
-passes over blocks of scores in `passes`. `ops` wraps the same computations for `torch.compile`.
+`RowLossesFunction` returns one loss per row, and summaries of each row's scores. It computes the gradients in the
+backward pass. `SummedLossFunction` returns the sum of the losses, or of a mixture's losses, and computes the gradients
+in the forward pass. Both call the passes over blocks of scores in `passes`. `ops` wraps the same computations for
+`torch.compile`. Both work with `torch.func.grad` and `torch.vmap`; a second derivative raises an error.
 
 `weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), `lse` for log-sum-exps of
 the scores, and `lse_tau` for log-sum-exps at temperature tau. The gradient of `x` is `grad_x`.
@@ -11,15 +12,84 @@ Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.passes import LossInputs, compute_gradients, compute_losses, compute_losses_with_gradients
-from reefknot.kernels.scores import IGNORE, GradientTerms, TorchBackend, accumulation_dtype
+from reefknot.kernels.scores import (
+    IDENTITY,
+    IGNORE,
+    GradientTerms,
+    ScoreTransform,
+    SummaryRequest,
+    TorchBackend,
+    accumulation_dtype,
+    at_least_float32,
+)
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """How a loss is computed: everything but the tensors."""
+
+    dtype: torch.dtype
+    """The type of the matrix products."""
+    backend: TorchBackend
+    budget: int
+    """Working memory in bytes."""
+    transform: ScoreTransform = IDENTITY
+    needs_grad: tuple[bool, ...] = ()
+    """Whether the gradients of hidden, weight, bias and log-prior are needed. Only `SummedLossFunction` reads it."""
+
+    def loss_inputs(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, class_weight: Tensor | None = None
+    ) -> LossInputs:
+        """Return the inputs of a pass over the scores."""
+        return LossInputs(
+            hidden,
+            weight,
+            bias,
+            targets,
+            self.dtype,
+            self.backend,
+            self.budget,
+            transform=self.transform,
+            class_weight=class_weight,
+        )
+
+
+# -- losses of rows ------------------------------------------------------------------------------------------------
+
+
+class RowResults(NamedTuple):
+    """Losses and summaries of the scores, one per row, (N,), at least in float32. None if not requested."""
+
+    nll: Tensor
+    """The negative log-likelihood of the target. It is zero if the target is `IGNORE`."""
+    lse: Tensor
+    """The log-sum-exp of the scores."""
+    lse_tau: Tensor | None = None
+    """The log-sum-exp of (s - mean(s)) / tau over the classes, where s are the scores without bias. The mean is
+    subtracted because a divergence between two tempered softmaxes does not depend on it."""
+    entropy: Tensor | None = None
+    total: Tensor | None = None
+    """The sum of the scores over the classes, weighted by the classes' weights."""
+    best_class: Tensor | None = None
+    """The class with the largest score. It has no gradient."""
+
+
+def compute_row_results(inputs: LossInputs, request: SummaryRequest) -> RowResults:
+    """Return losses and summaries of all rows."""
+    with torch.autocast(inputs.hidden.device.type, enabled=False):
+        nll, summary = compute_losses(inputs, request)
+    assert summary.lse is not None
+    entropy = None if summary.expected is None else summary.lse - summary.expected
+    return RowResults(nll, summary.lse, summary.lse_tau, entropy, summary.total, summary.best_class)
 
 
 class RowLossesFunction(torch.autograd.Function):
@@ -27,111 +97,159 @@ class RowLossesFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        tau: float | None,
-        dtype: torch.dtype,
-        backend: TorchBackend,
-        budget: int,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        with torch.autocast(hidden.device.type, enabled=False):
-            nll, lse, lse_tau = compute_losses(LossInputs(hidden, weight, bias, targets, dtype, backend, budget), tau)
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, lse_tau)
-        ctx.tau = tau
-        ctx.options = dtype, backend, budget
+        class_weight: Tensor | None,
+        request: SummaryRequest,
+        options: LossOptions,
+    ) -> tuple[Tensor | None, ...]:
+        inputs = options.loss_inputs(hidden, weight, bias, targets, class_weight)
+        return tuple(compute_row_results(inputs, request))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        *tensors, ctx.request, ctx.options = inputs
+        results = RowResults(*output)  # type: ignore[arg-type]
+        if results.best_class is not None:
+            ctx.mark_non_differentiable(results.best_class)
+        ctx.save_for_backward(*tensors, results.lse, results.lse_tau, results.entropy)
         ctx.set_materialize_grads(False)
-        return nll, lse, lse_tau
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
-        reject_second_derivatives()
-        hidden, weight, bias, targets, lse, lse_tau = ctx.saved_tensors
-        inputs = LossInputs(hidden, weight, bias, targets, *ctx.options)
-        input_grads = compute_row_gradients(inputs, lse, lse_tau, ctx.tau, output_grads, ctx.needs_input_grad[:3])
-        return (*input_grads, None, None, None, None, None)
+        needs_grad, request, options = ctx.needs_input_grad[:3], ctx.request, ctx.options
+
+        def compute(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+            *inputs, lse, lse_tau, entropy = tensors[:8]
+            loss_inputs = options.loss_inputs(*inputs)
+            grads = RowGrads(*tensors[8:])
+            return compute_row_gradients(loss_inputs, request, cast(Tensor, lse), lse_tau, entropy, grads, needs_grad)
+
+        # The last output is a class, which has no gradient.
+        gradients = compute_once_differentiable(compute, *ctx.saved_tensors, *output_grads[:-1])
+        return (*gradients, None, None, None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        return apply_in_loop(RowLossesFunction, info.batch_size, in_dims, arguments)
+
+
+class RowGrads(NamedTuple):
+    """The gradients that arrive for `RowResults`. None stands for zero."""
+
+    nll: Tensor | None = None
+    lse: Tensor | None = None
+    lse_tau: Tensor | None = None
+    entropy: Tensor | None = None
+    total: Tensor | None = None
 
 
 def compute_row_gradients(
     inputs: LossInputs,
+    request: SummaryRequest,
     lse: Tensor,
     lse_tau: Tensor | None,
-    tau: float | None,
-    output_grads: Sequence[Tensor | None],
+    entropy: Tensor | None,
+    output_grads: RowGrads,
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of hidden, weight and bias; None for a gradient that is not needed.
 
     Args:
         inputs: The inputs of the forward pass.
+        request: The request of the forward pass.
         lse: The log-sum-exps that the forward pass returned, (N,).
-        lse_tau: The log-sum-exps at temperature `tau`, (N,), or None.
-        tau: The temperature, or None.
-        output_grads: The gradients of the losses, of `lse` and of `lse_tau`. None stands for zero.
+        lse_tau: The log-sum-exps at temperature tau, (N,), or None.
+        entropy: The entropies, (N,), or None.
+        output_grads: The gradients of the results.
         needs_grad: Whether the gradients of hidden, weight and bias are needed.
     """
-    grad_nll, grad_lse, grad_lse_tau = output_grads
     # nll = lse - z_y, so the gradient of nll counts at the target, and those of nll and lse in the softmax.
-    if grad_nll is None:
+    if output_grads.nll is None:
         target_weight = torch.zeros_like(lse)
     else:
-        target_weight = grad_nll.where(inputs.has_target(slice(None)), 0.0)
-    plain_weight = target_weight if grad_lse is None else target_weight + grad_lse
-    if grad_lse_tau is None or tau is None:
-        terms = GradientTerms(lse, plain_weight, target_weight)
-    else:
-        terms = GradientTerms(
-            lse=lse,
-            plain_weight=plain_weight,
-            target_weight=target_weight,
-            lse_tau=lse_tau,
-            tempered_weight=grad_lse_tau / tau,
-            tau=tau,
-            uniform=1 / inputs.num_classes,
+        target_weight = output_grads.nll.where(inputs.has_target(slice(None)), 0.0)
+    plain_weight = target_weight if output_grads.lse is None else target_weight + output_grads.lse
+    terms = GradientTerms(lse, plain_weight, target_weight, transform=inputs.transform)
+    if output_grads.entropy is not None and entropy is not None:
+        terms = replace(terms, entropy_weight=output_grads.entropy, expected=lse - entropy)
+    if output_grads.total is not None:
+        terms = replace(terms, total_weight=output_grads.total)
+    tau = request.tau
+    if output_grads.lse_tau is not None and tau is not None:
+        tempered_weight = output_grads.lse_tau / tau
+        terms = replace(
+            terms, lse_tau=lse_tau, tempered_weight=tempered_weight, tau=tau, uniform=1 / inputs.num_classes
         )
     needs_hidden, needs_weight, needs_bias = needs_grad
     with torch.autocast(lse.device.type, enabled=False):
         return compute_gradients(inputs, terms, (needs_hidden, needs_weight, needs_bias), tau).in_input_dtypes()
 
 
+# -- the sum of the losses -----------------------------------------------------------------------------------------
+
+
 class SummedLossFunction(torch.autograd.Function):
-    """The sum of the losses. The pass over the scores that computes it also computes the gradients."""
+    """The sum of the losses, and its gradients, which the same pass over the scores computes."""
 
     @staticmethod
     def forward(
-        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
         log_prior: Tensor | None,
-        training: bool,
-        dtype: torch.dtype,
-        backend: TorchBackend,
-        budget: int,
-    ) -> Tensor:
-        ctx.options = dtype, backend, budget
-        loss = SummedLoss(hidden, weight, bias, targets, log_prior, *ctx.options)
-        if not (training and any(ctx.needs_input_grad)):
-            return loss.compute()
-        ctx.save_for_backward(hidden, weight, bias, targets, log_prior)
-        total, ctx.gradients = loss.compute_with_gradients(ctx.needs_input_grad)
-        return total
+        row_weight: Tensor | None,
+        options: LossOptions,
+    ) -> tuple[Tensor | None, ...]:
+        loss = SummedLoss(hidden, weight, bias, targets, log_prior, row_weight, options)
+        if not any(options.needs_grad):
+            return loss.compute(), None, None, None, None
+        total, gradients = loss.compute_with_gradients(options.needs_grad)
+        return total, *gradients
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
-        reject_second_derivatives()
-        # The gradients are scaled in place, so they cannot be reused. A second backward pass computes them again.
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        *tensors, ctx.options = inputs
+        # The gradients are attributes, not saved tensors, because the backward pass scales them in place.
+        ctx.gradients = output[1:]
+        ctx.mark_non_differentiable(*(gradient for gradient in ctx.gradients if gradient is not None))
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        if grad_total is None:
+            return (None,) * 7
+        # The gradients are scaled in place, so they are used once. A second backward pass computes them again.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            _, gradients = SummedLoss(*ctx.saved_tensors, *ctx.options).compute_with_gradients(ctx.needs_input_grad)
-        _, backend, _ = ctx.options
-        for gradient in gradients:
-            if gradient is not None:
-                backend.scale_in_place(gradient, grad_total)
-        return (*gradients, None, None, None, None)
+            hidden, weight, bias, targets, log_prior, row_weight = ctx.saved_tensors
+            loss = SummedLoss(hidden, weight, bias, targets, log_prior, row_weight, ctx.options)
+            gradients = loss.compute_with_gradients(ctx.options.needs_grad)[1]
+        if torch.is_grad_enabled():  # with create_graph and in torch.func
+            gradients = compute_once_differentiable(_scale, grad_total, *ctx.saved_tensors, *gradients)
+        else:
+            for gradient in gradients:
+                if gradient is not None:
+                    ctx.options.backend.scale_in_place(gradient, grad_total)
+        *input_grads, grad_log_prior = gradients
+        return (*input_grads, None, grad_log_prior, None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        return apply_in_loop(SummedLossFunction, info.batch_size, in_dims, arguments)
+
+
+def _scale(grad_total: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the last four tensors, gradients, multiplied by a factor. The result depends on the others, too."""
+    gradients = tensors[-4:]
+    return tuple(
+        None if gradient is None else (at_least_float32(gradient) * grad_total).to(gradient.dtype)
+        for gradient in gradients
+    )
 
 
 class SummedLoss:
@@ -143,9 +261,9 @@ class SummedLoss:
         bias: Biases, (V,), or None.
         targets: Targets, (N,).
         log_prior: The logarithms of a mixture's weights, (N, K), or None.
-        dtype: The type of the matrix products.
-        backend: Computes the blocks of scores.
-        budget: Working memory in bytes.
+        row_weight: The weight of each target's loss in the sum, (N,), zero for ignored targets; None for weights of 1.
+            A mixture has none.
+        options: How the loss is computed.
     """
 
     def __init__(
@@ -155,39 +273,44 @@ class SummedLoss:
         bias: Tensor | None,
         targets: Tensor,
         log_prior: Tensor | None,
-        dtype: torch.dtype,
-        backend: TorchBackend,
-        budget: int,
+        row_weight: Tensor | None,
+        options: LossOptions,
     ) -> None:
-        self.targets, self.log_prior = targets, log_prior
+        self.targets = targets
+        self.log_prior = log_prior
+        self.row_weight = row_weight
         self.num_experts = 1 if log_prior is None else log_prior.shape[1]
         self.posterior = None if log_prior is None else torch.empty_like(log_prior)
         self.block_sums: list[Tensor] = []
         row_targets = targets if log_prior is None else targets[:, None].expand(-1, self.num_experts).flatten()
-        self.inputs = LossInputs(hidden, weight, bias, row_targets, dtype, backend, budget)
+        self.inputs = options.loss_inputs(hidden, weight, bias, row_targets)
 
     def compute(self) -> Tensor:
         """Return the sum."""
         with torch.autocast(self.targets.device.type, enabled=False):
-            nll, _, _ = compute_losses(self.inputs)
+            nll, _ = compute_losses(self.inputs, SummaryRequest())
             self._add_losses(slice(0, self.inputs.num_rows), nll)
         return self._total()
 
     def compute_with_gradients(self, needs_grad: Sequence[bool]) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the sum, and the gradients of hidden, weight, bias, targets (always None) and the log-prior."""
+        """Return the sum, and the gradients of hidden, weight, bias and log-prior."""
         needs_hidden, needs_weight, needs_bias = needs_grad[:3]
         with torch.autocast(self.targets.device.type, enabled=False):
             gradients = compute_losses_with_gradients(
                 self.inputs, self._add_losses, (needs_hidden, needs_weight, needs_bias), group=self.num_experts
             )
         grad_log_prior = None if self.posterior is None else self.posterior.neg_()
-        return self._total(), [*gradients.in_input_dtypes(), None, grad_log_prior]
+        return self._total(), [*gradients.in_input_dtypes(), grad_log_prior]
 
     def _add_losses(self, rows: slice, nll: Tensor) -> Tensor | None:
         """Add the losses of some rows to the sum, and return the weights of the rows, or None if they are 1.
 
         The weight of an expert's row is its posterior: its share in the probability of the target.
         """
+        if self.row_weight is not None:
+            row_weights = self.row_weight[rows].to(nll.dtype)
+            self.block_sums.append((nll * row_weights).sum())
+            return row_weights
         if self.log_prior is None or self.posterior is None:
             self.block_sums.append(nll.sum())
             return None
@@ -211,10 +334,55 @@ def mixture_losses(log_prior_NK: Tensor, nll_NK: Tensor, targets_N: Tensor) -> T
     return nll_N.where(targets_N != IGNORE, 0.0)
 
 
-def reject_second_derivatives() -> None:
-    """Raise an error in a backward pass with `create_graph`: autograd would treat the gradients as constants."""
-    if torch.is_grad_enabled():
+# -- second derivatives and torch.func -----------------------------------------------------------------------------
+
+
+def compute_once_differentiable(
+    compute: Callable[..., tuple[Tensor | None, ...]], *tensors: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return compute(*tensors), the gradients of a loss. Taking their derivative raises an error.
+
+    Without this, autograd would treat the gradients as constants.
+    """
+    gradients: tuple[Tensor | None, ...] = _OnceDifferentiable.apply(compute, *tensors)  # type: ignore[no-untyped-call]
+    return gradients
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """Gradients that have no derivative."""
+
+    @staticmethod
+    def forward(
+        compute: Callable[..., tuple[Tensor | None, ...]], *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        return compute(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *output_grads: Any) -> Any:
         raise ArgumentError(
-            "losses computed in blocks have no second derivatives, which create_graph = True asks for; "
+            "losses computed in blocks have no second derivatives, which this backward pass asks for; "
             "use impl = 'reference'"
         )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        return apply_in_loop(_OnceDifferentiable, info.batch_size, in_dims, arguments)
+
+
+def apply_in_loop(
+    function: type[torch.autograd.Function], batch_size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+    """Apply a function to each entry of a batch, for `torch.vmap`. Return the stacked results and their batch dims."""
+    results = []
+    for index in range(batch_size):
+        selected = (
+            argument.select(dim, index) if isinstance(dim, int) else argument
+            for dim, argument in zip(in_dims, arguments, strict=True)
+        )
+        results.append(function.apply(*selected))  # type: ignore[no-untyped-call]
+    stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*results, strict=True))
+    return stacked, tuple(None if column is None else 0 for column in stacked)

@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.autograd import reject_second_derivatives
+from reefknot.kernels.arguments import needs_operators
+from reefknot.kernels.autograd import apply_in_loop, compute_once_differentiable
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.choice import Choice, Impl, current_choice
 from reefknot.kernels.passes import allocate_gradient
@@ -444,70 +445,94 @@ class DivergenceInputs:
 
 def _summed_divergence(inputs: DivergenceInputs, weight_N: Tensor) -> Tensor:
     """Return the weighted sum of the divergences."""
-    if torch.compiler.is_compiling():
+    if needs_operators(weight_N):
         from reefknot.kernels import ops
 
         return ops.summed_divergence(inputs, weight_N)
-    arguments = (*inputs.student, *inputs.teacher, weight_N, inputs.flat_options(), torch.is_grad_enabled())
-    return cast(Tensor, _SummedDivergenceFunction.apply(*arguments))  # type: ignore[no-untyped-call]
+    tensors = (*inputs.student, *inputs.teacher)
+    needs_grad = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in tensors]
+    arguments = (*tensors, weight_N, inputs.flat_options(), needs_grad)
+    total: Tensor = _SummedDivergenceFunction.apply(*arguments)[0]  # type: ignore[no-untyped-call]
+    return total
 
 
 def _row_divergences(inputs: DivergenceInputs) -> Tensor:
     """Return the divergence of each row, (N,)."""
-    if torch.compiler.is_compiling():
+    if needs_operators(inputs.student.hidden):
         from reefknot.kernels import ops
 
         return ops.row_divergences(inputs)
     arguments = (*inputs.student, *inputs.teacher, inputs.flat_options())
-    return cast(Tensor, _RowDivergencesFunction.apply(*arguments))  # type: ignore[no-untyped-call]
+    losses_N: Tensor = _RowDivergencesFunction.apply(*arguments)[0]  # type: ignore[no-untyped-call]
+    return losses_N
 
 
 class _SummedDivergenceFunction(torch.autograd.Function):
-    """The weighted sum of the divergences. The pass that computes it also computes the gradients."""
+    """The weighted sum of the divergences, and its gradients, which the same pass computes."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, weight_N, options, training = arguments
-        needs_grad = ctx.needs_input_grad[:6] if training else [False] * 6
+    def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+        *tensors, weight_N, options, needs_grad = arguments
         inputs = DivergenceInputs.from_flat(tensors, *options)
         with torch.autocast(weight_N.device.type, enabled=False):
-            loss_N, ctx.gradients = inputs.compute(weight_N if any(needs_grad) else None, needs_grad)
-        if any(needs_grad):
-            ctx.save_for_backward(*tensors, weight_N)
-            ctx.options = options
-        total: Tensor = (loss_N * weight_N).sum()
-        return total
+            loss_N, gradients = inputs.compute(weight_N if any(needs_grad) else None, needs_grad)
+        return (loss_N * weight_N).sum(), *gradients
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
-        reject_second_derivatives()
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # a second backward pass through the same graph
-            *tensors, weight_N = ctx.saved_tensors
-            inputs = DivergenceInputs.from_flat(tensors, *ctx.options)
-            with torch.autocast(weight_N.device.type, enabled=False):
-                _, gradients = inputs.compute(weight_N, ctx.needs_input_grad[:6])
-        # A factor that is rounded to half precision would change all gradients in the same direction.
-        scaled = (None if x is None else (at_least_float32(x) * grad_total).to(x.dtype) for x in gradients)
-        return (*scaled, None, None, None)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        *tensors, _, _ = inputs
+        gradients = output[1:]
+        ctx.mark_non_differentiable(*(gradient for gradient in gradients if gradient is not None))
+        ctx.save_for_backward(*tensors, *gradients)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        if grad_total is None:
+            return (None,) * 9
+        gradients = compute_once_differentiable(_scale_gradients, grad_total, *ctx.saved_tensors)
+        return (*gradients, None, None, None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return apply_in_loop(_SummedDivergenceFunction, info.batch_size, in_dims, arguments)
+
+
+def _scale_gradients(grad_total: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the last six tensors, gradients, multiplied by a factor. The result depends on the others, too."""
+    # A factor that is rounded to half precision would change all gradients in the same direction.
+    return tuple(
+        None if gradient is None else (at_least_float32(gradient) * grad_total).to(gradient.dtype)
+        for gradient in tensors[-6:]
+    )
 
 
 class _RowDivergencesFunction(torch.autograd.Function):
     """One divergence per row. The weights of the rows are known in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
+    def forward(*arguments: Any) -> tuple[Tensor]:
         *tensors, options = arguments
-        ctx.save_for_backward(*tensors)
-        ctx.options = options
         with torch.autocast(tensors[0].device.type, enabled=False):
             loss_N, _ = DivergenceInputs.from_flat(tensors, *options).compute(None, [False] * 6)
-        return loss_N
+        return (loss_N,)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor]) -> None:
+        *tensors, ctx.options = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Any, ...]:
-        reject_second_derivatives()
-        inputs = DivergenceInputs.from_flat(ctx.saved_tensors, *ctx.options)
-        with torch.autocast(grad_N.device.type, enabled=False):
-            _, gradients = inputs.compute(grad_N, ctx.needs_input_grad[:6])
-        return (*gradients, None)
+        needs_grad, options = ctx.needs_input_grad[:6], ctx.options
+
+        def compute(*tensors: Any) -> tuple[Tensor | None, ...]:
+            *inputs, grad_of_rows = tensors
+            with torch.autocast(grad_of_rows.device.type, enabled=False):
+                return DivergenceInputs.from_flat(inputs, *options).compute(grad_of_rows, needs_grad)[1]
+
+        return (*compute_once_differentiable(compute, *ctx.saved_tensors, grad_N), None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return apply_in_loop(_RowDivergencesFunction, info.batch_size, in_dims, arguments)

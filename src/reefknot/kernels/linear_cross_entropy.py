@@ -1,334 +1,318 @@
 """Cross-entropy of a linear classifier, computed in blocks of scores, so that the logits are never all in memory.
 
-`linear_cross_entropy` is the public function: it checks its arguments and returns a mean, a sum or one loss per target.
-The output ends (classifier and loss of a model, `nn/outputs`) call the two functions below it directly:
+    loss = rk.linear_cross_entropy(input, linear_weight, target)     # (B, T, D), (V, D), (B, T) -> ()
 
-    summed_loss    the sum of all losses. The weights of the rows are known in the forward pass, which computes the
-                   gradients too: three matrix products, or four if memory is short.
-    row_losses     one loss per row. The weights of the rows are known only in the backward pass, which computes the
-                   scores again: four matrix products.
+`linear_cross_entropy` is the public function. It has the arguments of `torch.nn.functional.linear_cross_entropy` and
+more. It checks them and calls `summed_loss` or `row_results` of `losses`.
 
-Both choose an implementation (`choice`) and pass the work on to an autograd function (`autograd`), which loops over
-blocks of scores (`passes`). A backend (`scores`, or `triton_scores` on a GPU) computes each block.
+    z_nv = softcap(logit_scale (h_n . w_v + b_v)) / temperature     the score (logit) of class v for row n
+    nll_n = logsumexp_v(z_nv) - z_ny                                the loss of row n, with y the target of the row
 
-    z_nv = h_n . w_v + b_v              the score (logit) of class v for row n
-    nll_n = logsumexp_v(z_nv) - z_ny    the loss of row n, with y the target of the row
-
-`weight` holds one vector per class, w_v. `nll` stands for negative log-likelihoods (the losses), and `lse` for
-log-sum-exps.
-Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture, R = N x K rows of a mixture.
+Shapes: N rows (tokens), D dimensions, V classes.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal, NamedTuple, cast, get_args
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.autograd import RowLossesFunction, SummedLossFunction, mixture_losses
-from reefknot.kernels.choice import Choice, Impl, current_choice, resolve_impl
-from reefknot.kernels.reference import compute_dtype, reference_losses
-from reefknot.kernels.scores import IGNORE, accumulation_dtype, at_least_float32, get_backend, is_class, safe_class_ids
+from reefknot.kernels.arguments import (
+    check_classifier,
+    check_devices,
+    check_is_tensor,
+    check_number,
+    check_target_type,
+    check_target_values,
+    choose,
+    replace_ignore_index,
+    score_transform,
+)
+from reefknot.kernels.choice import Choice, Impl
+from reefknot.kernels.losses import row_results, smoothing_losses, summed_loss
+from reefknot.kernels.reference import transform_scores
+from reefknot.kernels.scores import IGNORE, ScoreTransform, SummaryRequest, accumulation_dtype, safe_class_ids
 
 Reduction = Literal["mean", "sum", "none"]
 _FUNCTION = "linear_cross_entropy"
 """The name of the public function, with which error messages begin."""
+_OLD_NAMES = {"hidden": "input", "targets": "target", "bias": "linear_bias"}
+"""Keywords of earlier versions, and today's names, which are torch's."""
 
 
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None = None,
+    input: Tensor | None = None,
+    linear_weight: Tensor | None = None,
+    target: Tensor | None = None,
+    linear_bias: Tensor | None = None,
     *,
+    weight: Tensor | None = None,
     reduction: Reduction = "mean",
+    ignore_index: int | None = None,
     label_smoothing: float = 0.0,
+    options: Any = None,
     z_loss: float = 0.0,
-    ignore_index: int = IGNORE,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    divisor: float | Tensor | None = None,
     check_targets: bool = True,
     impl: Impl | None = None,
     memory: float | None = None,
+    **old_names: Any,
 ) -> Tensor:
     """Compute the cross-entropy of a linear classifier without storing all scores at once.
 
-        loss = rk.linear_cross_entropy(hidden, weight, targets)     # (B, T, D), (V, D), (B, T) -> ()
+        loss = rk.linear_cross_entropy(hidden, head.weight, target)     # (B, T, D), (V, D), (B, T) -> ()
 
-    This replaces `F.cross_entropy(F.linear(hidden, weight, bias), targets)` and returns the same loss, with three
-    differences. At any time, only as many scores exist as fit into `memory`. Sums over classes and over blocks of rows
-    are computed at least in float32, whatever the input types. If all targets are ignored, the mean is zero and not
-    NaN.
+    This replaces `F.cross_entropy(F.linear(input, linear_weight, linear_bias), target)` and has the arguments of
+    torch's own `F.linear_cross_entropy`. It returns the same loss, with three differences. At any time, only as many
+    scores exist as fit into `memory`. Sums over classes and over blocks of rows are computed at least in float32,
+    whatever the input types. If all targets are ignored, the mean is zero and not NaN.
 
     The gradients of a sum or a mean are computed in the forward pass and stored for the backward pass. Second
-    derivatives are available only with `impl = "reference"`. Targets must be class ids, and all classes have the same
-    weight.
+    derivatives are available only with `impl = "reference"`.
 
     Args:
-        hidden: Hidden states, with shape (..., D).
-        weight: One vector per class, with shape (V, D), in any floating-point type. Its gradient has the same type.
-        targets: Class ids, with the shape of `hidden` without its last dimension, (...).
-        bias: One number per class, with shape (V,), or None.
-        reduction: `mean` over the targets that are not ignored, `sum`, or `none` for one loss per target. Training
-            with `none` takes a third more arithmetic, and so does training with label smoothing, the z-loss or float16.
+        input: Hidden states, with shape (..., D).
+        linear_weight: One vector per class, with shape (V, D), in any floating-point type. Its gradient has the same
+            type.
+        target: Class ids, with the shape of `input` without its last dimension, (...).
+        linear_bias: One number per class, with shape (V,), or None.
+        weight: The weight of each class in the loss, with shape (V,), as in `F.cross_entropy`. It gets no gradient.
+        reduction: `mean` over the targets that are not ignored, `sum`, or `none` for one loss per target. With
+            `weight`, the mean is divided by the sum of the targets' weights, as in torch. Training with `none` takes a
+            third more arithmetic, and so does training with label smoothing, the z-loss or float16.
+        ignore_index: Targets with this value have a loss of zero and no gradient. The default is -100.
         label_smoothing: The share of every target that is spread over all classes, from 0 to 1.
-        z_loss: Weight of the z-loss, the squared log-sum-exp of a row's scores.
-        ignore_index: Targets with this value have a loss of zero and no gradient.
+        options: Accepted so that calls of torch's function work, and not used: `memory` sets the size of the blocks.
+        z_loss: Weight of the z-loss, the squared log-sum-exp of a row's scores. It does not depend on `weight`.
+        logit_scale: The scores are multiplied by this number first.
+        softcap: If given, the scaled scores x become softcap * tanh(x / softcap), as in Gemma 2.
+        temperature: The scores are divided by this number last.
+        divisor: With `reduction="mean"`, the sum is divided by this number, or tensor of shape (), instead of the
+            number of targets: for example the number of targets in all micro-batches of a step.
         check_targets: Raise an error if a target is out of range. On a GPU this check synchronises with the device.
             Without it, and in a compiled or captured graph, the loss of such a target is NaN.
         impl: The implementation: `reference`, `chunked`, `triton` or `auto` (see `using`). The default is the choice
             of `using`.
         memory: Working memory in MiB, not counting inputs and gradients. More memory is faster on a GPU. The default
             is the choice of `using`.
+        **old_names: The names of earlier versions: `hidden`, `targets` and `bias`.
+
+    Like torch's function, it also accepts class probabilities as `target`, (N, V), and a `linear_weight` of shape (V,
+    d_1, ..., d_K, D) with targets (N, d_1, ..., d_K). Both store all scores.
 
     Returns:
-        The mean or the sum, with shape (), or one loss per target, with the shape of `targets`; at least in float32.
+        The mean or the sum, with shape (), or one loss per target, with the shape of `target`; at least in float32.
     """
-    _check_types(hidden, weight, targets, bias)
-    _check_shapes(hidden, weight, targets, bias)
-    _check_settings(reduction, label_smoothing, z_loss, ignore_index)
-    hidden_ND = hidden.reshape(-1, hidden.shape[-1])
-    targets_N = _replace_ignore_index(targets.reshape(-1).long(), ignore_index, weight.shape[0])
-    if check_targets and not _is_tracing(targets):
-        _check_targets(targets_N, targets, weight.shape[0], ignore_index)
-    choice = current_choice()
-    if impl is not None or memory is not None:
-        choice = Choice(impl or choice.impl, choice.memory if memory is None else memory)
+    if old_names or linear_weight is None or input is None or target is None:
+        arguments = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+        arguments = _rename_old_names(arguments, old_names, weight)
+        input, linear_weight, target, linear_bias = arguments.values()
+    _check_settings(reduction, label_smoothing, z_loss, ignore_index, divisor)
+    transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
+    settings = _Settings(transform, float(label_smoothing), float(z_loss))
+    if _needs_plain_formula(linear_weight, target):
+        return _plain_formula(input, linear_weight, target, linear_bias, weight, reduction, ignore_index, settings)
+
+    check_classifier(_FUNCTION, input, linear_weight, linear_bias)
+    assert input is not None
+    assert linear_weight is not None
+    check_target_type(_FUNCTION, input, target)
+    assert target is not None
+    _check_class_weight(weight, linear_weight.shape[0])
+    check_devices(_FUNCTION, input, linear_weight, target, linear_bias, weight)
+    ignore_index = IGNORE if ignore_index is None else ignore_index
+    hidden_ND = input.reshape(-1, input.shape[-1])
+    targets_N = replace_ignore_index(target.reshape(-1).long(), ignore_index, linear_weight.shape[0])
+    if check_targets:
+        check_target_values(_FUNCTION, targets_N, target, linear_weight.shape[0], ignore_index)
+
+    row_weight_N = _row_weights(weight, targets_N, accumulation_dtype(input.dtype))
+    tensors = (hidden_ND, linear_weight, linear_bias, targets_N)
+    choice = choose(impl, memory)
     if reduction != "none" and not label_smoothing and not z_loss:
-        total = summed_loss(hidden_ND, weight, bias, targets_N, choice=choice)
+        total = summed_loss(*tensors, row_weight_N=row_weight_N, transform=transform, choice=choice)
     else:
-        loss_N = _regularised_losses(hidden_ND, weight, bias, targets_N, label_smoothing, z_loss, choice)
+        loss_N = _losses_of_rows(*tensors, weight, row_weight_N, settings, choice)
         if reduction == "none":
-            return loss_N.view(targets.shape)
+            return loss_N.view(target.shape)
         total = loss_N.sum()
     if reduction == "sum":
         return total
-    num_targets = (targets_N != IGNORE).sum().clamp(min=1)
-    return total / num_targets
+    if divisor is not None:
+        return total / (divisor.reshape(()) if isinstance(divisor, Tensor) else divisor)
+    if row_weight_N is None:
+        return total / (targets_N != IGNORE).sum().clamp(min=1)
+    total_weight = row_weight_N.sum()
+    return total / total_weight.where(total_weight > 0, 1.0)
 
 
-def _regularised_losses(
+@dataclass(frozen=True)
+class _Settings:
+    """What is computed of each row."""
+
+    transform: ScoreTransform
+    label_smoothing: float
+    z_loss: float
+
+
+def _losses_of_rows(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     bias_V: Tensor | None,
     targets_N: Tensor,
-    label_smoothing: float,
-    z_loss: float,
+    class_weight_V: Tensor | None,
+    row_weight_N: Tensor | None,
+    settings: _Settings,
     choice: Choice,
 ) -> Tensor:
-    """Return one loss per row, with label smoothing and the z-loss unless their weights are 0."""
-    nll_N, lse_N, _ = row_losses(hidden_ND, weight_VD, bias_V, targets_N, choice=choice)
-    loss_N = nll_N
-    if label_smoothing:
-        loss_N = loss_N + label_smoothing * smoothing_losses(
-            hidden_ND, weight_VD, bias_V, targets_N, target_score_N=lse_N - nll_N
-        )
-    if z_loss:
-        loss_N = loss_N + z_loss * lse_N.square().where(targets_N != IGNORE, 0.0)
+    """Return one loss per row, with the weights of the classes, label smoothing and the z-loss."""
+    smoothing = settings.label_smoothing
+    # Without transform and class weights, the mean score follows from the mean class vector.
+    is_simple = settings.transform.is_identity and class_weight_V is None
+    request = SummaryRequest(total=bool(smoothing) and not is_simple)
+    results = row_results(
+        hidden_ND, weight_VD, bias_V, targets_N, request, settings.transform, class_weight_V, choice=choice
+    )
+    nll_N, lse_N, total_N = results.nll, results.lse, results.total
+    is_scored_N = targets_N != IGNORE
+
+    loss_N = nll_N if row_weight_N is None else nll_N * row_weight_N
+    if smoothing and is_simple:
+        target_score_N = lse_N - nll_N
+        loss_N = loss_N + smoothing * smoothing_losses(hidden_ND, weight_VD, bias_V, targets_N, target_score_N)
+    elif smoothing:
+        assert total_N is not None
+        # sum_v c_v (-log p_v), with c_v the weight of class v, is lse sum_v c_v - sum_v c_v z_v.
+        sum_of_weights = weight_VD.shape[0] if class_weight_V is None else class_weight_V.sum(dtype=lse_N.dtype)
+        uniform_loss_N = (lse_N * sum_of_weights - total_N) / weight_VD.shape[0]
+        loss_N = (1 - smoothing) * loss_N + smoothing * uniform_loss_N.where(is_scored_N, 0.0)
+    if settings.z_loss:
+        loss_N = loss_N + settings.z_loss * lse_N.square().where(is_scored_N, 0.0)
     return loss_N
 
 
-class RowLosses(NamedTuple):
-    """Losses and normalisers, one per row, (N,), at least in float32."""
-
-    nll: Tensor
-    """The negative log-likelihood of the target. It is zero if the target is `IGNORE`."""
-    lse: Tensor
-    """The log-sum-exp of the scores."""
-    lse_tau: Tensor | None
-    """The log-sum-exp of (s - mean(s)) / tau over the classes, where s are the scores without bias. None if tau is not
-    given. The mean is subtracted because a divergence between two tempered softmaxes does not depend on it.
-    """
+def _row_weights(class_weight_V: Tensor | None, targets_N: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return the weight of each row's target, zero if it is ignored."""
+    if class_weight_V is None:
+        return None
+    weight_N = class_weight_V.detach()[safe_class_ids(targets_N, class_weight_V.shape[0])]
+    return weight_N.to(dtype).where(targets_N != IGNORE, 0.0)
 
 
-def row_losses(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
-    targets_N: Tensor,
-    tau: float | None = None,
-    choice: Choice | None = None,
-) -> RowLosses:
-    """Return the negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
-
-    Args:
-        hidden_ND: Hidden states.
-        weight_VD: One vector per class.
-        bias_V: One bias per class, or None.
-        targets_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
-        tau: If given, the log-sum-exp at this temperature is returned too.
-        choice: Implementation and working memory. The default is the choice of `using`.
-    """
-    choice = choice or current_choice()
-    dtype = compute_dtype(hidden_ND, weight_VD)
-    if torch.compiler.is_compiling() and choice.impl != "reference":
-        from reefknot.kernels import ops  # it imports this module
-
-        return ops.row_losses(hidden_ND, weight_VD, bias_V, targets_N, tau, dtype, choice)
-    impl = resolve_impl(choice, hidden_ND.device, dtype)
-    if impl == "reference":
-        return RowLosses(*reference_losses(hidden_ND, weight_VD, bias_V, targets_N, tau))
-    backend, budget = get_backend(impl), choice.budget(hidden_ND.device)
-    losses = RowLossesFunction.apply(hidden_ND, weight_VD, bias_V, targets_N, tau, dtype, backend, budget)  # type: ignore[no-untyped-call]
-    return RowLosses(*losses)
+# -- what torch's function accepts, too ----------------------------------------------------------------------------
 
 
-def summed_loss(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
-    targets_N: Tensor,
-    log_prior_NK: Tensor | None = None,
-    choice: Choice | None = None,
+def _needs_plain_formula(weight: Any, target: Any) -> bool:
+    """Return whether the targets are probabilities, or the weight has more than one group of classes."""
+    has_probabilities = isinstance(target, Tensor) and target.is_floating_point()
+    return has_probabilities or (isinstance(weight, Tensor) and weight.dim() > 2)
+
+
+def _plain_formula(
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    reduction: Reduction,
+    ignore_index: int | None,
+    settings: _Settings,
 ) -> Tensor:
-    """Return the sum of the negative log-likelihoods of all targets, under one softmax or a mixture of softmaxes.
-
-    A mixture has K softmaxes over the same classes. Its loss of a target is -logsumexp_k(log_prior_k - nll_k).
-
-    Args:
-        hidden_ND: Hidden states. For a mixture, K consecutive rows per target.
-        weight_VD: One vector per class.
-        bias_V: One bias per class, or None.
-        targets_N: Target ids, from 0 to V - 1. Targets with `IGNORE` have a loss of zero.
-        log_prior_NK: For a mixture, the logarithms of the experts' weights; otherwise None.
-        choice: Implementation and working memory. The default is the choice of `using`.
-    """
-    choice = choice or current_choice()
-    if torch.float16 in (weight_VD.dtype, None if bias_V is None else bias_V.dtype):
-        # The gradients of a sum over many rows would overflow float16 before a later operation scales them down.
-        return _sum_row_losses(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, choice)
-    dtype = compute_dtype(hidden_ND, weight_VD)
-    if torch.compiler.is_compiling() and choice.impl != "reference":
-        from reefknot.kernels import ops  # it imports this module
-
-        return ops.summed_loss(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, dtype, choice)
-    impl = resolve_impl(choice, hidden_ND.device, dtype)
-    if impl == "reference":
-        return _sum_row_losses(hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, choice)
-    training, backend, budget = torch.is_grad_enabled(), get_backend(impl), choice.budget(hidden_ND.device)
-    arguments = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, training, dtype, backend, budget)
-    return cast(Tensor, SummedLossFunction.apply(*arguments))  # type: ignore[no-untyped-call]
-
-
-def _sum_row_losses(
-    hidden_RD: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
-    targets_N: Tensor,
-    log_prior_NK: Tensor | None,
-    choice: Choice,
-) -> Tensor:
-    """Compute `summed_loss` by `row_losses`, whose gradients are computed in the backward pass."""
-    if log_prior_NK is None:
-        return row_losses(hidden_RD, weight_VD, bias_V, targets_N, choice=choice).nll.sum()
-    targets_R = targets_N[:, None].expand(log_prior_NK.shape).flatten()
-    nll_R = row_losses(hidden_RD, weight_VD, bias_V, targets_R, choice=choice).nll
-    return mixture_losses(log_prior_NK, nll_R.view(log_prior_NK.shape), targets_N).sum()
-
-
-def smoothing_losses(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, target_score_N: Tensor | None = None
-) -> Tensor:
-    """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
-
-    If a share s of every target is spread over all classes, its loss is (1 - s) nll + s mean_v(-log p_v). This equals
-    nll + s (z_y - mean_v z_v), so the log-probabilities of the other classes are not needed. The term is zero for
-    ignored targets.
-
-    Args:
-        hidden_ND: Hidden states.
-        weight_VD: One vector per class.
-        bias_V: One bias per class, or None.
-        targets_N: Target ids, or `IGNORE`.
-        target_score_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
-            gradient is then summed in the type of `weight_VD`.
-    """
-    with torch.autocast(hidden_ND.device.type, enabled=False):
-        hidden_ND = at_least_float32(hidden_ND)
-        if target_score_N is None:
-            classes_N = safe_class_ids(targets_N, weight_VD.shape[0])
-            # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any.
-            target_score_N = (hidden_ND * F.embedding(classes_N, weight_VD)).sum(-1)
-            if bias_V is not None:
-                target_score_N = target_score_N + F.embedding(classes_N, bias_V[:, None])[:, 0]
-        mean_vector_D = weight_VD.mean(0, dtype=accumulation_dtype(weight_VD.dtype)).to(hidden_ND.dtype)
-        mean_score_N = hidden_ND @ mean_vector_D
-        if bias_V is not None:
-            mean_score_N = mean_score_N + bias_V.mean(dtype=accumulation_dtype(bias_V.dtype))
-    return (target_score_N - mean_score_N).where(targets_N != IGNORE, 0.0)
+    """Compute the loss with all scores in memory, for arguments whose loss cannot be computed in blocks."""
+    if settings.z_loss:
+        raise ArgumentError(f"{_FUNCTION}: z_loss works with class ids and a weight of shape (classes, dim) only")
+    for name, argument in (("input", hidden), ("linear_weight", weight), ("target", target)):
+        check_is_tensor(_FUNCTION, name, argument)
+    check_devices(_FUNCTION, hidden, weight, target, bias, class_weight)
+    scores = F.linear(hidden, weight.reshape(-1, weight.shape[-1]), None if bias is None else bias.reshape(-1))
+    scores = scores.reshape(*hidden.shape[:-1], *weight.shape[:-1])
+    if target.is_floating_point() and target.shape != scores.shape:
+        raise ArgumentError(
+            f"{_FUNCTION}: target is {tuple(target.shape)} {target.dtype}; class probabilities must be "
+            f"{tuple(scores.shape)}, and class ids must be integers"
+        )
+    transformed = transform_scores(scores.to(accumulation_dtype(scores.dtype)), settings.transform)
+    if class_weight is not None:
+        class_weight = class_weight.to(transformed.dtype)
+    if target.is_floating_point():
+        target = target.to(transformed.dtype)
+    return F.cross_entropy(
+        transformed,
+        target,
+        weight=class_weight,
+        ignore_index=IGNORE if ignore_index is None else ignore_index,
+        reduction=reduction,
+        label_smoothing=settings.label_smoothing,
+    )
 
 
 # -- checks --------------------------------------------------------------------------------------------------------
 
 
-def _replace_ignore_index(targets_N: Tensor, ignore_index: int, num_classes: int) -> Tensor:
-    """Replace `ignore_index` by `IGNORE`, and targets that happen to equal `IGNORE` by an id that is out of range."""
-    if ignore_index == IGNORE:
-        return targets_N
-    other_targets_N = torch.where(targets_N == IGNORE, num_classes, targets_N)
-    return torch.where(targets_N == ignore_index, IGNORE, other_targets_N)
+def _rename_old_names(
+    arguments: dict[str, Tensor | None], old_names: dict[str, Any], class_weight: Any
+) -> dict[str, Any]:
+    """Return the first four arguments, with those that were passed by an old name, or raise an error."""
+    for old_name, value in old_names.items():
+        name = _OLD_NAMES.get(old_name)
+        if name is None:
+            raise TypeError(f"{_FUNCTION}() got an unexpected keyword argument {old_name!r}")
+        if arguments[name] is not None:
+            raise ArgumentError(f"{_FUNCTION}: {old_name} is the old name of {name}; pass only {name}")
+        message = f"{_FUNCTION}: the keyword {old_name} is now called {name}, as in torch"
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        arguments[name] = value
+    if arguments["linear_weight"] is None and class_weight is not None:
+        raise ArgumentError(
+            f"{_FUNCTION}: weight means the weights of the classes in the loss, as in torch; "
+            "pass the classifier's weight as linear_weight"
+        )
+    for name in ("input", "linear_weight", "target"):
+        if arguments[name] is None:
+            raise ArgumentError(f"{_FUNCTION}: {name} is missing; pass (input, linear_weight, target)")
+    return arguments
 
 
-def _check_types(hidden: Any, weight: Any, targets: Any, bias: Any) -> None:
-    for name, argument in (("hidden", hidden), ("weight", weight), ("targets", targets), ("bias", bias)):
-        if name == "bias" and argument is None:
-            continue
-        if not isinstance(argument, Tensor):
-            hint = f"; pass its {name}, not the layer" if isinstance(argument, torch.nn.Module) else ""
-            raise ArgumentError(f"{_FUNCTION}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
-        if name != "targets" and not argument.is_floating_point():
-            raise ArgumentError(f"{_FUNCTION}: {name} is {argument.dtype}; it must be a floating-point tensor")
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise ArgumentError(f"{_FUNCTION}: targets are {targets.dtype}; class ids must be integers")
-
-
-def _check_settings(reduction: str, label_smoothing: float, z_loss: float, ignore_index: int) -> None:
-    if not isinstance(ignore_index, int):
+def _check_settings(
+    reduction: str, label_smoothing: float, z_loss: float, ignore_index: int | None, divisor: float | Tensor | None
+) -> None:
+    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
         raise ArgumentError(f"{_FUNCTION}: ignore_index = {ignore_index!r}: must be an integer")
+    if ignore_index is not None and not -(2**63) <= ignore_index < 2**63:
+        raise ArgumentError(f"{_FUNCTION}: ignore_index = {ignore_index}: must fit into 64 bits, as targets do")
     if reduction not in get_args(Reduction):
         raise ArgumentError(f"{_FUNCTION}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
     if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
         raise ArgumentError(f"{_FUNCTION}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
-    if not (isinstance(z_loss, int | float) and 0 <= z_loss < math.inf):
-        raise ArgumentError(f"{_FUNCTION}: z_loss = {z_loss!r}: must be 0 or more, and finite")
-
-
-def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
-    if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
+    check_number(_FUNCTION, "z_loss", z_loss, 0)
+    if divisor is None:
+        return
+    if reduction != "mean":
         raise ArgumentError(
-            f"{_FUNCTION}: hidden is {tuple(hidden.shape)} and weight is {tuple(weight.shape)}; they must be "
-            "(..., dim) and (classes, dim), with the same dim"
+            f"{_FUNCTION}: divisor replaces the number of targets of a mean; with {reduction!r} drop it"
         )
-    if targets.shape != hidden.shape[:-1]:
-        raise ArgumentError(
-            f"{_FUNCTION}: targets is {tuple(targets.shape)} but hidden is {tuple(hidden.shape)}; pass one id per row, "
-            f"{tuple(hidden.shape[:-1])}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentError(
-            f"{_FUNCTION}: bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be ({weight.shape[0]},)"
-        )
-    devices = {str(tensor.device) for tensor in (hidden, weight, targets, bias) if tensor is not None}
-    if len(devices) > 1:
-        raise ArgumentError(
-            f"{_FUNCTION}: the arguments are on {' and '.join(sorted(devices))}; put them on one device"
-        )
+    if isinstance(divisor, Tensor):
+        if divisor.numel() != 1:
+            raise ArgumentError(f"{_FUNCTION}: divisor is {tuple(divisor.shape)}; it must be one number")
+    else:
+        check_number(_FUNCTION, "divisor", divisor, 0, above=True)
 
 
-def _check_targets(targets_N: Tensor, targets: Tensor, num_classes: int, ignore_index: int) -> None:
-    outside_N = (targets_N != IGNORE) & ~is_class(targets_N, num_classes)
-    if bool(outside_N.any()):
-        row = int(outside_N.nonzero()[0])
+def _check_class_weight(class_weight: Any, num_classes: int) -> None:
+    if class_weight is None:
+        return
+    check_is_tensor(_FUNCTION, "weight", class_weight)
+    if class_weight.shape != (num_classes,) or not class_weight.is_floating_point():
+        hint = "; pass the classifier's weight as linear_weight" if class_weight.dim() == 2 else ""
         raise ArgumentError(
-            f"{_FUNCTION}: target {int(targets.reshape(-1)[row])} of row {row} is not a class; "
-            f"use 0 to {num_classes - 1}, or {ignore_index} (ignore_index) to ignore a row"
+            f"{_FUNCTION}: weight is {tuple(class_weight.shape)} {class_weight.dtype}; the weights of the classes must "
+            f"be ({num_classes},) floating-point numbers{hint}"
         )
-
-
-def _is_tracing(targets: Tensor) -> bool:
-    """Return whether a graph is being compiled or captured. The targets then have no values that could be checked."""
-    if torch.compiler.is_compiling() or targets.is_meta:
-        return True
-    return targets.is_cuda and torch.cuda.is_current_stream_capturing()

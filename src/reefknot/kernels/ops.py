@@ -1,7 +1,7 @@
 """The losses as custom operators of torch, so that `torch.compile` keeps a loss in one graph.
 
-`summed_loss`, `row_losses` and `soft_targets` are the functions to start from. Inside a compiled graph,
-`linear_cross_entropy` and `soft_target` call them. They give the same results as the eager functions. A compiler cannot
+`summed_loss`, `row_results` and `soft_targets` are the functions to start from. Inside a compiled graph, `losses` and
+`soft_target` call them. They give the same results as the eager functions. A compiler cannot
 trace a loop over blocks of scores. It does not need to, because each operator declares the shapes of its outputs
 (`register_fake`) and its gradient (`register_autograd`).
 
@@ -22,15 +22,31 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from reefknot.kernels.autograd import SummedLoss, compute_row_gradients
+from reefknot.kernels.autograd import (
+    LossOptions,
+    RowGrads,
+    RowResults,
+    SummedLoss,
+    compute_row_gradients,
+    compute_row_results,
+)
 from reefknot.kernels.choice import Choice, Impl, resolve_impl
 from reefknot.kernels.divergence import DivergenceInputs
-from reefknot.kernels.linear_cross_entropy import RowLosses
-from reefknot.kernels.passes import LossInputs, compute_losses
-from reefknot.kernels.scores import TorchBackend, accumulation_dtype, at_least_float32, get_backend
+from reefknot.kernels.scores import (
+    ScoreTransform,
+    SummaryRequest,
+    TorchBackend,
+    accumulation_dtype,
+    at_least_float32,
+    get_backend,
+)
 from reefknot.kernels.soft_target import Attention, SoftTargets
 
 _HEAD = "Tensor hidden, Tensor weight, Tensor? bias"
+_TRANSFORM = "float scale, float? softcap, float temperature"
+"""The fields of a `ScoreTransform`."""
+_REQUEST = "float? tau, bool expected, bool total, bool best"
+"""The fields of a `SummaryRequest`, whose log-sum-exp is always computed."""
 _OPTIONS = "ScalarType dtype, str impl, float? memory"
 """Arguments of every operator: the type of the matrix products, and a `Choice`. They are read outside the operator,
 where autocast and `using` are visible, and resolved inside."""
@@ -45,21 +61,24 @@ def summed_loss(
     bias_V: Tensor | None,
     targets_N: Tensor,
     log_prior_NK: Tensor | None,
+    row_weight_N: Tensor | None,
+    transform: ScoreTransform,
     dtype: torch.dtype,
     choice: Choice,
+    needs_grad: Sequence[bool],
 ) -> Tensor:
-    """Compute `linear_cross_entropy.summed_loss` in a compiled graph."""
-    inputs = (hidden_ND, weight_VD, bias_V, log_prior_NK)
-    needs_grad = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in inputs]
-    total: Tensor = _summed_loss(*inputs, targets_N, dtype, choice.impl, choice.memory, needs_grad)[0]
+    """Compute `losses.summed_loss` in a compiled graph."""
+    tensors = (hidden_ND, weight_VD, bias_V, log_prior_NK, targets_N, row_weight_N)
+    settings = (*_flatten_transform(transform), dtype, choice.impl, choice.memory)
+    total: Tensor = _summed_loss(*tensors, *settings, list(needs_grad))[0]
     return total
 
 
 @custom_op(
     "reefknot::summed_loss",
     mutates_args=(),
-    schema=f"({_HEAD}, Tensor? log_prior, Tensor targets, {_OPTIONS}, bool[] needs_grad)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({_HEAD}, Tensor? log_prior, Tensor targets, Tensor? row_weight, {_TRANSFORM}, {_OPTIONS},"
+    " bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _summed_loss(
     hidden: Tensor,
@@ -67,35 +86,34 @@ def _summed_loss(
     bias: Tensor | None,
     log_prior: Tensor | None,
     targets: Tensor,
+    row_weight: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    temperature: float,
     dtype: torch.dtype,
     impl: Impl,
     memory: float | None,
     needs_grad: list[bool],
 ) -> tuple[Tensor, ...]:
     """Return the sum, and its gradients with respect to hidden, weight, bias and the log-prior."""
-    loss = SummedLoss(
-        hidden, weight, bias, targets, log_prior, dtype, *_choose_backend(dtype, impl, memory, hidden.device)
-    )
+    transform = ScoreTransform(scale, softcap, temperature)
+    options = LossOptions(dtype, *_choose_backend(dtype, impl, memory, hidden.device), transform)
+    loss = SummedLoss(hidden, weight, bias, targets, log_prior, row_weight, options)
     if not any(needs_grad):
         return loss.compute(), *_fill_unneeded(needs_grad, [None] * len(needs_grad), hidden)
-    total, (grad_hidden, grad_weight, grad_bias, _, grad_log_prior) = loss.compute_with_gradients(needs_grad)
-    return total, *_fill_unneeded(needs_grad, (grad_hidden, grad_weight, grad_bias, grad_log_prior), hidden)
+    total, gradients = loss.compute_with_gradients(needs_grad)
+    return total, *_fill_unneeded(needs_grad, gradients, hidden)
 
 
 @_summed_loss.register_fake
 def _(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    log_prior: Tensor | None,
-    targets: Tensor,
-    dtype: torch.dtype,
-    *options: Any,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, log_prior: Tensor | None, *others: Any
 ) -> tuple[Tensor, ...]:
+    *_, dtype, _, _, needs_grad = others
     total_dtype = accumulation_dtype(dtype)
     if log_prior is not None:
         total_dtype = torch.promote_types(total_dtype, log_prior.dtype)
-    return hidden.new_empty((), dtype=total_dtype), *_allocate(options[-1], (hidden, weight, bias, log_prior), hidden)
+    return hidden.new_empty((), dtype=total_dtype), *_allocate(needs_grad, (hidden, weight, bias, log_prior), hidden)
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -113,109 +131,112 @@ def _scale_gradients(ctx: Any, grad_total: Tensor, *_: Any) -> tuple[Tensor | No
 _summed_loss.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
-# -- losses of rows ------------------------------------------------------------------------------------------------
+# -- losses and summaries of rows ----------------------------------------------------------------------------------
 
 
-def row_losses(
+def row_results(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     bias_V: Tensor | None,
     targets_N: Tensor,
-    tau: float | None,
+    class_weight_V: Tensor | None,
+    request: SummaryRequest,
+    transform: ScoreTransform,
     dtype: torch.dtype,
     choice: Choice,
-) -> RowLosses:
-    """Compute `linear_cross_entropy.row_losses` in a compiled graph."""
-    nll_N, lse_N, lse_tau_N = _row_losses(
-        hidden_ND, weight_VD, bias_V, targets_N, tau, dtype, choice.impl, choice.memory
-    )
-    return RowLosses(nll_N, lse_N, None if tau is None else lse_tau_N)
+) -> RowResults:
+    """Compute `losses.row_results` in a compiled graph."""
+    tensors = (hidden_ND, weight_VD, bias_V, targets_N, class_weight_V)
+    request_fields = (request.tau, request.expected, request.total, request.best)
+    settings = (*request_fields, *_flatten_transform(transform), dtype, choice.impl, choice.memory)
+    results = _row_results(*tensors, *settings)
+    is_requested = _requested_results(request)
+    wanted: list[Any] = [result if is_wanted else None for result, is_wanted in zip(results, is_requested, strict=True)]
+    return RowResults(*wanted)
 
 
 @custom_op(
-    "reefknot::row_losses",
+    "reefknot::row_results",
     mutates_args=(),
-    schema=f"({_HEAD}, Tensor targets, float? tau, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    schema=f"({_HEAD}, Tensor targets, Tensor? class_weight, {_REQUEST}, {_TRANSFORM}, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _row_losses(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    tau: float | None,
-    dtype: torch.dtype,
-    impl: Impl,
-    memory: float | None,
+def _row_results(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, class_weight: Tensor | None, *settings: Any
 ) -> tuple[Tensor, ...]:
-    with torch.autocast(hidden.device.type, enabled=False):
-        results = compute_losses(
-            LossInputs(hidden, weight, bias, targets, dtype, *_choose_backend(dtype, impl, memory, hidden.device)), tau
-        )
-    return _fill_unneeded((True, True, tau is not None), results, results[1])
+    request, options = _parse_row_settings(settings, hidden.device)
+    results = compute_row_results(options.loss_inputs(hidden, weight, bias, targets, class_weight), request)
+    return _fill_unneeded(_requested_results(request), results, results.lse)
 
 
-@_row_losses.register_fake
+@_row_results.register_fake
 def _(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    tau: float | None,
-    dtype: torch.dtype,
-    *options: Any,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, class_weight: Tensor | None, *settings: Any
 ) -> tuple[Tensor, ...]:
+    tau, expected, total, best, *_, dtype, _, _ = settings
     lse = hidden.new_empty(hidden.shape[0], dtype=accumulation_dtype(dtype))
-    return _allocate((True, True, tau is not None), (lse, lse, lse), lse)
+    best_class = targets.new_empty(hidden.shape[0])
+    is_requested = _requested_results(SummaryRequest(tau=tau, expected=expected, total=total, best=best))
+    return _allocate(is_requested, (lse, lse, lse, lse, lse, best_class), lse)
 
 
-def _save_normalisers(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, targets, *ctx.options = inputs
-    ctx.save_for_backward(hidden, weight, bias, targets, *output[1:])
+def _save_row_results(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *_, lse, lse_tau, entropy, _, best_class = output
+    ctx.mark_non_differentiable(best_class)
+    ctx.save_for_backward(*inputs[:5], lse, lse_tau, entropy)
+    ctx.settings = inputs[5:]
     ctx.set_materialize_grads(False)
 
 
-def _row_losses_backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def _row_results_backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
     needs_grad = list(ctx.needs_input_grad[:3])
-    gradients = _row_gradients(*ctx.saved_tensors, *output_grads, *ctx.options, needs_grad)
-    return _drop_unneeded(needs_grad, gradients, num_others=5)
+    gradients = _row_gradients(*ctx.saved_tensors, *output_grads[:-1], *ctx.settings, needs_grad)
+    return _drop_unneeded(needs_grad, gradients, num_others=2 + len(ctx.settings))
 
 
-_row_losses.register_autograd(_row_losses_backward, setup_context=_save_normalisers)
+_row_results.register_autograd(_row_results_backward, setup_context=_save_row_results)
 
 
 @custom_op(
     "reefknot::row_gradients",
     mutates_args=(),
-    schema=f"({_HEAD}, Tensor targets, Tensor lse, Tensor lse_tau, Tensor? grad_nll, Tensor? grad_lse,"
-    f" Tensor? grad_lse_tau, float? tau, {_OPTIONS}, bool[] needs_grad) -> (Tensor, Tensor, Tensor)",
+    schema=f"({_HEAD}, Tensor targets, Tensor? class_weight, Tensor lse, Tensor lse_tau, Tensor entropy,"
+    " Tensor? grad_nll, Tensor? grad_lse, Tensor? grad_lse_tau, Tensor? grad_entropy, Tensor? grad_total,"
+    f" {_REQUEST}, {_TRANSFORM}, {_OPTIONS}, bool[] needs_grad) -> (Tensor, Tensor, Tensor)",
 )
-def _row_gradients(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    lse: Tensor,
-    lse_tau: Tensor,
-    grad_nll: Tensor | None,
-    grad_lse: Tensor | None,
-    grad_lse_tau: Tensor | None,
-    tau: float | None,
-    dtype: torch.dtype,
-    impl: Impl,
-    memory: float | None,
-    needs_grad: list[bool],
-) -> tuple[Tensor, ...]:
-    inputs = LossInputs(hidden, weight, bias, targets, dtype, *_choose_backend(dtype, impl, memory, hidden.device))
-    return _fill_unneeded(
-        needs_grad,
-        compute_row_gradients(inputs, lse, lse_tau, tau, (grad_nll, grad_lse, grad_lse_tau), needs_grad),
-        hidden,
-    )
+def _row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs, (lse, lse_tau, entropy), grads = arguments[:5], arguments[5:8], arguments[8:13]
+    *settings, needs_grad = arguments[13:]
+    hidden = inputs[0]
+    request, options = _parse_row_settings(settings, hidden.device)
+    loss_inputs = options.loss_inputs(*inputs)
+    # A result that was not requested is an empty tensor, and so is its gradient.
+    is_requested = _requested_results(request)
+    grads = [grad if is_wanted else None for grad, is_wanted in zip(grads, is_requested, strict=False)]
+    gradients = compute_row_gradients(loss_inputs, request, lse, lse_tau, entropy, RowGrads(*grads), needs_grad)
+    return _fill_unneeded(needs_grad, gradients, hidden)
 
 
 @_row_gradients.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> tuple[Tensor, ...]:
-    return _allocate(options[-1], (hidden, weight, bias), hidden)
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    return _allocate(arguments[-1], arguments[:3], arguments[0])
+
+
+def _flatten_transform(transform: ScoreTransform) -> tuple[float, float | None, float]:
+    return transform.scale, transform.softcap, transform.temperature
+
+
+def _parse_row_settings(settings: Sequence[Any], device: torch.device) -> tuple[SummaryRequest, LossOptions]:
+    """Return what the settings of `_row_results` stand for."""
+    tau, expected, total, best, scale, softcap, temperature, dtype, impl, memory = settings
+    request = SummaryRequest(tau=tau, expected=expected, total=total, best=best)
+    transform = ScoreTransform(scale, softcap, temperature)
+    return request, LossOptions(dtype, *_choose_backend(dtype, impl, memory, device), transform)
+
+
+def _requested_results(request: SummaryRequest) -> tuple[bool, ...]:
+    """Return which fields of `RowResults` are computed."""
+    return True, True, request.tau is not None, request.expected, request.total, request.best
 
 
 # -- soft targets --------------------------------------------------------------------------------------------------

@@ -24,8 +24,12 @@ from torch import Tensor
 
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.scores import (
+    IDENTITY,
     GradientTerms,
     LossAndGradient,
+    RowSummary,
+    ScoreTransform,
+    SummaryRequest,
     TorchBackend,
     accumulation_dtype,
     add_class_gradient,
@@ -61,6 +65,9 @@ class LossInputs:
     """A vector that is subtracted from every class vector before rounding. This lowers all scores of a row by the same
     amount, which does not change a softmax. Trained class vectors have a large mean. Without the subtraction, half
     precision would spend its digits on the mean, and a tempered softmax needs all digits."""
+    transform: ScoreTransform = IDENTITY
+    class_weight: Tensor | None = None
+    """The weight of each class in `RowSummary.total`, (V,). None stands for weights of 1."""
 
     @property
     def num_rows(self) -> int:
@@ -105,6 +112,10 @@ class LossInputs:
         bias = None if self.bias is None else self.bias[classes].to(accumulation_dtype(self.dtype))
         return weight, bias
 
+    def class_weight_block(self, classes: slice) -> Tensor | None:
+        """Return the weights of some classes in the type of the sums."""
+        return None if self.class_weight is None else self.class_weight[classes].to(accumulation_dtype(self.dtype))
+
     def has_target(self, rows: slice) -> Tensor:
         """Return a mask of the rows whose target is a class."""
         return is_class(self.targets[rows], self.num_classes)
@@ -141,24 +152,32 @@ class LossInputs:
 # -- the passes ----------------------------------------------------------------------------------------------------
 
 
-def compute_losses(inputs: LossInputs, tau: float | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return nll, lse and, if `tau` is given, lse_tau of all rows, (N,) each (see `RowLosses`)."""
+def compute_losses(inputs: LossInputs, request: SummaryRequest) -> tuple[Tensor, RowSummary]:
+    """Return the losses of all rows, (N,), and what `request` asks for, which must include the log-sum-exps."""
     mean_D = None
-    if tau is not None:
+    if request.tau is not None:
         mean_D = inputs.mean_class_vector()
         inputs = inputs.subtract_mean(mean_D)
     block_size = inputs.block_size(gradients=False)
-    results = [
-        _compute_losses_of_rows(inputs, rows, block_size, tau) for rows in block_size.row_slices(inputs.num_rows)
+    blocks = [
+        _compute_losses_of_rows(inputs, rows, block_size, request) for rows in block_size.row_slices(inputs.num_rows)
     ]
-    nll, lse, lse_tau = (_concatenate(inputs, [result[index] for result in results]) for index in range(3))
-    if tau is None or mean_D is None:
-        return nll, lse, None
+    nll = _concatenate(inputs, [block_nll for block_nll, _ in blocks])
+    summary = RowSummary(
+        *(
+            _concatenate_if_computed(inputs, request, [block for _, block in blocks], name)
+            for name in RowSummary._fields
+        )
+    )
+    if request.tau is None or mean_D is None:
+        return nll, summary
+    assert summary.lse is not None
+    assert summary.lse_tau is not None
     # `lse` is for the scores, and `lse_tau` for the scores minus their mean. With a centre, both were computed for the
     # scores minus their mean, and without a centre, both for the scores. So one of them is corrected here.
     if inputs.centre is None:
-        return nll, lse, lse_tau - inputs.mean_scores(mean_D) / tau
-    return nll, lse + inputs.mean_scores(mean_D), lse_tau
+        return nll, summary._replace(lse_tau=summary.lse_tau - inputs.mean_scores(mean_D) / request.tau)
+    return nll, summary._replace(lse=summary.lse + inputs.mean_scores(mean_D))
 
 
 RowWeigher = Callable[[slice, Tensor], Tensor | None]
@@ -183,16 +202,19 @@ def compute_losses_with_gradients(
         weight, bias = inputs.class_block(slice(0, inputs.num_classes))
         for rows in block_size.row_slices(inputs.num_rows):
             hidden = inputs.hidden_block(rows)
-            block = inputs.backend.loss_and_gradient(hidden, weight, bias, inputs.targets[rows])
+            block = inputs.backend.loss_and_gradient(hidden, weight, bias, inputs.targets[rows], inputs.transform)
             sums.add_block(rows, hidden, weight, block, weigh_rows(rows, block.nll))
             del block  # free it before the next one is computed
         return sums
     for rows in block_size.row_slices(inputs.num_rows):
-        nll, lse, _ = _compute_losses_of_rows(inputs, rows, block_size, None)
+        nll, summary = _compute_losses_of_rows(inputs, rows, block_size, SummaryRequest())
+        lse = summary.lse
+        assert lse is not None
         row_weights = weigh_rows(rows, nll)
         if row_weights is None:
             row_weights = inputs.has_target(rows).to(lse.dtype)
-        sums.add_recomputed_rows(rows, GradientTerms(lse, row_weights, row_weights), block_size)
+        terms = GradientTerms(lse, row_weights, row_weights, transform=inputs.transform)
+        sums.add_recomputed_rows(rows, terms, block_size)
     return sums
 
 
@@ -220,20 +242,48 @@ def compute_gradients(
 
 
 def _compute_losses_of_rows(
-    inputs: LossInputs, rows: slice, block_size: BlockSize, tau: float | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return nll, lse and lse_tau of some rows, computed one block of classes after the other."""
+    inputs: LossInputs, rows: slice, block_size: BlockSize, request: SummaryRequest
+) -> tuple[Tensor, RowSummary]:
+    """Return losses and summaries of some rows, computed one block of classes after the other."""
     hidden = inputs.hidden_block(rows)
-    normalisers = [
-        inputs.backend.normalisers(hidden, *inputs.class_block(classes), tau)
-        for classes in block_size.class_slices(inputs.num_classes)
-    ]
-    lse = combine_normalisers([block_lse for block_lse, _ in normalisers])
-    lse_tau = combine_normalisers([block_lse_tau for _, block_lse_tau in normalisers])
-    assert lse is not None
+    blocks = []
+    for classes in block_size.class_slices(inputs.num_classes):
+        weight, bias = inputs.class_block(classes)
+        class_weight = inputs.class_weight_block(classes)
+        block = inputs.backend.summarise(hidden, weight, bias, request, inputs.transform, class_weight)
+        if block.best_class is not None:
+            block = block._replace(best_class=block.best_class + classes.start)
+        blocks.append(block)
+    summary = _combine_summaries(blocks)
+    assert summary.lse is not None
     targets = inputs.targets[rows]
-    nll = lse - inputs.backend.target_scores(hidden, inputs.weight, inputs.bias, targets, inputs.centre).to(lse.dtype)
-    return mask_ignored(nll, targets, inputs.num_classes), lse, lse_tau
+    target_scores = inputs.backend.target_scores(
+        hidden, inputs.weight, inputs.bias, targets, inputs.centre, inputs.transform
+    )
+    nll = summary.lse - target_scores.to(summary.lse.dtype)
+    return mask_ignored(nll, targets, inputs.num_classes), summary
+
+
+def _combine_summaries(blocks: list[RowSummary]) -> RowSummary:
+    """Return the summary of all classes, given the summaries of blocks of classes."""
+    if len(blocks) == 1:
+        return blocks[0]
+    lse = combine_normalisers([block.lse for block in blocks])
+    lse_tau = combine_normalisers([block.lse_tau for block in blocks])
+    expected = total = best_score = best_class = None
+    if blocks[0].expected is not None and lse is not None:
+        # A block counts by its share of the probability. It has no share if all its scores are minus infinity.
+        shares = torch.stack([block.lse - lse for block in blocks if block.lse is not None]).exp_()
+        block_means = torch.stack([block.expected for block in blocks if block.expected is not None])
+        expected = (shares * block_means.masked_fill_(shares == 0, 0.0)).sum(0)
+    if blocks[0].total is not None:
+        total = torch.stack([block.total for block in blocks if block.total is not None]).sum(0)
+    if blocks[0].best_score is not None:
+        best_scores = torch.stack([block.best_score for block in blocks if block.best_score is not None])
+        best_classes = torch.stack([block.best_class for block in blocks if block.best_class is not None])
+        best_score, best_block = best_scores.max(0)
+        best_class = best_classes.gather(0, best_block[None])[0]
+    return RowSummary(lse, lse_tau, expected, total, best_score, best_class)
 
 
 def combine_normalisers(normalisers: list[Tensor | None]) -> Tensor | None:
@@ -244,12 +294,29 @@ def combine_normalisers(normalisers: list[Tensor | None]) -> Tensor | None:
     return torch.logsumexp(torch.stack(computed), dim=0)
 
 
-def _concatenate(inputs: LossInputs, results: list[Tensor | None]) -> Tensor:
-    """Concatenate the results of blocks of rows. Return an empty tensor if there are no rows or no results."""
-    computed = [result for result in results if result is not None]
-    if not computed:
+def _concatenate_if_computed(
+    inputs: LossInputs, request: SummaryRequest, blocks: list[RowSummary], name: str
+) -> Tensor | None:
+    """Concatenate one field of the summaries of blocks of rows. None if `request` does not ask for it."""
+    is_requested = {
+        "lse": request.lse,
+        "lse_tau": request.tau is not None,
+        "expected": request.expected,
+        "total": request.total,
+        "best_score": request.best,
+        "best_class": request.best,
+    }[name]
+    if not is_requested:
+        return None
+    concatenated = _concatenate(inputs, [getattr(block, name) for block in blocks])
+    return concatenated.long() if name == "best_class" else concatenated
+
+
+def _concatenate(inputs: LossInputs, results: list[Tensor]) -> Tensor:
+    """Concatenate the results of blocks of rows. Return an empty tensor if there are no rows."""
+    if not results:
         return inputs.hidden.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
-    return computed[0] if len(computed) == 1 else torch.cat(computed)
+    return results[0] if len(results) == 1 else torch.cat(results)
 
 
 # -- sums of gradients ---------------------------------------------------------------------------------------------
@@ -301,8 +368,9 @@ class GradientSums:
         for classes in block_size.class_slices(inputs.num_classes):
             weight, bias = inputs.class_block(classes)
             targets = inputs.targets[rows] - classes.start
+            class_weight = inputs.class_weight_block(classes) if terms.total_weight is not None else None
             grad_scores, grad_bias = inputs.backend.score_gradient(
-                hidden, weight, bias, targets, terms, self.grad_bias is not None
+                hidden, weight, bias, targets, terms, self.grad_bias is not None, class_weight
             )
             if grad_hidden is not None:
                 add_row_gradient(grad_hidden, grad_scores, weight, overwrite=classes.start == 0)

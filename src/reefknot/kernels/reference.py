@@ -1,6 +1,6 @@
 """Reference implementation of the losses, straight from their formulas, with all scores in memory.
 
-The block-wise implementations are tested against `reference_losses` and `reference_soft_targets`, which also run if
+The block-wise implementations are tested against `reference_results` and `reference_soft_targets`, which also run if
 `impl = "reference"`. `linear_scores` computes the scores, and `compute_dtype` returns the precision of their matrix
 product; both are used elsewhere too.
 
@@ -10,13 +10,22 @@ Shapes: N rows (tokens), D dimensions, V classes; U queries, C dimensions of the
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.kernels.scores import IGNORE, at_least_float32, is_class, mask_ignored, matmul_wide
+from reefknot.kernels.scores import (
+    IGNORE,
+    ScoreTransform,
+    SummaryRequest,
+    at_least_float32,
+    is_class,
+    mask_ignored,
+    matmul_wide,
+)
 
 
 def linear_scores(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -26,9 +35,14 @@ def linear_scores(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -
     block-wise functions, so that all functions give the same scores.
     """
     dtype = compute_dtype(hidden_ND, weight_VD)
-    with torch.autocast(hidden_ND.device.type, enabled=False):
+    with no_autocast(hidden_ND):
         scores_NV = cast(Tensor, _WideMatmul.apply(hidden_ND.to(dtype), weight_VD.to(dtype)))  # type: ignore[no-untyped-call]
         return scores_NV if bias_V is None else scores_NV + bias_V
+
+
+def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context without autocast on the device of a tensor. The meta device has no autocast."""
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
 def compute_dtype(hidden_ND: Tensor, weight_VD: Tensor) -> torch.dtype:
@@ -37,7 +51,8 @@ def compute_dtype(hidden_ND: Tensor, weight_VD: Tensor) -> torch.dtype:
     Gradients of scores do not fit the range of float16, so float16 is multiplied in float32.
     """
     dtype = torch.promote_types(hidden_ND.dtype, weight_VD.dtype)
-    if dtype != torch.float64 and torch.is_autocast_enabled(hidden_ND.device.type):
+    can_autocast = dtype != torch.float64 and not hidden_ND.is_meta
+    if can_autocast and torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)
     return torch.float32 if dtype == torch.float16 else dtype
 
@@ -59,22 +74,43 @@ class _WideMatmul(torch.autograd.Function):
         )
 
 
-def reference_losses(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, tau: float | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute `row_losses` straight from its formulas.
-
-    Return the negative log-likelihoods, the log-sum-exps and, if `tau` is given, the log-sum-exps of
-    (s - mean(s)) / tau, where s are the scores without bias. Each result has shape (N,).
-    """
-    logits_NV = linear_scores(hidden_ND, weight_VD, None)
-    lse_tau_N = None
-    if tau is not None:
-        centred_NV = logits_NV - logits_NV.mean(-1, keepdim=True)
-        lse_tau_N = torch.logsumexp(centred_NV / tau, dim=-1)
+def reference_results(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    class_weight_V: Tensor | None,
+    request: SummaryRequest,
+    transform: ScoreTransform,
+) -> tuple[Tensor | None, ...]:
+    """Compute the fields of `RowResults` straight from their formulas, in their order."""
+    scores_NV = linear_scores(hidden_ND, weight_VD, None)
+    lse_tau_N = entropy_N = total_N = best_class_N = None
+    if request.tau is not None:
+        centred_NV = scores_NV - scores_NV.mean(-1, keepdim=True)
+        lse_tau_N = torch.logsumexp(centred_NV / request.tau, dim=-1)
     if bias_V is not None:
-        logits_NV = logits_NV + bias_V
-    return _cross_entropy(logits_NV, targets_N), torch.logsumexp(logits_NV, dim=-1), lse_tau_N
+        scores_NV = scores_NV + bias_V
+    transformed_NV = transform_scores(scores_NV, transform)
+
+    lse_N = torch.logsumexp(transformed_NV, dim=-1)
+    if request.expected:
+        log_probs_NV = transformed_NV - lse_N[:, None]
+        entropy_N = -(log_probs_NV.exp() * log_probs_NV.clamp(min=torch.finfo(lse_N.dtype).min)).sum(-1)
+    if request.total:
+        weighted_NV = transformed_NV if class_weight_V is None else transformed_NV * class_weight_V
+        total_N = weighted_NV.sum(-1)
+    if request.best:
+        best_class_N = transformed_NV.argmax(-1)
+    return _cross_entropy(transformed_NV, targets_N), lse_N, lse_tau_N, entropy_N, total_N, best_class_N
+
+
+def transform_scores(scores: Tensor, transform: ScoreTransform) -> Tensor:
+    """Return softcap(scale * scores) / temperature."""
+    scaled = scores * transform.scale
+    if transform.softcap is not None:
+        scaled = transform.softcap * torch.tanh(scaled / transform.softcap)
+    return scaled / transform.temperature
 
 
 def _cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
@@ -93,6 +129,6 @@ def reference_soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tenso
     """
     log_q_UV = torch.log_softmax(linear_scores(queries_UD, keys_VD, None) / tau, dim=-1)
     probs_UV = log_q_UV.exp()
-    with torch.autocast(queries_UD.device.type, enabled=False):
+    with no_autocast(queries_UD):
         mean_UC = (probs_UV - 1 / len(keys_VD)) @ at_least_float32(values_VC)
     return mean_UC, (probs_UV * log_q_UV).sum(-1)

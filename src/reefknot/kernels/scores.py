@@ -13,7 +13,7 @@ Shapes: N rows of the block, D dimensions, V classes of the block, C dimensions 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,42 +50,96 @@ torch.zeros(1).exp_()
 
 
 @dataclass(frozen=True)
+class ScoreTransform:
+    """Maps the scores s = h W^T + b to z = softcap(scale * s) / temperature, with softcap(x) = cap * tanh(x / cap)."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+    temperature: float = 1.0
+
+    @property
+    def is_identity(self) -> bool:
+        return self.softcap is None and self.scale == 1 and self.temperature == 1
+
+    def apply_in_place(self, scores: Tensor) -> Tensor:
+        """Transform scores in place, and return them."""
+        if self.softcap is not None:
+            scores.mul_(self.scale / self.softcap).tanh_()
+            return scores.mul_(self.softcap / self.temperature)
+        factor = self.scale / self.temperature
+        return scores if factor == 1 else scores.mul_(factor)
+
+    def multiply_by_slope_in_place(self, grad: Tensor, transformed: Tensor) -> Tensor:
+        """Multiply `grad`, the gradient of the transformed scores z, by dz / ds, given z."""
+        if self.softcap is not None:
+            capped = transformed * (self.temperature / self.softcap)  # the tanh
+            grad.mul_(capped.square_().neg_().add_(1))
+        factor = self.scale / self.temperature
+        return grad if factor == 1 else grad.mul_(factor)
+
+
+IDENTITY = ScoreTransform()
+
+
+@dataclass(frozen=True)
+class SummaryRequest:
+    """What `summarise` computes of each row's transformed scores z."""
+
+    lse: bool = True
+    """The log-sum-exp of z."""
+    tau: float | None = None
+    """The log-sum-exp of s' / tau, where s' are the scores without bias and without the transform."""
+    expected: bool = False
+    """The expected score, sum_v p_v z_v, from which the entropy follows."""
+    total: bool = False
+    """The sum of z over the classes, weighted by the classes' weights."""
+    best: bool = False
+    """The largest z and its class."""
+
+
+class RowSummary(NamedTuple):
+    """What `SummaryRequest` asks for, (N,) each. None if not requested."""
+
+    lse: Tensor | None = None
+    lse_tau: Tensor | None = None
+    expected: Tensor | None = None
+    total: Tensor | None = None
+    best_score: Tensor | None = None
+    best_class: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class GradientTerms:
     """The terms of the gradient of a block's scores, one number per row.
 
-    With the scores z, and z' without the bias, the gradient is
+    With the transformed scores z, p = exp(z - lse), and the scores s' without bias, the gradient of z is
 
-        plain_weight exp(z - lse) - target_weight [class is the target]
-            + tempered_weight (exp(z' / tau - lse_tau) - uniform)
+        plain_weight p - target_weight [class is the target]
+            - entropy_weight p (z - expected) + total_weight class_weight
+            + tempered_weight (exp(s' / tau - lse_tau) - uniform)
 
-    The last term is the gradient of the log-sum-exp of (z' - mean(z')) / tau. A tempered softmax is nearly uniform, and
-    the gradient is its difference from uniform. With `uniform` subtracted, half precision keeps the digits of that
-    difference.
+    The second line holds the gradients of the entropy and of the (weighted) sum of the scores. The third is the
+    gradient of the log-sum-exp of (s' - mean(s')) / tau. A tempered softmax is nearly uniform, and the gradient is its
+    difference from uniform. With `uniform` subtracted, half precision keeps the digits of that difference.
     """
 
     lse: Tensor | None = None
     plain_weight: Tensor | None = None
     target_weight: Tensor | None = None
+    entropy_weight: Tensor | None = None
+    expected: Tensor | None = None
+    total_weight: Tensor | None = None
     lse_tau: Tensor | None = None
     tempered_weight: Tensor | None = None
     tau: float = 1.0
     uniform: float = 0.0
     """1 / V, with V the number of all classes, or 0 without the last term."""
+    transform: ScoreTransform = IDENTITY
 
     def select(self, rows: slice) -> GradientTerms:
         """Return the terms of some rows."""
-
-        def select_rows(term: Tensor | None) -> Tensor | None:
-            return None if term is None else term[rows]
-
-        return replace(
-            self,
-            lse=select_rows(self.lse),
-            plain_weight=select_rows(self.plain_weight),
-            target_weight=select_rows(self.target_weight),
-            lse_tau=select_rows(self.lse_tau),
-            tempered_weight=select_rows(self.tempered_weight),
-        )
+        per_row: dict[str, Any] = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **per_row)
 
 
 @dataclass(frozen=True)
@@ -140,38 +194,66 @@ class TorchBackend:
         bias_V: Tensor | None,
         targets_N: Tensor,
         centre_D: Tensor | None = None,
+        transform: ScoreTransform = IDENTITY,
     ) -> Tensor:
-        """Return the score of each row's target, or of class 0 if the row has none.
+        """Return the transformed score of each row's target, or of class 0 if the row has none.
 
-        `w` may have any type. If `centre` is given, it is subtracted from every class vector.
+        `weight` may have any type. If `centre` is given, it is subtracted from every class vector.
         """
         targets_N = safe_class_ids(targets_N, weight_VD.shape[0])
         target_ND = weight_VD[targets_N] if centre_D is None else weight_VD[targets_N] - centre_D
         scores_N = (at_least_float32(hidden_ND) * target_ND.to(hidden_ND.dtype)).sum(-1)
-        return scores_N if bias_V is None else scores_N + bias_V[targets_N].to(scores_N.dtype)
+        if bias_V is not None:
+            scores_N = scores_N + bias_V[targets_N].to(scores_N.dtype)
+        return transform.apply_in_place(scores_N)
 
     def loss_and_gradient(
-        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        transform: ScoreTransform = IDENTITY,
     ) -> LossAndGradient:
         """Return losses and gradients of rows, given all classes. A row without a target has scale 0."""
-        log_probs_NV = torch.log_softmax(self._compute_scores(hidden_ND, weight_VD, bias_V), dim=-1)
+        transformed_NV = transform.apply_in_place(self._compute_scores(hidden_ND, weight_VD, bias_V))
+        log_probs_NV = torch.log_softmax(transformed_NV, dim=-1)
         num_classes = weight_VD.shape[0]
         index_N1 = safe_class_ids(targets_N, num_classes)[:, None]
         nll_N = -log_probs_NV.gather(1, index_N1)[:, 0]
         # The gradient of the loss is p - 1 at the target and p elsewhere.
         grad_NV = log_probs_NV.exp_().scatter_add_(1, index_N1, nll_N.new_full((targets_N.shape[0], 1), -1.0))
+        grad_NV = transform.multiply_by_slope_in_place(grad_NV, transformed_NV)
         scale_N = is_class(targets_N, num_classes).to(nll_N.dtype)
         return LossAndGradient(grad_NV.to(hidden_ND.dtype), mask_ignored(nll_N, targets_N, num_classes), scale_N)
 
-    def normalisers(
-        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tau: float | None, plain: bool = True
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the log-sum-exps, (N,), of the scores if `plain`, and of (scores without bias) / tau if given."""
+    def summarise(
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        request: SummaryRequest,
+        transform: ScoreTransform = IDENTITY,
+        class_weight_V: Tensor | None = None,
+    ) -> RowSummary:
+        """Return what `request` asks for, of each row's scores in this block. `best_class` counts from the block."""
         scores_NV = self._compute_scores(hidden_ND, weight_VD, None)
-        lse_tau_N = None if tau is None else torch.logsumexp(scores_NV / tau, dim=-1)
+        lse_tau_N = None if request.tau is None else torch.logsumexp(scores_NV / request.tau, dim=-1)
         if bias_V is not None:
             scores_NV += bias_V
-        return torch.logsumexp(scores_NV, dim=-1) if plain else None, lse_tau_N
+        transformed_NV = transform.apply_in_place(scores_NV)
+
+        lse_N = expected_N = total_N = best_score_N = best_class_N = None
+        if request.lse:
+            lse_N = torch.logsumexp(transformed_NV, dim=-1)
+        if request.best:
+            best_score_N, best_class_N = transformed_NV.max(dim=-1)
+        if request.total:
+            total_N = transformed_NV.sum(-1) if class_weight_V is None else transformed_NV @ class_weight_V
+        if request.expected:
+            probs_NV = torch.softmax(transformed_NV, dim=-1)
+            expected_N = _multiply_where_positive(probs_NV, transformed_NV).sum(-1)
+        return RowSummary(lse_N, lse_tau_N, expected_N, total_N, best_score_N, best_class_N)
 
     def score_gradient(
         self,
@@ -181,6 +263,7 @@ class TorchBackend:
         targets_N: Tensor,
         terms: GradientTerms,
         bias_gradient: bool,
+        class_weight_V: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of the block's scores, (N, V), and, if `bias_gradient`, of its biases, (V,)."""
         scores_NV = self._compute_scores(hidden_ND, weight_VD, None)
@@ -193,14 +276,38 @@ class TorchBackend:
             return tempered_NV.to(hidden_ND.dtype), None
         if bias_V is not None:
             scores_NV += bias_V
-        grad_NV = scores_NV.sub_(terms.lse[:, None]).exp_().mul_(terms.plain_weight[:, None])
-        num_classes = weight_VD.shape[0]
-        weight_N = terms.target_weight.where(is_class(targets_N, num_classes), 0.0).to(grad_NV.dtype)
-        grad_NV.scatter_add_(1, safe_class_ids(targets_N, num_classes)[:, None], -weight_N[:, None])
+        grad_NV = self._transformed_gradient(
+            terms.transform.apply_in_place(scores_NV), targets_N, terms, class_weight_V
+        )
         grad_bias_V = grad_NV.sum(0) if bias_gradient else None
         if tempered_NV is not None:
             grad_NV += tempered_NV
         return grad_NV.to(hidden_ND.dtype), grad_bias_V
+
+    def _transformed_gradient(
+        self, transformed_NV: Tensor, targets_N: Tensor, terms: GradientTerms, class_weight_V: Tensor | None
+    ) -> Tensor:
+        """Return the terms of the gradient without the tempered one, given the transformed scores (overwritten)."""
+        assert terms.lse is not None
+        assert terms.plain_weight is not None
+        assert terms.target_weight is not None
+        needs_scores = terms.entropy_weight is not None or not terms.transform.is_identity
+        log_probs_NV = transformed_NV - terms.lse[:, None] if needs_scores else transformed_NV.sub_(terms.lse[:, None])
+        probs_NV = log_probs_NV.exp_()
+
+        if terms.entropy_weight is not None and terms.expected is not None:
+            excess_NV = transformed_NV - terms.expected[:, None]
+            factor_NV = excess_NV.mul_(-terms.entropy_weight[:, None]).add_(terms.plain_weight[:, None])
+            grad_NV = _multiply_where_positive(probs_NV, factor_NV)
+        else:
+            grad_NV = probs_NV.mul_(terms.plain_weight[:, None])
+        num_classes = transformed_NV.shape[1]
+        weight_N = terms.target_weight.where(is_class(targets_N, num_classes), 0.0).to(grad_NV.dtype)
+        grad_NV.scatter_add_(1, safe_class_ids(targets_N, num_classes)[:, None], -weight_N[:, None])
+        if terms.total_weight is not None:
+            total_weight_N1 = terms.total_weight[:, None].to(grad_NV.dtype)
+            grad_NV += total_weight_N1 if class_weight_V is None else total_weight_N1 * class_weight_V
+        return terms.transform.multiply_by_slope_in_place(grad_NV, transformed_NV)
 
     def soft_target_gradients(
         self, queries_ND: Tensor, grad_mean_NC: Tensor, keys_VD: Tensor, values_VC: Tensor, terms: SoftTargetTerms
@@ -239,6 +346,11 @@ class TorchBackend:
             return torch.addmm(bias_V, hidden_ND, weight_VD.T)
         scores_NV = matmul_wide(hidden_ND, weight_VD.T)
         return scores_NV if bias_V is None else scores_NV.add_(bias_V)
+
+
+def _multiply_where_positive(probs_NV: Tensor, factor_NV: Tensor) -> Tensor:
+    """Return probs * factor, and zero where a probability is zero, whose factor may be infinite. Overwrites `probs`."""
+    return probs_NV.mul_(factor_NV.masked_fill_(probs_NV == 0, 0.0))
 
 
 def is_class(targets_N: Tensor, num_classes: int) -> Tensor:

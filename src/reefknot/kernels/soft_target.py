@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reefknot.kernels.autograd import reject_second_derivatives
+from reefknot.kernels.autograd import compute_once_differentiable
 from reefknot.kernels.blocks import BlockSize
 from reefknot.kernels.choice import current_choice, resolve_impl
 from reefknot.kernels.passes import LossInputs, allocate_gradient, combine_normalisers
@@ -30,6 +30,7 @@ from reefknot.kernels.reference import compute_dtype, reference_soft_targets
 from reefknot.kernels.scores import (
     GradientTerms,
     SoftTargetTerms,
+    SummaryRequest,
     TorchBackend,
     accumulation_dtype,
     add_class_gradient,
@@ -89,11 +90,14 @@ class _SoftTargetsFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor) -> tuple[Any, ...]:
-        reject_second_derivatives()
-        queries, keys, values, *results = ctx.saved_tensors
-        with torch.autocast(queries.device.type, enabled=False):
-            attention = Attention(queries, keys, values, *ctx.options)
-            gradients = attention.backward(results, output_grads, ctx.needs_input_grad[:3])
+        needs_grad, options = ctx.needs_input_grad[:3], ctx.options
+
+        def compute(*tensors: Any) -> tuple[Tensor | None, ...]:
+            (queries, keys, values), results, grads = tensors[:3], tensors[3:6], tensors[6:]
+            with torch.autocast(queries.device.type, enabled=False):
+                return Attention(queries, keys, values, *options).backward(results, grads, needs_grad)
+
+        gradients = compute_once_differentiable(compute, *ctx.saved_tensors, *output_grads)
         return (*gradients, None, None, None, None)
 
 
@@ -151,11 +155,11 @@ class Attention:
         """Return the results of `forward` for some queries, in two passes over the classes: normalisers, then means."""
         inputs, backend = self.key_inputs, self.key_inputs.backend
         queries = inputs.hidden_block(rows)
+        request = SummaryRequest(lse=False, tau=self.tau)
         normalisers: list[Tensor | None] = []
         for classes in block_size.class_slices(inputs.num_classes):
             keys, _ = inputs.class_block(classes)
-            _, lse_tau = backend.normalisers(queries, keys, None, self.tau, plain=False)
-            normalisers.append(lse_tau)
+            normalisers.append(backend.summarise(queries, keys, None, request).lse_tau)
         lse = combine_normalisers(normalisers)
         assert lse is not None
         # The sums of keys and of values, weighted by q - 1 / V.

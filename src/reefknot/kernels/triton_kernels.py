@@ -4,7 +4,7 @@ Each of these kernels computes a block tile by tile. A tile is a matrix product 
 computed and stored the scores (STORED):
 
     loss_and_gradient_kernel        exponentials and their sums; `finish_rows_kernel` then computes losses and gradients
-    normalisers_kernel              log-sum-exps
+    summary_kernel                  log-sum-exps and the other fields of `RowSummary`
     score_gradient_kernel           the gradient that `GradientTerms` describes
     soft_target_gradients_kernel    a tempered softmax, and the gradient of its scores
 
@@ -17,7 +17,10 @@ underscore are parts of kernels. `triton_scores` launches the kernels and choose
     TMA                          whether the GPU's copy engine moves tiles; if so, h, w and out are tensor descriptors
     STORED                       whether torch has already computed the products; if so, the kernel reads them from the
                                  output buffer and overwrites them
-    PLAIN, TEMPERED              which terms are computed (see `GradientTerms`)
+    PLAIN, TEMPERED, EXPECTED, TOTAL, BEST, ENTROPY
+                                 which results or terms are computed (see `SummaryRequest`, `GradientTerms`)
+    TRANSFORM, SOFTCAP           whether the scores are transformed; whether with a softcap (see `ScoreTransform`)
+    CLASS_WEIGHT                 whether the classes have weights
     BIAS, CENTRED                whether there are biases; whether a centre is subtracted from the class vectors
     BIAS_SUMS                    whether the gradient of the biases is computed
 
@@ -149,6 +152,36 @@ def _add_bias(scores, bias_ptr, columns, V, BIAS: tl.constexpr):
 
 
 @triton.jit
+def _tanh(x):
+    """Return tanh(x), computed from exp2 without overflow."""
+    decay = tl.exp2(-2.0 * LOG2_E * tl.abs(x))
+    return tl.where(x < 0, -1.0, 1.0) * (1.0 - decay) / (1.0 + decay)
+
+
+@triton.jit
+def _transform(scores, scale, softcap, inverse_temperature, TRANSFORM: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Return softcap(scale * scores) / temperature (see `ScoreTransform`)."""
+    if TRANSFORM:
+        scores *= scale
+        if SOFTCAP:
+            scores = softcap * _tanh(scores / softcap)
+        scores *= inverse_temperature
+    return scores
+
+
+@triton.jit
+def _slope(transformed, scale, softcap, inverse_temperature, TRANSFORM: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Return the derivative of `_transform`, given its result."""
+    slope = transformed * 0.0 + 1.0
+    if TRANSFORM:
+        if SOFTCAP:
+            capped = transformed / (inverse_temperature * softcap)
+            slope = 1.0 - capped * capped
+        slope *= scale * inverse_temperature
+    return slope
+
+
+@triton.jit
 def _log_sum_exp(scores, columns, V):
     """Return the log-sum-exp of each row of a tile, over the columns that are classes."""
     scores = tl.where(columns[None, :] < V, scores, -float("inf"))
@@ -170,8 +203,13 @@ def loss_and_gradient_kernel(
     V,
     T,
     stride,
+    scale,
+    softcap,
+    inverse_temperature,
     D: tl.constexpr,
     BIAS: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -180,7 +218,9 @@ def loss_and_gradient_kernel(
     STORED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Compute out = exp(z - shift), with zero at the target, and its row sums, tile by tile.
+    """Compute out = exp(z - shift) dz/ds, with zero at the target, and the row sums of exp(z - shift), tile by tile.
+
+    z are the transformed scores, and s the scores.
 
     `shift` is the score of the row's target. If the row's largest score in this tile exceeds it by more than
     MAX_DIFFERENCE, `shift` is that largest score. Shifts and row sums are stored for each row and tile, (N, T).
@@ -196,10 +236,12 @@ def loss_and_gradient_kernel(
         rows = row_start + tl.arange(0, BLOCK_N)
         columns = column_start + tl.arange(0, BLOCK_V)
         scores = _add_bias(scores, bias_ptr, columns, V, BIAS)
+        scores = _transform(scores, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
         target_score = tl.load(target_scores_ptr + rows, mask=rows < N, other=0.0)
         # An ignored target is replaced by class 0; `target_scores_kernel` does the same.
         target = tl.maximum(tl.load(targets_ptr + rows, mask=rows < N, other=0), 0)
         is_other_class = (columns[None, :] < V) & (columns[None, :] != target[:, None])
+        slope = _slope(scores, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
         scores = tl.where(is_other_class, scores, -float("inf"))
         shift = tl.maximum(target_score, MIN_SCORE)
         largest = tl.max(scores, 1)
@@ -208,26 +250,42 @@ def loss_and_gradient_kernel(
         offsets_NT = rows.to(tl.int64) * T + tile // num_row_tiles
         tl.store(shifts_ptr + offsets_NT, shift, mask=rows < N)
         tl.store(sums_ptr + offsets_NT, tl.sum(exponentials, 1), mask=rows < N)
+        if TRANSFORM:
+            exponentials *= slope
         _store_tile(out, exponentials.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
 
 
 @triton.jit
-def normalisers_kernel(
+def summary_kernel(
     hidden,
     weight,
     stored_ptr,
     bias_ptr,
+    class_weight_ptr,
     lse_ptr,
     lse_tau_ptr,
+    expected_ptr,
+    total_ptr,
+    best_score_ptr,
+    best_class_ptr,
     N,
     V,
     T,
     stride,
     inverse_tau,
+    scale,
+    softcap,
+    inverse_temperature,
     D: tl.constexpr,
     BIAS: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PLAIN: tl.constexpr,
     TEMPERED: tl.constexpr,
+    EXPECTED: tl.constexpr,
+    TOTAL: tl.constexpr,
+    CLASS_WEIGHT: tl.constexpr,
+    BEST: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -235,7 +293,7 @@ def normalisers_kernel(
     TMA: tl.constexpr,
     STORED: tl.constexpr,
 ):
-    """Compute the log-sum-exps of each row, tile by tile."""
+    """Compute what `SummaryRequest` asks for of each row, tile by tile, (N, T)."""
     num_row_tiles = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), num_row_tiles * T, NUM_PROGRAMS, flatten=True):
         row_start = (tile % num_row_tiles) * BLOCK_N
@@ -250,7 +308,28 @@ def normalisers_kernel(
             tl.store(lse_tau_ptr + offsets_NT, _log_sum_exp(scores * inverse_tau, columns, V), mask=rows < N)
         if PLAIN:
             scores = _add_bias(scores, bias_ptr, columns, V, BIAS)
-            tl.store(lse_ptr + offsets_NT, _log_sum_exp(scores, columns, V), mask=rows < N)
+            scores = _transform(scores, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
+            if TOTAL:
+                weighted = tl.where(columns[None, :] < V, scores, 0.0)
+                if CLASS_WEIGHT:
+                    weighted *= tl.load(class_weight_ptr + columns, mask=columns < V, other=0.0)[None, :]
+                tl.store(total_ptr + offsets_NT, tl.sum(weighted, 1), mask=rows < N)
+            if EXPECTED or BEST:
+                scores = tl.where(columns[None, :] < V, scores, -float("inf"))
+                largest = tl.maximum(tl.max(scores, 1), MIN_SCORE)
+                if BEST:
+                    # The first class if several have the largest score.
+                    best = tl.min(tl.where(scores >= largest[:, None], columns[None, :], V), 1)
+                    tl.store(best_score_ptr + offsets_NT, largest, mask=rows < N)
+                    tl.store(best_class_ptr + offsets_NT, best.to(tl.int64), mask=rows < N)
+                exponentials = tl.exp2((scores - largest[:, None]) * LOG2_E)
+                sums = tl.sum(exponentials, 1)
+                tl.store(lse_ptr + offsets_NT, largest + tl.log(sums), mask=rows < N)
+                if EXPECTED:
+                    products = tl.where(exponentials > 0, exponentials * scores, 0.0)
+                    tl.store(expected_ptr + offsets_NT, tl.sum(products, 1) / tl.maximum(sums, 1e-30), mask=rows < N)
+            else:
+                tl.store(lse_ptr + offsets_NT, _log_sum_exp(scores, columns, V), mask=rows < N)
 
 
 @triton.jit
@@ -263,6 +342,10 @@ def score_gradient_kernel(
     lse_ptr,
     plain_weight_ptr,
     target_weight_ptr,
+    entropy_weight_ptr,
+    expected_ptr,
+    total_weight_ptr,
+    class_weight_ptr,
     lse_tau_ptr,
     tempered_weight_ptr,
     bias_sums_ptr,
@@ -272,10 +355,18 @@ def score_gradient_kernel(
     stride,
     inverse_tau,
     uniform,
+    scale,
+    softcap,
+    inverse_temperature,
     D: tl.constexpr,
     BIAS: tl.constexpr,
     BIAS_SUMS: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PLAIN: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    TOTAL: tl.constexpr,
+    CLASS_WEIGHT: tl.constexpr,
     TEMPERED: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -301,9 +392,25 @@ def score_gradient_kernel(
             plain_weight = tl.load(plain_weight_ptr + rows, mask=rows < N, other=0.0)
             target_weight = tl.load(target_weight_ptr + rows, mask=rows < N, other=0.0)
             target = tl.load(targets_ptr + rows, mask=rows < N, other=-1)
-            scores_with_bias = _add_bias(scores, bias_ptr, columns, V, BIAS)
-            grad = tl.exp2((scores_with_bias - lse[:, None]) * LOG2_E) * plain_weight[:, None]
+            transformed = _add_bias(scores, bias_ptr, columns, V, BIAS)
+            transformed = _transform(transformed, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
+            probs = tl.exp2((transformed - lse[:, None]) * LOG2_E)
+            grad = probs * plain_weight[:, None]
+            if ENTROPY:
+                entropy_weight = tl.load(entropy_weight_ptr + rows, mask=rows < N, other=0.0)
+                expected = tl.load(expected_ptr + rows, mask=rows < N, other=0.0)
+                excess = probs * (transformed - expected[:, None])
+                grad -= entropy_weight[:, None] * tl.where(probs > 0, excess, 0.0)
             grad = tl.where(columns[None, :] == target[:, None], grad - target_weight[:, None], grad)
+            if TOTAL:
+                total_weight = tl.load(total_weight_ptr + rows, mask=rows < N, other=0.0)
+                if CLASS_WEIGHT:
+                    class_weight = tl.load(class_weight_ptr + columns, mask=columns < V, other=0.0)
+                    grad += total_weight[:, None] * class_weight[None, :]
+                else:
+                    grad += total_weight[:, None]
+            if TRANSFORM:
+                grad *= _slope(transformed, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
             if BIAS_SUMS:
                 grad = tl.where(rows[:, None] < N, grad, 0.0)
                 sums = bias_sums_ptr + (tile % num_row_tiles).to(tl.int64) * V + columns
@@ -456,6 +563,11 @@ def finish_rows_kernel(
     V,
     T,
     stride,
+    scale,
+    softcap,
+    inverse_temperature,
+    TRANSFORM: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_V: tl.constexpr,
     TILE_V: tl.constexpr,
@@ -493,7 +605,8 @@ def finish_rows_kernel(
     tl.store(nll_ptr + n, tl.where(has_target, loss, loss_without_target))
     tl.store(scale_ptr + n, tl.where(has_target, 1.0 / (target_exp + others), 0.0))
     # p_y - 1 = -others / (target_exp + others): no cancellation.
-    target_entry = (-others).to(out_ptr.dtype.element_ty)
+    slope = _slope(target_score, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
+    target_entry = (-others * slope).to(out_ptr.dtype.element_ty)
     row_ptr = out_ptr + n.to(tl.int64) * stride
     if row_shift == target_shift:
         tl.store(row_ptr + target, target_entry, mask=has_target)

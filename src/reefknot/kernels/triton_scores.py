@@ -29,14 +29,24 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from reefknot.kernels.scores import GradientTerms, LossAndGradient, SoftTargetTerms, TorchBackend, matmul_into
+from reefknot.kernels.scores import (
+    IDENTITY,
+    GradientTerms,
+    LossAndGradient,
+    RowSummary,
+    ScoreTransform,
+    SoftTargetTerms,
+    SummaryRequest,
+    TorchBackend,
+    matmul_into,
+)
 from reefknot.kernels.triton_kernels import (
     finish_rows_kernel,
     loss_and_gradient_kernel,
-    normalisers_kernel,
     scale_kernel,
     score_gradient_kernel,
     soft_target_gradients_kernel,
+    summary_kernel,
     target_scores_kernel,
 )
 
@@ -64,6 +74,7 @@ class TritonBackend(TorchBackend):
         bias_V: Tensor | None,
         targets_N: Tensor,
         centre_D: Tensor | None = None,
+        transform: ScoreTransform = IDENTITY,
     ) -> Tensor:
         num_rows, dim = hidden_ND.shape
         out_N = hidden_ND.new_empty(num_rows, dtype=torch.float32)
@@ -81,16 +92,21 @@ class TritonBackend(TorchBackend):
             CENTRED=centre_D is not None,
             num_warps=4,
         )
-        return out_N
+        return transform.apply_in_place(out_N)
 
     def loss_and_gradient(
-        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        transform: ScoreTransform = IDENTITY,
     ) -> LossAndGradient:
         tiles = _TileConfig.choose(hidden_ND, weight_VD)
         num_rows, num_classes = hidden_ND.shape[0], weight_VD.shape[0]
         num_tiles = tiles.count_tiles(num_classes)
         bias_V, targets_N = _contiguous(bias_V), targets_N.contiguous()
-        target_score_N = self.target_scores(hidden_ND, weight_VD, bias_V, targets_N)
+        target_score_N = self.target_scores(hidden_ND, weight_VD, bias_V, targets_N, transform=transform)
         out_NV = tiles.allocate_block(hidden_ND, weight_VD)
         shifts_NT, sums_NT = hidden_ND.new_empty(2, num_rows, num_tiles, dtype=torch.float32).unbind()
         nll_N, scale_N = hidden_ND.new_empty(2, num_rows, dtype=torch.float32).unbind()
@@ -105,6 +121,7 @@ class TritonBackend(TorchBackend):
             sums_ptr=sums_NT,
             stride=out_NV.stride(0),
             BIAS=bias_V is not None,
+            **_transform_arguments(transform),
             DTYPE=_TRITON_DTYPES[hidden_ND.dtype],
         )
         finish_rows_kernel[(num_rows,)](
@@ -118,6 +135,7 @@ class TritonBackend(TorchBackend):
             V=num_classes,
             T=num_tiles,
             stride=out_NV.stride(0),
+            **_transform_arguments(transform),
             BLOCK_T=256,
             BLOCK_V=1024,
             TILE_V=tiles.block_v,
@@ -133,29 +151,55 @@ class TritonBackend(TorchBackend):
         grid = (triton.cdiv(x.numel(), block_size),)
         scale_kernel[grid](x, factor.to(torch.float32), x.numel(), BLOCK=block_size, num_warps=8)
 
-    def normalisers(
-        self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tau: float | None, plain: bool = True
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def summarise(
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        request: SummaryRequest,
+        transform: ScoreTransform = IDENTITY,
+        class_weight_V: Tensor | None = None,
+    ) -> RowSummary:
         tiles = _TileConfig.choose(hidden_ND, weight_VD)
         shape_NT = hidden_ND.shape[0], tiles.count_tiles(weight_VD.shape[0])
-        lse_NT = hidden_ND.new_empty(shape_NT, dtype=torch.float32) if plain else None
-        lse_tau_NT = None if tau is None else hidden_ND.new_empty(shape_NT, dtype=torch.float32)
+
+        def allocate(is_needed: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
+            return hidden_ND.new_empty(shape_NT, dtype=dtype) if is_needed else None
+
+        by_tile = RowSummary(
+            lse=allocate(request.lse),
+            lse_tau=allocate(request.tau is not None),
+            expected=allocate(request.expected),
+            total=allocate(request.total),
+            best_score=allocate(request.best),
+            best_class=allocate(request.best, torch.int64),
+        )
         scores_NV = tiles.allocate_block(hidden_ND, weight_VD) if tiles.reads_scores else None
         tiles.launch(
-            normalisers_kernel,
+            summary_kernel,
             inputs={"hidden": hidden_ND, "weight": weight_VD},
             outputs={},
             stored_ptr=scores_NV,
             bias_ptr=_contiguous(bias_V),
-            lse_ptr=lse_NT,
-            lse_tau_ptr=lse_tau_NT,
+            class_weight_ptr=_contiguous_float32(class_weight_V),
+            lse_ptr=by_tile.lse,
+            lse_tau_ptr=by_tile.lse_tau,
+            expected_ptr=by_tile.expected,
+            total_ptr=by_tile.total,
+            best_score_ptr=by_tile.best_score,
+            best_class_ptr=by_tile.best_class,
             stride=0 if scores_NV is None else scores_NV.stride(0),
-            inverse_tau=1.0 if tau is None else 1.0 / tau,
+            inverse_tau=1.0 if request.tau is None else 1.0 / request.tau,
             BIAS=bias_V is not None,
-            PLAIN=plain,
-            TEMPERED=tau is not None,
+            **_transform_arguments(transform),
+            PLAIN=request.lse,
+            TEMPERED=request.tau is not None,
+            EXPECTED=request.expected,
+            TOTAL=request.total,
+            CLASS_WEIGHT=class_weight_V is not None,
+            BEST=request.best,
         )
-        return _combine_tiles(lse_NT), _combine_tiles(lse_tau_NT)
+        return _combine_tiles(by_tile)
 
     def score_gradient(
         self,
@@ -165,6 +209,7 @@ class TritonBackend(TorchBackend):
         targets_N: Tensor,
         terms: GradientTerms,
         bias_gradient: bool,
+        class_weight_V: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         tiles = _TileConfig.choose(hidden_ND, weight_VD)
         out_NV = tiles.allocate_block(hidden_ND, weight_VD)
@@ -181,6 +226,10 @@ class TritonBackend(TorchBackend):
             lse_ptr=_contiguous_float32(terms.lse),
             plain_weight_ptr=_contiguous_float32(terms.plain_weight),
             target_weight_ptr=_contiguous_float32(terms.target_weight),
+            entropy_weight_ptr=_contiguous_float32(terms.entropy_weight),
+            expected_ptr=_contiguous_float32(terms.expected),
+            total_weight_ptr=_contiguous_float32(terms.total_weight),
+            class_weight_ptr=_contiguous_float32(class_weight_V),
             lse_tau_ptr=_contiguous_float32(terms.lse_tau),
             tempered_weight_ptr=_contiguous_float32(terms.tempered_weight),
             bias_sums_ptr=bias_sums,
@@ -189,7 +238,11 @@ class TritonBackend(TorchBackend):
             uniform=terms.uniform,
             BIAS=bias_V is not None,
             BIAS_SUMS=bias_gradient,
+            **_transform_arguments(terms.transform),
             PLAIN=terms.plain_weight is not None,
+            ENTROPY=terms.entropy_weight is not None,
+            TOTAL=terms.total_weight is not None,
+            CLASS_WEIGHT=class_weight_V is not None,
             TEMPERED=terms.tempered_weight is not None,
             DTYPE=_TRITON_DTYPES[hidden_ND.dtype],
         )
@@ -350,11 +403,32 @@ def _new_block(like: Tensor, num_rows: int, num_classes: int) -> Tensor:
     return like.new_empty(num_rows, triton.cdiv(num_classes, 64) * 64)[:, :num_classes]
 
 
-def _combine_tiles(lse_NT: Tensor | None) -> Tensor | None:
-    """Return the log-sum-exps over all classes, given those of tiles of classes."""
-    if lse_NT is None:
-        return None
-    return lse_NT[:, 0] if lse_NT.shape[1] == 1 else torch.logsumexp(lse_NT, -1)
+def _combine_tiles(by_tile: RowSummary) -> RowSummary:
+    """Return the summaries over all classes, given the summaries of tiles of classes, (N, T)."""
+    if all(tensor is None or tensor.shape[1] == 1 for tensor in by_tile):
+        return RowSummary(*(None if tensor is None else tensor[:, 0] for tensor in by_tile))
+    lse = None if by_tile.lse is None else torch.logsumexp(by_tile.lse, -1)
+    lse_tau = None if by_tile.lse_tau is None else torch.logsumexp(by_tile.lse_tau, -1)
+    expected = best_score = best_class = None
+    if by_tile.expected is not None and by_tile.lse is not None and lse is not None:
+        shares = (by_tile.lse - lse[:, None]).exp_()  # the probability of each tile
+        expected = (shares * by_tile.expected).sum(-1)
+    total = None if by_tile.total is None else by_tile.total.sum(-1)
+    if by_tile.best_score is not None and by_tile.best_class is not None:
+        best_score, best_tile = by_tile.best_score.max(-1)
+        best_class = by_tile.best_class.gather(1, best_tile[:, None])[:, 0]
+    return RowSummary(lse, lse_tau, expected, total, best_score, best_class)
+
+
+def _transform_arguments(transform: ScoreTransform) -> dict[str, Any]:
+    """Return the arguments of a kernel that transforms scores."""
+    return {
+        "scale": transform.scale,
+        "softcap": 1.0 if transform.softcap is None else transform.softcap,
+        "inverse_temperature": 1.0 / transform.temperature,
+        "TRANSFORM": not transform.is_identity,
+        "SOFTCAP": transform.softcap is not None,
+    }
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.dual import Dual

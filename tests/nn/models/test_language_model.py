@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.scores import IGNORE
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.initialisation import InitialisationSettings, initialise

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.classifiers.projected import Projected

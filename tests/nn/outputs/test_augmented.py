@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.classifiers.projected import Projected
 from reefknot.nn.outputs.augmented import PAD_MULTIPLE, Augmented

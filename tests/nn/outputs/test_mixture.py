@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import IGNORE
+from reefknot.kernels.scores import IGNORE
 from reefknot.lab.config.parts import OUTPUTS
 from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import row_losses, summed_loss
+from reefknot.kernels.losses import row_losses, summed_loss
 from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.bounds import Dim, Probability, check_rates

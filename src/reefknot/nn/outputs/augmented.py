@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import row_losses
+from reefknot.kernels.losses import row_losses
 from reefknot.kernels.scores import IGNORE
 from reefknot.kernels.soft_target import soft_targets
 from reefknot.nn.bounds import NonNegative, Positive, Share

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.kernels.autograd import mixture_losses
-from reefknot.kernels.linear_cross_entropy import summed_loss
+from reefknot.kernels.losses import summed_loss
 from reefknot.kernels.scores import at_least_float32
 from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
@@ -94,7 +94,13 @@ class MixtureOfSoftmaxes(Softmax):
         self.check_topk_size(k)
         classifier = self.classifier
         context_RD = classifier.context(self._compute_latents(hidden_ND).flatten(0, 1))
-        return linear_topk(context_RD, classifier.weight(), classifier.bias, k, self._compute_log_prior(hidden_ND))
+        return linear_topk(
+            context_RD,
+            classifier.weight(),
+            k,
+            linear_bias=classifier.bias,
+            log_prior=self._compute_log_prior(hidden_ND),
+        )
 
     def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one class per row: an expert from the prior, then a class from its softmax. The result has shape (N,).

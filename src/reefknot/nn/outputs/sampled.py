@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import row_losses
+from reefknot.kernels.losses import row_losses
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.bounds import Count
 from reefknot.nn.classifiers.contract import Classifier

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import SettingsError
-from reefknot.kernels.linear_cross_entropy import row_losses, smoothing_losses, summed_loss
+from reefknot.kernels.losses import row_losses, smoothing_losses, summed_loss
 from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Probability, check_rates
@@ -80,7 +80,7 @@ class Softmax(OutputEnd):
     def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_topk_size(k)
         classifier = self.classifier
-        return linear_topk(classifier.context(hidden_ND), classifier.weight(), classifier.bias, k)
+        return linear_topk(classifier.context(hidden_ND), classifier.weight(), k, linear_bias=classifier.bias)
 
     def vectors(self) -> Tensor:
         """Return the class vectors of the classifier, one row per class, for example to find neighbours."""

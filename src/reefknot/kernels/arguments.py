@@ -1,0 +1,148 @@
+"""Checks of the arguments of the public functions on linear classifiers: `linear_cross_entropy` and its relatives.
+
+Every check raises an `ArgumentError` whose message begins with the name of the function and says what to pass instead.
+`weight` here means the weight of the classifier, one vector per class, which torch calls `linear_weight`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reefknot.errors import ArgumentError
+from reefknot.kernels.choice import Choice, Impl, current_choice
+from reefknot.kernels.scores import IGNORE, ScoreTransform, is_class
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_classifier(function: str, hidden: Any, weight: Any, bias: Any) -> None:
+    """Raise an error unless these are the hidden states, the weight and the bias of a linear classifier."""
+    for name, argument in (("input", hidden), ("linear_weight", weight), ("linear_bias", bias)):
+        if name == "linear_bias" and argument is None:
+            continue
+        check_is_tensor(function, name, argument)
+        if argument.dtype not in _FLOATS:
+            raise ArgumentError(
+                f"{function}: {name} is {argument.dtype}; it must be float16, bfloat16, float32 or float64"
+            )
+    if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
+        raise ArgumentError(
+            f"{function}: input is {tuple(hidden.shape)} and linear_weight is {tuple(weight.shape)}; they must be "
+            "(..., dim) and (classes, dim), with the same dim"
+        )
+    if not weight.shape[0] or not weight.shape[1]:
+        raise ArgumentError(
+            f"{function}: linear_weight is {tuple(weight.shape)}; it needs at least one class and one dimension"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ArgumentError(
+            f"{function}: linear_bias is {tuple(bias.shape)}; with {weight.shape[0]} classes it must be "
+            f"({weight.shape[0]},)"
+        )
+
+
+def check_is_tensor(function: str, name: str, argument: Any) -> None:
+    """Raise an error unless the argument is a dense tensor."""
+    if not isinstance(argument, Tensor):
+        attribute = {"linear_weight": "weight", "linear_bias": "bias"}.get(name, name)
+        hint = f"; pass its {attribute}, not the layer" if isinstance(argument, torch.nn.Module) else ""
+        raise ArgumentError(f"{function}: {name} is a {type(argument).__name__}; it must be a tensor{hint}")
+    if argument.layout != torch.strided:
+        layout = str(argument.layout).removeprefix("torch.")
+        raise ArgumentError(f"{function}: {name} has the layout {layout}; pass a dense tensor")
+    if argument.is_nested:
+        raise ArgumentError(f"{function}: {name} is a nested tensor; pass its values, a dense tensor")
+
+
+def check_target_type(function: str, hidden: Tensor, target: Any) -> None:
+    """Raise an error unless the target has one integer per hidden state."""
+    check_is_tensor(function, "target", target)
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise ArgumentError(f"{function}: target is {target.dtype}; class ids must be integers")
+    if target.shape != hidden.shape[:-1]:
+        raise ArgumentError(
+            f"{function}: target is {tuple(target.shape)} but input is {tuple(hidden.shape)}; pass one id per row, "
+            f"{tuple(hidden.shape[:-1])}"
+        )
+
+
+def check_devices(function: str, *tensors: Tensor | None) -> None:
+    """Raise an error unless all tensors are on one device."""
+    devices = {str(tensor.device) for tensor in tensors if tensor is not None}
+    if len(devices) > 1:
+        raise ArgumentError(f"{function}: the arguments are on {' and '.join(sorted(devices))}; put them on one device")
+
+
+def check_target_values(function: str, targets_N: Tensor, target: Tensor, num_classes: int, ignore_index: int) -> None:
+    """Raise an error unless every target is a class or ignored. Do nothing if the values cannot be read.
+
+    Args:
+        function: The name of the public function.
+        targets_N: The targets, with `IGNORE` in place of `ignore_index`.
+        target: The targets as the user passed them.
+        num_classes: Number of classes.
+        ignore_index: The value of targets that are ignored.
+    """
+    is_capturing = target.is_cuda and torch.cuda.is_current_stream_capturing()
+    if torch.compiler.is_compiling() or has_no_values(target) or is_capturing:
+        return
+    outside_N = (targets_N != IGNORE) & ~is_class(targets_N, num_classes)
+    try:
+        has_outsider = bool(outside_N.any())
+    except RuntimeError:  # torch.vmap does not let its functions read values
+        return
+    if has_outsider:
+        row = int(outside_N.nonzero()[0])
+        raise ArgumentError(
+            f"{function}: target {int(target.reshape(-1)[row])} of row {row} is not a class; "
+            f"use 0 to {num_classes - 1}, or {ignore_index} (ignore_index) to ignore a row"
+        )
+
+
+def replace_ignore_index(targets_N: Tensor, ignore_index: int, num_classes: int) -> Tensor:
+    """Replace `ignore_index` by `IGNORE`, and targets that happen to equal `IGNORE` by an id that is out of range."""
+    if ignore_index == IGNORE:
+        return targets_N
+    other_targets_N = torch.where(targets_N == IGNORE, num_classes, targets_N)
+    return torch.where(targets_N == ignore_index, IGNORE, other_targets_N)
+
+
+def check_number(function: str, name: str, value: Any, least: float, above: bool = False) -> None:
+    """Raise an error unless the value is a finite number of at least `least`, or above it."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not value < math.inf or value < least or (above and value == least):
+        bound = f"above {least:g}" if above else f"{least:g} or more"
+        raise ArgumentError(f"{function}: {name} = {value!r}: must be {bound}, and finite")
+
+
+def score_transform(function: str, logit_scale: float, softcap: float | None, temperature: float) -> ScoreTransform:
+    """Return the transform of the scores, or raise an error if a setting is out of range."""
+    check_number(function, "temperature", temperature, 0, above=True)
+    if softcap is not None:
+        check_number(function, "softcap", softcap, 0, above=True)
+    is_number = isinstance(logit_scale, int | float) and not isinstance(logit_scale, bool)
+    if not is_number or not math.isfinite(logit_scale) or logit_scale == 0:
+        raise ArgumentError(f"{function}: logit_scale = {logit_scale!r}: must be a finite number other than 0")
+    return ScoreTransform(float(logit_scale), None if softcap is None else float(softcap), float(temperature))
+
+
+def choose(impl: Impl | None, memory: float | None) -> Choice:
+    """Return the implementation and working memory of a call. What is None is the choice of `using`."""
+    choice = current_choice()
+    if impl is None and memory is None:
+        return choice
+    return Choice(impl or choice.impl, choice.memory if memory is None else memory)
+
+
+def has_no_values(tensor: Tensor) -> bool:
+    """Return whether a tensor has a shape but no values: it is on the meta device, or a `FakeTensor`."""
+    return tensor.is_meta or hasattr(tensor, "fake_mode")
+
+
+def needs_operators(tensor: Tensor) -> bool:
+    """Return whether a loss must be an operator (`ops`): in a compiled or exported graph, or without values."""
+    return torch.compiler.is_compiling() or has_no_values(tensor)

@@ -1,0 +1,104 @@
+"""Log-probabilities, entropies and the best class of a linear classifier, without the N x V scores.
+
+    results = rk.linear_log_probs(hidden, head.weight, tokens)     # (B, T, D), (V, D), (B, T)
+    results.log_probs, results.entropy                             # (B, T) each, with gradients
+
+`linear_log_probs` is the public function, for reinforcement learning and for scoring text. One pass over the blocks of
+scores computes all its results; the backward pass computes the scores once more.
+
+Shapes: N rows (tokens), D dimensions, V classes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from reefknot.errors import ArgumentError
+from reefknot.kernels.arguments import (
+    check_classifier,
+    check_devices,
+    check_target_type,
+    check_target_values,
+    choose,
+    replace_ignore_index,
+    score_transform,
+)
+from reefknot.kernels.choice import Impl
+from reefknot.kernels.losses import row_results
+from reefknot.kernels.scores import IGNORE, SummaryRequest
+
+_FUNCTION = "linear_log_probs"
+
+
+class LogProbs(NamedTuple):
+    """What `linear_log_probs` returns, each with the shape of the targets, at least in float32."""
+
+    log_probs: Tensor
+    """The log-probability of each target. It is zero for targets that are ignored."""
+    entropy: Tensor
+    """The entropy of each row's softmax, in nats."""
+    lse: Tensor
+    """The log-sum-exp of each row's scores."""
+    argmax: Tensor
+    """The class with the largest score, an integer without a gradient. The first one if several are equal."""
+
+
+def linear_log_probs(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int = IGNORE,
+    check_targets: bool = True,
+    impl: Impl | None = None,
+    memory: float | None = None,
+) -> LogProbs:
+    """Compute log-probabilities of targets, entropies and best classes without storing all scores at once.
+
+        policy = rk.linear_log_probs(hidden, head.weight, tokens, temperature=0.7)
+        loss = -(advantage * policy.log_probs).mean() - 0.01 * policy.entropy.mean()
+
+    The softmax is over the scores z = softcap(logit_scale (h . w + b)) / temperature. Scores and sums are computed at
+    least in float32, whatever the types of the tensors. The gradients are exact, and results that are not used do not
+    take part in the backward pass.
+
+    Args:
+        input: Hidden states h, with shape (..., D).
+        linear_weight: One vector w per class, with shape (V, D).
+        target: Class ids, with the shape of `input` without its last dimension, (...).
+        linear_bias: One number b per class, with shape (V,), or None.
+        temperature: The scores are divided by this number last.
+        softcap: If given, the scaled scores x become softcap * tanh(x / softcap).
+        logit_scale: The scores are multiplied by this number first.
+        ignore_index: Targets with this value have a log-probability of zero, without a gradient. Their rows still have
+            an entropy, a log-sum-exp and a best class.
+        check_targets: Raise an error if a target is out of range. On a GPU this check synchronises with the device.
+            Without it, and in a compiled or captured graph, the log-probability of such a target is NaN.
+        impl: The implementation, as in `linear_cross_entropy`.
+        memory: Working memory in MiB, as in `linear_cross_entropy`.
+    """
+    check_classifier(_FUNCTION, input, linear_weight, linear_bias)
+    check_target_type(_FUNCTION, input, target)
+    check_devices(_FUNCTION, input, linear_weight, target, linear_bias)
+    if not isinstance(ignore_index, int):
+        raise ArgumentError(f"{_FUNCTION}: ignore_index = {ignore_index!r}: must be an integer")
+    transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
+    hidden_ND = input.reshape(-1, input.shape[-1])
+    targets_N = replace_ignore_index(target.reshape(-1).long(), ignore_index, linear_weight.shape[0])
+    if check_targets:
+        check_target_values(_FUNCTION, targets_N, target, linear_weight.shape[0], ignore_index)
+
+    request = SummaryRequest(expected=True, best=True)
+    choice = choose(impl, memory)
+    results = row_results(hidden_ND, linear_weight, linear_bias, targets_N, request, transform, choice=choice)
+    assert results.entropy is not None
+    assert results.best_class is not None
+    log_probs_N = -results.nll
+    per_row = (log_probs_N, results.entropy, results.lse, results.best_class)
+    return LogProbs(*(result_N.view(target.shape) for result_N in per_row))

@@ -1,0 +1,202 @@
+"""Losses of a linear classifier without the N x V scores, as the output layers of models (`nn/outputs`) call them.
+
+    summed_loss    the sum of all losses. The weights of the rows are known in the forward pass, which computes the
+                   gradients too: three matrix products, or four if memory is short.
+    row_losses     one loss per row. The weights of the rows are known only in the backward pass, which computes the
+                   scores again: four matrix products. `row_results` returns more, such as entropies.
+
+Both choose an implementation (`choice`) and pass the work on to an autograd function (`autograd`), which loops over
+blocks of scores (`passes`). A backend (`scores`, or `triton_scores` on a GPU) computes each block.
+`linear_cross_entropy` and `linear_log_probs` are the public functions; they check their arguments first.
+
+    z_nv = h_n . w_v + b_v              the score (logit) of class v for row n
+    nll_n = logsumexp_v(z_nv) - z_ny    the loss of row n, with y the target of the row
+
+`weight` holds one vector per class, w_v. `nll` stands for negative log-likelihoods (the losses), and `lse` for
+log-sum-exps.
+Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture, R = N x K rows of a mixture.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reefknot.kernels.arguments import needs_operators
+from reefknot.kernels.autograd import LossOptions, RowLossesFunction, RowResults, SummedLossFunction, mixture_losses
+from reefknot.kernels.choice import Choice, current_choice, resolve_impl
+from reefknot.kernels.reference import compute_dtype, no_autocast, reference_results
+from reefknot.kernels.scores import (
+    IDENTITY,
+    IGNORE,
+    ScoreTransform,
+    SummaryRequest,
+    accumulation_dtype,
+    at_least_float32,
+    get_backend,
+    safe_class_ids,
+)
+
+
+class RowLosses(NamedTuple):
+    """Losses and normalisers, one per row, (N,), at least in float32. See `RowResults`."""
+
+    nll: Tensor
+    lse: Tensor
+    lse_tau: Tensor | None
+
+
+def row_losses(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    tau: float | None = None,
+    choice: Choice | None = None,
+) -> RowLosses:
+    """Return the negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
+
+    Args:
+        hidden_ND: Hidden states.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
+        tau: If given, the log-sum-exp at this temperature is returned too.
+        choice: Implementation and working memory. The default is the choice of `using`.
+    """
+    results = row_results(hidden_ND, weight_VD, bias_V, targets_N, SummaryRequest(tau=tau), choice=choice)
+    return RowLosses(results.nll, results.lse, results.lse_tau)
+
+
+def row_results(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    request: SummaryRequest,
+    transform: ScoreTransform = IDENTITY,
+    class_weight_V: Tensor | None = None,
+    choice: Choice | None = None,
+) -> RowResults:
+    """Return losses and summaries of each row's scores.
+
+    Args:
+        hidden_ND: Hidden states.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
+        request: Which summaries to compute.
+        transform: Applied to the scores.
+        class_weight_V: The weights of the classes in the sum of the scores, `total`. None stands for weights of 1.
+        choice: Implementation and working memory. The default is the choice of `using`.
+    """
+    choice = choice or current_choice()
+    dtype = compute_dtype(hidden_ND, weight_VD)
+    tensors = (hidden_ND, weight_VD, bias_V, targets_N, class_weight_V)
+    if needs_operators(hidden_ND) and choice.impl != "reference":
+        from reefknot.kernels import ops  # it imports this module
+
+        return ops.row_results(*tensors, request, transform, dtype, choice)
+    impl = resolve_impl(choice, hidden_ND.device, dtype)
+    if impl == "reference":
+        return RowResults(*reference_results(*tensors, request, transform))  # type: ignore[arg-type]
+    options = LossOptions(dtype, get_backend(impl), choice.budget(hidden_ND.device), transform)
+    return RowResults(*RowLossesFunction.apply(*tensors, request, options))  # type: ignore[no-untyped-call]
+
+
+def summed_loss(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    log_prior_NK: Tensor | None = None,
+    row_weight_N: Tensor | None = None,
+    transform: ScoreTransform = IDENTITY,
+    choice: Choice | None = None,
+) -> Tensor:
+    """Return the sum of the negative log-likelihoods of all targets, under one softmax or a mixture of softmaxes.
+
+    A mixture has K softmaxes over the same classes. Its loss of a target is -logsumexp_k(log_prior_k - nll_k).
+
+    Args:
+        hidden_ND: Hidden states. For a mixture, K consecutive rows per target.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids, from 0 to V - 1. Targets with `IGNORE` have a loss of zero.
+        log_prior_NK: For a mixture, the logarithms of the experts' weights; otherwise None.
+        row_weight_N: The weight of each target in the sum, zero for ignored targets. None stands for weights of 1. Not
+            for mixtures.
+        transform: Applied to the scores.
+        choice: Implementation and working memory. The default is the choice of `using`.
+    """
+    choice = choice or current_choice()
+    tensors = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, row_weight_N)
+    dtype = compute_dtype(hidden_ND, weight_VD)
+    if torch.float16 in (weight_VD.dtype, None if bias_V is None else bias_V.dtype) or choice.impl == "reference":
+        # The gradients of a sum over many rows would overflow float16 before a later operation scales them down.
+        return _sum_row_losses(*tensors, transform, choice)
+    inputs = (hidden_ND, weight_VD, bias_V, log_prior_NK)
+    needs_grad = tuple(torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in inputs)
+    if needs_operators(hidden_ND):
+        from reefknot.kernels import ops  # it imports this module
+
+        return ops.summed_loss(*tensors, transform, dtype, choice, needs_grad)
+    impl = resolve_impl(choice, hidden_ND.device, dtype)
+    options = LossOptions(dtype, get_backend(impl), choice.budget(hidden_ND.device), transform, needs_grad)
+    total: Tensor = SummedLossFunction.apply(*tensors, options)[0]  # type: ignore[no-untyped-call]
+    return total
+
+
+def _sum_row_losses(
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    log_prior_NK: Tensor | None,
+    row_weight_N: Tensor | None,
+    transform: ScoreTransform,
+    choice: Choice,
+) -> Tensor:
+    """Compute `summed_loss` from individual losses, whose gradients are computed in the backward pass."""
+    targets_R = targets_N
+    if log_prior_NK is not None:
+        targets_R = targets_N[:, None].expand(log_prior_NK.shape).flatten()
+    nll_R = row_results(hidden_RD, weight_VD, bias_V, targets_R, SummaryRequest(), transform, choice=choice).nll
+    if log_prior_NK is not None:
+        return mixture_losses(log_prior_NK, nll_R.view(log_prior_NK.shape), targets_N).sum()
+    return nll_R.sum() if row_weight_N is None else (nll_R * row_weight_N).sum()
+
+
+def smoothing_losses(
+    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, target_score_N: Tensor | None = None
+) -> Tensor:
+    """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
+
+    If a share s of every target is spread over all classes, its loss is (1 - s) nll + s mean_v(-log p_v). This equals
+    nll + s (z_y - mean_v z_v), so the log-probabilities of the other classes are not needed. The term is zero for
+    ignored targets.
+
+    Args:
+        hidden_ND: Hidden states.
+        weight_VD: One vector per class.
+        bias_V: One bias per class, or None.
+        targets_N: Target ids, or `IGNORE`.
+        target_score_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
+            gradient is then summed in the type of `weight_VD`.
+    """
+    with no_autocast(hidden_ND):
+        hidden_ND = at_least_float32(hidden_ND)
+        if target_score_N is None:
+            classes_N = safe_class_ids(targets_N, weight_VD.shape[0])
+            # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any.
+            target_score_N = (hidden_ND * F.embedding(classes_N, weight_VD)).sum(-1)
+            if bias_V is not None:
+                target_score_N = target_score_N + F.embedding(classes_N, bias_V[:, None])[:, 0]
+        mean_vector_D = weight_VD.mean(0, dtype=accumulation_dtype(weight_VD.dtype)).to(hidden_ND.dtype)
+        mean_score_N = hidden_ND @ mean_vector_D
+        if bias_V is not None:
+            mean_score_N = mean_score_N + bias_V.mean(dtype=accumulation_dtype(bias_V.dtype))
+    return (target_score_N - mean_score_N).where(targets_N != IGNORE, 0.0)

@@ -14,38 +14,53 @@ from collections.abc import Sequence
 from drawing.shapes import Canvas, Shape, picture
 
 BAND_WIDTHS = (104, 36, 14)
+BAND_HEIGHTS = (34, 50, 80)
+"""The sizes of the three bands of a banded table: groups of words of similar frequency, from frequent to rare."""
 EXAMPLE_SCORES = (0.5, 0.9, 0.35, 0.7, 0.2, 0.45)
 
 
 def draw_bands(
     canvas: Canvas, left: float, middles: Sequence[float], name: str = "", kind: str = "shared table"
 ) -> list[Shape]:
-    """Draw the three bands of a table: each has more words and shorter vectors than the one before."""
-    sizes = zip(BAND_WIDTHS, (34, 50, 80), middles, "₁₂₃", strict=True)
-    return [
-        canvas.box(kind, left + width / 2, y, width, height, *split_label(name + subscript if name else "", width))
-        for width, height, y, subscript in sizes
-    ]
+    """Draw the three bands of a table: each has more words and shorter vectors than the one before.
+
+    Args:
+        canvas: The canvas.
+        left: The left edge of all bands.
+        middles: The vertical centre of each band.
+        name: The letter of the table, without a subscript.
+        kind: The kind of box.
+    """
+    bands = []
+    for width, height, middle, subscript in zip(BAND_WIDTHS, BAND_HEIGHTS, middles, "₁₂₃", strict=True):
+        label = name + subscript if name else ""
+        bands.append(canvas.box(kind, left + width / 2, middle, width, height, *split_label(label, width)))
+    return bands
 
 
-def split_label(name: str, width: float) -> tuple[str, str]:
-    """Return the name inside a box and the note below it: the name of a narrow box does not fit inside."""
-    return (name, "") if width > 20 else ("", name)
+def split_label(label: str, width: float) -> tuple[str, str]:
+    """Return the text inside a box and the note below it: the label of a narrow box does not fit inside."""
+    if width > 20:
+        return label, ""
+    return "", label
 
 
 def draw_scores(canvas: Canvas, x: float, y: float) -> Shape:
-    """Draw the product of context and class vectors, the bias, and the scores that result."""
+    """Draw the product of context and class vectors, the bias, and the scores that result; return the product."""
     dot = canvas.joint(x, y, "·")
-    canvas.arrow(dot.bottom, canvas.chart(x, y + 85, EXAMPLE_SCORES, "scores, one per class").top)
+    scores = canvas.chart(x, y + 85, EXAMPLE_SCORES, "scores, one per class")
+    canvas.arrow(dot.bottom, scores.top)
     canvas.text(x + 10, y + 32, "+ bias", "left")
     return dot
 
 
 def draw_table_product(canvas: Canvas, y: float) -> tuple[Shape, Shape]:
-    """Draw a hidden state, and its product with the rows of a table."""
+    """Draw a hidden state, and its product with the rows of a table. Return both."""
     dot = draw_scores(canvas, 370, y)
-    canvas.chain(canvas.box("shared table", 610, y, 90, 110, "E"), dot)
-    return canvas.box("vector", 50, y, 12, 90, note="h"), dot
+    table = canvas.box("shared table", 610, y, 90, 110, "E")
+    canvas.chain(table, dot)
+    hidden_state = canvas.box("vector", 50, y, 12, 90, note="h")
+    return hidden_state, dot
 
 
 @picture(145)
@@ -74,7 +89,8 @@ def word(canvas: Canvas) -> None:
     for index, word in enumerate(("the", "of", "a", "file", "…")):
         canvas.text(240, 48 + 16 * index, word, "right")
     row = canvas.box("vector", 325, 96, 150, 8)
-    canvas.arrow(row.right, (460, 96), (460, 80), canvas.box("vector", 520, 80, 12, 90).left)
+    vector = canvas.box("vector", 520, 80, 12, 90)
+    canvas.arrow(row.right, (460, 96), (460, 80), vector.left)
     canvas.text(540, 80, "the vector of “file”", "left")
 
 
@@ -96,13 +112,16 @@ def banded(canvas: Canvas) -> None:
 @picture(285)
 def projections(canvas: Canvas) -> None:
     """Band projections: one matrix per band, upwards for the input, downwards for the output"""
-    middles, names = (46, 122, 206), (("W₁", "D × d"), ("W₂", "D × d/4"), ("", "W₃: D × d/16"))
+    middles = (46, 122, 206)
+    labels = (("W₁", "D × d"), ("W₂", "D × d/4"), ("", "W₃: D × d/16"))  # inside and below the matrix
     wide = canvas.box("vector", 528, 125, 14, 200, note="D")
-    for band, width, y, name in zip(draw_bands(canvas, 30, middles, "E"), BAND_WIDTHS, middles, names, strict=True):
-        matrix = canvas.box("shared matrix", 305, y, width, 48, *name)
-        for start, end in ((band.right[0], matrix.left[0]), (matrix.right[0], wide.left[0])):
-            canvas.arrow((start, y - 9), (end, y - 9))
-            canvas.arrow((end, y + 9), (start, y + 9), dash="--" if y == 46 else "-")
+    bands = draw_bands(canvas, 30, middles, "E")
+    for band, width, y, (name, note) in zip(bands, BAND_WIDTHS, middles, labels, strict=True):
+        matrix = canvas.box("shared matrix", 305, y, width, 48, name, note)
+        gaps = ((band.right[0], matrix.left[0]), (matrix.right[0], wide.left[0]))
+        for left_x, right_x in gaps:
+            canvas.arrow((left_x, y - 9), (right_x, y - 9))
+            canvas.arrow((right_x, y + 9), (left_x, y + 9), dash="--" if y == 46 else "-")
     canvas.text(439, 79, "only with\nhead_projection = shared")
     canvas.text(548, 122, "→ up: input end\n← down: output end", "left")
 
@@ -113,13 +132,17 @@ def tie(canvas: Canvas) -> None:
     for x, text in ((125, "untied: two tables"), (350, "tied: one table"), (575, "three-way: one table")):
         canvas.text(x, 22, text, faint=False)
     for x, offsets, kind in ((125, (-75, 75), "table"), (350, (0, 0), "shared table")):
-        ends = canvas.box("step", x - 75, 165, 48, 32, "in"), canvas.box("step", x + 75, 165, 48, 32, "out")
-        canvas.chain(ends[0], canvas.box("step", x, 165, 66, 32, "encoder"), ends[1])
-        for offset, end in zip(offsets, ends, strict=True):
-            canvas.arrow(canvas.box(kind, x + offset, 85, 44, 72).bottom, end.top)
+        input_end = canvas.box("step", x - 75, 165, 48, 32, "in")
+        output_end = canvas.box("step", x + 75, 165, 48, 32, "out")
+        encoder = canvas.box("step", x, 165, 66, 32, "encoder")
+        canvas.chain(input_end, encoder, output_end)
+        for offset, end in zip(offsets, (input_end, output_end), strict=True):
+            table = canvas.box(kind, x + offset, 85, 44, 72)
+            canvas.arrow(table.bottom, end.top)
     table = canvas.box("shared table", 575, 85, 44, 72)
     for x, name in ((505, "source\nin"), (575, "target\nin"), (645, "target\nout")):
-        canvas.arrow(table.bottom, canvas.box("step", x, 170, 62, 42, name).top)
+        end = canvas.box("step", x, 170, 62, 42, name)
+        canvas.arrow(table.bottom, end.top)
 
 
 @picture(165)
@@ -127,29 +150,31 @@ def lookup(canvas: Canvas) -> None:
     """Lookup: the row of a word, then optional steps"""
     canvas.text(38, 75, "id of\n“file”", faint=False)
     canvas.box("shared table", 125, 75, 70, 104, note="E")
-    row, dropped = canvas.box("vector", 125, 75, 70, 8), canvas.box("dashed step", 240, 75, 78, 40, "word\ndropout")
+    row = canvas.box("vector", 125, 75, 70, 8)
+    word_dropout = canvas.box("dashed step", 240, 75, 78, 40, "word\ndropout")
     canvas.arrow((62, 75), row.left)
-    scaled = canvas.box("dashed step", 340, 75, 64, 40, "× scale")
-    last = canvas.box("dashed step", 525, 75, 78, 40, "dropout")
+    scale = canvas.box("dashed step", 340, 75, 64, 40, "× scale")
+    dropout = canvas.box("dashed step", 525, 75, 78, 40, "dropout")
     matrix = canvas.box("dashed matrix", 430, 75, 50, 60, "W", "project_to")
-    canvas.chain(row, dropped, scaled, matrix, last, canvas.box("vector", 625, 75, 12, 90, note="x, to the encoder"))
+    vector = canvas.box("vector", 625, 75, 12, 90, note="x, to the encoder")
+    canvas.chain(row, word_dropout, scale, matrix, dropout, vector)
 
 
 @picture(285)
 def adaptive_input(canvas: Canvas) -> None:
     """Adaptive input: rows of decreasing dimension, and a matrix per band up to the dimension of the model"""
     canvas.text(40, 130, "ids\n“the”\n“reef”\n…", faint=False)
-    order, middles = canvas.box("step", 560, 130, 86, 46, "back in\ntheir order"), (48, 130, 210)
-    names = zip(("d", "d/4", "d/16"), ("W₁", "W₂", "W₃"), strict=True)
-    for band, width, y, (note, name) in zip(
-        draw_bands(canvas, 105, middles, "E"), BAND_WIDTHS, middles, names, strict=True
-    ):
+    order = canvas.box("step", 560, 130, 86, 46, "back in\ntheir order")
+    middles = (48, 130, 210)
+    dimensions = ("d", "d/4", "d/16")
+    matrix_names = ("W₁", "W₂", "W₃")
+    bands = draw_bands(canvas, 105, middles, "E")
+    for band, width, y, dimension, name in zip(bands, BAND_WIDTHS, middles, dimensions, matrix_names, strict=True):
         canvas.arrow((70, 130), band.left)
-        narrow, wide = (
-            canvas.box("vector", 270, y, 12, width / 2 + 4, note=note),
-            canvas.box("vector", 465, y, 12, 56, note="D"),
-        )
-        canvas.chain(band, narrow, canvas.box("shared matrix", 370, y, width, 56, *split_label(name, width)), wide)
+        narrow = canvas.box("vector", 270, y, 12, width / 2 + 4, note=dimension)
+        wide = canvas.box("vector", 465, y, 12, 56, note="D")
+        matrix = canvas.box("shared matrix", 370, y, width, 56, *split_label(name, width))
+        canvas.chain(band, narrow, matrix, wide)
         canvas.arrow(wide.right, order.left)
     canvas.chain(order, canvas.box("vector", 655, 130, 12, 56, note="x"))
 
@@ -204,17 +229,20 @@ def plain(canvas: Canvas) -> None:
 @picture(220)
 def projected(canvas: Canvas) -> None:
     """Projected classifier: a penalised matrix on the hidden state"""
-    h, dot = draw_table_product(canvas, 70)
+    hidden_state, dot = draw_table_product(canvas, 70)
     matrix = canvas.box("matrix", 150, 70, 74, 74, "P", "penalty λ/2 ‖P‖²")
-    canvas.chain(h, matrix, canvas.box("vector", 270, 70, 12, 90, note="c = P h + p"), dot)
+    projected_state = canvas.box("vector", 270, 70, 12, 90, note="c = P h + p")
+    canvas.chain(hidden_state, matrix, projected_state, dot)
 
 
 @picture(235)
 def bilinear(canvas: Canvas) -> None:
     """Bilinear classifier: a matrix on the hidden state replaces one on the classes"""
-    (h, dot), plus = draw_table_product(canvas, 85), canvas.joint(270, 85, "+")
-    canvas.chain(h, canvas.box("matrix", 160, 85, 74, 74, "U"), plus, dot)
-    canvas.arrow(h.top, (50, 26), (270, 26), plus.top, dash="--")
+    hidden_state, dot = draw_table_product(canvas, 85)
+    plus = canvas.joint(270, 85, "+")
+    matrix = canvas.box("matrix", 160, 85, 74, 74, "U")
+    canvas.chain(hidden_state, matrix, plus, dot)
+    canvas.arrow(hidden_state.top, (50, 26), (270, 26), plus.top, dash="--")
     canvas.text(160, 16, "residual")
     canvas.text(475, 68, "E (U h), never (E U) h")
 
@@ -223,15 +251,24 @@ def bilinear(canvas: Canvas) -> None:
 def dual(canvas: Canvas) -> None:
     """Dual classifier: the hidden state and the classes each pass through a layer into a joint space"""
     dot = draw_scores(canvas, 325, 100)
-    h = canvas.box("vector", 28, 100, 12, 90, note="h")
+
+    # From the left, the hidden state.
+    hidden_state = canvas.box("vector", 28, 100, 12, 90, note="h")
     plus = canvas.joint(214, 100, "+")
-    layer, act = canvas.box("matrix", 86, 100, 54, 66, "A", "+ a"), canvas.box("step", 157, 100, 44, 30, "act")
-    canvas.chain(h, layer, act, plus, canvas.box("vector", 260, 100, 12, 66, note="J"), dot)
-    canvas.arrow(h.top, (28, 30), (214, 30), plus.top, dash="--")
+    matrix = canvas.box("matrix", 86, 100, 54, 66, "A", "+ a")
+    activation = canvas.box("step", 157, 100, 44, 30, "act")
+    joint_vector = canvas.box("vector", 260, 100, 12, 66, note="J")
+    canvas.chain(hidden_state, matrix, activation, plus, joint_vector, dot)
+    canvas.arrow(hidden_state.top, (28, 30), (214, 30), plus.top, dash="--")
     canvas.text(121, 19, "residual_to_context")
-    table, plus = canvas.box("shared table", 652, 100, 64, 116, "E"), canvas.joint(463, 100, "+")
-    layer, act = canvas.box("matrix", 582, 100, 44, 66, "U", "+ u"), canvas.box("step", 517, 100, 44, 30, "act")
-    canvas.chain(table, layer, act, plus, canvas.box("table", 409, 100, 44, 116, note="V × J, once\nper update"), dot)
+
+    # From the right, the classes.
+    table = canvas.box("shared table", 652, 100, 64, 116, "E")
+    plus = canvas.joint(463, 100, "+")
+    matrix = canvas.box("matrix", 582, 100, 44, 66, "U", "+ u")
+    activation = canvas.box("step", 517, 100, 44, 30, "act")
+    joint_table = canvas.box("table", 409, 100, 44, 116, note="V × J, once\nper update")
+    canvas.chain(table, matrix, activation, plus, joint_table, dot)
     canvas.arrow(table.top, (652, 30), (463, 30), plus.top, dash="--")
     canvas.text(557, 19, "residual_to_table")
 
@@ -240,27 +277,32 @@ def dual(canvas: Canvas) -> None:
 def drill(canvas: Canvas) -> None:
     """DRILL: a deep network over the table; the table is added after every layer"""
     dot = draw_scores(canvas, 95, 100)
-    canvas.chain(canvas.box("vector", 28, 100, 12, 90, note="h"), dot)
-    previous = table = canvas.box("shared table", 655, 100, 62, 116, "E")
+    hidden_state = canvas.box("vector", 28, 100, 12, 90, note="h")
+    canvas.chain(hidden_state, dot)
+    table = canvas.box("shared table", 655, 100, 62, 116, "E")
+    previous = table
     for x, name in ((565, "U₁"), (445, "U₂"), (290, "Uₖ")):
         plus = canvas.joint(x - 52, 100, "+")
-        canvas.chain(previous, canvas.box("matrix", x, 100, 56, 56, name, "+ u, act"), plus)
+        layer = canvas.box("matrix", x, 100, 56, 56, name, "+ u, act")
+        canvas.chain(previous, layer, plus)
         canvas.arrow(table.top, (655, 30), (x - 52, 30), plus.top)
         previous = plus
     canvas.text(355, 84, "…")
-    canvas.chain(previous, canvas.box("table", 182, 100, 44, 116, "E(k)", "once per update"), dot)
+    encoded_table = canvas.box("table", 182, 100, 44, 116, "E(k)", "once per update")
+    canvas.chain(previous, encoded_table, dot)
     canvas.text(440, 18, "residual: E itself, never dropped")
 
 
 @picture(165)
 def softmax(canvas: Canvas) -> None:
     """Softmax: scores become a distribution; the loss needs only the target's probability"""
-    h = canvas.box("vector", 40, 70, 12, 90, note="h")
+    hidden_state = canvas.box("vector", 40, 70, 12, 90, note="h")
     classifier = canvas.box("step", 140, 70, 104, 40, "any classifier")
-    before = canvas.chart(275, 70, EXAMPLE_SCORES, "scores", target=3)
+    scores = canvas.chart(275, 70, EXAMPLE_SCORES, "scores", target=3)
     normalise = canvas.box("step", 400, 70, 90, 40, "exp / sum")
-    after = canvas.chart(522, 70, (0.2, 1.0, 0.12, 0.45, 0.08, 0.15), "p(y | h)", target=3)
-    canvas.chain(h, classifier, before, normalise, after, canvas.box("step", 640, 70, 88, 40, "−log p(y)"))
+    distribution = canvas.chart(522, 70, (0.2, 1.0, 0.12, 0.45, 0.08, 0.15), "p(y | h)", target=3)
+    loss = canvas.box("step", 640, 70, 88, 40, "−log p(y)")
+    canvas.chain(hidden_state, classifier, scores, normalise, distribution, loss)
 
 
 @picture(280)
@@ -268,35 +310,54 @@ def augmented(canvas: Canvas) -> None:
     """Augmented loss: the loss of the target, plus the divergence of two tempered distributions"""
     classes = canvas.box("shared table", 130, 80, 66, 80, "W", "classifier")
     words = canvas.box("shared table", 130, 215, 66, 64)
-    canvas.chain(canvas.box("vector", 40, 80, 12, 90, note="h"), classes)
-    hard = canvas.chart(330, 42, (0.1, 0.2, 1.0, 0.15, 0.1), "p(y | h)", target=2)
-    soft = canvas.chart(330, 118, (0.4, 0.5, 0.7, 0.45, 0.35), "soft prediction")
-    target = canvas.chart(330, 215, (0.3, 0.6, 0.8, 0.5, 0.3), "soft target")
-    canvas.arrow((70, 215), canvas.box("vector", 130, 215, 66, 8).left)
-    nll, kl = canvas.box("step", 500, 42, 90, 32, "nll"), canvas.box("step", 500, 166, 90, 32, "KL")
+    hidden_state = canvas.box("vector", 40, 80, 12, 90, note="h")
+    canvas.chain(hidden_state, classes)
+    prediction = canvas.chart(330, 42, (0.1, 0.2, 1.0, 0.15, 0.1), "p(y | h)", target=2)
+    soft_prediction = canvas.chart(330, 118, (0.4, 0.5, 0.7, 0.45, 0.35), "soft prediction")
+    soft_target = canvas.chart(330, 215, (0.3, 0.6, 0.8, 0.5, 0.3), "soft target")
+    target_row = canvas.box("vector", 130, 215, 66, 8)
+    canvas.arrow((70, 215), target_row.left)
+    nll = canvas.box("step", 500, 42, 90, 32, "nll")
+    divergence = canvas.box("step", 500, 166, 90, 32, "KL")
     total = canvas.joint(620, 104, "+")
-    for chain in ((classes, hard, nll, total), (classes, soft, kl, total), (words, target, kl)):
-        canvas.chain(*chain)
-    notes = (230, 46, "+ b"), (212, 120, "/ τ, without b"), (228, 200, "L l(y) / τ"), (130, 259, "L, the input's table")
-    for x, y, note in (*notes, (40, 215, "target y"), (596, 150, "× α"), (620, 130, "loss")):
+    canvas.chain(classes, prediction, nll, total)
+    canvas.chain(classes, soft_prediction, divergence, total)
+    canvas.chain(words, soft_target, divergence)
+    notes = (
+        (230, 46, "+ b"),
+        (212, 120, "/ τ, without b"),
+        (228, 200, "L l(y) / τ"),
+        (130, 259, "L, the input's table"),
+        (40, 215, "target y"),
+        (596, 150, "× α"),
+        (620, 130, "loss"),
+    )
+    for x, y, note in notes:
         canvas.text(x, y, note)
 
 
 @picture(315)
 def adaptive_output(canvas: Canvas) -> None:
     """Adaptive softmax: a head of frequent words and clusters, tails behind projections"""
-    h, words = canvas.box("vector", 35, 145, 12, 100, note="h"), draw_bands(canvas, 270, (40, 165, 250), "E")
+    hidden_state = canvas.box("vector", 35, 145, 12, 100, note="h")
+    _, second_band, third_band = draw_bands(canvas, 270, (40, 165, 250), "E")
     canvas.box("table", 322, 66, 104, 16, note="cluster vectors, never shared")
-    canvas.arrow(h.right, (266, 50))
-    canvas.arrow((378, 50), canvas.chart(470, 50, (0.9, 0.6, 0.4, 0.3, 0.5, 0.25)).left)
+    canvas.arrow(hidden_state.right, (266, 50))
+    head_distribution = canvas.chart(470, 50, (0.9, 0.6, 0.4, 0.3, 0.5, 0.25))
+    canvas.arrow((378, 50), head_distribution.left)
     canvas.text(520, 45, "p of words,\nthen of clusters", "left")
-    tails = (words[1], 165, 44, "W₂ᵀ", 487, 118, 580), (words[2], 250, 22, "W₃ᵀ", 498, 104, 650)
+
+    # An arrow runs from the bar of a cluster (at bar_x), with a turn at turn_y, to the product at x.
+    tails = (
+        (second_band, 165, 44, "W₂ᵀ", 487, 118, 580),
+        (third_band, 250, 22, "W₃ᵀ", 498, 104, 650),
+    )
     for band, y, height, name, bar_x, turn_y, x in tails:
-        matrix, narrow = canvas.box("shared matrix", 140, y, 60, height, name), canvas.box("vector", 215, y, 10, height)
+        matrix = canvas.box("shared matrix", 140, y, 60, height, name)
+        narrow = canvas.box("vector", 215, y, 10, height)
         product = canvas.joint(x, y, "×")
-        canvas.chain(
-            h, matrix, narrow, band, canvas.chart(440, y, (0.8, 0.3, 0.5, 0.4, 0.2), "p within the band"), product
-        )
+        distribution = canvas.chart(440, y, (0.8, 0.3, 0.5, 0.4, 0.2), "p within the band")
+        canvas.chain(hidden_state, matrix, narrow, band, distribution, product)
         canvas.arrow((bar_x, 73), (bar_x, turn_y), (x, turn_y), product.top)
         canvas.text(x, y + 24, "p(y | h)")
 
@@ -304,39 +365,56 @@ def adaptive_output(canvas: Canvas) -> None:
 @picture(290)
 def mixture(canvas: Canvas) -> None:
     """Mixture of softmaxes: K maps of the hidden state, one table, and a prior that mixes the distributions"""
-    h, total = canvas.box("vector", 35, 110, 12, 100, note="h"), canvas.joint(575, 110, "+")
+    hidden_state = canvas.box("vector", 35, 110, 12, 100, note="h")
+    total = canvas.joint(575, 110, "+")
     canvas.box("shared table", 330, 110, 62, 190, "E", "one for all")
-    heights = (0.8, 0.3, 0.2, 0.4), (0.2, 0.9, 0.3, 0.1), (0.3, 0.2, 0.4, 0.8)
-    for y, k, weight, bars in zip((40, 110, 180), "₁₂ₖ", (56, 100, 174), heights, strict=True):
-        latent, expert = canvas.box("vector", 260, y, 12, 48), canvas.chart(430, y, bars, f"softmax{k}")
-        canvas.chain(
-            h, canvas.box("matrix", 125, y, 62, 44, f"W{k}"), canvas.box("step", 205, y, 54, 28, "tanh"), latent
-        )
+
+    # One softmax per component: its height, its subscript, the height of its weight, and its probabilities.
+    components = (
+        (40, "₁", 56, (0.8, 0.3, 0.2, 0.4)),
+        (110, "₂", 100, (0.2, 0.9, 0.3, 0.1)),
+        (180, "ₖ", 174, (0.3, 0.2, 0.4, 0.8)),
+    )
+    for y, subscript, weight_y, probabilities in components:
+        latent = canvas.box("vector", 260, y, 12, 48)
+        distribution = canvas.chart(430, y, probabilities, f"softmax{subscript}")
+        matrix = canvas.box("matrix", 125, y, 62, 44, f"W{subscript}")
+        tanh = canvas.box("step", 205, y, 54, 28, "tanh")
+        canvas.chain(hidden_state, matrix, tanh, latent)
         canvas.arrow(latent.right, (299, y))
-        canvas.arrow((361, y), expert.left)
-        canvas.chain(expert, total)
-        canvas.text(512, weight, f"× π{k}", faint=False)
-    canvas.chain(h, canvas.box("matrix", 125, 250, 62, 30, "prior"), canvas.chart(330, 250, (0.5, 0.3, 0.6)))
+        canvas.arrow((361, y), distribution.left)
+        canvas.chain(distribution, total)
+        canvas.text(512, weight_y, f"× π{subscript}", faint=False)
+
+    prior_matrix = canvas.box("matrix", 125, 250, 62, 30, "prior")
+    prior = canvas.chart(330, 250, (0.5, 0.3, 0.6))
+    canvas.chain(hidden_state, prior_matrix, prior)
     canvas.text(362, 250, "π₁ … πₖ = softmax(prior h)", "left")
-    canvas.chain(total, canvas.chart(650, 110, (0.5, 0.6, 0.3, 0.5), "p(y | h)"))
+    mixed_distribution = canvas.chart(650, 110, (0.5, 0.6, 0.3, 0.5), "p(y | h)")
+    canvas.chain(total, mixed_distribution)
 
 
 @picture(240)
 def sampled(canvas: Canvas) -> None:
     """Sampled softmax: over a sample of the classes and the target in training, over all classes in evaluation"""
     canvas.box("shared table", 110, 105, 80, 168, note="all V classes")
-    sampled_rows, h = canvas.box("table", 245, 66, 70, 40, note="R of them"), canvas.box("vector", 345, 123, 12, 56)
+    sampled_rows = canvas.box("table", 245, 66, 70, 40, note="R of them")
+    hidden_state = canvas.box("vector", 345, 123, 12, 56)
     for y, name in ((41, "drawn"), (65, "target"), (97, "drawn"), (145, "target")):
         canvas.text(62, y, name, "right")
-        canvas.arrow(canvas.box("vector", 110, y, 80, 8).right, sampled_rows.left)
-    training_product, exact_product = canvas.joint(345, 66, "·"), canvas.joint(345, 181, "·")
+        row = canvas.box("vector", 110, y, 80, 8)
+        canvas.arrow(row.right, sampled_rows.left)
+    training_product = canvas.joint(345, 66, "·")
+    exact_product = canvas.joint(345, 181, "·")
     canvas.text(358, 123, "h", "left")
-    canvas.arrow(h.top, training_product.bottom)
-    canvas.arrow(h.bottom, exact_product.top)
+    canvas.arrow(hidden_state.top, training_product.bottom)
+    canvas.arrow(hidden_state.bottom, exact_product.top)
     sample_softmax = canvas.box("step", 590, 66, 180, 46, "softmax over the sample\nand the target of the row")
-    canvas.chain(sampled_rows, training_product, canvas.box("step", 430, 66, 74, 40, "− log Q"), sample_softmax)
+    correction = canvas.box("step", 430, 66, 74, 40, "− log Q")
+    canvas.chain(sampled_rows, training_product, correction, sample_softmax)
     canvas.arrow((150, 181), exact_product.left)
-    canvas.chain(exact_product, canvas.box("step", 590, 181, 180, 40, "softmax over V"))
+    exact_softmax = canvas.box("step", 590, 181, 180, 40, "softmax over V")
+    canvas.chain(exact_product, exact_softmax)
     canvas.text(590, 26, "training: one sample per batch", faint=False)
     canvas.text(590, 145, "evaluation: exact", faint=False)
 
@@ -344,14 +422,14 @@ def sampled(canvas: Canvas) -> None:
 @picture(190)
 def regularisation(canvas: Canvas) -> None:
     """AR keeps hidden states small, TAR keeps their changes small"""
-    for t, height in enumerate((44, 56, 36, 60, 48)):
-        x = 190 + 75 * t
+    for time_step, height in enumerate((44, 56, 36, 60, 48)):
+        x = 190 + 75 * time_step
         for y in (50, 135):
             canvas.box("vector", x, y, 14, height)
-        canvas.box("step", x, 125 + 8 * (t % 3), 14, 9)
+        canvas.box("step", x, 125 + 8 * (time_step % 3), 14, 9)
         canvas.arrow((x, 83), (x, 103))
-        if t:
+        if time_step > 0:
             canvas.arrow((x - 66, 50), (x - 9, 50))
-    for y, left, right in ((50, "raw", "TAR: mean (Δh)², raw"), (135, "after dropout", "AR: mean h², dropped")):
-        canvas.text(85, y, left, faint=False)
-        canvas.text(525, y, right, "left", faint=False)
+    for y, states, penalty in ((50, "raw", "TAR: mean (Δh)², raw"), (135, "after dropout", "AR: mean h², dropped")):
+        canvas.text(85, y, states, faint=False)
+        canvas.text(525, y, penalty, "left", faint=False)

@@ -65,21 +65,26 @@ class Canvas(NamedTuple):
 
         `kind` is a key of `COLOURS`, such as "table", with "shared" or "dashed" before it: "shared table".
         """
-        *modifiers, kind = kind.split()
-        fill, outline = COLOURS["shared" if "shared" in modifiers else kind]
+        *modifiers, base_kind = kind.split()
+        fill, outline = COLOURS["shared" if "shared" in modifiers else base_kind]
         left, top = x - width / 2, y - height / 2
-        corners = f"round,pad=0,rounding_size={6 if kind == 'step' and height > 20 else 2}"
+        bottom = top + height
+        corner_radius = 6 if base_kind == "step" and height > 20 else 2
+        corners = f"round,pad=0,rounding_size={corner_radius}"
         dash = "--" if "dashed" in modifiers else "-"
         self.axes.add_patch(FancyBboxPatch((left, top), width, height, corners, fc=fill, ec=outline, lw=1, ls=dash))
-        if kind == "table":
-            self.axes.hlines(range(int(top) + 8, int(top + height), 8), left, left + width, outline, lw=1, alpha=0.2)
+        if base_kind == "table":
+            rule_ys = range(int(top) + 8, int(bottom), 8)
+            self.axes.hlines(rule_ys, left, left + width, outline, lw=1, alpha=0.2)
         self.text(x, y, name, size=13, faint=False)
-        self.text(x, top + height + 4 + 7.5 * len(note.split("\n")), note)
+        note_lines = len(note.split("\n"))
+        self.text(x, bottom + 4 + 7.5 * note_lines, note)
         return Shape.around(x, y, width, height)
 
     def chart(self, x: float, y: float, heights: Sequence[float], note: str = "", target: int | None = None) -> Shape:
         """Draw scores or a distribution: one bar per class, in colour for the target."""
-        left, width = x - 11 * len(heights) / 2, 11 * len(heights)
+        width = 11 * len(heights)
+        left = x - width / 2
         centres = [left + 5.5 + 11 * index for index in range(len(heights))]
         colours = [COLOURS["vector"][1] if index == target else BAR_COLOUR for index in range(len(heights))]
         self.axes.bar(centres, [-40 * height for height in heights], 9, y + 20, color=colours)
@@ -113,7 +118,14 @@ class Canvas(NamedTuple):
 
 
 def picture(height: int) -> Callable[[Callable[[Canvas], None]], None]:
-    """Register a function that draws a picture, under the function's name. Its docstring is the caption."""
+    """Register a function that draws a picture of this height, under the function's name.
+
+    The docstring of the function is the caption:
+
+        @picture(180)
+        def word(canvas: Canvas) -> None:
+            \"\"\"A word table: one row of the same dimension per word\"\"\"
+    """
 
     def register(draw: Callable[[Canvas], None]) -> None:
         def draw_figure(figure: Figure) -> None:

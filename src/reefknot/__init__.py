@@ -6,10 +6,12 @@
     model = rk.LanguageModel(rk.Lookup(words), rk.LSTM(200, 200), rk.Softmax(rk.Plain(words)))   # one table: tied
     model.loss(tokens).mean().backward()
 
-A model has two ends around its encoder: an input end turns ids into vectors, and an output end is a classifier and its
-loss. They are tied if they hold the same word table.
+A language model has three stages. The input end turns word ids into vectors, the encoder turns vectors into hidden
+states, and the output end, a classifier and its loss, predicts the next word. The two ends are tied if they hold the
+same word table (the module with the embeddings).
 
-Tensor names end in their shape: `hidden_ND` is a matrix with N rows and D columns. The letters are the same everywhere:
+Tensor names end in their shape: `hidden_ND` is a matrix with N rows and D columns. Most files use these letters, and
+each file explains its own:
 
     B streams (rows of a batch)   T steps   N = B x T tokens   D dimensions   V words or classes
 
@@ -62,7 +64,7 @@ _MODULE_OF_NAME = {
     "Transformer": "nn.encoders.transformer",
     "Translator": "nn.models.translator",
     "VariationalLSTM": "nn.encoders.variational_lstm",
-    "VocabularySettings": "lab.text.vocabulary",
+    "VocabularySettings": "lab.text.vocabulary_settings",
     "WordTable": "nn.tables",
     "WordVectors": "vectors.word_vectors",
     "linear_cross_entropy": "kernels.linear_cross_entropy",
@@ -95,7 +97,7 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.word_vectors import open_vectors as open_vectors
     from reefknot.lab.text.corpus import CorpusSettings as CorpusSettings
     from reefknot.lab.text.dataset import open_dataset as open_dataset
-    from reefknot.lab.text.vocabulary import VocabularySettings as VocabularySettings
+    from reefknot.lab.text.vocabulary_settings import VocabularySettings as VocabularySettings
     from reefknot.nn.classifiers.bilinear import Bilinear as Bilinear
     from reefknot.nn.classifiers.drill import Drill as Drill
     from reefknot.nn.classifiers.dual import Dual as Dual
@@ -133,6 +135,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
     if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'reefknot' has no attribute '{name}'")
     module = importlib.import_module(f"reefknot.{_MODULE_OF_NAME[name]}")
@@ -140,4 +143,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    """Return the public names, for tab completion."""
     return __all__

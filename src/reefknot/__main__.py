@@ -1,4 +1,4 @@
-"""`python -m reefknot` is the `reefknot` command, which is what torchrun can start."""
+"""Runs the `reefknot` command as `python -m reefknot`, or in several processes as `torchrun -m reefknot`."""
 
 from reefknot.lab.cli.main import main
 

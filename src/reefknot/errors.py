@@ -1,6 +1,8 @@
 """Exceptions that users see, and the exit codes that the command line returns for them.
 
-A message says what is wrong, where, and what to do. All exceptions derive from `ReefknotError`.
+All exceptions derive from `ReefknotError`. A message says what is wrong, where, and what to do:
+
+    raise DataError(f"{path} is empty; download it again")
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ class Stopped(ReefknotError):
 
 
 def shorten(text: str, max_length: int = 100) -> str:
-    """Return untrusted text for use in a message: cut to `max_length`, with a `?` for each unprintable character."""
-    printable = "".join(character if character.isprintable() else "?" for character in text)
-    if len(printable) <= max_length:
-        return printable
-    return f"{printable[:max_length]}..."
+    """Return a user's text for use in a message: cut to `max_length`, with a `?` for each unprintable character."""
+    printable_text = "".join(character if character.isprintable() else "?" for character in text)
+    if len(printable_text) <= max_length:
+        return printable_text
+    return f"{printable_text[:max_length]}..."

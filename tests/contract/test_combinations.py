@@ -70,7 +70,7 @@ def test_covering_contains_every_working_pair_of_parts() -> None:
 def test_tied_ends_share_one_table(case: Case) -> None:
     model = case.build()
     assert model.tied == case.tied
-    assert sum(model.parameter_counts().values()) == sum(p.numel() for p in set(model.parameters()))
+    assert sum(model.parameter_counts().values()) == sum(parameter.numel() for parameter in set(model.parameters()))
 
 
 def test_new_part_is_covered_by_its_registry_line(monkeypatch: pytest.MonkeyPatch) -> None:

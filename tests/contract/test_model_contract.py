@@ -40,7 +40,9 @@ def test_every_parameter_gets_a_gradient(case: Case) -> None:
     model = case.build()
     penalties = model.output.penalties()
     torch.stack([loss(model), *penalties.values()]).sum().backward()
-    untrained = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    untrained = [
+        name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
     assert untrained == []
 
 
@@ -50,7 +52,7 @@ def test_tie_survives_a_change_of_dtype(case: Case, dtype: torch.dtype) -> None:
     expected = loss(model).detach()
     model = model.to(dtype)
     assert model.tied == case.tied
-    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     tolerance = 0.02 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(loss(model).detach().float(), expected, rtol=tolerance, atol=0.0)
 
@@ -59,7 +61,7 @@ def test_tie_survives_a_copy(case: Case) -> None:
     model = case.build()
     other = copy.deepcopy(model)
     assert other.tied == case.tied
-    assert not {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}
+    assert not {id(parameter) for parameter in model.parameters()} & {id(parameter) for parameter in other.parameters()}
     assert torch.equal(loss(other), loss(model))
     with torch.no_grad():
         next(other.parameters()).add_(1.0)
@@ -70,7 +72,7 @@ def test_tie_survives_a_checkpoint(case: Case, tmp_path: Path) -> None:
     model = case.build()
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(1, named_weights(model), {}, {}, fingerprint="test")
-    assert stored_numbers(path / "model.safetensors") == sum(p.numel() for p in model.parameters())
+    assert stored_numbers(path / "model.safetensors") == sum(parameter.numel() for parameter in model.parameters())
     other = case.build(seed=1)
     assert not torch.equal(loss(other), loss(model))
     load_weights(other, checkpoints.load(path).weights)
@@ -81,7 +83,7 @@ def test_tie_survives_a_checkpoint(case: Case, tmp_path: Path) -> None:
 def test_safetensors_save_model_and_load_model_work(case: Case, tmp_path: Path) -> None:
     model, other = case.build(), case.build(seed=1)
     save_model(model, str(tmp_path / "model.safetensors"))
-    assert stored_numbers(tmp_path / "model.safetensors") == sum(p.numel() for p in model.parameters())
+    assert stored_numbers(tmp_path / "model.safetensors") == sum(parameter.numel() for parameter in model.parameters())
     load_model(other, str(tmp_path / "model.safetensors"))
     assert other.tied == case.tied
     assert torch.equal(loss(other), loss(model))
@@ -97,7 +99,7 @@ def test_model_builds_on_the_meta_device(case: Case) -> None:
     expected = case.build().parameter_counts()
     with torch.device("meta"):
         model = case.build()
-    assert all(p.is_meta for p in model.parameters())
+    assert all(parameter.is_meta for parameter in model.parameters())
     assert model.parameter_counts() == expected
 
 
@@ -115,14 +117,18 @@ def module_with_three_ends() -> nn.Module:
 
 def table_weights(model: nn.Module) -> list[Tensor]:
     """Return the weight of the table from every end that holds it."""
-    return [p for name, p in model.named_parameters(remove_duplicate=False) if name.endswith("table.weight")]
+    return [
+        parameter for name, parameter in model.named_parameters(remove_duplicate=False) if name.endswith("table.weight")
+    ]
 
 
 @pytest.mark.parametrize("build", [model_with_soft_targets, module_with_three_ends])
 def test_three_way_tying_is_one_table(build: Callable[[], nn.Module], tmp_path: Path) -> None:
     model, other = build(), build()
-    other_parameters = sum(p.numel() for name, p in model.named_parameters() if not name.endswith("table.weight"))
-    assert sum(p.numel() for p in model.parameters()) == other_parameters + VOCABULARY * 6
+    other_parameters = sum(
+        parameter.numel() for name, parameter in model.named_parameters() if not name.endswith("table.weight")
+    )
+    assert sum(parameter.numel() for parameter in model.parameters()) == other_parameters + VOCABULARY * 6
     save_model(model, str(tmp_path / "model.safetensors"))
     load_model(other, str(tmp_path / "model.safetensors"))
     assert stored_numbers(tmp_path / "model.safetensors") == other_parameters + VOCABULARY * 6

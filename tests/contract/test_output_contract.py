@@ -133,7 +133,7 @@ def test_penalties_are_nonnegative_scalars_with_gradients(end_case: Case) -> Non
         assert penalty >= 0, name
         output.zero_grad()
         penalty.backward()
-        assert any(p.grad is not None and p.grad.any() for p in output.parameters()), name
+        assert any(parameter.grad is not None and parameter.grad.any() for parameter in output.parameters()), name
 
 
 def test_losses_add_up_over_rows(end_case: Case) -> None:

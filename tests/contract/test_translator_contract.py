@@ -18,7 +18,7 @@ from .combinations import Case
 SOURCE = torch.tensor([[4, 9, 1], [5, 1, PAD]])
 INPUTS = torch.tensor([[1, 2, 6, 10], [1, 3, 0, 0]])
 TARGETS = torch.tensor([[2, 6, 10, 1], [3, 1, IGNORE, IGNORE]])
-WINDOW = torch.cat([SOURCE, INPUTS], dim=1)
+PAIRS = torch.cat([SOURCE, INPUTS], dim=1)
 BIAS_WITHOUT_GRADIENT = "encoder.score.bias"
 """A bias that is added to all attention scores and has no gradient; the authors' program has it too."""
 
@@ -28,14 +28,16 @@ def build(case: Case) -> Translator:
 
 
 def log_probs(model: Translator) -> Tensor:
-    return model.target_log_probs(WINDOW, TARGETS)[0]
+    return model.target_log_probs(PAIRS, TARGETS)[0]
 
 
 def test_every_parameter_gets_a_gradient(translating_case: Case) -> None:
     model = build(translating_case)
     penalties = model.output.penalties()
-    torch.stack([model.loss(WINDOW, TARGETS).sum(), *penalties.values()]).sum().backward()
-    untrained = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    torch.stack([model.loss(PAIRS, TARGETS).sum(), *penalties.values()]).sum().backward()
+    untrained = [
+        name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
     assert untrained in ([], [BIAS_WITHOUT_GRADIENT])
 
 
@@ -50,7 +52,7 @@ def test_ends_share_one_table_after_saving_and_loading(translating_case: Case, t
     save_model(model, str(tmp_path / "model.safetensors"))
     load_model(other, tmp_path / "model.safetensors")
     assert (other.tied, other.three_way) == (model.tied, model.three_way)
-    assert {id(table.weight) for table in other.source.tables()} <= {id(p) for p in other.parameters()}
+    assert {id(table.weight) for table in other.source.tables()} <= {id(parameter) for parameter in other.parameters()}
     assert torch.equal(log_probs(other), expected)
 
 
@@ -62,10 +64,11 @@ def test_padding_does_not_change_log_probs(translating_case: Case) -> None:
 
 def test_decoding_step_by_step_gives_the_same_log_probs(translating_case: Case) -> None:
     model = build(translating_case)
-    source_BS, inputs_BT = split_sides(WINDOW, TARGETS)
-    state, logp = model.start_decoding(source_BS), []
+    source_BS, inputs_BT = split_sides(PAIRS, TARGETS)
+    state = model.start_decoding(source_BS)
+    step_log_probs = []
     for step in range(4):
         encoded = model(inputs_BT[:, step : step + 1], state)
         state = encoded.state
-        logp.append(model.output.target_log_probs(encoded.output[:, 0], TARGETS[:, step]))
-    assert torch.allclose(torch.stack(logp, dim=1), log_probs(model), atol=1e-10)
+        step_log_probs.append(model.output.target_log_probs(encoded.output[:, 0], TARGETS[:, step]))
+    assert torch.allclose(torch.stack(step_log_probs, dim=1), log_probs(model), atol=1e-10)

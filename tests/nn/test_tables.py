@@ -115,15 +115,16 @@ def test_bands_of_different_dimensions_have_no_common_vectors() -> None:
     assert one_band.vectors() is not None
 
 
-def test_down_is_the_transpose_of_up() -> None:
+def test_map_to_band_dim_is_the_transpose_of_map_to_model_dim() -> None:
     table = BandedTable(10, 8, sizes=[2, 3], factor=2)
     projections = BandProjections(table, 6).double()
     assert [tuple(matrix.shape) for matrix in projections.bands] == [(6, 8), (6, 4), (6, 2)]
     for band, dim in enumerate((8, 4, 2)):
-        v, h = torch.randn(3, dim, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
-        torch.testing.assert_close(
-            (projections.to_model_dim(band, v) * h).sum(), (v * projections.to_band_dim(band, h)).sum()
-        )
+        vectors = torch.randn(3, dim, dtype=torch.float64)
+        hidden_ND = torch.randn(3, 6, dtype=torch.float64)
+        products_in_model_dim = projections.to_model_dim(band, vectors) * hidden_ND
+        products_in_band_dim = vectors * projections.to_band_dim(band, hidden_ND)
+        torch.testing.assert_close(products_in_model_dim.sum(), products_in_band_dim.sum())
 
 
 def test_projections_without_head_skip_the_first_band() -> None:

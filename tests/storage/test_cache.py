@@ -19,11 +19,11 @@ from reefknot.storage.cache import cache_folder, file_hash, load_or_create
 from tiny import PATIENCE
 
 
-def fill(folder: Path) -> None:
+def write_value(folder: Path) -> None:
     (folder / "value").write_text("made")
 
 
-def read(folder: Path) -> str | None:
+def read_value(folder: Path) -> str | None:
     try:
         value = (folder / "value").read_text()
     except OSError:
@@ -33,8 +33,8 @@ def read(folder: Path) -> str | None:
 
 def test_entry_is_made_once(tmp_path: Path) -> None:
     entry = tmp_path / "a" / "entry"
-    assert load_or_create(entry, fill, read) == "made"
-    assert load_or_create(entry, lambda _: pytest.fail("the entry was made twice"), read) == "made"
+    assert load_or_create(entry, write_value, read_value) == "made"
+    assert load_or_create(entry, lambda _: pytest.fail("the entry was made twice"), read_value) == "made"
     assert [path.name for path in entry.parent.iterdir()] == ["entry"]
 
 
@@ -42,29 +42,29 @@ def test_broken_entry_is_replaced(tmp_path: Path) -> None:
     entry = tmp_path / "entry"
     entry.mkdir()
     (entry / "value").write_text("broken")
-    assert load_or_create(entry, fill, read) == "made"
+    assert load_or_create(entry, write_value, read_value) == "made"
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
 def test_slower_of_two_processes_uses_the_existing_entry(tmp_path: Path) -> None:
     entry = tmp_path / "entry"
 
-    def fill_too_late(folder: Path) -> None:
-        fill(folder)
+    def write_too_late(folder: Path) -> None:
+        write_value(folder)
         entry.mkdir()
         (entry / "value").write_text("the winner's")
 
-    assert load_or_create(entry, fill_too_late, read) == "the winner's"
+    assert load_or_create(entry, write_too_late, read_value) == "the winner's"
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
 def test_failed_entry_leaves_no_files(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
-        fill(folder)
+        write_value(folder)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(ResourceError, match="free some space"):
-        load_or_create(tmp_path / "entry", fail, read)
+        load_or_create(tmp_path / "entry", fail, read_value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,14 +85,14 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     of_other_machine = leftover.with_name(leftover.name.replace(f"@{platform.node()}-", "@another-machine-"))
     for folder in (of_live_process, of_other_machine):
         folder.mkdir()
-    assert load_or_create(tmp_path / "other", fill, read) == "made"
+    assert load_or_create(tmp_path / "other", write_value, read_value) == "made"
     assert {path.name for path in tmp_path.iterdir()} == {"other", of_live_process.name, of_other_machine.name}
 
 
 def test_unwritable_cache_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ResourceError, match="cannot write"):
-        load_or_create(tmp_path / "file" / "entry", fill, read)
+        load_or_create(tmp_path / "file" / "entry", write_value, read_value)
 
 
 def test_hash_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

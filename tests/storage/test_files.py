@@ -27,7 +27,7 @@ def test_json_keeps_order_text_and_floats(tmp_path: Path) -> None:
     assert durable.read_json(path) == value
     assert list(durable.read_json(path)) == ["z", "a", "word"]
     assert "naïve" in path.read_text(encoding="utf-8")
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_nonfinite_numbers_are_rejected_and_the_old_file_is_kept(tmp_path: Path) -> None:
@@ -53,24 +53,24 @@ def test_missing_file_and_folder_are_data_errors(tmp_path: Path) -> None:
         durable.read_json(tmp_path)
 
 
-@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("system_call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_failed_write_keeps_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system_call: str, error_number: int
 ) -> None:
     path = tmp_path / "a.txt"
     durable.write_text(path, "old")
 
     def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(error_number, os.strerror(error_number))
 
-    monkeypatch.setattr(os, call, fail)
+    monkeypatch.setattr(os, system_call, fail)
     with pytest.raises(ResourceError, match=r"a\.txt") as caught:
         durable.write_text(path, "new")
     monkeypatch.undo()
-    assert ("free some space" in str(caught.value)) == (number != errno.EIO)
+    assert ("free some space" in str(caught.value)) == (error_number != errno.EIO)
     assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +81,10 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_leftovers_are_removed_only_if_their_process_has_ended(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+    ended_process = subprocess.Popen([sys.executable, "-c", ""])
+    ended_process.wait()
     names = [
-        f"a.json.tmp-{dead.pid}",
+        f"a.json.tmp-{ended_process.pid}",
         f"b.tmp-{os.getpid()}",
         f"c.tmp-{os.getppid()}",
         "notes.tmp-x",
@@ -92,10 +92,10 @@ def test_leftovers_are_removed_only_if_their_process_has_ended(tmp_path: Path) -
     ]
     for name in names:
         (tmp_path / name).write_text("")
-    (tmp_path / f"step.tmp-{dead.pid}").mkdir()
-    (tmp_path / f"step.tmp-{dead.pid}" / "file").write_text("")
+    (tmp_path / f"step.tmp-{ended_process.pid}").mkdir()
+    (tmp_path / f"step.tmp-{ended_process.pid}" / "file").write_text("")
     durable.remove_leftovers(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == set(names[2:])
+    assert {file.name for file in tmp_path.iterdir()} == set(names[2:])
 
 
 def test_tensors_that_share_memory_are_rejected() -> None:
@@ -109,9 +109,9 @@ def test_tensors_that_share_memory_are_rejected() -> None:
 def test_separate_slices_of_one_storage_are_saved(tmp_path: Path) -> None:
     flat = torch.arange(10.0)
     durable.write_tensors(tmp_path / "t.safetensors", {"a": flat[:4], "b": flat[4:]})
-    read = durable.read_tensors(tmp_path / "t.safetensors")
-    assert torch.equal(read["a"], flat[:4])
-    assert torch.equal(read["b"], flat[4:])
+    tensors = durable.read_tensors(tmp_path / "t.safetensors")
+    assert torch.equal(tensors["a"], flat[:4])
+    assert torch.equal(tensors["b"], flat[4:])
 
 
 def test_run_folders_do_not_import_torch() -> None:

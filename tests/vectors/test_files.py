@@ -12,7 +12,7 @@ import pytest
 
 from reefknot.errors import DataError, ResourceError, SettingsError
 from reefknot.storage import files as durable
-from reefknot.vectors import binary_files, files, projector, text_files, word_vectors
+from reefknot.vectors import binary_files, files, text_files, word_vectors
 from reefknot.vectors.files import FORMATS, fingerprint, read_vectors, write_vectors
 from reefknot.vectors.word_vectors import WordVectors
 
@@ -42,7 +42,7 @@ def _same(first: WordVectors, second: WordVectors) -> bool:
 def test_every_format_is_read_back_bitwise(
     format: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (word_vectors, text_files, binary_files, projector):
+    for module in (word_vectors, text_files, binary_files):
         monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
     vectors = _vectors(PLAIN)
     write_vectors(vectors, tmp_path / "out", format)
@@ -84,7 +84,9 @@ def test_safetensors_stores_any_word_and_counts(tmp_path: Path) -> None:
 
 
 def _word2vec(*lines: str, header: str = "2 3") -> bytes:
-    return "\n".join([*([header] if header else []), *lines, ""]).encode(errors="surrogateescape")
+    """Return the content of a text file with a header, or without a header if it is empty."""
+    all_lines = [header, *lines] if header else list(lines)
+    return "".join(f"{line}\n" for line in all_lines).encode(errors="surrogateescape")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def _word2vec(*lines: str, header: str = "2 3") -> bytes:
         (_word2vec("a 1", "b 2", "c 3", header="3 2"), "line 2: expected 2 numbers after the word, got 1"),
         (_word2vec("a x", "", "b y", header="2 2"), "line 2: expected 2 numbers after the word, got 0"),
         (
-            _word2vec(*(f"w{n} 1" for n in range(1500)), header="1500 2"),
+            _word2vec(*(f"word{number} 1" for number in range(1500)), header="1500 2"),
             "line 2: expected 2 numbers after the word, got 1",
         ),
         (_word2vec(header="3 2"), "is truncated: its header declares 3 words of 2 numbers"),
@@ -275,7 +277,10 @@ def test_first_vector_of_a_repeated_word_is_kept_with_a_note(tmp_path: Path) -> 
 def test_invalid_utf8_is_read_as_escapes_with_a_note(binary: bool, tmp_path: Path) -> None:
     path = tmp_path / "v"
     numbers = np.ones(2, "<f4").tobytes()
-    path.write_bytes(b"2 2\ncaf\xe9 " + numbers + b"\nb " + numbers + b"\n" if binary else b"2 2\ncaf\xe9 1 1\nb 1 1\n")
+    if binary:
+        path.write_bytes(b"2 2\ncaf\xe9 %b\nb %b\n" % (numbers, numbers))
+    else:
+        path.write_bytes(b"2 2\ncaf\xe9 1 1\nb 1 1\n")
     notes: list[str] = []
     loaded = read_vectors(path, notify=notes.append)
     assert loaded.words == ("caf\\xe9", "b")
@@ -287,7 +292,8 @@ def test_invalid_utf8_is_read_as_escapes_with_a_note(binary: bool, tmp_path: Pat
 
 def test_newline_after_a_binary_vector_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "v.bin"
-    path.write_bytes(b"2 2\n" + b"".join(w + b" " + np.full(2, 0.5, "<f4").tobytes() + b"\n" for w in (b"a", b"b")))
+    numbers = np.full(2, 0.5, "<f4").tobytes()
+    path.write_bytes(b"2 2\na %b\nb %b\n" % (numbers, numbers))
     assert read_vectors(path).words == ("a", "b")
 
 
@@ -302,18 +308,22 @@ def test_empty_word_of_another_program_is_read(tmp_path: Path) -> None:
 def test_random_damage_is_rejected_or_gives_finite_vectors(format: str, tmp_path: Path) -> None:
     write_vectors(_vectors(PLAIN), tmp_path / "out", format)
     path = tmp_path / "out" / "vectors.tsv" if format == "projector" else tmp_path / "out"
-    intact, generator, rejected = path.read_bytes(), random.Random(0), 0
+    intact = path.read_bytes()
+    generator = random.Random(0)
+    num_rejected = 0
     for _ in range(300):
-        start, length = generator.randrange(len(intact)), generator.choice((0, 1, 4, 50))
+        # Replace a few bytes.
+        start = generator.randrange(len(intact))
+        length = generator.choice((0, 1, 4, 50))
         inserted = generator.randbytes(generator.choice((0, 1, 4)))
         path.write_bytes(intact[:start] + inserted + intact[start + length :])
         try:
             loaded = read_vectors(tmp_path / "out", generator.choice((format, None)))
         except DataError:
-            rejected += 1
+            num_rejected += 1
         else:
             assert np.isfinite(loaded.vectors_VD).all()
-    assert rejected > 100
+    assert num_rejected > 100
 
 
 def test_only_leaves_out_all_other_words(tmp_path: Path) -> None:
@@ -352,26 +362,26 @@ def test_projector_configuration_names_the_files(tmp_path: Path) -> None:
 def test_safetensors_files_with_other_content_are_rejected(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
-    def words(value: object) -> np.ndarray:
+    def encode(value: object) -> np.ndarray:
         return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
-    x = np.ones((2, 3), np.float64)
+    matrix = np.ones((2, 3), np.float64)
     path = tmp_path / "v.safetensors"
     for tensors, message in (
-        ({"weight": x}, "needs the tensors vectors and words"),
-        ({"vectors": x[0].copy(), "words": words(["a", "b", "c"])}, "must be a matrix"),
-        ({"vectors": x.astype(int), "words": words(["a", "b"])}, "must be a matrix of floating-point"),
+        ({"weight": matrix}, "needs the tensors vectors and words"),
+        ({"vectors": matrix[0].copy(), "words": encode(["a", "b", "c"])}, "must be a matrix"),
+        ({"vectors": matrix.astype(int), "words": encode(["a", "b"])}, "must be a matrix of floating-point"),
         (
-            {"vectors": x * 1e300, "words": words(["a", "b"])},
+            {"vectors": matrix * 1e300, "words": encode(["a", "b"])},
             r"the vector of 'a' \(word 1\) contains NaN or a number too",
         ),
-        ({"vectors": x, "words": words(["a"])}, "a JSON list of 2 strings"),
-        ({"vectors": x, "words": words(["a", 2])}, "a JSON list of 2 strings"),
-        ({"vectors": x, "words": words({"a": 1})}, "a JSON list of 2 strings"),
-        ({"vectors": x, "words": words("\ud800")[:-1]}, "truncated or not valid JSON"),
-        ({"vectors": x, "words": words(["a", "\ud800"])}, "lone surrogate"),
-        ({"vectors": x, "words": x}, "truncated or not valid JSON"),
-        ({"vectors": x, "words": words(["a", "b"]), "counts": np.array([1])}, "counts must be"),
+        ({"vectors": matrix, "words": encode(["a"])}, "a JSON list of 2 strings"),
+        ({"vectors": matrix, "words": encode(["a", 2])}, "a JSON list of 2 strings"),
+        ({"vectors": matrix, "words": encode({"a": 1})}, "a JSON list of 2 strings"),
+        ({"vectors": matrix, "words": encode("\ud800")[:-1]}, "truncated or not valid JSON"),
+        ({"vectors": matrix, "words": encode(["a", "\ud800"])}, "lone surrogate"),
+        ({"vectors": matrix, "words": matrix}, "truncated or not valid JSON"),
+        ({"vectors": matrix, "words": encode(["a", "b"]), "counts": np.array([1])}, "counts must be"),
     ):
         save_file(tensors, path)
         with pytest.raises(DataError, match=message):
@@ -429,18 +439,20 @@ def test_failed_write_keeps_the_old_file_and_leaves_no_others(
 def test_interrupt_between_the_two_renames_loses_no_folder(
     renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = _vectors(("a", "b", "c")), _vectors(("d",))
+    old = _vectors(("a", "b", "c"))
+    new = _vectors(("d",))
     write_vectors(old, tmp_path / "out", "projector")
-    commit, done = durable.commit, 0
+    commit = durable.commit
+    renames_done = 0
 
-    def interrupted(prepared: Path, path: Path) -> None:
-        nonlocal done
-        if done == renames:
-            done += 1
+    def interrupted(temporary: Path, path: Path) -> None:
+        nonlocal renames_done
+        if renames_done == renames:
+            renames_done += 1
             raise KeyboardInterrupt
-        commit(prepared, path)
-        done += 1
-        if done == renames == 2:
+        commit(temporary, path)
+        renames_done += 1
+        if renames_done == renames == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(durable, "commit", interrupted)
@@ -455,8 +467,8 @@ def test_old_folder_is_kept_until_the_new_folder_is_in_place(tmp_path: Path, mon
     words_on_disk: list[list[tuple[str, ...]]] = []
     commit = durable.commit
 
-    def watched(prepared: Path, path: Path) -> None:
-        commit(prepared, path)
+    def watched(temporary: Path, path: Path) -> None:
+        commit(temporary, path)
         words_on_disk.append(sorted(read_vectors(folder).words for folder in tmp_path.iterdir()))
 
     monkeypatch.setattr(durable, "commit", watched)

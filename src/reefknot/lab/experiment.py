@@ -1,7 +1,10 @@
 """Trains one row of a recipe (one experiment): opens the text, builds the model, trains, scores, writes the result.
 
-`train` is the entry point. It is the same for every task (language models, translation, skip-gram; see `lab/tasks`). It
-creates the run folder only after all checks, so that invalid settings leave no folder behind.
+    recipe = load_recipe("demo")
+    result = train(recipe, recipe.row("tied"), world=world, display=display)
+
+`train` is the entry point. A run is one training of a row with one seed, and has a folder. A task is a kind of
+experiment: language models, translation or skip-gram. `train` is the same for every task; `lab/tasks` has the rest.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from reefknot.lab.training.state import Progress, load_weights
 from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from reefknot.lab.evaluation.similarity import Benchmark
-    from reefknot.lab.recipes.starts import Start
+    from reefknot.lab.recipes.starts import StartRun
 
 
 @raise_on_signal("stopped; run the same command again to continue")
@@ -45,7 +50,9 @@ def train(
     show_test: bool = True,
     start: Path | None = None,
 ) -> RunResult | None:
-    """Train a row in its folder, or resume it there. Returns the result, or None in all processes but the first.
+    """Train a row in its run folder, or resume it there.
+
+    The folder is created only after all checks, so that invalid settings leave no folder behind.
 
     Args:
         recipe: The recipe that has the row.
@@ -58,16 +65,22 @@ def train(
         show_test: Print the test scores when training ends.
         start: The finished run to start from, for a row with `training.start`. By default, this is the run of the row
             that `training.start` names, next to `out` or in its default folder.
+
+    Returns:
+        The result, or None in all processes but the first.
     """
     experiment = recipe.experiments[row.name]
-    label = f"{row.name}, seed {experiment.seed}" if experiment.seed else row.name
-    out = out or default_folder(recipe, row, experiment.seed)
+    if out is None:
+        out = default_folder(recipe, row, experiment.seed)
+    label = row.name  # at the start of every printed line
+    if experiment.seed:
+        label = f"{row.name}, seed {experiment.seed}"
 
     # Everything that may be rejected comes before the run folder is created.
     start_run = _load_start_run(recipe, row, experiment.seed, start, out, data)
     dataset = create_task(experiment).open_data(data, notify=display.print)
     existing_run = RunFolder.open(out) if (out / "config.json").is_file() else None
-    config = build_run_config(recipe, row, experiment, dataset, start=start_run, existing_run=existing_run)
+    config = build_run_config(recipe, row, experiment, dataset, start_run=start_run, existing_run=existing_run)
     if existing_run:
         _reject_changed_files(existing_run, config)
         # A resumed run has its tables in its checkpoint and does not read the vector files again.
@@ -75,9 +88,10 @@ def train(
             experiment = experiment.without_files()
     task = create_task(experiment)
     model, messages = _build_model(
-        task, recipe=recipe, row=row, dataset=dataset, start=start_run, world=world, notify=display.print
+        task, recipe=recipe, row=row, dataset=dataset, start_run=start_run, world=world, notify=display.print
     )
 
+    # Train in the run folder.
     with _enter_folder(out, config, world) as run, _logging_errors(run, world):
         if run.result is not None:
             display.print(f"{label}  done already: {out}")
@@ -87,10 +101,9 @@ def train(
             run.log(dataset.describe())
             task.save_vocabularies(run, dataset)
             _record_environment(run, display)
-        if start_run and start_run.run:
-            messages = [f"starts from the best weights of {start_run.run.path}", *messages]
         for message in (f"{out}  {dataset.summary}", *messages):
             display.print(f"{label}  {message}")
+
         trackers = _open_trackers(run) if track and world.is_first else []
         session = Session(run, world, display, label, trackers)
         benchmarks = _load_benchmarks(experiment, data, display)
@@ -99,7 +112,8 @@ def train(
         )
         if result is not None:
             run.write_result(result)
-            display.print(f"{label}  {format_headline(result) if show_test else 'finished'}")
+            headline = format_headline(result) if show_test else "finished"
+            display.print(f"{label}  {headline}")
         return result
 
 
@@ -129,6 +143,7 @@ def _fit_and_score(
 
 
 def _has_weights(run: RunFolder) -> bool:
+    """Return whether a run is finished or has a checkpoint."""
     return run.result is not None or run.checkpoints.load_latest(silent) is not None
 
 
@@ -137,12 +152,13 @@ def _build_model(
     recipe: Recipe,
     row: Row,
     dataset: Data,
-    start: Start | None,
+    start_run: StartRun | None,
     world: World,
     notify: Notify,
 ) -> tuple[Any, list[str]]:
-    """Return the model with the weights that training starts from, and messages for the display."""
+    """Return the model with the weights that training starts from, and messages to print when training starts."""
     task.check_data(dataset, world)
+
     seed = task.experiment.seed
     seed_everything(seed)
     with recipe.add_row_to_errors(row):
@@ -152,9 +168,12 @@ def _build_model(
         raise SettingsError(
             f'{recipe.name}, row "{row.name}": {num_parameters:,} parameters, expected {row.parameters:,}'
         )
-    messages = task.prepare(model, dataset, from_files=start is None, notify=notify)
-    if start and start.run:
-        _load_start_weights(model, start, task, dataset)
+
+    messages = task.prepare(model, dataset, from_files=start_run is None, notify=notify)
+    if start_run and start_run.run:
+        _load_start_weights(model, start_run.run, start_run.weights, task, dataset)
+        messages = [f"starts from the best weights of {start_run.run.path}", *messages]
+
     # All ranks build the same weights, but each draws its own dropout masks.
     seed_everything(seed, world.rank)
     return model, messages
@@ -162,7 +181,7 @@ def _build_model(
 
 def _load_start_run(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
-) -> Start | None:
+) -> StartRun | None:
     """Return the run that a row starts from, or None if the row starts from random weights."""
     if folder is None and recipe.experiments[row.name].start is None:
         return None
@@ -171,17 +190,20 @@ def _load_start_run(
     return load_start(recipe, row, seed, folder, out, data)
 
 
-def _load_start_weights(model: Any, start: Start, task: Task[Any, Any, Any], dataset: Data) -> None:
+def _load_start_weights(
+    model: Any, run: RunFolder, weights: dict[str, Tensor], task: Task[Any, Any, Any], dataset: Data
+) -> None:
     """Load the weights of another run into the model; raise an error if they do not fit."""
-    run = start.run
-    assert run is not None
-    start_fingerprints = [vocabulary.fingerprint for vocabulary in task.load_vocabularies(run).vocabularies]
-    if start_fingerprints != [vocabulary.fingerprint for vocabulary in dataset.vocabulary_pair.vocabularies]:
+    run_vocabularies = task.load_vocabularies(run).vocabularies
+    data_vocabularies = dataset.vocabulary_pair.vocabularies
+    run_fingerprints = [vocabulary.fingerprint for vocabulary in run_vocabularies]
+    data_fingerprints = [vocabulary.fingerprint for vocabulary in data_vocabularies]
+    if run_fingerprints != data_fingerprints:
         raise DataError(
             f"cannot start from {run.path}: it has another vocabulary; start from a run with the same vocabulary"
         )
     try:
-        load_weights(model, start.weights)
+        load_weights(model, weights)
     except DataError as error:
         raise DataError(f"cannot start from {run.path}: {error}") from error
 
@@ -202,7 +224,7 @@ def build_run_config(
     row: Row,
     experiment: Experiment,
     dataset: Data,
-    start: Start | None = None,
+    start_run: StartRun | None = None,
     existing_run: RunFolder | None = None,
 ) -> dict[str, Any]:
     """Return the content of config.json.
@@ -215,7 +237,7 @@ def build_run_config(
         row: The row.
         experiment: The settings of the row.
         dataset: The text.
-        start: The run that training starts from.
+        start_run: The run that training starts from.
         existing_run: The run to resume. It has recorded the hashes of files that may be gone.
     """
     config = {
@@ -226,11 +248,14 @@ def build_run_config(
         # Sharding does not change the result, so a run may be resumed with another value of training.shard.
         "settings": experiment.model_dump(mode="json", exclude={"training": {"shard"}}),
     }
-    if start:
-        return config | {"start": start.record}
+    if start_run:
+        return config | {"start": start_run.record}
+
     recorded_hashes = existing_run.config.get("vectors") if existing_run else None
-    file_hashes = experiment.hash_files(recorded_hashes)
-    return config | ({"vectors": file_hashes} if file_hashes else {})
+    hash_by_table = experiment.hash_files(recorded_hashes)
+    if hash_by_table:
+        config["vectors"] = hash_by_table
+    return config
 
 
 def _reject_changed_files(existing_run: RunFolder, config: dict[str, Any]) -> None:
@@ -238,12 +263,13 @@ def _reject_changed_files(existing_run: RunFolder, config: dict[str, Any]) -> No
     old_config = existing_run.config
     if old_config.get("settings") != config["settings"]:
         return
-    for name, file_hash in config.get("vectors", {}).items():
-        if old_config.get("vectors", {}).get(name) != file_hash:
-            file = config["settings"]["tables"][name]["vectors"]
+    old_hashes = old_config.get("vectors", {})
+    for table_name, file_hash in config.get("vectors", {}).items():
+        if old_hashes.get(table_name) != file_hash:
+            vector_file = config["settings"]["tables"][table_name]["vectors"]
             raise SettingsError(
-                f"{file}, the file of tables.{name}.vectors, has changed since training began; restore it, or use "
-                "another --out"
+                f"{vector_file}, the file of tables.{table_name}.vectors, has changed since training began; restore "
+                "it, or use another --out"
             )
 
 
@@ -254,33 +280,41 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
     experiment = recipe.experiments[row.name].with_seed(seed)
     start_run = _load_start_run(recipe, row, seed, start, out)
     run = RunFolder.open(out)
-    return run.config == build_run_config(recipe, row, experiment, dataset, start_run, run)
+    expected_config = build_run_config(recipe, row, experiment, dataset, start_run, existing_run=run)
+    return run.config == expected_config
 
 
 def _record_environment(run: RunFolder, display: Display) -> None:
     """Record the environment of this session, and the different environments of earlier sessions."""
-    environment, last_environment = capture_environment(), run.environment or {}
-    earlier = last_environment.pop("earlier", [])
-    changed = [
-        key
-        for key in ("source_sha256", "python", "torch", "gpus")
-        if last_environment and last_environment.get(key) != environment[key]
-    ]
-    if changed:
-        earlier = [*earlier, last_environment]
-        display.print(f"this run was started in another environment ({', '.join(changed)}); both are recorded")
-    run.write_environment(environment | ({"earlier": earlier} if earlier else {}))
+    environment = capture_environment()
+    last_environment = run.environment or {}  # empty in the first session of a run
+    earlier_environments = last_environment.pop("earlier", [])
+
+    changed_keys = []
+    for key in ("source_sha256", "python", "torch", "gpus"):
+        if last_environment and last_environment.get(key) != environment[key]:
+            changed_keys.append(key)
+    if changed_keys:
+        earlier_environments = [*earlier_environments, last_environment]
+        display.print(f"this run was started in another environment ({', '.join(changed_keys)}); both are recorded")
+
+    if earlier_environments:
+        environment["earlier"] = earlier_environments
+    run.write_environment(environment)
 
 
 def _enter_folder(out: Path, config: dict[str, Any], world: World) -> RunFolder:
     """Open the run folder. The first process creates it; the other processes wait for it."""
-    run = RunFolder.open_for_training(out, config) if world.is_first else None
+    if world.is_first:
+        run = RunFolder.open_for_training(out, config)
+        world.barrier()
+        return run
     world.barrier()
-    return run or RunFolder.open(out)
+    return RunFolder.open(out)
 
 
 def _load_benchmarks(experiment: Experiment, data: Path | None, display: Display) -> dict[str, Benchmark]:
-    """Return the word-similarity benchmarks; none if they were not requested or are not on this machine."""
+    """Return the word-similarity benchmarks by name; empty if they were not requested or are not on this machine."""
     if not experiment.evaluates_similarity:
         return {}
     from reefknot.lab.evaluation.similarity import find_benchmarks
@@ -302,15 +336,16 @@ def _open_trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
 
 
 def _describe_origin(run: RunFolder, row: Row, dataset: Data, experiment: Experiment) -> dict[str, Any]:
-    """Return the fields of a result that describe its origin, for every task."""
+    """Return the fields of a result that describe its origin, as arguments of `RunResult`."""
     environment = run.environment or {}
+    recorded_environment = {key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")}
     return {
         "format": FORMAT,
         "task": experiment.task,
         "recipe": run.config["recipe"],
         "row": run.config["row"],
         "seed": experiment.seed,
-        **{key: environment.get(key) for key in ("command", "commit", "dirty", "source_sha256")},
+        **recorded_environment,
         "config_hash": run.config_hash,
         "corpus": Corpus(name=dataset.name, fingerprint=dataset.fingerprint, describe=dataset.describe()),
         "paper": row.paper,
@@ -324,8 +359,16 @@ def _count_parameters(model: Any, row: Row) -> Parameters:
 
 
 def _summarise_training(experiment: Experiment, session: Session, progress: Progress) -> Training:
-    world, environment = session.world, session.run.environment or {}
-    gpus = environment.get("gpus") or ["GPU"]
+    environment = session.run.environment or {}
+    if session.world.device.type == "cuda":
+        gpus = environment.get("gpus") or ["GPU"]
+        device = gpus[0]
+    else:
+        device = environment.get("cpu", "cpu")
+    # The result of a task without workers does not have this field.
+    worker_count: dict[str, int] = {}
+    if experiment.workers is not None:
+        worker_count["workers"] = experiment.workers
     return Training(
         steps=progress.step,
         averaged_from_epoch=progress.averaged_from or None,
@@ -335,48 +378,59 @@ def _summarise_training(experiment: Experiment, session: Session, progress: Prog
         seconds=progress.seconds,
         tokens_per_second=progress.tokens / progress.seconds,
         peak_memory_bytes=progress.peak_memory_bytes,
-        device=gpus[0] if world.device.type == "cuda" else environment.get("cpu", "cpu"),
-        processes=world.size,
-        **({} if experiment.workers is None else {"workers": experiment.workers}),
+        device=device,
+        processes=session.world.size,
+        **worker_count,
     )
 
 
 def format_headline(result: RunResult) -> str:
     """Return the scores of a result in one line: perplexities, BLEU, correlations with human judgements."""
-    parts = [", ".join(_format_scores(result, result.test))] if result.test else []
+    phrases = []
+    if result.test:
+        phrases.append(", ".join(_format_scores(result, result.test)))
     for end, judgements in result.similarity.items():
         correlations = _format_correlations(judgements)
         if correlations:
-            parts.append(f"rho of {end} vectors: {correlations}")
-    return "; ".join(parts) or "finished"
+            phrases.append(f"rho of {end} vectors: {correlations}")
+    if not phrases:
+        return "finished"
+    return "; ".join(phrases)
 
 
 def _format_correlations(judgements: Iterable[Judgement]) -> str:
     """Return the correlations on the benchmarks of Press & Wolf, with their numbers of pairs."""
     from reefknot.lab.evaluation.benchmarks import PRESS
 
-    return ", ".join(
-        f"{judgement.name} {judgement.rho:.2f} ({judgement.pairs:,} of {judgement.of:,} pairs)"
-        for judgement in judgements
-        if judgement.name in PRESS and judgement.rho is not None
-    )
+    phrases = []
+    for judgement in judgements:
+        if judgement.name in PRESS and judgement.rho is not None:
+            pair_counts = f"{judgement.pairs:,} of {judgement.of:,} pairs"
+            phrases.append(f"{judgement.name} {judgement.rho:.2f} ({pair_counts})")
+    return ", ".join(phrases)
 
 
 def _format_scores(result: RunResult, test: TextScore) -> list[str]:
-    streams = f" in {test.streams} streams" if test.streams and test.streams > 1 else ""
-    parts = [f"test perplexity {format_perplexity(test.perplexity)}{streams}"]
+    """Return a phrase for each score of the texts: BLEU, perplexities, and perplexities by the rules of a paper."""
+    phrases = []
     translated = result.translated("test")
     if translated:
-        parts.insert(0, f"test BLEU {translated.bleu:.2f}")
+        phrases.append(f"test BLEU {translated.bleu:.2f}")
+
+    test_perplexity = f"test perplexity {format_perplexity(test.perplexity)}"
+    if test.streams and test.streams > 1:
+        test_perplexity += f" in {test.streams} streams"
+    phrases.append(test_perplexity)
     if test.words != test.tokens:
-        parts.append(f"{format_perplexity(test.per_word)} per word")
+        phrases.append(f"{format_perplexity(test.per_word)} per word")
     if result.train:
-        parts.append(f"train {format_perplexity(result.train.perplexity)}")
+        phrases.append(f"train {format_perplexity(result.train.perplexity)}")
+
     protocol = result.protocol
     if protocol:
-        scores = {"valid": protocol.valid, "test": protocol.test}
-        perplexities = ", ".join(
-            f"{split} {format_perplexity(score.perplexity)}" for split, score in scores.items() if score
-        )
-        parts.append(f"counted as {protocol.name}: {perplexities}")
-    return parts
+        score_by_split = {"valid": protocol.valid, "test": protocol.test}
+        perplexities = [
+            f"{split} {format_perplexity(score.perplexity)}" for split, score in score_by_split.items() if score
+        ]
+        phrases.append(f"counted as {protocol.name}: {', '.join(perplexities)}")
+    return phrases

@@ -17,7 +17,7 @@ from reefknot.errors import SettingsError
 
 @dataclass(frozen=True)
 class Bound:
-    """A lower or upper limit of a number. Subclasses say which, and whether the limit itself is allowed."""
+    """A lower or upper limit of a number, as `Gt`, `Ge`, `Lt` or `Le`."""
 
     limit: float
 
@@ -47,6 +47,7 @@ class Length:
 
 
 BOUNDS = (Bound, Length)
+"""The classes of annotations that limit a value."""
 
 # The upper bounds are far above all useful values. They turn a typo such as an extra zero into an error message.
 Count = Annotated[int, Ge(1), Le(10**9)]

@@ -1,12 +1,14 @@
-"""Code that all parts of a model share: inherited docstrings, and the count of floating-point operations.
+"""Code that all parts of a model share: inherited docstrings, and counting floating-point operations (FLOPs).
 
-Every part (input, classifier, output, encoder) has a method `flops` that counts the operations of its forward and
-backward pass. Only matrix products count. For one row (token), a weight of a matrix costs two operations, and two more
-for each of the two gradients: 6 in all. Causal attention counts half of the products of all pairs.
+A part is an input, classifier, output or encoder. Every part has a method `flops`, which counts the operations of its
+forward and backward pass by these rules:
 
-Recomputed activations, scores that are computed again in the backward pass, and rows that only pad a shape do not
-count. So the measured share of the GPU's peak rises if a program becomes faster, but not if it does more work for the
-same result.
+- Only matrix products count. For one row (token), a weight of a matrix costs 6 operations: a multiplication and an
+  addition in the forward pass, and the same for each of the two gradients.
+- Causal attention counts half of the products of all pairs.
+- Recomputed activations, scores that are computed again in the backward pass, and rows that only pad a shape do not
+  count. So the measured share of the GPU's peak rises if a program becomes faster, but not if it does more work for the
+  same result.
 """
 
 from __future__ import annotations
@@ -25,36 +27,48 @@ FLOPS_PER_WEIGHT = 6
 class InheritsDocstrings:
     """Base class whose subclasses inherit docstrings.
 
-    A method without a docstring gets that of the method it overrides. `help()` looks it up anyway, but documentation
-    generators and notebooks may read only `__doc__`. A class that inherits its constructor and documents no arguments
-    gets the `Args:` section of the class that defines the constructor.
+    A method without a docstring gets the docstring of the method that it overrides. `help()` looks it up anyway, but
+    documentation generators and notebooks may read only `__doc__`. A class that inherits its constructor and documents
+    no arguments gets the `Args:` section of the class that defines the constructor.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, member in vars(cls).items():
-            if isinstance(member, FunctionType) and member.__doc__ is None and not name.startswith("_"):
-                overridden = getattr(super(cls, cls), name, None)
-                member.__doc__ = getattr(overridden, "__doc__", None)
+            is_public_method = isinstance(member, FunctionType) and not name.startswith("_")
+            if is_public_method and member.__doc__ is None:
+                overridden_method = getattr(super(cls, cls), name, None)
+                member.__doc__ = getattr(overridden_method, "__doc__", None)
+
         if cls.__doc__ and "__init__" not in vars(cls) and "Args:" not in cls.__doc__:
-            inherited = inspect.cleandoc(super(cls, cls).__doc__ or "")
-            _, heading, arguments = inherited.partition("\n\nArgs:\n")
+            inherited_doc = inspect.cleandoc(super(cls, cls).__doc__ or "")
+            _, heading, arguments = inherited_doc.partition("\n\nArgs:\n")
             cls.__doc__ = inspect.cleandoc(cls.__doc__) + heading + arguments
 
 
 def count_matrix_weights(module: nn.Module) -> int:
-    """Return the number of weights in matrices. Word tables do not count, because their rows are looked up or are
-    counted as classes."""
+    """Return the number of weights in the matrices of a module.
+
+    Word tables do not count, because their rows are looked up or are counted as classes.
+    """
     from reefknot.nn.tables import WordTable
 
     table_ids = {id(child.weight) for child in module.modules() if isinstance(child, WordTable | nn.Embedding)}
-    matrices = [weight for weight in module.parameters() if weight.dim() > 1 and id(weight) not in table_ids]
-    return sum(weight.numel() for weight in matrices)
+    total = 0
+    for parameter in module.parameters():
+        is_matrix = parameter.dim() > 1
+        if is_matrix and id(parameter) not in table_ids:
+            total += parameter.numel()
+    return total
 
 
 def count_by_band(ids_N: Tensor, bounds: tuple[int, ...]) -> list[int]:
-    """Return the number of ids in each band (cluster of words of similar frequency).
+    """Return the number of ids in each band (group of words of similar frequency).
 
     `bounds` has the first id of every band and the end of the last band.
     """
-    return [int(((ids_N >= start) & (ids_N < stop)).sum()) for start, stop in pairwise(bounds)]
+    counts = []
+    for first_id, end_id in pairwise(bounds):
+        is_in_band_N = (ids_N >= first_id) & (ids_N < end_id)
+        counts.append(int(is_in_band_N.sum()))
+    return counts

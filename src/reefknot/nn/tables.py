@@ -1,9 +1,14 @@
 """Word tables: the embedding parameters that the input and the output of a language model can share.
 
-`WordTable` is one matrix with a vector per word. `BandedTable` cuts the vocabulary into bands (clusters of words of
-similar frequency) and gives rarer words smaller vectors; `BandProjections` maps them to the dimension of the model. Two
-modules that hold the same table object are tied. The modules that read tables are called ends: an input end turns ids
-into vectors (`nn/inputs`), an output end is a classifier and its loss (`nn/outputs`).
+    words = WordTable(10_000, 200)
+    model = LanguageModel(Lookup(words), LSTM(200, 200), Softmax(Plain(words)))
+
+The modules that read tables are called ends: an input end (`nn/inputs`) turns ids into vectors, and an output end
+(`nn/outputs`) is a classifier and its loss. Two ends that hold the same table object, as above, are tied.
+
+    WordTable           one matrix with a vector per word
+    BandedTable         one matrix per band (group of words of similar frequency), with smaller vectors for rarer words
+    BandProjections     maps the vectors of a banded table to the dimension of the model
 
 Shapes: V words, D dimensions, N ids or rows.
 """
@@ -25,10 +30,7 @@ from reefknot.nn.constants import NO_TABLE_TO_SHARE
 class WordTable(nn.Module):
     """A table with one vector for every word of the vocabulary.
 
-    Give one table to an input end and to a classifier to tie the two ends:
-
-        words = WordTable(10_000, 200)
-        model = LanguageModel(Lookup(words), LSTM(200, 200), Softmax(Plain(words)))
+    To tie two ends, give the same table to the input end and to the classifier of the output end.
 
     Args:
         vocab_size: Number of words, V.
@@ -80,7 +82,9 @@ class WordTable(nn.Module):
             ids: Word ids, with any shape. By default all words.
         """
         vectors = self.weight if ids is None else F.embedding(ids, self.weight)
-        return F.normalize(vectors, dim=-1) if self.unit_norm else vectors
+        if self.unit_norm:
+            return F.normalize(vectors, dim=-1)
+        return vectors
 
     def extra_repr(self) -> str:
         """Return the arguments that `print(model)` shows."""
@@ -117,21 +121,24 @@ class BandedTable(nn.Module):
         self.vocab_size = vocab_size
         self.dim = dim
         self.factor = factor
+        # The first id of every band, and the end of the last band.
         self.bounds = _compute_bounds(vocab_size, sizes, cutoffs)
         if factor < 1:
             raise SettingsError(f"banded table: factor = {factor}: must be at least 1")
-        dims = [dim // factor**band for band in range(len(self.sizes))]
-        if not dims[-1]:
+        band_dims = [dim // factor**band for band in range(len(self.sizes))]
+        if not band_dims[-1]:
             raise SettingsError(
-                f"banded table: {len(dims)} bands from dim = {dim}, each divided by factor = {factor}, leave band "
-                f"{dims.index(0) + 1} with dimension 0; use fewer bands, a smaller factor or a larger dim"
+                f"banded table: {len(band_dims)} bands from dim = {dim}, each divided by factor = {factor}, leave band "
+                f"{band_dims.index(0) + 1} with dimension 0; use fewer bands, a smaller factor or a larger dim"
             )
-        self.bands = nn.ModuleList(WordTable(size, band_dim) for size, band_dim in zip(self.sizes, dims, strict=True))
+        self.bands = nn.ModuleList()
+        for size, band_dim in zip(self.sizes, band_dims, strict=True):
+            self.bands.append(WordTable(size, band_dim))
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of words of each band, including the last."""
-        return tuple(stop - start for start, stop in pairwise(self.bounds))
+        return tuple(end_id - first_id for first_id, end_id in pairwise(self.bounds))
 
     @property
     def tables(self) -> list[WordTable]:
@@ -141,9 +148,9 @@ class BandedTable(nn.Module):
     def compute_by_band(self, ids: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Return one vector per id, with shape (*ids.shape, D), computed by a function for each band.
 
-        On the CPU each band looks up its own words only. On a GPU, selecting them would synchronise with the host, and
-        inside a compiled graph it would break the graph. So there each band looks up all ids, and masks select the
-        results.
+        On the CPU, `compute` receives only the words of its band. On a GPU, selecting these words would synchronise
+        with the host, and in compiled code it would break the graph. So there `compute` receives all ids, and masks
+        select the results.
 
         Args:
             ids: Word ids, with any shape.
@@ -156,25 +163,34 @@ class BandedTable(nn.Module):
 
     def _compute_selected(self, ids: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Call `compute` for each band with its own words only."""
-        flat_ids = ids.reshape(-1)
-        groups = group_by_band(flat_ids, self.bounds)
-        positions = torch.cat([band_positions for band_positions, _ in groups])
-        if len(positions) != len(flat_ids):
+        ids_N = ids.reshape(-1)
+        positions_by_band = []
+        vectors_by_band = []
+        for band, (band_positions, band_ids) in enumerate(group_by_band(ids_N, self.bounds)):
+            positions_by_band.append(band_positions)
+            vectors_by_band.append(compute(band, band_ids))
+        positions_N = torch.cat(positions_by_band)
+        if len(positions_N) != len(ids_N):
             raise IndexError(f"an id is outside the vocabulary, 0 to {self.vocab_size - 1}")
-        vectors = torch.cat([compute(band, band_ids) for band, (_, band_ids) in enumerate(groups)])
-        # The vectors are in the order of the bands; put them into the order of the ids.
-        ordered = torch.empty_like(vectors).index_copy(0, positions, vectors)
-        return ordered.view(*ids.shape, vectors.shape[-1])
+        vectors_ND = torch.cat(vectors_by_band)
+
+        # The vectors are in the order of the bands. Put them into the order of the ids.
+        ordered_ND = torch.empty_like(vectors_ND).index_copy(0, positions_N, vectors_ND)
+        return ordered_ND.view(*ids.shape, vectors_ND.shape[-1])
 
     def _compute_masked(self, ids: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
         """Call `compute` for each band with all ids, clamped into the band, and select the results with masks."""
         # Ids outside the vocabulary stay outside the first or the last band, where the lookup itself rejects them.
-        first_band_ids = ids.clamp(max=self.bounds[1] - 1) if len(self.sizes) > 1 else ids
+        first_band_ids = ids
+        if len(self.sizes) > 1:
+            first_band_ids = ids.clamp(max=self.bounds[1] - 1)
         vectors = compute(0, first_band_ids)
-        for band, (start, stop) in enumerate(pairwise(self.bounds[1:]), start=1):
-            last_band_id = stop - start - 1 if stop < self.vocab_size else None
-            band_ids = (ids - start).clamp(0, last_band_id)
-            vectors = torch.where((ids >= start)[..., None], compute(band, band_ids), vectors)
+        for band, (first_id, end_id) in enumerate(pairwise(self.bounds[1:]), start=1):
+            is_last_band = end_id == self.vocab_size
+            max_band_id = None if is_last_band else end_id - first_id - 1
+            band_ids = (ids - first_id).clamp(0, max_band_id)
+            is_in_later_band = (ids >= first_id)[..., None]
+            vectors = torch.where(is_in_later_band, compute(band, band_ids), vectors)
         return vectors
 
     def vectors(self, ids: Tensor | None = None) -> Tensor:
@@ -188,14 +204,18 @@ class BandedTable(nn.Module):
         self.check_equal_dims()
         if ids is None:
             return torch.cat([table.vectors() for table in self.tables])
-        return self.compute_by_band(ids, lambda band, band_ids: self.tables[band].vectors(band_ids))
+
+        def look_up(band: int, band_ids: Tensor) -> Tensor:
+            return self.tables[band].vectors(band_ids)
+
+        return self.compute_by_band(ids, look_up)
 
     def check_equal_dims(self) -> None:
         """Raise a `SettingsError` unless all bands have the same dimension."""
         if self.factor != 1 and len(self.sizes) > 1:
-            dims = ", ".join(str(table.dim) for table in self.tables)
+            band_dims = ", ".join(str(table.dim) for table in self.tables)
             raise SettingsError(
-                f"the bands have different dimensions {dims}; use an adaptive lookup, which projects them, or "
+                f"the bands have different dimensions {band_dims}; use an adaptive lookup, which projects them, or "
                 "factor = 1"
             )
 
@@ -210,41 +230,43 @@ def group_by_band(ids_N: Tensor, bounds: Sequence[int]) -> list[tuple[Tensor, Te
     With the bounds 0, 10 and 100, the ids 3, 42, 7 give ([0, 2], [3, 7]) and ([1], [32]).
     """
     groups = []
-    for start, stop in pairwise(bounds):
-        positions = ((ids_N >= start) & (ids_N < stop)).nonzero().squeeze(-1)
-        groups.append((positions, ids_N[positions] - start))
+    for first_id, end_id in pairwise(bounds):
+        is_in_band_N = (ids_N >= first_id) & (ids_N < end_id)
+        positions = is_in_band_N.nonzero().squeeze(-1)
+        band_ids = ids_N[positions] - first_id
+        groups.append((positions, band_ids))
     return groups
 
 
 def _compute_bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int] | None) -> tuple[int, ...]:
     """Return the first id of every band, and the end of the last band."""
-    if (sizes is None) == (cutoffs is None):
-        error = "both are given" if sizes is not None else "neither is given"
-        raise SettingsError(
-            f"banded table: give sizes (words per band) or cutoffs (first ids of the later bands); {error}"
-        )
-    if sizes is not None:
+    if sizes is not None and cutoffs is None:
         return _bounds_from_sizes(vocab_size, sizes)
-    return _bounds_from_cutoffs(vocab_size, cutoffs or ())
+    if cutoffs is not None and sizes is None:
+        return _bounds_from_cutoffs(vocab_size, cutoffs)
+    problem = "neither is given" if sizes is None else "both are given"
+    raise SettingsError(
+        f"banded table: give sizes (words per band) or cutoffs (first ids of the later bands); {problem}"
+    )
 
 
 def _bounds_from_sizes(vocab_size: int, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the bounds of bands of these sizes and a last band. For 100 words, [10, 20] gives 0, 10, 30, 100."""
     if any(size < 1 for size in sizes):
         raise SettingsError(f"banded table: sizes = {list(sizes)}: every band needs at least one word")
-    starts = list(accumulate(sizes))
-    if starts and starts[-1] >= vocab_size:
+    total = sum(sizes)
+    if sizes and total >= vocab_size:
         raise SettingsError(
-            f"banded table: the bands of sizes = {list(sizes)} have {starts[-1]:,} words and leave none of the "
+            f"banded table: the bands of sizes = {list(sizes)} have {total:,} words and leave none of the "
             f"vocabulary's {vocab_size:,} for the last band; use smaller bands"
         )
-    return (0, *starts, vocab_size)
+    return (0, *accumulate(sizes), vocab_size)
 
 
 def _bounds_from_cutoffs(vocab_size: int, cutoffs: Sequence[int]) -> tuple[int, ...]:
     """Return the bounds of bands with these first ids. For 100 words, [10, 30] gives 0, 10, 30, 100."""
     bounds = (0, *cutoffs, vocab_size)
-    if any(start >= stop for start, stop in pairwise(bounds)):
+    if any(first_id >= end_id for first_id, end_id in pairwise(bounds)):
         raise SettingsError(
             f"banded table: cutoffs = {list(cutoffs)} must increase, from 1 to less than the vocabulary's "
             f"{vocab_size:,} words: each is the first id of a band, and no band may be empty"
@@ -311,9 +333,11 @@ class BandProjections(nn.Module):
         return F.linear(hidden_ND, self._matrix(band).T)
 
     def _matrix(self, band: int) -> Tensor:
+        """Return the matrix of a band, with shape (dimension of the model, dimension of the band)."""
         if band == 0 and not self.has_head:
             raise SettingsError("band projections: there is no matrix for the first band; set head = true")
-        matrix: Tensor = self.bands[band if self.has_head else band - 1]
+        index = band if self.has_head else band - 1
+        matrix: Tensor = self.bands[index]
         return matrix
 
     def extra_repr(self) -> str:

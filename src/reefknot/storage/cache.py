@@ -2,9 +2,12 @@
 
 `load_or_create` reads a cache entry, and writes it first if it is missing. `file_hash` caches the SHA-256 of a file.
 
-An entry is a folder that appears complete or not at all: it is written under a temporary name, flushed to disk and
-renamed. If several processes write the same entry, one rename wins and the others use its result. Temporary folders of
-killed processes are removed when the same machine next writes an entry.
+    CACHE/.../ENTRY/                          a cache entry, which is a folder
+    CACHE/.../.ENTRY@MACHINE-PROCESS-XXXX/    the entry while a process writes it
+    CACHE/hashes/XXXX.json                    the SHA-256 of a file, with its path, size and modification time
+
+An entry appears complete or not at all: it is written under a temporary name, flushed to disk and renamed. If several
+processes write the same entry, one rename wins and the others use its result.
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ def cache_folder(cache: Path | None = None) -> Path:
     """Return `cache` if it is given, else REEFKNOT_CACHE from the environment, else ~/.cache/reefknot."""
     if cache is not None:
         return cache
-    variable = os.environ.get("REEFKNOT_CACHE")
-    if variable:
-        return Path(variable)
+    environment_cache = os.environ.get("REEFKNOT_CACHE")
+    if environment_cache:
+        return Path(environment_cache)
     try:
         return Path.home() / ".cache" / "reefknot"
     except RuntimeError as error:
@@ -55,18 +58,7 @@ def load_or_create(entry: Path, write: Callable[[Path], None], read: Callable[[P
         value = read(entry)
         if value is not None:
             return value
-        with durable.writing(entry):
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(entry.parent)
-            temporary = _create_temporary(entry)
-            try:
-                write(temporary)
-                for path in (*temporary.iterdir(), temporary):
-                    durable.sync(path)
-                _move_into_place(temporary, entry, read)
-                durable.sync(entry.parent)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+        _write_entry(entry, write, read)
     raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
 
 
@@ -95,38 +87,64 @@ def load_or_rebuild(
 
 
 def file_hash(path: Path, cache: Path) -> str:
-    """Return the SHA-256 of a file. The cache keeps it while path, size and modification time stay the same."""
+    """Return the SHA-256 of a file. The cache keeps it while path, size and modification time stay the same.
+
+    Args:
+        path: The file.
+        cache: The folder of the cache.
+    """
     try:
-        stat = path.stat()
+        # A stored hash is valid only for the same path, size and modification time.
+        file_status = path.stat()
         resolved_path = str(path.resolve())
-        identity = {"path": resolved_path, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        record_path = cache / "hashes" / f"{hashlib.sha256(os.fsencode(resolved_path)).hexdigest()[:32]}.json"
-        record = _read_record(record_path)
+        identity = {"path": resolved_path, "size": file_status.st_size, "mtime_ns": file_status.st_mtime_ns}
+        path_hash = hashlib.sha256(os.fsencode(resolved_path)).hexdigest()
+        record_path = cache / "hashes" / f"{path_hash[:32]}.json"
+        record = _read_hash_record(record_path)
         if record is not None and all(record.get(key) == identity[key] for key in identity):
             return str(record["sha256"])
+
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if time.time_ns() - stat.st_mtime_ns > _MIN_AGE_NS:
-        _write_record(record_path, {**identity, "sha256": sha256})
+
+    age_ns = time.time_ns() - file_status.st_mtime_ns
+    if age_ns > _MIN_AGE_NS:
+        _write_hash_record(record_path, {**identity, "sha256": sha256})
     return sha256
 
 
-def _read_record(path: Path) -> dict[str, object] | None:
+def _read_hash_record(record_path: Path) -> dict[str, object] | None:
     """Return the stored hash of a file, with the file's path, size and modification time, or None."""
     with contextlib.suppress(DataError):
-        record = durable.decode_object(durable.read_bytes(path), path)
+        record = durable.decode_object(durable.read_bytes(record_path), record_path)
         if isinstance(record.get("sha256"), str):
             return record
     return None
 
 
-def _write_record(path: Path, record: dict[str, object]) -> None:
-    """Store the hash of a file, as `_read_record` returns it. If that fails, the hash is computed again next time."""
+def _write_hash_record(record_path: Path, record: dict[str, object]) -> None:
+    """Store the hash of a file. A failure is ignored, because the hash can be computed again next time."""
     with contextlib.suppress(OSError, ResourceError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write_json(path, record)
+        record_path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_json(record_path, record)
+
+
+def _write_entry(entry: Path, write: Callable[[Path], None], read: Callable[[Path], T | None]) -> None:
+    """Write a cache entry in a temporary folder, flush it to disk and rename it."""
+    with durable.writing(entry):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(entry.parent)
+        temporary = _create_temporary(entry)
+        try:
+            write(temporary)
+            for path in (*temporary.iterdir(), temporary):
+                durable.sync(path)
+            _move_into_place(temporary, entry, read)
+            durable.sync(entry.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _move_into_place(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> None:
@@ -136,7 +154,8 @@ def _move_into_place(temporary: Path, entry: Path, read: Callable[[Path], T | No
     except OSError:
         if not entry.exists():
             raise
-        if read(entry) is None:  # damaged
+        is_damaged = read(entry) is None
+        if is_damaged:
             trash = _create_temporary(entry)
             entry.replace(trash / entry.name)
             temporary.replace(entry)
@@ -145,18 +164,19 @@ def _move_into_place(temporary: Path, entry: Path, read: Callable[[Path], T | No
 
 def _create_temporary(entry: Path) -> Path:
     """Create an empty folder next to `entry`. Its name has machine and process, because machines may share a cache."""
-    return Path(tempfile.mkdtemp(prefix=f".{entry.name}@{platform.node()}-{os.getpid()}-", dir=entry.parent))
+    prefix = f".{entry.name}@{platform.node()}-{os.getpid()}-"
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=entry.parent))
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of processes of this machine that have ended."""
-    temporary_name = re.compile(rf"\..+@{re.escape(platform.node())}-(\d+)-\w+")
+    temporary_name = re.compile(rf"\..+@{re.escape(platform.node())}-(?P<process_id>\d+)-\w+")
     for path in folder.iterdir():
         match = temporary_name.fullmatch(path.name)
         if not match:
             continue
         try:
-            os.kill(int(match[1]), 0)  # signal 0 only checks whether the process exists
+            os.kill(int(match["process_id"]), 0)  # signal 0 only checks whether the process exists
         except ProcessLookupError:
             durable.remove(path)
         except PermissionError:

@@ -1,11 +1,13 @@
 """Read and write files safely: after a crash, a file is either complete or unchanged.
 
-`write_bytes`, `write_text`, `write_json` and `write_tensors` write to a temporary file, flush it to disk and rename it.
-`read_bytes`, `read_json` and `read_tensors` raise a DataError if a file is missing or damaged. Other modules import
-this one as `durable`.
+Other modules import this module as `durable`:
 
-Every system call that changes the disk goes through `write_and_sync`, `commit` and `sync`, so that tests can make each
-one fail. Importing this module does not import torch, so that commands that only read start fast.
+    durable.write_json(path, {"epochs": 3})     # writes a temporary file, flushes it to disk and renames it
+    durable.read_json(path)                     # raises a DataError if the file is missing or damaged
+
+The functions for bytes, text and tensors work the same way. Every system call that changes the disk goes through
+`write_and_sync`, `commit` and `sync`, so that tests can make each call fail. Importing this module does not import
+torch, so that commands that only read start fast.
 """
 
 from __future__ import annotations
@@ -19,89 +21,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from reefknot.errors import DataError, ResourceError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TEMPORARY_NAME = re.compile(r".+\.tmp-(\d+)")
+_TEMPORARY_NAME = re.compile(r".+\.tmp-(?P<process_id>\d+)")
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-
-
-def temporary_path(path: Path) -> Path:
-    """Return the temporary name for `path`, in the same folder because a rename is atomic only in one file system.
-
-    Process 42 writes `model.json` as `model.json.tmp-42` first.
-    """
-    return path.with_name(f"{path.name}.tmp-{os.getpid()}")
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files in `folder` whose processes have ended."""
-    for path in folder.glob("*.tmp-*"):
-        match = _TEMPORARY_NAME.fullmatch(path.name)
-        if match and not _is_running(int(match[1])):
-            remove(path)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link or a folder. A failure is ignored, because nothing depends on it."""
-    with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _is_running(pid: int) -> bool:
-    if pid == os.getpid():
-        return False  # this process writes one file at a time, so an older temporary file is not in use
-    try:
-        os.kill(pid, 0)  # signal 0 only checks whether the process exists
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # the process exists and belongs to another user
-    return True
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError from writing `path` into a ResourceError."""
-    try:
-        yield
-    except OSError as error:
-        hint = "; free some space and run the same command again" if error.errno in _DISK_FULL_ERRORS else ""
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}{hint}") from error
-
-
-def write_and_sync(path: Path, data: bytes) -> None:
-    """Write `data` to `path` and flush it to disk. This is not atomic, so no other process may read the file yet."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        remaining = memoryview(data)
-        while remaining:
-            remaining = remaining[os.write(descriptor, remaining) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def commit(temporary: Path, path: Path) -> None:
-    """Rename `temporary` to `path` and flush the new name to disk."""
-    os.replace(temporary, path)  # noqa: PTH105 - the system call by its name
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -133,7 +61,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def encode_json(value: Any) -> bytes:
     """Return the bytes of a JSON file. NaN and infinity raise a ValueError."""
-    return (json.dumps(value, allow_nan=False, ensure_ascii=False, indent=2) + "\n").encode()
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, indent=2)
+    return f"{text}\n".encode()
 
 
 def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -144,7 +73,8 @@ def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     from safetensors.torch import save
 
     _check_shared_memory(tensors)
-    return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save(cpu_tensors, {"format": "pt"})
 
 
 def _check_shared_memory(tensors: Mapping[str, Tensor]) -> None:
@@ -153,24 +83,38 @@ def _check_shared_memory(tensors: Mapping[str, Tensor]) -> None:
     Addresses are compared, because tensors in one storage need not overlap: cuDNN stores the weights of an LSTM next to
     each other.
     """
-    ranges_by_device: dict[str, list[tuple[int, int, str]]] = {}  # start, end, name
+    ranges_by_device: dict[str, list[_AddressRange]] = {}
     for name, tensor in tensors.items():
-        if tensor.numel():
-            last_element = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            start = tensor.data_ptr()
-            end = start + (last_element + 1) * tensor.element_size()
-            ranges_by_device.setdefault(str(tensor.device), []).append((start, end, name))
+        if tensor.numel() == 0:
+            continue
+        last_index = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        end = start + (last_index + 1) * tensor.element_size()
+        ranges_by_device.setdefault(str(tensor.device), []).append(_AddressRange(start, end, name))
+
     for ranges in ranges_by_device.values():
         ranges.sort()
-        for (_, end, name), (next_start, _, next_name) in pairwise(ranges):
-            if next_start < end:
-                raise ValueError(f"'{name}' and '{next_name}' share memory; store the tensor under one name")
+        for lower_range, upper_range in pairwise(ranges):
+            if upper_range.start < lower_range.end:
+                raise ValueError(
+                    f"'{lower_range.name}' and '{upper_range.name}' share memory; store the tensor under one name"
+                )
+
+
+class _AddressRange(NamedTuple):
+    """The addresses of a tensor in memory, from `start` to just before `end`, and the tensor's name."""
+
+    start: int
+    end: int
+    name: str
 
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of `path`; raise a DataError if it cannot be read."""
+    if not path.exists():
+        raise DataError(f"{path} is missing")
     if not path.is_file():
-        raise DataError(f"{path} is missing" if not path.exists() else f"{path} is not a file")
+        raise DataError(f"{path} is not a file")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -195,8 +139,13 @@ def decode_json(data: bytes, source: Path | str) -> Any:
         raise DataError(f"{source} is truncated or not valid JSON: {error}") from error
 
 
+def _reject_constant(name: str) -> NoReturn:
+    """Reject NaN and infinity, which Python's decoder accepts."""
+    raise ValueError(f"{name} is not valid JSON")
+
+
 def decode_object(data: bytes, source: Path | str) -> dict[str, Any]:
-    """Decode JSON that must be an object."""
+    """Decode JSON that must be an object; error messages call it `source`."""
     value = decode_json(data, source)
     if not isinstance(value, dict):
         raise DataError(f"{source} does not hold a JSON object")
@@ -215,5 +164,82 @@ def decode_tensors(data: bytes, source: Path | str) -> dict[str, Tensor]:
         raise DataError(f"{source} is truncated or not a safetensors file: {error}") from error
 
 
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid JSON")
+# -- the steps of a safe write --------------------------------------------------------------------------------------
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the temporary name for `path`, in the same folder because a rename is atomic only in one file system.
+
+    Process 42 writes `model.json` as `model.json.tmp-42` first.
+    """
+    return path.with_name(f"{path.name}.tmp-{os.getpid()}")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError from writing `path` into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        hint = ""
+        if error.errno in _DISK_FULL_ERRORS:
+            hint = "; free some space and run the same command again"
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}{hint}") from error
+
+
+def write_and_sync(path: Path, data: bytes) -> None:
+    """Write `data` to `path` and flush it to disk. This is not atomic, so no other process may read the file yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        remaining = memoryview(data)
+        while remaining:
+            bytes_written = os.write(descriptor, remaining)
+            remaining = remaining[bytes_written:]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def commit(temporary: Path, path: Path) -> None:
+    """Rename `temporary` to `path` and flush the new name to disk."""
+    os.replace(temporary, path)  # noqa: PTH105 - the system call by its name
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file to disk, or the list of names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder. A failure is ignored, because nothing depends on it."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files in `folder` whose processes have ended."""
+    for path in folder.glob("*.tmp-*"):
+        match = _TEMPORARY_NAME.fullmatch(path.name)
+        if match and not _is_running(int(match["process_id"])):
+            remove(path)
+
+
+def _is_running(process_id: int) -> bool:
+    """Return whether another process with this id is running on this machine."""
+    if process_id == os.getpid():
+        return False  # this process writes one file at a time, so an older temporary file is not in use
+    try:
+        os.kill(process_id, 0)  # signal 0 only checks whether the process exists
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # the process exists and belongs to another user
+    return True

@@ -1,7 +1,10 @@
 """Read text files line by line and split the lines into words.
 
-Start with `read_file`, which yields a `Line` for each line of a file. `read_text` and `read_stream` do the same for a
-string and for a binary stream. No other module splits bytes into words, so all texts follow the same rules:
+    for line in read_file(path):
+        print(line.number, line.words)
+
+`read_text` and `read_stream` do the same for a string and for a binary stream. No other module splits bytes into words,
+so all texts follow the same rules:
 
 * Text is UTF-8. A leading byte order mark is dropped. A file whose name ends in .gz is unpacked as it is read.
 * A line ends at `\\n` and nowhere else.
@@ -46,7 +49,8 @@ def read_file(path: Path) -> Iterator[Line]:
 def read_plain(path: Path) -> Iterator[str]:
     """Yield the lines of a file as strings, without their line ends."""
     with _open_bytes(path) as stream:
-        yield from (text for _, text, _ in _parse_lines(stream, str(path), _decode_without_line_end))
+        for _number, text, _size in _parse_lines(stream, str(path), _decode_without_line_end):
+            yield text
 
 
 def is_gzip(path: Path) -> bool:
@@ -62,7 +66,10 @@ def count_lines(path: Path) -> int:
 
 def words_in(text: str, source_name: str) -> list[str]:
     """Return the words of a string, split like the words of a file; error messages call the string `source_name`."""
-    return [word for line in read_text(text, source_name) for word in line.words]
+    words: list[str] = []
+    for line in read_text(text, source_name):
+        words.extend(line.words)
+    return words
 
 
 def read_text(text: str, source_name: str) -> Iterator[Line]:
@@ -76,14 +83,15 @@ def read_text(text: str, source_name: str) -> Iterator[Line]:
 
 def read_stream(stream: Iterable[bytes], source_name: str) -> Iterator[Line]:
     """Yield the lines of a binary stream, such as standard input; error messages call it `source_name`."""
-    return (Line(*fields) for fields in _parse_lines(stream, source_name, _split_words))
+    for number, words, size in _parse_lines(stream, source_name, _split_words):
+        yield Line(number, words, size)
 
 
 @contextmanager
 def _open_bytes(path: Path) -> Iterator[Iterable[bytes]]:
     """Open a file, gzipped or not, for reading. Turn errors while it is open into a DataError."""
     try:
-        with gzip.open(path) if is_gzip(path) else path.open("rb") as stream:
+        with _open_file(path) as stream:
             yield stream
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -91,39 +99,54 @@ def _open_bytes(path: Path) -> Iterator[Iterable[bytes]]:
         raise DataError(f"{path}: cannot be unpacked: {error}; download it again") from error
 
 
-def _parse_lines(lines: Iterable[bytes], source_name: str, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T, int]]:
-    """Yield the number of each line, the result of `parse`, and the size of the line in bytes."""
+def _open_file(path: Path) -> io.BufferedIOBase:
+    if is_gzip(path):
+        return gzip.open(path)
+    return path.open("rb")
+
+
+def _parse_lines(
+    raw_lines: Iterable[bytes], source_name: str, parse: Callable[[bytes], T]
+) -> Iterator[tuple[int, T, int]]:
+    """Yield three values for each line: its number, the result of `parse`, and its size in bytes."""
     line_start = 0  # offset in the file, in bytes
-    for line_number, raw_line in enumerate(lines, start=1):
+    for line_number, raw_line in enumerate(raw_lines, start=1):
         line = raw_line
         if line_number == 1 and line.startswith(_BYTE_ORDER_MARK):
             line = line[len(_BYTE_ORDER_MARK) :]
             line_start = len(_BYTE_ORDER_MARK)
+
+        # Text does not contain NUL bytes, but most binary files do.
         nul_index = line.find(b"\0")
         if nul_index >= 0:
             raise DataError(
                 f"{source_name}, line {line_number}: NUL byte at byte {line_start + nul_index}; is this a text file?"
             )
+
         try:
-            parsed = parse(line)
+            parsed_line = parse(line)
         except UnicodeDecodeError:
             bad_index = _find_bad_byte(line)
             raise DataError(
                 f"{source_name}, line {line_number}: byte {line_start + bad_index} (0x{line[bad_index]:02x}) is not"
                 " valid UTF-8; convert the text to UTF-8"
             ) from None
-        yield line_number, parsed, len(line)
+
+        yield line_number, parsed_line, len(line)
         line_start += len(line)
 
 
 def _split_words(line: bytes) -> list[str]:
-    # bytes.split splits at ASCII whitespace only, str.split at all of Unicode. Joining the words before they are
-    # decoded takes two calls instead of one per word; no word contains the line end.
-    words = line.split()
-    return b"\n".join(words).decode().split("\n") if words else []
+    """Return the words of a line, which are separated by ASCII whitespace."""
+    encoded_words = line.split()  # bytes.split splits at ASCII whitespace only, str.split at all Unicode whitespace
+    if not encoded_words:
+        return []
+    # Decoding all words at once is faster than decoding each word. No word contains the separator, the line end.
+    return b"\n".join(encoded_words).decode().split("\n")
 
 
 def _decode_without_line_end(line: bytes) -> str:
+    """Return a line as a string, without its line end."""
     return line.removesuffix(b"\n").removesuffix(b"\r").decode()
 
 

@@ -1,7 +1,10 @@
 """Progress messages of long-running functions.
 
 A function that may run for minutes takes a callback `notify` and calls it with lines of text. `report_progress` wraps
-a loop for this; `silent` is the callback that ignores the messages.
+a loop for this; `silent` is the callback that ignores the messages:
+
+    for line in report_progress(lines, lambda count: f"{count:,} lines read", notify):
+        ...
 """
 
 from __future__ import annotations
@@ -18,19 +21,21 @@ Notify = Callable[[str], None]
 _PROGRESS_SECONDS = 3.0  # between two lines of progress
 
 
-def silent(_: str) -> None:
-    """Ignore the progress."""
+def silent(_message: str) -> None:
+    """Ignore a line of progress."""
 
 
 def report_progress(items: Iterable[T], message: Callable[[int], str], notify: Notify) -> Iterator[T]:
-    """Yield the items, and every few seconds call `notify` with the message for the number of items so far.
+    """Yield the items, and report every few seconds how many items the loop has finished.
 
-    for line in report_progress(lines, lambda count: f"{count:,} lines read", notify):
-        ...
+    Args:
+        items: The items to loop over.
+        message: Returns the line of progress for a number of finished items.
+        notify: Called with the line of progress.
     """
-    last_report = time.monotonic()
+    last_report_time = time.monotonic()
     for count, item in enumerate(items, start=1):
         yield item
-        if time.monotonic() - last_report > _PROGRESS_SECONDS:
+        if time.monotonic() - last_report_time > _PROGRESS_SECONDS:
             notify(message(count))
-            last_report = time.monotonic()
+            last_report_time = time.monotonic()

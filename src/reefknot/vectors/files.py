@@ -1,19 +1,17 @@
 """Read and write word vectors in the file formats of other programs.
 
-`read_vectors` and `write_vectors` are public (`rk.read_vectors`). They support these formats, each with its own module
-in this folder:
+    import reefknot as rk
 
-    word2vec          text with a header (Mikolov et al. 2013), as in word2vec and in fastText's .vec files
-    word2vec-binary   the same vectors in binary form, such as GoogleNews-vectors-negative300.bin
-    glove             text without a header (Pennington et al. 2014)
-    projector         a folder for TensorBoard
-    safetensors       any word, and counts
+    vectors = rk.read_vectors("glove.6B.100d.txt")              # the format is recognised from the content
+    rk.write_vectors(vectors, "glove.bin", "word2vec-binary")
 
-The format of a file is recognised from its content. If a file has several vectors for a word, the first is used. Bytes
-that are not UTF-8 are read as \\xNN. Both are reported.
+Formats, and the modules of this folder that read and write them block by block:
 
-Words that a format cannot store are rejected with a message that names other formats. A file is written under a
-temporary name, read back and compared before it replaces `path`, so it is complete or absent.
+    word2vec          text_files.py          text with a header (Mikolov et al. 2013), like fastText's .vec files
+    word2vec-binary   binary_files.py        the same in binary form, such as GoogleNews-vectors-negative300.bin
+    glove             text_files.py          text without a header (Pennington et al. 2014)
+    projector         projector.py           a folder for TensorBoard
+    safetensors       safetensors_files.py   any word, and counts
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.storage import files as durable
 from reefknot.storage.cache import cache_folder, file_hash
 from reefknot.storage.progress import Notify, report_progress, silent
-from reefknot.vectors.binary_files import is_complete, read_binary, write_binary
+from reefknot.vectors.binary_files import is_complete_binary, read_binary, write_binary
 from reefknot.vectors.projector import FILES, METADATA, VECTORS, read_projector, write_projector
 from reefknot.vectors.safetensors_files import read_safetensors, write_safetensors
 from reefknot.vectors.text_files import (
@@ -42,13 +40,13 @@ from reefknot.vectors.text_files import (
     has_header,
     is_number,
     is_printable,
-    is_text,
+    looks_like_text,
     read_glove,
     read_word2vec,
     write_glove,
     write_word2vec,
 )
-from reefknot.vectors.word_vectors import Block, Matrix, WordVectors, first_non_finite_row, quote
+from reefknot.vectors.word_vectors import Block, Float32Array, WordVectors, first_non_finite_row, quote
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,18 @@ class Format:
     """A file format: its reader, its writer, and a pattern of the words that it cannot store."""
 
     read: Callable[[Path], Iterator[Block]]
+    """Yields the words and vectors of a file in blocks."""
     write: Callable[[WordVectors, Path], Iterator[int]]
-    unsupported: re.Pattern[str] | None
+    """Writes a file, and yields the number of words written so far."""
+    unsupported_word: re.Pattern[str] | None
     """Matches words that would not be read back the same. A format with a pattern cannot store the empty word either.
     None means that the format can store any word."""
 
     def supports(self, word: str) -> bool:
         """Return whether the format can store a word."""
-        return self.unsupported is None or (word != "" and not self.unsupported.search(word))
+        if self.unsupported_word is None:
+            return True
+        return word != "" and not self.unsupported_word.search(word)
 
 
 _FORMATS = {
@@ -75,6 +77,7 @@ _FORMATS = {
     "safetensors": Format(read_safetensors, write_safetensors, None),
 }
 FORMATS = tuple(_FORMATS)
+"""The names of all formats."""
 # The first bytes of gzip, zip, bzip2 and xz files.
 _COMPRESSED = re.compile(rb"\x1f\x8b|PK\x03\x04|BZh[1-9]1AY&SY|\xfd7zXZ")
 
@@ -83,6 +86,9 @@ def read_vectors(
     path: str | Path, format: str | None = None, *, only: Collection[str] | None = None, notify: Notify = silent
 ) -> WordVectors:
     """Read word vectors from a file or from a projector folder.
+
+    If a file has several vectors for a word, the first is used. Bytes that are not UTF-8 are read as \\xNN. Both are
+    reported.
 
     Args:
         path: The file or folder.
@@ -95,30 +101,18 @@ def read_vectors(
         The words and their vectors, in the order of the file.
     """
     path = Path(path).expanduser()
-    format = detect_format(path) if format is None else _check_format(format)
+    if format is None:
+        format = detect_format(path)
+    else:
+        _check_format(format)
     return _read_file(path, format, str(path), only, notify)
-
-
-def _read_file(
-    path: Path, format: str, name: str, only: Collection[str] | None = None, notify: Notify = silent
-) -> WordVectors:
-    """Read word vectors. Messages call the file `name`."""
-    collector = _Collector(name, only)
-    blocks = _FORMATS[format].read(path)
-    blocks = report_progress(blocks, lambda _: f"{name}: {collector.words_read:,} words read", notify)
-    try:
-        for block in blocks:
-            collector.add(block)
-    except OSError as error:
-        raise DataError(f"cannot read {name}: {error.strerror or error}") from error
-    return collector.finish(notify)
 
 
 def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify: Notify = silent) -> None:
     """Write word vectors to a file, or to a folder for the format projector.
 
-    An existing file is replaced only after the new file has been read back and compared. Only the format safetensors
-    stores counts.
+    The file is written under a temporary name, read back and compared before it replaces `path`. So `path` is complete
+    or unchanged. Only the format safetensors stores counts. Words that a format cannot store raise a `DataError`.
 
     Args:
         vectors: The words and vectors to write.
@@ -127,38 +121,38 @@ def write_vectors(vectors: WordVectors, path: str | Path, format: str, *, notify
         notify: Called with lines of progress.
     """
     path = Path(path).expanduser()
-    file_format = _FORMATS[_check_format(format)]
+    _check_format(format)
     _check_words(vectors, format)
     _check_destination(path, format)
     temporary = durable.temporary_path(path)
     durable.remove(temporary)
-    words_written = 0
-    write_progress = report_progress(
-        file_format.write(vectors, temporary),
-        lambda _: f"{path}: {words_written:,} of {len(vectors):,} words written",
-        notify,
-    )
     try:
         with durable.writing(path):
-            for words_written in write_progress:  # noqa: B007 - the progress message uses it
-                pass
-            _sync_all(temporary)
+            _write_file(vectors, temporary, path, format, notify)
         _check_detected_format(temporary, vectors, path, format)
-        read_back = _read_file(temporary, format, f"{path} (verification)", notify=notify)
-        _check_same(vectors, read_back, path)
+        vectors_read_back = _read_file(temporary, format, f"{path} (verification)", notify=notify)
+        _check_equal(vectors, vectors_read_back, path)
         with durable.writing(path):
-            _commit(temporary, path)
+            _move_into_place(temporary, path)
     except BaseException:
         durable.remove(temporary)
         raise
 
 
-def _sync_all(path: Path) -> None:
-    """Make sure that a file, or a folder and its files, is on disk."""
-    if path.is_dir():
-        for file in path.iterdir():
-            durable.sync(file)
-    durable.sync(path)
+def fingerprint(path: Path) -> str:
+    """Return the SHA-256 of the content of a file, or of the two data files of a projector folder."""
+    path = Path(path).expanduser()
+    cache = cache_folder()
+    if not path.is_dir():
+        return file_hash(path, cache)
+    vectors_hash = file_hash(path / VECTORS, cache)
+    metadata_hash = file_hash(path / METADATA, cache)
+    return hashlib.sha256(f"{vectors_hash}{metadata_hash}".encode()).hexdigest()
+
+
+def _check_format(format: str) -> None:
+    if format not in _FORMATS:
+        raise SettingsError(f"unknown format of word vectors {quote(format)}; the formats are {', '.join(FORMATS)}")
 
 
 # -- detecting the format ------------------------------------------------------------------------------------------
@@ -178,22 +172,31 @@ def detect_format(path: Path) -> str:
 
 
 def _detect_file_format(file: BinaryIO, path: Path) -> str:
+    """Return the format of an open file. `path` is for error messages."""
     beginning = file.read(1 << 20)
     if not beginning:
         raise DataError(f"{path} is empty")
     if _COMPRESSED.match(beginning):
         raise DataError(f"{path} is compressed; unpack it and pass the unpacked file")
+
     # A safetensors file starts with the length of its JSON header in eight bytes.
-    if beginning[8:9] == b"{" and int.from_bytes(beginning[:8], "little") < os.fstat(file.fileno()).st_size:
+    json_length = int.from_bytes(beginning[:8], "little")
+    file_size = os.fstat(file.fileno()).st_size
+    if beginning[8:9] == b"{" and json_length < file_size:
         return "safetensors"
+
     first_line, _, content = beginning.removeprefix(BOM).partition(b"\n")
     header = HEADER.fullmatch(first_line)
     if header:
-        num_words, dim = int(header[1]), int(header[2])
+        num_words = int(header["num_words"])
+        dim = int(header["dim"])
         if not _is_text_after_header(content, num_words, dim):
             return "word2vec-binary"
         file.seek(0)
-        return "word2vec" if has_header(file, num_words, dim) else "glove"
+        if has_header(file, num_words, dim):
+            return "word2vec"
+        return "glove"
+
     fields = first_line.split()
     if len(fields) > 1 and is_number(fields[-1]):
         return "glove"
@@ -206,119 +209,132 @@ def _is_text_after_header(content: bytes, num_words: int, dim: int) -> bool:
     Usually just one of two conditions is true: text is printable, and binary content is complete. Damaged text and
     truncated binary files are neither, and a small binary file may be both. Then the fields decide.
     """
-    could_be_text, could_be_binary = is_printable(content), is_complete(content, num_words, dim)
+    could_be_text = is_printable(content)
+    could_be_binary = is_complete_binary(content, num_words, dim)
     if could_be_text == could_be_binary:
-        return is_text(content, dim)
+        return looks_like_text(content, dim)
     return could_be_text
-
-
-def fingerprint(path: Path) -> str:
-    """Return the SHA-256 of the content of a file, or of the two data files of a projector folder."""
-    path = Path(path).expanduser()
-    cache = cache_folder()
-    if not path.is_dir():
-        return file_hash(path, cache)
-    hashes = "".join(file_hash(path / name, cache) for name in (VECTORS, METADATA))
-    return hashlib.sha256(hashes.encode()).hexdigest()
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-class _Collector:
-    """Joins the blocks of a file into word vectors, in the order of the file. Repeated words are skipped."""
+def _read_file(
+    path: Path, format: str, name: str, only: Collection[str] | None = None, notify: Notify = silent
+) -> WordVectors:
+    """Read word vectors, all or only those of the words in `only`. Messages call the file `name`."""
+    collector = _VectorCollector(name, only)
+    blocks = _FORMATS[format].read(path)
+    blocks = report_progress(blocks, lambda _: f"{name}: {collector.words_read:,} words read", notify)
+    try:
+        for block in blocks:
+            collector.add(block)
+    except OSError as error:
+        raise DataError(f"cannot read {name}: {error.strerror or error}") from error
+    return collector.finish(notify)
+
+
+class _VectorCollector:
+    """Joins the blocks of a file into word vectors, in the order of the file. Repeated words are skipped.
+
+    Args:
+        name: The name of the file in messages.
+        only: The words to collect. None means all words.
+    """
 
     def __init__(self, name: str, only: Collection[str] | None) -> None:
         self.name = name
         self.words_read = 0
         self._only = None if only is None else frozenset(only)
-        self._words: dict[str, None] = {}
-        self._vectors: Matrix = np.empty((0, 0), dtype=np.float32)
+        self._words: dict[str, None] = {}  # the keys are the collected words, in the order of the file
+        self._vectors: Float32Array = np.empty((0, 0), dtype=np.float32)  # may have more rows than there are words
         self._counts: list[NDArray[np.int64]] = []
-        self._duplicates: list[str] = []
-        self._undecodable: list[str] = []
+        self._duplicate_words: list[str] = []
+        self._undecodable_words: list[str] = []
 
     def add(self, block: Block) -> None:
         """Add the new words of a block."""
-        words = [self._decode(word) for word in block.words]
+        words = [self._decode(encoded_word) for encoded_word in block.words]
         bad_row = first_non_finite_row(block.vectors_BD)
         if bad_row is not None:
             raise DataError(
                 f"{self.name}: the vector of {quote(words[bad_row])} (word {self.words_read + bad_row + 1:,}) "
                 "contains NaN or a number too large for float32; correct it or remove the word"
             )
-        new_rows = []
+
+        num_words_before = len(self._words)
+        new_rows = []  # the rows of the block whose words are collected
         for row, word in enumerate(words):
             if word in self._words:
-                self._duplicates.append(word)
+                self._duplicate_words.append(word)
             elif self._only is None or word in self._only:
                 self._words[word] = None
                 new_rows.append(row)
         self.words_read += len(words)
-        self._reserve(block.vectors_BD.shape[1])
-        self._vectors[len(self._words) - len(new_rows) : len(self._words)] = block.vectors_BD[new_rows]
+
+        self._reserve_rows(dim=block.vectors_BD.shape[1])
+        self._vectors[num_words_before : len(self._words)] = block.vectors_BD[new_rows]
         if block.counts is not None:
             self._counts.append(block.counts[new_rows])
 
-    def _reserve(self, dim: int) -> None:
+    def _reserve_rows(self, dim: int) -> None:
         """Make the matrix large enough for all words so far.
 
         It is resized in place, because concatenating blocks at the end would need twice the memory.
         """
-        rows = len(self._words)
-        if rows > len(self._vectors) or not self._vectors.shape[1]:
-            self._vectors.resize((max(rows, len(self._vectors) * 5 // 4), dim), refcheck=False)
+        num_words = len(self._words)
+        num_rows, current_dim = self._vectors.shape
+        if num_words > num_rows or current_dim == 0:
+            new_num_rows = max(num_words, num_rows * 5 // 4)
+            self._vectors.resize((new_num_rows, dim), refcheck=False)
 
-    def _decode(self, word: bytes) -> str:
+    def _decode(self, encoded_word: bytes) -> str:
+        """Decode a word, with \\xNN for each byte that is not valid UTF-8."""
         try:
-            return word.decode()
+            return encoded_word.decode()
         except UnicodeDecodeError:
-            self._undecodable.append(word.decode(errors="backslashreplace"))
-            return self._undecodable[-1]
+            word = encoded_word.decode(errors="backslashreplace")
+            self._undecodable_words.append(word)
+            return word
 
     def finish(self, notify: Notify) -> WordVectors:
-        """Return the vectors of all blocks, and report irregular words."""
+        """Return the vectors of all blocks, and report words that are repeated or not valid UTF-8."""
         if not self.words_read:
             raise DataError(f"{self.name} contains no word vectors")
-        if self._undecodable:
-            words = _describe_words(self._undecodable)
-            notify(f"{self.name}: {words} not valid UTF-8; the invalid bytes are read as \\xNN")
-        if self._duplicates:
-            notify(
-                f"{self.name}: {_describe_words(self._duplicates)} repeated; only the first vector of a word is kept"
-            )
+        if self._undecodable_words:
+            words_are = _count_words(self._undecodable_words)
+            notify(f"{self.name}: {words_are} not valid UTF-8; the invalid bytes are read as \\xNN")
+        if self._duplicate_words:
+            words_are = _count_words(self._duplicate_words)
+            notify(f"{self.name}: {words_are} repeated; only the first vector of a word is kept")
         self._vectors.resize((len(self._words), self._vectors.shape[1]), refcheck=False)
         counts = np.concatenate(self._counts) if self._counts else None
         return WordVectors(tuple(self._words), self._vectors, counts)
 
 
-def _describe_words(words: list[str]) -> str:
+def _count_words(words: list[str]) -> str:
     """Return the number of words, an example and the verb: "1 word ('a') is"."""
     if len(words) == 1:
         return f"1 word ({quote(words[0])}) is"
     return f"{len(words):,} words (the first is {quote(words[0])}) are"
 
 
-# -- checking and replacing ----------------------------------------------------------------------------------------
-
-
-def _check_format(format: str) -> str:
-    if format not in _FORMATS:
-        raise SettingsError(f"unknown format of word vectors {quote(format)}; the formats are {', '.join(FORMATS)}")
-    return format
+# -- writing -------------------------------------------------------------------------------------------------------
 
 
 def _check_words(vectors: WordVectors, format: str) -> None:
     """Reject words that would not be read back, before anything is written."""
     if not len(vectors):
         raise DataError("there are no words to write")
-    unsupported = [word for word in vectors.words if not _FORMATS[format].supports(word)]
-    if unsupported:
-        alternatives = [name for name, file_format in _FORMATS.items() if all(map(file_format.supports, unsupported))]
-        more = f" and {len(unsupported) - 1:,} more" if len(unsupported) > 1 else ""
-        raise DataError(
-            f"the format {format} cannot store the word {quote(unsupported[0])}{more}; use {' or '.join(alternatives)}"
-        )
+    unsupported_words = [word for word in vectors.words if not _FORMATS[format].supports(word)]
+    if not unsupported_words:
+        return
+
+    other_formats = [name for name in FORMATS if all(map(_FORMATS[name].supports, unsupported_words))]
+    first_word = quote(unsupported_words[0])
+    if len(unsupported_words) > 1:
+        first_word += f" and {len(unsupported_words) - 1:,} more"
+    raise DataError(f"the format {format} cannot store the word {first_word}; use {' or '.join(other_formats)}")
 
 
 def _check_destination(path: Path, format: str) -> None:
@@ -326,18 +342,68 @@ def _check_destination(path: Path, format: str) -> None:
     if format != "projector":
         if path.is_dir():
             raise SettingsError(f"{path} is a folder; use the path of a file")
-    elif path.is_dir():
+        return
+
+    if path.exists() and not path.is_dir():
+        raise SettingsError(f"{path} is a file; use the path of a folder")
+    if path.is_dir():
         other_files = sorted({file.name for file in path.iterdir()} - set(FILES))
         if other_files:
             raise SettingsError(
                 f"{path} contains {quote(other_files[0])}, which is not a file of the projector and would be lost; "
                 "use another folder"
             )
-    elif path.exists():
-        raise SettingsError(f"{path} is a file; use the path of a folder")
 
 
-def _commit(temporary: Path, path: Path) -> None:
+def _write_file(vectors: WordVectors, temporary: Path, path: Path, format: str, notify: Notify) -> None:
+    """Write a temporary file or folder and flush it to disk. `path` is its later name, for the progress messages."""
+    words_written = 0
+    write_progress = report_progress(
+        _FORMATS[format].write(vectors, temporary),
+        lambda _: f"{path}: {words_written:,} of {len(vectors):,} words written",
+        notify,
+    )
+    for words_written in write_progress:  # noqa: B007 - the progress message uses it
+        pass
+
+    if temporary.is_dir():
+        for file in temporary.iterdir():
+            durable.sync(file)
+    durable.sync(temporary)
+
+
+def _check_detected_format(temporary: Path, vectors: WordVectors, path: Path, format: str) -> None:
+    """Check that the format of the written file is detected correctly."""
+    try:
+        detected_format = detect_format(temporary)
+    except DataError:
+        detected_format = None
+    if detected_format != format:
+        raise DataError(
+            f"{path} is not written: with {quote(vectors.words[0])} as its first word, a file in the format {format} "
+            "would be mistaken for another kind of file; use safetensors"
+        )
+
+
+def _check_equal(written: WordVectors, read_back: WordVectors, path: Path) -> None:
+    """Check that the file was read back with the same words and vectors, and the same counts if the format has any."""
+    same_words = written.words == read_back.words
+    same_vectors = np.array_equal(written.vectors_VD, read_back.vectors_VD)
+    same_counts = True
+    if read_back.counts is not None:
+        same_counts = written.counts is not None and np.array_equal(written.counts, read_back.counts)
+    if same_words and same_vectors and same_counts:
+        return
+
+    location = ""
+    for written_word, word_read_back in zip(written.words, read_back.words, strict=False):
+        if written_word != word_read_back:
+            location = f" at {quote(written_word)}"
+            break
+    raise DataError(f"{path} is not written: the written data was not read back the same{location}")
+
+
+def _move_into_place(temporary: Path, path: Path) -> None:
     """Rename `temporary` to `path`. A folder cannot replace a folder, so the old one is renamed first."""
     if not path.is_dir():
         durable.commit(temporary, path)
@@ -352,29 +418,3 @@ def _commit(temporary: Path, path: Path) -> None:
             durable.remove(backup)
         else:
             durable.commit(backup, path)
-
-
-def _check_detected_format(temporary: Path, vectors: WordVectors, path: Path, format: str) -> None:
-    """Check that the format of the written file is detected correctly."""
-    try:
-        detected = detect_format(temporary)
-    except DataError:
-        detected = None
-    if detected != format:
-        raise DataError(
-            f"{path} is not written: with {quote(vectors.words[0])} as its first word, a file in the format {format} "
-            "would be mistaken for another kind of file; use safetensors"
-        )
-
-
-def _check_same(expected: WordVectors, actual: WordVectors, path: Path) -> None:
-    """Check that the file was read back with the same words and vectors, and the same counts if the format has any."""
-    same_counts = actual.counts is None or (
-        expected.counts is not None and np.array_equal(expected.counts, actual.counts)
-    )
-    if same_counts and expected.words == actual.words and np.array_equal(expected.vectors_VD, actual.vectors_VD):
-        return
-    pairs = zip(expected.words, actual.words, strict=False)
-    first_difference = next((word for word, read_back in pairs if word != read_back), None)
-    location = "" if first_difference is None else f" at {quote(first_difference)}"
-    raise DataError(f"{path} is not written: the written data was not read back the same{location}")

@@ -1,6 +1,9 @@
 """Look up words as people type them, and suggest similar spellings for unknown words.
 
-`Lookup` accepts words in either case, and whole words if the vectors belong to sub-words.
+    lookup = Lookup(vectors)
+    lookup.find("House")        # the row of "House" in the matrix of vectors, or of "house", or None
+
+`Lookup` also finds whole words if the vectors belong to sub-words (parts of words from byte-pair encoding).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from reefknot.errors import DataError, shorten
 from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
 from reefknot.vectors.word_vectors import WordVectors
 
-_SYMBOLS = (UNKNOWN, END_OF_LINE, START, PADDING)
+_SYMBOLS = (UNKNOWN, END_OF_LINE, START, PADDING)  # tokens that are not words
 _MAX_LENGTH = 40  # characters; longer input is not a misspelled word
 _MAX_LENGTH_DIFFERENCE = 2  # characters, between a misspelled word and a suggestion
 
@@ -33,18 +36,21 @@ class Lookup:
     vectors: WordVectors
 
     def find(self, word: str) -> int | None:
-        """Return the row of a word, or None if it has no vector."""
+        """Return the row of a word in `vectors.vectors_VD`, or None if the word has no vector."""
         for spelling in (word, word.lower()):
-            candidates = [as_subword(spelling)]
-            if not self.vectors.subwords:
-                candidates.insert(0, spelling)
+            if self.vectors.subwords:
+                candidates = [as_subword(spelling)]
+            else:
+                candidates = [spelling, as_subword(spelling)]
             for candidate in candidates:
                 if candidate in self.vectors:
                     return self.vectors.id_of(candidate)
         return None
 
     def require(self, words: Sequence[str], vectors_name: str) -> list[int]:
-        """Return the rows of the words. Words without a vector raise a DataError that suggests similar spellings.
+        """Return the row of each word in `vectors.vectors_VD`.
+
+        Words without a vector raise a DataError that suggests similar spellings.
 
         Args:
             words: The words to look up.
@@ -60,6 +66,7 @@ class Lookup:
                 rows.append(row)
         if not unknown_words:
             return rows
+
         if self.vectors.subwords:
             whole_words = [word.removesuffix(END_OF_WORD) for word in self.vectors.words if word.endswith(END_OF_WORD)]
             raise unknown_words_error(unknown_words, whole_words, f"{vectors_name} as a single sub-word")
@@ -68,7 +75,9 @@ class Lookup:
 
 def as_subword(word: str) -> str:
     """Return the sub-word that is a whole word: `car</w>` for `car`. Symbols such as `<eos>` are returned unchanged."""
-    return word if word in _SYMBOLS or word.endswith(END_OF_WORD) else f"{word}{END_OF_WORD}"
+    if word in _SYMBOLS or word.endswith(END_OF_WORD):
+        return word
+    return f"{word}{END_OF_WORD}"
 
 
 def unknown_words_error(unknown_words: Sequence[str], vocabulary: Sequence[str], owner: str) -> DataError:
@@ -96,9 +105,13 @@ def suggest_spellings(word: str, vocabulary: Sequence[str]) -> list[str]:
     """
     if not word or len(word) > _MAX_LENGTH:
         return []
-    lowercase = word.lower()
-    candidates: dict[str, str] = {}  # by their lower-case spelling
+    lowercase_word = word.lower()
+
+    candidate_by_lowercase: dict[str, str] = {}
     for candidate in vocabulary:
-        if candidate[:1].lower() == lowercase[0] and abs(len(candidate) - len(word)) <= _MAX_LENGTH_DIFFERENCE:
-            candidates.setdefault(candidate.lower(), candidate)
-    return [candidates[match] for match in get_close_matches(lowercase, candidates, n=2, cutoff=0.75)]
+        has_same_first_letter = candidate[:1].lower() == lowercase_word[0]
+        if has_same_first_letter and abs(len(candidate) - len(word)) <= _MAX_LENGTH_DIFFERENCE:
+            candidate_by_lowercase.setdefault(candidate.lower(), candidate)
+
+    matches = get_close_matches(lowercase_word, candidate_by_lowercase, n=2, cutoff=0.75)
+    return [candidate_by_lowercase[match] for match in matches]

@@ -1,10 +1,10 @@
 """Read and write word vectors in the safetensors format, which can store any word, and counts.
 
-A file contains these tensors:
+`files.py` calls these functions. A file contains these tensors:
 
     vectors   V x D, floating point
     words     the bytes of a JSON list of the words, as uint8
-    counts    V, int64 (optional)
+    counts    V, int64: how often each word occurs in the training text (optional)
 
 JSON can represent words that a line of text cannot. The list is a tensor because the length of the metadata of a
 safetensors file is limited.
@@ -28,21 +28,25 @@ from reefknot.vectors.word_vectors import Block, WordVectors, block_slices
 
 
 def read_safetensors(path: Path) -> Iterator[Block]:
-    """Read the words, vectors and counts of a file."""
+    """Yield the words, vectors and counts of a file in blocks."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np") as file:
-            names = set(file.keys())
-            if not {"vectors", "words"} <= names:
+            tensor_names = set(file.keys())
+            if not {"vectors", "words"} <= tensor_names:
                 raise DataError(f"{path} contains no word vectors: it needs the tensors vectors and words")
+
             vectors_VD = file.get_slice("vectors")  # not in memory yet
-            shape = vectors_VD.get_shape()
-            _check_matrix(shape, vectors_VD.get_dtype(), path)
-            words = _decode_words(file.get_tensor("words"), shape[0], path)
-            counts_V = file.get_tensor("counts") if "counts" in names else None
-            _check_counts(counts_V, len(words), path)
-            for block in block_slices(shape[0], shape[1], bytes_per_number=4):
+            _check_matrix(vectors_VD.get_shape(), vectors_VD.get_dtype(), path)
+            num_words, dim = vectors_VD.get_shape()
+            words = _decode_words(file.get_tensor("words"), num_words, path)
+            counts_V = None
+            if "counts" in tensor_names:
+                counts_V = file.get_tensor("counts")
+                _check_counts(counts_V, num_words, path)
+
+            for block in block_slices(num_words, dim, bytes_per_number=4):
                 with np.errstate(over="ignore"):
                     vectors_BD = vectors_VD[block].astype(np.float32)
                 counts_B = None if counts_V is None else counts_V[block]
@@ -51,22 +55,38 @@ def read_safetensors(path: Path) -> Iterator[Block]:
         raise DataError(f"{path} is truncated or not a safetensors file: {error}") from error
 
 
+def write_safetensors(vectors: WordVectors, path: Path) -> Iterator[int]:
+    """Write the words, with counts if they are known, and yield the number of words written."""
+    from safetensors.numpy import save_file
+
+    json_text = json.dumps(vectors.words)
+    json_bytes = np.frombuffer(json_text.encode(), dtype=np.uint8)
+    tensors: dict[str, NDArray[Any]] = {"vectors": vectors.vectors_VD, "words": json_bytes}
+    if vectors.counts is not None:
+        tensors["counts"] = vectors.counts
+    save_file(tensors, path, {"format": "np"})
+    yield len(vectors)
+
+
 def _check_matrix(shape: list[int], dtype: str, path: Path) -> None:
-    if len(shape) != 2 or not all(shape) or dtype not in ("F16", "F32", "F64"):
+    is_matrix = len(shape) == 2 and all(shape)
+    if not is_matrix or dtype not in ("F16", "F32", "F64"):
         raise DataError(
             f"{path}: vectors must be a matrix of floating-point numbers with a row for each word, "
             f"not {dtype} of shape {tuple(shape)}"
         )
 
 
-def _check_counts(counts_V: NDArray[Any] | None, num_words: int, path: Path) -> None:
-    if counts_V is not None and (counts_V.shape != (num_words,) or counts_V.dtype != np.int64):
+def _check_counts(counts_V: NDArray[Any], num_words: int, path: Path) -> None:
+    if counts_V.shape != (num_words,) or counts_V.dtype != np.int64:
         raise DataError(f"{path}: counts must be {num_words:,} numbers of type int64, one for each word")
 
 
 def _decode_words(json_bytes: NDArray[Any], num_words: int, path: Path) -> list[bytes]:
+    """Return the words, encoded in UTF-8, from the bytes of a JSON list."""
     words = decode_json(json_bytes.tobytes(), f"{path}, words,")
-    if not isinstance(words, list) or not set(map(type, words)) <= {str} or len(words) != num_words:
+    is_list_of_strings = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    if not is_list_of_strings or len(words) != num_words:
         raise DataError(f"{path}: words must be the bytes of a JSON list of {num_words:,} strings, one for each vector")
     try:
         return [word.encode() for word in words]
@@ -74,15 +94,3 @@ def _decode_words(json_bytes: NDArray[Any], num_words: int, path: Path) -> list[
         raise DataError(
             f"{path}: a word contains a lone surrogate, which cannot be encoded as UTF-8; remove the word"
         ) from None
-
-
-def write_safetensors(vectors: WordVectors, path: Path) -> Iterator[int]:
-    """Write the words, with counts if they are known, and yield the number of words written."""
-    from safetensors.numpy import save_file
-
-    json_bytes = np.frombuffer(json.dumps(vectors.words).encode(), dtype=np.uint8)
-    tensors: dict[str, NDArray[Any]] = {"vectors": vectors.vectors_VD, "words": json_bytes}
-    if vectors.counts is not None:
-        tensors["counts"] = vectors.counts
-    save_file(tensors, path, {"format": "np"})
-    yield len(vectors)

@@ -1,11 +1,12 @@
-"""Read and write word vectors in text formats: each line is a word and its numbers, `house 0.1 -0.2 ...`.
+"""Read and write word vectors in the text formats word2vec and GloVe, where each line is a word and its numbers.
 
-word2vec (Mikolov et al. 2013) starts with the header `V D`; GloVe (Pennington et al. 2014) has no header. `files.py`
-calls the functions `read_...` and `write_...` of both formats, and the checks that tell formats apart.
+    400000 300                the header: V words, D dimensions (only in word2vec)
+    house 0.1 -0.2 ...        a word and D numbers
 
-numpy parses a block of lines at once, because parsing numbers one by one is slow. A word in another program's file may
-contain spaces (some in GloVe's 840B file do): the last D fields of a line are the numbers, and everything before them
-is the word. Without a header, D is the number of numeric fields that most lines end with.
+`files.py` calls `read_word2vec`, `read_glove`, the functions that write, and the checks that tell formats apart.
+
+A word may contain spaces, as in GloVe's 840B file: the last D fields of a line are the numbers, and everything before
+them is the word. Without a header, D is the number of numeric fields that most lines end with.
 
 Shapes: V words, B words of a block (a part of the file that is read at once), D dimensions.
 """
@@ -23,10 +24,11 @@ from typing import BinaryIO
 import numpy as np
 
 from reefknot.errors import DataError
-from reefknot.vectors.word_vectors import BLOCK_BYTES, Block, Matrix, WordVectors, block_slices
+from reefknot.vectors.word_vectors import BLOCK_BYTES, Block, Float32Array, WordVectors, block_slices
 
 BOM = b"\xef\xbb\xbf"
-HEADER = re.compile(rb"(\d{1,18}) (\d{1,9})[ \t]*\r?\n?")
+"""The byte order mark that some editors write at the start of a file."""
+HEADER = re.compile(rb"(?P<num_words>\d{1,18}) (?P<dim>\d{1,9})[ \t]*\r?\n?")
 NUMBER_FORMAT = "%.9g"
 """Nine significant digits restore a float32 exactly."""
 _BLANK_BYTES = b" \t\r\n"
@@ -35,14 +37,15 @@ _CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def read_word2vec(path: Path) -> Iterator[Block]:
-    """Read the words of a text file with a header."""
+    """Yield the words and vectors of a text file with a header, in blocks."""
     with path.open("rb") as file:
         num_words, dim = read_header(file, path)
         # A number takes at least two bytes: a digit and a separator.
         if num_words * dim * 2 > path.stat().st_size:
             raise DataError(f"{path} is truncated: its header declares {num_words:,} words of {dim:,} numbers")
+
         words_read = 0
-        for block in _read_blocks(file, path, dim, first_line=2):
+        for block in _read_blocks(file, path, dim, first_line_number=2):
             words_read += len(block.words)
             if words_read > num_words:
                 raise DataError(
@@ -56,7 +59,7 @@ def read_word2vec(path: Path) -> Iterator[Block]:
 
 
 def read_glove(path: Path) -> Iterator[Block]:
-    """Read the words of a text file without a header. The first lines show the dimension."""
+    """Yield the words and vectors of a text file without a header, in blocks. The first lines show the dimension."""
     with path.open("rb") as file:
         skip_bom(file)
         dim = _infer_dim(file.readlines(BLOCK_BYTES))
@@ -64,18 +67,21 @@ def read_glove(path: Path) -> Iterator[Block]:
             raise DataError(f"{path} contains no word vectors: no line is a word followed by numbers")
         file.seek(0)
         skip_bom(file)
-        yield from _read_blocks(file, path, dim, first_line=1)
+        yield from _read_blocks(file, path, dim, first_line_number=1)
 
 
 def write_word2vec(vectors: WordVectors, path: Path) -> Iterator[int]:
     """Write the words with a header, and yield the number of words written so far."""
-    yield from _write_lines(vectors, path, f"{len(vectors)} {vectors.dim}\n")
+    yield from _write_lines(vectors, path, header=f"{len(vectors)} {vectors.dim}\n")
 
 
 def write_glove(vectors: WordVectors, path: Path) -> Iterator[int]:
     """Write the words without a header, and yield the number of words written so far."""
-    # A line with two integers would look like a header, so a single number always gets a decimal point.
-    yield from _write_lines(vectors, path, "", "%#.9g" if vectors.dim == 1 else NUMBER_FORMAT)
+    number_format = NUMBER_FORMAT
+    if vectors.dim == 1:
+        # A line with two integers would look like a header, so a single number always gets a decimal point.
+        number_format = "%#.9g"
+    yield from _write_lines(vectors, path, header="", number_format=number_format)
 
 
 def read_header(file: BinaryIO, path: Path) -> tuple[int, int]:
@@ -87,20 +93,33 @@ def read_header(file: BinaryIO, path: Path) -> tuple[int, int]:
             f"{path}: the first line is not a word2vec header, which is the number of words and the dimension, such as "
             "'400000 300'; if the file is text without a header, use the format glove"
         )
-    num_words, dim = int(header[1]), int(header[2])
+    num_words = int(header["num_words"])
+    dim = int(header["dim"])
     if not num_words or not dim:
         raise DataError(f"{path} contains no word vectors: its header declares {num_words:,} words of {dim:,} numbers")
     return num_words, dim
 
 
 def skip_bom(file: BinaryIO) -> None:
-    """Skip the byte order mark that some editors write at the start of a file."""
+    """Skip the byte order mark at the start of a file, if there is one."""
     if file.read(len(BOM)) != BOM:
         file.seek(0)
 
 
-def parse_numbers(lines: list[bytes], dim: int, delimiter: str = " ") -> Matrix | None:
-    """Parse lines of `dim` numbers into vectors, (B, D). Return None if a line has another length or is not numeric."""
+def read_line_blocks(file: BinaryIO) -> Iterator[list[bytes]]:
+    """Yield the remaining lines of a file in lists of about `BLOCK_BYTES` bytes."""
+    while True:
+        lines = file.readlines(BLOCK_BYTES)
+        if not lines:
+            return
+        yield lines
+
+
+def parse_numbers(lines: list[bytes], dim: int, delimiter: str = " ") -> Float32Array | None:
+    """Parse lines of `dim` numbers into vectors, (B, D). Return None if a line has another length or is not numeric.
+
+    numpy parses all lines at once, because parsing numbers one by one is slow.
+    """
     try:
         with np.errstate(over="ignore"):
             vectors_BD = np.loadtxt(
@@ -120,7 +139,7 @@ def is_number(field: bytes) -> bool:
     return b"_" not in field  # float() accepts 1_000, but numpy does not
 
 
-def is_text(data: bytes, dim: int) -> bool:
+def looks_like_text(data: bytes, dim: int) -> bool:
     """Return whether the data after a header looks like text rather than binary vectors.
 
     It is text if the first line ends with `dim` numbers. Because the first line may be damaged, it is also text if most
@@ -130,8 +149,14 @@ def is_text(data: bytes, dim: int) -> bool:
     last_fields = first_line.rsplit(b" ", dim)[1:]
     if len(last_fields) == dim and all(map(is_number, last_fields)):
         return True
-    fields = [field for line in data[:10_000].splitlines() for field in line.split()[1:]]
-    return 2 * sum(map(is_number, fields)) > len(fields)
+
+    num_fields = 0
+    num_numeric_fields = 0
+    for line in data[:10_000].splitlines():
+        for field in line.split()[1:]:
+            num_fields += 1
+            num_numeric_fields += is_number(field)
+    return 2 * num_numeric_fields > num_fields
 
 
 def is_printable(data: bytes) -> bool:
@@ -149,12 +174,14 @@ def has_header(lines: Iterable[bytes], num_words: int, dim: int) -> bool:
     The line may instead be a word that is a number, followed by a vector of one number. That is possible only if all
     lines that are examined have two fields. Even then it is a header if `num_words` is the number of lines that follow.
     """
-    following_lines = filter(bytes.strip, islice(lines, 1, None))
-    sample = list(islice(following_lines, _SAMPLE_LINES))
-    if dim == 1 or {len(line.split()) for line in sample} != {2}:
+    lines_after_first = islice(lines, 1, None)
+    nonblank_lines = (line for line in lines_after_first if line.strip())
+    sample = list(islice(nonblank_lines, _SAMPLE_LINES))
+    field_counts = {len(line.split()) for line in sample}
+    if dim == 1 or field_counts != {2}:
         return True
-    num_following = len(sample) + sum(1 for _ in following_lines)
-    return num_words == num_following
+    num_lines_after_sample = sum(1 for _ in nonblank_lines)
+    return num_words == len(sample) + num_lines_after_sample
 
 
 def _infer_dim(lines: Iterable[bytes]) -> int:
@@ -167,55 +194,79 @@ def _infer_dim(lines: Iterable[bytes]) -> int:
         dim = _count_final_numbers(line.rstrip(_BLANK_BYTES))
         if dim:
             dims[dim] += 1
-    return dims.most_common(1)[0][0] if dims else 0
+    if not dims:
+        return 0
+    most_frequent_dim, _ = dims.most_common(1)[0]
+    return most_frequent_dim
 
 
 def _count_final_numbers(line: bytes) -> int:
     """Count the numeric fields that a line ends with: 2 for `in 1991 0.1`. The first field belongs to the word."""
-    return sum(1 for _ in takewhile(is_number, reversed(line.split(b" ")[1:])))
+    fields = line.split(b" ")[1:]
+    final_numbers = takewhile(is_number, reversed(fields))
+    return sum(1 for _ in final_numbers)
 
 
-def _read_blocks(file: BinaryIO, path: Path, dim: int, first_line: int) -> Iterator[Block]:
-    """Yield the lines of a file in blocks. `first_line` is the line number at which the file is read, for messages."""
-    line_number = first_line
-    while lines := file.readlines(BLOCK_BYTES):
+def _read_blocks(file: BinaryIO, path: Path, dim: int, first_line_number: int) -> Iterator[Block]:
+    """Yield the words and vectors of the remaining lines of a file, in blocks.
+
+    Args:
+        file: The file, after its header.
+        path: The path of the file, for error messages.
+        dim: The dimension of the vectors.
+        first_line_number: The number of the next line of the file, for error messages.
+    """
+    block_line_number = first_line_number
+    for lines in read_line_blocks(file):
         words: list[bytes] = []
         number_lines: list[bytes] = []
-        for offset, raw_line in enumerate(lines):
+        for line_number, raw_line in enumerate(lines, start=block_line_number):
             line = raw_line.rstrip(_BLANK_BYTES)
             if not line:
                 continue
-            num_spaces = line.count(b" ")
-            if num_spaces < dim:
-                raise _wrong_length_error(line, dim, path, line_number + offset)
-            if num_spaces == dim:
-                word, _, numbers = line.partition(b" ")
-            else:
-                word, *fields = line.rsplit(b" ", dim)
-                numbers = b" ".join(fields)
-                # A word that ends with a number means that the line has too many numbers.
-                if is_number(word.rpartition(b" ")[2]):
-                    raise _wrong_length_error(line, dim, path, line_number + offset)
+            word_and_numbers = _split_line(line, dim)
+            if word_and_numbers is None:
+                raise _wrong_length_error(line, dim, path, line_number)
+            word, numbers = word_and_numbers
             words.append(word)
             number_lines.append(numbers)
+
         if words:
             vectors_BD = parse_numbers(number_lines, dim)
             if vectors_BD is None:
-                raise _parse_error(lines, dim, path, line_number)
+                raise _parse_error(lines, dim, path, block_line_number)
             yield Block(words, vectors_BD)
-        line_number += len(lines)
+        block_line_number += len(lines)
+
+
+def _split_line(line: bytes, dim: int) -> tuple[bytes, bytes] | None:
+    """Return the word of a line and its numbers, or None if the line does not have `dim` numbers."""
+    num_spaces = line.count(b" ")
+    if num_spaces < dim:
+        return None
+    if num_spaces == dim:
+        word, _, numbers = line.partition(b" ")
+        return word, numbers
+
+    # The word contains spaces. If it ends with a number, the line has too many numbers instead.
+    word, *fields = line.rsplit(b" ", dim)
+    last_field_of_word = word.rpartition(b" ")[2]
+    if is_number(last_field_of_word):
+        return None
+    return word, b" ".join(fields)
 
 
 def _wrong_length_error(line: bytes, dim: int, path: Path, line_number: int) -> DataError:
+    """Return the error for a line that has too few or too many numbers."""
     problem = f"expected {dim:,} numbers after the word, got {_count_final_numbers(line):,}"
     if b"  " in line:
         problem = "two spaces in a row where a number is expected"
     return DataError(f"{path}, line {line_number:,}: {problem}; correct the line")
 
 
-def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> DataError:
+def _parse_error(lines: list[bytes], dim: int, path: Path, first_line_number: int) -> DataError:
     """Return the error for the first field that is not a number. numpy does not say which field it is."""
-    for line_number, raw_line in enumerate(lines, start=first_line):
+    for line_number, raw_line in enumerate(lines, start=first_line_number):
         line = raw_line.rstrip(_BLANK_BYTES)
         if not line:
             continue
@@ -224,19 +275,25 @@ def _parse_error(lines: list[bytes], dim: int, path: Path, first_line: int) -> D
         if bad_field is not None:
             problem = "two spaces in a row"
             if bad_field:
-                problem = repr(bad_field.decode(errors="backslashreplace")[:40])
+                readable_field = bad_field.decode(errors="backslashreplace")
+                problem = repr(readable_field[:40])
             return DataError(
                 f"{path}, line {line_number:,}: expected {dim:,} numbers after the word, got {problem}; "
                 "correct the line"
             )
-    return DataError(f"{path}: cannot be parsed between lines {first_line:,} and {first_line + len(lines):,}")
+    end_line_number = first_line_number + len(lines)
+    return DataError(f"{path}: cannot be parsed between lines {first_line_number:,} and {end_line_number:,}")
 
 
 def _write_lines(vectors: WordVectors, path: Path, header: str, number_format: str = NUMBER_FORMAT) -> Iterator[int]:
-    line_format = " ".join([number_format] * vectors.dim)
+    """Write the header and a line for each word, and yield the number of words written so far."""
+    vector_format = " ".join([number_format] * vectors.dim)
     with path.open("wb") as file:
         file.write(header.encode())
         for block in block_slices(len(vectors), vectors.dim, bytes_per_number=16):
-            entries = zip(vectors.words[block], vectors.vectors_VD[block].tolist(), strict=True)
-            file.write("".join(f"{word} {line_format % tuple(numbers)}\n" for word, numbers in entries).encode())
+            lines = [
+                f"{word} {vector_format % tuple(numbers)}\n"
+                for word, numbers in zip(vectors.words[block], vectors.vectors_VD[block].tolist(), strict=True)
+            ]
+            file.write("".join(lines).encode())
             yield block.stop

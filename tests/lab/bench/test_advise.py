@@ -25,7 +25,8 @@ from reefknot.lab.bench.advise import (
 from reefknot.lab.bench.steps import Workload
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 PAPER = Body(1024, 16, 16, 4096, 4096)
 TINY = Body(16, 1, 2, 16, 24)

@@ -76,18 +76,20 @@ def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_minimum_operation_counts_match_values_by_hand() -> None:
     """6NDV, plus terms per distinct target, per expert and its matrix, per DRILL layer and per band."""
-    n, d, v = SHAPE
+    N, D, V = SHAPE
     problems = {end: make_problem(end, SHAPE, "cpu", torch.float32) for end in ENDS}
-    distinct = len(set(problems["plain"].targets.tolist()))
-    assert problems["plain"].floor_flops == 6 * n * d * v
-    assert problems["augmented-detached"].floor_flops == 6 * n * d * v + 6 * distinct * d * v
-    assert problems["augmented"].floor_flops == 6 * n * d * v + 10 * distinct * d * v
-    assert problems["mixture"].floor_flops == NUM_EXPERTS * (6 * n * d * v + 6 * n * d * d)
-    assert problems["drill"].floor_flops == 6 * n * d * v + DRILL_LAYERS * 6 * v * d * d
-    y = problems["adaptive"].targets
-    first, second = int(((y >= 5) & (y < 25)).sum()), int((y >= 25).sum())
-    tails = 6 * first * 4 * (20 + d) + 6 * second * 2 * (25 + d)
-    assert problems["adaptive"].floor_flops == 6 * n * d * 7 + tails
+    num_distinct = len(set(problems["plain"].targets.tolist()))
+    assert problems["plain"].floor_flops == 6 * N * D * V
+    assert problems["augmented-detached"].floor_flops == 6 * N * D * V + 6 * num_distinct * D * V
+    assert problems["augmented"].floor_flops == 6 * N * D * V + 10 * num_distinct * D * V
+    assert problems["mixture"].floor_flops == NUM_EXPERTS * (6 * N * D * V + 6 * N * D * D)
+    assert problems["drill"].floor_flops == 6 * N * D * V + DRILL_LAYERS * 6 * V * D * D
+
+    targets_N = problems["adaptive"].targets
+    tokens_in_first_tail = int(((targets_N >= 5) & (targets_N < 25)).sum())
+    tokens_in_second_tail = int((targets_N >= 25).sum())
+    tail_flops = 6 * tokens_in_first_tail * 4 * (20 + D) + 6 * tokens_in_second_tail * 2 * (25 + D)
+    assert problems["adaptive"].floor_flops == 6 * N * D * 7 + tail_flops
 
 
 def test_default_and_requested_cases() -> None:

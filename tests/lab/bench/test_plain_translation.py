@@ -14,7 +14,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab.bench import translation
 from reefknot.lab.bench.measure import Unavailable
 from reefknot.lab.bench.plain_translation import PlainTraining, PlainTranslator, search_without_cache
-from reefknot.lab.bench.translation import Job, Row, build_job, measure_all, sample_pairs
+from reefknot.lab.bench.translation import Job, ModeMeasurement, build_job, measure_all, sample_pairs
 from reefknot.lab.evaluation.beam import SearchSettings, beam_search
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.training.settings import TrainingSettings
@@ -170,7 +170,7 @@ def _jobs(monkeypatch: pytest.MonkeyPatch, *rows: str) -> list[Job]:
     return [build_job(recipe, recipe.row(row), None) for row in rows]
 
 
-def _measure(jobs: list[Job]) -> list[Row]:
+def _measure(jobs: list[Job]) -> list[ModeMeasurement]:
     return [row for rows in measure_all(jobs, "cpu", 0.0, lambda text: None) for row in rows]
 
 

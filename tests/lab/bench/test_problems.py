@@ -22,8 +22,8 @@ def test_problem_is_reproducible(end: str) -> None:
 
 
 def test_targets_follow_zipf() -> None:
-    y = make_problem("plain", Shape(20_000, 8, 1000), "cpu", torch.float32).targets
-    counts = torch.bincount(y, minlength=1000).double()
+    targets_N = make_problem("plain", Shape(20_000, 8, 1000), "cpu", torch.float32).targets
+    counts = torch.bincount(targets_N, minlength=1000).double()
     harmonic = (1.0 / torch.arange(1, 1001, dtype=torch.float64)).sum()
     for word in (0, 1, 9):
         assert float(counts[word]) / 20_000 == pytest.approx(1 / ((word + 1) * float(harmonic)), rel=0.1)

@@ -15,7 +15,7 @@ from reefknot.lab.evaluation.similarity import Benchmark
 from reefknot.lab.tasks.skip_gram import SkipGramSettings
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.lab.training.skip_gram import SkipGramTraining
 
 SYMBOLS = ("<eos>", "<unk>")

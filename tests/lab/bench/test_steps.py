@@ -14,7 +14,18 @@ from reefknot.kernels.choice import current_choice
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.bench import steps
 from reefknot.lab.bench.plain_ends import MaskedLookup, StoredAdaptive
-from reefknot.lab.bench.steps import CAPTURED, EAGER, LOOP, STORED, Job, LoopedEncoder, Row, Text, Workload, measure_all
+from reefknot.lab.bench.steps import (
+    CAPTURED,
+    EAGER,
+    LOOP,
+    STORED,
+    Job,
+    LoopedEncoder,
+    ModeMeasurement,
+    Text,
+    Workload,
+    measure_all,
+)
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.transformer import Transformer
@@ -55,7 +66,7 @@ def _job(name: str = "tied", build: Callable[[], LanguageModel] = _model, **chan
     return Job(name, settings, build, TEXT, carries_state=build is not _attention)
 
 
-def _run(*jobs: Job) -> list[Row]:
+def _run(*jobs: Job) -> list[ModeMeasurement]:
     messages: list[str] = []
     rows_measured = [row for rows in measure_all(jobs, "cpu", RATES, 0.0, messages.append) for row in rows]
     assert sum(line.startswith("  ") for line in messages) == len(rows_measured)

@@ -365,4 +365,4 @@ def test_old_option_name_prints_the_new_name(cli: Cli, runs: Runs, old: str, new
 def test_every_option_of_evaluate_is_used_by_a_task() -> None:
     """An option that no task declares would be rejected for every run."""
     used = {name for task in TASKS for name in load_task(task).evaluation_options}
-    assert used == {field.name for field in fields(EvaluationRequest)} - EvaluationRequest.shared
+    assert used == {field.name for field in fields(EvaluationRequest)} - EvaluationRequest.options_of_all_tasks

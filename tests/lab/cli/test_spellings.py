@@ -31,7 +31,7 @@ def run(cli: Cli, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_spelling_of_an_unknown_word_changes_the_next_score(cli: Cli, run: Path) -> None:
-    spelled = Vocabulary.load(run / "vocabulary.json").spelled
+    spelled = Vocabulary.load(run / "vocabulary.json").spelled_words
     assert len(spelled) == 3
     first_words = [*spelled[:2], "zoo", "öl", "<unk>"]
     sentences = cli("score", run, *(f"{word} stone" for word in first_words), "--json").json()
@@ -49,14 +49,14 @@ def test_score_does_not_depend_on_other_sentences(cli: Cli, run: Path) -> None:
 
 def test_prompt_with_unknown_words_prints_no_warning(cli: Cli, run: Path) -> None:
     vocabulary = Vocabulary.load(run / "vocabulary.json")
-    outcome = cli("generate", run, "--prompt", f"{vocabulary.spelled[0]} zoo", "--length", 5, "--json")
+    outcome = cli("generate", run, "--prompt", f"{vocabulary.spelled_words[0]} zoo", "--length", 5, "--json")
     assert outcome.err == ""
     assert set(outcome.json()["tokens"]) <= set(vocabulary.words)
 
 
 def test_neighbors_of_any_spelling_are_words_of_the_vocabulary(cli: Cli, run: Path) -> None:
     vocabulary = Vocabulary.load(run / "vocabulary.json")
-    known, spelled = vocabulary.words[3], vocabulary.spelled[0]
+    known, spelled = vocabulary.words[3], vocabulary.spelled_words[0]
     outcome = cli("vectors", "neighbors", run, known, spelled, "zoo", "-k", 100, "--json")
     assert outcome.err == f"not in the vocabulary, so these words have neighbours at the input only: {spelled}, zoo\n"
     neighbors = outcome.json()

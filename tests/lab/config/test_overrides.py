@@ -7,35 +7,35 @@ from typing import Any
 import pytest
 
 from reefknot.errors import SettingsError
-from reefknot.lab.config.overrides import merge, override, parse_override
+from reefknot.lab.config.overrides import apply_overrides, merge_settings, parse_override
 
 
 def test_changes_are_merged_into_the_base() -> None:
     base = {"a": {"b": 1, "c": 2}, "d": [1, 2]}
-    assert merge(base, {"a": {"c": 3}, "d": [9]}) == {"a": {"b": 1, "c": 3}, "d": [9]}
-    assert merge(base, {"a": 5}) == {"a": 5, "d": [1, 2]}
-    assert merge(base, {"e": {"f": 1}})["e"] == {"f": 1}
+    assert merge_settings(base, {"a": {"c": 3}, "d": [9]}) == {"a": {"b": 1, "c": 3}, "d": [9]}
+    assert merge_settings(base, {"a": 5}) == {"a": 5, "d": [1, 2]}
+    assert merge_settings(base, {"e": {"f": 1}})["e"] == {"f": 1}
     assert base == {"a": {"b": 1, "c": 2}, "d": [1, 2]}
 
 
 def test_new_kind_replaces_a_part_and_other_settings_are_merged() -> None:
     base = {"classifier": {"kind": "plain", "table": "words", "bias": False}}
-    assert merge(base, {"classifier": {"kind": "projected", "table": "words"}}) == {
+    assert merge_settings(base, {"classifier": {"kind": "projected", "table": "words"}}) == {
         "classifier": {"kind": "projected", "table": "words"}
     }
-    assert merge(base, {"classifier": {"kind": "plain", "table": "classes"}}) == {
+    assert merge_settings(base, {"classifier": {"kind": "plain", "table": "classes"}}) == {
         "classifier": {"kind": "plain", "table": "classes"}
     }
     merged = {"classifier": {"kind": "plain", "table": "classes", "bias": False}}
-    assert merge(base, {"classifier": {"table": "classes"}}) == merged
+    assert merge_settings(base, {"classifier": {"table": "classes"}}) == merged
 
 
 def test_value_default_removes_a_setting() -> None:
     base = {"vocabulary": {"min_count": 3, "max_size": 100}, "seed": 1}
-    assert merge(base, {"vocabulary": {"max_size": "default"}}) == {"vocabulary": {"min_count": 3}, "seed": 1}
-    assert merge(base, {"vocabulary": "default"}) == {"seed": 1}
-    assert merge(base, {"nothing": "default"})["nothing"] == "default"  # rejected later, like a misspelt key
-    assert list(merge({"a": 1, "b": 2}, {"a": 3})) == ["a", "b"]  # random tables are initialised in this order
+    assert merge_settings(base, {"vocabulary": {"max_size": "default"}}) == {"vocabulary": {"min_count": 3}, "seed": 1}
+    assert merge_settings(base, {"vocabulary": "default"}) == {"seed": 1}
+    assert merge_settings(base, {"nothing": "default"})["nothing"] == "default"  # rejected later, like a misspelt key
+    assert list(merge_settings({"a": 1, "b": 2}, {"a": 3})) == ["a", "b"]  # random tables are initialised in this order
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ BASE: dict[str, Any] = {
     ],
 )
 def test_changing_only_the_kind_keeps_common_settings(overrides: list[str], changed: dict[str, Any]) -> None:
-    assert override(BASE, overrides)["output"]["classifier"] == changed
+    assert apply_overrides(BASE, overrides)["output"]["classifier"] == changed
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_changing_only_the_kind_keeps_common_settings(overrides: list[str], chan
 )
 def test_table_in_braces_replaces_the_whole_table(overrides: list[str], search: dict[str, Any]) -> None:
     base = {"evaluation": {"search": {"beam": 5, "length_penalty": 0.6}}, "seed": 1}
-    settings = override(base, overrides)
+    settings = apply_overrides(base, overrides)
     assert settings["evaluation"]["search"] == search
     assert list(settings) == ["evaluation", "seed"]
     assert base["evaluation"] == {"search": {"beam": 5, "length_penalty": 0.6}}
@@ -119,10 +119,11 @@ def test_table_in_braces_replaces_the_whole_table(overrides: list[str], search: 
 def test_kind_and_braces_are_merged_in_any_order(overrides: list[str]) -> None:
     base = {"encoder": {"kind": "lstm", "hidden_dim": 8}}
     for ordered in (overrides, overrides[::-1]):
-        assert override(base, ordered) == {"encoder": {"kind": "gru", "dropout": 0.1}}
+        assert apply_overrides(base, ordered) == {"encoder": {"kind": "gru", "dropout": 0.1}}
 
 
 def test_table_may_have_the_name_of_a_part() -> None:
-    assert override(BASE, ["tables.classifier.kind=banded"])["tables"]["classifier"] == {"kind": "banded", "dim": 4}
-    assert override(BASE, ["tables.new.kind=word"])["tables"]["new"] == {"kind": "word"}
-    assert override({"tables": 3}, ["tables.new.kind=word"])["tables"] == {"new": {"kind": "word"}}
+    settings = apply_overrides(BASE, ["tables.classifier.kind=banded"])
+    assert settings["tables"]["classifier"] == {"kind": "banded", "dim": 4}
+    assert apply_overrides(BASE, ["tables.new.kind=word"])["tables"]["new"] == {"kind": "word"}
+    assert apply_overrides({"tables": 3}, ["tables.new.kind=word"])["tables"] == {"new": {"kind": "word"}}

@@ -10,7 +10,7 @@ import torch
 
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.stacked import LSTM
 from reefknot.nn.encoders.transformer import Transformer

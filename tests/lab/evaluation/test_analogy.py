@@ -23,7 +23,8 @@ WORDS = tuple(f"{first}{second}" for first in "bcdfghjklm" for second in "aeiou"
 def make_vectors(seed: int = 0) -> WordVectors:
     """Return vectors in few directions, so that some analogies hold and others nearly do."""
     rng = np.random.default_rng(seed)
-    first, second = rng.standard_normal((10, 6)), rng.standard_normal((5, 6))
+    first = rng.standard_normal((10, 6))
+    second = rng.standard_normal((5, 6))
     rows = (first[:, None] + second[None]).reshape(50, 6) + 0.6 * rng.standard_normal((50, 6))
     return WordVectors(WORDS, rows.astype(np.float32))
 
@@ -51,7 +52,8 @@ def test_analogy_equals_gensim_most_similar() -> None:
     rng = np.random.default_rng(1)
     for _ in range(30):
         a, b, c = (WORDS[index] for index in rng.choice(50, 3))
-        answers, expected = analogy(vectors, a, b, c, 6), theirs.most_similar(positive=[b, c], negative=[a], topn=6)
+        answers = analogy(vectors, a, b, c, 6)
+        expected = theirs.most_similar(positive=[b, c], negative=[a], topn=6)
         assert [word for word, _ in answers] == [word for word, _ in expected]
         assert [value for _, value in answers] == pytest.approx([value for _, value in expected], abs=1e-5)
 
@@ -76,7 +78,8 @@ def write_questions(path: Path, seed: int = 0) -> Path:
 def test_accuracy_equals_gensim(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both use a lower-cased vocabulary without limit and skip questions with unknown words."""
     monkeypatch.setattr(module, "_COSINES_AT_ONCE", 50 * 7)  # seven questions at a time
-    path, vectors = write_questions(tmp_path / "questions.txt", seed), make_vectors(seed)
+    path = write_questions(tmp_path / "questions.txt", seed)
+    vectors = make_vectors(seed)
     share, sections = to_gensim(vectors).evaluate_word_analogies(str(path), restrict_vocab=None)
     accuracies = score_questions(vectors, read_questions(path))
     theirs = [(len(part["correct"]), len(part["correct"]) + len(part["incorrect"])) for part in sections]

@@ -141,7 +141,8 @@ def assert_same(actual: Sequence[Hypothesis], expected: Sequence[Hypothesis]) ->
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
 def test_beam_of_all_prefixes_equals_exhaustive_search(encoder: str, output: str, penalty: float) -> None:
     words, limit = 5, 4
-    model, source_1S = translator(encoder, output, words), sources(4)
+    model = translator(encoder, output, words)
+    source_1S = sources(4)
     others = [word for word in range(words) if word != EOS]
     every = []
     for length in range(1, limit + 1):
@@ -190,7 +191,8 @@ def test_early_stop_takes_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Translator, "forward", counted)
     spent = {True: 0, False: 0}
     for seed in range(6):
-        model, scores = translator(seed=seed), {}
+        model = translator(seed=seed)
+        scores = {}
         for stop in spent:
             before = steps
             (hypothesis,) = beam_search(model, sources(5), EOS, search_settings(12, beam=2, early_stop=stop))[0]
@@ -202,7 +204,8 @@ def test_early_stop_takes_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("encoder", "output"), ENCODERS_AND_OUTPUTS)
 def test_beam_of_one_is_greedy_search(encoder: str, output: str) -> None:
-    model, source_BS = translator(encoder, output, seed=3), sources(3, 5, 2, 4)
+    model = translator(encoder, output, seed=3)
+    source_BS = sources(3, 5, 2, 4)
     hypotheses = greedy(model, source_BS, EOS, search_settings(8, beam=7, early_stop=False))
     assert [[hypothesis] for hypothesis in hypotheses] == beam_search(model, source_BS, EOS, search_settings(8, beam=1))
     for row, hypothesis in zip(source_BS, hypotheses, strict=True):
@@ -217,7 +220,8 @@ def test_beam_of_one_is_greedy_search(encoder: str, output: str) -> None:
 
 @pytest.mark.parametrize(("encoder", "output"), ENCODERS_AND_OUTPUTS)
 def test_scores_equal_teacher_forcing(encoder: str, output: str) -> None:
-    model, source_BS = translator(encoder, output), sources(3, 5, 2)
+    model = translator(encoder, output)
+    source_BS = sources(3, 5, 2)
     for row, hypotheses in zip(
         source_BS, beam_search(model, source_BS, EOS, search_settings(9, beam=4), n_best=4), strict=True
     ):
@@ -234,7 +238,8 @@ def test_scores_equal_teacher_forcing(encoder: str, output: str) -> None:
 @pytest.mark.parametrize(("encoder", "output"), ENCODERS_AND_OUTPUTS)
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_translation_is_independent_of_batch_and_padding(encoder: str, output: str, early_stop: bool) -> None:
-    model, source_BS = translator(encoder, output, seed=5), sources(5, 2, 7, 3, 4)
+    model = translator(encoder, output, seed=5)
+    source_BS = sources(5, 2, 7, 3, 4)
     search = SearchSettings(beam=3, longest=1.5, beyond=2, early_stop=early_stop)
     together = beam_search(model, source_BS, EOS, search, n_best=3)
     padded = torch.cat([source_BS, torch.full((5, 6), PAD)], dim=1)
@@ -247,7 +252,8 @@ def test_translation_is_independent_of_batch_and_padding(encoder: str, output: s
 
 
 def test_never_words_are_not_produced() -> None:
-    model, source_BS = translator(seed=1), sources(4, 3)
+    model = translator(seed=1)
+    source_BS = sources(4, 3)
     free = beam_search(model, source_BS, EOS, search_settings(6, beam=3))
     excluded = free[0][0].ids[0]
     for row, hypotheses in zip(
@@ -270,7 +276,8 @@ def suppress_eos(model: Translator) -> Translator:
 
 
 def test_length_limit_depends_on_the_source() -> None:
-    model, source_BS = suppress_eos(translator()), sources(6, 2, 3)
+    model = suppress_eos(translator())
+    source_BS = sources(6, 2, 3)
     search = SearchSettings(beam=3, longest=1.5, beyond=1, length_penalty=0.5)
     for hypotheses, limit in zip(beam_search(model, source_BS, EOS, search, n_best=3), (10, 4, 5), strict=True):
         assert [len(hypothesis.ids) for hypothesis in hypotheses] == [limit] * 3
@@ -303,7 +310,8 @@ def test_ties_are_broken_by_token_ids() -> None:
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_finished_sources_leave_the_batch_without_extra_copies(encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, source_BS = suppress_eos(translator(encoder)), sources(2, 3, 6, 5, 4)
+    model = suppress_eos(translator(encoder))
+    source_BS = sources(2, 3, 6, 5, 4)
     source = "annotations" if encoder == "attention_gru" else "source.1"
     rows: list[int] = []
     sources_read: list[Tensor] = []
@@ -338,7 +346,8 @@ def test_output_end_is_searched_for_beam_plus_excluded_words(monkeypatch: pytest
 
 
 def test_class_vectors_are_computed_once_per_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, source_BS = translator(), sources(3, 4)
+    model = translator()
+    source_BS = sources(3, 4)
     model.output = Softmax(Drill(WordTable(9, DIM), depth=1, dropout=0.5)).double()
     calls: list[int] = []
     encode = Drill.encode
@@ -354,7 +363,8 @@ def test_class_vectors_are_computed_once_per_search(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_bfloat16_scores_are_close_to_float32(encoder: str) -> None:
-    model, source_BS = translator(encoder).float(), sources(3, 5)
+    model = translator(encoder).float()
+    source_BS = sources(3, 5)
     exact = beam_search(model, source_BS, EOS, search_settings(6))
     with torch.autocast("cpu", torch.bfloat16):
         rough = beam_search(model, source_BS, EOS, search_settings(6))
@@ -363,12 +373,14 @@ def test_bfloat16_scores_are_close_to_float32(encoder: str) -> None:
 
 
 def test_empty_batch_gives_no_translations() -> None:
-    model, source_BS = translator(), torch.zeros(0, 3, dtype=torch.long)
+    model = translator()
+    source_BS = torch.zeros(0, 3, dtype=torch.long)
     assert beam_search(model, source_BS, EOS) == greedy(model, source_BS, EOS) == sample(model, source_BS, EOS) == []
 
 
 def test_invalid_search_arguments_are_rejected() -> None:
-    model, source_BS = translator(), sources(3)
+    model = translator()
+    source_BS = sources(3)
     with pytest.raises(SettingsError, match="n_best = 6: must be from 1 to the beam size, 5; for more"):
         beam_search(model, source_BS, EOS, n_best=6)
     with pytest.raises(SettingsError, match="n_best = 0"):
@@ -404,14 +416,16 @@ def test_nan_probability_is_reported() -> None:
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}])
 def test_sampling_among_one_word_is_greedy(options: dict[str, float]) -> None:
-    model, source_BS = translator(seed=3), sources(3, 5, 2)
+    model = translator(seed=3)
+    source_BS = sources(3, 5, 2)
     hypotheses = sample(model, source_BS, EOS, search_settings(8), **options)  # type: ignore[arg-type]
     assert_same(hypotheses, greedy(model, source_BS, EOS, search_settings(8)))
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_sample_depends_only_on_seed_and_source(encoder: str) -> None:
-    model, source_BS = translator(encoder, seed=1), sources(3, 5, 2, 4)
+    model = translator(encoder, seed=1)
+    source_BS = sources(3, 5, 2, 4)
     samples = [sample(model, source_BS, EOS, search_settings(8), seed=seed) for seed in (0, 0, 1)]
     assert samples[0] == samples[1] != samples[2]
     for row, hypothesis in zip(source_BS, samples[0], strict=True):
@@ -438,6 +452,8 @@ def test_samples_follow_the_distribution(temperature: float, top_k: int | None) 
     # The chi-square test needs several draws in every class, so the rarest are merged.
     assert not seen[probs_V == 0].any()
     common = probs_V * draws >= 5
-    seen, expected = (torch.cat([counts[common], counts[~common].sum()[None]]) for counts in (seen, probs_V * draws))
+    expected = probs_V * draws
+    seen = torch.cat([seen[common], seen[~common].sum()[None]])
+    expected = torch.cat([expected[common], expected[~common].sum()[None]])
     possible = expected > 0
     assert chisquare(seen[possible], expected[possible] * (draws / float(expected[possible].sum()))).pvalue > 1e-3

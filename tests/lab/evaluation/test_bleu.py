@@ -71,7 +71,8 @@ def test_scores_equal_the_sacrebleu_command(
 
 
 def test_length_bands_hold_every_pair_once(references: list[str]) -> None:
-    metrics, lines = open_metrics(BleuSettings(tokenize="none")), corrupted(references)
+    metrics = open_metrics(BleuSettings(tokenize="none"))
+    lines = corrupted(references)
     lengths = np.array([len(line.split()) for line in references])
     lengths[:3] = (0, 10, 11)
     bands = metrics.score_by_length(lines, references, lengths)

@@ -46,7 +46,8 @@ def compare_untokenised(a: list[Lines], b: list[Lines], references: Lines, **opt
 )
 @pytest.mark.parametrize("right", [0.0, 0.3, 0.9])
 def test_bleu_of_summed_statistics_equals_sacrebleu(settings: BleuSettings, right: float) -> None:
-    bleu, references = open_metrics(settings).bleu, make_text(60)
+    bleu = open_metrics(settings).bleu
+    references = make_text(60)
     lines = make_translation(references, right, seed=1)
     statistics_NK = sentence_statistics(bleu, lines, references)
     assert bleu_of_sums(bleu, statistics_NK.sum(axis=0)) == bleu.corpus_score(lines, [references]).score
@@ -99,8 +100,10 @@ def test_same_seed_gives_the_same_interval() -> None:
 
 def test_swapping_systems_swaps_the_verdict() -> None:
     references = make_text(100)
-    a, b = make_translation(references, 0.5, 1), make_translation(references, 0.8, 2)
-    forward, backward = (compare_untokenised([x], [y], references, resamples=1_000) for x, y in ((a, b), (b, a)))
+    a = make_translation(references, 0.5, 1)
+    b = make_translation(references, 0.8, 2)
+    forward = compare_untokenised([a], [b], references, resamples=1_000)
+    backward = compare_untokenised([b], [a], references, resamples=1_000)
     assert forward.difference == -backward.difference
     assert forward.interval == pytest.approx((-backward.interval[1], -backward.interval[0]))
     assert forward.verdict.startswith(f"B is better: {forward.difference:.2f} BLEU more")
@@ -109,7 +112,8 @@ def test_swapping_systems_swaps_the_verdict() -> None:
 
 def test_interval_covers_the_difference_of_a_long_text() -> None:
     long = make_text(3_600)
-    a, b = make_translation(long, 0.60, 1), make_translation(long, 0.63, 2)
+    a = make_translation(long, 0.60, 1)
+    b = make_translation(long, 0.63, 2)
     true = compare_untokenised([a], [b], long, resamples=2).difference
     parts = [slice(start, start + 60) for start in range(0, 3_600, 60)]
     intervals = [compare_untokenised([a[part]], [b[part]], long[part], resamples=400).interval for part in parts]

@@ -92,7 +92,7 @@ def test_score_mixes_model_and_cache_probabilities(
     cached = cache_score(model, split, vocabulary, settings)
     plain = score(model, split, vocabulary)
     outputs = compute_outputs(model, split, vocabulary)
-    from_cache = np.array(brute_force(outputs.states, outputs.targets, 0.4, 20))
+    from_cache = np.array(brute_force(outputs.hidden, outputs.targets, 0.4, 20))
     expected = np.exp(outputs.log_probs.numpy())
     np.testing.assert_allclose(-outputs.log_probs.numpy(), plain.nll, rtol=1e-6)
     used = np.arange(len(expected)) > (0 if fill == "partial" else 20)
@@ -113,7 +113,7 @@ def test_cached_states_are_taken_before_the_last_dropout(opened: Open, model_for
     ids = torch.from_numpy(dataset.splits["test"].ids.astype(np.int64))
     with torch.no_grad():
         raw_1TD = model(torch.cat([torch.tensor([dataset.vocabulary.eos]), ids[:-1]])[None]).raw
-    torch.testing.assert_close(outputs.states, raw_1TD[0])
+    torch.testing.assert_close(outputs.hidden, raw_1TD[0])
     assert outputs.targets.tolist() == ids.tolist()
 
 
@@ -169,7 +169,8 @@ def test_search_over_windows_stays_below_the_text_length(
     """A cache used from the start is compared on the whole text."""
     dataset = opened(RARELY_REPEATED)
     test = dataset.splits["test"]
-    model, vocabulary = model_for(len(dataset.vocabulary)), dataset.vocabulary
+    model = model_for(len(dataset.vocabulary))
+    vocabulary = dataset.vocabulary
     best, grid = search_cache(model, test, vocabulary)
     assert isinstance(best.window, int)
     assert all(isinstance(window, int) for window in grid.axes["window"])
@@ -188,7 +189,9 @@ def test_full_windows_are_compared_on_the_same_tokens(
 ) -> None:
     """Only tokens after the longest window count, because a full cache starts late."""
     dataset = opened(RARELY_REPEATED)
-    model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
+    model = model_for(len(dataset.vocabulary))
+    vocabulary = dataset.vocabulary
+    test = dataset.splits["test"]
     monkeypatch.setattr(module, "WINDOWS", (4, 20, 50, 60, 4000))
     given = CacheSettings(theta=0.3, weight=0.3, fill="full")
     best, grid = search_cache(model, test, vocabulary, given)
@@ -214,7 +217,9 @@ def test_search_reserves_tokens_for_longer_windows(
 ) -> None:
     """A search that extends to longer windows compares all of them on the tokens where the longest is full."""
     dataset = opened(RARELY_REPEATED)
-    model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
+    model = model_for(len(dataset.vocabulary))
+    vocabulary = dataset.vocabulary
+    test = dataset.splits["test"]
     monkeypatch.setattr(module, "WINDOWS", (3, 6))
     given = CacheSettings(theta=0.3, weight=0.3, fill="full")
     _, grid = search_cache(model, test, vocabulary, given)
@@ -231,7 +236,9 @@ def test_search_rejects_windows_that_are_all_too_long(
     opened: Open, model_for: Build, given: dict[str, int], window: int
 ) -> None:
     dataset = opened(REPEATED)
-    model, vocabulary, test = model_for(len(dataset.vocabulary)), dataset.vocabulary, dataset.splits["test"]
+    model = model_for(len(dataset.vocabulary))
+    vocabulary = dataset.vocabulary
+    test = dataset.splits["test"]
     message = f"a window of {window} for less than half of the 120 tokens of the test text; use a smaller --cache-wi"
     with pytest.raises(SettingsError, match=message):
         search_cache(model, test, vocabulary, CacheSettings(fill="full", **given))
@@ -268,7 +275,8 @@ def test_one_cache_spans_all_windows(opened: Open, transformer_for: Build) -> No
     """States come from their own windows, and the cache holds all of them in text order."""
     dataset = opened(REPEATED)
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
-    model, windows = transformer_for(len(vocabulary)).eval(), Sliding(5, 7)
+    model = transformer_for(len(vocabulary)).eval()
+    windows = Sliding(5, 7)
     outputs = compute_outputs(model, split, vocabulary, windows=windows)
     inputs_1T, targets_1T = build_stream(split, vocabulary)
     spans = windows.spans(targets_1T[0], None)
@@ -276,11 +284,11 @@ def test_one_cache_spans_all_windows(opened: Open, transformer_for: Build) -> No
         states = [
             model(inputs_1T[:, start:stop]).raw[0, scored - start :] for start, scored, stop in zip(*spans, strict=True)
         ]
-    torch.testing.assert_close(outputs.states, torch.cat(states))
+    torch.testing.assert_close(outputs.hidden, torch.cat(states))
     plain = score(model, split, vocabulary, windows=windows)
     np.testing.assert_allclose(-outputs.log_probs.numpy(), plain.nll, rtol=1e-6)
     cached = cache_score(model, split, vocabulary, CacheSettings(weight=0.3, theta=0.4, window=20), windows=windows)
-    from_cache = np.array(brute_force(outputs.states, outputs.targets, 0.4, 20))
+    from_cache = np.array(brute_force(outputs.hidden, outputs.targets, 0.4, 20))
     expected = 0.7 * outputs.log_probs.exp().numpy() + 0.3 * from_cache
     np.testing.assert_allclose(cached.nll[1:], -np.log(expected[1:]), rtol=1e-5)
     assert "windows of 12 tokens, of which the last 7 are scored" in cached.definition

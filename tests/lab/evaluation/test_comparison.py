@@ -80,7 +80,8 @@ def test_same_seed_gives_the_same_interval() -> None:
 
 def test_swapping_systems_swaps_the_verdict() -> None:
     a, b = systems(3, shift=0.05)
-    forward, backward = compare([a], [b], block_boundaries(len(a))), compare([b], [a], block_boundaries(len(a)))
+    forward = compare([a], [b], block_boundaries(len(a)))
+    backward = compare([b], [a], block_boundaries(len(a)))
     assert forward.difference == -backward.difference
     assert forward.interval == pytest.approx((-backward.interval[1], -backward.interval[0]), rel=1e-9)
     assert forward.verdict.startswith("A is better: ")
@@ -88,7 +89,9 @@ def test_swapping_systems_swaps_the_verdict() -> None:
 
 
 def test_interval_covers_correlated_losses_unlike_a_token_test() -> None:
-    trials, tokens, ends = 300, 20_000, block_boundaries(20_000, 200)
+    trials = 300
+    tokens = 20_000
+    ends = block_boundaries(20_000, 200)
     rng = np.random.default_rng(0)
     ours = plain = 0
     for trial in range(trials):
@@ -194,7 +197,8 @@ def test_text_noise_gives_few_false_positives(seeds: int) -> None:
 
 
 def test_clear_difference_is_seen_with_three_seeds() -> None:
-    trials, ends = 100, block_boundaries(20_000)
+    trials = 100
+    ends = block_boundaries(20_000)
     pairs = [with_seeds(3, spread=0.01, shift=-0.08, seed=trial) for trial in range(trials)]
     seen = [compare(a, b, ends, resamples=400).verdict.startswith("B is better") for a, b in pairs]
     assert sum(seen) / trials >= 0.95

@@ -58,7 +58,8 @@ def assert_all_same(actual: list[list[Hypothesis]], expected: list[list[Hypothes
 @pytest.mark.parametrize(("encoder", "output"), ENCODERS_AND_OUTPUTS)
 @pytest.mark.parametrize(("width", "n_best"), [(1, 1), (5, 1), (5, 5)])
 def test_fixed_size_rows_find_the_same_hypotheses(encoder: str, output: str, width: int, n_best: int) -> None:
-    source_BS, lengths = sources(*LENGTHS), []
+    source_BS = sources(*LENGTHS)
+    lengths = []
     for seed in range(4):
         model = translator(encoder, output, seed=seed)
         with decoding(model, fixed=True) as fixed:
@@ -71,7 +72,8 @@ def test_fixed_size_rows_find_the_same_hypotheses(encoder: str, output: str, wid
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_fixed_size_rows_give_the_same_samples(encoder: str) -> None:
-    model, source_BS = translator(encoder, seed=1), sources(*LENGTHS)
+    model = translator(encoder, seed=1)
+    source_BS = sources(*LENGTHS)
     with decoding(model, fixed=True) as fixed, decoding(model, fixed=False) as grown:
         assert_same(greedy(fixed, source_BS, EOS, SEARCH), greedy(grown, source_BS, EOS, SEARCH))
         for options in ({}, {"top_k": 3, "temperature": 0.7}):
@@ -83,7 +85,8 @@ def test_fixed_size_rows_give_the_same_samples(encoder: str) -> None:
 
 def test_beam_can_be_wider_than_the_vocabulary() -> None:
     """A sentence then has fewer hypotheses than rows, and their number changes."""
-    model, source_BS = translator("encoder_decoder", words=5), sources(4, 2)
+    model = translator("encoder_decoder", words=5)
+    source_BS = sources(4, 2)
     with decoding(model, fixed=True) as fixed:
         hypotheses = beam_search(fixed, source_BS, EOS, search_settings(4, beam=9, early_stop=False), n_best=9)
     assert_all_same(
@@ -111,7 +114,8 @@ def test_fixed_size_rows_keep_one_shape(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_kind_of_rows_depends_on_device_and_length() -> None:
-    model, source_BS = translator("encoder_decoder"), sources(3, 4)
+    model = translator("encoder_decoder")
+    source_BS = sources(3, 4)
     with decoding(model) as decoder:
         assert not decoder.fixed, "a CPU gains nothing from fixed sizes"
         assert decoder.padded_length(9) == 9
@@ -141,7 +145,8 @@ def test_only_the_adaptive_softmax_waits_for_the_device() -> None:
 
 
 def test_closed_decoder_is_rejected() -> None:
-    model, source_BS = translator(), sources(3, 4)
+    model = translator()
+    source_BS = sources(3, 4)
     with decoding(model) as decoder:
         search(decoder, source_BS, 2)
     with pytest.raises(ArgumentError, match="this decoder is closed"):
@@ -149,7 +154,8 @@ def test_closed_decoder_is_rejected() -> None:
 
 
 def test_autocast_must_surround_decoding() -> None:
-    model, source_BS = translator("encoder_decoder").float(), sources(3, 4)
+    model = translator("encoder_decoder").float()
+    source_BS = sources(3, 4)
     with torch.autocast("cpu", torch.bfloat16), decoding(model, fixed=True) as decoder:
         hypotheses = search(decoder, source_BS, 2)
         with torch.autocast("cpu", enabled=False), pytest.raises(ArgumentError, match="enter autocast before"):
@@ -217,7 +223,8 @@ def test_number_of_recorded_graphs_is_bounded(recorded: list[RecordedGraph]) -> 
 
 def test_filler_rows_do_not_change_results(recorded: list[RecordedGraph]) -> None:
     """17 sentences are padded to 18, and finished sentences stay in the batch."""
-    model, source_BS = translator("encoder_decoder", seed=2), sources(*np.arange(2, 19).tolist())
+    model = translator("encoder_decoder", seed=2)
+    source_BS = sources(*np.arange(2, 19).tolist())
     with decoding(model, fixed=True) as decoder:
         decoder.graphs = GraphCache(decoder.device, limit=2)
         hypotheses = search(decoder, source_BS, 2)
@@ -260,7 +267,8 @@ def test_captured_steps_find_the_same_hypotheses(
 @pytest.mark.gpu
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_captured_steps_equal_a_growing_kv_cache(encoder: str) -> None:
-    model, source_BS = translator(encoder, seed=2).cuda(), sources(*LENGTHS).cuda()
+    model = translator(encoder, seed=2).cuda()
+    source_BS = sources(*LENGTHS).cuda()
     with decoding(model) as captured, decoding(model, fixed=False) as grown:
         for width in (1, 5):
             for _ in range(2):

@@ -8,7 +8,8 @@ import pytest
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.documents import document_boundaries
 from reefknot.lab.text.dataset import Split
-from reefknot.lab.text.vocabulary import BPESettings, Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import BPESettings, VocabularySettings
 
 WORDS = Vocabulary(("<eos>", "a", "="), (9, 5, 3))
 IDS = {".": 0, "a": 1, "=": 2}

@@ -114,7 +114,7 @@ def test_score_equals_the_published_equations(
     statistics = gradient_statistics(model, dataset.splits["train"])
     # The decay must reach its bound for some weights and not for others.
     at_mean = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
-    pulls = torch.cat([at_mean.decay * rate.flatten() for rate in statistics.rates()])
+    pulls = torch.cat([at_mean.decay * rate.flatten() for rate in statistics.pull_rates()])
     assert (pulls > 1).any()
     assert (pulls < 1).any()
     adapted = dynamic_score(model, dataset.splits["test"], dataset.vocabulary, statistics, settings)
@@ -236,7 +236,7 @@ def test_gradient_statistics_are_computed_without_dropout(opened: Open, model_fo
     assert isinstance(first, GradientStatistics)
     assert all(torch.equal(a, b) for a, b in zip(first.ms, second.ms, strict=True))
     # A rate is MS divided by the mean over tensors of mean(MS), so the mean rate is one.
-    assert float(torch.stack([rate.mean() for rate in first.rates()]).mean()) == pytest.approx(1.0)
+    assert float(torch.stack([rate.mean() for rate in first.pull_rates()]).mean()) == pytest.approx(1.0)
 
 
 def test_bfloat16_uses_the_adapted_weights(opened: Open, model_for: Build) -> None:

@@ -192,7 +192,8 @@ def generate_without_cache(
     """Generate by reading again, for every word, all tokens that the KV cache would hold."""
     model.eval()
     generator = torch.Generator().manual_seed(seed or 0)
-    text, begin = list(prompt), 0
+    text = list(prompt)
+    begin = 0
     for _ in range(length):
         if len(text) - begin > window:
             begin = len(text) - max(1, window // 2)

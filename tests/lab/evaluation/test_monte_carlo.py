@@ -50,19 +50,23 @@ def test_score_is_the_mean_of_the_probabilities(opened: Open, model_for: Build, 
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     score_mc = monte_carlo_score(model, split, vocabulary, passes=4, window=6, seed=5)
     ids = torch.from_numpy(split.ids.astype(np.int64))
-    x, y = (torch.cat([torch.tensor([vocabulary.eos]), ids[:-1]]), ids) if end_of_line else (ids[:-1], ids[1:])
+    inputs_T = ids[:-1]
+    targets_T = ids[1:]
+    if end_of_line:
+        inputs_T = torch.cat([torch.tensor([vocabulary.eos]), ids[:-1]])
+        targets_T = ids
     torch.manual_seed(5)
     model.train()
     passes = []
     for _ in range(4):
-        state, logp = None, []
-        for start in range(0, len(x), 6):
+        state = None
+        log_prob_chunks = []
+        for start in range(0, len(inputs_T), 6):
+            window = slice(start, start + 6)
             with torch.no_grad():
-                window_logp, state = model.target_log_probs(
-                    x[None, start : start + 6], y[None, start : start + 6], state
-                )
-            logp.append(window_logp[0].double())
-        passes.append(torch.cat(logp).numpy())
+                log_probs_1N, state = model.target_log_probs(inputs_T[None, window], targets_T[None, window], state)
+            log_prob_chunks.append(log_probs_1N[0].double())
+        passes.append(torch.cat(log_prob_chunks).numpy())
     expected = math.log(4) - logsumexp(np.stack(passes), axis=0)
     np.testing.assert_allclose(score_mc.nll, expected, rtol=1e-6)
     assert len(score_mc.nll) == split.tokens - (0 if end_of_line else 1)
@@ -135,7 +139,8 @@ def test_zero_passes_and_nan_models_are_rejected(opened: Open, model_for: Build)
 def test_every_window_has_its_own_masks(opened: Open, transformer_for: Build) -> None:
     dataset = opened()
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
-    model, windows = transformer_for(len(vocabulary)), Complete(12)
+    model = transformer_for(len(vocabulary))
+    windows = Complete(12)
     score_mc = monte_carlo_score(model, split, vocabulary, passes=3, window=windows, seed=5)
     inputs_1T, targets_1T = build_stream(split, vocabulary)
     torch.manual_seed(5)

@@ -19,7 +19,8 @@ def vocabulary(size: int) -> Vocabulary:
 
 def test_neighbours_equal_brute_force() -> None:
     torch.manual_seed(0)
-    words, vectors_VD = vocabulary(50), torch.randn(50, 6)
+    words = vocabulary(50)
+    vectors_VD = torch.randn(50, 6)
     neighbors = nearest_neighbors(vectors_VD, words, ["w007", "w031"], 5)
     v = vectors_VD.double().numpy()
     cosines = (v @ v.T) / np.outer(np.linalg.norm(v, axis=1), np.linalg.norm(v, axis=1))
@@ -40,7 +41,7 @@ def test_word_is_never_its_own_neighbour() -> None:
 
 
 def test_spelled_word_has_neighbours_but_is_not_a_neighbour() -> None:
-    words = replace(vocabulary(3), spelled=("wolf", "ant"))
+    words = replace(vocabulary(3), spelled_words=("wolf", "ant"))
     vectors_SD = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
     neighbors = nearest_neighbors(vectors_SD, words, ["wolf", "w001"], 9)
     assert list(neighbors["wolf"]) == [("w001", 1.0), ("w002", pytest.approx(0.5**0.5, abs=1e-4)), ("w000", 0.0)]

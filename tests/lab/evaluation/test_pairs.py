@@ -15,7 +15,8 @@ from reefknot.lab.evaluation import pairs
 from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
 from reefknot.lab.text.pair_dataset import Lines, PairDataset, open_pairs
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.attention_gru import AttentionGRU
 from reefknot.nn.encoders.encoder_decoder import EncoderDecoder
@@ -133,7 +134,8 @@ def test_word_perplexity_of_sub_words(opened: Callable[..., PairDataset]) -> Non
 
 def test_unscorable_pairs_are_rejected(opened: Callable[..., PairDataset]) -> None:
     dataset = opened()
-    split, model = dataset.splits["test"], translator(dataset)
+    split = dataset.splits["test"]
+    model = translator(dataset)
     with pytest.raises(DataError, match="the test text has no pairs"):
         score_pairs(model, replace(split, source=Lines.from_lists([]), target=Lines.from_lists([])), dataset.vocabulary)
     with pytest.raises(DataError, match="the target side has no <eos>"):

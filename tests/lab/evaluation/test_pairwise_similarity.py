@@ -95,7 +95,8 @@ def test_rotation_and_scale_do_not_change_the_correlation(algorithm: str) -> Non
 
 def test_only_shared_words_count_and_dimensions_may_differ() -> None:
     rng = np.random.default_rng(6)
-    first_table, second_table = table(rng.standard_normal((60, 4))), table(rng.standard_normal((60, 9)), start=20)
+    first_table = table(rng.standard_normal((60, 4)))
+    second_table = table(rng.standard_normal((60, 9)), start=20)
     shared = [word for word in first_table.words if word in second_table]
     correlation = pairwise_correlation(first_table, second_table)
     assert correlation.pairs == 40 * 39 // 2

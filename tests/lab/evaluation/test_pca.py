@@ -88,7 +88,7 @@ def test_invalid_vectors_are_rejected(values: list[object]) -> None:
 
 
 def word_vectors(words: Vocabulary, dim: int, seed: int = 0) -> WordVectors:
-    known = (*words.words, *words.spelled)
+    known = (*words.words, *words.spelled_words)
     return WordVectors(known, np.random.default_rng(seed).normal(size=(len(known), dim)))
 
 
@@ -107,7 +107,8 @@ def test_picture_shows_examples_and_their_neighbours_at_both_ends() -> None:
 
 
 def test_places_are_computed_from_unit_vectors() -> None:
-    words, vectors = vocabulary(), word_vectors(vocabulary(), 8)
+    words = vocabulary()
+    vectors = word_vectors(vocabulary(), 8)
     result = project_words({"tied": vectors}, words)
     rows = vectors.vectors_VD[[words.id_of(word) for word in result.words]].astype(np.float64)
     expected = principal_components(rows / np.linalg.norm(rows, axis=1, keepdims=True))
@@ -139,7 +140,7 @@ def test_picture_of_requested_words() -> None:
 
 
 def test_spelled_words_are_not_in_the_picture() -> None:
-    words = replace(vocabulary(30), spelled=("wolf", "ant"))
+    words = replace(vocabulary(30), spelled_words=("wolf", "ant"))
     result = project_words({"input": word_vectors(words, 4), "output": word_vectors(vocabulary(30), 4)}, words)
     assert not {"wolf", "ant"} & set(result.words)
     assert len(result.words) == 30

@@ -17,7 +17,8 @@ from reefknot.lab.evaluation.perplexity import build_stream, describe_text, scor
 from reefknot.lab.runs.definition import format_perplexity, perplexity
 from reefknot.lab.runs.scores import Cache
 from reefknot.lab.text.dataset import Dataset, Split
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.nn.models.language_model import LanguageModel
 
 Open = Callable[..., Dataset]
@@ -221,8 +222,10 @@ def test_word_perplexity_of_a_sub_word_model(opened: Open, model_for: Build, mer
 
 
 def test_words_of_one_sub_word_score_like_whole_words(opened: Open, model_for: Build) -> None:
-    plain, pieces = opened(), opened(bpe={"merges": 1_000})
-    model, same = model_for(len(plain.vocabulary)), model_for(len(pieces.vocabulary))
+    plain = opened()
+    pieces = opened(bpe={"merges": 1_000})
+    model = model_for(len(plain.vocabulary))
+    same = model_for(len(pieces.vocabulary))
     names = [token.removesuffix("</w>") for token in pieces.vocabulary.words]
     with torch.no_grad():
         # Copy the word model to the other ids; classes that are not words get no probability.
@@ -247,7 +250,7 @@ def test_words_of_one_sub_word_score_like_whole_words(opened: Open, model_for: B
 def test_spelled_words_are_read_as_spelled_and_scored_as_unk(opened: Open, model_for: Build) -> None:
     dataset = opened(keep_spellings=True)
     vocabulary, split = dataset.vocabulary, dataset.splits["test"]
-    assert vocabulary.spelled == ("zebra", "z\u00fcrich")
+    assert vocabulary.spelled_words == ("zebra", "z\u00fcrich")
     model = model_for(len(vocabulary) + 2)  # the classes beyond the vocabulary are never targets
     result = score(model, split, vocabulary)
     assert split.unknown == 24
@@ -316,7 +319,7 @@ def test_scored_text_identifies_unknown_words_and_vocabulary() -> None:
     )
     assert first.unknown == again.unknown == other.unknown == 1
     assert first.unknown_sha256 == again.unknown_sha256 != other.unknown_sha256
-    spelled = describe_text(text(1, 0), text(1, 0).ids, replace(vocabulary, counts=(9, 9, 9), spelled=("c",)))
+    spelled = describe_text(text(1, 0), text(1, 0).ids, replace(vocabulary, counts=(9, 9, 9), spelled_words=("c",)))
     assert spelled.vocabulary_sha256 == first.vocabulary_sha256, "the tokens are the same"
     renamed = describe_text(text(1, 0), text(1, 0).ids, replace(vocabulary, words=("<unk>", "b", "a")))
     assert renamed.vocabulary_sha256 != first.vocabulary_sha256

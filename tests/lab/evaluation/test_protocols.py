@@ -42,7 +42,8 @@ def windows_of(model: LanguageModel, ids: np.ndarray, streams: int, steps: int) 
 
 def test_zaremba_scores_only_full_windows(opened: Open, model_for: Build) -> None:
     dataset = opened()
-    model, splits = model_for(len(dataset.vocabulary)), dataset.splits
+    model = model_for(len(dataset.vocabulary))
+    splits = dataset.splits
     countings = get_protocol("zaremba", batch=4, steps=9)
     assert countings is not None
     scores = score_by_protocol("paper", model, splits, countings)
@@ -58,7 +59,8 @@ def test_zaremba_scores_only_full_windows(opened: Open, model_for: Build) -> Non
 
 def test_awd_divides_by_rows_including_one_without_target(opened: Open, model_for: Build) -> None:
     dataset = opened()
-    model, splits = model_for(len(dataset.vocabulary)), dataset.splits
+    model = model_for(len(dataset.vocabulary))
+    splits = dataset.splits
     countings = get_protocol("awd", batch=4, steps=9)
     assert countings is not None
     scores = score_by_protocol("paper", model, splits, countings)
@@ -78,16 +80,16 @@ def test_means_match_values_computed_by_hand() -> None:
     ptb = text_of(73_760, "valid")
     awd = get_protocol("awd", 20, 70)
     assert awd is not None
-    assert awd["valid"].targets(ptb) == 7_375
+    assert awd["valid"].targets_per_stream(ptb) == 7_375
     low = awd["valid"].mean(np.full((10, 7_375), math.log(60.0), dtype=np.float32))
     assert 60.0 - math.exp(low) == pytest.approx(0.033, abs=1e-3)
 
 
 def test_target_counts_match_values_computed_by_hand() -> None:
     # 103 tokens are 10 streams of 10 tokens, with 3 left over. 9 targets are two windows of 4 and one token.
-    assert Counting(10, window=4).targets(text_of(103)) == 8
-    assert Counting(10).targets(text_of(103)) == 9
-    assert Counting(1).targets(text_of(2)) == 1
+    assert Counting(10, window=4).targets_per_stream(text_of(103)) == 8
+    assert Counting(10).targets_per_stream(text_of(103)) == 9
+    assert Counting(1).targets_per_stream(text_of(2)) == 1
 
 
 def test_definition_states_what_was_counted() -> None:
@@ -109,8 +111,8 @@ def test_default_definition_has_no_protocol() -> None:
 @pytest.mark.parametrize(("counting", "tokens"), [(Counting(10), 19), (Counting(4, window=9), 39), (Counting(1), 1)])
 def test_too_short_text_is_rejected(counting: Counting, tokens: int) -> None:
     with pytest.raises(DataError, match=rf"test text has {tokens} tokens, but .* need {tokens + 1}"):
-        counting.targets(text_of(tokens))
-    assert counting.targets(text_of(tokens + 1)) == counting.window
+        counting.targets_per_stream(text_of(tokens))
+    assert counting.targets_per_stream(text_of(tokens + 1)) == counting.window
 
 
 def cut_losses(model: LanguageModel, split: Split, counting: Counting) -> np.ndarray:

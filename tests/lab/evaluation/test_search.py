@@ -12,7 +12,7 @@ from reefknot.lab.evaluation.search import measure_opened_tails
 from reefknot.lab.evaluation.windows import Sliding
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def make_model(words: int) -> rk.LanguageModel:
 
 
 def test_hidden_states_come_from_the_windows_of_the_run(dataset: Dataset) -> None:
-    model, test = make_model(len(dataset.vocabulary)), dataset.splits["test"]
+    model = make_model(len(dataset.vocabulary))
+    test = dataset.splits["test"]
     lengths: list[int] = []
     model.encoder.register_forward_pre_hook(lambda _, arguments: lengths.append(arguments[0].shape[1]))
     opened = measure_opened_tails(model, test, dataset.vocabulary, Sliding(context=4, stride=6), k=3, tokens=40)
@@ -45,7 +46,8 @@ def test_hidden_states_come_from_the_windows_of_the_run(dataset: Dataset) -> Non
 
 
 def test_text_without_context_has_no_result(dataset: Dataset) -> None:
-    model, test = make_model(len(dataset.vocabulary)), dataset.splits["test"]
+    model = make_model(len(dataset.vocabulary))
+    test = dataset.splits["test"]
     assert measure_opened_tails(model, test, dataset.vocabulary, Sliding(context=4, stride=6), tokens=0) is None
 
 

@@ -49,7 +49,8 @@ def test_first_five_benchmarks_are_those_of_the_paper() -> None:
 
 
 def test_rho_equals_scipy() -> None:
-    table, pairs = vectors(), made_pairs(300)
+    table = vectors()
+    pairs = made_pairs(300)
     judgement = score_benchmark(table, Benchmark("made", pairs))
     v = {word: table.vectors_VD[row].astype(np.float64) for row, word in enumerate(WORDS)}
     cosines = [v[a] @ v[b] / np.linalg.norm(v[a]) / np.linalg.norm(v[b]) for a, b, _ in pairs]
@@ -116,7 +117,8 @@ def test_equal_seeds_give_equal_intervals() -> None:
 
 def test_pair_cosines_are_symmetric_and_do_not_overflow() -> None:
     table = vectors(dim=300).vectors_VD * np.float32(1e18)
-    one, other = np.repeat(np.arange(50), 50), np.tile(np.arange(50), 50)
+    one = np.repeat(np.arange(50), 50)
+    other = np.tile(np.arange(50), 50)
     cosines = pair_cosines(table, one, other)
     assert (cosines == pair_cosines(table, other, one)).all()
     assert (cosines[one == other] == 1.0).all()

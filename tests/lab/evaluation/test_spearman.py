@@ -46,7 +46,8 @@ def test_spearman_depends_only_on_the_order() -> None:
 
 def test_weights_equal_repeated_pairs() -> None:
     rng = np.random.default_rng(1)
-    x, y = rng.integers(0, 8, 30).astype(float), rng.standard_normal(30)
+    x = rng.integers(0, 8, 30).astype(float)
+    y = rng.standard_normal(30)
     times = np.concatenate(list(resample_counts(30, 20, rng)))
     correlations = _correlations(times, _Ranking.from_numbers(x), _Ranking.from_numbers(y))
     expected = [spearmanr(*(np.repeat(side, row.astype(int)) for side in (x, y))).statistic for row in times]

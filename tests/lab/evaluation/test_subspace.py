@@ -30,7 +30,8 @@ def test_distance_equals_root_mean_square_sine_of_scipy_angles(noise: float) -> 
 
 
 def test_distance_equals_the_papers_formula() -> None:
-    first, second = table(0), table(1)
+    first = table(0)
+    second = table(1)
     basis, _ = qr(first, mode="economic")
     another, _ = qr(second, mode="economic")
     residual = another - basis @ basis.T @ another
@@ -40,7 +41,8 @@ def test_distance_equals_the_papers_formula() -> None:
 
 def test_distance_is_symmetric_and_between_zero_and_one() -> None:
     for seed in range(20):
-        first, second = table(seed), table(seed + 100)
+        first = table(seed)
+        second = table(seed + 100)
         distance = subspace_distance(first, second)
 
         assert 0.0 < distance < 1.0
@@ -48,7 +50,8 @@ def test_distance_is_symmetric_and_between_zero_and_one() -> None:
 
 
 def test_distance_does_not_depend_on_the_basis() -> None:
-    first, second = table(0), table(1)
+    first = table(0)
+    second = table(1)
     for seed in range(5):
         transformed = first @ np.random.default_rng(seed).normal(size=(DIM, DIM))
 
@@ -69,7 +72,8 @@ def test_tiny_distance_is_not_rounded_to_zero() -> None:
 
 
 def test_dependent_columns_do_not_change_the_distance() -> None:
-    first, second = table(0), table(1)
+    first = table(0)
+    second = table(1)
     doubled = np.concatenate([first, first], axis=1)
 
     assert subspace_distance(doubled, second) == pytest.approx(subspace_distance(first, second), rel=1e-10)
@@ -92,7 +96,8 @@ def test_random_tables_have_the_chance_distance() -> None:
 
 
 def test_float32_tables_are_compared_in_float64() -> None:
-    first, second = table(0).astype(np.float32), table(1).astype(np.float32)
+    first = table(0).astype(np.float32)
+    second = table(1).astype(np.float32)
 
     assert subspace_distance(first, second) == subspace_distance(first.astype(np.float64), second.astype(np.float64))
 

@@ -27,7 +27,7 @@ from reefknot.lab.evaluation.translation import (
 )
 from reefknot.lab.text.corpus import CorpusSettings, PairsSettings
 from reefknot.lab.text.pair_dataset import PairDataset, open_pairs
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.encoders.attention_gru import AttentionGRU
 from reefknot.nn.encoders.contract import SourceEncoder
@@ -96,7 +96,8 @@ def test_translations_are_in_the_order_of_the_lines(opened: Callable[..., PairDa
     assert model.training
     alone = [translate(model, [line], dataset.vocabulary_pair, SEARCH, n_best=2)[0] for line in lines]
     assert [[best.text for best in line] for line in batched] == [[best.text for best in line] for line in alone]
-    scores, others = ([t.score for line in result for t in line] for result in (batched, alone))
+    scores = [translation.score for line in batched for translation in line]
+    others = [translation.score for line in alone for translation in line]
     assert scores == pytest.approx(others, rel=1e-9)
     assert len({line[0].text for line in batched}) > 2
     for line_translations in batched[:10]:
@@ -194,7 +195,7 @@ def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Pa
         notify=messages.append,
         progress=lambda what, done: progress_calls.append((what, done)),
     )
-    references = dataset.splits["test"].text("target")
+    references = dataset.splits["test"].read_text("target")
     printed = run_sacrebleu(tmp_path, evaluated.translations, references, "--tokenize", "none")
     scores = evaluated.scores
     assert scores.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
@@ -202,7 +203,7 @@ def test_scores_equal_sacrebleu(opened: Callable[..., PairDataset], tmp_path: Pa
     assert scores.bleu_signature == printed["BLEU"]["signature"]
     assert scores.pairs == len(evaluated.translations) == 5
     assert evaluated.translations[1] == ""
-    translations = translate(model, dataset.splits["test"].text("source"), dataset.vocabulary_pair, SEARCH)
+    translations = translate(model, dataset.splits["test"].read_text("source"), dataset.vocabulary_pair, SEARCH)
     assert evaluated.translations == [best.text for best, *_ in translations]
     assert scores.unfinished == sum(not best.finished for best, *_ in translations)
     assert scores.search == SEARCH.model_dump()
@@ -217,7 +218,7 @@ def test_beginning_scores_like_the_start_of_the_text(opened: Callable[..., PairD
     model = model_for(dataset)
     assert shorten_dataset(dataset, "valid", None) is shorten_dataset(dataset, "valid", 5) is dataset
     shortened = shorten_dataset(dataset, "valid", 2)
-    assert shortened.splits["valid"].text("source") == [source for source, _ in PAIRS[:2]]
+    assert shortened.splits["valid"].read_text("source") == [source for source, _ in PAIRS[:2]]
     assert shortened.splits["test"] is dataset.splits["test"]
     whole, part = (score_pairs(model, pairs.splits["valid"], dataset.vocabulary).nll for pairs in (dataset, shortened))
     assert part == pytest.approx(whole[: len(part)], rel=1e-5)
@@ -294,7 +295,7 @@ def test_examples_hold_attention_over_source_tokens(opened: Callable[..., PairDa
     assert len(chosen) == 3
     for example in chosen:
         assert (example.source, example.reference) in zip(
-            dataset.splits["test"].text("source"), dataset.splits["test"].text("target"), strict=True
+            dataset.splits["test"].read_text("source"), dataset.splits["test"].read_text("target"), strict=True
         )
         assert example.translation == translate(model, [example.source], dataset.vocabulary_pair, SEARCH)[0][0].text
         assert example.source_tokens[-1] == "<eos>"

@@ -177,7 +177,9 @@ def test_update_rule_is_the_mean_over_consecutive_windows() -> None:
 
     result = measure_updates(model, text, counts, streams=2, steps=STEPS, windows=2)
 
-    ends, ids, state = SeparateEnds(model), torch.from_numpy(text.astype(np.int64)).view(2, 13), None
+    ends = SeparateEnds(model)
+    ids = torch.from_numpy(text.astype(np.int64)).view(2, 13)
+    state = None
     windows, current = [], []
     for start in (0, STEPS):
         tokens, targets = ids[:, start : start + STEPS], ids[:, start + 1 : start + STEPS + 1]

@@ -129,12 +129,12 @@ def test_every_token_is_scored_once(seed: int) -> None:
         spans = windows.spans(targets_T, 0)
         seen = []
         for batch in batch_windows(inputs_T, spans, budget):
-            assert len(batch.x) == 1 or batch.x.numel() <= budget
+            assert len(batch.inputs) == 1 or batch.inputs.numel() <= budget
             assert torch.equal(
-                batch.x.flatten()[batch.scored_indices] - 1, batch.positions
+                batch.inputs.flatten()[batch.scored_indices] - 1, batch.positions
             )  # each scored row reads the token before its target
             seen += batch.positions.tolist()
-            for row in batch.x.tolist():
+            for row in batch.inputs.tolist():
                 inside = [token for token in row if token]
                 assert row == inside + [0] * (len(row) - len(inside))  # padding is only on the right
                 assert inside == list(range(inside[0], inside[0] + len(inside)))

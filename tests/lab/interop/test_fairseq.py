@@ -1,4 +1,4 @@
-"""Import of fairseq's models: the probabilities are fairseq's, and unusable files raise clear errors."""
+"""Import of fairseq's models: log-probabilities equal those of fairseq, and unusable files raise clear errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from interop.fairseq_models import CUTOFFS, DIM, LAYERS, WORDS, FairseqModel
+from interop.fairseq_models import BAND_STARTS, CUTOFFS, DIM, LAYERS, WORDS, FairseqModel, find_band
 from reefknot.errors import DataError
 from reefknot.lab.interop.fairseq import import_checkpoint
 from reefknot.lab.runs.folder import RunFolder
@@ -21,14 +21,34 @@ from reefknot.lab.tasks import open_run
 from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.models.language_model import LanguageModel
 
-IDS = torch.tensor([[2, 4, 30, 9, 10, 3], [2, 17, 18, 25, 0, 1]])  # includes the first and last id of every band
+IDS_BT = torch.tensor([[2, 4, 30, 9, 10, 3], [2, 17, 18, 25, 0, 1]])  # includes the first and last id of every band
 
 
-def import_model(model: FairseqModel, folder: Path, **contents: Any) -> Path:
-    """Save a model in fairseq's layout, import it, and return the run folder."""
-    import_checkpoint(*model.save(folder / "files", **contents), folder / "run")
+def import_model(fairseq_model: FairseqModel, folder: Path, **entries: Any) -> Path:
+    """Save a model in fairseq's layout, import it, and return the run folder.
+
+    Args:
+        fairseq_model: The model.
+        folder: The folder of the files and of the run folder.
+        entries: Entries of the checkpoint; see `FairseqModel.save`.
+    """
+    checkpoint, dictionary = fairseq_model.save(folder / "files", **entries)
+    import_checkpoint(checkpoint, dictionary, folder / "run")
     return folder / "run"
+
+
+def import_and_dump_settings(fairseq_model: FairseqModel, folder: Path, **entries: Any) -> dict[str, Any]:
+    """Import a model, and return the settings of its run."""
+    run_folder = import_model(fairseq_model, folder, **entries)
+    return open_run(run_folder).experiment.model_dump()
+
+
+def compute_log_probs(model: LanguageModel) -> torch.Tensor:
+    """Return the log-probabilities of all words after each step of `IDS_BT`, computed by an imported model."""
+    hidden_ND = model(IDS_BT).output.flatten(0, 1)
+    return model.output.log_probs(hidden_ND).view(*IDS_BT.shape, -1)
 
 
 @pytest.mark.parametrize("final_norm", [False, True])
@@ -37,42 +57,47 @@ def import_model(model: FairseqModel, folder: Path, **contents: Any) -> Path:
 def test_log_probabilities_equal_fairseq(
     tied: bool, tied_projections: bool, joined: bool, final_norm: bool, tmp_path: Path
 ) -> None:
-    theirs = FairseqModel(tied, tied_projections, joined, final_norm)
-    model = open_run(import_model(theirs, tmp_path)).model
+    fairseq_model = FairseqModel(tied, tied_projections, joined, final_norm)
+    expected = fairseq_model.log_probs(IDS_BT)
+    model = open_run(import_model(fairseq_model, tmp_path)).model
     assert model.tied == tied
-    for kind, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
-        model.to(kind)
-        ours = model.output.log_probs(model(IDS).output.flatten(0, 1)).view(*IDS.shape, -1)
-        torch.testing.assert_close(ours.double(), theirs.log_probs(IDS), rtol=tolerance, atol=tolerance)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
+        model.to(dtype)
+        log_probs = compute_log_probs(model)
+        torch.testing.assert_close(log_probs.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("tied_projections", [True, False])
 def test_shared_parameters_are_stored_and_counted_once(tied_projections: bool, tmp_path: Path) -> None:
-    theirs = FairseqModel(tied_projections=tied_projections)
-    buffers = ("version", "_float_tensor")
-    sizes = {t.data_ptr(): t.numel() for name, t in theirs.tensors.items() if not name.endswith(buffers)}
-    model = open_run(import_model(theirs, tmp_path)).model
-    assert sum(model.parameter_counts().values()) == sum(sizes.values())
+    fairseq_model = FairseqModel(tied_projections=tied_projections)
+    buffer_endings = ("version", "_float_tensor")
+    parameters = [tensor for name, tensor in fairseq_model.tensors.items() if not name.endswith(buffer_endings)]
+    size_by_address = {parameter.data_ptr(): parameter.numel() for parameter in parameters}
+    model = open_run(import_model(fairseq_model, tmp_path)).model
+    assert sum(model.parameter_counts().values()) == sum(size_by_address.values())
 
 
 def test_every_word_keeps_its_vector(tmp_path: Path) -> None:
-    theirs = FairseqModel()
-    trained = open_run(import_model(theirs, tmp_path))
-    words = trained.vocabulary
-    assert words.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>")
-    assert [words.id_of(word) for word in WORDS] == list(range(4, CUTOFFS[-1]))
-    assert words.counts[4:6] == (100, 99)
-    tables = trained.model.input.tables()
+    fairseq_model = FairseqModel()
+    trained_run = open_run(import_model(fairseq_model, tmp_path))
+    vocabulary = trained_run.vocabulary
+    assert vocabulary.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>")
+    assert [vocabulary.id_of(word) for word in WORDS] == list(range(4, CUTOFFS[-1]))
+    assert vocabulary.counts[4:6] == (100, 99)
+
+    tables = trained_run.model.input.tables()
     for word in (WORDS[0], WORDS[6], WORDS[-1]):
-        index = words.id_of(word)
-        band = next(number for number, stop in enumerate(CUTOFFS) if index < stop)
-        row = theirs[f"embed_tokens.embeddings.{band}.0.weight"][index - (0, *CUTOFFS)[band]]
-        torch.testing.assert_close(tables[band].weight[index - (0, *CUTOFFS)[band]], row.float())
+        word_id = vocabulary.id_of(word)
+        band = find_band(word_id)
+        row = word_id - BAND_STARTS[band]
+        expected_vector = fairseq_model[f"embed_tokens.embeddings.{band}.0.weight"][row]
+        torch.testing.assert_close(tables[band].weight[row], expected_vector.float())
 
 
 def test_options_become_settings(tmp_path: Path) -> None:
-    settings = open_run(import_model(FairseqModel(), tmp_path)).experiment.model_dump()
-    encoder, output = settings["encoder"], settings["output"]
+    settings = import_and_dump_settings(FairseqModel(), tmp_path)
+    encoder = settings["encoder"]
+    output = settings["output"]
     assert (encoder["layers"], encoder["heads"]) == (LAYERS, 4)
     assert (encoder["dropout"], encoder["dropout_attention"], encoder["dropout_relu"]) == (0.3, 0.1, 0.2)
     assert output["softmax_dropout"] == output["tail_dropout"] == 0.15
@@ -81,70 +106,77 @@ def test_options_become_settings(tmp_path: Path) -> None:
 
 
 def test_missing_options_have_fairseqs_defaults(tmp_path: Path) -> None:
-    bare = Namespace(decoder_attention_heads=4)
-    settings = open_run(import_model(FairseqModel(), tmp_path, args=bare)).experiment.model_dump()
+    only_required_options = Namespace(decoder_attention_heads=4)
+    settings = import_and_dump_settings(FairseqModel(), tmp_path, args=only_required_options)
     assert settings["training"]["steps"] == 1024
     assert settings["encoder"]["dropout"] == 0.1
     assert settings["output"]["tail_dropout"] == 0.0
 
 
 def test_model_trained_on_sentences_is_scored_by_lines(tmp_path: Path) -> None:
-    model = FairseqModel()
-    arguments = Namespace(**model.arguments | {"sample_break_mode": "eos", "no_scale_embedding": True})
-    settings = open_run(import_model(model, tmp_path, args=arguments)).experiment.model_dump()
+    fairseq_model = FairseqModel()
+    options = fairseq_model.arguments | {"sample_break_mode": "eos", "no_scale_embedding": True}
+    settings = import_and_dump_settings(fairseq_model, tmp_path, args=Namespace(**options))
     assert settings["evaluation"]["windows"] == {"kind": "lines"}
     assert settings["input"]["scale"] == 1.0
 
 
-@pytest.mark.parametrize("section", [dict, lambda **options: Namespace(**options)])
-def test_options_in_newer_files_are_read(section: Any, tmp_path: Path) -> None:
-    model = FairseqModel()
-    options = {**model.arguments, "activation_dropout": 0.25}
-    length = options.pop("tokens_per_sample")
-    config = {"model": section(**options), "task": {"tokens_per_sample": length}, "common": {"seed": 1}}
-    settings = open_run(import_model(model, tmp_path, args=None, cfg=config)).experiment.model_dump()
+@pytest.mark.parametrize("section_type", [dict, Namespace])
+def test_options_in_newer_files_are_read(section_type: Any, tmp_path: Path) -> None:
+    fairseq_model = FairseqModel()
+    model_options = {**fairseq_model.arguments, "activation_dropout": 0.25}
+    task_options = {"tokens_per_sample": model_options.pop("tokens_per_sample")}
+    config = {"model": section_type(**model_options), "task": task_options, "common": {"seed": 1}}
+    settings = import_and_dump_settings(fairseq_model, tmp_path, args=None, cfg=config)
     assert settings["encoder"]["dropout_relu"] == 0.25
     assert settings["training"]["steps"] == 6
 
 
 def test_old_and_half_precision_files_are_read(tmp_path: Path) -> None:
     """The published checkpoints have the format of torch before 1.6. Some files have float16 tensors."""
-    theirs = FairseqModel(joined=True)
-    theirs.tensors = {name: tensor.half() for name, tensor in theirs.tensors.items()}
-    checkpoint, dictionary = theirs.save(tmp_path)
-    stored = {"model": theirs.tensors, "args": Namespace(**theirs.arguments)}
-    torch.save(stored, checkpoint, _use_new_zipfile_serialization=False)
+    fairseq_model = FairseqModel(joined=True)
+    fairseq_model.tensors = {name: tensor.half() for name, tensor in fairseq_model.tensors.items()}
+    checkpoint, dictionary = fairseq_model.save(tmp_path)
+    entries = {"model": fairseq_model.tensors, "args": Namespace(**fairseq_model.arguments)}
+    torch.save(entries, checkpoint, _use_new_zipfile_serialization=False)
     import_checkpoint(checkpoint, dictionary, tmp_path / "run")
     model = open_run(tmp_path / "run").model.double()
-    ours = model.output.log_probs(model(IDS).output.flatten(0, 1)).view(*IDS.shape, -1)
-    torch.testing.assert_close(ours, theirs.log_probs(IDS), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(compute_log_probs(model), fairseq_model.log_probs(IDS_BT), rtol=1e-10, atol=1e-10)
 
 
 def test_training_meters_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Early checkpoints contain them as objects of fairseq's classes."""
-    module = ModuleType("fairseq.meters")
-    module.AverageMeter = type("AverageMeter", (), {"__module__": "fairseq.meters"})  # type: ignore[attr-defined]
-    meter = module.AverageMeter()
-    meter.avg = 3.5
-    model = FairseqModel()
+    """Early checkpoints contain meters, objects of fairseq's classes that measured the training."""
+    meters_module = ModuleType("fairseq.meters")
+    meter_class = type("AverageMeter", (), {"__module__": "fairseq.meters"})
+    meters_module.AverageMeter = meter_class  # type: ignore[attr-defined]
+    meter = meter_class()
+    meter.avg = 3.5  # type: ignore[attr-defined]
+    fairseq_model = FairseqModel()
+    options = Namespace(**fairseq_model.arguments)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "fairseq", ModuleType("fairseq"))
-        patch.setitem(sys.modules, "fairseq.meters", module)
-        files = model.save(tmp_path, args=Namespace(**model.arguments), extra_state={"train_meters": {"loss": meter}})
-    assert import_checkpoint(*files, tmp_path / "run").imported
+        patch.setitem(sys.modules, "fairseq.meters", meters_module)
+        checkpoint, dictionary = fairseq_model.save(
+            tmp_path, args=options, extra_state={"train_meters": {"loss": meter}}
+        )
+    assert import_checkpoint(checkpoint, dictionary, tmp_path / "run").imported
 
 
 def test_import_is_idempotent_and_another_model_is_rejected(tmp_path: Path) -> None:
-    files = FairseqModel().save(tmp_path / "one")
-    import_checkpoint(*files, tmp_path / "run")
-    before = (tmp_path / "run" / "best" / "MANIFEST.json").read_bytes()
-    import_checkpoint(*files, tmp_path / "run")
-    assert (tmp_path / "run" / "best" / "MANIFEST.json").read_bytes() == before
+    run_folder = tmp_path / "run"
+    checkpoint, dictionary = FairseqModel().save(tmp_path / "files")
+    import_checkpoint(checkpoint, dictionary, run_folder)
+    manifest = (run_folder / "best" / "MANIFEST.json").read_bytes()
+    import_checkpoint(checkpoint, dictionary, run_folder)
+    assert (run_folder / "best" / "MANIFEST.json").read_bytes() == manifest
+
+    other_checkpoint, other_dictionary = FairseqModel(seed=1).save(tmp_path / "other_files")
     with pytest.raises(Exception, match=r"holds a run with other settings .*imported\.checkpoint"):
-        import_checkpoint(*FairseqModel(seed=1).save(tmp_path / "other"), tmp_path / "run")
+        import_checkpoint(other_checkpoint, other_dictionary, run_folder)
 
 
 def write_texts(folder: Path) -> Path:
+    """Write the three texts of a corpus, and return the folder."""
     folder.mkdir()
     for name in ("train", "valid", "test"):
         (folder / f"{name}.txt").write_text("w3 w0 strange w26\n\nw1\n", encoding="utf-8")
@@ -152,9 +184,9 @@ def write_texts(folder: Path) -> Path:
 
 
 def test_text_is_encoded_with_the_dictionary(tmp_path: Path) -> None:
-    files = FairseqModel().save(tmp_path / "files")
+    checkpoint, dictionary = FairseqModel().save(tmp_path / "files")
     corpus = CorpusSettings(name=str(write_texts(tmp_path / "text")))
-    run = import_checkpoint(*files, tmp_path / "run", corpus=corpus)
+    run = import_checkpoint(checkpoint, dictionary, tmp_path / "run", corpus=corpus)
     dataset = open_texts(run, None)
     assert dataset.splits["test"].ids.tolist() == [7, 4, 3, 30, 2, 2, 5, 2]
     assert dataset.vocabulary == Vocabulary.load(run.vocabulary_path)
@@ -183,30 +215,34 @@ class Malicious:
 
 
 def test_pickled_code_is_not_run(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    model = FairseqModel()
+    created_file = tmp_path / "created"
+    malicious = Malicious(created_file)
+    fairseq_model = FairseqModel()
+    options = Namespace(**fairseq_model.arguments)
     with pytest.raises(DataError, match=r"model\.pt contains (posix|os)\.system, .* only tensors"):
-        import_model(model, tmp_path, args=Namespace(**model.arguments), extra_state=Malicious(mark))
-    (tmp_path / "plain.pkl").write_bytes(pickle.dumps(Malicious(mark)))
+        import_model(fairseq_model, tmp_path, args=options, extra_state=malicious)
+
+    plain_pickle = tmp_path / "plain.pkl"
+    plain_pickle.write_bytes(pickle.dumps(malicious))
     with pytest.raises(DataError, match=r"plain\.pkl"):
-        import_checkpoint(tmp_path / "plain.pkl", tmp_path / "files" / "dict.txt", tmp_path / "run")
-    assert not mark.exists()
+        import_checkpoint(plain_pickle, tmp_path / "files" / "dict.txt", tmp_path / "run")
+    assert not created_file.exists()
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 torn", bytes(range(256)), b"\x80\x02}."])
 def test_file_that_is_not_a_checkpoint_is_rejected(content: bytes, tmp_path: Path) -> None:
-    _, dictionary = FairseqModel().save(tmp_path)
-    (tmp_path / "model.pt").write_bytes(content)
+    checkpoint, dictionary = FairseqModel().save(tmp_path)
+    checkpoint.write_bytes(content)
     with pytest.raises(DataError, match=r"model\.pt: not a checkpoint of (torch|fairseq)"):
-        import_checkpoint(tmp_path / "model.pt", dictionary, tmp_path / "run")
+        import_checkpoint(checkpoint, dictionary, tmp_path / "run")
 
 
 def test_truncated_or_missing_checkpoint_is_rejected(tmp_path: Path) -> None:
     checkpoint, dictionary = FairseqModel().save(tmp_path)
-    whole = checkpoint.read_bytes()
-    for size in (100, len(whole) // 2, len(whole) - 10):
-        checkpoint.write_bytes(whole[:size])
+    content = checkpoint.read_bytes()
+    for num_bytes in (100, len(content) // 2, len(content) - 10):
+        checkpoint.write_bytes(content[:num_bytes])
         with pytest.raises(DataError, match="not a checkpoint of torch, or damaged"):
             import_checkpoint(checkpoint, dictionary, tmp_path / "run")
     with pytest.raises(DataError, match="file not found"):
@@ -214,7 +250,7 @@ def test_truncated_or_missing_checkpoint_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contents", "message"),
+    ("entries", "message"),
     [
         ({"args": None}, "neither 'args' nor a 'cfg'"),
         ({"model": [1]}, "no 'model' with named tensors"),
@@ -228,25 +264,26 @@ def test_truncated_or_missing_checkpoint_is_rejected(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_unsupported_contents_are_rejected(contents: dict[str, Any], message: str, tmp_path: Path) -> None:
-    checkpoint, dictionary = FairseqModel().save(tmp_path)
-    torch.save({"model": FairseqModel().tensors, **contents}, checkpoint)
+def test_unsupported_entries_are_rejected(entries: dict[str, Any], message: str, tmp_path: Path) -> None:
+    fairseq_model = FairseqModel()
+    checkpoint, dictionary = fairseq_model.save(tmp_path)
+    torch.save({"model": fairseq_model.tensors, **entries}, checkpoint)
     with pytest.raises(DataError, match=message):
         import_checkpoint(checkpoint, dictionary, tmp_path / "run")
 
 
-def model_with(**tensors: torch.Tensor | None) -> FairseqModel:
-    """Return a model with these tensors replaced, or removed if None."""
-    model = FairseqModel()
-    for name, tensor in tensors.items():
-        model.tensors.pop(name, None)
+def build_changed_model(changed_tensors: dict[str, torch.Tensor | None]) -> FairseqModel:
+    """Return a model with these tensors replaced or added, or removed if None."""
+    fairseq_model = FairseqModel()
+    for name, tensor in changed_tensors.items():
+        fairseq_model.tensors.pop(name, None)
         if tensor is not None:
-            model.tensors[name] = tensor
-    return model
+            fairseq_model.tensors[name] = tensor
+    return fairseq_model
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"),
+    ("changed_tensors", "message"),
     [
         (
             {"decoder.embed_tokens.embeddings.0.0.weight": None},
@@ -265,15 +302,15 @@ def model_with(**tensors: torch.Tensor | None) -> FairseqModel:
     ],
 )
 def test_unsupported_architecture_is_rejected(
-    tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+    changed_tensors: dict[str, torch.Tensor | None], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=message):
-        import_model(model_with(**tensors), tmp_path)
+        import_model(build_changed_model(changed_tensors), tmp_path)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
         (b"a 3\nb 2\n", r"has 6 words including special symbols, but .* has 31 vectors"),
         (b"a 3\nb\n", "line 2: not a dictionary: expected a word and its count, got 'b'"),
@@ -285,10 +322,10 @@ def test_unsupported_architecture_is_rejected(
         (None, "is missing"),
     ],
 )
-def test_invalid_dictionary_is_rejected(text: bytes | None, message: str, tmp_path: Path) -> None:
+def test_invalid_dictionary_is_rejected(content: bytes | None, message: str, tmp_path: Path) -> None:
     checkpoint, dictionary = FairseqModel().save(tmp_path)
     dictionary.unlink()
-    if text is not None:
-        dictionary.write_bytes(text)
+    if content is not None:
+        dictionary.write_bytes(content)
     with pytest.raises(DataError, match=message):
         import_checkpoint(checkpoint, dictionary, tmp_path / "run")

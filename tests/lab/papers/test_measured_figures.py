@@ -11,7 +11,8 @@ import pytest
 
 from reefknot.errors import DataError
 from reefknot.lab.papers.measured_figures import RecordedFigure, add_record, read_figures, to_markdown
-from reefknot.lab.papers.page import record_runs, update_pages
+from reefknot.lab.papers.page import update_pages
+from reefknot.lab.papers.recorded_runs import record_runs
 from reefknot.lab.runs.environment import source_sha256
 
 RECORD: dict[str, Any] = {

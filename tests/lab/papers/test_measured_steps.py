@@ -11,14 +11,18 @@ import pytest
 
 from made_results import change, result, write_run, write_runs
 from reefknot.errors import DataError
-from reefknot.lab.papers.measured_steps import add_steps, read_measured_steps
+from reefknot.lab.papers.measured_steps import Conditions, MeasuredRow, add_steps, read_measured_steps
 from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import StepTimes, TableRow, join_runs, time_ratios
 from reefknot.lab.reports.table import to_markdown
 from reefknot.lab.runs.changes import Change
 
 NO_CHANGES: frozenset[Change] = frozenset()
-"""The settings are those of the recipe."""
+"""The settings of the recipe, without changes."""
+
+
+def measured_row(recipe: str, row: str, device: str) -> MeasuredRow:
+    return MeasuredRow(recipe, row, Conditions(device, NO_CHANGES))
 
 
 def write_record(
@@ -41,25 +45,25 @@ def write_record(
 def test_fastest_step_counts(tmp_path: Path) -> None:
     assert read_measured_steps(tmp_path) == {}
     write_record(tmp_path)
-    assert read_measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): StepTimes(8.0, 5.0)}
+    assert read_measured_steps(tmp_path) == {measured_row("pappas2019/table3", "tied", "H200"): StepTimes(8.0, 5.0)}
     write_record(tmp_path, seconds=(40.0, 50.0, None))
-    assert read_measured_steps(tmp_path) == {
-        ("pappas2019/table3", "tied", ("H200", NO_CHANGES)): StepTimes(50.0, 0.8)
-    }, "a factor below 1 is shown too"
+    assert read_measured_steps(tmp_path) == {measured_row("pappas2019/table3", "tied", "H200"): StepTimes(50.0, 0.8)}, (
+        "a factor below 1 is shown too"
+    )
 
 
 def test_slowest_of_several_records_counts(tmp_path: Path) -> None:
     for name, captured in (("a", 8.0), ("b", 10.0), ("c", 9.0)):
         write_record(tmp_path, name, (40.0, 20.0, captured))
-    assert read_measured_steps(tmp_path) == {("pappas2019/table3", "tied", ("H200", NO_CHANGES)): StepTimes(10.0, 4.0)}
+    assert read_measured_steps(tmp_path) == {measured_row("pappas2019/table3", "tied", "H200"): StepTimes(10.0, 4.0)}
 
 
 def test_devices_are_kept_separate(tmp_path: Path) -> None:
     write_record(tmp_path)
     write_record(tmp_path, "cpu", (900.0, 600.0, None), machine={"device": "Xeon"})
     assert read_measured_steps(tmp_path) == {
-        ("pappas2019/table3", "tied", ("H200", NO_CHANGES)): StepTimes(8.0, 5.0),
-        ("pappas2019/table3", "tied", ("Xeon", NO_CHANGES)): StepTimes(600.0, 1.5),
+        measured_row("pappas2019/table3", "tied", "H200"): StepTimes(8.0, 5.0),
+        measured_row("pappas2019/table3", "tied", "Xeon"): StepTimes(600.0, 1.5),
     }
 
 
@@ -79,12 +83,13 @@ def test_steps_of_another_device_are_not_used_for_runs(
     for seed, device in enumerate(devices):
         write_run(tmp_path, "Small", seed, result("Small", seed, training={"device": device}))
     rows = join_runs([TableRow(name) for name in expected], collect_runs([tmp_path]) if devices else [])
-    times_by_row = {("Small", "A100"): 2.0, ("Small", "Xeon"): 3.0, ("not run", "A100"): 4.0}
-    times_by_row |= {("Small + WT", "Xeon"): 5.0, ("other", "Xeon"): 6.0}
+    speedups = {("Small", "A100"): 2.0, ("Small", "Xeon"): 3.0, ("not run", "A100"): 4.0}
+    speedups |= {("Small + WT", "Xeon"): 5.0, ("other", "Xeon"): 6.0}
     measured = {
-        ("a/b", name, (device, NO_CHANGES)): StepTimes(1.0, times) for (name, device), times in times_by_row.items()
+        measured_row("a/b", name, device): StepTimes(1.0, speedup) for (name, device), speedup in speedups.items()
     }
-    measured |= {("other", "Small", (device, NO_CHANGES)): StepTimes(1.0, 7.0) for device in ("H200", "A100", "Xeon")}
+    for device in ("H200", "A100", "Xeon"):
+        measured[measured_row("other", "Small", device)] = StepTimes(1.0, 7.0)
     rows_with_steps = add_steps("a/b", rows, measured)
     assert {row.name: row.step_times and row.step_times.speedup for row in rows_with_steps} == expected
 

@@ -15,9 +15,12 @@ from pages import anchors
 from reefknot.errors import DataError
 from reefknot.lab.evaluation.benchmarks import PRESS as FIVE
 from reefknot.lab.papers import page as papers
+from reefknot.lab.papers import recorded_runs
 from reefknot.lab.papers.figures import FIGURES
+from reefknot.lab.papers.ideas import ENDS_RECIPE, IDEAS, Idea
 from reefknot.lab.papers.measured_figures import RecordedFigure, remove_local_paths
-from reefknot.lab.papers.page import BEGIN, END, ENDS_RECIPE, IDEAS, RECORDED_FILES, Idea, record_runs, update_pages
+from reefknot.lab.papers.page import BEGIN, END, update_pages
+from reefknot.lab.papers.recorded_runs import RECORDED_FILES, record_runs
 from reefknot.lab.recipes.file import RecipeFile, Row
 from reefknot.lab.runs.environment import source_sha256
 
@@ -295,7 +298,7 @@ def test_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> Non
 def test_recorded_metrics_keep_one_line_per_epoch_and_kind(tmp_path: Path) -> None:
     path = write_run(tmp_path, "Small") / "metrics.jsonl"
     whole = [json.loads(line) for line in path.read_text().splitlines()]
-    recorded_lines = [json.loads(line) for line in papers._reduce_metrics(path).splitlines()]
+    recorded_lines = [json.loads(line) for line in recorded_runs._reduce_metrics(path).splitlines()]
     assert [line for line in recorded_lines if line["kind"] == "valid"] == [
         line for line in whole if line["kind"] == "valid"
     ]
@@ -304,7 +307,7 @@ def test_recorded_metrics_keep_one_line_per_epoch_and_kind(tmp_path: Path) -> No
         '{"kind": "train", "step": 5, "epoch": 1, "nll": 4.0, "tokens": 30, "wall": {"seconds": 1}}\n'
         '{"kind": "train", "step": 9, "epoch": 1, "nll": 2.0, "tokens": 10, "wall": {"seconds": 2}}\n'
     )
-    (line,) = map(json.loads, papers._reduce_metrics(path).splitlines())
+    (line,) = map(json.loads, recorded_runs._reduce_metrics(path).splitlines())
     assert line == {"kind": "train", "step": 9, "epoch": 1, "nll": 3.5, "tokens": 40, "wall": {"seconds": 2}}
 
 
@@ -330,7 +333,7 @@ def test_output_file_of_a_command_keeps_only_its_name(option: str, folder: str) 
 
 
 def test_two_runs_for_one_record_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(papers, "_check_code", lambda root, result: None)
+    monkeypatch.setattr(recorded_runs, "_check_code", lambda root, result: None)
     runs = [write_run(tmp_path / name, "Small", 0, result("Small", 0)) for name in ("a", "b")]
     with pytest.raises(DataError, match="another given run has the same row and seed"):
         record_runs(tmp_path, runs)

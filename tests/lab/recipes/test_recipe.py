@@ -21,7 +21,7 @@ from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_dictionary_size
+from reefknot.lab.text.vocabulary_settings import VocabularySettings, fairseq_dictionary_size
 
 BASE = """
 title = "Made for a test"
@@ -248,7 +248,7 @@ def test_mistake_shared_by_two_kinds_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_many_wrong_rows_are_shortened_to_ten_lines(tmp_path: Path) -> None:
-    rows = "".join(f'\n[[rows]]\nname = "row {n}"\nset.encoder.layers = -{n}\n' for n in range(1, 31))
+    rows = "".join(f'\n[[rows]]\nname = "row {number}"\nset.encoder.layers = -{number}\n' for number in range(1, 31))
     message = error_message(tmp_path, BASE + rows).splitlines()
     assert len(message) == 9
     assert message[-1] == "  and 26 more"

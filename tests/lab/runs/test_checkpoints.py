@@ -81,11 +81,9 @@ def test_equal_states_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         model, state, values = contents(3)
-        model = (
-            dict(reversed({**model, "bias": torch.ones(2)}.items()))
-            if name == "a"
-            else {**model, "bias": torch.ones(2)}
-        )
+        model["bias"] = torch.ones(2)
+        if name == "a":
+            model = dict(reversed(model.items()))
         folders.append(Checkpoints(tmp_path / name).save(3, model, state, values, fingerprint="f"))
     for name in FILES:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
@@ -101,7 +99,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return tensor.transpose(0, -1) if shape and draw(st.booleans()) else tensor
 
 
-_NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda s: s != "__metadata__")
+_NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
+    lambda name: name != "__metadata__"
+)
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _NAMES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
@@ -256,26 +256,26 @@ def assert_skipped(checkpoints: Checkpoints, damaged: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_truncated_file_is_skipped(two_steps: Checkpoints, name: str) -> None:
     path = two_steps.step_path(2) / name
-    whole = path.read_bytes()
-    lengths = sorted({len(whole) * k // 40 for k in range(40)} | {len(whole) - 1})
+    content = path.read_bytes()
+    lengths = sorted({len(content) * index // 40 for index in range(40)} | {len(content) - 1})
     for length in lengths:
-        path.write_bytes(whole[:length])
+        path.write_bytes(content[:length])
         assert_skipped(two_steps, path)
     path.unlink()
     assert_skipped(two_steps, path)
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert_latest_is(two_steps, 2)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_flipped_byte_is_skipped(two_steps: Checkpoints, name: str) -> None:
     path = two_steps.step_path(2) / name
-    whole = path.read_bytes()
-    positions = sorted({len(whole) * k // 120 for k in range(120)})
-    assert len(positions) >= min(100, len(whole))
+    content = path.read_bytes()
+    positions = sorted({len(content) * index // 120 for index in range(120)})
+    assert len(positions) >= min(100, len(content))
     for position in positions:
         for mask in (0x01, 0x29, 0x80):  # 0x29 turns a space into a tab, which is still valid JSON
-            damaged = bytearray(whole)
+            damaged = bytearray(content)
             damaged[position] ^= mask
             path.write_bytes(damaged)
             assert_skipped(two_steps, path)
@@ -299,7 +299,8 @@ def reseal(folder: Path, **changes: Any) -> None:
     for name in manifest["files"]:
         data = (folder / name).read_bytes()
         manifest["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    body = {**{k: v for k, v in manifest.items() if k != "sha256"}, **changes}
+    del manifest["sha256"]
+    body = {**manifest, **changes}
     body["sha256"] = hashlib.sha256(durable.encode_json(body)).hexdigest()
     (folder / "MANIFEST.json").write_bytes(durable.encode_json(body))
 

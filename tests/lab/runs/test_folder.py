@@ -91,9 +91,9 @@ def test_accumulate_may_change_until_the_run_is_finished(tmp_path: Path) -> None
 
 
 def test_long_list_of_differences_is_shortened(tmp_path: Path) -> None:
-    RunFolder.open_for_training(tmp_path, {f"k{i:02}": i for i in range(20)}).close()
+    RunFolder.open_for_training(tmp_path, {f"k{index:02}": index for index in range(20)}).close()
     with pytest.raises(SettingsError, match=r"k07: 7 -> 8; and 12 more\); use another --out") as caught:
-        RunFolder.open_for_training(tmp_path, {f"k{i:02}": i + 1 for i in range(20)})
+        RunFolder.open_for_training(tmp_path, {f"k{index:02}": index + 1 for index in range(20)})
     assert "k08" not in str(caught.value)
 
 
@@ -183,7 +183,7 @@ def test_metrics_are_empty_before_the_first_line(metrics: Metrics) -> None:
 
 def test_metrics_lines_are_read_back_and_can_be_cut(metrics: Metrics) -> None:
     lines: list[dict[str, Any]] = [
-        {"step": i, "nll": i / 3, "text": "a\nb\r\u2028", "wall": {"s": 0.5}} for i in range(5)
+        {"step": step, "nll": step / 3, "text": "a\nb\r\u2028", "wall": {"s": 0.5}} for step in range(5)
     ]
     for line in lines:
         metrics.append(line)

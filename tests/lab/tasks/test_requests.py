@@ -12,7 +12,7 @@ from reefknot.lab.tasks.requests import EvaluationRequest
 def test_an_option_is_given_if_it_differs_from_its_default() -> None:
     request = EvaluationRequest(context=0, dynamic=True, dynamic_decay=0.0, cache=False)
     assert request.given_options() == ["context", "dynamic", "dynamic_decay"]
-    assert request.values("dynamic_") == {"decay": 0.0}
+    assert request.given_values("dynamic_") == {"decay": 0.0}
 
 
 def test_an_option_that_the_task_does_not_use_is_rejected() -> None:
@@ -35,6 +35,7 @@ def test_both_held_out_texts_are_scored_only_to_save_them(request_: EvaluationRe
 
 
 def test_recorded_commands_are_shown_with_the_new_names_of_options() -> None:
-    old = "reefknot evaluate RUN --cache --fill full --window 9 --data DIR"
-    assert upgrade_command(old) == "reefknot evaluate RUN --cache --cache-fill full --cache-window 9 --data DIR"
+    old_command = "reefknot evaluate RUN --cache --fill full --window 9 --data DIR"
+    new_command = "reefknot evaluate RUN --cache --cache-fill full --cache-window 9 --data DIR"
+    assert upgrade_command(old_command) == new_command
     assert upgrade_command("reefknot generate RUN --seed 1") == "reefknot generate RUN --seed 1"

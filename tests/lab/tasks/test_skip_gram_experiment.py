@@ -28,10 +28,12 @@ def recipe(tmp_path: Path, made_text: Callable[[int], Path]) -> Path:
     return write_recipe(tmp_path, made_text(600))
 
 
-def train(recipe: Path, row: str, out: Path, *more: object) -> tuple[dict[str, Any], str]:
-    outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *more)
+def train(recipe: Path, row: str, out: Path, *arguments: object) -> tuple[dict[str, Any], str]:
+    """Train a row of a recipe. Returns the content of result.json, and what the command printed."""
+    outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *arguments)
     assert outcome.code == 0, outcome.err
-    return json.loads((out / "result.json").read_text(encoding="utf-8")), outcome.out
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return result, outcome.out
 
 
 def test_task_is_inferred_from_the_settings() -> None:
@@ -63,18 +65,19 @@ def test_invalid_skip_gram_settings_are_rejected(changes: dict[str, Any], messag
 
 def test_model_can_be_built_on_the_meta_device() -> None:
     with torch.device("meta"):
-        for tied, ends in ((False, {"input": 800, "output": 800}), (True, {"input": 800, "output": 0})):
+        for tied, expected_counts in ((False, {"input": 800, "output": 800}), (True, {"input": 800, "output": 0})):
             settings = SETTINGS | {"skip_gram": {"dim": 8, "tied": tied}}
             model = build_model(check_experiment(settings, "test"), 100)
             assert isinstance(model, SkipGram)
-            assert model.parameter_counts() == ends
+            assert model.parameter_counts() == expected_counts
 
 
 def test_training_writes_a_complete_run_folder(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     result, output = train(recipe, "untied", out, "--data", write_judgements(tmp_path))
-    files = {"config.json", "environment.json", "vocabulary.json", "metrics.jsonl", "result.json", "log.txt"}
-    assert files | {"checkpoints", "best"} <= {path.name for path in out.iterdir()}
+    expected_files = {"config.json", "environment.json", "vocabulary.json", "metrics.jsonl", "result.json", "log.txt"}
+    assert expected_files | {"checkpoints", "best"} <= {path.name for path in out.iterdir()}
+
     assert not {"valid", "test", "best"} & set(result)
     assert result["row"] == "untied"
     assert result["seed"] == 0
@@ -88,43 +91,50 @@ def test_training_writes_a_complete_run_folder(recipe: Path, tmp_path: Path) -> 
         (judgement,) = result["similarity"][end]
         assert (judgement["name"], judgement["pairs"], judgement["of"]) == ("SimLex-999", 60, 999)
         assert -1 <= judgement["low"] <= judgement["rho"] <= judgement["high"] <= 1
-    assert "rho of input vectors: SimLex-999" in output.splitlines()[-1]
-    assert "(60 of 999 pairs)" in output.splitlines()[-1]
-    again = run_command("train", recipe, "--row", "untied", "--out", out, "--device", "cpu")
-    assert "done already" in again.out
-    assert not [
-        line for line in (out / "metrics.jsonl").read_text().splitlines() if not math.isfinite(json.loads(line)["loss"])
-    ]
+
+    last_line = output.splitlines()[-1]
+    assert "rho of input vectors: SimLex-999" in last_line
+    assert "(60 of 999 pairs)" in last_line
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        assert math.isfinite(json.loads(line)["loss"])
+
+    second_outcome = run_command("train", recipe, "--row", "untied", "--out", out, "--device", "cpu")
+    assert "done already" in second_outcome.out
 
 
 def test_symbols_are_not_neighbours(tmp_path: Path) -> None:
     """The text has so few words that every word is among the nearest."""
+    words = {"alpha", "beta", "gamma", "delta"}
+    text = "alpha beta gamma delta\n" * 30 + "once\n"
     for split in ("train", "valid", "test"):
-        line = "alpha beta gamma delta\n" * 30
-        (tmp_path / f"{split}.txt").write_text(line + "once\n", encoding="utf-8")
+        (tmp_path / f"{split}.txt").write_text(text, encoding="utf-8")
     recipe = write_recipe(tmp_path, tmp_path)
     for row, ends in (("untied", {"input", "output"}), ("tied", {"tied"})):
-        result, _ = train(recipe, row, tmp_path / row)
-        neighbors = result["neighbors"]
+        run_folder = tmp_path / row
+        result, _ = train(recipe, row, run_folder)
         for end in ("input", "output"):
-            assert {word: {near for near, _ in nearest} for word, nearest in neighbors[end].items()} == {
-                word: {"alpha", "beta", "gamma", "delta"} - {word} for word in ("alpha", "beta", "gamma", "delta")
-            }
-        picture = store_embedding(tmp_path / row).record()["embedding"]
-        assert set(picture["words"]) == {"alpha", "beta", "gamma", "delta"}
-        assert ends <= set(picture)
-        assert json.loads((tmp_path / row / "result.json").read_text())["embedding"] == picture
-        outcome = run_command("vectors", "neighbors", tmp_path / row, "alpha", "-k", 10)
+            neighbors = result["neighbors"][end]
+            assert set(neighbors) == words
+            for word, nearest in neighbors.items():
+                assert {neighbor for neighbor, _ in nearest} == words - {word}
+
+        embedding = store_embedding(run_folder).record()["embedding"]
+        assert set(embedding["words"]) == words
+        assert ends <= set(embedding)
+        assert json.loads((run_folder / "result.json").read_text())["embedding"] == embedding
+
+        outcome = run_command("vectors", "neighbors", run_folder, "alpha", "-k", 10)
         assert outcome.code == 0
         assert "beta" in outcome.out
         assert "<" not in outcome.out
-        assert run_command("vectors", "neighbors", tmp_path / row, "<eos>").code != 0
+        assert run_command("vectors", "neighbors", run_folder, "<eos>").code != 0
 
 
 @pytest.mark.parametrize("row", ["untied", "tied"])
 def test_too_small_vocabulary_leaves_no_folder(recipe: Path, tmp_path: Path, row: str) -> None:
-    out, small = tmp_path / "run", ("vocabulary.max_size=3", "vocabulary.min_count=1")
-    outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *small)
+    out = tmp_path / "run"
+    overrides = ("vocabulary.max_size=3", "vocabulary.min_count=1")
+    outcome = run_command("train", recipe, "--row", row, "--out", out, "--device", "cpu", *overrides)
     assert outcome.code == 3
     assert (
         "the vocabulary has 1 besides <unk> and <eos>; lower vocabulary.min_count, or use a larger vocabulary.max_size"
@@ -135,11 +145,13 @@ def test_too_small_vocabulary_leaves_no_folder(recipe: Path, tmp_path: Path, row
 
 def test_equal_seeds_give_equal_results(recipe: Path, tmp_path: Path) -> None:
     data = write_judgements(tmp_path)
-    seeds = ((tmp_path / "one", 0), (tmp_path / "same", 0), (tmp_path / "other", 1))
-    one, same, other = (train(recipe, "tied", out, "--data", data, f"training.seed={seed}")[0] for out, seed in seeds)
-    assert one["similarity"] == same["similarity"] != other["similarity"]
-    assert one["neighbors"] == same["neighbors"]
-    assert set(one["similarity"]) == {"tied"}
+    first, _ = train(recipe, "tied", tmp_path / "first", "--data", data, "training.seed=0")
+    same_seed, _ = train(recipe, "tied", tmp_path / "same_seed", "--data", data, "training.seed=0")
+    other_seed, _ = train(recipe, "tied", tmp_path / "other_seed", "--data", data, "training.seed=1")
+    assert first["similarity"] == same_seed["similarity"]
+    assert first["similarity"] != other_seed["similarity"]
+    assert first["neighbors"] == same_seed["neighbors"]
+    assert set(first["similarity"]) == {"tied"}
 
 
 def test_missing_judgements_are_reported_once_and_skipped(
@@ -153,11 +165,13 @@ def test_missing_judgements_are_reported_once_and_skipped(
 
 
 def test_language_model_is_scored_by_similarity(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
-    recipe, data = tiny_recipe(120, "plain"), write_judgements(tmp_path)
+    recipe = tiny_recipe(120, "plain")
+    data = write_judgements(tmp_path)
     result, output = train(recipe, "tied", tmp_path / "run", "evaluation.similarity=true", "--data", data)
     assert [judgement["name"] for judgement in result["similarity"]["tied"]] == ["SimLex-999"]
-    assert "test perplexity" in output.splitlines()[-1]
-    assert "rho of tied vectors: SimLex-999" in output.splitlines()[-1]
+    last_line = output.splitlines()[-1]
+    assert "test perplexity" in last_line
+    assert "rho of tied vectors: SimLex-999" in last_line
 
 
 @pytest.mark.parametrize(
@@ -175,7 +189,8 @@ def test_language_model_is_scored_by_similarity(tiny_recipe: Callable[..., Path]
 def test_verbs_that_need_another_task_reject_skip_gram(recipe: Path, tmp_path: Path, command: list[str]) -> None:
     out = tmp_path / "run"
     train(recipe, "tied", out)
-    outcome = run_command(*(str(out) if word == "RUN" else word for word in command))
+    arguments = [str(out) if argument == "RUN" else argument for argument in command]
+    outcome = run_command(*arguments)
     assert outcome.code == 2
     assert f"reefknot: {out} is a run of skip-gram, " in outcome.err
     assert "; use `reefknot vectors` or `reefknot report` with it\n" in outcome.err
@@ -188,7 +203,8 @@ def test_sweep_rejects_skip_gram(recipe: Path) -> None:
 
 
 def test_table_shows_correlations_next_to_the_papers(recipe: Path, tmp_path: Path) -> None:
-    out, data = tmp_path / "runs", write_judgements(tmp_path)
+    out = tmp_path / "runs"
+    data = write_judgements(tmp_path)
     for row in ("untied", "tied"):
         train(recipe, row, out / row / "seed0", "--data", data)
     outcome = run_command("table", recipe, "--out", out, "--device", "cpu", "--data", data)
@@ -206,27 +222,29 @@ def test_table_shows_correlations_next_to_the_papers(recipe: Path, tmp_path: Pat
 
 
 def test_sizes_and_rows_are_listed_without_training(recipe: Path) -> None:
-    assert "untied: valid, 512 parameters" in run_command("validate", recipe).out
-    assert "tied: valid, 256 parameters" in run_command("validate", recipe).out
+    validate_output = run_command("validate", recipe).out
+    assert "untied: valid, 512 parameters" in validate_output
+    assert "tied: valid, 256 parameters" in validate_output
     sizes = json.loads(run_command("params", recipe, "--json").out)
     assert sizes["tied"] == {"input": 256, "output": 0, "total": 256, "parts": {"input": 256}}
-    listed = run_command("ls", recipe).out
-    assert "paper's rho, input: SimLex-999 0.3, MEN 0.66" in listed
+    assert "paper's rho, input: SimLex-999 0.3, MEN 0.66" in run_command("ls", recipe).out
     records = json.loads(run_command("ls", recipe, "--json").out)
     assert records[1]["paper_similarity"] == {"tied": {"SimLex-999": 0.17, "MEN": 0.5}}
 
 
 @pytest.mark.parametrize(
-    ("figures", "message"),
+    ("correlations", "message"),
     [
         ("input = { SimLex-998 = 0.3 }", "paper_similarity: unknown benchmark 'SimLex-998'"),
         ("input = { SimLex-999 = 30 }", "paper_similarity.input.SimLex-999: must be"),
         ("inptu = { SimLex-999 = 0.3 }", "paper_similarity.inptu: no such setting"),
     ],
 )
-def test_invalid_paper_correlations_are_rejected(recipe: Path, tmp_path: Path, figures: str, message: str) -> None:
-    text = recipe.read_text(encoding="utf-8").replace("input = { SimLex-999 = 0.30, MEN = 0.66 }", figures)
-    (tmp_path / "wrong.toml").write_text(text, encoding="utf-8")
+def test_invalid_paper_correlations_are_rejected(recipe: Path, tmp_path: Path, correlations: str, message: str) -> None:
+    valid_correlations = "input = { SimLex-999 = 0.30, MEN = 0.66 }"
+    text = recipe.read_text(encoding="utf-8").replace(valid_correlations, correlations)
+    invalid_recipe = tmp_path / "invalid.toml"
+    invalid_recipe.write_text(text, encoding="utf-8")
     with pytest.raises(SettingsError) as caught:
-        load_recipe(str(tmp_path / "wrong.toml"))
+        load_recipe(str(invalid_recipe))
     assert message in str(caught.value)

@@ -13,7 +13,7 @@ from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
 from reefknot.lab.text.published import Corpus
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 TRAIN = b"the cat sat\nthe dog sat on the cat\n\na bird\n"
 HELD_OUT = b"the bird sat\na fish\n"

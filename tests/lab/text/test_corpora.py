@@ -19,7 +19,7 @@ from reefknot.lab.text.corpora import CORPORA, known_corpora, known_corpus
 from reefknot.lab.text.corpus import SPLITS, CorpusSettings, TextFiles, find_corpus
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.published import Corpus, PublishedCorpus
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 
 def find(name: object, cache: Path, data: Path | None = None, **cut: object) -> TextFiles:

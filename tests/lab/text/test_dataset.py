@@ -16,7 +16,8 @@ from reefknot.errors import CorpusNotFound, DataError
 from reefknot.lab.text.corpora import known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from tiny import PATIENCE
 
 Corpus = Callable[..., Path]
@@ -220,9 +221,9 @@ def test_keep_spellings_stores_words_outside_the_vocabulary(corpus: Corpus, open
     folder = corpus(valid=b"a wolf saw\n", test=b"a fish saw the dog\n")
     plain, dataset = opened(folder, min_count=2), opened(folder, min_count=2, keep_spellings=True)
     vocabulary = dataset.vocabulary
-    assert vocabulary.spelled == ("dog", "on", "a", "bird", "wolf", "saw", "fish")
+    assert vocabulary.spelled_words == ("dog", "on", "a", "bird", "wolf", "saw", "fish")
     assert vocabulary.words == plain.vocabulary.words
-    all_words = (*vocabulary.words, *vocabulary.spelled)
+    all_words = (*vocabulary.words, *vocabulary.spelled_words)
     for name, text in (("valid", "a wolf saw <eos>"), ("test", "a fish saw the dog <eos>")):
         split = dataset.splits[name]
         assert " ".join(all_words[index] for index in split.inputs) == text
@@ -239,7 +240,7 @@ def test_keep_spellings_stores_words_outside_the_vocabulary(corpus: Corpus, open
 
 def test_no_spellings_are_stored_if_every_word_is_known(corpus: Corpus, opened: Open) -> None:
     dataset = opened(corpus(valid=b"a cat\n", test=b"the dog\n"), keep_spellings=True)
-    assert dataset.vocabulary.spelled == ()
+    assert dataset.vocabulary.spelled_words == ()
     assert dataset.splits["test"].inputs is dataset.splits["test"].ids
 
 
@@ -249,7 +250,8 @@ from pathlib import Path
 import numpy, pydantic
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 def pages():
     return int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc").exists() else 0

@@ -15,7 +15,7 @@ from reefknot.errors import DataError, SettingsError
 from reefknot.lab.text.bpe import BPE
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.pair_dataset import Lines, PairDataset, open_pairs
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 EN = "the cat sat\nthe dog\n\nthe cat and the dog sat\nno\n"
 DE = "die Katze saß\nder Hund\nleer\ndie Katze und der Hund\n\n"
@@ -100,10 +100,10 @@ def test_text_returns_the_lines_exactly_as_in_the_files(write: Write, opened: Op
     held_out = ("  the\u2028  bird \r\n\nlast", "der  Vogel\n x \n\n")
     dataset = opened(write(held_out=held_out))
     test = dataset.splits["test"]
-    assert test.text("source") == ["  the\u2028  bird ", "", "last"]
-    assert test.text("target") == ["der  Vogel", " x ", ""]
+    assert test.read_text("source") == ["  the\u2028  bird ", "", "last"]
+    assert test.read_text("target") == ["der  Vogel", " x ", ""]
     train = dataset.splits["train"]
-    assert train.text("source") == ["the cat sat", "the dog", "the cat and the dog sat"]
+    assert train.read_text("source") == ["the cat sat", "the dog", "the cat and the dog sat"]
     assert train.line_numbers.tolist() == [1, 2, 4]
 
 
@@ -112,7 +112,7 @@ def test_changed_reference_file_is_rejected(write: Write, opened: Open) -> None:
     dataset = opened(folder)
     (folder / "test.de").write_text("der Vogel saß\nder Hunt\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"test\.en or \S*test\.de has changed since the pairs were encoded"):
-        dataset.splits["test"].text("source")
+        dataset.splits["test"].read_text("source")
 
 
 def test_unchanged_files_are_not_hashed_again(write: Write, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +120,13 @@ def test_unchanged_files_are_not_hashed_again(write: Write, opened: Open, monkey
     for path in folder.iterdir():
         os.utime(path, (1, 1))
     test = opened(folder).splits["test"]
-    source, target = test.text("source"), test.text("target")
+    source, target = test.read_text("source"), test.read_text("target")
     with monkeypatch.context() as patched:
         patched.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
-        assert (test.text("source"), test.text("target")) == (source, target)
+        assert (test.read_text("source"), test.read_text("target")) == (source, target)
     (folder / "test.de").write_text("der Vogel sah\nder Hund\n", encoding="utf-8")
     with pytest.raises(DataError, match="has changed since the pairs were encoded"):
-        test.text("target")
+        test.read_text("target")
 
 
 def test_joint_vocabulary_is_one_object_separate_ones_are_two(write: Write, opened: Open) -> None:
@@ -310,7 +310,7 @@ def test_bpe_splits_text_without_spaces(write: Write, opened: Open) -> None:
         ("the cat <eos>", "<unk> がいる 猫 <eos>"),
     ]
     assert dataset.splits["test"].unknown == 1
-    assert dataset.splits["test"].text("target") == ["犬が座った", "鳥がいる 猫"]
+    assert dataset.splits["test"].read_text("target") == ["犬が座った", "鳥がいる 猫"]
     assert len(dataset.splits["test"].target[0]) > 2, "a line is split into several sub-words"
 
 

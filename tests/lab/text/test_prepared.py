@@ -16,7 +16,7 @@ from reefknot.lab.text.corpus import SPLITS, CorpusSettings, find_corpus
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.prepared import PreparedCorpus, tokenise
 from reefknot.lab.text.published import Corpus, DownloadedCorpus, find_all_files
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.storage import progress
 
 SOURCE = "the cat sat"

@@ -107,7 +107,7 @@ def assert_nothing_leaks(splits: list[list[tuple[str, ...]]]) -> None:
 def test_tatoeba_splits_keep_linked_sentences_together(
     tmp_path: Path, unpublished: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tatoeba, "_HELD_OUT", 5)
+    monkeypatch.setattr(tatoeba, "_NUM_HELD_OUT", 5)
     # The first two lines of a number share their English sentence, the last two their German one.
     lines = [
         line
@@ -131,7 +131,7 @@ def test_tatoeba_splits_keep_linked_sentences_together(
 def test_tatoeba_long_chain_stays_in_one_split(
     tmp_path: Path, unpublished: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tatoeba, "_HELD_OUT", 1)
+    monkeypatch.setattr(tatoeba, "_NUM_HELD_OUT", 1)
     chain = [f"English {n}\tGerman {m}" for n in range(40) for m in (n, n + 1)]
     splits = tatoeba_pairs([*chain[::3], *chain[1::3], *chain[2::3], "Yes.\tJa.", "No.\tNein."], tmp_path)
     assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 1, "valid": 1, "test": 40}

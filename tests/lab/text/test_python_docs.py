@@ -11,7 +11,7 @@ from reefknot.errors import DataError
 from reefknot.lab.text.corpora import python_docs
 from reefknot.lab.text.corpus import SPLITS, CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.storage.progress import silent
 
 MODULE = '''

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reefknot.errors import SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.text import sentence_batches
-from reefknot.lab.text.sentence_batches import Sentences, line_ends
+from reefknot.lab.text.sentence_batches import Sentences, find_line_ends
 
 EOS = 0
 
@@ -107,8 +107,8 @@ def test_lines_of_equal_length_are_regrouped_every_epoch() -> None:
 def test_line_ends_do_not_depend_on_the_chunk_size(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentence_batches, "CHUNK_SIZE", chunk)
     lengths = [3, 1, 9, 1, 1, 20]
-    assert line_ends(make_text(lengths), EOS).tolist() == np.cumsum(lengths).tolist()
-    assert line_ends(np.ones(30, dtype=np.int32), EOS).tolist() == []
+    assert find_line_ends(make_text(lengths), EOS).tolist() == np.cumsum(lengths).tolist()
+    assert find_line_ends(np.ones(30, dtype=np.int32), EOS).tolist() == []
 
 
 def test_vocabulary_without_eos_is_rejected() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reefknot.errors import DataError
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings, fairseq_dictionary_size
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
+from reefknot.lab.text.vocabulary_settings import VocabularySettings, fairseq_dictionary_size
 
 COUNTS = {"the": 5, "<eos>": 4, "cat": 2, "bird": 2, "fish": 1, "ant": 1}
 
@@ -200,7 +201,7 @@ def test_bpe_vocabulary_encodes_and_decodes_words() -> None:
         "lo", "w", "est</w>", "<eos>", "<unk>", "n", "e", "w", "t</w>", "<unk>",
     ]  # fmt: skip
     assert made.decode(ids) == ["lowest", "<eos>", "<unk>", "newt", "<unk>"]
-    assert made.text(ids) == "lowest\n<unk> newt <unk>"
+    assert made.decode_text(ids) == "lowest\n<unk> newt <unk>"
     assert made.encode_inputs(words) == ids
     assert "lowest" in made
     assert "l\u00f6w" not in made
@@ -215,7 +216,7 @@ def test_word_with_unknown_character_is_rejected_by_name() -> None:
         made.encode(["low", "l\u00f6w"])
 
 
-def test_known_parts_replaces_unseen_characters_by_unk() -> None:
+def test_split_at_unknown_replaces_unseen_characters_by_unk() -> None:
     counts = {"low": 5, "<eos>": 1}
     words = ["löw", "<eos>", "low", "ÄÖ"]
     made = vocabulary(counts, bpe={"merges": 5})
@@ -269,7 +270,7 @@ def test_fairseq_symbols_in_the_text_keep_their_counts() -> None:
 
 
 def test_spelled_words_have_input_ids_after_the_classes(tmp_path: Path) -> None:
-    made = Vocabulary(("the", "<unk>"), (5, 2), spelled=("wolf", "ant"))
+    made = Vocabulary(("the", "<unk>"), (5, 2), spelled_words=("wolf", "ant"))
     assert len(made) == 2
     assert made.encode(["wolf", "the", "ant", "bee"]) == [1, 0, 1, 1]
     assert made.encode_inputs(["wolf", "the", "ant", "bee"]) == [2, 0, 3, 1]
@@ -280,9 +281,9 @@ def test_spelled_words_have_input_ids_after_the_classes(tmp_path: Path) -> None:
 
 
 def test_spelling_appends_each_new_word_once() -> None:
-    made = Vocabulary(("the", "<unk>"), (5, 2), spelled=("wolf",))
+    made = Vocabulary(("the", "<unk>"), (5, 2), spelled_words=("wolf",))
     more = made.with_spelled_words(["ant", "the", "wolf", "ant", "bee"])
-    assert more.spelled == ("wolf", "ant", "bee")
+    assert more.spelled_words == ("wolf", "ant", "bee")
     assert more.encode_inputs(["wolf", "bee", "cow"]) == [2, 4, 1]
     assert more.encode(["bee"]) == [1]
     assert (more.id_of("the"), more.id_of("bee"), more.id_of("cow")) == (0, 4, 1)
@@ -291,7 +292,7 @@ def test_spelling_appends_each_new_word_once() -> None:
     assert more.fingerprint != made.fingerprint
 
 
-def test_reads_is_false_for_unknown_characters() -> None:
+def test_can_read_is_false_for_unknown_characters() -> None:
     made = vocabulary({"low": 5}, bpe={"merges": 5})
     assert made.can_read("low")
     assert not made.can_read("l\u00f6w")

@@ -103,14 +103,16 @@ def test_swapping_restores_the_parameters_in_place() -> None:
     averages = WeightAverages(dict(network.named_parameters()))
     for _ in train_steps(network, SGD(network.parameters(), 0.1), 3):
         averages.update(APPLIED)
-    before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    addresses = [p.data_ptr() for p in network.parameters()]
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    addresses = [parameter.data_ptr() for parameter in network.parameters()]
     with averages.swap_in():
-        assert all(torch.equal(p, averages.means[name]) for name, p in network.named_parameters())
-        assert [p.data_ptr() for p in network.parameters()] == addresses
+        for name, parameter in network.named_parameters():
+            assert torch.equal(parameter, averages.means[name])
+        assert [parameter.data_ptr() for parameter in network.parameters()] == addresses
         assert not torch.equal(network[0].weight, before["0.weight"])
-    assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())
-    assert [p.data_ptr() for p in network.parameters()] == addresses
+    for name, parameter in network.named_parameters():
+        assert torch.equal(parameter, before[name])
+    assert [parameter.data_ptr() for parameter in network.parameters()] == addresses
 
 
 @pytest.fixture

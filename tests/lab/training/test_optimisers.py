@@ -83,25 +83,28 @@ def gradients(weights: list[nn.Parameter], step: int) -> list[Tensor]:
 def test_nesterov_agrees_with_fairseq_at_changing_rates() -> None:
     """fairseq's velocity includes the learning rate and is rescaled with it.
 
+    With momentum mu, gradient g, velocity v and the rates lr and old (of the previous step), a weight p changes by
     p += mu^2 (lr/old) v - (1 + mu) lr g, then v = mu (lr/old) v - lr g.
     """
-    mu, schedule = 0.99, Cosine(30, warmup=20, warmup_from=1e-3, growth=2.0, shrink=0.75, least=1e-3)
+    momentum = 0.99
+    schedule = Cosine(30, warmup=20, warmup_from=1e-3, growth=2.0, shrink=0.75, least=1e-3)
     weights = parameters()
-    optimiser = SGD(weights, 1.0, momentum=mu, nesterov=True)
+    optimiser = SGD(weights, 1.0, momentum=momentum, nesterov=True)
     expected = [parameter.detach().clone() for parameter in weights]
     velocities = [torch.zeros_like(parameter) for parameter in expected]
-    old = schedule.learning_rate_factor(1, 0)
+    old_rate = schedule.learning_rate_factor(1, 0)
     for step in range(120):
         rate = schedule.learning_rate_factor(1, step)
         optimiser.param_groups[0]["lr"] = rate
-        for weight, p, v, g in zip(weights, expected, velocities, gradients(weights, step), strict=True):
-            weight.grad = g
-            p += mu**2 * (rate / old) * v - (1 + mu) * rate * g
-            v.mul_(mu * rate / old).sub_(rate * g)
-        old = rate
+        step_gradients = gradients(weights, step)
+        for weight, exact, velocity, gradient in zip(weights, expected, velocities, step_gradients, strict=True):
+            weight.grad = gradient
+            exact += momentum**2 * (rate / old_rate) * velocity - (1 + momentum) * rate * gradient
+            velocity.mul_(momentum * rate / old_rate).sub_(rate * gradient)
+        old_rate = rate
         optimiser.step()
-    for weight, p in zip(weights, expected, strict=True):
-        torch.testing.assert_close(weight.detach(), p, rtol=1e-10, atol=1e-10)
+    for weight, exact in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.detach(), exact, rtol=1e-10, atol=1e-10)
 
 
 Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]

@@ -48,8 +48,8 @@ def make_trainer(
     settings = SETTINGS.model_copy(update={"tied": tied})
     model = settings.build(VOCABULARY)
     counts = np.bincount(ids, minlength=VOCABULARY)
-    draws = settings.draws(counts, eos=EOS, unknown=None, seed=training.seed)
-    return SkipGramTrainer(model, ids, draws, training, run, name="words", **options)
+    sampler = settings.build_sampler(counts, eos=EOS, unknown=None, seed=training.seed)
+    return SkipGramTrainer(model, ids, sampler, training, run, name="words", **options)
 
 
 def train(out: Path, ids: NDArray[np.int32], training: SkipGramTraining = TRAINING, **options: Any) -> Outcome:
@@ -176,8 +176,8 @@ def test_text_and_vocabulary_must_match_the_model(tmp_path: Path, ids: NDArray[n
     with RunFolder.open_for_training(tmp_path, {}) as run:
 
         def make(ids: NDArray[np.int32], words: int) -> SkipGramTrainer:
-            draws = SETTINGS.draws([1] * words, eos=None, unknown=None, seed=0)
-            return SkipGramTrainer(model, ids, draws, TRAINING, run)
+            sampler = SETTINGS.build_sampler([1] * words, eos=None, unknown=None, seed=0)
+            return SkipGramTrainer(model, ids, sampler, TRAINING, run)
 
         with pytest.raises(SettingsError, match="29 words, but the model has 30"):
             make(ids, 29)

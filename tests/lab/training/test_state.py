@@ -60,8 +60,9 @@ def used_state() -> TrainState:
 
 
 def save_and_load(folder: Path, state: TrainState, world: World) -> tuple[Any, Any, Any]:
-    model, tensors, values = state.capture(world)
-    checkpoint = Checkpoints(folder).load(Checkpoints(folder).save(1, model, tensors, values, fingerprint="f"))
+    weights, tensors, values = state.capture(world)
+    path = Checkpoints(folder).save(1, weights, tensors, values, fingerprint="f")
+    checkpoint = Checkpoints(folder).load(path)
     return checkpoint.weights, checkpoint.state_tensors, checkpoint.state_values
 
 

@@ -62,9 +62,9 @@ def lstm_by_equations(layer: Any, inputs_BTD: Tensor) -> Tensor:
     states = []
     for inputs_BD in inputs_BTD.unbind(1):
         gates = inputs_BD @ layer.weight_ih_l0.T + hidden_BD @ layer.weight_hh_l0.T + layer.bias_ih_l0
-        i, f, g, o = gates.chunk(4, dim=-1)
-        cell_BD = f.sigmoid() * cell_BD + i.sigmoid() * g.tanh()
-        hidden_BD = o.sigmoid() * cell_BD.tanh()
+        input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=-1)
+        cell_BD = forget_gate.sigmoid() * cell_BD + input_gate.sigmoid() * candidate.tanh()
+        hidden_BD = output_gate.sigmoid() * cell_BD.tanh()
         states.append(hidden_BD)
     return torch.stack(states, dim=1)
 
@@ -94,29 +94,31 @@ def assert_moved(before: LanguageModel, after: LanguageModel, rate: float) -> No
         torch.testing.assert_close(moved[name].double(), parameter - rate * parameter.grad, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("divisor", "by"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
-def test_penalised_loss_is_divided_once(update: Update, divisor: str, by: int) -> None:
-    rate, weight = 0.25, 0.7
+@pytest.mark.parametrize(("divisor", "divisor_count"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
+def test_penalised_loss_is_divided_once(update: Update, divisor: str, divisor_count: int) -> None:
+    rate = 0.25
+    penalty_weight = 0.7
     before, after, lines = update(
         f"training.divisor={divisor}",
         "training.clip=1000.0",
         f"training.optimiser.learning_rate={rate}",
-        f"output.classifier.penalty={weight}",
+        f"output.classifier.penalty={penalty_weight}",
     )
     exact: Any = copy.deepcopy(before).double()
     projection = exact.output.classifier.projection.weight
-    penalty = 0.5 * weight * projection.square().sum()
+    penalty = 0.5 * penalty_weight * projection.square().sum()
     loss = summed_loss(exact)
-    ((loss + penalty) / by).backward()
+    ((loss + penalty) / divisor_count).backward()
     assert_moved(before=exact, after=after, rate=rate)
-    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in exact.parameters() if p.grad is not None))
+    gradients = [parameter.grad for parameter in exact.parameters() if parameter.grad is not None]
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
     assert lines[0]["nll"] == pytest.approx(loss.item() / (BATCH * STEPS), rel=1e-6)
     assert lines[0]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
     assert lines[0]["penalties"] == pytest.approx({"projection": penalty.item()}, rel=1e-6)
 
 
-@pytest.mark.parametrize(("divisor", "by"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
-def test_every_part_of_the_loss_has_its_weight(update: Update, divisor: str, by: int) -> None:
+@pytest.mark.parametrize(("divisor", "divisor_count"), [("batch", BATCH), ("tokens", BATCH * STEPS)])
+def test_every_part_of_the_loss_has_its_weight(update: Update, divisor: str, divisor_count: int) -> None:
     """Inan's loss, AR and TAR are logged without weights. The objective weights them and divides them like the nll."""
     rate, tau, alpha, ar, tar = 0.25, 3.0, 2.0, 1.5, 0.7
     before, after, lines = update(
@@ -138,12 +140,14 @@ def test_every_part_of_the_loss_has_its_weight(update: Update, divisor: str, by:
     soft_BTV = torch.softmax(table_VD[targets_BT] @ table_VD.T / tau, -1)
     kl = (soft_BTV * (soft_BTV.log() - torch.log_softmax(plain_BTV / tau, -1))).sum()
     # Without dropout, the outputs before and after dropout are equal.
-    small, slow = hidden_BTD.square().mean(), (hidden_BTD[:, 1:] - hidden_BTD[:, :-1]).square().mean()
+    activation = hidden_BTD.square().mean()
+    temporal_activation = (hidden_BTD[:, 1:] - hidden_BTD[:, :-1]).square().mean()
     tokens = BATCH * STEPS
-    ((nll + alpha * kl + tokens * (ar * small + tar * slow)) / by).backward()
+    objective = nll + alpha * kl + tokens * (ar * activation + tar * temporal_activation)
+    (objective / divisor_count).backward()
     assert_moved(before=exact, after=after, rate=rate)
     assert lines[0]["nll"] == pytest.approx(nll.item() / tokens, rel=1e-6)
-    parts = {"augmented": kl / tokens, "activation": small, "temporal_activation": slow}
+    parts = {"augmented": kl / tokens, "activation": activation, "temporal_activation": temporal_activation}
     # In float32 a divergence is the small difference of large numbers.
     assert lines[0]["parts"] == pytest.approx({name: value.item() for name, value in parts.items()}, abs=3e-7)
 
@@ -166,7 +170,8 @@ def test_learning_rate_depends_on_epoch_and_window(
     with RunFolder.open_for_training(tmp_path / "run", {}) as folder:
         model = build_model(experiment, VOCABULARY)
         Trainer(model, build_batches(settings, ids), lambda: 1.0, settings, folder).train()
-    batches, factors = build_batches(settings, ids), []
+    batches = build_batches(settings, ids)
+    factors = []
     for epoch in (1, 2, 3):
         batches.set_epoch(epoch)
         factors.append([batches.learning_rate_factor(index) for index in range(batches.num_windows)])
@@ -195,7 +200,7 @@ def test_label_encoder_runs_once_for_all_micro_batches(update: Update, monkeypat
 def test_clipping_bounds_the_whole_gradient(update: Update) -> None:
     before, after, lines = update("training.clip=0.125", "training.optimiser.learning_rate=1.0")
     pairs = zip(before.parameters(), after.parameters(), strict=True)
-    moved = math.sqrt(sum((a - b).square().sum().item() for b, a in pairs))
+    moved = math.sqrt(sum((new - old).square().sum().item() for old, new in pairs))
     assert lines[0]["gradient_norm"] > 0.125  # as it was before clipping
     assert moved == pytest.approx(0.125, rel=1e-4)
 
@@ -203,7 +208,7 @@ def test_clipping_bounds_the_whole_gradient(update: Update) -> None:
 def test_small_gradient_is_not_scaled_up(update: Update) -> None:
     before, after, lines = update("training.clip=1000.0", "training.optimiser.learning_rate=1.0")
     pairs = zip(before.parameters(), after.parameters(), strict=True)
-    moved = math.sqrt(sum((a - b).square().sum().item() for b, a in pairs))
+    moved = math.sqrt(sum((new - old).square().sum().item() for old, new in pairs))
     assert moved == pytest.approx(lines[0]["gradient_norm"], rel=1e-4)
 
 
@@ -268,21 +273,23 @@ def test_replayed_updates_equal_eager_updates(
         hidden = model.initial_state(BATCH) if settings.batching == "streams" else {}
         averages = WeightAverages.create_at_start(parallel.parameters, settings.averaging)
         state = TrainState(parallel, optimiser, hidden, Progress(), averages, parallel.build_scaler(False))
-        update = Updater(model, state, world, settings)
+        updater = Updater(model, state, world, settings)
         if replay:
             # As on a GPU, where the host does not wait for an update.
-            update.synchronous = False
-            update._captured = CapturedUpdates(update._apply_update, world.device)
+            updater.synchronous = False
+            updater._captured = CapturedUpdates(updater._apply_update, world.device)
         torch.manual_seed(2)
         for epoch in (1, 2):
             batches.set_epoch(epoch)
             for index in range(batches.num_windows):
                 with using("reference"):  # the other kernels read a value on the host
-                    update(*batches.window(index), 0.5, batches.count_targets(index))
-        outcomes.append((update.stats.report(), model.state_dict(), state.hidden))
+                    updater(*batches.window(index), 0.5, batches.count_targets(index))
+        outcomes.append((updater.stats.report(), model.state_dict(), state.hidden))
     assert len(recorded) >= graphs
-    (report, weights, hidden), (again, others, carried) = outcomes
-    assert report == again
-    assert report.tokens > 0
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert all(torch.equal(hidden[name], carried[name]) for name in hidden)
+    eager, replayed = outcomes
+    eager_report, eager_weights, eager_hidden = eager
+    replayed_report, replayed_weights, replayed_hidden = replayed
+    assert eager_report == replayed_report
+    assert eager_report.tokens > 0
+    assert all(torch.equal(eager_weights[name], replayed_weights[name]) for name in eager_weights)
+    assert all(torch.equal(eager_hidden[name], replayed_hidden[name]) for name in eager_hidden)

@@ -51,7 +51,7 @@ def test_class_vectors_are_the_table_itself(make_table: MakeTable) -> None:
 def test_adds_only_the_matrix_and_draws_small_values() -> None:
     torch.manual_seed(0)
     tied, bilinear = Plain(WordTable(7, 400)), Bilinear(WordTable(7, 400), 400)
-    counts = [sum(p.numel() for p in classifier.parameters()) for classifier in (bilinear, tied)]
+    counts = [sum(parameter.numel() for parameter in classifier.parameters()) for classifier in (bilinear, tied)]
     assert counts[0] - counts[1] == 160_000
     assert 0.0999 < bilinear.matrix.weight.abs().max().item() <= 0.1
 
@@ -64,9 +64,9 @@ def test_dropout_acts_on_columns_of_the_table(
     monkeypatch.setattr(F, "dropout", lambda x, p: x * mask_D)
     classifier = Bilinear(make_table(DIM), DIM, residual=residual, dropout=0.5).double()
     hidden_ND = torch.randn(3, DIM, dtype=torch.float64)
-    e_VD = classifier.table.weight
-    expected = hidden_ND @ ((e_VD * mask_D) @ classifier.matrix.weight + (e_VD if residual else 0.0)).T
-    torch.testing.assert_close(classifier.context(hidden_ND) @ e_VD.T, expected)
+    table_VD = classifier.table.weight
+    expected = hidden_ND @ ((table_VD * mask_D) @ classifier.matrix.weight + (table_VD if residual else 0.0)).T
+    torch.testing.assert_close(classifier.context(hidden_ND) @ table_VD.T, expected)
 
 
 def test_dropout_mask_is_shared_by_rows_and_off_in_evaluation(

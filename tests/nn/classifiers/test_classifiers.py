@@ -25,7 +25,7 @@ def test_plain_class_vectors_are_the_table() -> None:
 def test_plain_bias_can_be_turned_off(bias: bool) -> None:
     table = WordTable(WORDS, DIM)
     classifier = Plain(table, bias=bias)
-    added = sum(p.numel() for p in classifier.parameters()) - table.weight.numel()
+    added = sum(parameter.numel() for parameter in classifier.parameters()) - table.weight.numel()
     assert added == (WORDS if bias else 0)
     assert (classifier.bias is None) != bias
     hidden_ND = torch.randn(3, DIM)
@@ -39,8 +39,8 @@ def test_projection_maps_context_to_table_dimension() -> None:
     output = Softmax(classifier)
     hidden_ND = torch.randn(3, CONTEXT_DIM)
     assert output.context_dim == CONTEXT_DIM
-    p = classifier.projection
-    context = hidden_ND @ p.weight.T + p.bias
+    projection = classifier.projection
+    context = hidden_ND @ projection.weight.T + projection.bias
     torch.testing.assert_close(classifier.context(hidden_ND), context)
     assert classifier.bias is not None
     torch.testing.assert_close(
@@ -51,7 +51,7 @@ def test_projection_maps_context_to_table_dimension() -> None:
 @pytest.mark.parametrize("projection_bias", [True, False])
 def test_projection_adds_matrix_and_optional_bias(projection_bias: bool) -> None:
     classifier = Projected(WordTable(WORDS, DIM), CONTEXT_DIM, bias=False, projection_bias=projection_bias)
-    added = sum(p.numel() for p in classifier.parameters()) - WORDS * DIM
+    added = sum(parameter.numel() for parameter in classifier.parameters()) - WORDS * DIM
     assert added == DIM * CONTEXT_DIM + (DIM if projection_bias else 0)
 
 

@@ -74,16 +74,19 @@ def test_three_layers_equal_the_formula_in_numpy(
         "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
         "relu": lambda x: np.maximum(x, 0),
     }[activation]
-    e = classifier.table.weight.detach().numpy()
-    (u1, b1), (u2, b2), (u3, b3) = (
-        (classifier.state_dict()[f"layers.{i}.weight"].numpy().T, classifier.state_dict()[f"layers.{i}.bias"].numpy())
-        for i in range(3)
-    )
-    to_table, to_layer = int(residual), int(layer_residual)
-    e1 = activate(e @ u1 + b1) + to_table * e
-    e2 = activate(e1 @ u2 + b2) + to_layer * e1 + to_table * e
-    e3 = activate(e2 @ u3 + b3) + to_layer * e2 + to_table * e
-    np.testing.assert_allclose(classifier.weight().detach().numpy(), e3, rtol=1e-12)
+    table_VD = classifier.table.weight.detach().numpy()
+    parameters = classifier.state_dict()
+    vectors_VD = table_VD
+    for layer in range(3):
+        matrix = parameters[f"layers.{layer}.weight"].numpy().T
+        bias = parameters[f"layers.{layer}.bias"].numpy()
+        output_VD = activate(vectors_VD @ matrix + bias)
+        if layer_residual and layer > 0:
+            output_VD = output_VD + vectors_VD
+        if residual:
+            output_VD = output_VD + table_VD
+        vectors_VD = output_VD
+    np.testing.assert_allclose(classifier.weight().detach().numpy(), vectors_VD, rtol=1e-12)
 
 
 def test_class_subset_runs_the_network_on_its_rows_only(make_table: MakeTable) -> None:
@@ -125,10 +128,10 @@ def test_dropout_acts_before_or_after_each_layer(
     classifier = Drill(
         make_table(DIM), 2, "tanh", layer_residual=True, dropout=0.5, variational=variational, dropout_position=position
     ).double()
-    e_VD = classifier.table.weight
+    table_VD = classifier.table.weight
     before, after = (0.5, 1.0) if position == "input" else (1.0, 0.5)
-    first_VD = after * torch.tanh(classifier.layers[0](before * e_VD)) + e_VD
-    second_VD = after * torch.tanh(classifier.layers[1](before * first_VD)) + first_VD + e_VD
+    first_VD = after * torch.tanh(classifier.layers[0](before * table_VD)) + table_VD
+    second_VD = after * torch.tanh(classifier.layers[1](before * first_VD)) + first_VD + table_VD
     torch.testing.assert_close(classifier.weight(), second_VD)
     assert halved_mask_shapes == [mask_shape, mask_shape]
 
@@ -159,8 +162,10 @@ def test_dropout_masks_are_scaled_redrawn_and_shared_if_variational(variational:
 
 def test_adds_only_the_layers_and_draws_small_values() -> None:
     torch.manual_seed(0)
-    counts = [sum(p.numel() for p in Drill(WordTable(7, 400), depth).parameters()) for depth in (0, 1, 4)]
-    assert counts[0] == sum(p.numel() for p in Plain(WordTable(7, 400)).parameters())
+    counts = [
+        sum(parameter.numel() for parameter in Drill(WordTable(7, 400), depth).parameters()) for depth in (0, 1, 4)
+    ]
+    assert counts[0] == sum(parameter.numel() for parameter in Plain(WordTable(7, 400)).parameters())
     assert counts[1] - counts[0] == 160_400
     assert counts[2] - counts[0] == 4 * 160_400
     classifier = Drill(WordTable(7, 400), 2, init=0.3)

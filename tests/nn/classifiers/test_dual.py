@@ -48,11 +48,12 @@ def test_scores_equal_the_formula_in_numpy(
     context = joint if to_context else CONTEXT_DIM
     classifier = Dual(make_table(DIM), context, joint, True, activation, to_table, to_context).double()
     hidden_ND = np.random.default_rng(0).normal(size=(3, context))
-    e_VD = classifier.table.weight.detach().numpy()
+    table_VD = classifier.table.weight.detach().numpy()
     activate = ACTIVATIONS[activation]
-    (u, b_u), (v, b_v) = matrix_and_bias(classifier.label_layer), matrix_and_bias(classifier.context_layer)
-    classes = activate(e_VD @ u + b_u) + (e_VD if to_table else 0)
-    contexts = activate(hidden_ND @ v + b_v) + (hidden_ND if to_context else 0)
+    label_matrix, label_bias = matrix_and_bias(classifier.label_layer)
+    context_matrix, context_bias = matrix_and_bias(classifier.context_layer)
+    classes = activate(table_VD @ label_matrix + label_bias) + (table_VD if to_table else 0)
+    contexts = activate(hidden_ND @ context_matrix + context_bias) + (hidden_ND if to_context else 0)
     np.testing.assert_allclose(classifier.weight().detach().numpy(), classes, rtol=1e-12)
     np.testing.assert_allclose(classifier.context(torch.tensor(hidden_ND)).detach().numpy(), contexts, rtol=1e-12)
     log_probs_NV = torch.log_softmax(torch.tensor(contexts @ classes.T), -1)
@@ -78,7 +79,7 @@ def test_vectors_of_a_class_subset_equal_rows_of_all(make_table: MakeTable) -> N
 def test_adds_only_two_layers_and_draws_small_values() -> None:
     torch.manual_seed(0)
     tied, dual = Plain(WordTable(7, 400)), Dual(WordTable(7, 400), 400)
-    counts = [sum(p.numel() for p in classifier.parameters()) for classifier in (dual, tied)]
+    counts = [sum(parameter.numel() for parameter in classifier.parameters()) for classifier in (dual, tied)]
     assert counts[0] - counts[1] == 2 * (400 * 400 + 400)
     for layer in (dual.label_layer, dual.context_layer):
         assert 0.0999 < layer.weight.abs().max().item() <= 0.1
@@ -92,12 +93,12 @@ def test_dropout_acts_on_the_table_before_its_layer(
     classifier = Dual(
         make_table(DIM), CONTEXT_DIM, activation="tanh", residual_to_table=True, dropout=0.5, variational=variational
     ).double()
-    e_VD = classifier.table.weight
+    table_VD = classifier.table.weight
     classifier.context(torch.randn(3, CONTEXT_DIM, dtype=torch.float64))
     assert halved_mask_shapes == []
-    torch.testing.assert_close(classifier.weight(), torch.tanh(classifier.label_layer(0.5 * e_VD)) + e_VD)
+    torch.testing.assert_close(classifier.weight(), torch.tanh(classifier.label_layer(0.5 * table_VD)) + table_VD)
     assert halved_mask_shapes == [mask_shape]
-    torch.testing.assert_close(classifier.eval().weight(), torch.tanh(classifier.label_layer(e_VD)) + e_VD)
+    torch.testing.assert_close(classifier.eval().weight(), torch.tanh(classifier.label_layer(table_VD)) + table_VD)
     assert len(halved_mask_shapes) == 1
 
 

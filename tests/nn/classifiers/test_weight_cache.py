@@ -90,10 +90,10 @@ def backward(output: OutputEnd) -> None:
 
 def backward_with_sharing(output: OutputEnd) -> None:
     """Add up the gradients of all micro-batches, with class vectors that they share."""
-    with output.cache_for_step() as join:
+    with output.cache_for_step() as announce_last_micro_batch:
         for rows in MICRO_BATCHES:
             if rows is MICRO_BATCHES[-1]:
-                join()
+                announce_last_micro_batch()
             micro_batch_loss(output, rows).backward()
 
 
@@ -129,18 +129,18 @@ def test_gradients_of_tables_arrive_with_the_last_micro_batch(build: Callable[[]
     """Processes exchange gradients during the last backward pass, so all gradients must be complete by then."""
     output = build_seeded(build)
     tables = [table.weight for table in output.tables()]
-    with output.cache_for_step() as join:
+    with output.cache_for_step() as announce_last_micro_batch:
         micro_batch_loss(output, MICRO_BATCHES[0]).backward()
         assert all(weight.grad is None for weight in tables)
-        join()
+        announce_last_micro_batch()
         micro_batch_loss(output, MICRO_BATCHES[1]).backward()
         assert all(weight.grad is not None for weight in tables)
 
 
 def test_sharing_one_micro_batch_gives_bitwise_equal_gradients() -> None:
     output, reference = build_seeded(drill), build_seeded(drill)
-    with output.cache_for_step() as join:
-        join()
+    with output.cache_for_step() as announce_last_micro_batch:
+        announce_last_micro_batch()
         micro_batch_loss(output, slice(None)).backward()
     micro_batch_loss(reference, slice(None)).backward()
     for parameter, expected in zip(output.parameters(), reference.parameters(), strict=True):
@@ -153,9 +153,9 @@ def test_sharing_one_micro_batch_gives_bitwise_equal_gradients() -> None:
 def test_weight_that_is_a_parameter_is_not_copied(classifier: Callable[[WordTable], Classifier]) -> None:
     output = Softmax(classifier(WordTable(WORDS, DIM)))
     weight = output.classifier.table.weight
-    with output.cache_for_step() as join:
+    with output.cache_for_step() as announce_last_micro_batch:
         assert output.classifier.weight() is weight
-        join()
+        announce_last_micro_batch()
         assert output.classifier.weight() is weight
     with output.cache_for_evaluation(), torch.no_grad():
         assert output.classifier.weight() is weight
@@ -165,10 +165,10 @@ def test_micro_batches_of_an_update_share_a_dropout_mask() -> None:
     output = build_seeded(lambda: drill(dropout=0.5, variational=False))
     assert isinstance(output, Softmax)
     assert not torch.equal(output.classifier.weight(), output.classifier.weight())
-    with output.cache_for_step() as join:
+    with output.cache_for_step() as announce_last_micro_batch:
         first = output.classifier.weight()
         assert torch.equal(output.classifier.weight(), first)
-        join()
+        announce_last_micro_batch()
         assert torch.equal(output.classifier.weight(), first)
 
 
@@ -178,14 +178,14 @@ def test_shared_class_vectors_are_float32_under_autocast() -> None:
     assert isinstance(output, Softmax)
     with torch.autocast("cpu", torch.bfloat16):
         assert output.classifier.weight().dtype == torch.bfloat16
-        with output.cache_for_step() as join:
+        with output.cache_for_step() as announce_last_micro_batch:
             leaf = output.classifier.weight()
-            join()
+            announce_last_micro_batch()
             assert leaf.dtype == output.classifier.weight().dtype == torch.float32
     assert leaf.is_leaf
 
 
-def test_sharing_without_join_raises_an_error() -> None:
+def test_sharing_without_announcement_raises_an_error() -> None:
     output = build_seeded(drill)
     with pytest.raises(RuntimeError, match="before the last micro-batch"), output.cache_for_step():
         backward(output)
@@ -219,10 +219,10 @@ def test_evaluation_mode_cache_does_not_block_gradients() -> None:
 
 def test_vectors_read_without_gradients_do_not_change_gradients() -> None:
     output, reference = build_seeded(drill), build_seeded(drill)
-    with output.cache_for_step() as join:
+    with output.cache_for_step() as announce_last_micro_batch:
         with torch.no_grad():
             output.vectors()
-        join()
+        announce_last_micro_batch()
         micro_batch_loss(output, slice(None)).backward()
     micro_batch_loss(reference, slice(None)).backward()
     assert_equal_gradients(output, reference)
@@ -280,8 +280,8 @@ def test_class_subset_is_computed_again_with_gradients() -> None:
     output = build_seeded(drill)
     assert isinstance(output, Softmax)
     ids = torch.tensor([4, 1])
-    with output.cache_for_step() as join:
+    with output.cache_for_step() as announce_last_micro_batch:
         subset = output.classifier.weight(ids)
         assert subset.grad_fn is not None
         torch.testing.assert_close(subset, output.classifier.weight()[ids])
-        join()
+        announce_last_micro_batch()

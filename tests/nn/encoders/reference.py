@@ -52,16 +52,23 @@ def lstm_loop(
     input_masks: list[Tensor],
     state_masks: list[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return all hidden states hidden_BTH and the last cell state of an LSTM with masks for the gates i, f, g, o."""
-    gates = list(zip(layer.weight_ih_l0.chunk(4), layer.weight_hh_l0.chunk(4), layer.bias_ih_l0.chunk(4), strict=True))
+    """Return all hidden states hidden_BTH and the last cell state of an LSTM.
+
+    The masks are those of the gates: input, forget, cell, output.
+    """
+    input_weights = layer.weight_ih_l0.chunk(4)
+    recurrent_weights = layer.weight_hh_l0.chunk(4)
+    biases = layer.bias_ih_l0.chunk(4)
     outputs = []
     for inputs_BD in inputs_BTD.unbind(1):
-        i, f, g, o = (
-            (inputs_BD * input_mask) @ w.T + (hidden_BH * state_mask) @ u.T + b
-            for (w, u, b), input_mask, state_mask in zip(gates, input_masks, state_masks, strict=True)
-        )
-        cell_BH = torch.sigmoid(f) * cell_BH + torch.sigmoid(i) * torch.tanh(g)
-        hidden_BH = torch.sigmoid(o) * torch.tanh(cell_BH)
+        gates = []
+        for gate in range(4):
+            from_input = (inputs_BD * input_masks[gate]) @ input_weights[gate].T
+            from_state = (hidden_BH * state_masks[gate]) @ recurrent_weights[gate].T
+            gates.append(from_input + from_state + biases[gate])
+        input_gate, forget_gate, cell_gate, output_gate = gates
+        cell_BH = torch.sigmoid(forget_gate) * cell_BH + torch.sigmoid(input_gate) * torch.tanh(cell_gate)
+        hidden_BH = torch.sigmoid(output_gate) * torch.tanh(cell_BH)
         outputs.append(hidden_BH)
     return torch.stack(outputs, dim=1), cell_BH
 

@@ -58,36 +58,40 @@ def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 def annotate_sentence(encoder: AttentionGRU, source_SD: Tensor) -> Tensor:
     """Return the annotations of one sentence, from one loop over torch's GRU cell per direction."""
-    states = []
-    for reader, order in ((encoder.rightward, 1), (encoder.leftward, -1)):
-        h = source_SD.new_zeros(UNITS)
-        states_of_reader = []
-        for x in list(source_SD)[::order]:
-            h = torch.gru_cell(x[None], h[None], *get_weights(reader.layers[0]))[0]
-            states_of_reader.append(h)
-        states.append(torch.stack(states_of_reader[::order]))
-    return torch.cat(states, dim=-1)
+    directions = []
+    for gru, order in ((encoder.rightward, 1), (encoder.leftward, -1)):
+        weights = get_weights(gru.layers[0])
+        state_H = source_SD.new_zeros(UNITS)
+        states = []
+        for source_D in list(source_SD)[::order]:
+            state_H = torch.gru_cell(source_D[None], state_H[None], *weights)[0]
+            states.append(state_H)
+        directions.append(torch.stack(states[::order]))
+    return torch.cat(directions, dim=-1)
 
 
 def translate_sentence(encoder: AttentionGRU, source_SD: Tensor, inputs_TD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the read-outs and attention weights of one pair without padding, computed with torch's GRU cell."""
     annotations_SA = annotate_sentence(encoder, source_SD)
-    s = torch.tanh(encoder.start(annotations_SA.mean(0)))
-    no_bias = s.new_zeros(3 * UNITS)
-    first = encoder.word.weight, encoder.word_recurrent.weight, encoder.word.bias, no_bias
-    second = encoder.context.weight, encoder.context_recurrent.weight, no_bias, encoder.context_recurrent.bias
-    outputs, weights = [], []
-    for y in inputs_TD:
-        s = torch.gru_cell(y[None], s[None], *first)[0]
-        scores = [
-            encoder.score.weight[0] @ torch.tanh(encoder.keys(a) + encoder.query(s)) + encoder.score.bias[0]
-            for a in annotations_SA
-        ]
-        weights.append(torch.stack(scores).exp() / torch.stack(scores).exp().sum())
-        c = sum(weight * a for weight, a in zip(weights[-1], annotations_SA, strict=True))
-        s = torch.gru_cell(c[None], s[None], *second)[0]
-        outputs.append(torch.tanh(encoder.read_state(s) + encoder.read_word(y) + encoder.read_context(c)))
-    return torch.stack(outputs), torch.stack(weights)
+    state_H = torch.tanh(encoder.start(annotations_SA.mean(0)))
+    no_bias = state_H.new_zeros(3 * UNITS)
+    first_gru = (encoder.word.weight, encoder.word_recurrent.weight, encoder.word.bias, no_bias)
+    second_gru = (encoder.context.weight, encoder.context_recurrent.weight, no_bias, encoder.context_recurrent.bias)
+    outputs = []
+    attentions = []
+    for word_D in inputs_TD:
+        state_H = torch.gru_cell(word_D[None], state_H[None], *first_gru)[0]
+        scores = []
+        for annotation_A in annotations_SA:
+            activation = torch.tanh(encoder.keys(annotation_A) + encoder.query(state_H))
+            scores.append(encoder.score.weight[0] @ activation + encoder.score.bias[0])
+        attention_S = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
+        attentions.append(attention_S)
+        context_A = sum(weight * annotation_A for weight, annotation_A in zip(attention_S, annotations_SA, strict=True))
+        state_H = torch.gru_cell(context_A[None], state_H[None], *second_gru)[0]
+        sum_R = encoder.read_state(state_H) + encoder.read_word(word_D) + encoder.read_context(context_A)
+        outputs.append(torch.tanh(sum_R))
+    return torch.stack(outputs), torch.stack(attentions)
 
 
 def test_each_sentence_equals_torch_gru_cells_without_padding() -> None:
@@ -142,7 +146,8 @@ def test_target_read_in_parts_equals_target_read_at_once(splits: tuple[int, ...]
     encoder, (source_BSD, inputs_BTD) = build(), vectors()
     whole = encoder(inputs_BTD, encoder.encode_source(source_BSD, source_mask()))
     state = encoder.decoding_state(STREAMS) | encoder.encode_source(source_BSD, source_mask())
-    outputs, weights = [], []
+    outputs = []
+    weights = []
     for part_BTD in inputs_BTD.tensor_split(splits, dim=1):
         weights.append(encoder.attention(part_BTD, state))
         encoded = encoder(part_BTD, state)
@@ -151,8 +156,8 @@ def test_target_read_in_parts_equals_target_read_at_once(splits: tuple[int, ...]
         state = encoded.state
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole.output, **EXACT)
     torch.testing.assert_close(state["h"], whole.state["h"], **EXACT)
-    annotations_BTS = encoder.attention(inputs_BTD, encoder.encode_source(source_BSD, source_mask()))
-    torch.testing.assert_close(torch.cat(weights, dim=1), annotations_BTS, **EXACT)
+    attention_BTS = encoder.attention(inputs_BTD, encoder.encode_source(source_BSD, source_mask()))
+    torch.testing.assert_close(torch.cat(weights, dim=1), attention_BTS, **EXACT)
 
 
 def test_state_can_be_reordered_and_repeated_by_beam_search() -> None:

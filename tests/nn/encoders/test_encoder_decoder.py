@@ -65,14 +65,17 @@ def test_cache_slots_are_computed_once_per_call(monkeypatch: pytest.MonkeyPatch)
     encoder = build()
     state = encoder.encode_source(*source()) | encoder.decoding_state(STREAMS, steps=vectors().shape[1])
     expected = encoder.attention(vectors(), encoder.encode_source(*source()))
-    monkeypatch.setattr(CacheSlots, "for_window", after := Mock(wraps=CacheSlots.for_window))
+    for_window = Mock(wraps=CacheSlots.for_window)
+    monkeypatch.setattr(CacheSlots, "for_window", for_window)
     assert_near(encoder.attention(vectors(), state), expected)
-    assert after.call_count == 1
+    assert for_window.call_count == 1
 
 
 def test_parameter_count_equals_torch_transformer() -> None:
     reference = nn.Transformer(DIM, HEADS, LAYERS, LAYERS, UNITS, batch_first=True)
-    assert sum(p.numel() for p in build().parameters()) == sum(p.numel() for p in reference.parameters())
+    assert sum(parameter.numel() for parameter in build().parameters()) == sum(
+        parameter.numel() for parameter in reference.parameters()
+    )
 
 
 # -- the source ------------------------------------------------------------------------------------------------------
@@ -243,7 +246,8 @@ def test_dropout_is_called_on_inputs_sublayers_or_hidden_units(
 @pytest.mark.parametrize("training", [True, False])
 def test_recomputing_gives_bitwise_equal_results(norm: str, training: bool) -> None:
     rates = {"dropout": 0.3, "dropout_attention": 0.2, "dropout_relu": 0.4}
-    results, call_counts = [], []
+    results = []
+    call_counts = []
     for recompute in (False, True):
         encoder = build(**rates, norm=norm, recompute=recompute).train(training)
         assert encoder.synchronizes is recompute

@@ -25,21 +25,23 @@ def build(**options: Any) -> RecurrentHighway:
     return RecurrentHighway(IN, HIDDEN, DEPTH, **options).double()
 
 
-def highway_loop(encoder: RecurrentHighway, inputs_BTD: Tensor, s: Tensor, mask: Tensor | float = 1.0) -> Tensor:
-    """Return the state after the last layer of every step, state_BTH, with separate matrices for h and t."""
-    input_h, input_t = encoder.input_weight.chunk(2)
+def highway_loop(encoder: RecurrentHighway, inputs_BTD: Tensor, state_BH: Tensor, mask: Tensor | float = 1.0) -> Tensor:
+    """Return the state after the last layer of every step, state_BTH, with separate matrices for candidate and gate."""
+    input_candidate, input_gate = encoder.input_weight.chunk(2)
     outputs = []
-    for x in inputs_BTD.unbind(1):
+    for inputs_BD in inputs_BTD.unbind(1):
         for layer in range(DEPTH):
-            recurrent_h, recurrent_t = encoder.weight[layer].chunk(2)
-            bias_h, bias_t = encoder.bias[layer].chunk(2)
-            h = (s * mask) @ recurrent_h.T + bias_h
-            t = (s * mask) @ recurrent_t.T + bias_t + encoder.transform_bias
+            recurrent_candidate, recurrent_gate = encoder.weight[layer].chunk(2)
+            bias_candidate, bias_gate = encoder.bias[layer].chunk(2)
+            candidate = (state_BH * mask) @ recurrent_candidate.T + bias_candidate
+            gate = (state_BH * mask) @ recurrent_gate.T + bias_gate + encoder.transform_bias
             if layer == 0:
-                h, t = h + x @ input_h.T, t + x @ input_t.T
-            h, t = torch.tanh(h), torch.sigmoid(t)
-            s = h * t + s * (1 - t)
-        outputs.append(s)
+                candidate = candidate + inputs_BD @ input_candidate.T
+                gate = gate + inputs_BD @ input_gate.T
+            candidate = torch.tanh(candidate)
+            gate = torch.sigmoid(gate)
+            state_BH = candidate * gate + state_BH * (1 - gate)
+        outputs.append(state_BH)
     return torch.stack(outputs, dim=1)
 
 
@@ -108,7 +110,7 @@ def test_redrawing_all_parameters_keeps_the_transform_bias() -> None:
 def test_parameter_count_equals_the_formula() -> None:
     """h and t each have an input matrix, and a recurrent matrix and a bias for every layer of a step."""
     encoder = RecurrentHighway(IN, HIDDEN, DEPTH)
-    assert sum(p.numel() for p in encoder.parameters()) == 2 * HIDDEN * (IN + DEPTH * (HIDDEN + 1))
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == 2 * HIDDEN * (IN + DEPTH * (HIDDEN + 1))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_parameter_count_equals_the_formula(biases: Literal[1, 2], layers: int) 
     encoder = LSTM(IN, HIDDEN, layers=layers, biases=biases)
     gates = 4 * HIDDEN
     matrices = gates * (IN + HIDDEN) + (layers - 1) * gates * 2 * HIDDEN
-    assert sum(p.numel() for p in encoder.parameters()) == matrices + layers * biases * gates
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == matrices + layers * biases * gates
 
 
 def test_zero_bias_is_not_saved_or_trained() -> None:
@@ -173,8 +173,8 @@ def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str)
 def test_builds_on_the_meta_device(biases: Literal[1, 2]) -> None:
     with torch.device("meta"):
         encoder = LSTM(20_000, 20_000, layers=4, biases=biases)
-    assert all(p.is_meta for p in encoder.parameters())
-    assert sum(p.numel() for p in encoder.parameters()) > 10**10
+    assert all(parameter.is_meta for parameter in encoder.parameters())
+    assert sum(parameter.numel() for parameter in encoder.parameters()) > 10**10
 
 
 @pytest.mark.parametrize("kind", [LSTM, GRU, RNN])

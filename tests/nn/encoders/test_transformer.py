@@ -101,10 +101,10 @@ def test_positions_are_sines_then_cosines() -> None:
     actual = sinusoids(3, 7, 10, torch.device("cpu"))
     assert actual.shape == (4, 10)
     for row, position in enumerate((5, 6, 7, 8)):  # the first position has number 2
-        for j in range(5):
-            angle = position * math.exp(-j * math.log(10_000) / 4)
-            assert float(actual[row, j]) == pytest.approx(math.sin(angle))
-            assert float(actual[row, 5 + j]) == pytest.approx(math.cos(angle))
+        for column in range(5):
+            angle = position * math.exp(-column * math.log(10_000) / 4)
+            assert float(actual[row, column]) == pytest.approx(math.sin(angle))
+            assert float(actual[row, 5 + column]) == pytest.approx(math.cos(angle))
     assert torch.equal(sinusoids(0, 9, 10, torch.device("cpu"))[3:7], actual)
 
 
@@ -206,7 +206,8 @@ def test_state_is_not_carried_between_windows() -> None:
 def test_recomputing_gives_bitwise_equal_results(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"dropout": 0.3, "dropout_attention": 0.2, "dropout_relu": 0.4}
     plain, recomputing = (build(**rates, recompute=recompute).train(training) for recompute in (False, True))
-    results, call_counts = [], []
+    results = []
+    call_counts = []
     for encoder in (plain, recomputing):
         attend, calls = Block._self_attention, []
         monkeypatch.setattr(
@@ -242,10 +243,10 @@ def transformer_equations(encoder: Transformer, inputs_BTD: Tensor) -> Tensor:
         projected = []
         for weight, bias in zip(block.attention_in.weight.chunk(3), block.attention_in.bias.chunk(3), strict=True):
             projected.append((normed @ weight.T + bias).view(*normed.shape[:2], HEADS, -1).transpose(1, 2))
-        q, k, v = projected
-        scores = q @ k.mT / math.sqrt(DIM // HEADS) + causal_mask(inputs_BTD.shape[1])
+        queries, keys, values = projected
+        scores = queries @ keys.mT / math.sqrt(DIM // HEADS) + causal_mask(inputs_BTD.shape[1])
         weights = F.dropout(scores.softmax(-1), attention_rate, encoder.training)
-        attended = (weights @ v).transpose(1, 2).flatten(2)
+        attended = (weights @ values).transpose(1, 2).flatten(2)
         attended = attended @ block.attention_out.weight.T + block.attention_out.bias
         inputs_BTD = inputs_BTD + F.dropout(attended, encoder.dropout, encoder.training)
         normed = F.layer_norm(inputs_BTD, (DIM,), block.ffn_norm.weight, block.ffn_norm.bias)

@@ -168,7 +168,7 @@ def test_parameter_count_includes_projection_of_first_band() -> None:
         table = BandedTable(267_744, 1024, sizes=[20_000, 40_000])
         lookup = AdaptiveLookup(table, BandProjections(table, 1024))
     words = 20_000 * 1024 + 40_000 * 256 + 207_744 * 64
-    assert sum(p.numel() for p in lookup.parameters()) == words + 1024 * (1024 + 256 + 64)
+    assert sum(parameter.numel() for parameter in lookup.parameters()) == words + 1024 * (1024 + 256 + 64)
 
 
 def test_mismatched_tables_and_projections_are_rejected() -> None:

@@ -30,23 +30,26 @@ def expected_vector(model: CharCNN, word: str) -> Tensor:
     """Compute the vector of one word, one window of bytes at a time."""
     if word in ("<eos>", "<unk>"):
         return model.symbols[("<eos>", "<unk>").index(word)]
-    letters = [model.bytes.weight[byte + 1] for byte in word.encode()[:12]] or [torch.zeros(5, dtype=torch.float64)]
-    features_of_word = []
+    byte_vectors = [model.bytes.weight[byte + 1] for byte in word.encode()[:12]]
+    if not byte_vectors:
+        byte_vectors = [torch.zeros(5, dtype=torch.float64)]
+
+    features = []
     for convolution in model.convolutions:
-        features, _, width = convolution.weight.shape
-        padded = letters + [torch.zeros_like(letters[0])] * (width - 1)
-        for feature in range(features):
-            responses = [
-                sum(convolution.weight[feature, :, offset] @ padded[start + offset] for offset in range(width))
-                + convolution.bias[feature]
-                for start in range(len(letters))
-            ]
-            features_of_word.append(torch.stack(responses).max().relu())
-    x = torch.stack(features_of_word)
+        num_features, _, width = convolution.weight.shape
+        padded = byte_vectors + [torch.zeros_like(byte_vectors[0])] * (width - 1)
+        for feature in range(num_features):
+            responses = []
+            for start in range(len(byte_vectors)):
+                products = [convolution.weight[feature, :, offset] @ padded[start + offset] for offset in range(width)]
+                responses.append(sum(products) + convolution.bias[feature])
+            features.append(torch.stack(responses).max().relu())
+
+    hidden_F = torch.stack(features)
     for layer in model.highway:
-        new, gate = (layer.linear.weight @ x + layer.linear.bias).view(2, -1)
-        x = gate.sigmoid() * x + (1 - gate.sigmoid()) * new.relu()
-    return model.projection.weight @ x + model.projection.bias
+        transformed_F, gate_F = (layer.linear.weight @ hidden_F + layer.linear.bias).view(2, -1)
+        hidden_F = gate_F.sigmoid() * hidden_F + (1 - gate_F.sigmoid()) * transformed_F.relu()
+    return model.projection.weight @ hidden_F + model.projection.bias
 
 
 @pytest.mark.parametrize("highway", [0, 1, 2])
@@ -183,13 +186,13 @@ def test_autocast_and_compile_give_close_vectors() -> None:
 def test_parameter_counts_equal_the_paper(highway: int, count: int) -> None:
     with torch.device("meta"):
         model = CharCNN(spell(WORDS), 1024, highway=highway)
-    parts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
+    parts = {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in model.named_children()}
     assert parts["bytes"] == 32_896
     assert parts["convolutions"] == 1_673_984
     assert parts["highway"] == highway * 15_865_344
     assert parts["projection"] == 2_884_608
     assert model.symbols.numel() == 2_048
-    assert sum(p.numel() for p in model.parameters()) == count
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
 def test_recipe_lists_filters_and_rejects_invalid_ones() -> None:

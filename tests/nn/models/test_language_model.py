@@ -191,7 +191,8 @@ def test_output_end_receives_only_rows_with_targets(
     monkeypatch.setattr(output, "loss", lambda h, y, plan: calls.append((len(h), y.tolist())) or loss(h, y, plan))
     whole = model.loss(TOKENS[:, :-1], PADDED)
     plan = output.prepare(PADDED.flatten()[positions_M])
-    planned, unplanned = (model.loss(TOKENS[:, :-1], PADDED, None, p, positions_M) for p in (plan, None))
+    planned = model.loss(TOKENS[:, :-1], PADDED, None, plan, positions_M)
+    unplanned = model.loss(TOKENS[:, :-1], PADDED, None, None, positions_M)
     assert [rows for rows, _ in calls] == [10, 7, 7]
     assert calls[1][1] == calls[2][1] == [4, 9, 3, 5, 8, 1, 7]
     parameters = list(model.parameters())

@@ -38,14 +38,16 @@ def test_loss_equals_the_sum_over_pairs_and_negatives(tied: bool) -> None:
     torch.manual_seed(0)
     table = WordTable(7, 3).double()
     model = SkipGram(table, table if tied else WordTable(7, 3).double())
-    centres, contexts, negatives = torch.tensor([1, 4]), torch.tensor([2, 4]), torch.tensor([[3, 1, 3], [0, 6, 5]])
+    centres = torch.tensor([1, 4])
+    contexts = torch.tensor([2, 4])
+    negatives = torch.tensor([[3, 1, 3], [0, 6, 5]])
     total = torch.zeros((), dtype=torch.float64)
-    for centre, context, drawn in zip(centres, contexts, negatives, strict=True):
-        v = model.input.weight[context]
-        total = total - F.logsigmoid(model.output.weight[centre] @ v)
-        for negative in drawn:
+    for centre, context, pair_negatives in zip(centres, contexts, negatives, strict=True):
+        context_vector = model.input.weight[context]
+        total = total - F.logsigmoid(model.output.weight[centre] @ context_vector)
+        for negative in pair_negatives:
             if negative != centre:  # a negative that equals the centre word is skipped
-                total = total - F.logsigmoid(-(model.output.weight[negative] @ v))
+                total = total - F.logsigmoid(-(model.output.weight[negative] @ context_vector))
     torch.testing.assert_close(model.loss(centres, contexts, negatives), total)
 
 

@@ -104,7 +104,7 @@ def test_one_band_equals_softmax_without_bias() -> None:
     plain = Softmax(Plain(bands.tables[0], bias=False))
     hidden_ND, targets_N = hidden(), targets()
     assert adaptive.clusters is None
-    assert [id(p) for p in adaptive.parameters()] == [id(bands.tables[0].weight)]
+    assert [id(parameter) for parameter in adaptive.parameters()] == [id(bands.tables[0].weight)]
     torch.testing.assert_close(adaptive.log_probs(hidden_ND), plain.log_probs(hidden_ND))
     torch.testing.assert_close(
         adaptive.target_log_probs(hidden_ND, targets_N), plain.target_log_probs(hidden_ND, targets_N)
@@ -246,13 +246,15 @@ def test_micro_batches_have_tails_of_equal_length() -> None:
     """Tails are padded to the longest one or to the whole micro-batch, which does not change the loss."""
     softmax, hidden_ND, targets_N = build(), hidden(310), targets(310)
     targets_N[:100] = 0
-    parts = list(zip(hidden_ND.split(100), targets_N.split(100), strict=True))
-    plans = softmax.prepare_micro_batches([y for _, y in parts])
+    hidden_batches = hidden_ND.split(100)
+    target_batches = targets_N.split(100)
+    plans = softmax.prepare_micro_batches(target_batches)
     assert [[len(words) for _, words in plan.tails] for plan in plans] == [[32, 64], [32, 64], [32, 64], [10, 10]]
-    for (h, y), plan in zip(parts, plans, strict=True):
+    for batch_hidden, batch_targets, plan in zip(hidden_batches, target_batches, plans, strict=True):
         inputs = [hidden_ND, *softmax.parameters()]
-        padded, alone = (softmax.loss(h, y, used_plan)["nll"] for used_plan in (plan, softmax.prepare(y)))
-        assert padded.count == alone.count == len(y)
+        padded = softmax.loss(batch_hidden, batch_targets, plan)["nll"]
+        alone = softmax.loss(batch_hidden, batch_targets, softmax.prepare(batch_targets))["nll"]
+        assert padded.count == alone.count == len(batch_targets)
         torch.testing.assert_close(padded.sum, alone.sum)
         gradients = [torch.autograd.grad(part.sum, inputs, retain_graph=True) for part in (padded, alone)]
         torch.testing.assert_close(*gradients)
@@ -300,7 +302,10 @@ def test_head_projection_applies_the_chosen_matrix(head_projection: str) -> None
     torch.testing.assert_close(softmax.log_probs(hidden_ND)[:, :7], head[:, :7])
     assert softmax.vectors().shape == (V, D)
     extra = {"none": 0, "own": D * D, "shared": D * D}[head_projection]
-    assert sum(p.numel() for p in softmax.parameters()) == sum(p.numel() for p in build().parameters()) + extra
+    assert (
+        sum(parameter.numel() for parameter in softmax.parameters())
+        == sum(parameter.numel() for parameter in build().parameters()) + extra
+    )
 
 
 def test_project_to_adds_a_projection_before_the_bands() -> None:
@@ -354,7 +359,7 @@ def test_every_band_can_have_a_drill_classifier() -> None:
     softmax = AdaptiveSoftmax([Drill(band, depth=2) for band in bands.tables], BandProjections(bands, D, head=False))
     hidden_ND = hidden().detach().float()
     torch.testing.assert_close(softmax.log_probs(hidden_ND).exp().sum(-1), torch.ones(40))
-    layers = sum(p.numel() for name, p in softmax.named_parameters() if ".layers." in name)
+    layers = sum(parameter.numel() for name, parameter in softmax.named_parameters() if ".layers." in name)
     assert layers == sum(2 * (width * width + width) for width in (12, 6, 3))
 
 
@@ -381,7 +386,7 @@ def test_tables_and_projections_can_be_shared_independently() -> None:
     assert vectors.tied
     assert not nothing.tied
     sizes = [sum(model.parameter_counts().values()) for model in (both, vectors, nothing)]
-    tails, table = D * 6 + D * 3, sum(p.numel() for p in bands.parameters())
+    tails, table = D * 6 + D * 3, sum(parameter.numel() for parameter in bands.parameters())
     assert sizes[1] - sizes[0] == tails
     assert sizes[2] - sizes[1] == table
     for model in (both, vectors, nothing):

@@ -58,11 +58,11 @@ def augmented_loss(output: Augmented, hidden_ND: Tensor, targets_N: Tensor = TAR
 
 def expected_loss(output: Augmented, hidden_ND: Tensor) -> Tensor:
     """Return the sum over tokens of KL(soft target || soft prediction) over the whole vocabulary."""
-    l_VD = output.table.weight
+    table_VD = output.table.weight
     student_NV = torch.log_softmax(
         output.classifier.context(hidden_ND) @ output.classifier.weight().T / output.tau, -1
     )[SCORED]
-    target_NV = torch.log_softmax(l_VD[TARGETS[SCORED]] @ l_VD.T / output.tau, -1)
+    target_NV = torch.log_softmax(table_VD[TARGETS[SCORED]] @ table_VD.T / output.tau, -1)
     if output.detach_target:
         target_NV = target_NV.detach()
     return F.kl_div(student_NV, target_NV, reduction="sum", log_target=True)
@@ -79,8 +79,9 @@ def test_loss_and_gradients_equal_the_kl_divergence(build: Any, detach_target: b
     with_gradient = set()
     for name, gradient, expected_gradient in zip(inputs, *gradients, strict=True):
         # A parameter that is not in the formula has no gradient, or a gradient of zeros.
+        zeros = torch.zeros_like(inputs[name])
         torch.testing.assert_close(
-            *(g if g is not None else torch.zeros_like(inputs[name]) for g in (gradient, expected_gradient))
+            zeros if gradient is None else gradient, zeros if expected_gradient is None else expected_gradient
         )
         if expected_gradient is not None:
             with_gradient.add(name)
@@ -110,20 +111,22 @@ def logits_and_soft_targets(tau: float) -> tuple[Tensor, Tensor, Tensor]:
     scores_NV = torch.randn(len(TARGETS), WORDS, dtype=torch.float64, requires_grad=True)
     augmented_loss(output, scores_NV).backward()
     assert scores_NV.grad is not None
-    l_VD = output.table.weight.detach()
-    return scores_NV.grad[SCORED], scores_NV.detach()[SCORED], l_VD[TARGETS[SCORED]] @ l_VD.T
+    table_VD = output.table.weight.detach()
+    return scores_NV.grad[SCORED], scores_NV.detach()[SCORED], table_VD[TARGETS[SCORED]] @ table_VD.T
 
 
 def test_logit_gradient_is_the_difference_of_the_distributions() -> None:
-    gradient_NV, scores_NV, t_NV = logits_and_soft_targets(TAU)
-    expected_NV = (torch.softmax(scores_NV / TAU, -1) - torch.softmax(t_NV / TAU, -1)) / TAU
+    gradient_NV, scores_NV, target_scores_NV = logits_and_soft_targets(TAU)
+    expected_NV = (torch.softmax(scores_NV / TAU, -1) - torch.softmax(target_scores_NV / TAU, -1)) / TAU
     torch.testing.assert_close(gradient_NV, expected_NV)
 
 
 def test_logit_gradient_at_high_temperature_matches_logits() -> None:
     tau = 1e4
-    gradient_NV, scores_NV, t_NV = logits_and_soft_targets(tau)
-    difference_NV = (scores_NV - scores_NV.mean(-1, keepdim=True)) - (t_NV - t_NV.mean(-1, keepdim=True))
+    gradient_NV, scores_NV, target_scores_NV = logits_and_soft_targets(tau)
+    difference_NV = (scores_NV - scores_NV.mean(-1, keepdim=True)) - (
+        target_scores_NV - target_scores_NV.mean(-1, keepdim=True)
+    )
     torch.testing.assert_close(gradient_NV * tau**2 * WORDS, difference_NV, rtol=0.0, atol=5e-3)
 
 
@@ -222,7 +225,7 @@ def test_ignored_rows_have_zero_loss_and_gradient() -> None:
     assert [(part.sum.item(), part.count) for part in parts.values()] == [(0.0, 0), (0.0, 0)]
     torch.stack([part.sum for part in parts.values()]).sum().backward()
     # In distributed training other processes wait for a gradient of every parameter.
-    assert all(p.grad is not None and not p.grad.any() for p in output.parameters())
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in output.parameters())
 
 
 def loss_and_gradients(output: Augmented, hidden_ND: Tensor, targets_N: Tensor, autocast: bool = False) -> list[Tensor]:

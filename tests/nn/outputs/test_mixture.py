@@ -29,7 +29,10 @@ TARGETS = torch.tensor([3, 0, IGNORE, 10, 3, IGNORE, 7])
 
 
 def build_mixture(experts: int = 3, **settings: Any) -> MixtureOfSoftmaxes:
-    """Build a float64 mixture with random parameters, so that experts differ; the table has fewer dimensions than h."""
+    """Build a float64 mixture with random parameters, so that experts differ.
+
+    The table has fewer dimensions than the hidden state.
+    """
     torch.manual_seed(0)
     output = MixtureOfSoftmaxes(Plain(WordTable(WORDS, DIM)), CONTEXT_DIM, experts, **settings).double()
     with torch.no_grad():
@@ -52,12 +55,11 @@ def mixed_probabilities(output: MixtureOfSoftmaxes, hidden_ND: Tensor) -> Tensor
     classifier = output.classifier
     prior_NK = torch.softmax(hidden_ND @ output.prior.weight.T, -1)
     probs_NV = torch.zeros(len(hidden_ND), WORDS, dtype=torch.float64)
-    for k in range(output.experts):
-        rows = slice(k * DIM, (k + 1) * DIM)
+    for expert in range(output.experts):
+        rows = slice(expert * DIM, (expert + 1) * DIM)
         latent_NL = torch.tanh(hidden_ND @ output.latent.weight[rows].T + output.latent.bias[rows])
-        probs_NV = probs_NV + prior_NK[:, k, None] * torch.softmax(
-            latent_NL @ classifier.weight().T + classifier.bias, -1
-        )
+        expert_probs_NV = torch.softmax(latent_NL @ classifier.weight().T + classifier.bias, -1)
+        probs_NV = probs_NV + prior_NK[:, expert, None] * expert_probs_NV
     return probs_NV
 
 
@@ -136,7 +138,9 @@ def test_dropout_acts_in_training_only() -> None:
 def test_parameter_count_equals_the_paper() -> None:
     """Latent vectors have a matrix and a bias, the prior has a matrix; the experts share the class vectors."""
     output = build_mixture(experts=15)
-    added = sum(p.numel() for p in output.parameters()) - sum(p.numel() for p in output.classifier.parameters())
+    added = sum(parameter.numel() for parameter in output.parameters()) - sum(
+        parameter.numel() for parameter in output.classifier.parameters()
+    )
     assert added == 15 * DIM * (CONTEXT_DIM + 1) + 15 * CONTEXT_DIM
 
 

@@ -50,7 +50,7 @@ def nll(output: SampledSoftmax, hidden_ND: Tensor, targets_N: Tensor = TARGETS) 
 def test_samples_follow_the_distribution(distribution: str) -> None:
     output = build_sampled(100_000, distribution)
     torch.manual_seed(3)
-    probs_V = output._probabilities(torch.arange(WORDS))
+    probs_V = output._draw_probabilities(torch.arange(WORDS))
     assert probs_V.sum().item() == pytest.approx(1.0)
     assert chisquare(torch.bincount(output._sample_classes(), minlength=WORDS), probs_V * 100_000).pvalue > 1e-3
 
@@ -93,7 +93,7 @@ def test_each_row_normalises_over_its_target_and_the_samples() -> None:
     assert drawn & set(TARGETS[SCORED].tolist())
     assert set(TARGETS[SCORED].tolist()) - drawn
     classifier = output.classifier
-    probs_V = -torch.expm1(8 * torch.log1p(-output._probabilities(torch.arange(WORDS))))
+    probs_V = -torch.expm1(8 * torch.log1p(-output._draw_probabilities(torch.arange(WORDS))))
     scores_NV = hidden_ND @ classifier.weight().T + classifier.bias - probs_V.log()
     expected = torch.zeros((), dtype=torch.float64)
     for row, target in enumerate(TARGETS.tolist()):
@@ -190,7 +190,7 @@ def test_ignored_rows_have_zero_loss_and_gradient() -> None:
     loss = nll(output, hidden_ND, torch.full_like(TARGETS, IGNORE))
     loss.backward()
     assert loss == 0
-    assert all(p.grad is not None and not p.grad.any() for p in output.parameters())
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in output.parameters())
 
 
 def test_bf16_autocast_gives_a_float32_loss() -> None:

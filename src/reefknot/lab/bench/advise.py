@@ -1,16 +1,14 @@
-"""Measure which input and output ends suit your text and machine: `reefknot advise CORPUS`.
+"""Measure which input and output layers suit your text and machine: `reefknot advise CORPUS`.
 
-The input end turns token ids into vectors, and the output end is classifier and loss. The eight pairs of ends are those
-of Baevski & Auli (2019), Table 3. For each pair, `build_experiment` makes the settings of a language model,
-`count_parameters` and `measure_training` fill in a `Row`, and `give_advice` compares the rows.
+The input end turns token ids into vectors, and the output end is a classifier with its loss. `ENDS` lists the eight
+pairs of ends of Baevski & Auli (2019), Table 3; "end" below means such a pair. For each of them,
 
-- Parameters are counted. Peak memory and speed are measured over a few training steps. The Transformer between the ends
-  (`Body`) is the same for all.
-- Dimensions are in the paper's proportions to the dimension of the model, which is 1,024 in the paper: plain word
-  vectors have half of it, the narrow inputs of ASM a sixteenth, and the three bands (clusters of words of similar
-  frequency) all, a quarter and a sixteenth of it. The char-CNN has proportionally fewer features.
-- An update reads the same number of tokens with every end. Sub-words are shorter than words, so speeds are compared in
-  words per second. Line ends count as words, as they do in the perplexity per word.
+    build_experiment    makes the settings of a language model,
+    count_parameters    counts its parameters, and
+    measure_training    measures its peak memory and speed over a few training steps.
+
+`give_advice` compares the results. The Transformer between the ends (`Body`) is the same for all. Adaptive ends divide
+the words into bands, which are groups of words of similar frequency.
 """
 
 from __future__ import annotations
@@ -31,7 +29,8 @@ from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.text.dataset import Dataset
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.nn.inputs.char_cnn import PAPER_FILTERS
 
 ENDS = {
@@ -44,10 +43,17 @@ ENDS = {
     "ADP": "adaptive input into an adaptive softmax",
     "ADP-T": "adaptive input into an adaptive softmax, tied",
 }
+"""The pairs of input and output ends, named as in the paper. Tied ends share their word vectors."""
 BEST_IN_PAPER = "ADP-T"
 """The end with the best perplexity in the paper."""
-PAPER_DIM, PAPER_BANDS, PAPER_BLOCK, PAPER_MERGES = 1024, (20_000, 40_000), 512, 32_000
-"""The dimension of the model, the sizes of the first two bands, the tokens of a block, and the sub-word merges."""
+PAPER_DIM = 1024
+"""The dimension of the paper's model."""
+PAPER_BANDS = (20_000, 40_000)
+"""The sizes of the paper's first two bands."""
+PAPER_BLOCK = 512
+"""The number of tokens of the paper's blocks."""
+PAPER_MERGES = 32_000
+"""The number of the paper's sub-word merges."""
 MIN_WORDS_FOR_PAPER_BANDS = 80_000
 """The smallest vocabulary for the paper's bands. The last band then has as many words as the first."""
 BAND_COVERAGE = (0.9, 0.975)
@@ -84,7 +90,10 @@ class Body:
         )
 
 
-BODIES = {"cuda": Body(512, 6, 8, 2048, 4096), "cpu": Body(128, 2, 4, 512, 512)}
+BODIES = {
+    "cuda": Body(dim=512, layers=6, heads=8, ffn=2048, tokens=4096),
+    "cpu": Body(dim=128, layers=2, heads=4, ffn=512, tokens=512),
+}
 """The default bodies by device. On a CPU the measurement should take less than a minute."""
 
 
@@ -94,11 +103,14 @@ class Row:
 
     end: str
     ends_parameters: int | None = None
+    """The number of parameters of the input end and the output end."""
     parameters: int | None = None
+    """The number of parameters of the whole model."""
     memory_bytes: int | None = None
     tokens_per_second: float | None = None
     words_per_second: float | None = None
-    """Words and line ends per second."""
+    """Words per second, by which ends are compared, because sub-words are shorter than words. Line ends count as words,
+    as they do in the perplexity per word."""
     note: str = ""
     """The reason why something was not measured."""
 
@@ -123,23 +135,43 @@ def choose_bands(vocabulary: Vocabulary) -> tuple[tuple[int, ...], str]:
     """
     num_words = len(vocabulary)
     sizes: tuple[int, ...] = PAPER_BANDS
-    explanation = "the paper's"
+    reason = "the paper's"
     if num_words < MIN_WORDS_FOR_PAPER_BANDS:
+        # The share of the text that each word covers, together with all more frequent words.
         coverage = np.cumsum(vocabulary.counts) / max(sum(vocabulary.counts), 1)
-        bounds = {int(np.searchsorted(coverage, share)) + 1 for share in BAND_COVERAGE if coverage[0] < share}
-        band_ends = sorted(bound for bound in bounds if bound < num_words)
-        sizes = tuple(int(size) for size in np.diff([0, *band_ends]))
-        shares = ", ".join(f"{coverage[band_end - 1]:.1%}" for band_end in band_ends)
-        explanation = f"cumulatively {shares} and 100% of the text" if band_ends else "too few words for several"
+        cutoffs = {int(np.searchsorted(coverage, share)) + 1 for share in BAND_COVERAGE if coverage[0] < share}
+        sorted_cutoffs = sorted(cutoff for cutoff in cutoffs if cutoff < num_words)
+        sizes = tuple(int(size) for size in np.diff([0, *sorted_cutoffs]))
+        if sorted_cutoffs:
+            shares = ", ".join(f"{coverage[cutoff - 1]:.1%}" for cutoff in sorted_cutoffs)
+            reason = f"cumulatively {shares} and 100% of the text"
+        else:
+            reason = "too few words for several"
+
     all_sizes = (*sizes, num_words - sum(sizes))
-    return sizes, f"bands of {' / '.join(f'{size:,}' for size in all_sizes)} words ({explanation})"
+    formatted_sizes = " / ".join(f"{size:,}" for size in all_sizes)
+    return sizes, f"bands of {formatted_sizes} words ({reason})"
 
 
 def build_experiment(
     end: str, corpus: str, body: Body, vocabulary: VocabularySettings, band_sizes: Sequence[int], device: str
 ) -> LanguageModelExperiment:
-    """Return the settings of a language model with the given end and body."""
-    settings = _build_end_settings(end, body.dim, band_sizes) | {
+    """Return the settings of a language model.
+
+    An update reads the same number of tokens with every end. Dimensions are in the paper's proportions to the dimension
+    of the model: plain word vectors have half of it, the narrow inputs of ASM a sixteenth, and the three bands all, a
+    quarter and a sixteenth of it. The char-CNN has proportionally fewer features.
+
+    Args:
+        end: One of `ENDS`.
+        corpus: The name of the corpus, or a folder of text.
+        body: The Transformer between the ends.
+        vocabulary: Settings of the vocabulary, from `choose_vocabulary`.
+        band_sizes: Sizes of all bands but the last, from `choose_bands`.
+        device: `cuda` or `cpu`.
+    """
+    end_settings = _build_end_settings(end, body.dim, band_sizes)
+    settings = end_settings | {
         "corpus": {"name": corpus},
         "vocabulary": vocabulary.model_dump(),
         "encoder": {"kind": "transformer", "layers": body.layers, "heads": body.heads, "ffn_dim": body.ffn},
@@ -166,6 +198,8 @@ def _build_end_settings(end: str, dim: int, band_sizes: Sequence[int]) -> dict[s
         settings = _build_sub_word_settings(dim)
     else:
         settings = _build_adaptive_settings(end, dim, band_sizes)
+
+    # Tied ends: the output end uses the table, and an adaptive one also the projections, of the input end.
     if end.endswith("-T"):
         del settings["tables"]["classes"]
         settings["output"]["classifier"]["table"] = "words"
@@ -209,6 +243,7 @@ def _build_adaptive_settings(end: str, dim: int, band_sizes: Sequence[int]) -> d
     banded_table = {"kind": "banded", "dim": dim, "sizes": list(band_sizes), "factor": 4}
     tables: dict[str, Any] = {}
     projections: dict[str, Any] = {"out": {"kind": "bands", "table": "classes", "dim": dim, "head": False}}
+
     input_end: dict[str, Any]
     if end == "ASM":
         tables["words"] = {"kind": "word", "dim": max(dim // 16, 1)}
@@ -219,6 +254,7 @@ def _build_adaptive_settings(end: str, dim: int, band_sizes: Sequence[int]) -> d
         tables["words"] = banded_table
         projections["in"] = {"kind": "bands", "table": "words", "dim": dim}
         input_end = {"kind": "adaptive", "table": "words", "projections": "in"}
+
     tables["classes"] = banded_table
     classifier = {"kind": "plain", "table": "classes", "bias": False}
     return {
@@ -250,26 +286,35 @@ def measure_training(
     row: Row, experiment: LanguageModelExperiment, dataset: Dataset, device: str, seconds: float
 ) -> Row:
     """Return the row with its speed over some training steps, and the peak memory of this process so far."""
-    train = dataset.splits["train"]
     # The remainder of the text would make an update that is smaller than the others.
+    train_split = dataset.splits["train"]
     tokens_per_update = experiment.training.batch * experiment.training.steps
-    num_tokens = train.tokens - train.tokens % tokens_per_update
-    ids, inputs = train.ids[:num_tokens], train.inputs[:num_tokens]
-    text = Text(ids, train.tokens, dataset.summary, dataset.name, inputs, dataset.vocabulary.eos)
+    num_tokens = train_split.tokens - train_split.tokens % tokens_per_update
+    text = Text(
+        train_split.ids[:num_tokens],
+        train_split.tokens,
+        dataset.summary,
+        dataset.name,
+        train_split.inputs[:num_tokens],
+        dataset.vocabulary.eos,
+    )
+
     job = Job(row.end, experiment.training, partial(build_model, experiment, dataset.vocabulary), text)
+    mode = CAPTURED if device == "cuda" else EAGER
     try:
-        workload = Workload(job, CAPTURED if device == "cuda" else EAGER, device)
+        workload = Workload(job, mode, device)
         milliseconds = time_function(workload.run, device, seconds)
     except Exception as error:  # the other ends are still measured
         return replace(row, note=describe_error(error))
+
     # On a CPU, other processes may slow some of the steps down, so the fastest step counts.
-    ms = median(milliseconds) if device == "cuda" else min(milliseconds)
-    tokens_per_second = 1e3 * workload.tokens / ms
+    pass_ms = median(milliseconds) if device == "cuda" else min(milliseconds)
+    tokens_per_second = 1e3 * workload.tokens / pass_ms
     return replace(
         row,
         memory_bytes=peak_memory_bytes(device),
         tokens_per_second=tokens_per_second,
-        words_per_second=tokens_per_second * (train.words + train.lines) / train.tokens,
+        words_per_second=tokens_per_second * (train_split.words + train_split.lines) / train_split.tokens,
     )
 
 
@@ -280,6 +325,8 @@ def give_advice(rows: Iterable[Row]) -> str:
         return "No end could be measured: try a smaller body (--dim, --layers) or fewer --tokens."
     if len(measured_rows) == 1:
         return f"Only {measured_rows[0].end} was measured: there is nothing to compare it with."
+
+    # Which end is best in each measurement?
     speeds = {row.end: row.words_per_second or 0.0 for row in measured_rows}
     fastest = max(speeds, key=speeds.__getitem__)
     least_memory = min(measured_rows, key=lambda row: row.memory_bytes or 0).end
@@ -288,6 +335,8 @@ def give_advice(rows: Iterable[Row]) -> str:
         f"{fastest} reads the most words per second, {least_memory} needs the least memory, "
         f"{smallest} has the fewest parameters."
     )
+
+    # Is the paper's best end fast enough here?
     if BEST_IN_PAPER not in speeds:
         return f"{summary} {BEST_IN_PAPER}, the paper's best, was not measured."
     relative_speed = speeds[BEST_IN_PAPER] / speeds[fastest]

@@ -1,34 +1,29 @@
-"""The implementations of output ends (classifier and loss) that `bench heads` compares: reefknot and its competitors.
+"""The implementations of output layers that `bench heads` compares: reefknot and its competitors.
 
-`COMPETITORS`, at the end of the file, lists the competitors: plain torch, torch's own losses, and other packages.
-`build_reefknot_step` builds the same training step with reefknot's end.
+An output end is a classifier with its loss. `COMPETITORS`, at the end of the file, lists the competitors: plain torch,
+torch's own losses, and other packages. `build_reefknot_step` builds the same training step with reefknot's end.
 
 To add a package that has a fused cross-entropy of a linear classifier, write a function that imports it and returns a
 `FusedLoss`, such as `_load_liger`, and add one line to `COMPETITORS`:
 
     _fused_competitor("liger", "Liger", _load_liger, package="liger-kernel"),
 
-It is then measured on all ends that are composed of such a loss: the loss is called once per band (a cluster of words
-of similar frequency), on the hidden states of every expert, or on DRILL's class vectors. A competitor with its own form
-of an end is a function from a problem to a `LossFunction`, such as `_build_torch_adaptive`, and also one line. A new
-family (the value of `--competitor`) must be added to the help text in `lab/cli/bench/heads.py` too.
+A new family (the value of `--competitor`) must be added to the help text in `lab/cli/bench/heads.py` too.
 
-A competitor that cannot be measured raises `Unavailable` or any other error. The reason becomes a note in the table,
-and the benchmark continues.
-
-Shapes: N tokens, D dimensions, V classes, K experts, R tokens of a tail (a band other than the first).
+Shapes: N tokens, D dimensions, V classes, K experts. An adaptive softmax divides the classes into bands, which are
+groups of words of similar frequency. All bands but the first are tails, and R tokens have their target in a tail.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,12 +54,20 @@ from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 FusedLoss = Callable[..., Tensor]
 """A fused cross-entropy of a linear classifier: (hidden_ND, weight_VD, targets_N, reduction) -> loss."""
 COMPOSED_ENDS = ("plain", "adaptive", "mixture", "drill")
-"""The ends that can be composed of a fused loss."""
+"""The ends that can be composed of a fused loss.
+
+The loss is called once (plain), once per band (adaptive), on the hidden states of all experts (mixture), or on the
+class vectors that the label encoder computes (drill).
+"""
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """An implementation of output ends that is not reefknot's."""
+    """An implementation of output ends that is not reefknot's.
+
+    A competitor that cannot be measured raises `Unavailable` or any other error. The reason becomes a note in the
+    table, and the benchmark continues.
+    """
 
     family: str
     """The name that a user chooses with `--competitor`. Several competitors can have the same family."""
@@ -73,7 +76,7 @@ class Competitor:
     build_loss: Callable[[Problem], LossFunction]
     """Returns the loss function for a problem."""
     ends: Sequence[str]
-    """The ends that it implements."""
+    """The ends that the competitor implements."""
     package: str | None = None
     """The package to install, if it is not a part of torch. Its version is recorded."""
 
@@ -85,6 +88,7 @@ class Competitor:
         """
         hidden_ND = problem.hidden.clone().requires_grad_()
         weights = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in problem.weights.items()}
+        leaves = {"hidden": hidden_ND, **weights}
         targets_N = problem.targets.to(hidden_ND.device)
         compute_summed_loss = self.build_loss(problem)
 
@@ -93,9 +97,9 @@ class Competitor:
                 return compute_summed_loss(hidden_ND, targets_N, weights) / problem.shape.tokens
 
         def get_gradients() -> dict[str, Tensor | None]:
-            return {name: leaf.grad for name, leaf in {"hidden": hidden_ND, **weights}.items()}
+            return {name: leaf.grad for name, leaf in leaves.items()}
 
-        return Step(compute_mean_loss, [hidden_ND, *weights.values()], get_gradients)
+        return Step(compute_mean_loss, list(leaves.values()), get_gradients)
 
 
 def competitors_for(end: str) -> list[Competitor]:
@@ -103,10 +107,10 @@ def competitors_for(end: str) -> list[Competitor]:
     return [competitor for competitor in COMPETITORS if end in competitor.ends]
 
 
-def _autocast(problem: Problem, dtype: torch.dtype) -> torch.autocast:
+def _autocast(problem: Problem, weight_dtype: torch.dtype) -> torch.autocast:
     """Return autocast as training uses it: enabled if weights and hidden states have different data types."""
-    hidden = problem.hidden
-    return torch.autocast(hidden.device.type, dtype=torch.bfloat16, enabled=dtype != hidden.dtype)
+    hidden_ND = problem.hidden
+    return torch.autocast(hidden_ND.device.type, dtype=torch.bfloat16, enabled=weight_dtype != hidden_ND.dtype)
 
 
 # -- reefknot --------------------------------------------------------------------------------------------------------
@@ -126,14 +130,10 @@ def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto
     with device:
         end = _build_end(problem).to(dtype)
     parameters_by_weight = _match_parameters(problem, end)
-    with torch.no_grad():
-        for name, parameters in parameters_by_weight.items():
-            sizes = [len(_transpose_projection(name, parameter)) for parameter in parameters]
-            slices = torch.split(problem.weights[name], sizes)
-            for parameter, weight in zip(parameters, slices, strict=True):
-                parameter.copy_(_transpose_projection(name, weight))
-    # The plan groups target positions by band.
-    plan, targets_N = end.prepare(problem.targets).to(device), problem.targets.to(device)
+    _copy_weights(problem, parameters_by_weight)
+    # The plan is what an end computes from the targets on the CPU, such as the positions of the targets of each band.
+    plan = end.prepare(problem.targets).to(device)
+    targets_N = problem.targets.to(device)
 
     def compute_loss() -> Tensor:
         with _autocast(problem, dtype):
@@ -143,10 +143,11 @@ def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto
     def get_gradients() -> dict[str, Tensor | None]:
         gradients: dict[str, Tensor | None] = {"hidden": hidden_ND.grad}
         for name, parameters in parameters_by_weight.items():
-            grads = [
+            parameter_gradients = [
                 _transpose_projection(name, parameter.grad) for parameter in parameters if parameter.grad is not None
             ]
-            gradients[name] = torch.cat(grads) if len(grads) == len(parameters) else None
+            is_complete = len(parameter_gradients) == len(parameters)
+            gradients[name] = torch.cat(parameter_gradients) if is_complete else None
         return gradients
 
     context = partial(using, impl=impl, memory=memory)
@@ -154,34 +155,41 @@ def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto
 
 
 def _build_end(problem: Problem) -> OutputEnd:
-    _, D, V = problem.shape
+    """Return reefknot's end for a problem, with new weights."""
+    D = problem.shape.dim
+    V = problem.shape.classes
     if problem.end == "adaptive":
-        banded_table = BandedTable(V, D, cutoffs=problem.cutoffs, factor=D // compute_band_dims(D)[1])
-        return AdaptiveSoftmax(banded_table, BandProjections(banded_table, D, head=False))
+        factor = D // compute_band_dims(D)[1]
+        banded_table = BandedTable(V, D, cutoffs=problem.cutoffs, factor=factor)
+        projections = BandProjections(banded_table, D, head=False)
+        return AdaptiveSoftmax(banded_table, projections)
+
     table = WordTable(V, D)
     if problem.end == "drill":
         return Softmax(Drill(table, depth=DRILL_LAYERS, bias=False))
     classifier = Plain(table, bias=False)
     if problem.end.startswith("augmented"):
-        detach = problem.end == "augmented-detached"
-        return Augmented(classifier, table, tau=TAU, alpha=ALPHA, detach_target=detach)
+        is_detached = problem.end == "augmented-detached"
+        return Augmented(classifier, table, tau=TAU, alpha=ALPHA, detach_target=is_detached)
     if problem.end == "mixture":
         return MixtureOfSoftmaxes(classifier, D, experts=NUM_EXPERTS)
     return Softmax(classifier)
 
 
 def _match_parameters(problem: Problem, end: OutputEnd) -> dict[str, list[Tensor]]:
-    """Return the parameters of reefknot's end by the name of the problem's weight.
+    """Return, for the name of each of the problem's weights, the parameters of reefknot's end that store it.
 
-    If a weight has several parameters, it is their concatenation.
+    If there are several parameters, the weight is their concatenation.
     """
     parameters: dict[str, Tensor] = dict(end.named_parameters())
+    matches: dict[str, list[Tensor]]
     if problem.end == "adaptive":
         matches = {"head": [parameters["classifiers.0.table.weight"], parameters["clusters"]]}
         for band in range(1, len(problem.cutoffs) + 1):
             matches[f"band{band}"] = [parameters[f"classifiers.{band}.table.weight"]]
             matches[f"down{band}"] = [parameters[f"projections.bands.{band - 1}"]]
         return matches
+
     matches = {"table": [parameters["classifier.table.weight"]]}
     if problem.end == "mixture":
         matches["latent"] = [parameters["latent.weight"]]
@@ -192,6 +200,16 @@ def _match_parameters(problem: Problem, end: OutputEnd) -> dict[str, list[Tensor
             matches[f"layer{layer}"] = [parameters[f"classifier.layers.{layer - 1}.weight"]]
             matches[f"layer{layer}_bias"] = [parameters[f"classifier.layers.{layer - 1}.bias"]]
     return matches
+
+
+@torch.no_grad()
+def _copy_weights(problem: Problem, parameters_by_weight: Mapping[str, Sequence[Tensor]]) -> None:
+    """Copy the problem's weights into the parameters of reefknot's end."""
+    for name, parameters in parameters_by_weight.items():
+        lengths = [len(_transpose_projection(name, parameter)) for parameter in parameters]
+        slices = torch.split(problem.weights[name], lengths)
+        for parameter, weight in zip(parameters, slices, strict=True):
+            parameter.copy_(_transpose_projection(name, weight))
 
 
 def _transpose_projection(name: str, matrix: Tensor) -> Tensor:
@@ -213,6 +231,7 @@ def _compile_eager_loss(problem: Problem) -> LossFunction:
 
 
 def _load_torch() -> FusedLoss:
+    """Load torch's own fused cross-entropy, which only recent releases have."""
     if not hasattr(F, "linear_cross_entropy"):
         raise Unavailable("not in this torch")
     # Without options, torch composes it of eager operations. With default options, torch computes it in chunks.
@@ -220,20 +239,22 @@ def _load_torch() -> FusedLoss:
 
 
 def _build_torch_adaptive(problem: Problem) -> LossFunction:
-    D, V = problem.shape.dim, problem.shape.classes
+    """Use torch's module as a function of the problem's weights. On the meta device, its own weights take no memory."""
+    D = problem.shape.dim
+    V = problem.shape.classes
     factor = D / problem.weights["band1"].shape[1]
     with torch.device("meta"):
         module = torch.nn.AdaptiveLogSoftmaxWithLoss(D, V, list(problem.cutoffs), div_value=factor)
 
-    def loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
-        state = {"head.weight": weights["head"]}
+    def compute_summed_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+        state_dict = {"head.weight": weights["head"]}
         for tail in range(len(problem.cutoffs)):
-            state[f"tail.{tail}.0.weight"] = weights[f"down{tail + 1}"]
-            state[f"tail.{tail}.1.weight"] = weights[f"band{tail + 1}"]
-        mean_loss: Tensor = torch.func.functional_call(module, state, (hidden_ND, targets_N)).loss
+            state_dict[f"tail.{tail}.0.weight"] = weights[f"down{tail + 1}"]
+            state_dict[f"tail.{tail}.1.weight"] = weights[f"band{tail + 1}"]
+        mean_loss: Tensor = torch.func.functional_call(module, state_dict, (hidden_ND, targets_N)).loss
         return mean_loss * len(hidden_ND)
 
-    return loss
+    return compute_summed_loss
 
 
 # -- other packages --------------------------------------------------------------------------------------------------
@@ -259,14 +280,15 @@ def _load_liger() -> FusedLoss:
 
 def _load_cce() -> FusedLoss:
     """Load cut-cross-entropy with its default filter, which skips small gradients."""
-    return partial(_import_module("cut_cross_entropy").linear_cross_entropy, filter_eps="high")
+    loss_function = _import_module("cut_cross_entropy").linear_cross_entropy
+    return partial(loss_function, filter_eps="high")
 
 
 def _load_unfiltered_cce() -> FusedLoss:
     """Load cut-cross-entropy without its filter. It sums gradients in float32 if the release can, to be exact."""
     loss_function = _import_module("cut_cross_entropy").linear_cross_entropy
-    available = signature(loss_function).parameters
-    options = {name: True for name in ("accum_e_fp32", "accum_c_fp32") if name in available}
+    supported_options = signature(loss_function).parameters
+    options = {name: True for name in ("accum_e_fp32", "accum_c_fp32") if name in supported_options}
     return partial(loss_function, filter_eps=None, **options)
 
 
@@ -275,13 +297,14 @@ def _build_liger_augmented(problem: Problem) -> LossFunction:
     cross_entropy = _load_liger()
     divergence = _import_module("liger_kernel.transformers").LigerFusedLinearJSD(jsd_beta=0.0, temperature=TAU)
 
-    def loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    def compute_summed_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
         table_VD = weights["table"]
         teacher_VD = table_VD.detach()
         mean_divergence: Tensor = divergence(hidden_ND, table_VD, teacher_VD[targets_N], teacher_VD, None)
-        return cross_entropy(hidden_ND, table_VD, targets_N, reduction="sum") + ALPHA * len(hidden_ND) * mean_divergence
+        summed_nll = cross_entropy(hidden_ND, table_VD, targets_N, reduction="sum")
+        return summed_nll + ALPHA * len(hidden_ND) * mean_divergence
 
-    return loss
+    return compute_summed_loss
 
 
 # -- ends composed of a fused loss -----------------------------------------------------------------------------------
@@ -293,47 +316,65 @@ def _fused_competitor(family: str, label: str, load: Callable[[], FusedLoss], pa
 
 
 def _compose_loss(load: Callable[[], FusedLoss], problem: Problem) -> LossFunction:
-    fused = load()
+    """Load a fused loss and return the loss function of the problem's end."""
+    fused_loss = load()
     if problem.end == "adaptive":
-        return _compose_adaptive(fused, problem)
-    composed = {"plain": _composed_plain_loss, "mixture": _composed_mixture_loss, "drill": _composed_drill_loss}
-    return partial(composed[problem.end], fused)
+        return _compose_adaptive(fused_loss, problem)
+    composed_losses = {"plain": _composed_plain_loss, "mixture": _composed_mixture_loss, "drill": _composed_drill_loss}
+    return partial(composed_losses[problem.end], fused_loss)
 
 
-def _composed_plain_loss(fused: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
-    return fused(hidden_ND, weights["table"], targets_N, reduction="sum")
+def _composed_plain_loss(fused_loss: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return fused_loss(hidden_ND, weights["table"], targets_N, reduction="sum")
 
 
-def _composed_drill_loss(fused: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
-    return fused(hidden_ND, encode_classes(weights), targets_N, reduction="sum")
+def _composed_drill_loss(fused_loss: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return fused_loss(hidden_ND, encode_classes(weights), targets_N, reduction="sum")
 
 
-def _composed_mixture_loss(fused: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+def _composed_mixture_loss(fused_loss: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Compute -log p of every target under every expert, and then the negative log of the weighted mean of p."""
     latent_NKD, log_prior_NK = compute_experts(hidden_ND, weights)
-    nll = fused(latent_NKD.flatten(0, 1), weights["table"], targets_N.repeat_interleave(NUM_EXPERTS), reduction="none")
-    return -torch.logsumexp(log_prior_NK - nll.view(-1, NUM_EXPERTS), dim=-1).sum()
+    expert_targets = targets_N.repeat_interleave(NUM_EXPERTS)
+    nll = fused_loss(latent_NKD.flatten(0, 1), weights["table"], expert_targets, reduction="none")
+    nll_NK = nll.view(-1, NUM_EXPERTS)
+    return -torch.logsumexp(log_prior_NK - nll_NK, dim=-1).sum()
 
 
-def _compose_adaptive(fused: FusedLoss, problem: Problem) -> LossFunction:
+class _Tail(NamedTuple):
+    """The tokens whose target is in a tail of an adaptive softmax."""
+
+    number: int
+    """1 for the first tail."""
+    positions: Tensor
+    """The positions of the tokens, of shape R."""
+    targets: Tensor
+    """The targets of the tokens, of shape R, counted from the first class of the tail."""
+
+
+def _compose_adaptive(fused_loss: FusedLoss, problem: Problem) -> LossFunction:
     """Call the loss once per band. Like in reefknot's end, the tokens of each band are found beforehand on the CPU."""
     device = problem.hidden.device
-    head_targets_N = problem.targets.clone()
+    targets_N = problem.targets
+    bounds = (*problem.cutoffs, problem.shape.classes)
+    head_targets_N = targets_N.clone()
     tails = []
-    for tail, (start, stop) in enumerate(pairwise((*problem.cutoffs, problem.shape.classes)), start=1):
-        tokens_R = ((problem.targets >= start) & (problem.targets < stop)).nonzero().squeeze(-1)
-        head_targets_N[tokens_R] = problem.cutoffs[0] + tail - 1
+    for number, (first_id, end_id) in enumerate(pairwise(bounds), start=1):
+        tokens_R = ((targets_N >= first_id) & (targets_N < end_id)).nonzero().squeeze(-1)
+        head_targets_N[tokens_R] = problem.cutoffs[0] + number - 1
         if len(tokens_R):
-            tails.append((tail, tokens_R.to(device), (problem.targets[tokens_R] - start).to(device)))
+            targets_R = targets_N[tokens_R] - first_id
+            tails.append(_Tail(number, tokens_R.to(device), targets_R.to(device)))
     head_targets_N = head_targets_N.to(device)
 
-    def loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
-        total = fused(hidden_ND, weights["head"], head_targets_N, reduction="sum")
-        for tail, tokens_R, targets_R in tails:
-            projected_RD = F.linear(hidden_ND[tokens_R], weights[f"down{tail}"])
-            total = total + fused(projected_RD, weights[f"band{tail}"], targets_R, reduction="sum")
+    def compute_summed_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+        total = fused_loss(hidden_ND, weights["head"], head_targets_N, reduction="sum")
+        for tail in tails:
+            projected_RD = F.linear(hidden_ND[tail.positions], weights[f"down{tail.number}"])
+            total = total + fused_loss(projected_RD, weights[f"band{tail.number}"], tail.targets, reduction="sum")
         return total
 
-    return loss
+    return compute_summed_loss
 
 
 # -- all competitors -------------------------------------------------------------------------------------------------

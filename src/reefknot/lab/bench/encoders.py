@@ -2,17 +2,11 @@
 
 `measure_all` yields one table for every shape and data type, with one row per competitor (implementation) of
 `LAYER_BUILDERS`. A step is one forward and backward pass of the encoder alone, with all gradients, including the
-gradients of its inputs.
+gradients of its inputs. The time includes drawing dropout masks.
 
-- The baseline is `nn.LSTM` without dropout masks. On a GPU it is cuDNN.
-- The time of reefknot's encoders includes drawing their dropout masks.
-- The plain loop is reefknot's variational LSTM as a loop over the steps in Python.
-- All competitors multiply matrices in the same data type: float32, float32 rounded to TF32 (the default of cuDNN, and
-  of training with `determinism = "fast"`), or bfloat16.
-
-Gradients are compared with the gradients of a float64 loop that has the same masks. Equal seeds are not enough for
-equal masks, because a generator gives different numbers for different data types. So `RecordRandomTensors` keeps all
-random tensors of a run, and `ReplayRandomTensors` copies them into a later run.
+All competitors multiply matrices in the same data type: float32, float32 rounded to TF32 (the default of cuDNN, and of
+training with `determinism = "fast"`), or bfloat16. Their gradients are compared with the gradients of a float64 loop
+over the steps that has the same dropout masks.
 
 Shapes: B streams (sequences that are read in parallel), T steps, D dimensions.
 """
@@ -65,8 +59,9 @@ class Shape(NamedTuple):
     def parse(cls, text: str) -> Shape:
         """Parse "B,T,D-H-H", such as "20,35,200-200-200" for two layers."""
         try:
-            batch, steps, dims = text.split(",")
-            shape = cls(int(batch), int(steps), tuple(int(dim) for dim in dims.split("-")))
+            batch, steps, joined_dims = text.split(",")
+            dims = tuple(int(dim) for dim in joined_dims.split("-"))
+            shape = cls(int(batch), int(steps), dims)
         except ValueError:
             raise SettingsError(
                 f"--shape {text}: must be streams,steps,dimensions of the input and of each layer, such as "
@@ -128,21 +123,92 @@ class Bench:
     """Whether to time a captured CUDA graph as well."""
 
 
-class LayerStack(nn.Module):
-    """A stack of layers of any dimensions. Every layer starts from an empty state."""
+def measure_all(bench: Bench, shapes: Sequence[Shape], notify: Callable[[str], None]) -> Iterator[list[Row]]:
+    """Yield the rows of every shape and data type.
 
-    def __init__(self, layers: Sequence[Encoder | nn.LSTM]) -> None:
-        super().__init__()
-        # Records contain the names of the parameters, such as "parts.0.weight_hh_l0".
-        self.parts = nn.ModuleList(layers)
+    Competitors run one after the other on a GPU, and take turns on a CPU.
+    """
+    for shape in shapes:
+        for dtype in bench.dtypes:
+            notify(f"{shape}, {dtype}")
+            with _set_matmul_precision(tf32=dtype == "tf32"):
+                rows = _measure_shape(bench, shape, dtype, notify)
+            yield _add_ratios(rows)
 
-    def forward(self, inputs_BTD: Tensor) -> Tensor:
-        for layer in self.parts:
-            if isinstance(layer, Encoder):
-                inputs_BTD = layer(inputs_BTD, layer.initial_state(len(inputs_BTD), inputs_BTD.device))[0]
-            else:
-                inputs_BTD = layer(inputs_BTD)[0]
-        return inputs_BTD
+
+def _measure_shape(bench: Bench, shape: Shape, dtype: str, notify: Callable[[str], None]) -> list[Row]:
+    """Return one row per competitor, at one shape and in one data type."""
+    entries = []
+    for competitor in list_competitors(shape):
+        build = partial(build_step, competitor, shape, TENSOR_DTYPES[dtype], bench.device)
+        row = Row(shape, dtype, competitor=competitor)
+        entries.append(Entry(row, build, time_graph=bench.graph))
+    check_step = partial(_check_step, device=bench.device)
+    return measure_entries(entries, check_step, bench.device, bench.seconds, notify)
+
+
+def _check_step(row: Row, step: Step, device: str) -> Row:
+    """Return the row with gradient errors, against a float64 loop with the same masks, and determinism.
+
+    Equal seeds are not enough for equal masks, because a generator gives different numbers for different data types.
+    Therefore all random tensors of the step are recorded and copied into the loop.
+    """
+    torch.manual_seed(SEED)
+    with RecordRandomTensors() as recorder:
+        step.run()
+    exact_step = build_step(row.competitor, row.shape, TENSOR_DTYPES[row.dtype], device, exact=True)
+    with ReplayRandomTensors(recorder.tensors), torch.backends.cudnn.flags(enabled=False):
+        exact_step.run()
+    exact_gradients = {name: gradient for name, gradient in exact_step.get_gradients().items() if gradient is not None}
+    errors = compute_relative_errors(step.get_gradients(), exact_gradients)
+    is_finite = all(map(math.isfinite, errors.values()))
+
+    def compute_seeded_loss() -> Tensor:
+        torch.manual_seed(SEED)
+        return step.compute_loss()
+
+    seeded_step = replace(step, compute_loss=compute_seeded_loss)
+    return replace(
+        row,
+        errors=errors if is_finite else None,
+        deterministic=is_deterministic(seeded_step),
+        note="" if is_finite else "gradients are not finite",
+    )
+
+
+def _add_ratios(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with their times divided by the time of the baseline."""
+    baseline = next(row for row in rows if row.competitor == BASELINE)
+    compared_rows = []
+    for row in rows:
+        ratio = divide(row.graph_ms, baseline.graph_ms)
+        if ratio is None:
+            ratio = divide(row.ms, baseline.ms)
+        compared_rows.append(replace(row, over_lstm=ratio))
+    return compared_rows
+
+
+@contextmanager
+def _set_matmul_precision(tf32: bool) -> Iterator[None]:
+    """Multiply float32 matrices in TF32 or in full precision."""
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    previous = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = tf32
+    matmul.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = previous
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the versions that the measurements depend on."""
+    cudnn_version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return {"torch": str(torch.__version__), "triton": get_version("triton"), "cudnn": cudnn_version}
+
+
+# -- competitors -----------------------------------------------------------------------------------------------------
 
 
 def _build_torch_lstm(input_dim: int, dim: int, num_layers: int) -> nn.LSTM:
@@ -157,7 +223,11 @@ def _build_bayesian(input_dim: int, dim: int, num_layers: int) -> Encoder:
     return BayesianLSTM(input_dim, dim, num_layers, dropout_input=DROPOUT, dropout_hidden=DROPOUT, gates="separate")
 
 
-BASELINE, PLAIN_LOOP, AWD = "nn.LSTM, no masks", "plain loop, variational", "reefknot, AWD"
+BASELINE = "nn.LSTM, no masks"
+"""torch's LSTM without dropout masks. On a GPU it is cuDNN."""
+PLAIN_LOOP = "plain loop, variational"
+"""Reefknot's variational LSTM as a loop over the steps in Python."""
+AWD = "reefknot, AWD"
 LAYER_BUILDERS: dict[str, Callable[[int, int, int], Encoder | nn.LSTM]] = {
     BASELINE: _build_torch_lstm,
     "reefknot, variational": _build_variational,
@@ -191,6 +261,8 @@ def build_encoder(competitor: str, shape: Shape) -> LayerStack:
         }
         encoder = AWDLSTM(input_dim, layer_dims[0], shape.num_layers, layer_dims[-1], **dropouts)  # type: ignore[arg-type]
         return LayerStack([encoder])
+
+    # One module has all layers if they have the same dimension. Otherwise there is one module per layer.
     build_layers = LAYER_BUILDERS[competitor]
     if len(set(layer_dims)) == 1:
         return LayerStack([build_layers(input_dim, layer_dims[0], shape.num_layers)])
@@ -198,10 +270,12 @@ def build_encoder(competitor: str, shape: Shape) -> LayerStack:
 
 
 def build_step(competitor: str, shape: Shape, dtype: torch.dtype, device: str, *, exact: bool = False) -> Step:
-    """Return a forward and backward pass of a competitor. Inputs and output gradients are the same for all.
+    """Return a forward and backward pass of a competitor.
+
+    Inputs and output gradients are random. They are the same for all competitors.
 
     Args:
-        competitor: The competitor.
+        competitor: Name of the competitor.
         shape: Streams, steps and dimensions.
         dtype: The data type of the tensors.
         device: `cuda` or `cpu`.
@@ -209,16 +283,16 @@ def build_step(competitor: str, shape: Shape, dtype: torch.dtype, device: str, *
     """
     encoder = build_encoder(competitor, shape).to(device, dtype)
     generator = torch.Generator().manual_seed(SEED)
-    inputs_BTD, grad_BTD = (
-        torch.randn(shape.batch, shape.steps, dim, generator=generator).to(device, dtype)
-        for dim in (shape.dims[0], shape.dims[-1])
-    )
+    inputs_BTD = torch.randn(shape.batch, shape.steps, shape.dims[0], generator=generator).to(device, dtype)
+    gradient_BTD = torch.randn(shape.batch, shape.steps, shape.dims[-1], generator=generator).to(device, dtype)
     if exact:
-        encoder, inputs_BTD, grad_BTD = encoder.double(), inputs_BTD.double(), grad_BTD.double()
+        encoder = encoder.double()
+        inputs_BTD = inputs_BTD.double()
+        gradient_BTD = gradient_BTD.double()
     leaves = {"input": inputs_BTD.requires_grad_(), **dict(encoder.named_parameters())}
 
     def compute_loss() -> Tensor:
-        return torch.sum(encoder(inputs_BTD) * grad_BTD)
+        return torch.sum(encoder(inputs_BTD) * gradient_BTD)
 
     def get_gradients() -> dict[str, Tensor | None]:
         return {name: leaf.grad for name, leaf in leaves.items()}
@@ -228,84 +302,30 @@ def build_step(competitor: str, shape: Shape, dtype: torch.dtype, device: str, *
     return Step(compute_loss, list(leaves.values()), get_gradients, context)
 
 
-def measure_all(bench: Bench, shapes: Sequence[Shape], notify: Callable[[str], None]) -> Iterator[list[Row]]:
-    """Yield the rows of every shape and data type.
+class LayerStack(nn.Module):
+    """A stack of layers of any dimensions. Every layer starts from an empty state."""
 
-    Competitors run one after the other on a GPU, and take turns on a CPU.
-    """
-    for shape in shapes:
-        for dtype in bench.dtypes:
-            notify(f"{shape}, {dtype}")
-            with _set_matmul_precision(tf32=dtype == "tf32"):
-                rows = _add_ratios(_measure_case(bench, shape, dtype, notify))
-            yield rows
+    def __init__(self, layers: Sequence[Encoder | nn.LSTM]) -> None:
+        super().__init__()
+        # Records contain the names of the parameters, such as "parts.0.weight_hh_l0".
+        self.parts = nn.ModuleList(layers)
 
-
-def _measure_case(bench: Bench, shape: Shape, dtype: str, notify: Callable[[str], None]) -> list[Row]:
-    entries = []
-    for competitor in list_competitors(shape):
-        build = partial(build_step, competitor, shape, TENSOR_DTYPES[dtype], bench.device)
-        entries.append(Entry(Row(shape, dtype, competitor=competitor), build, bench.graph))
-    check_step = partial(_check_step, device=bench.device)
-    return measure_entries(entries, check_step, bench.device, bench.seconds, notify)
-
-
-def _check_step(row: Row, step: Step, device: str) -> Row:
-    """Measure everything except time: gradient errors against a float64 loop with the same masks, and determinism."""
-    torch.manual_seed(SEED)
-    with RecordRandomTensors() as masks:
-        step.run()
-    exact_step = build_step(row.competitor, row.shape, TENSOR_DTYPES[row.dtype], device, exact=True)
-    with ReplayRandomTensors(masks.tensors), torch.backends.cudnn.flags(enabled=False):
-        exact_step.run()
-    exact_gradients = {name: gradient for name, gradient in exact_step.get_gradients().items() if gradient is not None}
-    errors = compute_relative_errors(step.get_gradients(), exact_gradients)
-    is_finite = all(map(math.isfinite, errors.values()))
-
-    def compute_seeded_loss() -> Tensor:
-        torch.manual_seed(SEED)
-        return step.compute_loss()
-
-    return replace(
-        row,
-        errors=errors if is_finite else None,
-        deterministic=is_deterministic(replace(step, compute_loss=compute_seeded_loss)),
-        note="" if is_finite else "gradients are not finite",
-    )
-
-
-def _add_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with their times divided by the time of the baseline."""
-    baseline = next(row for row in rows if row.competitor == BASELINE)
-
-    def compute_ratio(row: Row) -> float | None:
-        graph_ratio = divide(row.graph_ms, baseline.graph_ms)
-        return divide(row.ms, baseline.ms) if graph_ratio is None else graph_ratio
-
-    return [replace(row, over_lstm=compute_ratio(row)) for row in rows]
-
-
-@contextmanager
-def _set_matmul_precision(tf32: bool) -> Iterator[None]:
-    """Multiply float32 matrices in TF32 or in full precision."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    previous = cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.allow_tf32 = matmul.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = previous
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return the versions that the measurements depend on."""
-    cudnn_version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return {"torch": str(torch.__version__), "triton": get_version("triton"), "cudnn": cudnn_version}
+    def forward(self, inputs_BTD: Tensor) -> Tensor:
+        """Return the outputs of the last layer."""
+        hidden_BTD = inputs_BTD
+        for layer in self.parts:
+            if isinstance(layer, Encoder):
+                state = layer.initial_state(len(hidden_BTD), hidden_BTD.device)
+                hidden_BTD = layer(hidden_BTD, state)[0]
+            else:
+                hidden_BTD = layer(hidden_BTD)[0]
+        return hidden_BTD
 
 
 # -- random tensors --------------------------------------------------------------------------------------------------
 
 _DROPOUT = torch.ops.aten.native_dropout.default
+"""torch's dropout, which returns its output and the mask."""
 
 
 class RecordRandomTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -318,7 +338,8 @@ class RecordRandomTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if _is_random(func):
-            self.tensors.append((result[1] if func is _DROPOUT else result).clone())
+            random_tensor = result[1] if func is _DROPOUT else result
+            self.tensors.append(random_tensor.clone())
         return result
 
 
@@ -337,8 +358,8 @@ class ReplayRandomTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if recorded is None:
             raise RuntimeError("more random tensors are drawn than were recorded")
         if func is _DROPOUT:
-            x, rate = args[:2]
-            return x * recorded / (1.0 - rate), recorded
+            dropout_input, rate = args[:2]
+            return dropout_input * recorded / (1.0 - rate), recorded
         return result.copy_(recorded)
 
 
@@ -348,5 +369,6 @@ def _is_random(func: Any) -> bool:
     Recurrent layers are tagged as random too, because they can have dropout. Dropout inside layers is not used here, so
     they are excluded.
     """
-    is_tagged = torch.Tag.nondeterministic_seeded in func.tags
-    return is_tagged and (func is _DROPOUT or len(func._schema.returns) == 1)
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    return func is _DROPOUT or len(func._schema.returns) == 1

@@ -1,10 +1,11 @@
-"""Measure reefknot's output ends (classifier and loss) against other implementations: `reefknot bench heads`.
+"""Measure the output layers of language models, in reefknot and in other packages: `reefknot bench heads`.
 
-`measure_all` yields one table for every case (an end at a shape), with one row per competitor (implementation).
-`competitors.py` lists the competitors, and `problems.py` builds the inputs that they share. A row has four
-measurements:
+An output end is a classifier with its loss. `measure_all` yields one table for every end at a shape, with one row per
+competitor (implementation). `competitors.py` lists the competitors, and `problems.py` builds the inputs that they
+share. A row has four measurements:
 
-- the time, relative to the floor: the time of the necessary matrix products at the rate that this machine reaches;
+- the time, also relative to the floor, which is the time of the necessary matrix products at the rate that this
+  machine reaches;
 - the working memory;
 - the worst error of a gradient against float64 on the same inputs;
 - whether two runs are equal bit for bit.
@@ -13,7 +14,7 @@ measurements:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -43,14 +44,15 @@ from reefknot.lab.bench.problems import Problem, Shape, make_problem
 LOW_MEMORY_MIB = {"cuda": 256.0, "cpu": 32.0}
 """Default memory budget of reefknot's low-memory row."""
 SWEEP_SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
-"""Vocabulary sizes of `--vocabulary`."""
+"""Vocabulary sizes that `--vocabulary` measures."""
 SWEEP_ENDS = ("plain", "adaptive", "drill")
 """Ends that `--vocabulary` measures."""
 _WIKITEXT_103 = Shape(8192, 1024, 267_735)
 _WIKITEXT_2 = Shape(5600, 400, 33_278)
 _PENN_TREEBANK = Shape(1400, 400, 10_000)
 # Shapes of current language models with sub-words.
-_LLM_SMALL, _LLM_LARGE = Shape(8192, 2048, 128_256), Shape(16_384, 4096, 128_256)
+_LLM_SMALL = Shape(8192, 2048, 128_256)
+_LLM_LARGE = Shape(16_384, 4096, 128_256)
 GPU_SHAPES = {
     "plain": (_WIKITEXT_103, _LLM_SMALL, _LLM_LARGE, _WIKITEXT_2, _PENN_TREEBANK),
     "adaptive": (_WIKITEXT_103, _LLM_SMALL, _WIKITEXT_2),
@@ -61,6 +63,7 @@ GPU_SHAPES = {
 }
 """The default shapes of each end on a GPU."""
 CPU_SHAPE = Shape(700, 200, 10_000)
+"""The default shape of all ends on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,17 @@ class Row(Measurement):
     end: str
     shape: Shape
     family: str
+    """The value of `--competitor` that chooses the competitor."""
     weights: str
     """The data type of the weights."""
     floor_ms: float
     """The time of the matrix products that no exact method avoids."""
     over_mib: float | None = None
-    """Working memory."""
+    """Working memory in MiB: the peak, not counting inputs, weights and gradients."""
 
     @property
     def over_floor(self) -> float | None:
+        """The time of a step, divided by the floor."""
         return divide(self.ms, self.floor_ms)
 
     def record(self) -> dict[str, Any]:
@@ -96,6 +101,7 @@ class Bench:
 
     device: str
     families: Sequence[str] = FAMILIES
+    """The values of `--competitor`."""
     weights: str | None = None
     """The data type of all weights. The default on a GPU is bfloat16, plus a row of reefknot with float32 weights."""
     memory: Sequence[float] = ()
@@ -108,17 +114,23 @@ class Bench:
     @property
     def dtype(self) -> torch.dtype:
         """The data type of the computation and of the hidden states."""
-        return torch.bfloat16 if self.device == "cuda" else torch.float32
+        if self.device == "cuda":
+            return torch.bfloat16
+        return torch.float32
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        return self.dtype if self.weights is None else getattr(torch, self.weights)
+        """The data type of the weights."""
+        if self.weights is None:
+            return self.dtype
+        weight_dtype: torch.dtype = getattr(torch, self.weights)
+        return weight_dtype
 
 
 def choose_cases(
     device: str, ends: Sequence[str], shapes: Sequence[Shape], vocabulary: bool
 ) -> list[tuple[str, Shape]]:
-    """Return the ends and shapes to measure.
+    """Return the pairs of an end and a shape to measure.
 
     Args:
         device: `cuda` or `cpu`.
@@ -130,8 +142,15 @@ def choose_cases(
         tokens, dim = (4096, 512) if device == "cuda" else (256, 64)
         shapes = [Shape(tokens, dim, size) for size in SWEEP_SIZES]
         ends = [end for end in SWEEP_ENDS if not ends or end in ends]
-    defaults = GPU_SHAPES if device == "cuda" else dict.fromkeys(GPU_SHAPES, (CPU_SHAPE,))
-    return [(end, shape) for end in ends or defaults for shape in shapes or defaults[end]]
+
+    default_shapes: Mapping[str, Sequence[Shape]] = GPU_SHAPES
+    if device != "cuda":
+        default_shapes = dict.fromkeys(GPU_SHAPES, (CPU_SHAPE,))
+    cases = []
+    for end in ends or default_shapes:
+        for shape in shapes or default_shapes[end]:
+            cases.append((end, shape))
+    return cases
 
 
 def measure_all(
@@ -142,7 +161,7 @@ def measure_all(
     Args:
         bench: The settings of the benchmark.
         rate: Floating-point operations per second that the device reaches in large matrix products.
-        cases: Ends and shapes.
+        cases: Pairs of an end and a shape.
         notify: Called with lines about progress.
     """
     for end, shape in cases:
@@ -151,6 +170,7 @@ def measure_all(
         if available_families.isdisjoint(bench.families):
             notify("  none of the chosen competitors has this end")
             continue
+
         problem, exact_gradients = _prepare_case(bench, end, shape)
         floor_ms = 1e3 * problem.floor_flops / rate
         entries = _build_entries(bench, problem, floor_ms)
@@ -159,7 +179,7 @@ def measure_all(
 
 
 def _prepare_case(bench: Bench, end: str, shape: Shape) -> tuple[Problem, dict[str, Tensor]]:
-    """Build the inputs of a case and compute its gradients in float64."""
+    """Return the inputs of a case, and its gradients in float64 by name."""
     try:
         problem = make_problem(end, shape, bench.device, bench.dtype)
         return problem, compute_exact_gradients(problem)
@@ -174,23 +194,30 @@ def _prepare_case(bench: Bench, end: str, shape: Shape) -> tuple[Problem, dict[s
 
 def _build_entries(bench: Bench, problem: Problem, floor_ms: float) -> list[Entry[Row]]:
     """Return the rows to measure: first the variants of reefknot, then the competitors of the requested families."""
-    weights = str(bench.weight_dtype).removeprefix("torch.")
-    empty_row = Row(problem.end, problem.shape, "reefknot", weights, floor_ms, competitor="reefknot")
-    steps: list[tuple[Row, Callable[[], Step]]] = []
+    entries: list[Entry[Row]] = []
+
+    def add_entry(row: Row, build_step: Callable[[], Step]) -> None:
+        entries.append(Entry(row, build_step, time_graph=bench.graph and _can_be_captured(row)))
+
+    weight_dtype_name = str(bench.weight_dtype).removeprefix("torch.")
+    empty_row = Row(problem.end, problem.shape, "reefknot", weight_dtype_name, floor_ms, competitor="reefknot")
+
+    # Reefknot: default settings, one row per memory budget, the chunked implementation, and float32 weights.
     if "reefknot" in bench.families:
         build_step = partial(build_reefknot_step, problem, bench.weight_dtype)
-        steps.append((empty_row, build_step))
+        add_entry(empty_row, build_step)
         for mib in bench.memory:
-            steps.append((replace(empty_row, competitor=f"reefknot, {mib:g} MiB"), partial(build_step, memory=mib)))
-        steps.append((replace(empty_row, competitor="reefknot, chunked"), partial(build_step, impl="chunked")))
+            add_entry(replace(empty_row, competitor=f"reefknot, {mib:g} MiB"), partial(build_step, memory=mib))
+        add_entry(replace(empty_row, competitor="reefknot, chunked"), partial(build_step, impl="chunked"))
         if bench.device == "cuda" and bench.weights is None:
             float32_row = replace(empty_row, competitor="reefknot, fp32 weights", weights="float32")
-            steps.append((float32_row, partial(build_reefknot_step, problem, torch.float32)))
+            add_entry(float32_row, partial(build_reefknot_step, problem, torch.float32))
+
     for competitor in competitors_for(problem.end):
         if competitor.family in bench.families:
             row = replace(empty_row, competitor=competitor.label, family=competitor.family)
-            steps.append((row, partial(competitor.build_step, problem, bench.weight_dtype)))
-    return [Entry(row, build_step, bench.graph and _can_be_captured(row)) for row, build_step in steps]
+            add_entry(row, partial(competitor.build_step, problem, bench.weight_dtype))
+    return entries
 
 
 def _can_be_captured(row: Row) -> bool:
@@ -199,11 +226,16 @@ def _can_be_captured(row: Row) -> bool:
     A competitor that makes the CPU wait for the GPU cannot be captured. The failed attempt would leave the random
     generator of the GPU unusable for the next competitors.
     """
-    return row.family == "reefknot" or (row.competitor.startswith("eager") and row.end != "adaptive")
+    if row.family == "reefknot":
+        return True
+    return row.competitor.startswith("eager") and row.end != "adaptive"
 
 
 def _check_step(row: Row, step: Step, device: str, exact_gradients: dict[str, Tensor]) -> Row:
-    """Measure everything except time. Memory is measured after the first run, which compiles and tunes kernels."""
+    """Return the row with all measurements except time.
+
+    Memory is measured after the first run, which compiles and tunes kernels.
+    """
     step.run()
     errors = compute_relative_errors(step.get_gradients(), exact_gradients)
     is_finite = all(map(math.isfinite, errors.values()))
@@ -219,10 +251,11 @@ def _check_step(row: Row, step: Step, device: str, exact_gradients: dict[str, Te
 
 def describe_machine(bench: Bench, rate: float) -> dict[str, Any]:
     """Return the versions, the data type and the matrix rate that the measurements depend on."""
+    package_versions = {package.replace("-", "_"): get_version(package) for package in PACKAGES}
     return {
         "torch": str(torch.__version__),
         "triton": get_version("triton"),
-        **{package.replace("-", "_"): get_version(package) for package in PACKAGES},
+        **package_versions,
         "dtype": str(bench.dtype).removeprefix("torch."),
         "matrix_tflops": rate / 1e12,
     }

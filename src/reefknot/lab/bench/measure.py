@@ -1,10 +1,12 @@
-"""Tools that all benchmarks share: measure the time, the memory and the gradients of a training step.
+"""Measure the time, the memory and the gradient errors of a training step. All benchmarks use these functions.
 
-`Step` is one forward and backward pass of an implementation. `measure_entries` is the main function: it measures
-several implementations (the competitors) and returns one row of a table for each. A competitor that fails gets a note
-in its row, and the others are still measured.
+Start with `Step`, one forward and backward pass of an implementation, and with `measure_entries`, which measures
+several implementations (the competitors) and returns one row of a table for each:
 
-Gradients are cleared between repeats, outside the measured time.
+    entries = [Entry(Measurement(competitor="torch"), build_torch_step)]
+    rows = measure_entries(entries, check_step, device="cpu", seconds=2.0, notify=print)
+
+A competitor that fails gets a note in its row, and the others are still measured.
 """
 
 from __future__ import annotations
@@ -17,27 +19,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from reefknot.kernels.capture import capture, side_stream
 
-MAX_REPEATS, MIN_REPEATS = 30, 3
+MAX_REPEATS = 30
+MIN_REPEATS = 3
 WARM_UP_RUNS = 3
 """Runs before the timing starts. They compile and tune kernels."""
 SUSTAINED_SECONDS = 0.5
 """Time until the power limit lowers the clock rate of a busy GPU. Short work is repeated for at least this long."""
-BURST_SIZE, BURST_BELOW_MS = 10, 20.0
-"""Work that takes less than `BURST_BELOW_MS` is timed on a GPU in bursts of this many runs."""
+BURST_BELOW_MS = 20.0
+"""A function that takes less time than this is timed on a GPU in bursts of `BURST_SIZE` runs."""
+BURST_SIZE = 10
 MIB = 2**20
 OUT_OF_MEMORY = "out of memory"
-TimedCall = tuple[Callable[[], object], Callable[[], None]]
-"""A function to time, and a cleanup function that runs after it, outside the measured time."""
+"""The note of a competitor that needs more memory than the machine has."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Step:
     """One forward and backward pass of a competitor."""
 
     compute_loss: Callable[[], Tensor]
-    """Returns the mean loss, ready for the backward pass."""
+    """Runs the forward pass and returns the mean loss."""
     leaves: Sequence[Tensor]
     """The tensors that get gradients."""
     get_gradients: Callable[[], dict[str, Tensor | None]]
@@ -81,7 +85,7 @@ class Measurement:
     graph_ms: float | None = None
     """Median time of a step that is captured as a CUDA graph."""
     errors: dict[str, float] | None = None
-    """The relative error of each gradient. None if a gradient is not finite."""
+    """The relative error of each gradient, by name. None if a gradient is not finite."""
     deterministic: bool | None = None
     """Whether two runs give the same bits."""
     note: str = ""
@@ -89,10 +93,14 @@ class Measurement:
 
     @property
     def worst_error(self) -> float | None:
-        return max(self.errors.values()) if self.errors else None
+        """The largest error of a gradient."""
+        if not self.errors:
+            return None
+        return max(self.errors.values())
 
 
 Row = TypeVar("Row", bound=Measurement)
+"""A row of a benchmark's table: its subclass of `Measurement`."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,9 @@ class Entry(Generic[Row]):
     """A competitor that will be measured."""
 
     row: Row
-    """The row to fill in."""
+    """The row to fill in. It already has the name of the competitor."""
     build_step: Callable[[], Step]
+    """Returns the training step of the competitor. It may raise any error, which becomes the note of the row."""
     time_graph: bool = False
     """Whether to also time the step as a captured CUDA graph."""
 
@@ -119,12 +128,15 @@ def measure_entries(
 
     Args:
         entries: The competitors.
-        check_step: Fills in all measurements of a row except times.
+        check_step: Takes a row and its step. It returns the row with all measurements except times.
         device: `cuda` or `cpu`.
         seconds: Duration of the timing, per competitor.
         notify: Called with lines about progress.
     """
-    groups: Sequence[Sequence[Entry[Row]]] = [[entry] for entry in entries] if device == "cuda" else [entries]
+    groups: Sequence[Sequence[Entry[Row]]] = [entries]
+    if device == "cuda":
+        groups = [[entry] for entry in entries]
+
     rows: list[Row] = []
     for group in groups:
         rows += _measure_group(group, check_step, device, seconds, notify)
@@ -139,8 +151,9 @@ def _measure_group(
     notify: Callable[[str], None],
 ) -> list[Row]:
     """Check each competitor of a group, then time them. All of them are in memory at the same time."""
+    # Build and check every step. A competitor that fails here is not timed.
     rows: list[Row] = []
-    steps: dict[int, Step] = {}
+    steps: dict[int, Step] = {}  # by the index of the competitor in the group
     for index, entry in enumerate(group):
         notify(f"  {entry.row.competitor}")
         try:
@@ -151,17 +164,22 @@ def _measure_group(
             steps[index] = step
         except Exception as error:  # the other competitors are still measured
             rows.append(replace(entry.row, note=describe_error(error)))
+
+    # Time the steps.
     try:
         times = time_steps(list(steps.values()), device, seconds)
         for index, milliseconds in zip(steps, times, strict=True):
             rows[index] = replace(rows[index], ms=median(milliseconds), repeats=len(milliseconds))
     except Exception as error:
         rows = [replace(row, note=row.note or describe_error(error)) for row in rows]
+
+    # Time the captured CUDA graphs.
     for index, step in steps.items():
         if not group[index].time_graph:
             continue
         try:
-            rows[index] = replace(rows[index], graph_ms=median(time_captured_step(step, seconds)))
+            milliseconds = time_captured_step(step, seconds)
+            rows[index] = replace(rows[index], graph_ms=median(milliseconds))
         except Exception as error:
             rows[index] = replace(rows[index], note=f"no graph: {describe_error(error)}")
     return rows
@@ -198,17 +216,23 @@ def divide(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def time_steps(steps: Sequence[Step], device: str, seconds: float) -> list[list[float]]:
-    """Return the milliseconds of every repeat of every step.
+    """Return one list per step, with the milliseconds of every repeat.
 
-    A step is repeated for about `seconds`, and at least three times.
+    A step is repeated for about `seconds`, and at least three times. Gradients are cleared between the repeats, outside
+    the measured time.
     """
-    return _time_calls([(step.run, step.zero_grad) for step in steps], device, seconds)
+    calls = [_TimedCall(step.run, step.zero_grad) for step in steps]
+    return _time_calls(calls, device, seconds)
 
 
 def time_function(function: Callable[[], object], device: str, seconds: float) -> list[float]:
     """Return the milliseconds of every repeat of a function that needs no cleanup."""
-    (milliseconds,) = _time_calls([(function, lambda: None)], device, seconds)
+    (milliseconds,) = _time_calls([_TimedCall(function, _clean_nothing)], device, seconds)
     return milliseconds
+
+
+def _clean_nothing() -> None:
+    pass
 
 
 def time_captured_step(step: Step, seconds: float) -> list[float]:
@@ -225,19 +249,26 @@ def time_captured_step(step: Step, seconds: float) -> list[float]:
     return milliseconds
 
 
-def _time_calls(calls: Sequence[TimedCall], device: str, seconds: float) -> list[list[float]]:
-    """Return the milliseconds of every repeat of every call, after a warm-up."""
-    for run, cleanup in calls:
+class _TimedCall(NamedTuple):
+    """A function to time, and a cleanup function that runs after it, outside the measured time."""
+
+    run: Callable[[], object]
+    clean_up: Callable[[], None]
+
+
+def _time_calls(calls: Sequence[_TimedCall], device: str, seconds: float) -> list[list[float]]:
+    """Return one list per call, with the milliseconds of every repeat. The warm-up is not timed."""
+    for call in calls:
         for _ in range(WARM_UP_RUNS):
-            run()
-            cleanup()
+            call.run()
+            call.clean_up()
     if device == "cuda":
-        return [_time_on_gpu(run, cleanup, seconds) for run, cleanup in calls]
+        return [_time_on_gpu(call, seconds) for call in calls]
     return _time_on_cpu(calls, seconds)
 
 
-def _time_on_gpu(run: Callable[[], object], cleanup: Callable[[], None], seconds: float) -> list[float]:
-    """Time a function by CUDA events.
+def _time_on_gpu(call: _TimedCall, seconds: float) -> list[float]:
+    """Time a function by CUDA events, and return the milliseconds of every repeat.
 
     Short functions run in bursts, so that the host runs ahead of the GPU as it does in training.
     """
@@ -249,32 +280,36 @@ def _time_on_gpu(run: Callable[[], object], cleanup: Callable[[], None], seconds
             break
         if len(milliseconds) >= MAX_REPEATS and elapsed > SUSTAINED_SECONDS:
             break
+
         is_short = bool(milliseconds) and milliseconds[-1] < BURST_BELOW_MS
+        num_runs = BURST_SIZE if is_short else 1
         events = []
-        for _ in range(BURST_SIZE if is_short else 1):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            run()
-            stop.record()
-            cleanup()
-            events.append((start, stop))
+        for _ in range(num_runs):
+            started = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            stopped = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            started.record()
+            call.run()
+            stopped.record()
+            call.clean_up()
+            events.append((started, stopped))
         torch.cuda.synchronize()
-        milliseconds += [start.elapsed_time(stop) for start, stop in events]
+        milliseconds += [started.elapsed_time(stopped) for started, stopped in events]
     return milliseconds
 
 
-def _time_on_cpu(calls: Sequence[TimedCall], seconds: float) -> list[list[float]]:
+def _time_on_cpu(calls: Sequence[_TimedCall], seconds: float) -> list[list[float]]:
     """Time functions by the clock. They take turns, so that a machine that becomes slower affects all of them."""
     times: list[list[float]] = [[] for _ in calls]
     timing_started = time.perf_counter()
     for repeat in range(MAX_REPEATS):
-        if repeat >= MIN_REPEATS and time.perf_counter() - timing_started > seconds * len(calls):
+        elapsed = time.perf_counter() - timing_started
+        if repeat >= MIN_REPEATS and elapsed > seconds * len(calls):
             break
-        for (run, cleanup), milliseconds in zip(calls, times, strict=True):
+        for call, milliseconds in zip(calls, times, strict=True):
             started = time.perf_counter()
-            run()
+            call.run()
             milliseconds.append(1e3 * (time.perf_counter() - started))
-            cleanup()
+            call.clean_up()
     return times
 
 
@@ -300,6 +335,7 @@ def measure_working_memory(step: Step, device: str) -> int:
         peak = torch.cuda.max_memory_allocated() - allocated_before
     else:
         peak = _measure_peak_on_cpu(step)
+
     gradient_bytes = sum(leaf.nbytes for leaf in step.leaves)
     step.zero_grad()
     return max(0, peak - gradient_bytes)
@@ -314,14 +350,19 @@ def _measure_peak_on_cpu(step: Step) -> int:
 
     with _silence_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step.run()
+
+    # The profiler gives its record of allocations only as a trace file.
     with TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    memory_events = [event for event in events if event["name"] == "[memory]"]
-    allocated = peak = 0
-    for event in sorted(memory_events, key=lambda event: event["ts"]):
-        allocated += event["args"]["Bytes"]
+        trace_path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace_path))
+        trace = json.loads(trace_path.read_text(encoding="utf-8"))
+    memory_events = [event for event in trace["traceEvents"] if event["name"] == "[memory]"]
+    memory_events.sort(key=itemgetter("ts"))
+
+    allocated = 0
+    peak = 0
+    for event in memory_events:
+        allocated += event["args"]["Bytes"]  # negative if memory is freed
         peak = max(peak, allocated)
     return peak
 
@@ -329,40 +370,52 @@ def _measure_peak_on_cpu(step: Step) -> int:
 @contextmanager
 def _silence_stderr() -> Iterator[None]:
     """Suppress what some builds of torch's profiler write to the terminal from C++, bypassing Python's streams."""
-    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr_descriptor = 2
+    saved_stderr = os.dup(stderr_descriptor)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(devnull, 2)
+        os.dup2(devnull, stderr_descriptor)
         yield
     finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+        os.dup2(saved_stderr, stderr_descriptor)
+        os.close(saved_stderr)
         os.close(devnull)
 
 
 # -- gradients -------------------------------------------------------------------------------------------------------
 
 
-def compute_relative_errors(gradients: Mapping[str, Tensor | None], exact: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return ||g - exact|| / ||exact|| of every gradient g. A missing gradient counts as zero."""
+def compute_relative_errors(
+    gradients: Mapping[str, Tensor | None], exact_gradients: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """Return ||gradient - exact|| / ||exact|| of every gradient, by name. A missing gradient counts as zero."""
     errors = {}
-    for name, exact_gradient in exact.items():
+    for name, exact_gradient in exact_gradients.items():
         gradient = gradients.get(name)
         exact_norm = exact_gradient.norm()
-        error = exact_norm if gradient is None else (gradient.double() - exact_gradient).norm()
-        errors[name] = float(error / exact_norm) if exact_norm > 0 else float(error)
+        if gradient is None:
+            error = exact_norm
+        else:
+            error = (gradient.double() - exact_gradient).norm()
+        if exact_norm > 0:
+            error = error / exact_norm
+        errors[name] = float(error)
     return errors
 
 
 def is_deterministic(step: Step) -> bool:
     """Run a step twice, and return whether the loss and all gradients are equal bit for bit."""
-    first_run, second_run = (_run_and_collect(step) for _ in range(2))
+    first_run = _run_and_collect(step)
+    second_run = _run_and_collect(step)
     step.zero_grad()
     return all(_are_equal(first, second) for first, second in zip(first_run, second_run, strict=True))
 
 
 def _run_and_collect(step: Step) -> list[Tensor | None]:
+    """Run a step and return the loss and the gradients of all leaves."""
     step.zero_grad()
-    return [step.run(), *(leaf.grad for leaf in step.leaves)]
+    loss = step.run()
+    return [loss, *(leaf.grad for leaf in step.leaves)]
 
 
 def _are_equal(first: Tensor | None, second: Tensor | None) -> bool:

@@ -1,24 +1,14 @@
-"""Input and output ends (embeddings; classifier and loss) in plain PyTorch, with all scores stored in memory.
+"""Input and output layers of language models in plain PyTorch, the baseline of `bench heads` and `bench steps`.
 
-They are the baseline that reefknot's ends are compared with, and they come in two forms:
+An input end turns ids into vectors, and an output end is a classifier with its loss. The ends here store the scores of
+all classes in memory. They come in two forms:
 
-- `LOSSES` has the output ends as functions, for `bench heads`. In float64 they also compute the gradients that all
-  competitors are compared with (`compute_exact_gradients`), because they share no code with reefknot's kernels.
-- `use_plain_ends` replaces the ends of a model, for `bench steps`. A replacement keeps the original end and uses its
-  tables and matrices, so ties are preserved and every parameter gets the same gradient. Ends that have no simpler form
-  (a lookup, a char-CNN, a mixture) are not replaced.
+- `LOSSES` has the output ends as functions, for `bench heads`. `compute_exact_gradients` computes their gradients in
+  float64, which all competitors are compared with.
+- `use_plain_ends` replaces the ends of a model, for `bench steps`.
 
-How each end is written:
-
-    plain           one matrix of scores, and torch's cross-entropy of it
-    adaptive        head and tails, with the tokens of each tail found by a mask on the device
-    augmented       two distributions over V for every token
-    mixture         one distribution over V for every token and expert
-    drill           the class vectors of the label encoder, then the same as plain
-    adaptive input  boolean masks over the ids, band by band
-
-A band is a cluster of words of similar frequency. The head of an adaptive softmax has the first band and one class per
-further band; the further bands are its tails.
+An adaptive softmax divides the classes into bands, which are groups of words of similar frequency. Its head scores the
+first band and one class for each of the other bands, which are the tails.
 
 Shapes: N tokens, D dimensions, V classes, K experts, R tokens of a tail, S classes of a tail; B sequences of a window,
 T steps.
@@ -46,7 +36,7 @@ from reefknot.nn.outputs.softmax import Softmax
 LossFunction = Callable[[Tensor, Tensor, Weights], Tensor]
 """(hidden_ND, targets_N, weights) -> the loss summed over the tokens."""
 ScoreFunction = Callable[[Tensor], Tensor]
-"""hidden_RD -> scores_RS."""
+"""hidden_RD -> scores_RS, the scores of the classes of a band."""
 MAX_EXACT_SCORES = {"cuda": 2**27, "cpu": 2**24}
 """The largest number of float64 scores in memory for the exact gradients: 1 GiB on a GPU, 128 MiB on a CPU."""
 
@@ -72,19 +62,21 @@ def adaptive_cross_entropy(
     """
     head_targets_N = targets_N.clone()
     losses = []
-    for tail, (start, stop) in enumerate(pairwise(bounds)):
-        tokens_R = ((targets_N >= start) & (targets_N < stop)).nonzero().squeeze(-1)
+    for tail, (first_id, end_id) in enumerate(pairwise(bounds)):
+        tokens_R = ((targets_N >= first_id) & (targets_N < end_id)).nonzero().squeeze(-1)
         head_targets_N[tokens_R] = bounds[0] + tail
-        losses.append(summed_cross_entropy(tails[tail](hidden_ND[tokens_R]), targets_N[tokens_R] - start))
+        losses.append(summed_cross_entropy(tails[tail](hidden_ND[tokens_R]), targets_N[tokens_R] - first_id))
     losses.append(summed_cross_entropy(head(hidden_ND), head_targets_N))
     return torch.stack(losses).sum()
 
 
 def plain_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the loss of a softmax."""
     return summed_cross_entropy(F.linear(hidden_ND, weights["table"]), targets_N)
 
 
 def adaptive_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the loss of an adaptive softmax. `_Sampler.sample_adaptive_weights` documents its weights."""
     num_tails = sum(name.startswith("band") for name in weights)
     band_sizes = [len(weights["head"]) - num_tails]
     tails = []
@@ -93,23 +85,30 @@ def adaptive_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Ten
         band_sizes.append(len(classes_SD))
         tails.append(partial(_score_tail, weights[f"down{tail}"], classes_SD))
     head = partial(F.linear, weight=weights["head"])
-    return adaptive_cross_entropy(hidden_ND, targets_N, list(accumulate(band_sizes)), head, tails)
+    bounds = list(accumulate(band_sizes))
+    return adaptive_cross_entropy(hidden_ND, targets_N, bounds, head, tails)
 
 
 def _score_tail(projection: Tensor, classes_SD: Tensor, hidden_RD: Tensor) -> Tensor:
+    """Project hidden states to the dimension of a tail and score the classes of the tail."""
     return F.linear(F.linear(hidden_RD, projection), classes_SD)
 
 
 def augmented_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the augmented loss, with gradients of its soft targets."""
     return _augmented_loss(hidden_ND, targets_N, weights["table"], weights["table"])
 
 
 def augmented_detached_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the augmented loss, without gradients of its soft targets."""
     return _augmented_loss(hidden_ND, targets_N, weights["table"], weights["table"].detach())
 
 
 def _augmented_loss(hidden_ND: Tensor, targets_N: Tensor, table_VD: Tensor, soft_table_VD: Tensor) -> Tensor:
-    """Add ALPHA times the divergence from soft targets, which are similarities of the target to all classes."""
+    """Return the cross-entropy plus ALPHA times the divergence from soft targets.
+
+    The soft targets of a token are a softmax over the similarities of its target to all classes, in `soft_table_VD`.
+    """
     scores_NV = _at_least_float32(F.linear(hidden_ND, table_VD))
     # Not split into named steps: a name would keep another N x V matrix in memory, and memory is measured.
     soft_targets_NV = torch.softmax(_at_least_float32(F.linear(soft_table_VD[targets_N], soft_table_VD)) / TAU, dim=-1)
@@ -118,6 +117,7 @@ def _augmented_loss(hidden_ND: Tensor, targets_N: Tensor, table_VD: Tensor, soft
 
 
 def mixture_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the loss of a mixture of softmaxes. It stores one distribution for every token and expert."""
     latent_NKD, log_prior_NK = compute_experts(hidden_ND, weights)
     probs_NKV = torch.softmax(_at_least_float32(F.linear(latent_NKD, weights["table"])), dim=-1)
     probs_NV = (log_prior_NK.exp()[..., None] * probs_NKV).sum(1)
@@ -126,27 +126,31 @@ def mixture_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tens
 
 def compute_experts(hidden_ND: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
     """Return the hidden states of the experts of a mixture, latent_NKD, and their log-weights, log_prior_NK."""
-    latent_NKD = torch.tanh(F.linear(hidden_ND, weights["latent"], weights["latent_bias"])).view(
-        len(hidden_ND), NUM_EXPERTS, -1
-    )
-    return latent_NKD, torch.log_softmax(_at_least_float32(F.linear(hidden_ND, weights["prior"])), dim=-1)
+    latent = torch.tanh(F.linear(hidden_ND, weights["latent"], weights["latent_bias"]))
+    latent_NKD = latent.view(len(hidden_ND), NUM_EXPERTS, -1)
+    log_prior_NK = torch.log_softmax(_at_least_float32(F.linear(hidden_ND, weights["prior"])), dim=-1)
+    return latent_NKD, log_prior_NK
 
 
 def drill_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the loss of a softmax over the class vectors of DRILL's label encoder."""
     return summed_cross_entropy(F.linear(hidden_ND, encode_classes(weights)), targets_N)
 
 
 def encode_classes(weights: Weights) -> Tensor:
-    """Return the class vectors that DRILL's label encoder computes."""
-    encoded_VD = table_VD = weights["table"]
+    """Return the class vectors that DRILL's label encoder, a network over the table, computes."""
+    table_VD = weights["table"]
+    encoded_VD = table_VD
     for layer in range(1, DRILL_LAYERS + 1):
-        weight_DD, bias_D = weights[f"layer{layer}"], weights[f"layer{layer}_bias"]
+        weight_DD = weights[f"layer{layer}"]
+        bias_D = weights[f"layer{layer}_bias"]
         encoded_VD = torch.sigmoid(F.linear(encoded_VD, weight_DD, bias_D)) + table_VD
     return encoded_VD
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _at_least_float32(scores: Tensor) -> Tensor:
+    """Convert bfloat16 and float16 to float32. Other types do not change."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 LOSSES: dict[str, LossFunction] = {
@@ -161,24 +165,41 @@ LOSSES: dict[str, LossFunction] = {
 
 
 def compute_exact_gradients(problem: Problem) -> dict[str, Tensor]:
-    """Return all gradients of the mean loss, computed in float64, on a few tokens at a time to limit the memory."""
+    """Return all gradients of the mean loss by name, computed in float64.
+
+    They are a reference for reefknot's kernels, because `LOSSES` shares no code with the kernels. A few tokens are
+    computed at a time, to limit the memory.
+    """
     weights = {name: weight.double().requires_grad_() for name, weight in problem.weights.items()}
     hidden_ND = problem.hidden.double().requires_grad_()
     targets_N = problem.targets.to(hidden_ND.device)
-    scores_per_token = problem.shape.classes * (NUM_EXPERTS if problem.end == "mixture" else 1)
+
+    scores_per_token = problem.shape.classes
+    if problem.end == "mixture":
+        scores_per_token *= NUM_EXPERTS
     chunk_size = max(1, MAX_EXACT_SCORES[targets_N.device.type] // scores_per_token)
+
     compute_loss = LOSSES[problem.end]
-    for chunk_ND, chunk_N in zip(torch.split(hidden_ND, chunk_size), torch.split(targets_N, chunk_size), strict=True):
-        torch.autograd.backward(compute_loss(chunk_ND, chunk_N, weights) / problem.shape.tokens)
-    leaves = {"hidden": hidden_ND, **weights}
-    return {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    hidden_chunks = torch.split(hidden_ND, chunk_size)
+    target_chunks = torch.split(targets_N, chunk_size)
+    for hidden_chunk, target_chunk in zip(hidden_chunks, target_chunks, strict=True):
+        torch.autograd.backward(compute_loss(hidden_chunk, target_chunk, weights) / problem.shape.tokens)
+
+    gradients = {}
+    for name, leaf in {"hidden": hidden_ND, **weights}.items():
+        gradients[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    return gradients
 
 
 # -- ends of a model, for `bench steps` ------------------------------------------------------------------------------
 
 
 def use_plain_ends(model: LanguageModel) -> None:
-    """Replace the ends of a model that have a form in plain torch."""
+    """Replace the ends of a model that have a form in plain torch.
+
+    A replacement keeps the original end and uses its tables and matrices, so ties are preserved and every parameter
+    gets the same gradient. Ends that have no simpler form (a lookup, a char-CNN, a mixture) are not replaced.
+    """
     if isinstance(model.input, AdaptiveLookup):
         model.input = MaskedLookup(model.input)
     if isinstance(model.output, AdaptiveSoftmax):
@@ -195,18 +216,22 @@ class MaskedLookup(InputEnd):
     def __init__(self, end: AdaptiveLookup) -> None:
         super().__init__()
         self.end = end
-        self.vocab_size, self.dim = end.vocab_size, end.dim
+        self.vocab_size = end.vocab_size
+        self.dim = end.dim
 
     def forward(self, ids_BT: Tensor) -> Tensor:
+        """Return the vectors of the ids, inputs_BTD."""
         end = self.end
-        masks, vectors = [], []
-        for band, (start, stop) in enumerate(pairwise(end.table.bounds)):
-            in_band_BT = (ids_BT >= start) & (ids_BT < stop)
-            band_vectors = end.table.tables[band].vectors(ids_BT[in_band_BT] - start)
-            masks.append(in_band_BT)
-            vectors.append(end.projections.to_model_dim(band, band_vectors))
-        inputs_BTD = vectors[0].new_zeros(*ids_BT.shape, self.dim)
-        for in_band_BT, vectors_RD in zip(masks, vectors, strict=True):
+        band_masks = []
+        projected_vectors = []
+        for band, (first_id, end_id) in enumerate(pairwise(end.table.bounds)):
+            in_band_BT = (ids_BT >= first_id) & (ids_BT < end_id)
+            band_vectors = end.table.tables[band].vectors(ids_BT[in_band_BT] - first_id)
+            band_masks.append(in_band_BT)
+            projected_vectors.append(end.projections.to_model_dim(band, band_vectors))
+
+        inputs_BTD = projected_vectors[0].new_zeros(*ids_BT.shape, self.dim)
+        for in_band_BT, vectors_RD in zip(band_masks, projected_vectors, strict=True):
             inputs_BTD[in_band_BT] = vectors_RD
         return F.dropout(end.scale * inputs_BTD, end.dropout, self.training)
 
@@ -219,7 +244,8 @@ class StoredScoresEnd(OutputEnd):
     def __init__(self, end: OutputEnd) -> None:
         super().__init__()
         self.end = end
-        self.vocab_size, self.context_dim = end.vocab_size, end.context_dim
+        self.vocab_size = end.vocab_size
+        self.context_dim = end.context_dim
 
     def penalties(self) -> dict[str, Tensor]:
         return self.end.penalties()
@@ -231,7 +257,8 @@ class StoredSoftmax(StoredScoresEnd):
     end: Softmax
 
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        return {"nll": LossPart(summed_cross_entropy(_score(self.end.classifier, hidden_ND), targets_N), plan.count)}
+        nll = summed_cross_entropy(_score(self.end.classifier, hidden_ND), targets_N)
+        return {"nll": LossPart(nll, plan.count)}
 
 
 class StoredAdaptive(StoredScoresEnd):
@@ -249,6 +276,7 @@ class StoredAdaptive(StoredScoresEnd):
         return {"nll": LossPart(nll, plan.count)}
 
     def _score_head(self, hidden_ND: Tensor) -> Tensor:
+        """Return the scores of the first band and of one class per tail."""
         end = self.end
         if end.head is not None:
             hidden_ND = end.head(hidden_ND)
@@ -257,7 +285,9 @@ class StoredAdaptive(StoredScoresEnd):
         return _score(self._get_classifier(0), hidden_ND, end.clusters, end.cluster_bias)
 
     def _score_tail(self, band: int, hidden_RD: Tensor) -> Tensor:
-        projected = F.dropout(self.end.projections.to_band_dim(band, hidden_RD), self.end.tail_dropout, self.training)
+        """Return the scores of the words of a tail."""
+        end = self.end
+        projected = F.dropout(end.projections.to_band_dim(band, hidden_RD), end.tail_dropout, self.training)
         return _score(self._get_classifier(band), projected)
 
     def _get_classifier(self, band: int) -> Classifier:

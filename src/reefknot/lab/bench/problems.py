@@ -1,27 +1,15 @@
-"""The inputs that output ends (classifier and loss) are measured on: hidden states, targets and weights.
+"""Inputs for measuring the output layers of language models: random hidden states, targets and weights.
 
-Start with `make_problem`, which builds the `Problem` of one end at one shape. All competitors (the implementations that
-are compared) get the same problem.
-`Problem.floor_flops` counts the operations that no exact method avoids.
+An output end is a classifier with its loss, such as a softmax or a mixture of softmaxes. Start with `make_problem`,
+which builds the `Problem` of one end at one shape. All competitors (the implementations that are compared) get the same
+problem:
 
-The data imitate a trained model, because the distribution of the logits decides speed and error in practice: a few
-likely words, a long tail, and a target that stands out.
+    problem = make_problem("plain", Shape(tokens=700, dim=200, classes=10_000), "cpu", torch.float32)
 
-- Targets follow Zipf's law: p(word v) is proportional to 1 / (v + 1).
-- The logits of a token are the sum of the log-unigram, noise, and a boost of its target. They are an exact product of
-  D dimensions:
-    - the first few dimensions hold the log-unigram: every hidden state is 1 there, and the log-probability of a class
-      is divided equally among them;
-    - in the other dimensions, a class vector is noise of length 1, and a hidden state is noise plus `TARGET_BOOST`
-      times the vector of its target.
-- Seeds are fixed. All numbers are rounded to the data type of the computation, so that all competitors and the float64
-  gradients start from the same inputs.
+An adaptive softmax divides the classes into bands, which are groups of words of similar frequency. Its head scores the
+first band and one class for each of the other bands, which are the tails.
 
-The floor: a product of N x D by D x V takes 2NDV floating-point operations, and each of its two gradients takes the
-same number. All other work of a method, and every product that it computes twice, comes on top of the floor.
-
-Shapes: N tokens, D dimensions, V classes, K experts, S classes of a band (a cluster of words of similar frequency),
-R tokens whose target is in a band.
+Shapes: N tokens, D dimensions, V classes, S classes of a band, R tokens whose target is in a band.
 """
 
 from __future__ import annotations
@@ -42,10 +30,18 @@ mixture of softmaxes, and DRILL (a softmax over class vectors that a label encod
 NUM_EXPERTS = 15
 """Softmaxes of the mixture."""
 DRILL_LAYERS = 4
-TAU, ALPHA = 20.0, 20.0
-"""Temperature and weight of the augmented loss. The weight is gamma tau, with gamma = 1."""
-TARGET_BOOST, NOISE_SCALE, SEED = 4.0, 1.0, 11
+"""Layers of DRILL's label encoder."""
+TAU = 20.0
+"""Temperature of the augmented loss."""
+ALPHA = 20.0
+"""Weight of the soft targets in the augmented loss: gamma tau, with gamma = 1."""
+TARGET_BOOST = 4.0
+"""How far hidden states point towards the class vectors of their targets."""
+NOISE_SCALE = 1.0
+"""Scale of the noise in hidden states."""
+SEED = 11
 Weights = Mapping[str, Tensor]
+"""The weights of an end by name, such as {"table": table_VD}."""
 
 
 class Shape(NamedTuple):
@@ -59,7 +55,7 @@ class Shape(NamedTuple):
     def parse(cls, text: str) -> Shape:
         """Parse "N,D,V", such as "700,200,10000"."""
         try:
-            shape = cls(*(int(part.replace("_", "")) for part in text.split(",")))
+            shape = cls(*(int(number.replace("_", "")) for number in text.split(",")))
         except (ValueError, TypeError):
             raise SettingsError(f"--shape {text}: must be rows,dim,classes, such as 700,200,10000") from None
         if shape.tokens < 1 or shape.dim < 8 or shape.classes < 50:
@@ -77,11 +73,11 @@ class Problem:
     end: str
     shape: Shape
     hidden: Tensor
-    """Hidden states hidden_ND."""
+    """The hidden states, hidden_ND."""
     targets: Tensor
-    """Targets targets_N, on the CPU, like a batch of text."""
+    """The targets, targets_N. They are on the CPU, like a batch of text."""
     weights: Weights
-    """Weights by name. Their gradients are compared under the same names."""
+    """The weights by name. Their gradients are compared under the same names."""
 
     @property
     def cutoffs(self) -> tuple[int, ...]:
@@ -90,7 +86,11 @@ class Problem:
 
     @property
     def floor_flops(self) -> float:
-        """The floating-point operations that one forward and backward pass cannot avoid."""
+        """The floating-point operations that one forward and backward pass cannot avoid.
+
+        A product of N x D by D x V takes 2NDV operations, and each of its two gradients takes the same number. All
+        other work of a method, and every product that it computes twice, comes on top of this floor.
+        """
         N, D, V = self.shape
         distinct_targets = len(torch.unique(self.targets))
         plain_flops = 6.0 * N * D * V
@@ -113,10 +113,66 @@ class Problem:
         bounds = (*self.cutoffs, V)
         num_tails = len(self.cutoffs)
         flops = 6.0 * N * D * (bounds[0] + num_tails)
-        for dim, (start, stop) in zip(compute_band_dims(D)[1:], pairwise(bounds), strict=True):
-            tokens_in_tail = int(((self.targets >= start) & (self.targets < stop)).sum())
-            flops += 6.0 * tokens_in_tail * dim * (stop - start) + 6.0 * tokens_in_tail * D * dim
+        for band_dim, (first_id, end_id) in zip(compute_band_dims(D)[1:], pairwise(bounds), strict=True):
+            tokens_in_tail = int(((self.targets >= first_id) & (self.targets < end_id)).sum())
+            flops += 6.0 * tokens_in_tail * band_dim * (end_id - first_id) + 6.0 * tokens_in_tail * D * band_dim
         return flops
+
+
+def make_problem(end: str, shape: Shape, device: str, dtype: torch.dtype) -> Problem:
+    """Sample the inputs of an end. Equal calls on one kind of device give equal numbers.
+
+    The data imitate a trained model, because the distribution of the logits decides speed and error in practice: a few
+    likely words, a long tail, and a target that stands out.
+
+    - Targets follow Zipf's law: p(word v) is proportional to 1 / (v + 1).
+    - The logits of a token are the sum of the log-unigram, noise, and a boost of its target.
+    - The first few dimensions hold the log-unigram: every hidden state is 1 there, and the log-probability of a class
+      is divided equally among them.
+    - In the other dimensions, a class vector is noise of length 1, and a hidden state is noise plus `TARGET_BOOST`
+      times the vector of its target.
+
+    Args:
+        end: One of `ENDS`.
+        shape: Numbers of tokens, dimensions and classes.
+        device: `cuda` or `cpu`.
+        dtype: The data type of the computation. All numbers are rounded to it, so that all competitors and the float64
+            gradients start from the same inputs.
+    """
+    # Sample the targets.
+    unigram_V = 1.0 / torch.arange(1, shape.classes + 1, dtype=torch.float64)
+    unigram_V /= unigram_V.sum()
+    cpu_generator = torch.Generator().manual_seed(SEED)
+    uniform_N = torch.rand(shape.tokens, dtype=torch.float64, generator=cpu_generator)
+    targets_N = torch.searchsorted(unigram_V.cumsum(0), uniform_N).clamp_(max=shape.classes - 1)
+
+    # Sample the hidden states, and the weights that they depend on.
+    smallest_dim = shape.dim
+    if end == "adaptive":
+        smallest_dim = compute_band_dims(shape.dim)[-1]
+    sampler = _Sampler(
+        shape,
+        torch.Generator(device).manual_seed(SEED),
+        unigram_V.to(device),
+        targets_N.to(device),
+        unigram_dims=max(1, min(16, smallest_dim // 4)),
+    )
+    if end == "adaptive":
+        target_vectors_ND, weights = sampler.sample_adaptive_weights()
+    else:
+        table_VD = sampler.sample_class_vectors(sampler.unigram.log(), shape.dim)
+        target_vectors_ND = table_VD[sampler.targets]
+        weights = {"table": table_VD}
+    hidden_ND = sampler.sample_hidden(target_vectors_ND)
+
+    # Sample the other weights.
+    if end == "mixture":
+        weights |= sampler.sample_expert_weights()
+    if end == "drill":
+        weights |= sampler.sample_label_encoder_weights()
+
+    rounded_weights = {name: weight.to(dtype) for name, weight in weights.items()}
+    return Problem(end, shape, hidden_ND.to(dtype), targets_N, rounded_weights)
 
 
 def choose_cutoffs(num_classes: int) -> tuple[int, ...]:
@@ -134,35 +190,6 @@ def compute_band_dims(dim: int) -> tuple[int, ...]:
     return (dim, dim // factor, dim // factor**2)
 
 
-def make_problem(end: str, shape: Shape, device: str, dtype: torch.dtype) -> Problem:
-    """Build a problem. Equal calls on one kind of device give equal numbers."""
-    unigram_V = 1.0 / torch.arange(1, shape.classes + 1, dtype=torch.float64)
-    unigram_V /= unigram_V.sum()
-    cpu_generator = torch.Generator().manual_seed(SEED)
-    uniform_N = torch.rand(shape.tokens, dtype=torch.float64, generator=cpu_generator)
-    targets_N = torch.searchsorted(unigram_V.cumsum(0), uniform_N).clamp_(max=shape.classes - 1)
-    smallest_dim = compute_band_dims(shape.dim)[-1] if end == "adaptive" else shape.dim
-    sampler = _Sampler(
-        shape,
-        torch.Generator(device).manual_seed(SEED),
-        unigram_V.to(device),
-        targets_N.to(device),
-        unigram_dims=max(1, min(16, smallest_dim // 4)),
-    )
-    if end == "adaptive":
-        target_vectors_ND, weights = sampler.sample_adaptive_weights()
-    else:
-        table_VD = sampler.sample_class_vectors(sampler.unigram.log(), shape.dim)
-        target_vectors_ND, weights = table_VD[sampler.targets], {"table": table_VD}
-    hidden_ND = sampler.sample_hidden(target_vectors_ND)
-    if end == "mixture":
-        weights |= sampler.sample_expert_weights()
-    if end == "drill":
-        weights |= sampler.sample_label_encoder_weights()
-    rounded_weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    return Problem(end, shape, hidden_ND.to(dtype), targets_N, rounded_weights)
-
-
 @dataclass(frozen=True)
 class _Sampler:
     """Samples the hidden states and weights of a problem. The order of the calls decides the random numbers."""
@@ -170,17 +197,16 @@ class _Sampler:
     shape: Shape
     generator: torch.Generator
     unigram: Tensor
+    """The probability of each class, unigram_V."""
     targets: Tensor
+    """The targets, targets_N."""
     unigram_dims: int
     """The number of dimensions that hold the log-unigram."""
 
-    def sample_noise(self, *sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=self.generator, device=self.generator.device)
-
-    def sample_class_vectors(self, log_p_V: Tensor, dim: int) -> Tensor:
+    def sample_class_vectors(self, log_probs_V: Tensor, dim: int) -> Tensor:
         """Return one vector per class, for classes with these log-probabilities."""
-        vectors_VD = self.sample_noise(len(log_p_V), dim).mul_(dim**-0.5)
-        vectors_VD[:, : self.unigram_dims] = (log_p_V / self.unigram_dims).float()[:, None]
+        vectors_VD = self.sample_noise(len(log_probs_V), dim).mul_(dim**-0.5)
+        vectors_VD[:, : self.unigram_dims] = (log_probs_V / self.unigram_dims).float()[:, None]
         return vectors_VD
 
     def sample_hidden(self, target_vectors_ND: Tensor) -> Tensor:
@@ -198,19 +224,25 @@ class _Sampler:
         D = self.shape.dim
         bounds = (0, *choose_cutoffs(self.shape.classes), self.shape.classes)
         band_dims = compute_band_dims(D)
-        band_p = [self.unigram[start:stop].sum() for start, stop in pairwise(bounds)]
-        head_p = torch.cat([self.unigram[: bounds[1]], torch.stack(band_p[1:])])
-        weights = {"head": self.sample_class_vectors(head_p.log(), D)}
+
+        # The head. All targets outside the first band get a vector of a tail below.
+        band_probs = [self.unigram[first_id:end_id].sum() for first_id, end_id in pairwise(bounds)]
+        head_probs = torch.cat([self.unigram[: bounds[1]], torch.stack(band_probs[1:])])
+        weights = {"head": self.sample_class_vectors(head_probs.log(), D)}
         target_vectors_ND = weights["head"][self.targets.clamp(max=bounds[1] - 1)]
-        for band, (start, stop) in enumerate(pairwise(bounds[1:]), start=1):
-            dim = band_dims[band]
-            log_p_S = (self.unigram[start:stop] / band_p[band]).log()
-            weights[f"band{band}"] = band_SD = self.sample_class_vectors(log_p_S, dim)
-            identity = torch.eye(dim, D, device=self.generator.device)
-            weights[f"down{band}"] = identity + self.sample_noise(dim, D) * (0.1 * D**-0.5)
-            tokens_R = ((self.targets >= start) & (self.targets < stop)).nonzero().squeeze(-1)
+
+        for band, (first_id, end_id) in enumerate(pairwise(bounds[1:]), start=1):
+            band_dim = band_dims[band]
+            log_probs_S = (self.unigram[first_id:end_id] / band_probs[band]).log()
+            band_SD = self.sample_class_vectors(log_probs_S, band_dim)
+            weights[f"band{band}"] = band_SD
+            identity = torch.eye(band_dim, D, device=self.generator.device)
+            weights[f"down{band}"] = identity + self.sample_noise(band_dim, D) * (0.1 * D**-0.5)
+
+            # The vector of a target in this tail points to the tail's class of the head and to the target's class.
+            tokens_R = ((self.targets >= first_id) & (self.targets < end_id)).nonzero().squeeze(-1)
             target_vectors_ND[tokens_R] = weights["head"][bounds[1] + band - 1]
-            target_vectors_ND[tokens_R, :dim] += band_SD[self.targets[tokens_R] - start]
+            target_vectors_ND[tokens_R, :band_dim] += band_SD[self.targets[tokens_R] - first_id]
         return target_vectors_ND, weights
 
     def sample_expert_weights(self) -> dict[str, Tensor]:
@@ -231,3 +263,7 @@ class _Sampler:
             weights[f"layer{layer}"] = self.sample_noise(D, D) * D**-0.5
             weights[f"layer{layer}_bias"] = 0.1 * self.sample_noise(D)
         return weights
+
+    def sample_noise(self, *sizes: int) -> Tensor:
+        """Return standard normal numbers."""
+        return torch.randn(*sizes, generator=self.generator, device=self.generator.device)

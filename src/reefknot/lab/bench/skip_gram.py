@@ -1,23 +1,12 @@
 """Measure reefknot's skip-gram against gensim's Word2Vec on the same text: `reefknot bench skip-gram`.
 
 `measure_all` is the main function: it yields one table per number of workers (threads), with one row per competitor
-(implementation).
+(implementation). `_train_reefknot` and `_train_gensim` train word vectors and time the training.
 
-- Both read known words from memory. The measured time is the time of the passes over the text; counting the words is
+- Both read known words from memory. The measured time is the time of the passes over the text. Counting the words is
   not timed.
 - Words per second count all words of the text that are in the vocabulary, whether subsampling keeps them or not.
-- The vectors of both are compared with human similarity judgements, if the benchmarks are on this machine.
-- With several seeds, all competitors are trained again with each seed, taking turns, on the same text.
-
-gensim gets the settings of reefknot:
-
-- skip-gram (sg = 1) with negative sampling only (hs = 0), dimension, window (shrunk at random), number and power of the
-  negatives, `sample`, first and lowest learning rate, and epochs. Its learning rate reaches the lowest rate at the end;
-  reefknot's reaches it earlier and stays there.
-- the words of reefknot's vocabulary with their counts, most frequent first. Its min_count is 1, because this vocabulary
-  has already left out rare words.
-- the same lines, without unknown words. gensim silently drops the end of a line that is too long for it, so such a line
-  is split.
+- The vectors of both are compared with human judgements of word similarity, if the benchmarks are on this machine.
 
 Shapes: V words, D dimensions.
 """
@@ -30,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import compress
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,7 +52,7 @@ class Trial:
     seed: int
     seconds: float
     rhos: dict[str, float]
-    """Spearman's rho, by benchmark."""
+    """Spearman's rank correlation with human judgements, by benchmark."""
 
 
 @dataclass(frozen=True)
@@ -79,28 +68,38 @@ class Row:
     over_gensim: float | None = None
     """Words per second, divided by the words per second of gensim with the same number of workers."""
     note: str = ""
+    """The reason why there are no trials."""
 
     @property
     def seconds(self) -> float | None:
         """Median training time over the seeds."""
-        return median(trial.seconds for trial in self.trials) if self.trials else None
+        if not self.trials:
+            return None
+        return median(trial.seconds for trial in self.trials)
 
     @property
     def words_per_second(self) -> float | None:
+        """Words per second in the median training time."""
         return divide(self.words, self.seconds)
 
     @property
     def spread(self) -> tuple[float, float] | None:
         """Words per second of the slowest and of the fastest trial."""
+        if not self.trials:
+            return None
         speeds = [self.words / trial.seconds for trial in self.trials]
-        return (min(speeds), max(speeds)) if speeds else None
+        return min(speeds), max(speeds)
 
     @property
     def similarity(self) -> dict[str, float]:
-        """The mean of Spearman's rho over the seeds, by benchmark."""
-        names = self.trials[0].rhos if self.trials else ()
-        shared_names = [name for name in names if all(name in trial.rhos for trial in self.trials)]
-        return {name: fmean(trial.rhos[name] for trial in self.trials) for name in shared_names}
+        """The mean of Spearman's rho over the seeds, by benchmark. Benchmarks that some trials miss are left out."""
+        if not self.trials:
+            return {}
+        means = {}
+        for benchmark in self.trials[0].rhos:
+            if all(benchmark in trial.rhos for trial in self.trials):
+                means[benchmark] = fmean(trial.rhos[benchmark] for trial in self.trials)
+        return means
 
     def record(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
@@ -127,6 +126,7 @@ class Job:
 
     @property
     def ids(self) -> NDArray[np.int32]:
+        """The training text."""
         return self.dataset.splits["train"].ids
 
     @property
@@ -152,30 +152,47 @@ class Job:
         return {name: (judgement.pairs, judgement.of) for name, judgement in judgements.items()}
 
 
-TrainFunction = Callable[[Job, int], tuple[float, NDArray[np.float32]]]
-"""(job, number of workers) -> the seconds of training, and the input vectors by word id."""
+class TrainedVectors(NamedTuple):
+    """The result of a training run."""
+
+    seconds: float
+    vectors: NDArray[np.float32]
+    """The input vectors by word id, vectors_VD."""
+
+
+TrainFunction = Callable[[Job, int], TrainedVectors]
+"""(job, number of workers) -> trained vectors."""
 
 
 def describe_machine() -> dict[str, Any]:
     """Return the versions that the measurements depend on."""
-    packages = ("triton", "numba", "gensim")
-    return {"torch": str(torch.__version__), **{package: get_version(package) for package in packages}}
+    package_versions = {package: get_version(package) for package in ("triton", "numba", "gensim")}
+    return {"torch": str(torch.__version__), **package_versions}
 
 
 def measure_all(
     job: Job, worker_counts: Sequence[int], device: str, notify: Callable[[str], None]
 ) -> Iterator[list[Row]]:
-    """Yield the rows for each number of workers: reefknot's, then gensim's. They take turns, once per seed."""
+    """Yield the rows for each number of workers: first the rows of reefknot, then the row of gensim.
+
+    With several seeds, all competitors are trained again with each seed, taking turns, on the same text.
+    """
+    first_seed = job.training.seed
     for workers in worker_counts:
+        # Choose the competitors.
         competitors: dict[str, TrainFunction] = {}
         for impl in _choose_impls(device, is_first=workers == worker_counts[0]):
-            label = f"reefknot, {'GPU' if device == 'cuda' else impl}"
+            label = "reefknot, GPU" if device == "cuda" else f"reefknot, {impl}"
             competitors[label] = partial(_train_reefknot, impl=impl, device=device)
         competitors[GENSIM] = _train_gensim
-        rows = [Row(competitor, workers, job.num_words * job.training.epochs) for competitor in competitors]
-        for seed in range(job.training.seed, job.training.seed + job.seeds):
+
+        # Train all competitors with every seed.
+        num_words = job.num_words * job.training.epochs
+        rows = [Row(competitor, workers, num_words) for competitor in competitors]
+        for seed in range(first_seed, first_seed + job.seeds):
             seeded_job = replace(job, training=job.training.model_copy(update={"seed": seed}))
             rows = [_add_trial(seeded_job, row, competitors[row.competitor], notify) for row in rows]
+
         gensim_speed = rows[-1].words_per_second
         yield [replace(row, over_gensim=divide(row.words_per_second, gensim_speed)) for row in rows]
 
@@ -195,32 +212,46 @@ def _add_trial(job: Job, row: Row, train: TrainFunction, notify: Callable[[str],
     if row.note:
         return row
     seed = job.training.seed
-    notify(f"  {row.competitor}, workers: {row.workers}" + (f", seed {seed}" if job.seeds > 1 else ""))
+    message = f"  {row.competitor}, workers: {row.workers}"
+    if job.seeds > 1:
+        message += f", seed {seed}"
+    notify(message)
     try:
-        seconds, vectors_VD = train(job, row.workers)
-        judgements = job.score_vectors(vectors_VD)
+        trained = train(job, row.workers)
+        judgements = job.score_vectors(trained.vectors)
     except Exception as error:  # the other rows are still measured
         return replace(row, trials=(), note=describe_error(error))
     rhos = {name: judgement.rho for name, judgement in judgements.items() if judgement.rho is not None}
-    return replace(row, trials=(*row.trials, Trial(seed, seconds, rhos)))
+    trial = Trial(seed, trained.seconds, rhos)
+    return replace(row, trials=(*row.trials, trial))
 
 
-def _train_reefknot(job: Job, workers: int, impl: Impl, device: str) -> tuple[float, NDArray[np.float32]]:
-    vocabulary, settings, training, ids = job.dataset.vocabulary, job.settings, job.training, job.ids
-    draws = settings.draws(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk, seed=training.seed)
-    draws = draws.to(torch.device(device))
+def _train_reefknot(job: Job, workers: int, impl: Impl, device: str) -> TrainedVectors:
+    vocabulary = job.dataset.vocabulary
+    settings = job.settings
+    training = job.training
+    ids = job.ids
+
+    # The sampler decides which words are kept, how large windows are, and which words are negatives.
+    sampler = settings.build_sampler(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk, seed=training.seed)
+    sampler = sampler.to(torch.device(device))
     torch.manual_seed(training.seed)
     model = settings.build(len(vocabulary)).to(device)
-    tables = model.input.weight.detach(), model.output.weight.detach()
-    warm_up_tables = tables[0].clone(), tables[1].clone()
-    rates = [training.rates(len(ids), epoch) for epoch in range(1, training.epochs + 1)]
-    train_range(*warm_up_tables, ids, 0, min(WARM_UP_WORDS, len(ids)), draws, 0, rates[0], impl=impl)
+    input_VD = model.input.weight.detach()
+    output_VD = model.output.weight.detach()
+    epoch_rates = [training.rates(len(ids), epoch) for epoch in range(1, training.epochs + 1)]
+
+    # Warm up on copies of the vectors.
+    num_warm_up_words = min(WARM_UP_WORDS, len(ids))
+    train_range(input_VD.clone(), output_VD.clone(), ids, 0, num_warm_up_words, sampler, 0, epoch_rates[0], impl=impl)
+
     _synchronize(device)
     started = time.perf_counter()
-    for epoch, rate in enumerate(rates, start=1):
-        train_range(*tables, ids, 0, len(ids), draws, epoch, rate, workers=workers, impl=impl)
+    for epoch, rates in enumerate(epoch_rates, start=1):
+        train_range(input_VD, output_VD, ids, 0, len(ids), sampler, epoch, rates, workers=workers, impl=impl)
     _synchronize(device)
-    return time.perf_counter() - started, tables[0].cpu().numpy()
+    seconds = time.perf_counter() - started
+    return TrainedVectors(seconds, input_VD.cpu().numpy())
 
 
 def _synchronize(device: str) -> None:
@@ -228,15 +259,22 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _train_gensim(job: Job, workers: int) -> tuple[float, NDArray[np.float32]]:
+def _train_gensim(job: Job, workers: int) -> TrainedVectors:
+    """Train gensim with the settings, the words and the lines of reefknot.
+
+    The learning rate of gensim reaches its lowest value at the end. The learning rate of reefknot reaches it earlier
+    and stays there.
+    """
     try:
         from gensim.models import Word2Vec
     except ImportError:
         raise Unavailable("not installed: pip install 'reefknot[gensim]'") from None
-    vocabulary, settings, training = job.dataset.vocabulary, job.settings, job.training
+    vocabulary = job.dataset.vocabulary
+    settings = job.settings
+    training = job.training
     model = Word2Vec(
-        sg=1,
-        hs=0,
+        sg=1,  # skip-gram
+        hs=0,  # negative sampling only, without a hierarchical softmax
         vector_size=settings.dim,
         window=settings.window,
         shrink_windows=True,
@@ -247,24 +285,29 @@ def _train_gensim(job: Job, workers: int) -> tuple[float, NDArray[np.float32]]:
         min_alpha=training.lowest_rate,
         workers=workers,
         seed=training.seed + 1,  # gensim does not take 0
-        min_count=1,
+        min_count=1,  # reefknot's vocabulary has already left out rare words
         sorted_vocab=1,
     )
     word_counts = zip(vocabulary.words, vocabulary.counts, strict=True)
     model.build_vocab_from_freq(dict(compress(word_counts, job.has_vector)))
     lines = _build_gensim_lines(job)
+
     started = time.perf_counter()
     model.train(lines, total_examples=len(lines), total_words=job.num_words, epochs=training.epochs)
     seconds = time.perf_counter() - started
+
     vectors_VD = np.zeros((len(vocabulary), settings.dim), np.float32)
-    for index, word in enumerate(vocabulary.words):
+    for word_id, word in enumerate(vocabulary.words):
         if word in model.wv:
-            vectors_VD[index] = model.wv[word]
-    return seconds, vectors_VD
+            vectors_VD[word_id] = model.wv[word]
+    return TrainedVectors(seconds, vectors_VD)
 
 
 def _build_gensim_lines(job: Job) -> list[list[str]]:
-    """Return the text as gensim reads it: lines of known words, without line ends."""
+    """Return the text as gensim reads it: lines of known words, without line ends.
+
+    gensim silently drops the end of a line that is too long for it, so such a line is split.
+    """
     vocabulary = job.dataset.vocabulary
     lines: list[list[str]] = [[]]
     for word_id in job.ids.tolist():
@@ -272,8 +315,9 @@ def _build_gensim_lines(job: Job) -> list[list[str]]:
             lines.append([])
         elif word_id != vocabulary.unk:
             lines[-1].append(vocabulary.words[word_id])
+
     short_lines = []
-    for line in lines:
-        for start in range(0, len(line), MAX_LINE_LENGTH):
-            short_lines.append(line[start : start + MAX_LINE_LENGTH])
+    for words in lines:
+        for first in range(0, len(words), MAX_LINE_LENGTH):
+            short_lines.append(words[first : first + MAX_LINE_LENGTH])
     return short_lines

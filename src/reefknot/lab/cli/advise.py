@@ -1,8 +1,8 @@
 """`reefknot advise`: measure which ends (input embeddings and output classifier) suit a text and this machine.
 
-`advise` measures every end in its own process, which runs `reefknot advise CORPUS --end END --json`. Separate processes
-have two advantages: the peak memory of an end is measured without the memory of other ends, and an end that is killed
-for lack of memory does not stop the others. `lab/bench/advise.py` builds and measures the models.
+`lab/bench/advise.py` builds and measures the models. `advise` measures every end in its own process, which runs
+`reefknot advise CORPUS --end END --json`. Separate processes have two advantages: the peak memory of an end is measured
+without the memory of other ends, and an end that is killed for lack of memory does not stop the others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, monolingual_corpus
+from reefknot.lab.cli.options import DataOption, DeviceOption, JsonOption, monolingual_corpus
 
 if TYPE_CHECKING:
     from reefknot.lab.bench.advise import Body, Row
     from reefknot.lab.text.dataset import Dataset
-    from reefknot.lab.text.vocabulary import VocabularySettings
+    from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 EXAMPLES = """\b
 Examples:
@@ -71,9 +71,9 @@ def advise(
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Approximate number of seconds to time each end for.")] = 1.0,
-    data: Data = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Find out which input and output ends suit your text and this machine.
 
@@ -83,46 +83,63 @@ def advise(
     from reefknot.lab.bench.advise import BODIES, ENDS, choose_bands, give_advice
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.runs.environment import capture_environment
-    from reefknot.lab.text.vocabulary import VocabularySettings
+    from reefknot.lab.text.vocabulary_settings import VocabularySettings
     from reefknot.lab.training.distributed import choose_device
 
+    # Check the options.
     for name in end or []:
         if name not in ENDS:
             raise SettingsError(f"--end {name}: must be one of {', '.join(ENDS)}")
     ends = list(dict.fromkeys(end or ENDS))
     check_data(data, [corpus], "this command")
     chosen_device = choose_device(device)
-    sizes = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
-    body = replace(BODIES[chosen_device], **{name: size for name, size in sizes.items() if size is not None})
+    size_options = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
+    chosen_sizes = {name: size for name, size in size_options.items() if size is not None}
+    body = replace(BODIES[chosen_device], **chosen_sizes)
+
+    # Open the text, and choose the sizes that depend on it.
     request = _Request(corpus, body, chosen_device, seconds, data)
     dataset = request.open_text(VocabularySettings())
-    request = replace(request, body=body.fit_to_text(dataset.splits["train"].tokens))
-    bands, bands_description = choose_bands(dataset.vocabulary)
     num_words = len(dataset.vocabulary)
-    rows = [request.measure(name, num_words, bands, in_this_process=len(ends) == 1) for name in ends]
+    request = replace(request, body=body.fit_to_text(dataset.splits["train"].tokens))
+    band_sizes, bands_description = choose_bands(dataset.vocabulary)
+
+    # Measure every end.
+    rows = [request.measure(name, num_words, band_sizes, in_this_process=len(ends) == 1) for name in ends]
+
+    # Print the results.
     environment = capture_environment()
     device_name = environment["gpus"][0] if chosen_device == "cuda" else environment["cpu"]
     if as_json:
-        record = {"corpus": dataset.summary, "device": device_name, "body": asdict(request.body), "bands": bands}
-        record |= {"rows": [row.record() for row in rows], "advice": give_advice(rows)}
+        record = {
+            "corpus": dataset.summary,
+            "device": device_name,
+            "body": asdict(request.body),
+            "bands": band_sizes,
+            "rows": [row.record() for row in rows],
+            "advice": give_advice(rows),
+        }
         typer.echo(json.dumps(record, indent=2))
         return
-    for line in (dataset.summary, bands_description, f"{request.body}; {device_name}"):
-        typer.echo(line)
+    typer.echo(dataset.summary)
+    typer.echo(bands_description)
+    typer.echo(f"{request.body}; {device_name}")
     _print_table(rows)
     typer.echo(give_advice(rows))
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What all measurements have in common."""
+    """The settings that all measurements share."""
 
     corpus: str
     body: Body
     """The Transformer between the ends."""
     device: str
     seconds: float
+    """Duration of the timing, per end."""
     data: Path | None
+    """The value of `--data`."""
 
     def open_text(self, vocabulary: VocabularySettings) -> Dataset:
         """Return the text, split into the words or sub-words of a vocabulary."""
@@ -131,13 +148,13 @@ class _Request:
         notify = partial(typer.echo, err=True)
         return open_dataset(monolingual_corpus(self.corpus), vocabulary, data=self.data, notify=notify)
 
-    def measure(self, end: str, num_words: int, bands: tuple[int, ...], in_this_process: bool) -> Row:
+    def measure(self, end: str, num_words: int, band_sizes: tuple[int, ...], in_this_process: bool) -> Row:
         """Count the parameters of an end, and measure its memory and speed.
 
         Args:
             end: Name of the end.
             num_words: Number of distinct words in the text.
-            bands: Sizes of the bands (clusters of words of similar frequency), for adaptive ends.
+            band_sizes: Sizes of all bands (groups of words of similar frequency) but the last, for adaptive ends.
             in_this_process: Measure in this process instead of a new one.
         """
         from reefknot.errors import ReefknotError
@@ -150,15 +167,15 @@ class _Request:
             measure_training,
         )
 
-        vocabulary = choose_vocabulary(end, num_words)
-        settings = build_experiment(end, self.corpus, self.body, vocabulary, band_sizes=bands, device=self.device)
+        vocabulary_settings = choose_vocabulary(end, num_words)
+        experiment = build_experiment(end, self.corpus, self.body, vocabulary_settings, band_sizes, self.device)
         try:
-            dataset = self.open_text(vocabulary)
+            dataset = self.open_text(vocabulary_settings)
         except ReefknotError as error:  # the package that learns sub-words may not be installed
             return Row(end, note=str(error))
-        row = count_parameters(Row(end), settings, len(dataset.vocabulary))
+        row = count_parameters(Row(end), experiment, len(dataset.vocabulary))
         if in_this_process:
-            return measure_training(row, settings, dataset, self.device, self.seconds)
+            return measure_training(row, experiment, dataset, self.device, self.seconds)
         typer.echo(f"{end}: {ENDS[end]}", err=True)
         return _measure_in_new_process(row, self.command(end))
 
@@ -190,10 +207,12 @@ def _measure_in_new_process(row: Row, arguments: list[str]) -> Row:
 def _print_table(rows: list[Row]) -> None:
     from reefknot.lab.cli.bench.printing import print_table
 
+    titles = ["end", "parameters of ends", "of the model", "MiB", "tokens/s", "words + line ends/s"]
     lines = []
     for row in rows:
         memory_mib = None if row.memory_bytes is None else row.memory_bytes / 2**20
         values = (row.ends_parameters, row.parameters, memory_mib, row.tokens_per_second, row.words_per_second)
-        lines.append([row.end, *("-" if value is None else f"{value:,.0f}" for value in values)])
-    titles = ["end", "parameters of ends", "of the model", "MiB", "tokens/s", "words + line ends/s"]
-    print_table(titles, lines, [(row.end, row.note) for row in rows])
+        cells = ["-" if value is None else f"{value:,.0f}" for value in values]
+        lines.append([row.end, *cells])
+    notes = [(row.end, row.note) for row in rows]
+    print_table(titles, lines, notes)

@@ -1,14 +1,12 @@
-"""Parse the settings of a sweep and combine their values.
+"""Parse the settings of `reefknot sweep`, which trains a model with every combination of their values.
 
 The user writes every setting as `key=a,b,c`. `parse_settings` splits the values, and `combine` returns one
-`Combination` per run:
+`Combination` for each model to train:
 
     parse_settings(["training.clip=1,5", "training.epochs=2"])
-        -> fixed: ["training.epochs=2"], varied: {"training.clip": ["1", "5"]}
+        -> SweepSettings(fixed=["training.epochs=2"], varied={"training.clip": ["1", "5"]})
     combine({"training.clip": ["1", "5"]})
         -> one combination with training.clip=1, and one with training.clip=5
-
-A comma inside quotes, brackets or braces does not separate values: `sizes=[100,200],[300]` has two values.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.overrides import parse_override
@@ -28,6 +26,15 @@ MAX_COMBINATIONS = 1000
 """More combinations than this are probably a typing mistake."""
 MAX_FOLDER_NAME = 120
 """Maximum number of characters of a folder name that shows all settings. A longer name is cut and gets a hash."""
+
+
+class SweepSettings(NamedTuple):
+    """The settings of a sweep."""
+
+    fixed: list[str]
+    """The settings that are the same for all runs, as the user writes them: `key=value`."""
+    varied: dict[str, list[str]]
+    """The values of every setting that is varied, by key."""
 
 
 @dataclass(frozen=True)
@@ -47,44 +54,45 @@ class Combination:
 
         It has the full keys in alphabetical order, so that a later sweep with more settings finds the folder again.
         """
-        text = ",".join(sorted(self.overrides))
-        safe_text = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text)
-        if safe_text == text and len(text) <= MAX_FOLDER_NAME:
-            return text
-        return f"{safe_text[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        name = ",".join(sorted(self.overrides))
+        safe_name = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", name)
+        if safe_name == name and len(name) <= MAX_FOLDER_NAME:
+            return name
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        return f"{safe_name[:100]}-{digest[:8]}"
 
 
-def parse_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the settings that are the same for all runs, and the values of every setting that is varied."""
+def parse_settings(settings: Sequence[str]) -> SweepSettings:
+    """Split the values of the settings, which are written as `key=a,b,c`."""
     fixed: list[str] = []
     varied: dict[str, list[str]] = {}
-    keys = [text.partition("=")[0].strip() for text in settings]
-    for text, key in zip(settings, keys, strict=True):
-        values = _split_values(text.partition("=")[2])
+    keys = [setting.partition("=")[0].strip() for setting in settings]
+    for setting, key in zip(settings, keys, strict=True):
+        values = _split_values(setting.partition("=")[2])
         if keys.count(key) > 1:
             raise SettingsError(f"{key} is given twice; list all of its values once, as {key}=a,b,c")
         if key == "training.seed":
             raise SettingsError("training.seed: every combination is trained with seeds 0 to N-1; use --seeds N")
         if not all(values):
-            raise SettingsError(f"'{text}': a value is missing; list all values, as {key}=a,b,c")
+            raise SettingsError(f"'{setting}': a value is missing; list all values, as {key}=a,b,c")
         if len(values) == 1:
-            fixed.append(text)
+            fixed.append(setting)
         else:
             varied[key] = values
     if not varied:
         raise SettingsError("no setting has several values; list values with commas, such as training.clip=1,5")
-    return fixed, varied
+    return SweepSettings(fixed, varied)
 
 
-def _split_values(text: str) -> list[str]:
-    """Split a text at its commas, except at commas inside quotes, brackets and braces.
+def _split_values(joined_values: str) -> list[str]:
+    """Split values at commas, except at commas inside quotes, brackets and braces.
 
     For example, `1, [2, 3], "a,b"` has the values `1`, `[2, 3]` and `"a,b"`.
     """
     values = [""]
     bracket_depth = 0
     open_quote = ""
-    for character in text:
+    for character in joined_values:
         if open_quote:
             if character == open_quote:
                 open_quote = ""
@@ -102,38 +110,47 @@ def _split_values(text: str) -> list[str]:
 
 
 def combine(varied: Mapping[str, Sequence[str]]) -> list[Combination]:
-    """Return every combination of the values. The last setting varies fastest."""
-    count = math.prod(map(len, varied.values()))
-    if count > MAX_COMBINATIONS:
-        raise SettingsError(f"{count:,} combinations: a sweep has at most {MAX_COMBINATIONS:,}; list fewer values")
-    for key, texts in varied.items():
-        _check_distinct(key, texts)
+    """Return every combination of the values, which are written as in TOML. The last setting varies fastest."""
+    num_combinations = math.prod(len(values) for values in varied.values())
+    if num_combinations > MAX_COMBINATIONS:
+        raise SettingsError(
+            f"{num_combinations:,} combinations: a sweep has at most {MAX_COMBINATIONS:,}; list fewer values"
+        )
+    for key, values in varied.items():
+        _check_distinct(key, values)
+
     short_keys = _shorten_keys(list(varied))
     combinations = []
-    for texts in product(*varied.values()):
-        text_by_key = dict(zip(varied, texts, strict=True))
-        overrides = tuple(f"{key}={text}" for key, text in text_by_key.items())
-        name = ", ".join(f"{key}={text}" for key, text in zip(short_keys, texts, strict=True))
-        settings = {key: _parse_value(key, text) for key, text in text_by_key.items()}
+    for chosen_values in product(*varied.values()):
+        value_by_key = dict(zip(varied, chosen_values, strict=True))
+        overrides = tuple(f"{key}={value}" for key, value in value_by_key.items())
+        name = ", ".join(f"{key}={value}" for key, value in zip(short_keys, chosen_values, strict=True))
+        settings = {key: _parse_value(key, value) for key, value in value_by_key.items()}
         combinations.append(Combination(overrides, name, settings))
     return combinations
 
 
-def _parse_value(key: str, text: str) -> Any:
-    return parse_override(f"{key}={text}")[1]
-
-
-def _check_distinct(key: str, texts: Sequence[str]) -> None:
+def _check_distinct(key: str, values: Sequence[str]) -> None:
     """Raise an error if a value is listed twice. 0.5 and 0.50 are the same value and would train the same run twice."""
-    values: list[Any] = []
-    for text in texts:
-        value = _parse_value(key, text)
-        if value in values:
-            raise SettingsError(f"{key}: {text} is listed twice; leave one out")
-        values.append(value)
+    parsed_values: list[Any] = []
+    for value in values:
+        parsed_value = _parse_value(key, value)
+        if parsed_value in parsed_values:
+            raise SettingsError(f"{key}: {value} is listed twice; leave one out")
+        parsed_values.append(parsed_value)
+
+
+def _parse_value(key: str, value: str) -> Any:
+    """Return a value that is written as in TOML."""
+    _, parsed_value = parse_override(f"{key}={value}")
+    return parsed_value
 
 
 def _shorten_keys(keys: Sequence[str]) -> list[str]:
     """Return the last part of every key, or the whole key if two keys have the same last part."""
     last_parts = [key.rpartition(".")[2] for key in keys]
-    return [last if last_parts.count(last) == 1 else key for key, last in zip(keys, last_parts, strict=True)]
+    short_keys = []
+    for key, last_part in zip(keys, last_parts, strict=True):
+        is_unambiguous = last_parts.count(last_part) == 1
+        short_keys.append(last_part if is_unambiguous else key)
+    return short_keys

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, print_result
+from reefknot.lab.cli.options import DataOption, JsonOption, print_result
 from reefknot.lab.cli.systems import open_system
 
 EXAMPLES = """\b
@@ -63,8 +63,8 @@ def compare(
             rich_help_panel=LANGUAGE_MODELS_PANEL, help="Draw the differences of --bands as bars in this SVG file."
         ),
     ] = None,
-    data: Data = None,
-    as_json: AsJson = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Test whether trained models differ significantly: language models by perplexity, translators by BLEU.
 
@@ -81,27 +81,33 @@ def compare(
         raise SettingsError("compare needs at least two systems; pass two or more folders, one per system")
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
+
     request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
     comparison = compare_systems(systems, request, notify=partial(typer.echo, err=True))
-    record, text = comparison.record(), comparison.text()
+    record = comparison.record()
+    text = comparison.text()
     if figure is not None:
         _plot_bands(figure, record)
         text += f"\nfigure: {figure.resolve()}"
     print_result(record, text, as_json)
 
 
-def _plot_bands(path: Path, comparisons: list[dict[str, Any]]) -> None:
-    """Plot the difference in every frequency band as a bar, as in Figure 3 of Pappas & Henderson (2019)."""
+def _plot_bands(figure_path: Path, comparisons: list[dict[str, Any]]) -> None:
+    """Plot the difference in every frequency band as a bar, as in Figure 3 of Pappas & Henderson (2019).
+
+    A frequency band is a group of words that occur about equally often in the training text.
+    """
     from reefknot.lab.evaluation.frequency import TypeComparison
     from reefknot.lab.papers.figures.relative_loss import CAPTION, band_json, draw_bands
     from reefknot.storage.files import write_text
 
     baseline = comparisons[0]["a"]
-    bands = {
-        comparison["b"]: [band_json(TypeComparison(**band)) for band in comparison["bands"]["target"]]
-        for comparison in comparisons
-    }
+    bands_by_system = {}
+    for comparison in comparisons:
+        target_bands = [TypeComparison(**band) for band in comparison["bands"]["target"]]
+        bands_by_system[comparison["b"]] = [band_json(band) for band in target_bands]
     caption = f"Loss against {baseline}, A; lower is better. {CAPTION}"
-    axes = "B - A, % of A's loss", "B - A, % of B's loss"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, draw_bands("bands", bands, caption, axes, title_suffix=f", against {baseline}").svg_file)
+    axis_labels = "B - A, % of A's loss", "B - A, % of B's loss"
+    plot = draw_bands("bands", bands_by_system, caption, axis_labels, title_suffix=f", against {baseline}")
+    figure_path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(figure_path, plot.svg_file)

@@ -1,8 +1,8 @@
 """`reefknot evaluate`: score a text with a trained model, and print the exact definition of the score.
 
 This file only declares the options: a type for each option (`SplitOption` for `--split`), then `evaluate`, which
-collects the values in an `EvaluationRequest`. `lab/tasks/evaluate_language_model.py` and `evaluate_translation.py` do
-the work.
+collects the values in an `EvaluationRequest`. `lab/tasks/evaluate_language_model.py` and
+`lab/tasks/evaluate_translation.py` do the work.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import typer
 from reefknot.lab.cli.options import (
     BEAM_HELP,
     LENGTH_PENALTY_HELP,
-    AsJson,
-    Data,
-    Device,
-    Run,
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    RunArgument,
     print_result,
     warn_if_unfinished,
 )
@@ -234,7 +234,7 @@ SaveOption = Annotated[
 
 
 def evaluate(
-    run: Run,
+    run: RunArgument,
     split: SplitOption = None,
     limit: LimitOption = None,
     streams: StreamsOption = None,
@@ -260,9 +260,9 @@ def evaluate(
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     save: SaveOption = False,
-    data: Data = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Score a text with the best weights of a run, and print the definition of the score.
 
@@ -302,8 +302,8 @@ def evaluate(
         beam=beam,
         length_penalty=length_penalty,
     )
-    folder = RunFolder.open(run)
+    run_folder = RunFolder.open(run)
     with live_progress() as progress:
-        evaluation = evaluate_run(folder, request, notify=partial(typer.echo, err=True), progress=progress)
-    warn_if_unfinished(folder)
+        evaluation = evaluate_run(run_folder, request, notify=partial(typer.echo, err=True), progress=progress)
+    warn_if_unfinished(run_folder)
     print_result(evaluation.record(), evaluation.text(), as_json)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.bench.record import check_output_file
-from reefknot.lab.cli.options import Data, Device, reject_options, user_options
+from reefknot.lab.cli.options import DataOption, DeviceOption, reject_options, user_options
 
 if TYPE_CHECKING:
     from reefknot.lab.papers.figures.contract import Figure, Measurements
@@ -44,8 +44,8 @@ def figure(
     json: Annotated[
         Path | None, typer.Option(help="Write the measurements to this JSON file.", show_default=False)
     ] = None,
-    data: Data = None,
-    device: Device = "auto",
+    data: DataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Reproduce a figure of a paper with your runs.
 
@@ -63,11 +63,13 @@ def figure(
         _list_figures()
         return
     _check_output_files(output, json)
+
     from reefknot.lab.papers.figures import open_figure
     from reefknot.lab.papers.figures.record import build_record
     from reefknot.lab.papers.figures.runs import select_runs
     from reefknot.lab.training.distributed import choose_device
 
+    # Open the figure and choose the runs.
     paper_figure = open_figure(name)
     unused_options = {"data", "device"} - set(paper_figure.options)
     inputs = paper_figure.needs or "results and metrics only"
@@ -75,23 +77,27 @@ def figure(
     selection = select_runs(paper_figure, runs or [])
     for note in selection.notes:
         typer.echo(f"{name}: {note}", err=True)
-    measured = paper_figure.measure(selection.runs, data=data, device=choose_device(device))
+
+    # Measure and print.
+    measurements = paper_figure.measure(selection.runs, data=data, device=choose_device(device))
     typer.echo(f"{paper_figure.title}\n{paper_figure.description}\n")
-    typer.echo("\n".join(paper_figure.format_lines(measured)))
+    typer.echo("\n".join(paper_figure.format_lines(measurements)))
     if json is not None:
-        write_json(json, build_record(paper_figure, measured, selection.runs, selection.notes))
+        write_json(json, build_record(paper_figure, measurements, selection.runs, selection.notes))
         typer.echo(f"record: {json.resolve()}")
     if output is not None:
-        _write_figure(output, paper_figure, measured, selection.notes)
+        _write_figure(output, paper_figure, measurements, selection.notes)
         typer.echo(f"figure: {output.resolve()}")
 
 
 def _list_figures() -> None:
+    """Print the name and the title of every figure, and what it reads besides results."""
     from reefknot.lab.papers.figures import FIGURES, open_figure
 
     for name in FIGURES:
         figure = open_figure(name)
-        typer.echo(f"{name:<20} {figure.title}{f' (reads {figure.needs})' if figure.needs else ''}")
+        inputs = f" (reads {figure.needs})" if figure.needs else ""
+        typer.echo(f"{name:<20} {figure.title}{inputs}")
 
 
 def _check_output_files(output: Path | None, json: Path | None) -> None:
@@ -104,13 +110,14 @@ def _check_output_files(output: Path | None, json: Path | None) -> None:
     check_output_file("--json", json)
 
 
-def _write_figure(path: Path, figure: Figure, measured: Measurements, notes: list[str]) -> None:
+def _write_figure(path: Path, figure: Figure, measurements: Measurements, notes: list[str]) -> None:
+    """Draw a figure in a file. The suffix of the file decides the format."""
     from reefknot.lab.papers.figures.section import render_page
     from reefknot.storage.files import write_bytes, write_text
 
     if path.suffix == ".png":
-        write_bytes(path, figure.draw(measured).png)
+        write_bytes(path, figure.draw(measurements).png)
     elif path.suffix == ".svg":
-        write_text(path, figure.draw(measured).svg_file)
+        write_text(path, figure.draw(measurements).svg_file)
     else:
-        write_text(path, render_page(figure, measured, notes))
+        write_text(path, render_page(figure, measurements, notes))

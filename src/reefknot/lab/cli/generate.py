@@ -10,9 +10,9 @@ import typer
 from reefknot.lab.cli.options import (
     TOP_K_HELP,
     TOP_P_HELP,
-    AsJson,
-    Device,
-    Run,
+    DeviceOption,
+    JsonOption,
+    RunArgument,
     open_language_model,
     print_result,
     reject_options,
@@ -34,7 +34,7 @@ SAMPLING_OPTIONS = ("top_k", "top_p", "seed")
 
 def generate(
     ctx: typer.Context,
-    run: Run,
+    run: RunArgument,
     prompt: Annotated[
         str, typer.Option(help="Words to start from. [default: the start of a new line]", show_default=False)
     ] = "",
@@ -56,8 +56,8 @@ def generate(
     unknown: Annotated[
         bool, typer.Option("--unknown", help="Allow <unk>, the symbol for unknown words, in the text.")
     ] = False,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Generate text with a trained language model, using the best weights of its run."""
     from reefknot.lab.evaluation.generation import encode_prompt
@@ -68,42 +68,48 @@ def generate(
         reject_options(
             ctx, SAMPLING_OPTIONS, "at temperature 0, which always chooses the most probable word; leave {option} out"
         )
-    words = words_in(prompt, "the prompt")
-    trained = open_language_model(run, device).with_spellings(words)
+    prompt_words = words_in(prompt, "the prompt")
+    trained = open_language_model(run, device).with_spellings(prompt_words)
+    model = trained.model
     vocabulary = trained.vocabulary
     _check_unknown(unknown, vocabulary, run)
-    ids = encode_prompt(words, vocabulary)
-    banned: tuple[int, ...] = ()
+
+    # Generate.
+    prompt_ids = encode_prompt(prompt_words, vocabulary)
+    banned_ids: tuple[int, ...] = ()
     if vocabulary.unk is not None and not unknown:
-        banned = (vocabulary.unk,)
-    model, window = trained.model, trained.experiment.training.steps
+        banned_ids = (vocabulary.unk,)
+    window = trained.experiment.training.steps  # the number of tokens that the model read at once in training
     generated_ids = list(
         generate_ids(
             model,
-            ids,
+            prompt_ids,
             length,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            banned=banned,
+            banned=banned_ids,
             seed=seed,
             window=window,
         )
     )
-    warn_about_unknown_words(words, vocabulary)
-    # The last token is generated but not read by the model.
-    if not model.encoder.carries_state and len(ids) + length - 1 > window:
+
+    # Print warnings and the text.
+    warn_about_unknown_words(prompt_words, vocabulary)
+    num_tokens_read = len(prompt_ids) + length - 1  # the last token is generated but not read by the model
+    if not model.encoder.carries_state and num_tokens_read > window:
         typer.echo(
             f"the text is longer than the {window} tokens of a training window: whenever the window was full, "
             f"generation continued from the last {max(1, window // 2)} tokens",
             err=True,
         )
     tokens = [vocabulary.words[token_id] for token_id in generated_ids]
-    text = " ".join([*words, vocabulary.text(generated_ids)])
+    text = " ".join([*prompt_words, vocabulary.decode_text(generated_ids)])
     print_result({"prompt": prompt, "tokens": tokens, "text": text}, text, as_json)
 
 
 def _check_unknown(unknown: bool, vocabulary: Vocabulary, run: Path) -> None:
+    """Raise an error if --unknown is set, but the vocabulary has no symbol for unknown words."""
     from reefknot.errors import SettingsError
 
     if unknown and vocabulary.unk is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, monolingual_corpus
+from reefknot.lab.cli.options import DataOption, monolingual_corpus
 
 EXAMPLES = """\b
 Examples:
@@ -24,7 +24,7 @@ def import_(
         str | None,
         typer.Option(help="Text to evaluate the model on: a corpus (see `reefknot ls corpora`) or a folder of text."),
     ] = None,
-    data: Data = None,
+    data: DataOption = None,
 ) -> None:
     """Create a run folder from a fairseq checkpoint, for `evaluate`, `score`, `generate` and other commands.
 
@@ -38,7 +38,8 @@ def import_(
         raise SettingsError("--data has no effect without --corpus; add --corpus or leave --data out")
     if corpus == "":
         raise SettingsError("--corpus: is empty; pass a corpus (see `reefknot ls corpora`) or a folder of text")
+    corpus_settings = None
     if corpus is not None:
         check_data(data, [corpus], "this command")
-    corpus_settings = None if corpus is None else monolingual_corpus(corpus)
+        corpus_settings = monolingual_corpus(corpus)
     import_checkpoint(checkpoint, dictionary, out, corpus=corpus_settings, data=data, notify=typer.echo)

@@ -1,8 +1,13 @@
 """Train several runs, each in its own process.
 
-`reefknot table`, `sweep` and `train --seeds` describe every run as a `Job`, and `run_jobs` trains them. Separate
-processes have two advantages: the peak memory of a run is measured without the memory of other runs, and a run that is
-killed does not stop the others.
+A run is the training of one row (experiment) of a recipe, with one seed, in its own folder. `reefknot table`, `sweep`
+and `train --seeds` describe every run as a `Job`, and `run_jobs` trains them:
+
+    options = TrainOptions("demo", "tied")
+    run_jobs([options.for_run(seed, Path(f"runs/seed{seed}")) for seed in range(3)], max_parallel=1)
+
+Separate processes have two advantages: the peak memory of a run is measured without the memory of other runs, and a run
+that is killed does not stop the others.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 from types import FrameType
+from typing import NamedTuple
 
 import typer
 
@@ -69,20 +75,29 @@ class Job(TrainOptions):
         return arguments
 
 
+class PlannedJob(NamedTuple):
+    """A job of a table or a sweep. It runs only if it is not finished."""
+
+    job: Job
+    is_finished: bool
+    """Whether an earlier command has already trained the run."""
+
+
 class JobFailed(ReefknotError):
     """A run ended with an error. The run has already printed the message."""
 
 
-def run_unfinished(jobs: Sequence[tuple[Job, bool]], max_parallel: int, root: Path) -> None:
-    """Train the runs that are not done.
+def run_unfinished(planned_jobs: Sequence[PlannedJob], max_parallel: int, root: Path) -> None:
+    """Train the runs that are not finished, and print how many runs there are.
 
     Args:
-        jobs: Every job, with True if its run is already finished.
+        planned_jobs: All jobs.
         max_parallel: Maximum number of runs that are trained at the same time.
         root: The folder that holds the runs, for the printed message.
     """
-    unfinished = [job for job, is_finished in jobs if not is_finished]
-    typer.echo(f"{len(jobs)} runs in {root}, {len(jobs) - len(unfinished)} of them done")
+    unfinished = [planned.job for planned in planned_jobs if not planned.is_finished]
+    num_finished = len(planned_jobs) - len(unfinished)
+    typer.echo(f"{len(planned_jobs)} runs in {root}, {num_finished} of them done")
     run_jobs(unfinished, max_parallel)
 
 
@@ -94,6 +109,7 @@ def run_jobs(jobs: list[Job], max_parallel: int) -> None:
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise SettingsError("torchrun can train only one run at a time; start several runs without torchrun")
+
     children = _ChildProcesses(share_output=max_parallel > 1)
     previous_handlers = install_handlers(children.forward_signal)
     try:
@@ -101,6 +117,7 @@ def run_jobs(jobs: list[Job], max_parallel: int) -> None:
             exit_codes = _run_in_order(jobs, lambda job: pool.submit(children.run, job))
     finally:
         restore_handlers(previous_handlers)
+
     # A job that received the signal before it installed its handler was killed. It can be resumed like other jobs.
     if any(exit_codes) and (children.is_stopping or Stopped.exit_code in exit_codes):
         raise Stopped("stopped; run the same command to resume")
@@ -133,14 +150,16 @@ class _ChildProcesses:
             process = self._start(job)
             self._running.add(process)
         if process.stdout is not None:
-            for line in process.stdout:
-                print(f"{job.label}  {line}" if job.label else line, end="", flush=True)
+            prefix = f"{job.label}  " if job.label else ""
+            for output_line in process.stdout:
+                print(f"{prefix}{output_line}", end="", flush=True)
         exit_code = process.wait()
         with self._lock:
             self._running.discard(process)
         return exit_code
 
     def _start(self, job: Job) -> subprocess.Popen[str]:
+        """Start the process of a job. Print the label of the job if its lines will not have it."""
         if job.label and not self._share_output:
             print(job.label, flush=True)
         # The child gets its own session, so that Ctrl-C reaches it once, through `forward_signal`, and not twice.
@@ -157,34 +176,39 @@ def _run_in_order(jobs: Sequence[Job], submit: Callable[[Job], Future[int]]) -> 
 
     A job that starts from a failed run is skipped and gets the exit code of that run.
     """
-    exit_codes: dict[Path | None, int] = {}
+    exit_codes: dict[Path | None, int] = {}  # by run folder
     running: dict[Future[int], Job] = {}
     waiting = list(jobs)
     while waiting or running:
-        unfinished = {job.out for job in (*waiting, *running.values())}
-        ready = [job for job in waiting if job.start not in unfinished]
+        # Start the jobs that do not wait for an unfinished run.
+        unfinished_runs = {job.out for job in (*waiting, *running.values())}
+        ready = [job for job in waiting if job.start not in unfinished_runs]
         waiting = [job for job in waiting if job not in ready]
         for job in ready:
             if exit_codes.get(job.start):
                 exit_codes[job.out] = exit_codes[job.start]
             else:
                 running[submit(job)] = job
+
+        # Wait until at least one job has ended.
         completed, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in completed:
-            exit_codes[running.pop(future).out] = future.result()
+            job = running.pop(future)
+            exit_codes[job.out] = future.result()
     return [exit_codes[job.out] for job in jobs]
 
 
 def _report_failures(jobs: list[Job], exit_codes: list[int]) -> None:
     """Raise an error that names the failed runs, with the exit code of the first of them."""
-    failed = {job.out: code for job, code in zip(jobs, exit_codes, strict=True) if code}
-    if not failed:
+    failure_codes = {job.out: code for job, code in zip(jobs, exit_codes, strict=True) if code}
+    if not failure_codes:
         return
-    skipped = [str(job.out) for job in jobs if job.start in failed]
-    message = f"these runs failed: {', '.join(str(out) for out in failed if str(out) not in skipped)}"
+    skipped = [str(job.out) for job in jobs if job.start in failure_codes]
+    failed = [str(out) for out in failure_codes if str(out) not in skipped]
+    message = f"these runs failed: {', '.join(failed)}"
     if skipped:
         message += f"; these runs start from a failed run and were not run: {', '.join(skipped)}"
     error = JobFailed(message)
     # A negative code is the number of a signal that killed the process.
-    error.exit_code = next((code for code in failed.values() if code > 0), 1)
+    error.exit_code = next((code for code in failure_codes.values() if code > 0), 1)
     raise error

@@ -1,7 +1,8 @@
-"""`reefknot ls`: list what a recipe can name, or the rows of one recipe.
+"""`reefknot ls`: list what a recipe can name, such as corpora and classifiers, or the rows of one recipe.
 
-A family is a list of choices, such as the corpora or the classifiers. Most families are the registries of
-`lab/config/parts.py`: a part is anything that a recipe names by its `kind`. A row is one experiment of a recipe.
+A recipe is a TOML file with experiments, which are called rows. A family is a list of choices, such as the corpora or
+the classifiers. Most families are the registries of `lab/config/parts.py`: a part is anything that a recipe names by
+its `kind`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, print_result
+from reefknot.lab.cli.options import JsonOption, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.recipes.file import Row
@@ -33,7 +34,7 @@ def ls(
             "[default: all families]"
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the available recipes, corpora and model parts, or the rows of one recipe.
 
@@ -43,12 +44,13 @@ def ls(
     if name is not None and name not in families:
         _list_rows(name, list(families), as_json)
         return
-    selected = families if name is None else {name: families[name]}
+    if name is not None:
+        families = {name: families[name]}
     lines = []
-    for family, entries in selected.items():
+    for family, descriptions in families.items():
         lines.append(family)
-        lines += [f"  {entry:<24} {description}" for entry, description in entries.items()]
-    print_result(selected, "\n".join(lines), as_json)
+        lines += [f"  {entry:<24} {description}" for entry, description in descriptions.items()]
+    print_result(families, "\n".join(lines), as_json)
 
 
 def _collect_families() -> dict[str, dict[str, str]]:
@@ -57,16 +59,18 @@ def _collect_families() -> dict[str, dict[str, str]]:
     from reefknot.lab.recipes.file import list_shipped_recipes
     from reefknot.lab.text.corpora import known_corpora
 
-    corpora = {
-        name: f"{corpus.description} ({'needs --data' if corpus.needs_data else 'needs no data'})"
-        for name, corpus in known_corpora().items()
-    }
-    parts = {registry.family: {kind: registry.summary(kind) for kind in registry} for registry in FAMILIES}
+    corpora = {}
+    for name, corpus in known_corpora().items():
+        data_note = "needs --data" if corpus.needs_data else "needs no data"
+        corpora[name] = f"{corpus.description} ({data_note})"
+    parts = {}
+    for registry in FAMILIES:
+        parts[registry.family] = {kind: registry.summary(kind) for kind in registry}
     return {"recipes": list_shipped_recipes(), "corpora": corpora, **parts, **SETTING_CHOICES}
 
 
 def _list_rows(name: str, families: list[str], as_json: bool) -> None:
-    """Print the rows of a recipe."""
+    """Print the rows of a recipe. `families` are the names of all families, for the error message."""
     from reefknot.errors import SettingsError
     from reefknot.lab.recipes.file import find_recipe, get_string, read_recipe_file
 
@@ -74,12 +78,19 @@ def _list_rows(name: str, families: list[str], as_json: bool) -> None:
         path, _ = find_recipe(name)
     except SettingsError as error:
         raise SettingsError(f"no family '{name[:60]}'; the families are: {', '.join(families)}; {error}") from error
-    file = read_recipe_file(path, name)
-    corpora = {row.name: row.corpus or get_string(file.base, "corpus", "name") for row in file.rows if not row.quoted}
+    recipe_file = read_recipe_file(path, name)
+
+    # The corpus of a row is stated in the row, or for all rows at the top of the file.
+    corpora = {}
+    for row in recipe_file.rows:
+        if not row.quoted:
+            corpora[row.name] = row.corpus or get_string(recipe_file.base, "corpus", "name")
     has_several_corpora = len(set(corpora.values())) > 1
-    records, lines = [], [file.title]
-    width = max(len(row.name) for row in file.rows)
-    for row in file.rows:
+
+    records = []
+    lines = [recipe_file.title]
+    width = max(len(row.name) for row in recipe_file.rows)
+    for row in recipe_file.rows:
         record = row.model_dump(include={"name", "quoted", "of", "by", "parameters", "paper", "paper_similarity"})
         corpus = corpora.get(row.name)
         records.append(record | {"start": row.start, "corpus": corpus})

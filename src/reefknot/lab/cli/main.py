@@ -1,9 +1,8 @@
 """The command line, `reefknot VERB`: find the subcommand (verb), run it, and report its errors.
 
-Errors become messages and exit codes. `main` is the entry point. `VERBS` lists the verbs; `load_verb` imports the
-module of one verb, so that `reefknot --help` and every other verb start fast. `_report_errors` wraps each verb.
+`main` is the entry point. `VERBS` lists the verbs. `load_verb` imports the module of one verb, so that every verb and
+`reefknot --help` start fast. `_report_errors` wraps each verb, so that errors become messages and exit codes:
 
-Exit codes:
      0  success
      2  bad settings
      3  bad data
@@ -96,36 +95,45 @@ class Verb(TyperCommand):
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        # A section has pairs (option, help text).
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
+            option_and_help = parameter.get_help_record(ctx)
+            if option_and_help is not None:
                 default_title = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 title = getattr(parameter, "rich_help_panel", None) or default_title
-                sections.setdefault(title, []).append(record)
-        for title, records in sections.items():
-            if records:
+                sections.setdefault(title, []).append(option_and_help)
+
+        for title, options_and_help in sections.items():
+            if options_and_help:
                 with formatter.section(title):
-                    formatter.write_dl(records)
+                    formatter.write_dl(options_and_help)
 
 
 class VerbGroup(TyperGroup):
     """A group of verbs that imports the module of a verb when the verb is used."""
 
     package = "reefknot.lab.cli"
+    """The package that has one module per verb."""
     verbs: tuple[str, ...] = ()
+    """The names of the verbs, in the order of the help page."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.verbs)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return load_verb(cmd_name, self.package) if cmd_name in self.verbs else None
+        if cmd_name not in self.verbs:
+            return None
+        return load_verb(cmd_name, self.package)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the verbs with the first sentence of their help. typer's implementation cuts long sentences off."""
-        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        names_and_summaries = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            names_and_summaries.append((name, command.get_short_help_str(SUMMARY_LENGTH)))
         with formatter.section("Commands"):
-            formatter.write_dl([(name, verb.get_short_help_str(SUMMARY_LENGTH)) for name, verb in verbs])
+            formatter.write_dl(names_and_summaries)
 
 
 class Reefknot(VerbGroup):
@@ -134,7 +142,10 @@ class Reefknot(VerbGroup):
     verbs = VERBS
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb and its arguments; exit with a message if the verb or one of its options has a new name."""
+        """Return the name of the verb, its command and its arguments, as `args` calls it.
+
+        Exit with a message if the verb or one of its options has a new name.
+        """
         if args[0] in MOVED:
             raise typer.Exit(_print_renamed(args[0], MOVED[args[0]]))
         verb, command, arguments = super().resolve_command(ctx, args)
@@ -149,23 +160,28 @@ class Reefknot(VerbGroup):
 @cache
 def load_verb(name: str, package: str = VerbGroup.package) -> Any:
     """Import the module of a verb or of a group, and return its command."""
-    attribute = name.replace("-", "_")
-    if iskeyword(attribute):
-        attribute += "_"
-    module = import_module(f"{package}.{attribute}")
+    python_name = name.replace("-", "_")
+    if iskeyword(python_name):
+        python_name += "_"
+    module = import_module(f"{package}.{python_name}")
     if hasattr(module, "VERBS"):
         return _load_group(name, module)
-    verb = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=HELP_OPTIONS)
-    verb.command(name, cls=Verb, epilog=module.EXAMPLES)(_report_errors(getattr(module, attribute)))
-    return typer.main.get_command(verb)
+
+    verb_function = getattr(module, python_name)
+    verb_app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=HELP_OPTIONS)
+    add_command = verb_app.command(name, cls=Verb, epilog=module.EXAMPLES)
+    add_command(_report_errors(verb_function))
+    return typer.main.get_command(verb_app)
 
 
 def _load_group(name: str, module: Any) -> Any:
+    """Return the command of a group of verbs, whose module is a package such as `lab/cli/bench`."""
+
     class Group(VerbGroup):
         package = module.__name__
         verbs = module.VERBS
 
-    group = typer.Typer(
+    group_app = typer.Typer(
         name=name,
         cls=Group,
         help=module.HELP,
@@ -175,8 +191,8 @@ def _load_group(name: str, module: Any) -> Any:
         rich_markup_mode=None,
         context_settings=HELP_OPTIONS,
     )
-    group.callback()(lambda: None)  # without a callback, typer would not make it a group
-    return typer.main.get_command(group)
+    group_app.callback()(lambda: None)  # without a callback, typer would not make it a group
+    return typer.main.get_command(group_app)
 
 
 def iter_verbs() -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -218,27 +234,6 @@ def _options(
     """Handle the options that come before the verb."""
 
 
-def _report_errors(verb: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a verb so that its errors become messages and exit codes. typer itself reports invalid command lines."""
-
-    @wraps(verb)
-    def run_verb(*args: Any, **options: Any) -> None:
-        exit_code = 0
-        try:
-            _check_output()
-            verb(*args, **options)
-        except ReefknotError as error:
-            exit_code = _print_error(error)
-        except BrokenPipeError:
-            # The reader of our output has closed it, as `| head` does, so there is no one to print a message to.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (MemoryError, OSError, RuntimeError) as error:
-            exit_code = _print_error(_convert_system_error(error))
-        raise typer.Exit(exit_code)
-
-    return run_verb
-
-
 def main() -> None:
     """Run one command and exit with its code."""
     warnings.showwarning = _show_warning
@@ -255,10 +250,31 @@ def _show_warning(
 ) -> None:
     """Print a warning of reefknot in one line, and the warning of a library as Python does."""
     if category.__module__.startswith("reefknot"):
-        text = f"reefknot: {message}\n"
+        formatted = f"reefknot: {message}\n"
     else:
-        text = warnings.formatwarning(message, category, filename, lineno, line)
-    print(text, end="", file=file or sys.stderr)
+        formatted = warnings.formatwarning(message, category, filename, lineno, line)
+    print(formatted, end="", file=file or sys.stderr)
+
+
+def _report_errors(verb_function: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a verb so that its errors become messages and exit codes. typer itself reports invalid command lines."""
+
+    @wraps(verb_function)
+    def run_verb(*args: Any, **options: Any) -> None:
+        exit_code = 0
+        try:
+            _check_output()
+            verb_function(*args, **options)
+        except ReefknotError as error:
+            exit_code = _print_error(error)
+        except BrokenPipeError:
+            # The reader of our output has closed it, as `| head` does, so there is no one to print a message to.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (MemoryError, OSError, RuntimeError) as error:
+            exit_code = _print_error(_convert_system_error(error))
+        raise typer.Exit(exit_code)
+
+    return run_verb
 
 
 def _check_output() -> None:
@@ -270,8 +286,9 @@ def _check_output() -> None:
         raise ResourceError("standard output is closed; send it to a file, or to /dev/null")
 
 
-def _print_renamed(old: str, new: str) -> int:
-    return _print_error(SettingsError(f"`reefknot {old}` is now `reefknot {new}`"))
+def _print_renamed(old_name: str, new_name: str) -> int:
+    """Print an error about a verb or option that has a new name, and return its exit code."""
+    return _print_error(SettingsError(f"`reefknot {old_name}` is now `reefknot {new_name}`"))
 
 
 def _print_error(error: ReefknotError) -> int:
@@ -291,8 +308,8 @@ def _convert_system_error(error: MemoryError | OSError | RuntimeError) -> Reefkn
         )
     if isinstance(error, OSError) and error.filename is not None:
         return DataError(f"{error.filename}: {error.strerror}")
-    text = str(error)
-    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+    message = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory" in message:
         return ResourceError(
             "out of memory; try a larger training.accumulate, a smaller training.batch or training.steps, "
             "or a smaller vocabulary (vocabulary.max_size)"

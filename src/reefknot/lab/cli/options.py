@@ -1,7 +1,11 @@
 """Arguments, options and functions that several subcommands (verbs) share.
 
-The types at the top, such as `Run`, are the annotations of a verb's arguments: they hold the help text. Below them are
-functions that open runs, print warnings and reject options without effect. `print_result` prints the result of a verb.
+The types at the top are the annotations of a verb's arguments. They hold the help text:
+
+    def score(run: RunArgument, device: DeviceOption = "auto", as_json: JsonOption = False) -> None: ...
+
+Below them are functions that open runs (folders of trained models), print warnings and reject options without effect.
+`print_result` prints the result of a verb.
 """
 
 from __future__ import annotations
@@ -26,24 +30,26 @@ if TYPE_CHECKING:
     from reefknot.vectors.word_vectors import WordVectors
 
 RECIPE_HELP = "Name of a built-in recipe (`reefknot ls recipes` lists them), or path of a TOML file."
-Recipe = Annotated[str, typer.Argument(help=RECIPE_HELP)]
-Overrides = Annotated[
+RecipeArgument = Annotated[str, typer.Argument(help=RECIPE_HELP)]
+OverridesArgument = Annotated[
     list[str] | None, typer.Argument(help="Settings to change in the recipe, as key=value, such as training.epochs=3.")
 ]
-RowName = Annotated[
+RowOption = Annotated[
     str | None, typer.Option(help="Row (experiment of the recipe) to train. Required if there are several.")
 ]
-StartRun = Annotated[
+StartOption = Annotated[
     Path | None,
     typer.Option(
         help="Finished run to start from, if the row sets training.start. With --seeds, the folder that holds one run "
         "per seed. [default: the run of the row that training.start names]"
     ),
 ]
-MaxParallel = Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")]
-Run = Annotated[Path, typer.Argument(help="A run folder, as `reefknot train` writes it.")]
-VectorSource = Annotated[Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")]
-Data = Annotated[
+JobsOption = Annotated[int, typer.Option(min=1, max=64, help="Number of runs to train at the same time.")]
+RunArgument = Annotated[Path, typer.Argument(help="A run folder, as `reefknot train` writes it.")]
+VectorSourceArgument = Annotated[
+    Path, typer.Argument(metavar="RUN|FILE", help="A run folder, or a file of word vectors.")
+]
+DataOption = Annotated[
     Path | None,
     typer.Option(
         help="Folder with one subfolder per corpus, or the folder of a single corpus. [default: the environment "
@@ -51,14 +57,14 @@ Data = Annotated[
         show_default=False,
     ),
 ]
-Device = Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda.")]
+DeviceOption = Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda.")]
 BEAM_HELP = "Beam size: number of hypotheses that beam search keeps. [default: the run's setting]"
 LENGTH_PENALTY_HELP = (
     "Length penalty: the exponent in score = log-probability / length ^ penalty. [default: the run's setting]"
 )
 TOP_K_HELP = "Sample only from the k most probable words."
 TOP_P_HELP = "Sample only from the most probable words, as many as are needed for a total probability of p."
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def open_trained(run: Path, device: str = "cpu") -> TrainedRun[Any, Any, Any]:
@@ -132,9 +138,9 @@ def monolingual_corpus(name: str) -> CorpusSettings:
 
 def warn_about_unknown_words(words: Iterable[str], vocabulary: Vocabulary) -> None:
     """Print the words that the model reads as <unk>, on stderr, if there are any."""
-    unknown = dict.fromkeys(word for word in words if not vocabulary.can_read(word))
-    if unknown:
-        typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(unknown)}", err=True)
+    unknown_words = dict.fromkeys(word for word in words if not vocabulary.can_read(word))
+    if unknown_words:
+        typer.echo(f"not in the vocabulary, read as <unk>: {', '.join(unknown_words)}", err=True)
 
 
 def open_split(trained: TrainedLanguageModel, split: str, data: Path | None) -> Split:
@@ -163,9 +169,10 @@ def user_options(ctx: typer.Context) -> dict[str, str]:
     """
     options = {}
     for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(str(parameter.name))
+        python_name = str(parameter.name)
+        source = ctx.get_parameter_source(python_name)
         if source is not None and source.name == "COMMANDLINE":
-            options[str(parameter.name)] = parameter.opts[0]
+            options[python_name] = parameter.opts[0]
     return options
 
 
@@ -198,8 +205,10 @@ def check_data(data: Path | None, corpora: Iterable[str], reader: str) -> None:
     """
     from reefknot.errors import SettingsError
 
+    if data is None:
+        return
     names = list(dict.fromkeys(corpora))
-    if data is not None and names and not any(map(needs_data_folder, names)):
+    if names and not any(needs_data_folder(name) for name in names):
         raise SettingsError(
             f"--data has no effect: {reader} reads {', '.join(names)}, not a data folder; leave --data out"
         )
@@ -217,17 +226,26 @@ def needs_data_folder(corpus: str) -> bool:
 
 
 def check_training_data(data: Path | None, experiments: Iterable[Experiment], reader: str) -> None:
-    """Raise an error if `data` is set, but training these experiments reads nothing from it."""
+    """Raise an error if `data` is set, but training these experiments reads nothing from it.
+
+    Experiments that evaluate word similarity read the benchmarks from the data folder.
+    """
     experiments = list(experiments)
     if not any(experiment.evaluates_similarity for experiment in experiments):
-        check_data(data, (experiment.corpus.name for experiment in experiments), reader)
+        corpora = [experiment.corpus.name for experiment in experiments]
+        check_data(data, corpora, reader)
 
 
 def data_folder_for(experiment: Experiment, data: Path | None) -> Path | None:
     """Return the data folder if training the experiment reads from it, and None otherwise."""
-    return data if experiment.evaluates_similarity or needs_data_folder(experiment.corpus.name) else None
+    if experiment.evaluates_similarity or needs_data_folder(experiment.corpus.name):
+        return data
+    return None
 
 
 def print_result(value: Any, text: str, as_json: bool) -> None:
     """Print the result of a verb: `value` as JSON with `--json`, and `text` without it."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2) if as_json else text)
+    if as_json:
+        typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    else:
+        typer.echo(text)

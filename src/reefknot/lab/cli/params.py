@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Overrides, Recipe, print_result
+from reefknot.lab.cli.options import DataOption, JsonOption, OverridesArgument, RecipeArgument, print_result
 
 if TYPE_CHECKING:
-    from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
+    from reefknot.lab.recipes.recipe import Recipe, Row
+    from reefknot.lab.tasks.contract import Experiment
 
 EXAMPLES = """\b
 Examples:
@@ -27,13 +28,13 @@ NEEDS_TEXT = "the vocabulary is made from the text"
 
 
 def params(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
     row: Annotated[
         str | None, typer.Option(help="Count only this row (experiment of the recipe), and list its parts in detail.")
     ] = None,
-    data: Data = None,
-    as_json: AsJson = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Count the parameters of the input, the encoder and the output of every model in a recipe.
 
@@ -44,58 +45,63 @@ def params(
     from reefknot.lab.cli.sizes import format_missing
     from reefknot.lab.recipes.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [], row)
-    check_data(data, (experiment.corpus.name for experiment in loaded.experiments.values()), recipe)
-    models, missing = _build_models(loaded, data)
+    loaded_recipe = load_recipe(recipe, overrides or [], row)
+    check_data(data, (experiment.corpus.name for experiment in loaded_recipe.experiments.values()), recipe)
+    models, missing_reasons = _build_models(loaded_recipe, data)
     if not as_json:
-        for line in format_missing("not counted", missing):
-            typer.echo(line, err=True)
-    counts = {name: _add_total(model.parameter_counts()) for name, model in models.items()}
+        for message in format_missing("not counted", missing_reasons):
+            typer.echo(message, err=True)
+
+    counts_by_row = {name: _add_total(model.parameter_counts()) for name, model in models.items()}
     records: dict[str, Any] = {}
-    for name in loaded.experiments:
+    for name in loaded_recipe.experiments:
         if name in models:
-            records[name] = counts[name] | {"parts": models[name].parameter_counts_by_module()}
+            records[name] = counts_by_row[name] | {"parts": models[name].parameter_counts_by_module()}
         else:
-            records[name] = {"not_counted": missing[name]}
+            records[name] = {"not_counted": missing_reasons[name]}
+
     if row is None:
-        lines = _format_rows(counts)
+        lines = _format_rows(counts_by_row)
     else:
         (model,) = models.values()
         lines = _format_parts(_add_total(model.parameter_counts_by_module()))
     print_result(records, "\n".join(lines), as_json)
 
 
-def _build_models(recipe: LoadedRecipe, data: Path | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return two mappings from row names, to models and to reasons.
+def _build_models(recipe: Recipe, data: Path | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the models whose parameters can be counted, by row, and for the other rows the reason why not.
 
-    The first has the models whose parameters can be counted. The second gives, for the other rows, the reason why not.
     It is an error if no parameters can be counted, or if the user has set `--data` and a corpus is not in this folder.
     """
     from reefknot.errors import CorpusNotFound
     from reefknot.lab.cli.sizes import TextCache, format_missing, map_rows_with_text
 
     texts = TextCache(data)
-    required = () if data is None else tuple(recipe.experiments)
-    models, missing = map_rows_with_text(recipe, lambda _, experiment: texts.build_meta_model(experiment), required)
+
+    def build_model(_: Row, experiment: Experiment) -> Any:
+        return texts.build_meta_model(experiment)
+
+    required_rows = () if data is None else tuple(recipe.experiments)
+    models, missing = map_rows_with_text(recipe, build_model, required_rows)
     reasons = {row: f"{NEEDS_TEXT}; {message}" for row, message in missing.items()}
     if not models:
         raise CorpusNotFound("\n".join(format_missing("not counted", reasons)))
     return models, reasons
 
 
-def _format_rows(counts: dict[str, dict[str, int]]) -> list[str]:
+def _format_rows(counts_by_row: dict[str, dict[str, int]]) -> list[str]:
     """Return one line per row: `tied  input 96  encoder 544  output 12  total 652`."""
-    width = max(map(len, counts))
+    width = max(len(name) for name in counts_by_row)
     lines = []
-    for name, part_counts in counts.items():
-        cells = "  ".join(f"{part} {count:>12,}" for part, count in part_counts.items())
+    for name, counts in counts_by_row.items():
+        cells = "  ".join(f"{part} {count:>12,}" for part, count in counts.items())
         lines.append(f"{name:<{width}}  {cells}")
     return lines
 
 
 def _format_parts(counts: dict[str, int]) -> list[str]:
     """Return one line per part of a single model."""
-    width = max(map(len, counts))
+    width = max(len(part) for part in counts)
     return [f"{part:<{width}}  {count:>13,}" for part, count in counts.items()]
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reefknot.lab.cli.options import (
-    AsJson,
-    Data,
-    Device,
-    Run,
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    RunArgument,
     open_language_model,
     open_split,
     print_result,
@@ -38,7 +38,7 @@ TEXT_OPTIONS = ("neighbors", "data")
 
 def predict(
     ctx: typer.Context,
-    run: Run,
+    run: RunArgument,
     phrases: Annotated[
         list[str] | None, typer.Argument(help="Phrases to continue. Every phrase is read as the start of a line.")
     ] = None,
@@ -54,9 +54,9 @@ def predict(
             help="With --split: number of nearest neighbours of the next word whose total probability is printed.",
         ),
     ] = 10,
-    data: Data = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Print the most probable next words after a phrase, with their probabilities.
 
@@ -74,12 +74,16 @@ def predict(
     split_phrases = [words_in(phrase, "the phrase") for phrase in phrases or []]
     record: dict[str, Any] = {"run": str(run), "phrases": []}
     lines: list[str] = []
+
+    # The mean probabilities over a text.
     if split is not None:
         check_data_option(data, [create_task(trained.experiment)])
         text = open_split(trained, split, data)
         means = measure_tendency(trained.model, text, trained.vocabulary, neighbors, trained.experiment.windows)
         record["text"] = {"split": split, **asdict(means)}
         lines += _format_means(split, means)
+
+    # The words after each phrase.
     all_words = list(chain.from_iterable(split_phrases))
     trained = trained.with_spellings(all_words)
     warn_about_unknown_words(all_words, trained.vocabulary)
@@ -106,6 +110,7 @@ def _check_options(ctx: typer.Context, phrases: Sequence[str], split: str | None
 
 
 def _format_means(split: str, means: Tendency) -> list[str]:
+    """Return lines with the mean probabilities over a text."""
     return [
         f"{split} text, mean probability over {means.contexts:,} contexts, one before every token but the first",
         f"  next word {means.target:.4f}, its {means.k} nearest neighbours at the input end {means.neighbors:.4f}",
@@ -115,5 +120,7 @@ def _format_means(split: str, means: Tendency) -> list[str]:
 
 def _format_safe_guesses(probabilities: dict[str, float]) -> str:
     """Format the probabilities of words that are a safe guess in any context."""
-    text = ", ".join(f"{word} {probability:.4f}" for word, probability in probabilities.items())
-    return f"  safe guesses in any context: {text or 'none of them is in the vocabulary'}"
+    guesses = ", ".join(f"{word} {probability:.4f}" for word, probability in probabilities.items())
+    if not guesses:
+        guesses = "none of them is in the vocabulary"
+    return f"  safe guesses in any context: {guesses}"

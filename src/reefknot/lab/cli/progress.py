@@ -52,18 +52,21 @@ class LineProgress:
     def __init__(self, description: str, total: int | None) -> None:
         from reefknot.lab.training.display import LineDisplay
 
-        self._description, self._total = description, total
-        self._display, self._start_time = LineDisplay(), time.monotonic()
+        self._description = description
+        self._total = total
+        self._display = LineDisplay()
+        self._start_time = time.monotonic()
 
     def report(self, lines_done: float) -> None:
         """Report how many lines are done. The number has a fraction if a line is partly done."""
         from reefknot.lab.training.display import format_progress
 
-        text = f"{self._description}  {lines_done:,.0f} lines"
+        message = f"{self._description}  {lines_done:,.0f} lines"
         if self._total and lines_done > 0:
             fraction = min(lines_done / self._total, 1.0)
-            remaining = (time.monotonic() - self._start_time) * (1 - fraction) / fraction
+            elapsed = time.monotonic() - self._start_time
+            remaining = elapsed * (1 - fraction) / fraction
             counts = [f"{lines_done:,.0f} of {self._total:,} lines"]
-            text = format_progress(self._description, counts, fraction, remaining)
+            message = format_progress(self._description, counts, fraction, remaining)
         with redirect_stdout(sys.stderr):
-            self._display.update(text)
+            self._display.update(message)

@@ -1,7 +1,8 @@
 """`reefknot rank`: compute the numerical rank of a language model's log-probabilities.
 
 The log-probabilities of all next words after every context form a matrix. Its rank shows how expressive the output end
-(classifier and loss) is: one softmax over D dimensions reaches at most D + 2 (Yang et al. 2018).
+(classifier and loss) is: one softmax over D dimensions reaches at most D + 2 (Yang et al. 2018). The numerical rank is
+the number of singular values above a tolerance.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, Device, Run, open_language_model, open_split, print_result
+from reefknot.lab.cli.options import (
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    RunArgument,
+    open_language_model,
+    open_split,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.rank import Spectrum
@@ -25,7 +34,7 @@ Examples:
 
 
 def rank(
-    run: Run,
+    run: RunArgument,
     split: Annotated[str, typer.Option(help="Text to take the contexts from: train, valid or test.")] = "test",
     contexts: Annotated[
         int | None, typer.Option(min=1, help="Number of contexts to use, from the start of the text. [default: all]")
@@ -38,9 +47,9 @@ def rank(
             show_default=False,
         ),
     ] = None,
-    data: Data = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Compute the rank of the log-probability matrix of a language model.
 
@@ -53,21 +62,26 @@ def rank(
     _check_data(data, trained)
     text = open_split(trained, split, data)
     output = trained.model.output
-    singular = compute_spectrum(
+    spectrum = compute_spectrum(
         trained.model, text, contexts, windows=trained.experiment.windows, eos=trained.vocabulary.eos
     )
     bound = rank_bound(output)
-    tolerances = {"numpy's": singular.numpy_tolerance, "the paper's": AUTHORS_TOLERANCE}
+    memory_bytes = required_memory(spectrum.contexts, spectrum.classes)
+    largest = float(spectrum.values[0])
+    smallest = float(spectrum.values[-1])
+
+    tolerances = {"numpy's": spectrum.numpy_tolerance, "the paper's": AUTHORS_TOLERANCE}
     if tolerance is not None:
         tolerances["your own"] = tolerance
-    ranks = [{"whose": whose, "tolerance": limit, "rank": singular.rank(limit)} for whose, limit in tolerances.items()]
-    memory_bytes = required_memory(singular.contexts, singular.classes)
-    largest, smallest = float(singular.values[0]), float(singular.values[-1])
+    ranks = []
+    for whose, limit in tolerances.items():
+        ranks.append({"whose": whose, "tolerance": limit, "rank": spectrum.rank(limit)})
+
     record = {
         "run": str(run),
         "split": split,
-        "contexts": singular.contexts,
-        "classes": singular.classes,
+        "contexts": spectrum.contexts,
+        "classes": spectrum.classes,
         "width": output.context_dim,
         "bound": bound,
         "ranks": ranks,
@@ -76,11 +90,11 @@ def rank(
         "memory_bytes": memory_bytes,
     }
     context_bound = ""
-    if singular.contexts < bound:
-        context_bound = f", and {singular.contexts:,} with this few contexts"
+    if spectrum.contexts < bound:
+        context_bound = f", and {spectrum.contexts:,} with this few contexts"
     lines = [
-        _format_title(singular, split, contexts),
-        *(_format_rank(whose, limit, singular) for whose, limit in tolerances.items()),
+        _format_title(spectrum, split, contexts),
+        *(_format_rank(whose, limit, spectrum) for whose, limit in tolerances.items()),
         f"dimension of the hidden state {output.context_dim:,}; the rank of this end is at most {bound:,}"
         f"{context_bound}",
         f"singular values {largest:.4g} to {smallest:.3g}, in float64, in at most {_format_memory(memory_bytes)}",
@@ -101,21 +115,27 @@ def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:
         check_data(data, [corpus], str(trained.run.path))
 
 
-def _format_rank(whose: str, tolerance: float, singular: Spectrum) -> str:
-    note = " (numpy's matrix_rank(tol=True); not informative for a small model)" if whose == "the paper's" else ""
-    return f"rank {singular.rank(tolerance):,} with {whose} tolerance, {tolerance:.3g}{note}"
-
-
-def _format_title(singular: Spectrum, split: str, requested: int | None) -> str:
-    quantifier = "the first" if requested == singular.contexts else "all"
+def _format_title(spectrum: Spectrum, split: str, requested_contexts: int | None) -> str:
+    """Describe the matrix: its columns and its rows."""
+    quantifier = "the first" if requested_contexts == spectrum.contexts else "all"
     shortage = ""
-    if requested is not None and requested > singular.contexts:
-        shortage = f"; {requested:,} were requested"
+    if requested_contexts is not None and requested_contexts > spectrum.contexts:
+        shortage = f"; {requested_contexts:,} were requested"
     return (
-        f"log-probabilities of {singular.classes:,} words after {quantifier} {singular.contexts:,} contexts of the "
+        f"log-probabilities of {spectrum.classes:,} words after {quantifier} {spectrum.contexts:,} contexts of the "
         f"{split} text (every token but the last ends a context){shortage}"
     )
 
 
+def _format_rank(whose: str, tolerance: float, spectrum: Spectrum) -> str:
+    """Format the rank with one tolerance. `whose` says where the tolerance comes from, such as "numpy's"."""
+    note = ""
+    if whose == "the paper's":
+        note = " (numpy's matrix_rank(tol=True); not informative for a small model)"
+    return f"rank {spectrum.rank(tolerance):,} with {whose} tolerance, {tolerance:.3g}{note}"
+
+
 def _format_memory(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:,.1f} GiB"
+    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,4 +1,4 @@
-"""`reefknot report`: write an HTML page about some runs.
+"""`reefknot report`: write an HTML page about some runs (folders of trained models).
 
 This subcommand collects the results of the runs and passes them to `lab/reports/page.py`, which writes the page.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, print_result
+from reefknot.lab.cli.options import DataOption, JsonOption, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.reports.results import Result
@@ -44,8 +44,8 @@ def report(
             help="Words to show the nearest neighbours of, such as king,queen. Can be repeated. [default: common words]"
         ),
     ] = None,
-    data: Data = None,
-    as_json: AsJson = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write an HTML report about runs, in one file.
 
@@ -61,20 +61,26 @@ def report(
     chosen_words = _parse_words(words)
     results = collect_runs(runs)
     _check_figures(results, figures, data)
-    recipes = [name for name in list_shipped_recipes() if any(result.recipe == name for result in results)]
-    # Rows are in the order of their recipe. Rows without runs are left out; `reefknot table` shows them.
+
+    # Build the rows of the tables, in the order of their recipe. Rows without runs are left out; `reefknot table` shows
+    # them.
+    recipe_names = {result.recipe for result in results}
     recipe_rows: list[TableRow] = []
-    for name in recipes:
-        path, _ = find_recipe(name)
-        recipe_rows += rows_from_recipe(read_recipe_file(path, name).rows, name)
+    for name in list_shipped_recipes():
+        if name in recipe_names:
+            path, _ = find_recipe(name)
+            recipe_rows += rows_from_recipe(read_recipe_file(path, name).rows, name)
     rows = add_recipe_names(row for row in join_runs(recipe_rows, results) if row.results)
     if chosen_words:
         rows = _replace_words(rows, chosen_words)
+
+    # Draw the figures and write the page.
     figure_sections, notes = build_sections(results, weights=figures, data=data)
     for note in notes:
         typer.echo(note, err=True)
-    page = write_report(results, output, rows=rows, title=title, sections=figure_sections).resolve()
-    print_result({"report": str(page), "runs": len(results)}, f"report: {page}", as_json)
+    report_path = write_report(results, output, rows=rows, title=title, sections=figure_sections).resolve()
+    record = {"report": str(report_path), "runs": len(results)}
+    print_result(record, f"report: {report_path}", as_json)
 
 
 def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) -> None:
@@ -107,8 +113,12 @@ def _parse_words(options: Sequence[str] | None) -> list[str]:
     from reefknot.errors import SettingsError
     from reefknot.lab.evaluation.neighbors import NUM_EXAMPLES
 
-    parts = [part.strip() for option in options or [] for part in option.split(",")]
-    words = list(dict.fromkeys(filter(None, parts)))
+    words: list[str] = []
+    for option in options or []:
+        for part in option.split(","):
+            word = part.strip()
+            if word and word not in words:
+                words.append(word)
     if options and not words:
         raise SettingsError("--words: there is no word; list words, such as --words king,queen")
     if len(words) > NUM_EXAMPLES:
@@ -127,22 +137,29 @@ def _replace_words(rows: Sequence[TableRow], words: Sequence[str]) -> list[Table
     from reefknot.errors import DataError, ReefknotError
     from reefknot.lab.reports.embedding import with_words
 
-    changed, errors = [], {}
+    new_rows = []
+    errors_by_row: dict[str, ReefknotError] = {}
     for row in rows:
         try:
-            changed.append(with_words(row, lambda result: _find_neighbors(result, words)))
+            new_rows.append(with_words(row, lambda result: _find_neighbors(result, words)))
         except ReefknotError as error:
-            changed.append(row)
-            errors[row.name] = error
-    if all(new is old for new, old in zip(changed, rows, strict=True)):
-        raise next(iter(errors.values()), DataError("--words: none of these runs is finished; leave --words out"))
-    for name, message in errors.items():
-        typer.echo(f"{name} shows the words that training chose: {message}", err=True)
-    return changed
+            new_rows.append(row)
+            errors_by_row[row.name] = error
+
+    if all(new_row is row for new_row, row in zip(new_rows, rows, strict=True)):
+        if errors_by_row:
+            raise next(iter(errors_by_row.values()))
+        raise DataError("--words: none of these runs is finished; leave --words out")
+    for name, row_error in errors_by_row.items():
+        typer.echo(f"{name} shows the words that training chose: {row_error}", err=True)
+    return new_rows
 
 
 def _find_neighbors(result: Result, words: Sequence[str]) -> Mapping[str, Stored]:
-    """Compute the neighbours and the picture of words from the weights of a run."""
+    """Compute the nearest neighbours of words, and a picture of them, from the weights of a run.
+
+    They replace the fields of the run's result.json with the same names.
+    """
     from reefknot.lab.tasks import open_run
     from reefknot.lab.tasks.word_vectors import describe_words
     from reefknot.vectors.lookup import Lookup
@@ -152,5 +169,6 @@ def _find_neighbors(result: Result, words: Sequence[str]) -> Mapping[str, Stored
     # An input end that reads spellings may have more words than the output end. All tables have the words of the
     # smallest.
     smallest = min(tables.values(), key=len)
-    tokens = [smallest.words[row] for row in Lookup(smallest).require(words, str(result.folder))]
+    table_rows = Lookup(smallest).require(words, str(result.folder))
+    tokens = [smallest.words[table_row] for table_row in table_rows]
     return describe_words(tables, trained.vocabulary, tokens, tied=trained.model.tied)

@@ -1,4 +1,4 @@
-"""`reefknot score`: print the log-probability of sentences, token by token."""
+"""`reefknot score`: print the log-probability of sentences under a trained language model, token by token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Device, Run, open_language_model, open_standard_input, print_result
+from reefknot.lab.cli.options import (
+    DeviceOption,
+    JsonOption,
+    RunArgument,
+    open_language_model,
+    open_standard_input,
+    print_result,
+)
 
 EXAMPLES = """\b
 Examples:
@@ -17,12 +24,12 @@ Examples:
 
 
 def score(
-    run: Run,
+    run: RunArgument,
     sentences: Annotated[
         list[str] | None, typer.Argument(help="Sentences to score. [default: the lines of standard input]")
     ] = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Print the log-probability of sentences, in total and token by token.
 
@@ -35,16 +42,22 @@ def score(
     from reefknot.storage.lines import read_stream, words_in
 
     trained = open_language_model(run, device)
-    lines = sentences or [" ".join(line.words) for line in read_stream(open_standard_input(), "standard input")]
-    split_lines = [words_in(line, "the sentence") for line in lines]
-    trained = trained.with_spellings(chain.from_iterable(split_lines))
-    records, output_lines = [], []
-    for line, words in zip(lines, split_lines, strict=True):
+    if not sentences:
+        lines = read_stream(open_standard_input(), "standard input")
+        sentences = [" ".join(line.words) for line in lines]
+    split_sentences = [words_in(sentence, "the sentence") for sentence in sentences]
+    # A model that reads spellings needs the spellings of all words.
+    trained = trained.with_spellings(chain.from_iterable(split_sentences))
+
+    records = []
+    output_lines = []
+    for sentence, words in zip(sentences, split_sentences, strict=True):
         word_scores = score_sentence(trained.model, words, trained.vocabulary)
-        total = sum(score.log_prob for score in word_scores)
-        records.append({"sentence": line, "log_prob": total, "words": [asdict(score) for score in word_scores]})
-        output_lines.append(f"{total:10.3f}  {line}")
-        for score in word_scores:
-            note = "  (unknown)" if score.unknown else ""
-            output_lines.append(f"{score.log_prob:10.3f}    {score.word}{note}")
+        total = sum(word_score.log_prob for word_score in word_scores)
+        word_records = [asdict(word_score) for word_score in word_scores]
+        records.append({"sentence": sentence, "log_prob": total, "words": word_records})
+        output_lines.append(f"{total:10.3f}  {sentence}")
+        for word_score in word_scores:
+            note = "  (unknown)" if word_score.unknown else ""
+            output_lines.append(f"{word_score.log_prob:10.3f}    {word_score.word}{note}")
     print_result(records, "\n".join(output_lines), as_json)

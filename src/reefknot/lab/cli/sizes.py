@@ -1,8 +1,10 @@
 """Check the rows of a recipe before training: open their texts and count the parameters of their models.
 
-A row is one experiment of a recipe. `map_rows` applies a check to every row and collects the errors of all rows, so
-that the user sees all mistakes at once. `TextCache` has the checks: it opens the text of a row and counts parameters on
-torch's meta device, where a model takes no memory.
+A row is one experiment of a recipe. `TextCache` has the checks: it opens the text of a row and counts parameters on
+torch's meta device, where a model takes no memory. `map_rows` applies a check to every row and collects the errors of
+all rows, so that the user sees all mistakes at once:
+
+    num_parameters = map_rows(load_recipe("demo"), TextCache(data=None).check_size)
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from reefknot.lab.recipes.recipe import Recipe, Row
 from reefknot.lab.tasks import build_model, create_task
 from reefknot.lab.tasks.contract import Data, Experiment
 from reefknot.lab.text.corpora import known_corpus
-from reefknot.lab.text.vocabulary import VocabularySettings, fairseq_dictionary_size
+from reefknot.lab.text.vocabulary_settings import VocabularySettings, fairseq_dictionary_size
 from reefknot.storage.progress import Notify, silent
 
 Item = TypeVar("Item")
@@ -28,7 +30,11 @@ Result = TypeVar("Result")
 def map_rows(recipe: Recipe, function: Callable[[Row, Experiment], Result]) -> dict[str, Result]:
     """Apply a function to every row that can be trained and return the results by row."""
     trainable_rows = {row.name: row for row in recipe.rows if row.name in recipe.experiments}
-    return map_items(recipe.given_name, "row", trainable_rows, lambda row: function(row, recipe.experiments[row.name]))
+
+    def call_with_experiment(row: Row) -> Result:
+        return function(row, recipe.experiments[row.name])
+
+    return map_items(recipe.given_name, "row", trainable_rows, call_with_experiment)
 
 
 def map_items(
@@ -56,12 +62,13 @@ def map_items(
             if first_error is None:
                 first_error = error
             names_by_message.setdefault(str(error), []).append(f'"{name}"')
+
     if first_error is not None:
-        lines = []
+        error_lines = []
         for message, names in names_by_message.items():
             plural = "s" if len(names) > 1 else ""
-            lines.append(f"{recipe}, {noun}{plural} {', '.join(names)}: {message}")
-        raise type(first_error)("\n".join(lines))
+            error_lines.append(f"{recipe}, {noun}{plural} {', '.join(names)}: {message}")
+        raise type(first_error)("\n".join(error_lines))
     return results
 
 
@@ -76,7 +83,8 @@ def map_rows_with_text(
         required: Names of the rows for which a missing corpus is an error.
 
     Returns:
-        The results by row, and for each row without a result the error message about its corpus.
+        A dict with the results by row, and a dict with the error message about the corpus, by row, of the rows
+        without a result.
     """
     missing: dict[str, str] = {}
 
@@ -89,8 +97,9 @@ def map_rows_with_text(
             missing[row.name] = str(error)
             return None
 
-    results = map_rows(recipe, call_or_record_missing)
-    return {row: result for row, result in results.items() if result is not None}, missing
+    results_or_none = map_rows(recipe, call_or_record_missing)
+    results = {row: result for row, result in results_or_none.items() if result is not None}
+    return results, missing
 
 
 def format_missing(heading: str, missing: Mapping[str, str]) -> list[str]:
@@ -110,14 +119,17 @@ class TextCache:
     """
 
     def __init__(self, data: Path | None, notify: Notify = silent) -> None:
-        self._data, self._notify = data, notify
+        self._data = data
+        self._notify = notify
+        # By task, settings of the corpus and settings of the vocabulary.
         self._opened: dict[tuple[str, str, str], Data] = {}
 
     def open(self, experiment: Experiment) -> Data:
         """Return the text of an experiment."""
         key = (experiment.task, experiment.corpus.model_dump_json(), experiment.vocabulary.model_dump_json())
         if key not in self._opened:
-            self._opened[key] = create_task(experiment).open_data(self._data, notify=self._notify)
+            task = create_task(experiment)
+            self._opened[key] = task.open_data(self._data, notify=self._notify)
         return self._opened[key]
 
     def open_and_check_size(self, row: Row, experiment: Experiment) -> Data:
@@ -147,21 +159,27 @@ class TextCache:
         The size of a published corpus is known without opening it, unless only a part of the corpus is used or the
         settings change its words.
         """
-        corpus, vocabulary = experiment.corpus, experiment.vocabulary
+        corpus = experiment.corpus
+        vocabulary = experiment.vocabulary
         # These two settings do not change which words the text has.
         word_settings = vocabulary.model_copy(update={"dictionary": "own", "keep_spellings": False})
         is_unchanged = corpus.part is None and corpus.tokens is None and word_settings == VocabularySettings()
         published = known_corpus(corpus.name)
         if is_unchanged and published is not None and published.types is not None:
-            types = published.types
-            return fairseq_dictionary_size(types) if vocabulary.dictionary == "fairseq" else types
+            if vocabulary.dictionary == "fairseq":
+                return fairseq_dictionary_size(published.types)
+            return published.types
         return self.open(experiment).vocabulary_pair
 
 
 def _check_size(row: Row, experiment: Experiment, vocabulary: Any) -> int:
+    """Return the number of parameters of a row; raise an error if the recipe states another number.
+
+    `vocabulary` is the size of the vocabulary, or the vocabulary itself.
+    """
     with torch.device("meta"):
         model = build_model(experiment, vocabulary)
-    total: int = sum(model.parameter_counts().values())
-    if row.parameters not in (None, total):
-        raise SettingsError(f"{total:,} parameters, expected {row.parameters:,}")
-    return total
+    num_parameters: int = sum(model.parameter_counts().values())
+    if row.parameters not in (None, num_parameters):
+        raise SettingsError(f"{num_parameters:,} parameters, expected {row.parameters:,}")
+    return num_parameters

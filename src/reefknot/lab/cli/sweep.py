@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, MaxParallel, Recipe, RowName, StartRun
+from reefknot.lab.cli.options import DataOption, DeviceOption, JobsOption, RecipeArgument, RowOption, StartOption
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.combinations import Combination
-    from reefknot.lab.cli.jobs import Job, TrainOptions
-    from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
-    from reefknot.lab.recipes.recipe import Row
+    from reefknot.lab.cli.jobs import Job, PlannedJob, TrainOptions
+    from reefknot.lab.recipes.recipe import Recipe, Row
     from reefknot.lab.reports.sweep import Trial
     from reefknot.lab.tasks.contract import Experiment
 
@@ -32,7 +31,7 @@ Examples:
 
 
 def sweep(
-    recipe: Recipe,
+    recipe: RecipeArgument,
     settings: Annotated[
         list[str],
         typer.Argument(
@@ -40,20 +39,20 @@ def sweep(
             "are written as in TOML; a list in brackets is one value."
         ),
     ],
-    row: RowName = None,
+    row: RowOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write the runs to. [default: runs/sweeps/RECIPE/ROW]")
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to train per combination, each with a different seed.")
     ] = 1,
-    jobs: MaxParallel = 1,
-    start: StartRun = None,
+    jobs: JobsOption = 1,
+    start: StartOption = None,
     test: Annotated[
         bool, typer.Option("--test", help="Also print the test perplexity of the best combination.")
     ] = False,
-    data: Data = None,
-    device: Device = "auto",
+    data: DataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Train every combination of some settings, and print a table with the best combination first.
 
@@ -67,27 +66,34 @@ def sweep(
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.reports.sweep import Trial
 
-    fixed, varied = parse_settings(settings)
-    loaded = load_recipe(recipe, row=row)
-    chosen_row = loaded.row(row)
-    _check_scored(loaded, chosen_row)
-    root = out or Path("runs") / "sweeps" / loaded.name / chosen_row.slug
-    combinations = {combination.name: combination for combination in combine(varied)}
-    typer.echo(f"{loaded.title}\n{chosen_row.name}: {len(combinations)} combinations of settings")
-    options = TrainOptions(recipe, chosen_row.name, tuple(fixed), data, device, withhold_test=True)
-    planned = _plan_jobs(options, combinations, seeds, root, start)
+    # Read the settings and the recipe.
+    sweep_settings = parse_settings(settings)
+    loaded_recipe = load_recipe(recipe, row=row)
+    chosen_row = loaded_recipe.row(row)
+    _check_scored(loaded_recipe, chosen_row)
+    root = out or Path("runs") / "sweeps" / loaded_recipe.name / chosen_row.slug
+    combinations = {combination.name: combination for combination in combine(sweep_settings.varied)}
+    typer.echo(f"{loaded_recipe.title}\n{chosen_row.name}: {len(combinations)} combinations of settings")
+
+    # Plan the runs.
+    options = TrainOptions(recipe, chosen_row.name, tuple(sweep_settings.fixed), data, device, withhold_test=True)
+    jobs_by_combination = _plan_jobs(options, combinations, seeds, root, start)
     trials = []
-    for name, seed_jobs in planned.items():
-        trials.append(Trial(name, combinations[name].settings, tuple(job.out for job, _ in seed_jobs)))
-    all_jobs = list(chain.from_iterable(planned.values()))
-    _check_starts([job for job, is_finished in all_jobs if not is_finished], fixed)
+    for name, planned_jobs in jobs_by_combination.items():
+        run_folders = tuple(planned.job.out for planned in planned_jobs)
+        trials.append(Trial(name, combinations[name].settings, run_folders))
+    all_jobs = list(chain.from_iterable(jobs_by_combination.values()))
+    unfinished_jobs = [planned.job for planned in all_jobs if not planned.is_finished]
+    _check_starts(unfinished_jobs, sweep_settings.fixed)
+
+    # Train them, and print the table even if training is stopped or fails.
     try:
         run_unfinished(all_jobs, jobs, root)
     finally:
-        _print_and_write_table(trials, root, f"{loaded.title}: a sweep of {chosen_row.name}", test)
+        _print_and_write_table(trials, root, f"{loaded_recipe.title}: a sweep of {chosen_row.name}", test)
 
 
-def _check_scored(recipe: LoadedRecipe, row: Row) -> None:
+def _check_scored(recipe: Recipe, row: Row) -> None:
     """Raise an error if runs of the row do not have a validation perplexity, by which combinations are ranked."""
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks import load_task
@@ -101,19 +107,20 @@ def _check_scored(recipe: LoadedRecipe, row: Row) -> None:
 
 def _plan_jobs(
     options: TrainOptions, combinations: Mapping[str, Combination], num_seeds: int, root: Path, start: Path | None
-) -> dict[str, list[tuple[Job, bool]]]:
-    """Return for every combination the jobs of all seeds, each with True if its run is already finished.
+) -> dict[str, list[PlannedJob]]:
+    """Return the jobs of every combination, one per seed.
 
     Args:
         options: The options that all jobs share. Their overrides are the settings that do not vary.
         combinations: The combinations of settings, by name.
         num_seeds: Number of seeds.
         root: The folder of the sweep.
-        start: The value of --start.
+        start: The value of --start: a run, or with several seeds a folder that holds one run per seed.
 
     Raises:
         ReefknotError: Some combinations cannot be trained. The error is raised before any combination is trained.
     """
+    from reefknot.lab.cli.jobs import PlannedJob
     from reefknot.lab.cli.options import check_training_data, data_folder_for
     from reefknot.lab.cli.sizes import TextCache, map_items
     from reefknot.lab.experiment import is_done
@@ -123,26 +130,33 @@ def _plan_jobs(
     texts = TextCache(options.data, typer.echo)
     experiments: list[Experiment] = []
 
-    def plan_combination(combination: Combination) -> list[tuple[Job, bool]]:
+    def plan_combination(combination: Combination) -> list[PlannedJob]:
+        # Check the settings and open the text.
         overrides = (*options.overrides, *combination.overrides)
-        loaded = load_recipe(options.recipe, overrides, options.row)
-        row = loaded.row(options.row)
-        experiment = loaded.experiments[row.name]
+        recipe = load_recipe(options.recipe, overrides, options.row)
+        row = recipe.row(options.row)
+        experiment = recipe.experiments[row.name]
         experiments.append(experiment)
         dataset = texts.open_and_check_size(row, experiment)
-        row_options = replace(options, overrides=overrides, data=data_folder_for(experiment, options.data))
-        seed_jobs = []
+
+        combination_options = replace(options, overrides=overrides, data=data_folder_for(experiment, options.data))
+        planned_jobs = []
         for seed in range(num_seeds):
             out = root / combination.folder / f"seed{seed}"
-            start_run = start / f"seed{seed}" if start and num_seeds > 1 else start
-            start_run = start_run or start_folder(loaded, row, seed)
-            is_finished = is_done(out, loaded, row, seed, dataset, start=start_run)
-            seed_jobs.append((row_options.for_run(seed, out, start_run, label=combination.name), is_finished))
-        return seed_jobs
+            if start is None:
+                start_run = start_folder(recipe, row, seed)
+            elif num_seeds > 1:
+                start_run = start / f"seed{seed}"
+            else:
+                start_run = start
+            job = combination_options.for_run(seed, out, start_run, label=combination.name)
+            is_finished = is_done(out, recipe, row, seed, dataset, start=start_run)
+            planned_jobs.append(PlannedJob(job, is_finished))
+        return planned_jobs
 
-    planned = map_items(options.recipe, "combination", combinations, plan_combination)
+    jobs_by_combination = map_items(options.recipe, "combination", combinations, plan_combination)
     check_training_data(options.data, experiments, options.recipe)  # not earlier, because the corpus may vary
-    return planned
+    return jobs_by_combination
 
 
 def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
@@ -156,12 +170,20 @@ def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
 
     for job in jobs:
         if job.start:
-            loaded = replace(load_recipe(job.recipe, job.overrides, job.row), overrides=tuple(fixed))
-            find_start(loaded, loaded.row(job.row), job.seed, folder=job.start, out=job.out, data=job.data)
+            recipe = load_recipe(job.recipe, job.overrides, job.row)
+            recipe = replace(recipe, overrides=tuple(fixed))
+            find_start(recipe, recipe.row(job.row), job.seed, folder=job.start, out=job.out, data=job.data)
 
 
 def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
-    """Print and write the table of the runs that exist. Called even if training was stopped or failed."""
+    """Print the table of the runs that exist, and write it to sweep.json and report.html.
+
+    Args:
+        trials: The combinations of settings, with their run folders.
+        root: The folder of the sweep.
+        title: Heading of the report.
+        test: Whether to print the test perplexity of the best combination.
+    """
     from rich.console import Console
 
     from reefknot.lab.reports.cells import format_spread
@@ -171,20 +193,28 @@ def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test
     from reefknot.lab.runs.scores import PERPLEXITY
     from reefknot.storage.files import write_json
 
-    ranked = rank_trials(trials)
-    if not ranked:
+    ranked_trials = rank_trials(trials)
+    if not ranked_trials:
         return
-    rows = [row for _, row in ranked]
+
+    # Print the table.
+    rows = [row for _, row in ranked_trials]
     hidden_columns = ["tokens/s", "memory"]
     if len({row.parameter_count for row in rows}) == 1:
         hidden_columns.append("parameters")
     print_table(rows, Console(), leave_out=hidden_columns)
-    record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summarise_trials(ranked, root)}
-    best = ranked[0][0].row()
-    if test and (perplexities := best.mean_score(PERPLEXITY, "test")):
-        typer.echo(f"test perplexity of the best ({best.name}): {format_spread(perplexities)}")
-        record["test_of_the_best"] = spread_to_dict(perplexities)
+    record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summarise_trials(ranked_trials, root)}
+
+    # The rows hide test scores. The row of the best trial itself has them.
+    if test:
+        best_trial, _ = ranked_trials[0]
+        best_row = best_trial.row()
+        perplexities = best_row.mean_score(PERPLEXITY, "test")
+        if perplexities:
+            typer.echo(f"test perplexity of the best ({best_row.name}): {format_spread(perplexities)}")
+            record["test_of_the_best"] = spread_to_dict(perplexities)
+
     write_json(root / "sweep.json", record)
-    results = [result for row in rows for result in row.results]
-    page = write_report(results, root / "report.html", rows=rows, title=title)
-    typer.echo(f"report: {page.resolve()}")
+    results = list(chain.from_iterable(row.results for row in rows))
+    report_path = write_report(results, root / "report.html", rows=rows, title=title)
+    typer.echo(f"report: {report_path.resolve()}")

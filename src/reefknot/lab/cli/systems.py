@@ -23,23 +23,29 @@ def open_system(path: Path) -> System:
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks.requests import System
 
-    groups = group_by_row(collect_runs([path]))
-    if len(groups) > 1:
-        folders = [runs[0].folder if len(runs) == 1 else runs[0].folder.parent for runs in groups.values()]
+    results_by_row = group_by_row(collect_runs([path]))
+    if len(results_by_row) > 1:
+        # Suggest a folder for each system: its only run, or the folder that holds its runs.
+        system_folders = []
+        for row_results in results_by_row.values():
+            folder = row_results[0].folder
+            system_folders.append(folder if len(row_results) == 1 else folder.parent)
         raise SettingsError(
-            f"{path} holds runs that differ in more than the seed: {'; '.join(groups)}; a folder is read as one "
-            f"system, so pass one folder per system: reefknot compare {folders[0]} {folders[1]}"
+            f"{path} holds runs that differ in more than the seed: {'; '.join(results_by_row)}; a folder is read as "
+            f"one system, so pass one folder per system: reefknot compare {system_folders[0]} {system_folders[1]}"
         )
-    (results,) = groups.values()
-    finished = [result for result in results if result.record is not None]
-    if not finished:
+
+    (results,) = results_by_row.values()
+    finished_results = [result for result in results if result.record is not None]
+    if not finished_results:
         raise DataError(f"{path}: training is not finished, so there is nothing to compare yet")
-    folder_by_seed = _folders_by_seed(finished)
+    folder_by_seed = _find_folders_by_seed(finished_results)
     runs = [RunFolder.open(folder) for folder in folder_by_seed.values()]
-    return System(path, runs, seeds=len({result.seed for result in results}))
+    num_seeds = len({result.seed for result in results})  # with the seeds whose training is not finished
+    return System(path, runs, seeds=num_seeds)
 
 
-def _folders_by_seed(results: Sequence[Result]) -> dict[int, Path]:
+def _find_folders_by_seed(results: Sequence[Result]) -> dict[int, Path]:
     """Return the run folder of each seed; raise an error if two runs have the same seed."""
     from reefknot.errors import SettingsError
 

@@ -1,7 +1,7 @@
 """`reefknot table`: train every row (experiment) of a recipe, and print the scores next to the paper's scores.
 
-The steps are: open the texts of all rows, train the runs that are not finished yet (`lab/cli/jobs.py`), then print the
-table and write report.html.
+A run is one training of a row with one seed. The steps are: open the texts of all rows, train the runs that are not
+finished yet (`lab/cli/jobs.py`), then print the table and write report.html.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, MaxParallel, Overrides, Recipe
+from reefknot.lab.cli.options import DataOption, DeviceOption, JobsOption, OverridesArgument, RecipeArgument
 
 if TYPE_CHECKING:
-    from reefknot.lab.cli.jobs import Job, TrainOptions
-    from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
-    from reefknot.lab.recipes.recipe import Row
-    from reefknot.lab.tasks.contract import Data as OpenedData
+    from reefknot.lab.cli.jobs import PlannedJob, TrainOptions
+    from reefknot.lab.recipes.recipe import Recipe, Row
+    from reefknot.lab.tasks.contract import Data
 
 EXAMPLES = """\b
 Examples:
@@ -30,8 +29,8 @@ Examples:
 
 
 def table(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
     row: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,9 +42,9 @@ def table(
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to train per row, each with a different seed.")
     ] = 1,
-    jobs: MaxParallel = 1,
-    data: Data = None,
-    device: Device = "auto",
+    jobs: JobsOption = 1,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Train every row of a recipe, print a table with the paper's scores, and write report.html.
 
@@ -56,44 +55,37 @@ def table(
     from reefknot.lab.cli.options import check_training_data, data_folder_for
     from reefknot.lab.recipes.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [], row)
-    check_training_data(data, loaded.experiments.values(), recipe)
-    root = out or Path("runs") / loaded.name
-    typer.echo(loaded.title)
-    required_rows = {loaded.row(name).name for name in row or [] if "*" not in name}
-    datasets = _open_texts(loaded, required_rows, data)
+    loaded_recipe = load_recipe(recipe, overrides or [], row)
+    check_training_data(data, loaded_recipe.experiments.values(), recipe)
+    root = out or Path("runs") / loaded_recipe.name
+    typer.echo(loaded_recipe.title)
+
+    # Open the texts.
+    required_rows = {loaded_recipe.row(name).name for name in row or [] if "*" not in name}
+    datasets = _open_texts(loaded_recipe, required_rows, data)
     for description in dict.fromkeys(dataset.describe() for dataset in datasets.values()):
         typer.echo(description)
-    planned: list[tuple[Job, bool]] = []
-    for recipe_row in loaded.rows:
+
+    # Plan the runs.
+    planned_jobs: list[PlannedJob] = []
+    for recipe_row in loaded_recipe.rows:
         if recipe_row.name in datasets:
-            row_data = data_folder_for(loaded.experiments[recipe_row.name], data)
+            row_data = data_folder_for(loaded_recipe.experiments[recipe_row.name], data)
             options = TrainOptions(recipe, recipe_row.name, tuple(overrides or []), row_data, device)
-            planned += _plan_row(loaded, recipe_row, datasets[recipe_row.name], options, seeds=seeds, root=root)
+            dataset = datasets[recipe_row.name]
+            planned_jobs += _plan_row(loaded_recipe, recipe_row, dataset, options, num_seeds=seeds, root=root)
+
+    # Train them, and print the table even if training is stopped or fails.
     try:
-        run_unfinished(planned, jobs, root)
+        run_unfinished(planned_jobs, jobs, root)
     finally:
-        _print_and_write_table(loaded, [job.out for job, _ in planned if (job.out / "config.json").exists()], root)
+        run_folders = [planned.job.out for planned in planned_jobs]
+        existing_runs = [folder for folder in run_folders if (folder / "config.json").exists()]
+        _print_and_write_table(loaded_recipe, existing_runs, root)
 
 
-def _plan_row(
-    recipe: LoadedRecipe, row: Row, dataset: OpenedData, options: TrainOptions, seeds: int, root: Path
-) -> list[tuple[Job, bool]]:
-    """Return the job of every seed of a row, with True if its run is already finished."""
-    from reefknot.lab.experiment import is_done
-    from reefknot.lab.recipes.recipe import default_folder
-    from reefknot.lab.recipes.starts import start_folder
-
-    planned = []
-    for seed in range(seeds):
-        start = start_folder(recipe, row, seed, root)
-        job = options.for_run(seed, default_folder(recipe, row, seed, root), start)
-        planned.append((job, is_done(job.out, recipe, row, seed, dataset, start=start)))
-    return planned
-
-
-def _open_texts(recipe: LoadedRecipe, required_rows: Collection[str], data: Path | None) -> dict[str, OpenedData]:
-    """Return the text of every row that can be trained on this machine, and print which rows are left out.
+def _open_texts(recipe: Recipe, required_rows: Collection[str], data: Path | None) -> dict[str, Data]:
+    """Return the text of every row that can be trained on this machine, by row, and print which rows are left out.
 
     A row is left out if its corpus is missing. It is an error if such a row is in `required_rows`, or if all rows are
     left out.
@@ -101,17 +93,36 @@ def _open_texts(recipe: LoadedRecipe, required_rows: Collection[str], data: Path
     from reefknot.errors import CorpusNotFound
     from reefknot.lab.cli.sizes import TextCache, format_missing, map_rows_with_text
 
-    datasets, missing = map_rows_with_text(recipe, TextCache(data, typer.echo).open_and_check_size, required_rows)
-    lines = format_missing("not run", missing)
+    texts = TextCache(data, typer.echo)
+    datasets, missing = map_rows_with_text(recipe, texts.open_and_check_size, required_rows)
+    messages = format_missing("not run", missing)
     if not datasets:
-        raise CorpusNotFound("\n".join(lines))
-    for line in lines:
-        typer.echo(line, err=True)
+        raise CorpusNotFound("\n".join(messages))
+    for message in messages:
+        typer.echo(message, err=True)
     return datasets
 
 
-def _print_and_write_table(recipe: LoadedRecipe, runs: list[Path], root: Path) -> None:
-    """Print the table of the runs that exist, and write report.html. Called even if training was stopped or failed."""
+def _plan_row(
+    recipe: Recipe, row: Row, dataset: Data, options: TrainOptions, num_seeds: int, root: Path
+) -> list[PlannedJob]:
+    """Return the jobs of a row, one per seed."""
+    from reefknot.lab.cli.jobs import PlannedJob
+    from reefknot.lab.experiment import is_done
+    from reefknot.lab.recipes.recipe import default_folder
+    from reefknot.lab.recipes.starts import start_folder
+
+    planned_jobs = []
+    for seed in range(num_seeds):
+        start = start_folder(recipe, row, seed, root)
+        job = options.for_run(seed, default_folder(recipe, row, seed, root), start)
+        is_finished = is_done(job.out, recipe, row, seed, dataset, start=start)
+        planned_jobs.append(PlannedJob(job, is_finished))
+    return planned_jobs
+
+
+def _print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
+    """Print the table of some runs, and write report.html."""
     from rich.console import Console
 
     from reefknot.lab.reports.page import write_report
@@ -124,5 +135,5 @@ def _print_and_write_table(recipe: LoadedRecipe, runs: list[Path], root: Path) -
     results = collect_runs(runs)
     rows = join_runs(rows_from_recipe(recipe.rows, recipe.name), results)
     print_table(rows, Console())
-    page = write_report(results, root / "report.html", rows=rows, title=recipe.title)
-    typer.echo(f"report: {page.resolve()}")
+    report_path = write_report(results, root / "report.html", rows=rows, title=recipe.title)
+    typer.echo(f"report: {report_path.resolve()}")

@@ -1,6 +1,7 @@
 """`reefknot train`: train one row of a recipe (one experiment), with one seed or several.
 
-One seed is trained in this process. Several seeds are trained one after another, each by a `reefknot train` of its own
+A recipe is a TOML file with experiments. Training a row with one seed is a run, which has its own folder. One seed is
+trained in this process. Several seeds are trained one after another, each by a `reefknot train` of its own
 (`lab/cli/jobs.py`).
 """
 
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import Data, Device, Overrides, Recipe, RowName, StartRun
+from reefknot.lab.cli.options import DataOption, DeviceOption, OverridesArgument, RecipeArgument, RowOption, StartOption
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
-    from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
+    from reefknot.lab.recipes.recipe import Recipe
 
 EXAMPLES = """\b
 Examples:
@@ -30,9 +31,9 @@ Examples:
 
 
 def train(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    row: RowName = None,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    row: RowOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -43,9 +44,9 @@ def train(
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of runs to train. They use seeds 0, 1, 2 and so on.")
     ] = 1,
-    start: StartRun = None,
-    data: Data = None,
-    device: Device = "auto",
+    start: StartOption = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     withhold_test: Annotated[
         bool,
@@ -62,9 +63,11 @@ def train(
     from reefknot.lab.training.display import SilentDisplay, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
-    loaded = load_recipe(recipe, overrides or [], row)
-    chosen_row = loaded.row(row)
-    check_training_data(data, [loaded.experiments[chosen_row.name]], recipe)
+    loaded_recipe = load_recipe(recipe, overrides or [], row)
+    chosen_row = loaded_recipe.row(row)
+    check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
+
+    # Several seeds: one process per run.
     if seeds > 1:
         from reefknot.lab.cli.jobs import TrainOptions
 
@@ -78,13 +81,15 @@ def train(
             tensorboard=tensorboard,
             withhold_test=withhold_test,
         )
-        _train_seeds(loaded, options, seeds, out, start)
+        _train_seeds(loaded_recipe, options, seeds, out, start)
         return
+
+    # One seed: train in this process.
     with join_world(choose_device(device)) as world:
         display = open_display() if world.is_first else SilentDisplay()
         try:
             train_row(
-                loaded,
+                loaded_recipe,
                 chosen_row,
                 out,
                 data=data,
@@ -102,15 +107,13 @@ def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:
     """Raise an error if --seeds contradicts another option."""
     from reefknot.errors import SettingsError
 
-    if any(text.startswith("training.seed=") for text in overrides):
+    if any(override.startswith("training.seed=") for override in overrides):
         raise SettingsError("--seeds trains seeds 0 to N-1; leave training.seed out, or leave --seeds out")
     if out and (out / "config.json").exists():
         raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")
 
 
-def _train_seeds(
-    recipe: LoadedRecipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None
-) -> None:
+def _train_seeds(recipe: Recipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None) -> None:
     """Train one run for each of the seeds 0 to `num_seeds` - 1, one after another.
 
     Args:
@@ -130,5 +133,6 @@ def _train_seeds(
     jobs = []
     for seed in range(num_seeds):
         run_folder = out / f"seed{seed}" if out else default_folder(recipe, row, seed)
-        jobs.append(options.for_run(seed, run_folder, start=start / f"seed{seed}" if start else None))
+        start_run = start / f"seed{seed}" if start else None
+        jobs.append(options.for_run(seed, run_folder, start_run))
     run_jobs(jobs, max_parallel=1)

@@ -1,7 +1,7 @@
-"""`reefknot translate`: translate lines of text with a translator.
+"""`reefknot translate`: translate lines of text with a trained translation model.
 
 `translate` checks the options and then works in groups of lines: read a group, decode it, rescore it with a language
-model if the user asked for that, detokenise it and print it.
+model (`--rescore`), detokenise it (`--detokenize`) and print it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from reefknot.lab.cli.options import (
     LENGTH_PENALTY_HELP,
     TOP_K_HELP,
     TOP_P_HELP,
-    AsJson,
-    Device,
-    Run,
+    DeviceOption,
+    JsonOption,
+    RunArgument,
     open_language_model,
     open_standard_input,
     open_translator,
@@ -141,7 +141,7 @@ BatchTokensOption = Annotated[
 
 
 def translate(
-    run: Run,
+    run: RunArgument,
     file: FileArgument = None,
     n_best: NBestOption = None,
     scores: ScoresOption = False,
@@ -157,8 +157,8 @@ def translate(
     rescore: RescoreOption = None,
     weight: WeightOption = None,
     detokenize: DetokenizeOption = False,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Translate text line by line with a trained translator, using the best weights of its run."""
     from reefknot.lab.evaluation.translation import beam_decoder
@@ -169,32 +169,43 @@ def translate(
     _check_decoding(greedy, sample, search_options, sampling_options)
     _check_rescoring(rescore, weight)
     _check_output(scores, n_best, as_json)
+
+    # Open the models.
     trained = open_translator(run, device)
     search = trained.experiment.search_with(beam, length_penalty)
     _check_n_best(n_best, search)
     rescorer = None
     if rescore is not None:
         rescorer = _Rescorer.open(rescore, device, cast(float, weight), search)
+
+    # Choose how to decode and how to print.
     num_printed = n_best or 1  # translations to print for each line
     if sample:
         decode = _build_sampling_decoder(trained, search, sampling_options)
     elif greedy:
         decode = _build_greedy_decoder(trained, search)
-    else:
+    elif rescorer is not None:
         # The rescorer needs all translations of the beam, because it may prefer another one.
-        decode = beam_decoder(trained.words, search, search.beam if rescorer else num_printed)
+        decode = beam_decoder(trained.words, search, search.beam)
+    else:
+        decode = beam_decoder(trained.words, search, num_printed)
     translator = _build_translator(trained, decode, batch_tokens)
     postprocess = _build_detokenizer(trained) if detokenize else list
     format_line = _choose_format(scores, n_best, as_json)
-    progress = LineProgress("translating", count_lines(file) if file is not None and file.is_file() else None)
+
+    # Translate group by group.
+    num_lines = count_lines(file) if file is not None and file.is_file() else None
+    progress = LineProgress("translating", num_lines)
     for lines in _read_groups(file):
         translations = translator.translate(lines, partial(_report_progress, progress, lines))
         if rescorer is not None:
             translations = rescorer.rescore(translations)
         output_lines = []
         for line, candidates in zip(lines, translations, strict=True):
-            output_lines.append(format_line(line, postprocess(candidates[:num_printed])))
+            printed_translations = postprocess(candidates[:num_printed])
+            output_lines.append(format_line(line, printed_translations))
         typer.echo("\n".join(output_lines))
+
     translator.report_unknown()
     if rescorer is not None:
         rescorer.report_unknown()
@@ -202,7 +213,8 @@ def translate(
 
 def _report_progress(progress: LineProgress, lines: Sequence[Line], description: str, fraction: float) -> None:
     """Report the progress in the whole file, given the fraction of a group of lines that is done."""
-    progress.report(lines[0].number - 1 + fraction * len(lines))
+    lines_before_group = lines[0].number - 1
+    progress.report(lines_before_group + fraction * len(lines))
 
 
 def _check_decoding(
@@ -213,14 +225,17 @@ def _check_decoding(
 
     if greedy and sample:
         raise SettingsError("--greedy and --sample exclude each other; leave one of them out")
-    for name, value in search_options.items():
-        if value is not None and (greedy or sample):
-            mode = "--greedy" if greedy else "--sample"
-            raise SettingsError(f"--{name} is for beam search, which {mode} does not use; leave one of them out")
+    if greedy or sample:
+        mode = "--greedy" if greedy else "--sample"
+        for name, value in search_options.items():
+            if value is not None:
+                raise SettingsError(f"--{name} is for beam search, which {mode} does not use; leave one of them out")
     for name, value in sampling_options.items():
-        if value is not None and not sample:
+        if value is None:
+            continue
+        if not sample:
             raise SettingsError(f"--{name} has no effect without --sample; add --sample or leave --{name} out")
-        if value is not None and name != "temperature" and sampling_options["temperature"] == 0:
+        if name != "temperature" and sampling_options["temperature"] == 0:
             raise SettingsError(
                 f"--{name} has no effect at temperature 0, which always chooses the most probable word; leave --{name} "
                 "out"
@@ -228,6 +243,7 @@ def _check_decoding(
 
 
 def _check_rescoring(rescore: Path | None, weight: float | None) -> None:
+    """Raise an error if only one of --rescore and --weight is set, or if the weight is not finite."""
     from reefknot.errors import SettingsError
 
     if (rescore is None) != (weight is None):
@@ -238,6 +254,7 @@ def _check_rescoring(rescore: Path | None, weight: float | None) -> None:
 
 
 def _check_output(scores: bool, n_best: int | None, as_json: bool) -> None:
+    """Raise an error if --scores has no effect."""
     from reefknot.errors import SettingsError
 
     if scores and (n_best is not None or as_json):
@@ -248,6 +265,7 @@ def _check_output(scores: bool, n_best: int | None, as_json: bool) -> None:
 
 
 def _check_n_best(n_best: int | None, search: SearchSettings) -> None:
+    """Raise an error if beam search finds fewer translations than --n-best asks for."""
     from reefknot.errors import SettingsError
 
     if n_best is not None and n_best > search.beam:
@@ -264,7 +282,8 @@ def _build_greedy_decoder(trained: TrainedTranslator, search: SearchSettings) ->
     from reefknot.lab.evaluation.beam import greedy
     from reefknot.lab.evaluation.translation import banned_ids, require_eos
 
-    eos, banned = require_eos(trained.vocabulary), banned_ids(trained.vocabulary)
+    eos = require_eos(trained.vocabulary)
+    banned = banned_ids(trained.vocabulary)
     return lambda decoder, source_BS: [[best] for best in greedy(decoder, source_BS, eos, search, banned)]
 
 
@@ -275,7 +294,8 @@ def _build_sampling_decoder(
     from reefknot.lab.evaluation.beam import sample
     from reefknot.lab.evaluation.translation import banned_ids, require_eos
 
-    eos, banned = require_eos(trained.vocabulary), banned_ids(trained.vocabulary)
+    eos = require_eos(trained.vocabulary)
+    banned = banned_ids(trained.vocabulary)
     options = {name.replace("-", "_"): value for name, value in sampling_options.items() if value is not None}
     return lambda decoder, source_BS: [
         [sampled] for sampled in sample(decoder, source_BS, eos, search, banned=banned, **options)
@@ -314,9 +334,15 @@ def _read_groups(file: Path | None) -> Iterator[list[Line]]:
     """
     from reefknot.storage.lines import read_file, read_stream
 
-    lines = read_file(file) if file is not None else read_stream(open_standard_input(), "standard input")
-    is_terminal = file is None and open_standard_input().isatty()
-    while group := list(islice(lines, 1 if is_terminal else GROUP_SIZE)):
+    group_size = GROUP_SIZE
+    if file is not None:
+        lines = read_file(file)
+    else:
+        standard_input = open_standard_input()
+        lines = read_stream(standard_input, "standard input")
+        if standard_input.isatty():
+            group_size = 1
+    while group := list(islice(lines, group_size)):
         yield group
 
 
@@ -327,21 +353,22 @@ class _Rescorer:
     trained: TrainedLanguageModel
     weight: float
     search: SearchSettings
-    path: Path
-    unknown: int = field(default=0, init=False)
+    run: Path
+    """The run folder of the language model."""
+    num_unknown: int = field(default=0, init=False)
     """Number of words of translations that the language model read as <unk>."""
 
     @classmethod
-    def open(cls, path: Path, device: str, weight: float, search: SearchSettings) -> _Rescorer:
+    def open(cls, run: Path, device: str, weight: float, search: SearchSettings) -> _Rescorer:
         """Open the run of a language model; raise an error if it was trained without line ends."""
         from reefknot.errors import SettingsError
 
-        trained = open_language_model(path, device)
+        trained = open_language_model(run, device)
         if trained.vocabulary.eos is None:
             raise SettingsError(
-                f"--rescore {path}: this model was trained without line ends; use a model that was trained with them"
+                f"--rescore {run}: this model was trained without line ends; use a model that was trained with them"
             )
-        return cls(trained, weight, search, path)
+        return cls(trained, weight, search, run)
 
     def rescore(self, translations: Sequence[Sequence[Translation]]) -> list[list[Translation]]:
         """Return the translations of every line with their new scores, best first."""
@@ -349,27 +376,29 @@ class _Rescorer:
         from reefknot.lab.evaluation.translation import rerank
         from reefknot.storage.lines import words_in
 
-        # A text that occurs several times is scored once.
-        words_by_text = {
-            translation.text: words_in(translation.text, "a translation")
-            for translation in chain.from_iterable(translations)
-        }
+        # Score the texts with the language model. A text that occurs several times is scored once.
+        words_by_text = {}
+        for translation in chain.from_iterable(translations):
+            words_by_text[translation.text] = words_in(translation.text, "a translation")
         trained = self.trained.with_spellings(chain.from_iterable(words_by_text.values()))
-        word_scores = score_sentences(trained.model, list(words_by_text.values()), trained.vocabulary)
+        scored_texts = score_sentences(trained.model, list(words_by_text.values()), trained.vocabulary)
         log_probs = {}
-        for text, scores in zip(words_by_text, word_scores, strict=True):
-            log_probs[text] = sum(score.log_prob for score in scores)
-            self.unknown += sum(score.unknown for score in scores)
-        return [
-            rerank(candidates, [log_probs[candidate.text] for candidate in candidates], self.weight, self.search)
-            for candidates in translations
-        ]
+        for text, word_scores in zip(words_by_text, scored_texts, strict=True):
+            log_probs[text] = sum(score.log_prob for score in word_scores)
+            self.num_unknown += sum(score.unknown for score in word_scores)
+
+        # Combine both scores.
+        reranked = []
+        for candidates in translations:
+            candidate_log_probs = [log_probs[candidate.text] for candidate in candidates]
+            reranked.append(rerank(candidates, candidate_log_probs, self.weight, self.search))
+        return reranked
 
     def report_unknown(self) -> None:
         """Print the number of unknown words, if there are any."""
-        if self.unknown:
-            count = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
-            typer.echo(f"{count} of translations not in the vocabulary of {self.path}: scored as <unk>", err=True)
+        if self.num_unknown:
+            count = "1 word" if self.num_unknown == 1 else f"{self.num_unknown:,} words"
+            typer.echo(f"{count} of translations not in the vocabulary of {self.run}: scored as <unk>", err=True)
 
 
 def _choose_format(scores: bool, n_best: int | None, as_json: bool) -> Callable[[Line, Sequence[Translation]], str]:
@@ -378,7 +407,9 @@ def _choose_format(scores: bool, n_best: int | None, as_json: bool) -> Callable[
         return _format_json
     if n_best:
         return _format_n_best
-    return _format_scored if scores else _format_text
+    if scores:
+        return _format_scored
+    return _format_text
 
 
 def _format_text(_: Line, translations: Sequence[Translation]) -> str:
@@ -386,13 +417,15 @@ def _format_text(_: Line, translations: Sequence[Translation]) -> str:
 
 
 def _format_scored(_: Line, translations: Sequence[Translation]) -> str:
-    return f"{translations[0].text} ||| {translations[0].score:.4f}"
+    best = translations[0]
+    return f"{best.text} ||| {best.score:.4f}"
 
 
 def _format_n_best(line: Line, translations: Sequence[Translation]) -> str:
-    return "\n".join(
-        f"{line.number} ||| {translation.text} ||| {translation.score:.4f}" for translation in translations
-    )
+    output_lines = []
+    for translation in translations:
+        output_lines.append(f"{line.number} ||| {translation.text} ||| {translation.score:.4f}")
+    return "\n".join(output_lines)
 
 
 def _format_json(line: Line, translations: Sequence[Translation]) -> str:

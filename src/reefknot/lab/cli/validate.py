@@ -1,4 +1,7 @@
-"""`reefknot validate`: check the settings and model sizes of recipes without training them."""
+"""`reefknot validate`: check the settings and model sizes of recipes (TOML files with experiments), without training.
+
+`lab/cli/sizes.py` counts the parameters of the models.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, print_result
+from reefknot.lab.cli.options import DataOption, JsonOption, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.recipes.recipe import Row
@@ -20,8 +23,8 @@ Examples:
 
 def validate(
     recipes: Annotated[list[str], typer.Argument(help="Names of built-in recipes, or paths of TOML files.")],
-    data: Data = None,
-    as_json: AsJson = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check recipes without training: all settings, and the number of parameters of every model.
 
@@ -40,20 +43,24 @@ def validate(
     # After an error in one recipe, the other recipes are still checked.
     for name in recipes:
         try:
-            loaded = load_recipe(name)
-            corpora += [experiment.corpus.name for experiment in loaded.experiments.values()]
-            sizes = map_rows(loaded, texts.check_size)
+            recipe = load_recipe(name)
+            corpora += [experiment.corpus.name for experiment in recipe.experiments.values()]
+            parameters_by_row = map_rows(recipe, texts.check_size)
         except ReefknotError as error:
             errors.append(error)
-        else:
-            records += [{"recipe": name, "row": row, "parameters": size} for row, size in sizes.items()]
-            lines += [f"{name}  {row}: valid, {_format_size(loaded.row(row), size)}" for row, size in sizes.items()]
-            num_untrained = len(loaded.rows) - len(sizes)
-            if num_untrained:
-                plural = "s" if num_untrained > 1 else ""
-                lines.append(f"{name}  {num_untrained} other row{plural}: nothing to train")
+            continue
+
+        for row, parameters in parameters_by_row.items():
+            records.append({"recipe": name, "row": row, "parameters": parameters})
+            lines.append(f"{name}  {row}: valid, {_format_size(recipe.row(row), parameters)}")
+        num_untrained = len(recipe.rows) - len(parameters_by_row)
+        if num_untrained:
+            plural = "s" if num_untrained > 1 else ""
+            lines.append(f"{name}  {num_untrained} other row{plural}: nothing to train")
+
     if errors:
-        raise type(errors[0])("\n".join(dict.fromkeys(map(str, errors))))
+        messages = dict.fromkeys(str(error) for error in errors)
+        raise type(errors[0])("\n".join(messages))
     check_data(data, corpora, " and ".join(recipes))
     print_result(records, "\n".join(lines), as_json)
 
@@ -61,4 +68,6 @@ def validate(
 def _format_size(row: Row, parameters: int | None) -> str:
     if parameters is None:
         return "size unknown, because the corpus is not on this machine"
-    return f"{parameters:,} parameters" + (", as the recipe says" if row.parameters else "")
+    if row.parameters:
+        return f"{parameters:,} parameters, as the recipe says"
+    return f"{parameters:,} parameters"

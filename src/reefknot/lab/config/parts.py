@@ -1,11 +1,15 @@
-"""The list of all parts that a recipe can name by a `kind`: `encoder.kind = "lstm"` means the class `LSTM`.
+"""The list of all parts (components of an experiment) that a recipe can choose by a `kind`.
 
-Each family of parts, such as `ENCODERS`, is a `Registry` (see `registry.py`), which derives the settings of a part from
-its constructor. `reefknot ls` prints the list. To add a part, write its class and add one line here; the contract tests
-then cover it. Nothing is imported until a part is used.
+In a recipe, `encoder.kind = "lstm"` means the class `LSTM`. Each family of parts, such as `ENCODERS`, is a `Registry`
+(see `registry.py`), which derives the settings of a part from its constructor. `reefknot ls` prints the list. To add a
+part, write its class and add one line here; the contract tests then cover it. A part is imported when it is first used.
 
-The model has an input end (turns ids into vectors), an encoder (turns vectors into hidden states) and an output end
-(classifier and loss). A table holds the parameters of every word. A band is a group of words of similar frequency.
+Words used below:
+
+    input end      turns token ids into vectors            output end   computes the distribution and the loss
+    encoder        turns vectors into hidden states        classifier   has the vectors of the output classes
+    table          the parameters of every word            band         a group of words of similar frequency
+    window         the tokens that are scored at once      tied         input and output end share one table
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ SHARED = {
     "reefknot.nn.tables:BandedTable": "tables",
     "reefknot.nn.tables:BandProjections": "projections",
 }
-"""Classes whose objects several parts can share. The value is the section of the recipe that names these objects."""
+"""Classes whose objects several parts can share, such as tied ends. The value is the section of the recipe that names
+these objects."""
 
 TABLES = Registry(
     "tables",
@@ -141,18 +146,20 @@ SETTING_CHOICES = {
 
 def describe_choices(setting: str) -> str:
     """Return a description of a setting in `SETTING_CHOICES`: its possible values and their meanings."""
-    return " ".join(f"{value}: {meaning}" for value, meaning in SETTING_CHOICES[setting].items())
+    meaning_by_value = SETTING_CHOICES[setting]
+    return " ".join(f"{value}: {meaning}" for value, meaning in meaning_by_value.items())
 
 
 FAMILIES = (TABLES, PROJECTIONS, INPUTS, ENCODERS, CLASSIFIERS, OUTPUTS, OPTIMISERS, SCHEDULES, WINDOWS)
+"""The registries of all families."""
 
 UNSUPPORTED_COMBINATIONS: tuple[tuple[dict[str, object], str], ...] = (
     ({"input": "char_cnn", "tied": True}, NO_TABLE_TO_SHARE),
     *(
-        ({"input": "adaptive", "output": kind, "tied": True}, NEEDS_WORD_TABLE)
-        for kind in OUTPUTS
-        if kind != "adaptive"
+        ({"input": "adaptive", "output": output_kind, "tied": True}, NEEDS_WORD_TABLE)
+        for output_kind in OUTPUTS
+        if output_kind != "adaptive"
     ),
 )
-"""Combinations that cannot be built. Each entry pairs some choices with an error message: a combination that matches
-all of the choices is rejected. Every other combination of an input, a classifier, an output and a tie works."""
+"""Combinations of parts that cannot be built. Each entry pairs some choices with an error message: a combination that
+matches all of the choices is rejected. Every other combination of input, classifier and output works, tied or not."""

@@ -3,20 +3,13 @@
 A part is anything that a recipe names by a `kind`: an encoder, a classifier, an optimiser. A family of parts has one
 `Registry`, which maps each kind to the location of a class (`parts.py` lists all registries):
 
-    CLASSIFIERS = Registry("classifiers", {"plain": "reefknot.nn.classifiers.plain:Plain"})
-
-Start reading at `Registry.build`, which calls the constructor of a part with the values in a recipe.
+    ENCODERS = Registry("encoders", {"gru": "reefknot.nn.encoders.stacked:GRU"})
+    settings = ENCODERS.settings_class("gru")(kind="gru", hidden_dim=200)
+    encoder = ENCODERS.build(settings, available={"input_dim": 100})
 
 The settings of a part are the arguments of its constructor. Types, bounds and defaults come from the signature, and
-descriptions from the `Args:` section of the Google-style docstring. So the Python call and the recipe cannot disagree.
-The name and the annotation of an argument decide its role (`Argument.role`):
-
-    derived    The name is in `DERIVED_ARGUMENTS`. The value, such as a dimension, follows from the rest of the model.
-    part       The class is in `nested`, such as `Classifier`. The recipe has a table with its own `kind`.
-    shared     The class is in `shared`, such as `WordTable`. Several parts can share the object; the recipe names it.
-    setting    Every other argument. The recipe has its value.
-
-If an annotation contains both a nested and a shared class, the argument is a nested part.
+descriptions from the `Args:` section of the docstring. So the Python call and the recipe cannot disagree. Start reading
+at `Registry.build`, which calls the constructor of a part; `Argument` explains where the values come from.
 """
 
 from __future__ import annotations
@@ -46,7 +39,20 @@ DERIVED_ARGUMENTS = frozenset({"vocab_size", "source_dim", "input_dim", "context
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a part's constructor."""
+    """One argument of a part's constructor.
+
+    The name and the annotation of an argument decide its role, that is, where its value comes from:
+
+        derived    The name is in `DERIVED_ARGUMENTS`. The value, such as a dimension, follows from the rest of the
+                   model.
+        part       The class is in `nested` of the registry, such as `Classifier`. The recipe has a table with its own
+                   `kind`, and the argument is a nested part.
+        shared     The class is in `shared` of the registry, such as `WordTable`. Several parts can share the object,
+                   and the recipe has its name.
+        setting    Every other argument. The recipe has its value.
+
+    If an annotation contains both a nested and a shared class, the argument is a nested part.
+    """
 
     name: str
     annotation: Any
@@ -57,7 +63,7 @@ class Argument:
     section: str = ""
     """For a shared object, the section of the recipe that has its name."""
     family: Registry | None = None
-    """For a nested part, its registry."""
+    """For a nested part, the registry of its family."""
 
 
 class Registry:
@@ -109,8 +115,12 @@ class Registry:
         return self._parts[kind]
 
     def _unknown_kind_message(self, kind: str) -> str:
-        matches = get_close_matches(kind[:60], self._parts, n=1)
-        hint = f"did you mean {matches[0]}?" if matches else f"there are: {', '.join(self._parts)}"
+        """Return the error message for an unknown kind, with the kind that was probably meant."""
+        similar_kinds = get_close_matches(kind[:60], self._parts, n=1)
+        if similar_kinds:
+            hint = f"did you mean {similar_kinds[0]}?"
+        else:
+            hint = f"there are: {', '.join(self._parts)}"
         return f"no {self.family.removesuffix('s')} is called {kind[:60]!r}; {hint}"
 
     def load(self, kind: str) -> Any:
@@ -119,11 +129,14 @@ class Registry:
 
     def summary(self, kind: str) -> str:
         """Return the first line of a part's docstring, read from its source so that the part is not imported."""
-        module, _, name = self.location(kind).partition(":")
-        path = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-                return (ast.get_docstring(node) or "").partition("\n")[0]
+        module_name, _, part_name = self.location(kind).partition(":")
+        path_in_package = module_name.split(".")[1:]
+        path = PACKAGE.joinpath(*path_in_package).with_suffix(".py")
+        syntax_tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in syntax_tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part_name:
+                docstring = ast.get_docstring(node) or ""
+                return docstring.partition("\n")[0]
         return ""
 
     def arguments(self, kind: str) -> tuple[Argument, ...]:
@@ -143,7 +156,10 @@ class Registry:
         return _build_settings_class(self, kind)
 
     def check_entry(self, raw: Any) -> Any:
-        """Reject an entry of unknown kind. Its other settings cannot be checked, because they depend on the kind."""
+        """Return an entry of a recipe if its kind is known, else raise an error.
+
+        The other settings of an entry with an unknown kind cannot be checked, because they depend on the kind.
+        """
         if isinstance(raw, Settings):
             return raw
         known_kinds = f"there are: {', '.join(self._parts)}"
@@ -170,12 +186,16 @@ class Registry:
         Args:
             settings: The settings of the part, with its `kind`.
             available: The values of the arguments in `DERIVED_ARGUMENTS`, by name, and the shared objects, by section
-                and name.
+                and name: {"input_dim": 100, "tables": {"words": table}}, for example.
         """
         kind = _kind_of(settings)
+
+        # Nested parts of some kinds are built with other values.
         nested_available: Any = available
         if kind in self._scopes:
-            nested_available = _import_object(self._scopes[kind])(settings, available)
+            scope_function = _import_object(self._scopes[kind])
+            nested_available = scope_function(settings, available)
+
         values: dict[str, Any] = {}
         for argument in self.arguments(kind):
             if argument.role == "derived":
@@ -187,11 +207,14 @@ class Registry:
             elif argument.family is not None and value is not None:
                 value = _build_nested(argument.family, value, nested_available)
             values[argument.name] = value
-        return self.load(kind)(**values)
+
+        part_class = self.load(kind)
+        return part_class(**values)
 
     def has_argument(self, settings: Settings, name: str) -> bool:
-        """Return whether the constructor of a part has this argument."""
-        return any(argument.name == name for argument in self.arguments(_kind_of(settings)))
+        """Return whether the constructor of the part that `settings` describe has an argument with this name."""
+        kind = _kind_of(settings)
+        return any(argument.name == name for argument in self.arguments(kind))
 
     def references(self, settings: Settings, section: str) -> Iterator[str]:
         """Yield the names of the shared objects of a section that a part and its nested parts refer to."""
@@ -203,38 +226,30 @@ class Registry:
                 yield from argument.family.references(value, section)
 
 
-def _build_nested(family: Registry, settings: Settings, available: Any) -> Any:
-    """Build a nested part, or a list of such parts if `available` is a list of the values that they are built with."""
-    if isinstance(available, list):
-        return [family.build(settings, part_available) for part_available in available]
-    return family.build(settings, available)
-
-
-def derive_settings(documented: type) -> type[Settings]:
-    """Return a settings class with the arguments of a class, all of which must be plain settings."""
-    arguments = _read_signature(documented, {}, {})
+def derive_settings(documented_class: type) -> type[Settings]:
+    """Return a settings class for a class that is not a part. All arguments of its constructor must be settings."""
+    arguments = _read_signature(documented_class, {}, {})
     fields: dict[str, Any] = {argument.name: _pydantic_field(argument) for argument in arguments}
-    return create_model(documented.__name__, __base__=Settings, **fields)
+    return create_model(documented_class.__name__, __base__=Settings, **fields)
+
+
+def _build_nested(family: Registry, settings: Settings, available: Any) -> Any:
+    """Build a nested part, or a list of parts if `available` is a list with the available values of each part."""
+    if isinstance(available, list):
+        return [family.build(settings, available_to_part) for available_to_part in available]
+    return family.build(settings, available)
 
 
 def _import_object(location: str) -> Any:
     """Import a class or function by its location, `module:name`."""
-    module, _, name = location.partition(":")
-    return getattr(importlib.import_module(module), name)
+    module_name, _, object_name = location.partition(":")
+    module = importlib.import_module(module_name)
+    return getattr(module, object_name)
 
 
 def _kind_of(settings: Settings) -> str:
     kind: str = settings.kind  # type: ignore[attr-defined]
     return kind
-
-
-def _class_locations(annotation: Any) -> Iterator[str]:
-    """Yield the locations, `module:Class`, of the classes in an annotation and of their base classes."""
-    if isinstance(annotation, type):
-        for base in annotation.__mro__:
-            yield f"{base.__module__}:{base.__qualname__}"
-    for inner in get_args(annotation):
-        yield from _class_locations(inner)
 
 
 @cache
@@ -244,12 +259,13 @@ def _part_arguments(registry: Registry, kind: str) -> tuple[Argument, ...]:
 
 def _read_signature(part: Any, nested: Mapping[str, Registry], shared: Mapping[str, str]) -> tuple[Argument, ...]:
     """Return the arguments of a class or function, with their roles."""
-    hints = get_type_hints(part.__init__ if inspect.isclass(part) else part, include_extras=True)
+    function = part.__init__ if inspect.isclass(part) else part
+    annotations = get_type_hints(function, include_extras=True)
     descriptions = parse_argument_descriptions(part)
     arguments = []
     for name, parameter in inspect.signature(part).parameters.items():
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        argument = Argument(name, hints[name], default, descriptions.get(name, ""))
+        argument = Argument(name, annotations[name], default, descriptions.get(name, ""))
         arguments.append(_assign_role(argument, nested, shared))
     return tuple(arguments)
 
@@ -268,6 +284,15 @@ def _assign_role(argument: Argument, nested: Mapping[str, Registry], shared: Map
     return argument
 
 
+def _class_locations(annotation: Any) -> Iterator[str]:
+    """Yield the locations, `module:Class`, of the classes in an annotation and of their base classes."""
+    if isinstance(annotation, type):
+        for base_class in annotation.__mro__:
+            yield f"{base_class.__module__}:{base_class.__qualname__}"
+    for inner_annotation in get_args(annotation):
+        yield from _class_locations(inner_annotation)
+
+
 def _pydantic_field(argument: Argument) -> tuple[Any, Any]:
     """Return the type and the default of an argument's setting, as pydantic reads them."""
     description = argument.description
@@ -282,14 +307,21 @@ def _pydantic_field(argument: Argument) -> tuple[Any, Any]:
 
 @cache
 def _build_settings_class(registry: Registry, kind: str) -> type[Settings]:
-    fields: dict[str, Any] = {"kind": (Literal[kind], ...)}
-    extra = _import_object(registry._extra_settings[kind]) if kind in registry._extra_settings else None
+    """Return a pydantic model with the `kind` of a part, its arguments, and its extra settings if there are any."""
+    extra_settings = None
+    if kind in registry._extra_settings:
+        extra_settings = _import_object(registry._extra_settings[kind])
+
+    fields: dict[str, Any] = {"kind": (Literal[kind], ...)}  # for each name, the annotation and the default
     for argument in registry.arguments(kind):
-        if extra is not None and argument.name == extra.before:
-            fields |= {name: (field.annotation, field) for name, field in extra.model_fields.items()}
+        if extra_settings is not None and argument.name == extra_settings.before:
+            for name, field in extra_settings.model_fields.items():
+                fields[name] = (field.annotation, field)
         if argument.role != "derived":
             fields[argument.name] = _pydantic_field(argument)
-    return create_model(registry.load(kind).__name__ + "Settings", __base__=Settings, **fields)
+
+    part_name = registry.load(kind).__name__
+    return create_model(f"{part_name}Settings", __base__=Settings, **fields)
 
 
 class _EntryValidator:
@@ -312,15 +344,19 @@ class _EntryValidator:
         return handler(TypeAdapter(any_part).core_schema)
 
     def _validate(self, raw: Any) -> Settings:
+        """Return an entry as the settings of its kind."""
         entry = self._registry.check_entry(raw)
         if isinstance(entry, Settings):
             return entry
-        return self._registry.settings_class(entry["kind"]).model_validate(entry)
+        settings_class = self._registry.settings_class(entry["kind"])
+        return settings_class.model_validate(entry)
 
 
 def _dump_settings(settings: Settings, info: core_schema.SerializationInfo) -> dict[str, Any]:
     return settings.model_dump(mode=info.mode)
 
+
+# -- docstrings ----------------------------------------------------------------------------------------------------
 
 _ARGUMENT_LINE = re.compile(r"(\w+): +(\S.*)")
 _ARGUMENT_INDENT = 4
@@ -334,20 +370,24 @@ def parse_argument_descriptions(documented: Any) -> dict[str, str]:
     that a typo cannot lose a description.
     """
     descriptions: dict[str, str] = {}
-    name = None
-    for line in _args_section(inspect.cleandoc(documented.__doc__ or "")):
-        text = line.strip()
+    current_name = None
+    docstring = inspect.cleandoc(documented.__doc__ or "")
+    for line in _args_section(docstring):
+        content = line.strip()
         indent = len(line) - len(line.lstrip())
-        match = _ARGUMENT_LINE.fullmatch(text) if indent == _ARGUMENT_INDENT else None
+        match = None
+        if indent == _ARGUMENT_INDENT:
+            match = _ARGUMENT_LINE.fullmatch(content)
+
         if match:
-            name, description = match.groups()
-            if name in descriptions:
-                raise ValueError(f"{documented.__qualname__}: Args: lists {name} twice")
-            descriptions[name] = description
-        elif name is not None and indent > _ARGUMENT_INDENT:
-            descriptions[name] += f" {text}"
-        elif text:
-            raise ValueError(f"{documented.__qualname__}: Args: has the line {text!r}; expected `name: description`")
+            current_name, description = match.groups()
+            if current_name in descriptions:
+                raise ValueError(f"{documented.__qualname__}: Args: lists {current_name} twice")
+            descriptions[current_name] = description
+        elif current_name is not None and indent > _ARGUMENT_INDENT:
+            descriptions[current_name] += f" {content}"
+        elif content:
+            raise ValueError(f"{documented.__qualname__}: Args: has the line {content!r}; expected `name: description`")
     return descriptions
 
 
@@ -356,8 +396,9 @@ def _args_section(docstring: str) -> list[str]:
     lines = docstring.splitlines()
     if "Args:" not in lines:
         return []
+    section_start = lines.index("Args:") + 1
     section_lines = []
-    for line in lines[lines.index("Args:") + 1 :]:
+    for line in lines[section_start:]:
         if line and not line.startswith(" "):
             break
         section_lines.append(line)

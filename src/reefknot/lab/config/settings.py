@@ -1,4 +1,4 @@
-"""Strict settings: the base class of all sections of a recipe, and the error messages for wrong settings.
+"""Checked settings: the base class of all sections of a recipe, and the error messages for wrong settings.
 
 `Settings` is a pydantic model that rejects unknown keys. `check_settings` turns a dictionary into a `Settings` object,
 or raises one `SettingsError` that lists all mistakes, with hints for misspelled keys:
@@ -7,9 +7,10 @@ or raises one `SettingsError` that lists all mistakes, with hints for misspelled
       encoder.layers: must be greater than or equal to 1 (it is 0)
       training.batch_size: no such setting; did you mean training.batch?
 
-`Count`, `Dim`, `Positive`, `NonNegative` and `Probability` are numbers with bounds, for the fields of `Settings`.
+`Count`, `Dim`, `Positive`, `NonNegative` and `Probability` are number types with bounds, for the fields of `Settings`.
 
-A part is an object that a recipe names by its `kind`, such as `encoder.kind = "lstm"`. Each kind has its own settings.
+A recipe is a TOML file of experiments. Each experiment is a row of the recipe. A part is an object that a recipe names
+by its `kind`, such as `encoder.kind = "lstm"`. Each kind has its own settings.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from reefknot.nn import bounds
 MAX_ERROR_LINES = 10
 """Maximum number of lines of an error message."""
 WRONG_KIND = "wrong_kind"
-"""The type of pydantic's error if the `kind` of a part is missing or unknown."""
+"""Our type of pydantic error for a part whose `kind` is missing or unknown."""
 MAX_KEY_LENGTH = 200
-"""Keys that are longer than this get no hint."""
+"""The error message for a longer key has no hint, because the search for similar keys would be slow."""
 NAMES_IN_OTHER_PROGRAMS = {
     "batch": ("batch_size", "bs", "bsz"),
     "steps": ("bptt", "seq_len", "sequence_length"),
@@ -69,33 +70,36 @@ class Settings(BaseModel):
 
 def _has_bounds(annotation: Any) -> bool:
     """Return whether an annotation contains a bound of `reefknot.nn.bounds`, at any depth."""
-    return isinstance(annotation, bounds.BOUNDS) or any(_has_bounds(inner) for inner in get_args(annotation))
+    if isinstance(annotation, bounds.BOUNDS):
+        return True
+    return any(_has_bounds(inner_annotation) for inner_annotation in get_args(annotation))
 
 
 def translate_bounds(annotation: Any) -> Any:
-    """Return an annotation with the bounds of `reefknot.nn.bounds` translated to those of pydantic.
+    """Return an annotation with the bounds of `reefknot.nn.bounds` translated to pydantic's bounds.
 
     For example, `Annotated[int, bounds.Ge(1)]` becomes `Annotated[int, Field(ge=1)]`.
     """
     arguments = get_args(annotation)
     origin = get_origin(annotation)
     if origin is Annotated:
-        inner, *limits = arguments
+        inner_annotation, *inner_bounds = arguments
         constraints: dict[str, Any] = {}
-        for limit in limits:
-            constraints |= _pydantic_constraint(limit)
-        return Annotated[translate_bounds(inner), Field(**constraints)]
-    translated = tuple(translate_bounds(argument) for argument in arguments)
+        for bound in inner_bounds:
+            constraints |= _pydantic_constraint(bound)
+        return Annotated[translate_bounds(inner_annotation), Field(**constraints)]
+
+    translated_arguments = tuple(translate_bounds(argument) for argument in arguments)
     if origin in (Union, UnionType):
-        return reduce(or_, translated)
+        return reduce(or_, translated_arguments)
     if isinstance(origin, type):
-        return origin[translated]  # type: ignore[index]
+        return origin[translated_arguments]  # type: ignore[index]
     return annotation
 
 
-def _pydantic_constraint(limit: Any) -> dict[str, Any]:
+def _pydantic_constraint(bound: Any) -> dict[str, Any]:
     """Return a bound as keyword arguments of pydantic's `Field`."""
-    match limit:
+    match bound:
         case bounds.Gt(value):
             return {"gt": value}
         case bounds.Ge(value):
@@ -106,7 +110,7 @@ def _pydantic_constraint(limit: Any) -> dict[str, Any]:
             return {"le": value}
         case bounds.Length(min_length, max_length):
             return {"min_length": min_length, "max_length": max_length}
-    raise TypeError(f"{limit!r}: annotate the arguments of a part only with the bounds of reefknot.nn.bounds")
+    raise TypeError(f"{bound!r}: annotate the arguments of a part only with the bounds of reefknot.nn.bounds")
 
 
 if TYPE_CHECKING:
@@ -134,14 +138,17 @@ def check_settings(settings_class: type[T], raw: Any, source: str) -> T:
         source: Where `raw` comes from, such as a recipe and its row. Error messages begin with it.
     """
     with reject_deep_nesting(source):
-        settings = validate(settings_class, raw, source)
-    if isinstance(settings, list):
-        raise build_settings_error(settings)
-    return settings
+        settings_or_mistakes = validate(settings_class, raw, source)
+    if isinstance(settings_or_mistakes, list):
+        raise build_settings_error(settings_or_mistakes)
+    return settings_or_mistakes
 
 
 def validate(settings_class: type[T], raw: Any, source: str) -> T | list[Mistake]:
-    """Return `raw` as settings, or the mistakes in it for a caller that checks more before it raises an error."""
+    """Return `raw` as settings, or a list of the mistakes in it, for a caller that checks more before raising an error.
+
+    The arguments are those of `check_settings`.
+    """
     try:
         return settings_class.model_validate(raw)
     except ValidationError as error:
@@ -170,20 +177,25 @@ class Mistake:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """A key that is equal for two mistakes with the same message."""
-        return _join_keys(self.details["loc"]), self.details["type"], self.details["msg"], self.formatted_value
+        """A tuple that is equal for two mistakes with the same message."""
+        dotted_location = _join_keys(self.details["loc"])
+        return dotted_location, self.details["type"], self.details["msg"], self.formatted_value
 
     @property
     def formatted_value(self) -> str:
-        """The wrong value in parentheses; empty if it is a table or a list."""
+        """The wrong value in parentheses, such as " (it is 0)"; empty if it is a table or a list."""
         value = self.details["input"]
-        return "" if isinstance(value, Mapping | list) else f" (it is {_format_value(value)})"
+        if isinstance(value, Mapping | list):
+            return ""
+        return f" (it is {_format_value(value)})"
 
     @property
     def key(self) -> str:
         """The dotted key of the setting, such as `training.epochs`."""
         location = self.details["loc"]
-        return _join_keys(location[:-1] if self._is_wrong_name else location)
+        if self._is_wrong_name:
+            location = location[:-1]
+        return _join_keys(location)
 
     @property
     def _is_wrong_name(self) -> bool:
@@ -196,20 +208,26 @@ class Mistake:
         Args:
             name: How the message calls the setting. The default is its key, as a recipe writes it.
         """
-        name, error_type = name or self.key, self.details["type"]
+        name = name or self.key
+        error_type = self.details["type"]
         if error_type == "extra_forbidden" or self._is_wrong_name:
+            message = shorten(f"{name}: no such setting")
             hint = _hint_for_unknown_key(self.key, self.settings_class)
-            return shorten(f"{name}: no such setting") + (f"; {hint}" if hint else "")
+            return f"{message}; {hint}" if hint else message
         if error_type == "missing":
             return shorten(f"{name}: must be set")
+
         problem = self.details["msg"].removeprefix("Value error, ")
         if error_type == WRONG_KIND:
             return shorten(f"{name}.kind: {problem}", 200)
+
         # Pydantic writes "Input should be". An input is an end of the model here, so the message says "must be".
         problem = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", problem)
         problem = problem.replace(" after validation", "")
         problem = f"{problem[:1].lower()}{problem[1:]}"
-        return shorten(f"{name}: {problem}" if name else problem, 160) + self.formatted_value
+        if name:
+            problem = f"{name}: {problem}"
+        return shorten(problem, 160) + self.formatted_value
 
 
 def build_settings_error(mistakes: list[Mistake]) -> SettingsError:
@@ -217,29 +235,33 @@ def build_settings_error(mistakes: list[Mistake]) -> SettingsError:
 
     A mistake in the base of a recipe occurs in every row, but is listed once.
     """
-    distinct: dict[tuple[Any, ...], Mistake] = {}
+    distinct_mistakes: dict[tuple[Any, ...], Mistake] = {}
     for mistake in mistakes:
-        distinct.setdefault(mistake.identity, mistake)
+        distinct_mistakes.setdefault(mistake.identity, mistake)
+
     lines: list[str] = []
-    source = None
-    for index, mistake in enumerate(distinct.values()):
-        remaining = len(distinct) - index
-        heading = [] if mistake.source == source else [f"{mistake.source}:"]
+    last_source = None
+    for index, mistake in enumerate(distinct_mistakes.values()):
+        num_remaining = len(distinct_mistakes) - index
+        heading = []
+        if mistake.source != last_source:
+            heading = [f"{mistake.source}:"]
         # Unless this is the last mistake, keep one line free for "and N more".
-        available_lines = MAX_ERROR_LINES - (1 if remaining > 1 else 0)
-        # There may be thousands of mistakes, so messages are made only for those that are shown.
-        if len(lines) + len(heading) + 1 > available_lines:
-            lines.append(f"  and {remaining} more")
+        max_lines = MAX_ERROR_LINES - 1 if num_remaining > 1 else MAX_ERROR_LINES
+        if len(lines) + len(heading) + 1 > max_lines:
+            lines.append(f"  and {num_remaining} more")
             break
+        # There may be thousands of mistakes. Messages take time, so only those that are shown are made.
         lines += [*heading, f"  {mistake.message()}"]
-        source = mistake.source
+        last_source = mistake.source
     return SettingsError("\n".join(lines))
 
 
 def _format_value(value: Any) -> str:
     """Return a value as a recipe writes it. Huge integers are hexadecimal, because Python limits decimal conversion."""
-    is_huge = isinstance(value, int) and value.bit_length() > 64
-    return shorten(hex(value) if is_huge else repr(value), 60)
+    if isinstance(value, int) and value.bit_length() > 64:
+        return shorten(hex(value), 60)
+    return shorten(repr(value), 60)
 
 
 def _join_keys(location: tuple[str | int, ...]) -> str:
@@ -261,29 +283,44 @@ def _hint_for_unknown_key(key: str, settings_class: type[Settings]) -> str | Non
     if len(key) > MAX_KEY_LENGTH:
         return None
     keys_and_kinds = list(_list_keys(_json_schema(settings_class), key.split(".")))
+
+    # Other kinds of the same part may have this setting.
     kinds_with_key = dict.fromkeys(kind for known_key, kind in keys_and_kinds if known_key == key and kind)
     if kinds_with_key:
         return f"kinds that have it: {', '.join(kinds_with_key)}"
+
+    # Otherwise the name is wrong, or it is in the wrong section.
     section, _, name = key.rpartition(".")
+    section_prefix = key.removesuffix(name)
     known_keys = [known_key for known_key, _ in keys_and_kinds if known_key != key]
     siblings = [known_key for known_key in known_keys if known_key.rpartition(".")[0] == section]
-    prefix = key.removesuffix(name)
-    in_section = [known_key for known_key in known_keys if known_key.startswith(prefix)]
-    suggestion = (
-        _translate_foreign_name(name, siblings, in_section)
-        or _find_similar_key(name, known_keys, min_similarity=1.0)
-        or _find_similar_key(name, siblings, min_similarity=0.6)
-        or _find_similar_key(name, known_keys, min_similarity=0.7)
-    )
-    return f"did you mean {suggestion}?" if suggestion else None
+    in_section = [known_key for known_key in known_keys if known_key.startswith(section_prefix)]
+    suggestion = _translate_foreign_name(name, siblings, in_section)
+    if suggestion is None:
+        suggestion = _find_similar_key(name, known_keys, min_similarity=1.0)
+    if suggestion is None:
+        suggestion = _find_similar_key(name, siblings, min_similarity=0.6)
+    if suggestion is None:
+        suggestion = _find_similar_key(name, known_keys, min_similarity=0.7)
+    if suggestion is None:
+        return None
+    return f"did you mean {suggestion}?"
 
 
 def _find_similar_key(name: str, keys: list[str], min_similarity: float) -> str | None:
-    """Return the key whose last part is most similar to `name`; None if none is similar enough (1.0 means equal)."""
+    """Return the dotted key whose last name is most similar to `name`, or None if no key is similar enough.
+
+    Args:
+        name: The unknown name.
+        keys: The dotted keys to search.
+        min_similarity: From 0 to 1; 1 means that the names are equal.
+    """
     # If two keys end with the same name, the first one is suggested.
     key_by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
-    matches = get_close_matches(name, key_by_name, n=1, cutoff=min_similarity)
-    return key_by_name[matches[0]] if matches else None
+    similar_names = get_close_matches(name, key_by_name, n=1, cutoff=min_similarity)
+    if not similar_names:
+        return None
+    return key_by_name[similar_names[0]]
 
 
 def _translate_foreign_name(name: str, siblings: list[str], in_section: list[str]) -> str | None:
@@ -291,13 +328,13 @@ def _translate_foreign_name(name: str, siblings: list[str], in_section: list[str
 
     Keys in the same section come first, then keys of its subsections.
     """
-    reefknot_names = {
-        setting for setting, foreign_names in NAMES_IN_OTHER_PROGRAMS.items() if name.lower() in foreign_names
+    our_names = {
+        our_name for our_name, foreign_names in NAMES_IN_OTHER_PROGRAMS.items() if name.lower() in foreign_names
     }
     for keys in (siblings, in_section):
-        matches = list(dict.fromkeys(key for key in keys if key.rpartition(".")[2] in reefknot_names))
-        if len(matches) == 1:
-            return matches[0]
+        matching_keys = {key for key in keys if key.rpartition(".")[2] in our_names}
+        if len(matching_keys) == 1:
+            return matching_keys.pop()
     return None
 
 
@@ -314,18 +351,27 @@ def _list_keys(schema: dict[str, Any], wrong_key: list[str]) -> Iterable[tuple[s
     """
 
     def walk(node: dict[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
+        """Yield the keys of one node of the schema. `prefix` is the dotted key of the node with a dot at its end."""
         if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        for branch in node.get("oneOf", []) + node.get("anyOf", []) + node.get("allOf", []):
-            yield from walk(branch, prefix)
-        kind = node.get("properties", {}).get("kind", {}).get("const", "")
-        for name, child in node.get("properties", {}).items():
+            definition_name = node["$ref"].rpartition("/")[2]
+            node = schema["$defs"][definition_name]
+        alternatives = node.get("oneOf", []) + node.get("anyOf", []) + node.get("allOf", [])
+        for alternative in alternatives:
+            yield from walk(alternative, prefix)
+
+        # Entries with fixed names.
+        properties = node.get("properties", {})
+        kind = properties.get("kind", {}).get("const", "")
+        for name, child in properties.items():
             yield f"{prefix}{name}", kind
             yield from walk(child, f"{prefix}{name}.")
         for name in node.get("propertyNames", {}).get("enum", []):
             yield f"{prefix}{name}", kind
+
+        # Entries with any name or number.
         depth = prefix.count(".")
-        leads_to_wrong_key = depth < len(wrong_key) and prefix == "".join(f"{name}." for name in wrong_key[:depth])
+        prefix_of_wrong_key = "".join(f"{name}." for name in wrong_key[:depth])
+        leads_to_wrong_key = depth < len(wrong_key) and prefix == prefix_of_wrong_key
         for any_entry in (node.get("additionalProperties"), node.get("items")):
             if isinstance(any_entry, dict) and leads_to_wrong_key:
                 yield from walk(any_entry, f"{prefix}{wrong_key[depth]}.")

@@ -1,11 +1,13 @@
-"""Old names of settings, weights and options, translated to their current names.
+"""Translates old names of settings, weights and command-line options to their current names.
 
 Recipes, run folders and commands with old names keep working: the names are translated on reading, and files stay
-unchanged. Old and current names:
+unchanged.
 
-    output.labels              output.classifier
-    output.labels.0 (weights)  output.classifiers.0, in an adaptive softmax
-    evaluate --eta             evaluate --dynamic-rate; `RENAMED_OPTIONS` lists all options
+    what                                    old name            current name
+    setting                                 output.labels       output.classifier
+    weights of an output                    output.labels.*     output.classifier.*
+    weights of an adaptive softmax          output.labels.0.*   output.classifiers.0.*
+    option (see `RENAMED_OPTIONS`)          evaluate --eta      evaluate --dynamic-rate
 """
 
 from __future__ import annotations
@@ -47,26 +49,32 @@ def upgrade_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     output = settings.get("output")
     if not isinstance(output, Mapping) or "labels" not in output or "classifier" in output:
         return dict(settings)
-    renamed_output = {("classifier" if key == "labels" else key): value for key, value in output.items()}
-    return {**settings, "output": renamed_output}
+    upgraded_output = {}
+    for key, value in output.items():
+        new_key = "classifier" if key == "labels" else key
+        upgraded_output[new_key] = value
+    return {**settings, "output": upgraded_output}
 
 
 def detect_task(settings: Mapping[str, Any]) -> str:
-    """Return the name of the task that settings describe: "language_model", "translation" or "skip_gram".
+    """Return the task (kind of experiment) that settings describe: "language_model", "translation" or "skip_gram".
 
     Recipes and old config.json files do not name the task, so it follows from their sections.
     """
     if "skip_gram" in settings:
         return "skip_gram"
-    corpus, training = settings.get("corpus"), settings.get("training")
-    has_pairs = isinstance(corpus, Mapping) and corpus.get("pairs") is not None
+    corpus = settings.get("corpus")
+    training = settings.get("training")
+    has_sentence_pairs = isinstance(corpus, Mapping) and corpus.get("pairs") is not None
     has_pair_batches = isinstance(training, Mapping) and training.get("batching") == "pairs"
     has_source = settings.get("source") is not None
-    return "translation" if has_pairs or has_pair_batches or has_source else "language_model"
+    if has_sentence_pairs or has_pair_batches or has_source:
+        return "translation"
+    return "language_model"
 
 
 def upgrade_key(key: str) -> str:
-    """Return a dotted setting with its current name: `output.classifier.bias` for `output.labels.bias`."""
+    """Return the current name of a dotted key: `output.classifier.bias` for `output.labels.bias`."""
     if key == "output.labels" or key.startswith("output.labels."):
         return f"output.classifier{key.removeprefix('output.labels')}"
     return key
@@ -75,8 +83,11 @@ def upgrade_key(key: str) -> str:
 def upgrade_command(command: str) -> str:
     """Return a recorded command `reefknot VERB ...` with the current names of its options."""
     words = command.split(" ")
-    new_names = RENAMED_OPTIONS.get(words[1], {}) if len(words) > 1 else {}
-    return " ".join(new_names.get(word, word) for word in words)
+    if len(words) < 2:
+        return command
+    verb = words[1]
+    new_name_by_option = RENAMED_OPTIONS.get(verb, {})
+    return " ".join(new_name_by_option.get(word, word) for word in words)
 
 
 def upgrade_weight_names(tensors: Mapping[str, T]) -> dict[str, T]:

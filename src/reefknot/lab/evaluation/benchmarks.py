@@ -1,4 +1,8 @@
-"""Names, files and sizes of the word-similarity benchmarks. Reports and recipes read them without importing numpy."""
+"""Names, files and sizes of the word-similarity benchmarks, which `similarity.py` reads and scores.
+
+A benchmark is a list of word pairs with human similarity scores. This file does not import numpy, so reports and
+recipes can read the names quickly.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BenchmarkFile:
-    """The file name of a benchmark and its number of word pairs."""
+    """A published benchmark file."""
 
     file: str
     pairs: int
+    """Number of word pairs in the published file."""
 
 
 BENCHMARKS: Mapping[str, BenchmarkFile] = {

@@ -1,7 +1,13 @@
 """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) of translations, computed by sacrebleu (Post 2018).
 
-Start with `open_metrics(settings).score(hypotheses, references)`. The scores equal those of the command
-`sacrebleu REFERENCES -i HYPOTHESES -m bleu chrf`. They carry sacrebleu's signatures, which record its version and
+Start with `open_metrics`:
+
+    metrics = open_metrics(BleuSettings())
+    scores = metrics.score(hypotheses=["the cat sat"], references=["the cat sat down"])
+    scores.bleu, scores.chrf
+
+A hypothesis is the translation of a sentence by the model. The scores equal the scores of the command
+`sacrebleu REFERENCES -i HYPOTHESES -m bleu chrf`. They include sacrebleu's signatures, which record its version and
 options.
 """
 
@@ -44,47 +50,54 @@ class Metrics(NamedTuple):
 
     def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> TranslationScores:
         """Return BLEU and chrF of the translations (hypotheses) of a text, with their signatures."""
-        bleu = self.bleu.corpus_score(hypotheses, [references])
-        chrf = self.chrf.corpus_score(hypotheses, [references])
+        bleu_score = self.bleu.corpus_score(hypotheses, [references])
+        chrf_score = self.chrf.corpus_score(hypotheses, [references])
         return TranslationScores(
-            bleu=bleu.score,
-            chrf=chrf.score,
+            bleu=bleu_score.score,
+            chrf=chrf_score.score,
             bleu_signature=str(self.bleu.get_signature()),
             chrf_signature=str(self.chrf.get_signature()),
-            brevity_penalty=bleu.bp,
-            length_ratio=bleu.ratio,
+            brevity_penalty=bleu_score.bp,
+            length_ratio=bleu_score.ratio,
         )
 
     def score_by_length(
         self, hypotheses: Sequence[str], references: Sequence[str], source_lengths: NDArray[np.int64]
     ) -> tuple[LengthBand, ...]:
         """Return BLEU for each band (range) of source lengths. Bands without sentences are left out."""
-        shortest_lengths = (0, *(bound + 1 for bound in BAND_BOUNDS))
-        longest_lengths = (*BAND_BOUNDS, None)
         bands = []
-        for shortest, longest in zip(shortest_lengths, longest_lengths, strict=True):
-            in_band = (source_lengths >= shortest) & (source_lengths <= (longest or np.inf))
-            indices = np.flatnonzero(in_band).tolist()
-            if indices:
-                band_references = [references[index] for index in indices]
-                score = self.bleu.corpus_score([hypotheses[index] for index in indices], [band_references])
-                bands.append(LengthBand(low=shortest, high=longest, pairs=len(indices), bleu=score.score))
+        shortest = 0
+        for longest in (*BAND_BOUNDS, None):
+            in_band = source_lengths >= shortest
+            if longest is not None:
+                in_band &= source_lengths <= longest
+            sentences = np.flatnonzero(in_band).tolist()
+            if sentences:
+                band_hypotheses = [hypotheses[sentence] for sentence in sentences]
+                band_references = [references[sentence] for sentence in sentences]
+                bleu_score = self.bleu.corpus_score(band_hypotheses, [band_references])
+                bands.append(LengthBand(low=shortest, high=longest, pairs=len(sentences), bleu=bleu_score.score))
+            if longest is not None:
+                shortest = longest + 1
         return tuple(bands)
 
 
 def open_metrics(settings: BleuSettings) -> Metrics:
-    """Create the metrics. Raise an error if a package is missing, so call this before training, too."""
+    """Create the metrics. Raise an error if a package is missing.
+
+    Training calls this function before its first step, so that a missing package does not fail at the end.
+    """
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ImportError as error:
         raise SettingsError("BLEU needs the package sacrebleu; pip install sacrebleu") from error
+
     # Without `force`, sacrebleu warns that the text looks tokenised.
     is_tokenised = settings.tokenize == "none"
     try:
         bleu = BLEU(lowercase=settings.lowercase, tokenize=settings.tokenize, force=is_tokenised)
         return Metrics(bleu, CHRF())
     except (ImportError, RuntimeError) as error:
-        raise SettingsError(
-            f"evaluation.bleu.tokenize = {settings.tokenize}: {' '.join(str(error).split())}"
-        ) from error
+        message = " ".join(str(error).split())  # on one line
+        raise SettingsError(f"evaluation.bleu.tokenize = {settings.tokenize}: {message}") from error

@@ -4,13 +4,13 @@ Start with `compare_bleu`, which returns a `BleuComparison` with a verdict in wo
 the losses of language models.
 
 The interval is a paired bootstrap (Koehn 2004): sentences of the text are drawn with replacement, the same sentences
-for every run of both systems (a system is a translator, trained once or with several seeds). BLEU of a resampled text
-is computed by sacrebleu, from the sums of the statistics of its sentences. If a system was trained several times, its
+for every run of both systems. A system is a translator; a run is one training of it with one seed. sacrebleu computes
+BLEU of a resampled text from the sums of the statistics of its sentences. If a system was trained several times, its
 BLEU is the mean over its runs, and the spread over the runs is reported. If both systems were trained several times, a
 second interval also reflects how BLEU varies between training runs.
 
-Shapes: S runs (seeds) of a system, N sentences, R resamples, C = S x K, K statistics of a sentence: its length, the
-length of its reference, the number of matching n-grams of each order, and the number of all n-grams of each order.
+Shapes: S runs (of one or both systems), N sentences, R resamples, C = S x K, K statistics of a sentence: its length,
+the length of its reference, the number of matching n-grams of each order, and the number of all n-grams of each order.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ class BleuComparison:
     """Interval of the difference that also reflects how BLEU varies between training runs. None if a system was trained
     only once."""
     level: float
+    """Confidence level of the intervals, such as 0.95."""
     sentences: int
+    """Number of sentences of the text."""
     resamples: int
+    """Number of resampled texts."""
 
     @property
     def means(self) -> tuple[float, float]:
@@ -55,14 +58,13 @@ class BleuComparison:
     @property
     def spreads(self) -> tuple[float | None, float | None]:
         """Standard deviation over the runs of each system; None for a single run."""
-        a, b = (statistics.stdev(bleu) if len(bleu) > 1 else None for bleu in (self.bleu_a, self.bleu_b))
-        return a, b
+        return _standard_deviation(self.bleu_a), _standard_deviation(self.bleu_b)
 
     @property
     def difference(self) -> float:
         """Mean BLEU of B minus mean BLEU of A."""
-        a, b = self.means
-        return b - a
+        mean_a, mean_b = self.means
+        return mean_b - mean_a
 
     @property
     def is_significant(self) -> bool:
@@ -88,11 +90,16 @@ class BleuComparison:
         if self.is_significant:
             better = "B" if self.difference > 0 else "A"
             return f"{better} is better: {abs(self.difference):.2f} BLEU more ({details})"
-        smallest = (upper - lower) / 2
-        return f"no difference seen ({details}): a difference below about {smallest:.2f} BLEU cannot be seen here"
+        half_width = (upper - lower) / 2
+        return f"no difference seen ({details}): a difference below about {half_width:.2f} BLEU cannot be seen here"
 
     def _notes(self) -> Iterator[str]:
-        trained_once = [system for system, bleu in (("A", self.bleu_a), ("B", self.bleu_b)) if len(bleu) == 1]
+        trained_once = []
+        if len(self.bleu_a) == 1:
+            trained_once.append("A")
+        if len(self.bleu_b) == 1:
+            trained_once.append("B")
+
         if len(trained_once) == 2:
             yield (
                 "Both were trained once: the interval reflects the choice of sentences, not the spread over training "
@@ -130,20 +137,34 @@ def compare_bleu(
     """
     if len(references) < 2:
         raise DataError("the text has fewer than two sentences, so it cannot be resampled; compare on a longer text")
+
     # The runs of A come first, then the runs of B.
-    statistics_SNK = np.stack([*_run_statistics("A", bleu, a, references), *_run_statistics("B", bleu, b, references)])
+    runs_a = slice(0, len(a))
+    runs_b = slice(len(a), None)
+    statistics_a = _run_statistics("A", bleu, a, references)
+    statistics_b = _run_statistics("B", bleu, b, references)
+    statistics_SNK = np.stack([*statistics_a, *statistics_b])
+
+    # BLEU of each run on the whole text.
     bleu_S = np.array([bleu_of_sums(bleu, sums_K) for sums_K in statistics_SNK.sum(axis=1)])
+    bleu_a = bleu_S[runs_a]
+    bleu_b = bleu_S[runs_b]
+
+    # The interval of the difference over resampled texts.
     bleu_RS = _resampled_bleu(bleu, statistics_SNK, resamples, seed)
-    differences_R = bleu_RS[:, len(a) :].mean(axis=1) - bleu_RS[:, : len(a)].mean(axis=1)
+    differences_R = bleu_RS[:, runs_b].mean(axis=1) - bleu_RS[:, runs_a].mean(axis=1)
     tail = (1 - level) / 2
-    lower, upper = (float(quantile) for quantile in np.quantile(differences_R, [tail, 1 - tail]))
-    bleu_a, bleu_b = bleu_S[: len(a)], bleu_S[len(a) :]
-    has_several_runs = min(len(a), len(b)) > 1
+    lower, upper = np.quantile(differences_R, [tail, 1 - tail])
+    interval = (float(lower), float(upper))
+    interval_with_seeds = None
+    if min(len(a), len(b)) > 1:
+        interval_with_seeds = widen_by_training(interval, bleu_a, bleu_b, level)
+
     return BleuComparison(
         bleu_a=tuple(bleu_a.tolist()),
         bleu_b=tuple(bleu_b.tolist()),
-        interval=(lower, upper),
-        interval_with_seeds=widen_by_training((lower, upper), bleu_a, bleu_b, level) if has_several_runs else None,
+        interval=interval,
+        interval_with_seeds=interval_with_seeds,
         level=level,
         sentences=len(references),
         resamples=resamples,
@@ -153,9 +174,8 @@ def compare_bleu(
 def _resampled_bleu(bleu: BLEU, statistics_SNK: NDArray[np.int64], resamples: int, seed: int) -> NDArray[np.float64]:
     """Return the BLEU of every run on every resampled text, bleu_RS.
 
-    The statistics of a resampled text are sums over its sentences: the matrix product of how often each sentence occurs
-    in each text (R, N) with the statistics of each sentence (N, C), where the C = S x K columns are all runs side by
-    side.
+    The statistics of a resampled text are sums over its sentences, counts_RN @ statistics_NC. counts_RN is how often
+    each sentence occurs in each text, and the C = S x K columns are the statistics of all runs side by side.
     """
     num_runs, num_sentences, num_statistics = statistics_SNK.shape
     resampled_texts = resample_counts(num_sentences, resamples, np.random.default_rng(seed))
@@ -163,15 +183,22 @@ def _resampled_bleu(bleu: BLEU, statistics_SNK: NDArray[np.int64], resamples: in
     statistics_NC = statistics_SNK.transpose(1, 0, 2).reshape(num_sentences, -1).astype(np.float64)
     sums_RC = np.concatenate([counts_RN @ statistics_NC for counts_RN in resampled_texts])
     sums_RSK = sums_RC.reshape(resamples, num_runs, num_statistics)
-    return np.array([[bleu_of_sums(bleu, sums_K) for sums_K in sums_SK] for sums_SK in sums_RSK])
+
+    bleu_RS = np.empty((resamples, num_runs))
+    for text in range(resamples):
+        for run in range(num_runs):
+            bleu_RS[text, run] = bleu_of_sums(bleu, sums_RSK[text, run])
+    return bleu_RS
 
 
 def sentence_statistics(bleu: BLEU, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
     """Return the statistics from which BLEU is computed, for each sentence: an array (N, K)."""
     # Score each sentence as a corpus: sacrebleu's sentence score expects smoothing, and warns without it.
-    pairs = zip(hypotheses, references, strict=True)
-    scores = [bleu.corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
-    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=np.int64)
+    statistics_of_sentences = []
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        score = bleu.corpus_score([hypothesis], [[reference]])
+        statistics_of_sentences.append([score.sys_len, score.ref_len, *score.counts, *score.totals])
+    return np.array(statistics_of_sentences, dtype=np.int64)
 
 
 def bleu_of_sums(bleu: BLEU, sums_K: NDArray[np.int64] | NDArray[np.float64]) -> float:
@@ -204,6 +231,12 @@ def _run_statistics(
                 f"{len(references):,} references; translate the text again"
             )
         yield sentence_statistics(bleu, hypotheses, references)
+
+
+def _standard_deviation(bleu_of_runs: Sequence[float]) -> float | None:
+    if len(bleu_of_runs) < 2:
+        return None
+    return statistics.stdev(bleu_of_runs)
 
 
 def _contains_zero(interval: tuple[float, float]) -> bool:

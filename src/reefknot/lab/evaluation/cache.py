@@ -1,14 +1,18 @@
 """The continuous cache (Grave, Joulin & Usunier 2017): words that followed similar hidden states become more likely.
 
 `cache_score` scores a text with a model and a cache, and `search_cache` searches for the settings of the cache on a
-validation text. Nothing is learned: the cache stores the last W hidden states h_i and the words y_i that followed them,
-and its probabilities are mixed with those of the model:
+validation text:
+
+    settings, grid = search_cache(model, valid_split, vocabulary)
+    score = cache_score(model, test_split, vocabulary, settings)
+
+Nothing is learned. The cache stores the last W hidden states h_i and the words y_i that followed them, and its
+probabilities are mixed with the probabilities of the model:
 
     p(y_t) = (1 - weight) p_model(y_t) + weight sum_{i in the last W} softmax_i(theta h_i . h_t) [y_i = y_t]
 
 h is the last output of the encoder before its dropout. W is the cache window, the number of earlier positions that the
-cache stores. Only the probability of the target is computed, in blocks along the diagonal, so that no row is as long as
-the vocabulary or the text. A search computes the hidden states and log-probabilities of the model only once.
+cache stores. An evaluation window (`windows.py`) is something else: the part of a text that the model reads at once.
 
 Shapes: T tokens of the text, N tokens computed at once, D hidden dimension, Q positions of a block, K stored positions
 that a block reads.
@@ -49,6 +53,7 @@ WINDOWS = (100, 500, 1000, 2000, 4000)
 Treebank and 0.1279, 0.662, 3785 on WikiText-2."""
 
 Fill = Literal["partial", "full"]
+"""When the cache is used: from the start of the text, or only after its window has filled up."""
 
 
 class CacheSettings(Settings):
@@ -88,7 +93,7 @@ def cache_score(
     settings = settings or CacheSettings()
     plain = score(model, split, vocabulary, windows=windows, precision=precision)
     outputs = compute_outputs(model, split, vocabulary, windows=windows, precision=precision, progress=progress)
-    cache_logp_T = cache_log_probs(outputs.states, outputs.targets, settings.theta, settings.window)
+    cache_logp_T = cache_log_probs(outputs.hidden, outputs.targets, settings.theta, settings.window)
     nll_T = -_mix_log_probs(outputs.log_probs, cache_logp_T, settings)
     if not bool(nll_T.isfinite().all()):
         raise NonFiniteError(f"the loss of the model with a cache on the {split.name} text is NaN or infinite")
@@ -108,22 +113,16 @@ def search_cache(
 ) -> tuple[CacheSettings, Grid]:
     """Search for the settings of a cache on a validation text, over a grid and beyond its edges.
 
-    Settings that are given explicitly are not searched. Returns the best settings, and the losses of all points.
+    Settings that are given explicitly are not searched. Returns the best settings, and the losses of all points. The
+    model reads the text only once.
     """
     settings = settings or CacheSettings()
-    given_names = settings.model_fields_set
-    candidates = [settings.window] if "window" in given_names else list(WINDOWS)
-    comparable = _comparable_windows(candidates, settings.fill, split)
-    axes: dict[str, Sequence[float]] = {
-        "window": comparable.windows,
-        "theta": [settings.theta] if "theta" in given_names else THETAS,
-        "weight": [settings.weight] if "weight" in given_names else WEIGHTS,
-    }
+    comparable, axes = _search_axes(settings, split)
     outputs = compute_outputs(model, split, vocabulary, windows=windows, precision=precision, progress=progress)
 
     @lru_cache(maxsize=1)  # the weight varies fastest, and does not change the probabilities of the cache
     def compute_cache_logp(theta: float, window: int) -> Tensor:
-        return cache_log_probs(outputs.states, outputs.targets, theta, window)
+        return cache_log_probs(outputs.hidden, outputs.targets, theta, window)
 
     def settings_at(point: Point) -> CacheSettings:
         return settings.model_copy(update={**point, "window": int(point["window"])})
@@ -132,23 +131,44 @@ def search_cache(
         point_settings = settings_at(point)
         cache_logp_T = compute_cache_logp(point_settings.theta, point_settings.window)
         mixed_T = _mix_log_probs(outputs.log_probs, cache_logp_T, point_settings)
-        return -float(mixed_T[comparable.start :].double().mean())
+        return -float(mixed_T[comparable.first_token :].double().mean())
 
-    grid = grid_search(axes, measure, split, progress, {"window": (0, comparable.limit), "weight": (0, 1)})
-    if comparable.start:
-        grid = replace(grid, text=f"{grid.text}, all but the first {comparable.start:,} scored")
-    return settings_at(grid.best), replace(grid, note=comparable.note)
+    bounds = {"window": (0, comparable.limit), "weight": (0, 1)}
+    grid = grid_search(axes, measure, split, progress, bounds)
+    if comparable.first_token:
+        grid = replace(grid, text=f"{grid.text}, all but the first {comparable.first_token:,} scored")
+    grid = replace(grid, note=comparable.note)
+    return settings_at(grid.best), grid
+
+
+def _search_axes(settings: CacheSettings, split: Split) -> tuple[_ComparableWindows, dict[str, Sequence[float]]]:
+    """Return the cache windows to compare, and the values to try for each setting.
+
+    A setting that is given explicitly has a single value.
+    """
+    given_names = settings.model_fields_set
+    windows: Sequence[int] = WINDOWS
+    thetas: Sequence[float] = THETAS
+    weights: Sequence[float] = WEIGHTS
+    if "window" in given_names:
+        windows = [settings.window]
+    if "theta" in given_names:
+        thetas = [settings.theta]
+    if "weight" in given_names:
+        weights = [settings.weight]
+    comparable = _comparable_windows(windows, settings.fill, split)
+    return comparable, {"window": comparable.windows, "theta": thetas, "weight": weights}
 
 
 class ModelOutputs(NamedTuple):
     """Outputs of a model on a text, from which the probabilities of a cache are computed."""
 
-    states: Tensor
-    """Hidden states hidden_TD."""
+    hidden: Tensor
+    """Hidden state before each token, hidden_TD."""
     targets: Tensor
-    """Words targets_T that follow the hidden states."""
+    """The word that follows each hidden state, targets_T."""
     log_probs: Tensor
-    """Log-probabilities log_probs_T that the model gives the targets."""
+    """Log-probability of each target under the model, log_probs_T."""
 
 
 @torch.no_grad()
@@ -164,19 +184,30 @@ def compute_outputs(
     """Run the model over a text, in one stream or in evaluation windows."""
     device = next(model.parameters()).device
     inputs_1T, targets_1T = build_stream(split, vocabulary)
-    spans = windows.spans(targets_1T[0], vocabulary.eos) if windows else None
+    spans = None
+    if windows is not None:
+        spans = windows.spans(targets_1T[0], vocabulary.eos)
     targets_T = targets_1T[0].to(device)
-    chunks: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    # Run the model, chunk by chunk.
+    hidden_chunks: list[Tensor] = []
+    log_prob_chunks: list[Tensor] = []
+    position_chunks: list[Tensor] = []
     done_tokens = 0
     with evaluating(model), autocast(device, precision):
         for output_ND, raw_ND, positions_N in iterate_contexts(model, inputs_1T[0], spans):
             log_probs_N = chunked_log_probs(model, output_ND, targets_T[positions_N])
-            chunks.append((at_least_float32(raw_ND), at_least_float32(log_probs_N), positions_N))
+            hidden_chunks.append(at_least_float32(raw_ND))
+            log_prob_chunks.append(at_least_float32(log_probs_N))
+            position_chunks.append(positions_N)
             done_tokens += len(positions_N)
             progress(f"reading the {split.name} text", done_tokens / len(targets_T))
-    states_TD, log_probs_T, positions_T = map(torch.cat, zip(*chunks, strict=True))
-    order_T = positions_T.argsort()
-    return ModelOutputs(states_TD[order_T], targets_T, log_probs_T[order_T])
+
+    # Evaluation windows come in any order, so restore the order of the text.
+    order_T = torch.cat(position_chunks).argsort()
+    hidden_TD = torch.cat(hidden_chunks)[order_T]
+    log_probs_T = torch.cat(log_prob_chunks)[order_T]
+    return ModelOutputs(hidden_TD, targets_T, log_probs_T)
 
 
 @torch.no_grad()
@@ -184,9 +215,10 @@ def cache_log_probs(hidden_TD: Tensor, targets_T: Tensor, theta: float, window: 
     """Return the log-probability of every target under the cache alone, log_probs_T; -inf if the word is not stored.
 
     The softmax over stored positions is computed in blocks of Q positions, each against the K positions that they can
-    see. For example, with window = 2 and blocks of 3 positions, the second block (positions 3, 4, 5) reads the stored
-    positions 1 to 4, and position 5 sees only 3 and 4 of them. The probability of the target is the share of the
-    softmax that falls on positions with the same word, a difference of two logsumexp.
+    see, so that no matrix is as wide as the vocabulary or the text. For example, with window = 2 and blocks of 3
+    positions, the second block (positions 3, 4, 5) reads the stored positions 1 to 4, and position 5 sees only 3 and 4
+    of them. The probability of the target is the share of the softmax that falls on positions with the same word. Its
+    logarithm is a difference of two logsumexp.
 
     Args:
         hidden_TD: Hidden states.
@@ -194,20 +226,29 @@ def cache_log_probs(hidden_TD: Tensor, targets_T: Tensor, theta: float, window: 
         theta: Sharpness of the cache.
         window: Cache window, the number of earlier positions that the cache stores.
     """
-    tokens = len(targets_T)
-    block_size = max(1, min(max(window, 64), SCORES_AT_ONCE // (2 * min(window, tokens))))
-    positions_T = torch.arange(tokens, device=targets_T.device)
-    blocks = []
-    for start in range(0, tokens, block_size):
+    num_tokens = len(targets_T)
+    largest_block = SCORES_AT_ONCE // (2 * min(window, num_tokens))
+    block_size = max(1, min(max(window, 64), largest_block))
+    positions_T = torch.arange(num_tokens, device=targets_T.device)
+
+    log_prob_blocks = []
+    for start in range(0, num_tokens, block_size):
         block = slice(start, start + block_size)
-        stored = slice(max(0, start - window), min(start + block_size, tokens) - 1)
+        stored = slice(max(0, start - window), min(start + block_size, num_tokens) - 1)
+
+        # The softmax over the stored positions that each position of the block can see.
         age_QK = positions_T[block, None] - positions_T[stored]
         is_outside_QK = (age_QK < 1) | (age_QK > window)
-        scores_QK = (theta * (hidden_TD[block] @ hidden_TD[stored].T)).masked_fill_(is_outside_QK, -math.inf)
-        normaliser_Q = scores_QK.logsumexp(dim=1)
-        scores_QK.masked_fill_(targets_T[block, None] != targets_T[stored], -math.inf)
-        blocks.append(scores_QK.logsumexp(dim=1) - normaliser_Q)
-    log_probs_T = torch.cat(blocks)
+        scores_QK = theta * (hidden_TD[block] @ hidden_TD[stored].T)
+        scores_QK.masked_fill_(is_outside_QK, -math.inf)
+        log_normaliser_Q = scores_QK.logsumexp(dim=1)
+
+        # The share of the softmax on positions with the same word.
+        is_other_word_QK = targets_T[block, None] != targets_T[stored]
+        scores_QK.masked_fill_(is_other_word_QK, -math.inf)
+        log_prob_blocks.append(scores_QK.logsumexp(dim=1) - log_normaliser_Q)
+
+    log_probs_T = torch.cat(log_prob_blocks)
     log_probs_T[0] = -math.inf  # nothing is stored yet
     return log_probs_T
 
@@ -218,9 +259,9 @@ class _ComparableWindows(NamedTuple):
     windows: Sequence[int]
     limit: int
     """Exclusive upper bound on the cache windows that a search may try."""
-    start: int = 0
+    first_token: int
     """Position of the first token whose loss is compared."""
-    note: str = ""
+    note: str
     """Which cache windows were left out, and why."""
 
 
@@ -232,34 +273,49 @@ def _comparable_windows(windows: Sequence[int], fill: Fill, split: Split) -> _Co
     of half of the text or more are left out. With fill = "partial", all windows that hold the whole text are
     equivalent.
     """
-    text = f"{split.tokens:,} tokens of the {split.name} text"
+    text_size = f"{split.tokens:,} tokens of the {split.name} text"
     if fill == "full":
         limit = split.tokens // 2
-        reason = f"--cache-fill full would use them for less than half of the {text}"
+        reason = f"--cache-fill full would use them for less than half of the {text_size}"
     else:
         limit = split.tokens
-        reason = f"they hold all {text}"
+        reason = f"they hold all {text_size}"
+
     comparable = [window for window in windows if window < limit]
-    if not comparable and fill == "full":
-        raise SettingsError(
-            f"--cache-fill full would use a window of {min(windows):,} for less than half of the {text}; "
-            "use a smaller --cache-window, more --search-tokens, or --cache-fill partial"
-        )
-    comparable = comparable or [min(windows)]
-    start = 0
+    if not comparable:
+        smallest = min(windows)
+        if fill == "full":
+            raise SettingsError(
+                f"--cache-fill full would use a window of {smallest:,} for less than half of the {text_size}; "
+                "use a smaller --cache-window, more --search-tokens, or --cache-fill partial"
+            )
+        comparable = [smallest]
+
+    first_token = 0
     if fill == "full":
         extended = extend_axis(comparable, max(comparable), (0, limit))
-        start = int(max([*comparable, *extended])) + 1
+        first_token = int(max([*comparable, *extended])) + 1
+
+    note = ""
     left_out = ", ".join(f"{window:,}" for window in windows if window not in comparable)
-    note = f"windows left out ({left_out}): {reason}" if left_out else ""
-    return _ComparableWindows(comparable, limit, start, note)
+    if left_out:
+        note = f"windows left out ({left_out}): {reason}"
+    return _ComparableWindows(comparable, limit, first_token, note)
 
 
 def _mix_log_probs(log_probs_T: Tensor, cache_logp_T: Tensor, settings: CacheSettings) -> Tensor:
-    """Mix the probabilities of model and cache. Before the cache is in use, only the model counts."""
+    """Return the log-probability of every target under the mixture of model and cache.
+
+    Before the cache is in use, only the model counts.
+    """
     if settings.weight == 0.0:
         return log_probs_T
-    last_unused = 0 if settings.fill == "partial" else settings.window
+    weighted_model_T = math.log1p(-settings.weight) + log_probs_T
+    weighted_cache_T = math.log(settings.weight) + cache_logp_T
+    mixed_T = torch.logaddexp(weighted_model_T, weighted_cache_T)
+
+    last_unused = 0
+    if settings.fill == "full":
+        last_unused = settings.window
     is_cache_used_T = torch.arange(len(log_probs_T), device=log_probs_T.device) > last_unused
-    mixed_T = torch.logaddexp(math.log1p(-settings.weight) + log_probs_T, math.log(settings.weight) + cache_logp_T)
     return torch.where(is_cache_used_T, mixed_T, log_probs_T)

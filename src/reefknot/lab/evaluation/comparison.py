@@ -1,16 +1,15 @@
 """Compare two language models by their losses on the same text, with a confidence interval of the difference.
 
-Start with `compare`, which returns a `Comparison` with a verdict in words. A system is one row (experiment) of a
-recipe, trained once or with several seeds.
+Start with `compare`. A system is one model configuration; a run is one training of it with one seed:
 
-The tokens of a text are correlated. A test that treats them as independent calls almost any difference significant. The
-interval here is a paired bootstrap: whole units of text (documents, or blocks of neighbouring tokens) are drawn with
-replacement, the same units for both systems. The losses of the runs of a system are averaged.
+    boundaries = block_boundaries(tokens)
+    comparison = compare([losses_a_seed1, losses_a_seed2], [losses_b_seed1], boundaries)
+    print(comparison.verdict)
 
-There are too few runs to resample. If a system was trained several times, Student's t gives the uncertainty of the mean
-of its runs. The three half-widths (text, training A, training B) are added in quadrature. The resulting interval is
-conservative, whichever source of variation is larger. An interval with Welch's degrees of freedom is narrower, but with
-two runs of a system it misses the true difference up to twice as often as its level says.
+The interval is a paired bootstrap: whole units of text (documents, or blocks of neighbouring tokens) are drawn with
+replacement, the same units for both systems. Single tokens are not drawn, because the tokens of a text are correlated.
+A test that treats them as independent calls almost any difference significant. The losses of the runs of a system are
+averaged, and `widen_by_training` adds the spread over the runs to the interval.
 
 Shapes: S runs (seeds) of a system, U units of text, R resamples.
 """
@@ -48,12 +47,18 @@ class Comparison:
     perplexity_b: float
     difference: float
     interval: tuple[float, float]
+    """Confidence interval of the difference."""
     level: float
+    """Confidence level of the interval, such as 0.95."""
     tokens: int
     units: int
+    """Number of units of text that were resampled."""
     seeds_a: int
+    """Number of runs of A."""
     seeds_b: int
+    """Number of runs of B."""
     notes: tuple[str, ...]
+    """Limitations of the comparison, in words."""
     loss_unit: str = "token"
     """What each loss belongs to: `token` or `word`."""
 
@@ -65,7 +70,8 @@ class Comparison:
     @property
     def ratio_interval(self) -> tuple[float, float]:
         """Interval of the ratio."""
-        return _safe_exp(self.interval[0]), _safe_exp(self.interval[1])
+        lower, upper = self.interval
+        return _safe_exp(lower), _safe_exp(upper)
 
     @property
     def is_significant(self) -> bool:
@@ -76,7 +82,8 @@ class Comparison:
     @property
     def half_width(self) -> float:
         """Half of the width of the interval, in nats per token: about the smallest difference that could be seen."""
-        return (self.interval[1] - self.interval[0]) / 2
+        lower, upper = self.interval
+        return (upper - lower) / 2
 
     @property
     def verdict(self) -> str:
@@ -90,10 +97,9 @@ class Comparison:
             better = "B" if self.difference < 0 else "A"
             reduction = 1 - _safe_exp(-abs(self.difference))
             return f"{better} is better: {reduction:.1%} lower perplexity ({details})"
-        smallest = self.half_width
         return (
-            f"no difference seen ({details}): a difference below about {smallest:.4f} nats per {self.loss_unit}, "
-            f"{_safe_exp(smallest) - 1:.1%} of perplexity, cannot be seen here"
+            f"no difference seen ({details}): a difference below about {self.half_width:.4f} nats per "
+            f"{self.loss_unit}, {_safe_exp(self.half_width) - 1:.1%} of perplexity, cannot be seen here"
         )
 
 
@@ -105,7 +111,8 @@ def block_boundaries(tokens: int, length: int = BLOCK) -> NDArray[np.int64]:
     if tokens < 1:
         raise DataError("there are no tokens to compare")
     length = max(1, min(length, tokens // FEWEST_UNITS))
-    return np.append(np.arange(0, tokens, length, dtype=np.int64), tokens)
+    starts = np.arange(0, tokens, length, dtype=np.int64)
+    return np.append(starts, tokens)
 
 
 def compare(
@@ -129,18 +136,27 @@ def compare(
         resamples: Number of resampled texts.
         seed: Seed of the resampling. The same seed gives the same interval.
     """
+    # The total loss of each unit of text.
     lengths_U = _unit_lengths(boundaries)
     starts_U = np.cumsum(lengths_U) - lengths_U
     tokens = int(lengths_U.sum())
     sums_a_SU = _unit_sums("A", a, starts_U, tokens, loss_unit)
     sums_b_SU = _unit_sums("B", b, starts_U, tokens, loss_unit)
+
+    # The interval of the difference over resampled texts.
     differences_U = sums_b_SU.mean(axis=0) - sums_a_SU.mean(axis=0)
-    resampled_texts = resample_counts(len(lengths_U), resamples, np.random.default_rng(seed))
-    means_R = np.concatenate([(counts_RU @ differences_U) / (counts_RU @ lengths_U) for counts_RU in resampled_texts])
+    resampled_means = []
+    for counts_RU in resample_counts(len(lengths_U), resamples, np.random.default_rng(seed)):
+        resampled_means.append((counts_RU @ differences_U) / (counts_RU @ lengths_U))
     tail = (1 - level) / 2
-    lower, upper = np.quantile(means_R, [tail, 1 - tail])
-    means_a_S, means_b_S = (sums_SU.sum(axis=1) / tokens for sums_SU in (sums_a_SU, sums_b_SU))
-    mean_a, mean_b = means_a_S.mean(), means_b_S.mean()
+    lower, upper = np.quantile(np.concatenate(resampled_means), [tail, 1 - tail])
+
+    # The mean loss of each run, and of each system.
+    means_a_S = sums_a_SU.sum(axis=1) / tokens
+    means_b_S = sums_b_SU.sum(axis=1) / tokens
+    mean_a = means_a_S.mean()
+    mean_b = means_b_S.mean()
+
     return Comparison(
         perplexity_a=_safe_exp(mean_a),
         perplexity_b=_safe_exp(mean_b),
@@ -161,6 +177,11 @@ def widen_by_training(
 ) -> tuple[float, float]:
     """Widen an interval of the difference between two systems by the spread over training runs.
 
+    There are too few runs to resample. If a system was trained several times, Student's t gives the uncertainty of the
+    mean of its runs. The three half-widths (text, training A, training B) are added in quadrature. The resulting
+    interval is conservative, whichever source of variation is larger. An interval with Welch's degrees of freedom is
+    narrower, but with two runs of a system it misses the true difference up to twice as often as its level says.
+
     Args:
         interval: Interval of the difference B - A that reflects only the choice of the text.
         scores_a: The score of each run of system A.
@@ -170,19 +191,19 @@ def widen_by_training(
     lower, upper = interval
     difference = scores_b.mean() - scores_a.mean()
     tail = (1 - level) / 2
-    training = np.hypot(_training_half_width(scores_a, tail), _training_half_width(scores_b, tail))
-    return (
-        float(difference - np.hypot(difference - lower, training)),
-        float(difference + np.hypot(upper - difference, training)),
-    )
+    training_half_width = np.hypot(_training_half_width(scores_a, tail), _training_half_width(scores_b, tail))
+    half_width_below = np.hypot(difference - lower, training_half_width)
+    half_width_above = np.hypot(upper - difference, training_half_width)
+    return float(difference - half_width_below), float(difference + half_width_above)
 
 
 def resample_counts(units: int, resamples: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """Yield the number of times each unit occurs in each resampled text, (R, U), in chunks that bound the memory."""
-    chunk_size = max(1, _MAX_COUNTS // units)
-    for start in range(0, resamples, chunk_size):
-        size = min(chunk_size, resamples - start)
-        yield rng.multinomial(units, np.full(units, 1 / units), size=size).astype(np.float64)
+    """Yield the number of times each unit occurs in each resampled text, counts_RU, in chunks that bound the memory."""
+    max_chunk_size = max(1, _MAX_COUNTS // units)
+    for start in range(0, resamples, max_chunk_size):
+        chunk_size = min(max_chunk_size, resamples - start)
+        counts_RU = rng.multinomial(units, np.full(units, 1 / units), size=chunk_size)
+        yield counts_RU.astype(np.float64)
 
 
 def _safe_exp(value: float) -> float:
@@ -193,19 +214,19 @@ def _safe_exp(value: float) -> float:
 
 def _unit_lengths(boundaries: Array) -> NDArray[np.int64]:
     """Return the number of tokens of each unit that is not empty. Raise an error if the boundaries are invalid."""
-    edges = np.asarray(boundaries)
-    is_integer_list = edges.ndim == 1 and edges.dtype.kind in "iu" and len(edges) >= 2
-    if not is_integer_list or edges[0] != 0 or (np.diff(edges) < 0).any():
+    boundaries = np.asarray(boundaries)
+    is_integer_list = boundaries.ndim == 1 and boundaries.dtype.kind in "iu" and len(boundaries) >= 2
+    if not is_integer_list or boundaries[0] != 0 or (np.diff(boundaries) < 0).any():
         raise DataError("the boundaries of the units must be integers in increasing order, starting from 0")
-    lengths: NDArray[np.int64] = np.diff(edges).astype(np.int64)
-    lengths = lengths[lengths > 0]  # empty documents have no losses
-    if len(lengths) < 2:
+    lengths_U: NDArray[np.int64] = np.diff(boundaries).astype(np.int64)
+    lengths_U = lengths_U[lengths_U > 0]  # empty documents have no losses
+    if len(lengths_U) < 2:
         raise DataError("the text has only one unit, so it cannot be resampled; compare on a longer text")
-    return lengths
+    return lengths_U
 
 
 def _unit_sums(system: str, runs: Sequence[Array], starts_U: Array, tokens: int, loss_unit: str) -> NDArray[np.float64]:
-    """Return the sum of the negative log-likelihoods per run and unit, (S, U)."""
+    """Return the sum of the negative log-likelihoods per run and unit, sums_SU."""
     if not runs:
         raise DataError(f"system {system} has no scores to compare")
     for run_number, nll in enumerate(runs, start=1):
@@ -221,23 +242,32 @@ def _unit_sums(system: str, runs: Sequence[Array], starts_U: Array, tokens: int,
 
 def _training_half_width(means_S: NDArray[np.float64], tail: float) -> float:
     """Return the half-width of the interval of the mean over runs, by Student's t; 0 for a single run."""
-    runs = len(means_S)
-    if runs == 1:
+    num_runs = len(means_S)
+    if num_runs == 1:
         return 0.0
-    return float(scipy.special.stdtrit(runs - 1, 1 - tail) * means_S.std(ddof=1) / np.sqrt(runs))
+    t_quantile = scipy.special.stdtrit(num_runs - 1, 1 - tail)
+    return float(t_quantile * means_S.std(ddof=1) / np.sqrt(num_runs))
 
 
 def _notes(lengths_U: NDArray[np.int64], seeds_a: int, seeds_b: int, loss_unit: str) -> Iterator[str]:
     """Yield a note for each limitation of the comparison."""
-    trained_once = [system for system, seeds in (("A", seeds_a), ("B", seeds_b)) if seeds == 1]
+    trained_once = []
+    if seeds_a == 1:
+        trained_once.append("A")
+    if seeds_b == 1:
+        trained_once.append("B")
+
     if len(trained_once) == 2:
         yield "Both were trained once: the interval reflects the choice of text, not the spread over training runs"
     elif trained_once:
         yield f"{trained_once[0]} was trained once: the interval does not reflect the spread over its training runs"
     elif min(seeds_a, seeds_b) == 2:
         yield "Trained only twice: the interval is wide, because two runs hardly show how much runs differ"
+
     if len(lengths_U) < FEWEST_UNITS:
         yield f"Only {len(lengths_U)} units of text: the interval is approximate"
+
     block_length = int(lengths_U[0])
-    if block_length < BLOCK and (lengths_U[:-1] == block_length).all():
+    has_equal_blocks = (lengths_U[:-1] == block_length).all()
+    if block_length < BLOCK and has_equal_blocks:
         yield f"The text is short, so blocks have {block_length} {loss_unit}s: longer dependences are not covered"

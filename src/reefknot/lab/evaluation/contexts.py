@@ -1,7 +1,10 @@
 """Compute the hidden state before each token of a text, from which the output end (classifier) predicts the token.
 
-Start with `iterate_contexts`. Perplexity, the continuous cache, the rank of a model and its predictions are all
-computed from these hidden states. A context is the text before a token.
+Start with `iterate_contexts`. A context is the text before a token. Perplexity, the continuous cache, the rank of a
+model and its predictions are all computed from these hidden states. A text is read in one of two ways:
+
+- as one stream, from start to end, if the encoder carries its state (an RNN);
+- in evaluation windows, which are computed independently of each other (`windows.py`).
 
 Shapes: T tokens of the text, N tokens computed at once, D hidden dimension.
 """
@@ -32,11 +35,11 @@ class Contexts(NamedTuple):
     """Hidden states of some tokens of a text, on the model's device."""
 
     output: Tensor
-    """Hidden states hidden_ND that the output end reads."""
+    """Hidden states that the output end reads, output_ND."""
     raw: Tensor
-    """The same hidden states before the last dropout of the encoder, hidden_ND."""
+    """The same hidden states before the last dropout of the encoder, raw_ND."""
     positions: Tensor
-    """Positions positions_N in the text of the tokens to predict."""
+    """Positions in the text of the tokens to predict, positions_N."""
 
 
 def iterate_contexts(model: LanguageModel, inputs_T: Tensor, spans: Spans | None = None) -> Iterator[Contexts]:
@@ -50,20 +53,14 @@ def iterate_contexts(model: LanguageModel, inputs_T: Tensor, spans: Spans | None
     if spans is None:
         check_carries_state(model)
         yield from _iterate_stream(model, inputs_T.to(device))
-        return
-    from reefknot.lab.evaluation.windows import batch_windows
-
-    for batch in batch_windows(inputs_T, spans, TOKENS_AT_ONCE):
-        encoded = model(batch.x.to(device))
-        scored_N = batch.scored_indices.to(device)
-        output_ND = encoded.output.flatten(0, 1)[scored_N]
-        raw_ND = output_ND if encoded.raw is encoded.output else encoded.raw.flatten(0, 1)[scored_N]
-        yield Contexts(output_ND, raw_ND, batch.positions.to(device))
+    else:
+        yield from _iterate_windows(model, inputs_T, spans)
 
 
 def inputs_and_targets(split: Split) -> tuple[Tensor, Tensor]:
-    """Return the inputs and the targets (next tokens) of a text, each (T,). The first token is not a target."""
-    inputs_T, targets_T = (np.asarray(ids, dtype=np.int64) for ids in (split.inputs[:-1], split.ids[1:]))
+    """Return the inputs inputs_T and the targets (next tokens) targets_T of a text. The first token is not a target."""
+    inputs_T = np.asarray(split.inputs[:-1], dtype=np.int64)
+    targets_T = np.asarray(split.ids[1:], dtype=np.int64)
     return torch.from_numpy(inputs_T), torch.from_numpy(targets_T)
 
 
@@ -80,8 +77,23 @@ def _iterate_stream(model: LanguageModel, inputs_T: Tensor) -> Iterator[Contexts
     """Read a text in chunks of one stream, with the state carried from chunk to chunk."""
     state = model.initial_state(1)
     positions_T = torch.arange(len(inputs_T), device=inputs_T.device)
-    chunks = zip(torch.split(inputs_T, STEPS_AT_ONCE), torch.split(positions_T, STEPS_AT_ONCE), strict=True)
-    for inputs_N, positions_N in chunks:
+    for positions_N in torch.split(positions_T, STEPS_AT_ONCE):
+        inputs_N = inputs_T[positions_N]
         encoded = model(inputs_N[None], state)
         state = encoded.state
         yield Contexts(encoded.output[0], encoded.raw[0], positions_N)
+
+
+def _iterate_windows(model: LanguageModel, inputs_T: Tensor, spans: Spans) -> Iterator[Contexts]:
+    """Read a text in batches of evaluation windows, and yield the hidden states of the scored tokens."""
+    from reefknot.lab.evaluation.windows import batch_windows
+
+    device = next(model.parameters()).device
+    for batch in batch_windows(inputs_T, spans, TOKENS_AT_ONCE):
+        encoded = model(batch.inputs.to(device))
+        scored_N = batch.scored_indices.to(device)
+        output_ND = encoded.output.flatten(0, 1)[scored_N]
+        raw_ND = output_ND
+        if encoded.raw is not encoded.output:
+            raw_ND = encoded.raw.flatten(0, 1)[scored_N]
+        yield Contexts(output_ND, raw_ND, batch.positions.to(device))

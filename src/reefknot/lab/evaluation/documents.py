@@ -1,6 +1,9 @@
-"""Find the documents of a text. They begin at first-level headings or, if there are no headings, after empty lines.
+"""Find the documents (articles) of a text, to compare two models by resampling whole documents (`comparison.py`).
 
-`document_boundaries` is used to compare two models by resampling whole documents (`comparison.py`).
+Start with `document_boundaries`. A document begins at a first-level heading or, if the text has no headings, after an
+empty line.
+
+Shapes: T tokens of the text, L lines, H lines that may be headings.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from reefknot.errors import DataError
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
 
-HEADING = "="
+HEADING_MARK = "="
 """WikiText has `= Title =` above an article and `= = Title = =` above a section, with empty lines around both."""
 
 
@@ -25,26 +28,39 @@ def document_boundaries(split: Split, vocabulary: Vocabulary) -> NDArray[np.int6
     """
     if vocabulary.eos is None:
         raise DataError("the vocabulary has no <eos>, so document boundaries cannot be detected; use --by blocks")
-    ids = np.asarray(split.ids)
-    is_eos = ids == vocabulary.eos
-    starts = _find_headings(ids, is_eos, vocabulary)
-    if not len(starts):
-        is_empty_line = is_eos & np.concatenate([[True], is_eos[:-1]])
-        starts = np.flatnonzero(~is_empty_line[1:] & is_empty_line[:-1]) + 1  # the first line after empty lines
-    return np.unique(np.concatenate([[0], starts, [split.tokens]]))
+    ids_T = np.asarray(split.ids)
+    is_eos_T = ids_T == vocabulary.eos
+    document_starts = _find_headings(ids_T, is_eos_T, vocabulary)
+    if not len(document_starts):
+        document_starts = _find_starts_after_empty_lines(is_eos_T)
+    return np.unique(np.concatenate([[0], document_starts, [split.tokens]]))
 
 
 def _find_headings(
-    ids: NDArray[np.integer[Any]], is_eos: NDArray[np.bool_], vocabulary: Vocabulary
+    ids_T: NDArray[np.integer[Any]], is_eos_T: NDArray[np.bool_], vocabulary: Vocabulary
 ) -> NDArray[np.int64]:
-    """Return the starts of lines that begin and end with exactly one `=`."""
-    heading_ids = vocabulary.encode([HEADING]) if HEADING in vocabulary else []
-    if len(heading_ids) != 1:
+    """Return the positions at which a line starts that begins and ends with exactly one `=`."""
+    mark_ids: list[int] = []
+    if HEADING_MARK in vocabulary:
+        mark_ids = vocabulary.encode([HEADING_MARK])
+    if len(mark_ids) != 1:
         return np.empty(0, dtype=np.int64)
-    is_mark = ids == heading_ids[0]
-    ends = np.flatnonzero(is_eos)
-    starts = np.concatenate([[0], ends + 1])[: len(ends)]
-    is_long_enough = ends - starts >= 3
-    starts, ends = starts[is_long_enough], ends[is_long_enough]
-    is_heading = is_mark[starts] & ~is_mark[starts + 1] & is_mark[ends - 1] & ~is_mark[ends - 2]
-    return np.asarray(starts[is_heading], dtype=np.int64)
+    is_mark_T = ids_T == mark_ids[0]
+
+    # A line ends with <eos>, and a heading has at least three tokens before it: `= Title =`.
+    ends_L = np.flatnonzero(is_eos_T)
+    starts_L = np.concatenate([[0], ends_L + 1])[: len(ends_L)]
+    is_long_enough_L = ends_L - starts_L >= 3
+    starts_H = starts_L[is_long_enough_L]
+    ends_H = ends_L[is_long_enough_L]
+
+    begins_with_one_mark_H = is_mark_T[starts_H] & ~is_mark_T[starts_H + 1]
+    ends_with_one_mark_H = is_mark_T[ends_H - 1] & ~is_mark_T[ends_H - 2]
+    return np.asarray(starts_H[begins_with_one_mark_H & ends_with_one_mark_H], dtype=np.int64)
+
+
+def _find_starts_after_empty_lines(is_eos_T: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the positions at which the first line after one or more empty lines starts."""
+    # An empty line is an <eos> at the start of the text or after another <eos>.
+    is_empty_line_T = is_eos_T & np.concatenate([[True], is_eos_T[:-1]])
+    return np.flatnonzero(~is_empty_line_T[1:] & is_empty_line_T[:-1]) + 1

@@ -1,24 +1,20 @@
 """Dynamic evaluation (Krause et al. 2018): the model keeps learning from the text that it is scored on.
 
-`gradient_statistics` reads the training text once, `search_rates` searches for the rates on a validation text, and
-`dynamic_score` scores a text and restores the weights. The text is read in short segments. Each segment is scored
-before the weights are updated on it, so no weights have seen the tokens that they score:
+The three functions are called in this order:
+
+    statistics = gradient_statistics(model, train_split)                              # reads the training text once
+    settings, grid = search_rates(model, valid_split, vocabulary, statistics)         # searches for eta and lambda
+    score = dynamic_score(model, test_split, vocabulary, statistics, settings)        # restores the weights at the end
+
+The text is read in short segments. Each segment is scored before the weights are updated on it, so no weights have seen
+the tokens that they score. The update of the weights theta is
 
     theta <- theta + lambda rate (theta_0 - theta) - eta g / (MS + epsilon)
 
 g is the gradient of the mean loss of the segment, and theta_0 are the trained weights. MS holds one number per weight:
-the root mean square of its gradient over the training text. The training text is read once, in 100 streams (contiguous
-parts that are read in parallel) and segments of 5 tokens, without dropout. MS is never updated. Weights with large
-gradients are pulled back faster: rate = MS / m, where m is the mean over the tensors of each tensor's mean MS. lambda
-rate never exceeds 1.
-
-Published values are on one of two scales. The formula above uses the newer scale ("mean"). The older scale ("sum"), in
-the paper and in the mixture of softmaxes, uses the root of the *sum* of squares for MS and the *sum* over the tensors
-for m. With B batches in the statistics and K tensors in the model, the updates are the same if
-
-    eta_mean = eta_sum / sqrt(B),   epsilon_mean = epsilon_sum / sqrt(B),   lambda_mean = lambda_sum / K
-
-Published values also depend on the 100 x 5 tokens per gradient, so these two numbers are constants.
+the root mean square of its gradient over the training text. MS is never updated. Weights with large gradients are
+pulled back faster: rate = MS / m, where m is the mean over the tensors of each tensor's mean MS. lambda rate is at most
+1.
 
 Shapes: B streams, T tokens of the text, which is scored as one stream, S tokens of a segment.
 """
@@ -49,8 +45,10 @@ from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.encoders.contract import overwrite
 from reefknot.nn.models.language_model import LanguageModel
 
-STREAMS, SEGMENT = 100, 5
-"""Number of streams, and of tokens per segment, when the training text is read for its gradient statistics."""
+STREAMS = 100
+"""Number of streams (contiguous parts that are read in parallel) when the training text is read for its gradients."""
+SEGMENT = 5
+"""Number of tokens per segment of a stream. Published rates depend on STREAMS x SEGMENT, so both are constants."""
 
 ETA_FACTORS = (0.6, 0.8, 1.0, 1.2, 1.4, 2.0)
 LAMBDA_FACTORS = (0.5, 1.0, 1.5, 2.5)
@@ -59,6 +57,7 @@ LAMBDA_FACTORS = (0.5, 1.0, 1.5, 2.5)
 _SEGMENTS_PER_REPORT = 50  # number of segments between two progress reports
 
 Scale = Literal["mean", "sum"]
+"""Scale of the rates; see `Rates`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,13 @@ class Rates:
     """Rates of dynamic evaluation: the learning rate `eta`, the rate `decay` and `epsilon`.
 
     `decay`, which the papers call lambda, pulls the weights back to the trained weights. `epsilon` is added to MS.
+
+    Published rates are on one of two scales. The formula at the top of this file uses the newer scale ("mean"). The
+    older scale ("sum"), in the paper and in the mixture of softmaxes, uses the root of the *sum* of squares for MS and
+    the *sum* over the tensors for m. With B batches in the statistics and K tensors in the model, the updates are the
+    same if
+
+        eta_mean = eta_sum / sqrt(B),   epsilon_mean = epsilon_sum / sqrt(B),   lambda_mean = lambda_sum / K
     """
 
     eta: float
@@ -74,11 +80,18 @@ class Rates:
     scale: Scale = "mean"
 
     def on_scale(self, scale: Scale, *, batches: int, tensors: int) -> Rates:
-        """Convert the rates to another scale, on which they give the same updates."""
+        """Convert the rates to another scale, on which they give the same updates.
+
+        Args:
+            scale: The other scale.
+            batches: Number of gradients that MS is computed from.
+            tensors: Number of trainable tensors in the model.
+        """
         if scale == self.scale:
             return self
         power = 1 if scale == "sum" else -1
-        batch_factor, tensor_factor = math.sqrt(batches) ** power, float(tensors) ** power
+        batch_factor = math.sqrt(batches) ** power
+        tensor_factor = float(tensors) ** power
         return Rates(self.eta * batch_factor, self.decay * tensor_factor, self.epsilon * batch_factor, scale)
 
 
@@ -86,6 +99,7 @@ DEFAULTS: dict[Scale, Rates] = {
     "mean": Rates(eta=5e-5, decay=2e-3, epsilon=2e-5, scale="mean"),
     "sum": Rates(eta=0.002, decay=0.02, epsilon=0.001, scale="sum"),
 }
+"""Default rates for segments of 5 tokens, by scale."""
 
 
 class DynamicSettings(Settings):
@@ -118,27 +132,32 @@ class DynamicSettings(Settings):
     def rates(self) -> Rates:
         """Return the rates, with defaults for rates that are not set. Default rates are proportional to the segment."""
         default = DEFAULTS[self.scale]
-        factor = self.segment / SEGMENT
-        return Rates(
-            default.eta * factor if self.eta is None else self.eta,
-            default.decay * factor if self.decay is None else self.decay,
-            default.epsilon if self.epsilon is None else self.epsilon,
-            self.scale,
-        )
+        segment_factor = self.segment / SEGMENT
+        eta = self.eta
+        if eta is None:
+            eta = default.eta * segment_factor
+        decay = self.decay
+        if decay is None:
+            decay = default.decay * segment_factor
+        epsilon = self.epsilon
+        if epsilon is None:
+            epsilon = default.epsilon
+        return Rates(eta, decay, epsilon, self.scale)
 
 
 class GradientStatistics(NamedTuple):
     """Statistics of the gradients on the training text, on the scale "mean"."""
 
     ms: list[Tensor]
-    """MS of each parameter."""
+    """MS, the root mean square of the gradient of each weight, with one tensor per parameter."""
     batches: int
     """Number of gradients that MS is computed from."""
 
-    def rates(self) -> list[Tensor]:
-        """Return the relative rate, MS / m, at which each weight is pulled back."""
-        mean = torch.stack([ms.mean() for ms in self.ms]).mean()
-        return [ms / mean for ms in self.ms]
+    def pull_rates(self) -> list[Tensor]:
+        """Return the relative rate, MS / m, at which each weight is pulled back, with one tensor per parameter."""
+        mean_of_tensors = torch.stack([ms.mean() for ms in self.ms])
+        overall_mean = mean_of_tensors.mean()
+        return [ms / overall_mean for ms in self.ms]
 
 
 def gradient_statistics(
@@ -148,27 +167,34 @@ def gradient_statistics(
     precision: str = "float32",
     progress: Progress = ignore_progress,
 ) -> GradientStatistics:
-    """Return the root mean square of the gradient of every weight over a text, usually the training text."""
-    windows = Streams(split.ids, STREAMS, SEGMENT, split.inputs)
+    """Return the root mean square of the gradient of every weight over a text, usually the training text.
+
+    The text is read once, in 100 streams and segments of 5 tokens, without dropout.
+    """
+    segments = Streams(split.ids, STREAMS, SEGMENT, split.inputs)
     device = next(model.parameters()).device
     state = model.initial_state(STREAMS)
     with adapting(model) as (parameters, _):
         ms = [torch.zeros_like(parameter) for parameter in parameters]
-        for index in range(windows.num_windows):
-            inputs_BT, targets_BT = windows.window(index)
+        for index in range(segments.num_windows):
+            inputs_BS, targets_BS = segments.window(index)
             # The plan groups the targets by band (a cluster of words of similar frequency) for an adaptive softmax.
-            plan = model.output.prepare(targets_BT).to(device)
+            plan = model.output.prepare(targets_BS).to(device)
             with autocast(device, precision):
-                losses = model.loss(send(inputs_BT, device), send(targets_BT, device), state, plan)
+                losses = model.loss(send(inputs_BS, device), send(targets_BS, device), state, plan)
             state = losses.state
+
+            # Add the squared gradient of the mean loss.
             nll = losses.parts["nll"]
             gradients = _gradients(nll.sum / nll.count, parameters)
             torch._foreach_addcmul_(ms, gradients, gradients)
             if index % _SEGMENTS_PER_REPORT == 0:
-                progress("gradients of the training text", index / windows.num_windows)
-    torch._foreach_div_(ms, windows.num_windows)
+                progress("gradients of the training text", index / segments.num_windows)
+
+    # From the sum of squares to the root mean square.
+    torch._foreach_div_(ms, segments.num_windows)
     torch._foreach_sqrt_(ms)
-    return GradientStatistics(ms, windows.num_windows)
+    return GradientStatistics(ms, segments.num_windows)
 
 
 def dynamic_score(
@@ -222,12 +248,12 @@ def search_rates(
     settings = settings or DynamicSettings()
     stream = build_stream(split, vocabulary)
     initial = settings.rates()
-    eta_factors = ETA_FACTORS if settings.eta is None else (1.0,)
-    lambda_factors = LAMBDA_FACTORS if settings.decay is None else (1.0,)
-    axes = {
-        "eta": [initial.eta * factor for factor in eta_factors],
-        "lambda": [initial.decay * factor for factor in lambda_factors],
-    }
+    etas = [initial.eta]
+    if settings.eta is None:
+        etas = [initial.eta * factor for factor in ETA_FACTORS]
+    lambdas = [initial.decay]
+    if settings.decay is None:
+        lambdas = [initial.decay * factor for factor in LAMBDA_FACTORS]
 
     def settings_at(point: Point) -> DynamicSettings:
         return settings.model_copy(update={"eta": point["eta"], "decay": point["lambda"]})
@@ -237,13 +263,13 @@ def search_rates(
         nll_T = _score_while_learning(model, stream, statistics, point_settings, precision=precision, progress=progress)
         return float(nll_T.mean())
 
-    grid = grid_search(axes, measure, split, progress)
+    grid = grid_search({"eta": etas, "lambda": lambdas}, measure, split, progress)
     return settings_at(grid.best), grid
 
 
 @contextmanager
 def adapting(model: LanguageModel) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Yield the trainable parameters of a model and a copy of their values, which are restored on exit.
+    """Yield the trainable parameters of a model, and a copy of their trained values, which are restored on exit.
 
     In this context, the model is in evaluation mode, without dropout. Encoders compute gradients in this mode, too,
     with and without cuDNN. Class vectors are not cached, because they change with the parameters.
@@ -283,40 +309,44 @@ def _score_while_learning(
     """
     device = next(model.parameters()).device
     use_graph = device.type == "cuda" and not model.synchronizes
-    inputs_1T, targets_1T = (ids_1T.to(device) for ids_1T in stream)
-    tokens, full_segments = inputs_1T.shape[1], inputs_1T.shape[1] // settings.segment
+    inputs_1T, targets_1T = stream
+    inputs_1T = inputs_1T.to(device)
+    targets_1T = targets_1T.to(device)
+    num_tokens = inputs_1T.shape[1]
+    num_full_segments, num_remaining_tokens = divmod(num_tokens, settings.segment)
+
     state = _initial_state(model)
-    start = torch.zeros((), dtype=torch.int64, device=device)
-    nll_T = torch.zeros(tokens, dtype=torch.float64, device=device)
+    position = torch.zeros((), dtype=torch.int64, device=device)
+    nll_T = torch.zeros(num_tokens, dtype=torch.float64, device=device)
     with side_stream(device) if use_graph else nullcontext(), adapting(model) as (parameters, trained):
-        pull_rates, step_sizes = _update_factors(settings, statistics)
+        pull_factors, step_sizes = _update_factors(settings, statistics)
 
         def learn(length: int) -> None:
             """Score the next `length` tokens and update the weights on them."""
-            positions_S = start + torch.arange(length, device=device)
+            positions_S = position + torch.arange(length, device=device)
+            inputs_1S = inputs_1T[:, positions_S]
+            targets_1S = targets_1T[:, positions_S]
             with autocast(device, precision):
-                logp_1S, next_state = model.target_log_probs(
-                    inputs_1T[:, positions_S], targets_1T[:, positions_S], state
-                )
+                logp_1S, next_state = model.target_log_probs(inputs_1S, targets_1S, state)
             gradients = _gradients(-logp_1S.mean(), parameters)
             with torch.no_grad():
                 nll_T.index_copy_(0, positions_S, -logp_1S[0].double())
                 # The update at the top of this file, for all parameters at once: the pull towards theta_0, then the
                 # gradient step.
-                torch._foreach_lerp_(parameters, trained, pull_rates)
+                torch._foreach_lerp_(parameters, trained, pull_factors)
                 torch._foreach_addcmul_(parameters, gradients, step_sizes, value=-1.0)
                 overwrite(state, next_state)
-                start.add_(length)
+                position.add_(length)
 
         learn_segment: Callable[[], None] = partial(learn, settings.segment)
         if use_graph:
             learn_segment = partial(RepeatedSteps[None](device), None, learn_segment)
-        for index in range(full_segments):
+        for index in range(num_full_segments):
             learn_segment()
             if index % _SEGMENTS_PER_REPORT == 0:
-                progress("scoring and learning", index / full_segments)
-        if remaining_tokens := tokens % settings.segment:
-            learn(remaining_tokens)
+                progress("scoring and learning", index / num_full_segments)
+        if num_remaining_tokens:
+            learn(num_remaining_tokens)
     return nll_T
 
 
@@ -325,18 +355,23 @@ def _initial_state(model: LanguageModel) -> dict[str, Tensor]:
 
     They need the dtype of later states, which is float64 for a float64 model.
     """
-    dtype = next(model.parameters()).dtype
-    return {
-        name: tensor.to(torch.promote_types(tensor.dtype, dtype)) for name, tensor in model.initial_state(1).items()
-    }
+    model_dtype = next(model.parameters()).dtype
+    state = {}
+    for name, tensor in model.initial_state(1).items():
+        state[name] = tensor.to(torch.promote_types(tensor.dtype, model_dtype))
+    return state
 
 
 def _update_factors(settings: DynamicSettings, statistics: GradientStatistics) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the factors of the update for each parameter: lambda rate (at most 1), and eta / (MS + epsilon)."""
+    """Return the factors of the update for each parameter.
+
+    The first list has the factors of the pull, lambda rate (at most 1). The second list has the factors of the
+    gradient, eta / (MS + epsilon).
+    """
     rates = settings.rates().on_scale("mean", batches=statistics.batches, tensors=len(statistics.ms))
-    pull_rates = [(rates.decay * rate).clamp(max=1.0) for rate in statistics.rates()]
+    pull_factors = [(rates.decay * pull_rate).clamp(max=1.0) for pull_rate in statistics.pull_rates()]
     step_sizes = [rates.eta / (ms + rates.epsilon) for ms in statistics.ms]
-    return pull_rates, step_sizes
+    return pull_factors, step_sizes
 
 
 def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:

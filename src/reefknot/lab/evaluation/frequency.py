@@ -1,11 +1,11 @@
 """Loss by word frequency: the mean loss on frequent and on rare words, of one model or of two models compared.
 
-Start with `loss_by_frequency` for one model, or `compare_by_target` for two. Words are grouped into bands (ranges of
-counts in the training text), by the count of the target or of the token before it.
+Start with `loss_by_frequency` for one model, or `compare_by_target` for two. Tokens are grouped into bands (ranges of
+counts in the training text), by the count of the target or of the token before it. A type is a distinct word.
 
 For one model, the bands are powers of ten, as in Baevski & Auli 2019. Two models are compared in the bands of Pappas &
 Henderson 2019, Figure 3. Their difference is computed in two ways: per token, with an interval; and, as in that
-figure, as the mean over the word types (distinct words) of a band, each with the same weight.
+figure, as the mean over the types of a band, each with the same weight.
 
 Shapes: N scored tokens, V types, T types of a band, R resamples.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ FIGURE_3 = (0, 1, 50, 100, 250, 500, 1_000, 2_500, 5_000)
 """Lower bounds of the bands of Pappas & Henderson, and a band for types that do not occur in the training text."""
 
 Losses = NDArray[np.floating[Any]]
+"""Negative log-likelihood of each token."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class TokenComparison:
 
     tokens: int
     nll_a: float
+    """Mean loss of A per token."""
     nll_b: float
+    """Mean loss of B per token."""
     difference: float
     """Difference B - A; below zero, B is better."""
     interval: tuple[float, float] | None
@@ -72,10 +75,15 @@ class TypeComparison(BandComparison):
 
 @dataclass(frozen=True)
 class PairedLosses:
-    """Losses of two systems on the same tokens, one array for each run, and the units of text that are resampled."""
+    """Losses of two systems on the same tokens, and the units of text that are resampled.
+
+    A system is one model configuration; a run is one training of it with one seed.
+    """
 
     a: list[Losses]
+    """Losses of each run of A."""
     b: list[Losses]
+    """Losses of each run of B."""
     boundaries: NDArray[np.int64]
     """Boundaries of the units of text: 0, ..., number of tokens."""
 
@@ -83,12 +91,17 @@ class PairedLosses:
         """Compare the two systems on the tokens that a mask selects."""
         from reefknot.lab.evaluation.comparison import FEWEST_UNITS, compare
 
-        a, b = ([nll[mask_N] for nll in runs] for runs in (self.a, self.b))
-        mean_a, mean_b = (float(np.mean([_mean(nll) for nll in runs])) for runs in (a, b))
+        selected_a = [nll[mask_N] for nll in self.a]
+        selected_b = [nll[mask_N] for nll in self.b]
+        mean_a = float(np.mean([_mean(nll) for nll in selected_a]))
+        mean_b = float(np.mean([_mean(nll) for nll in selected_b]))
+
         # The boundaries of the same units of text, counted in selected tokens only.
-        boundaries = np.concatenate([[0], np.cumsum(mask_N)])[self.boundaries]
-        has_enough_units = len(np.unique(boundaries)) > FEWEST_UNITS
-        interval = compare(a, b, boundaries).interval if has_enough_units else None
+        num_selected_before = np.concatenate([[0], np.cumsum(mask_N)])
+        boundaries = num_selected_before[self.boundaries]
+        interval = None
+        if len(np.unique(boundaries)) > FEWEST_UNITS:
+            interval = compare(selected_a, selected_b, boundaries).interval
         return TokenComparison(int(mask_N.sum()), mean_a, mean_b, mean_b - mean_a, interval)
 
     @property
@@ -99,23 +112,29 @@ class PairedLosses:
 
 def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> Frequency:
     """Return the mean loss per band of training counts, of the target and of the token before it."""
-    counts = np.asarray(vocabulary.counts)
-    band_of_type = _band_indices(counts, EDGES)
-
-    def build_bands(ids_N: NDArray[np.int64]) -> tuple[Band, ...]:
-        return tuple(
-            Band(
-                low=low,
-                high=high,
-                tokens=int(in_band_N.sum()),
-                types=int((band_of_type == index).sum()),
-                nll=_mean(score.nll[in_band_N]),
-            )
-            for index, low, high, in_band_N in _iterate_bands(counts[ids_N], EDGES)
-        )
-
     targets_N, previous_N = _targets_and_previous(len(score.nll), split, vocabulary)
-    return Frequency(target=build_bands(targets_N), previous=build_bands(previous_N))
+    return Frequency(
+        target=_losses_by_count(score, targets_N, vocabulary),
+        previous=_losses_by_count(score, previous_N, vocabulary),
+    )
+
+
+def _losses_by_count(score: Score, ids_N: NDArray[np.int64], vocabulary: Vocabulary) -> tuple[Band, ...]:
+    """Return the mean loss of the scored tokens per band, by the training counts of `ids_N`."""
+    counts_V = np.asarray(vocabulary.counts)
+    band_V = _band_indices(counts_V, EDGES)
+    bands = []
+    for band in _iterate_bands(counts_V[ids_N], EDGES):
+        bands.append(
+            Band(
+                low=band.low,
+                high=band.high,
+                tokens=int(band.mask.sum()),
+                types=int((band_V == band.number).sum()),
+                nll=_mean(score.nll[band.mask]),
+            )
+        )
+    return tuple(bands)
 
 
 def compare_by_target(
@@ -125,25 +144,26 @@ def compare_by_target(
 
     A type on which the loss of B is zero has no relative difference and is left out of the mean over types.
     """
-    counts = np.asarray(vocabulary.counts)
+    counts_V = np.asarray(vocabulary.counts)
+    band_V = _band_indices(counts_V, edges)
     targets_N, _ = _targets_and_previous(losses.tokens, split, vocabulary)
-    sums_a_V, sums_b_V = (
-        np.bincount(targets_N, weights=np.mean(runs, axis=0, dtype=np.float64), minlength=len(counts))
-        for runs in (losses.a, losses.b)
-    )
-    is_present_V = np.bincount(targets_N, minlength=len(counts)) > 0
-    band_of_type = _band_indices(counts, edges)
+    is_present_V = np.bincount(targets_N, minlength=len(counts_V)) > 0
+    sums_a_V = _sum_by_type(losses.a, targets_N, len(counts_V))
+    sums_b_V = _sum_by_type(losses.b, targets_N, len(counts_V))
+
     comparisons = []
-    for index, low, high, in_band_N in _iterate_bands(counts[targets_N], edges):
-        in_band_V = is_present_V & (band_of_type == index)
+    for band in _iterate_bands(counts_V[targets_N], edges):
+        in_band_V = is_present_V & (band_V == band.number)
         has_loss_V = in_band_V & (sums_b_V > 0)
         relative_T = 100 * (1 - sums_a_V[has_loss_V] / sums_b_V[has_loss_V])
-        mean_relative = float(relative_T.mean()) if relative_T.size else None
+        mean_relative = None
+        if relative_T.size:
+            mean_relative = float(relative_T.mean())
         comparisons.append(
             TypeComparison(
-                **vars(losses.compare_on(in_band_N)),
-                low=low,
-                high=high,
+                **vars(losses.compare_on(band.mask)),
+                low=band.low,
+                high=band.high,
                 types=int(in_band_V.sum()),
                 relative=mean_relative,
                 relative_interval=_bootstrap_interval(relative_T),
@@ -158,42 +178,68 @@ def compare_by_previous(
     """Compare two systems by the training count of the token before the target."""
     _, previous_N = _targets_and_previous(losses.tokens, split, vocabulary)
     counts_N = np.asarray(vocabulary.counts)[previous_N]
-    return [
-        BandComparison(**vars(losses.compare_on(in_band_N)), low=low, high=high)
-        for _, low, high, in_band_N in _iterate_bands(counts_N, edges)
-    ]
+    comparisons = []
+    for band in _iterate_bands(counts_N, edges):
+        token_comparison = losses.compare_on(band.mask)
+        comparisons.append(BandComparison(**vars(token_comparison), low=band.low, high=band.high))
+    return comparisons
 
 
 def compare_on_symbols(losses: PairedLosses, split: Split, vocabulary: Vocabulary) -> dict[str, TokenComparison]:
     """Compare two systems on the targets <unk> and <eos>, which are frequent enough to dominate their bands."""
     targets_N, _ = _targets_and_previous(losses.tokens, split, vocabulary)
-    symbols = [symbol for symbol in (vocabulary.unk, vocabulary.eos) if symbol is not None and symbol in targets_N]
-    return {vocabulary.words[symbol]: losses.compare_on(targets_N == symbol) for symbol in symbols}
+    comparisons = {}
+    for symbol_id in (vocabulary.unk, vocabulary.eos):
+        if symbol_id is not None and symbol_id in targets_N:
+            comparisons[vocabulary.words[symbol_id]] = losses.compare_on(targets_N == symbol_id)
+    return comparisons
 
 
 def _targets_and_previous(
-    scored: int, split: Split, vocabulary: Vocabulary
+    num_scored: int, split: Split, vocabulary: Vocabulary
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the scored tokens and the tokens before them.
+    """Return the ids of the scored tokens, targets_N, and of the tokens before them, previous_N.
 
     If the first token is scored, <eos> counts as the token before it.
     """
     ids = np.asarray(split.ids, dtype=np.int64)
-    if scored < len(ids):
+    is_first_scored = num_scored == len(ids)
+    if not is_first_scored:
         return ids[1:], ids[:-1]
     return ids, np.concatenate([[vocabulary.eos], ids[:-1]])
 
 
-def _iterate_bands(
-    counts_N: NDArray[np.int64], edges: tuple[int, ...]
-) -> Iterator[tuple[int, int, int | None, NDArray[np.bool_]]]:
-    """Yield each band that has tokens: its index, its bounds, and a mask of the tokens in it."""
+def _sum_by_type(runs: list[Losses], targets_N: NDArray[np.int64], num_types: int) -> NDArray[np.float64]:
+    """Return the summed loss of the targets of each type, averaged over the runs of a system."""
+    mean_nll_N = np.mean(runs, axis=0, dtype=np.float64)
+    sums_V = np.bincount(targets_N, weights=mean_nll_N, minlength=num_types)
+    return np.asarray(sums_V, dtype=np.float64)
+
+
+class _CountBand(NamedTuple):
+    """A band of training counts."""
+
+    number: int
+    """Index of the band, counted from 0."""
+    low: int
+    """The smallest count of the band."""
+    high: int | None
+    """The largest count of the band; None for no bound."""
+    mask: NDArray[np.bool_]
+    """Which tokens are in the band, mask_N."""
+
+
+def _iterate_bands(counts_N: NDArray[np.int64], edges: tuple[int, ...]) -> Iterator[_CountBand]:
+    """Yield each band that has tokens, given the training count of every token."""
     band_N = _band_indices(counts_N, edges)
     for index, low in enumerate(edges):
-        in_band_N = band_N == index
-        if in_band_N.any():
-            high = edges[index + 1] - 1 if index + 1 < len(edges) else None
-            yield index, low, high, in_band_N
+        mask_N = band_N == index
+        if not mask_N.any():
+            continue
+        high = None
+        if index + 1 < len(edges):
+            high = edges[index + 1] - 1
+        yield _CountBand(index, low, high, mask_N)
 
 
 def _band_indices(counts: NDArray[np.int64], edges: tuple[int, ...]) -> NDArray[np.int64]:
@@ -203,13 +249,13 @@ def _band_indices(counts: NDArray[np.int64], edges: tuple[int, ...]) -> NDArray[
 
 
 def _bootstrap_interval(values_T: NDArray[np.float64], resamples: int = 2_000) -> tuple[float, float] | None:
-    """Return a bootstrap interval of the mean of values. The seed is fixed, so the result is reproducible."""
+    """Return a 95 % bootstrap interval of the mean of values. The seed is fixed, so the result is reproducible."""
     if len(values_T) < 2:
         return None
     from reefknot.lab.evaluation.comparison import resample_counts
 
-    weights = resample_counts(len(values_T), resamples, np.random.default_rng(0))
-    means_R = np.concatenate([weights_RT @ values_T / len(values_T) for weights_RT in weights])
+    count_chunks = resample_counts(len(values_T), resamples, np.random.default_rng(0))
+    means_R = np.concatenate([counts_RT @ values_T / len(values_T) for counts_RT in count_chunks])
     low, high = np.quantile(means_R, [0.025, 0.975])
     return float(low), float(high)
 

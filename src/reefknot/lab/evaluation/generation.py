@@ -1,18 +1,16 @@
 """Generate text with a language model, token by token, with temperature, top-k and top-p (nucleus) sampling.
 
-Start with `generate`. For every token, `_IncrementalReader` runs the model on the tokens that it has not read yet, and
-`_TokenSampler` samples the next token from the hidden state. `beam.py` uses the functions at the end of this file to
-sample translations.
+Start with `generate`:
 
-A recurrent state has a fixed size, but the KV cache of a transformer grows with every token, and the model has learned
-only positions up to the length of its training samples. So the cache is limited to a window, a maximum number of
-tokens. When it is full, it is dropped, and the last half window of the text is read again, at positions that start from
-0. For example, with window = 4, reading one token at a time:
+    prompt = encode_prompt(["the", "cat"], vocabulary)
+    ids = list(generate(model, prompt, 20, temperature=0.8, top_p=0.9))
+    words = vocabulary.decode(ids)
 
-    token     a      b        c          d            e        f
-    cache     a      a b      a b c      a b c d      d e      d e f
+For every token, `_IncrementalReader` runs the model on the tokens that it has not read yet, and `_TokenSampler` samples
+the next token from the hidden state. `beam.py` uses the functions at the end of this file to sample translations.
 
-Shapes: N rows (1 for a single text), D hidden dimension, K candidates.
+Shapes: N rows (texts that are generated together; 1 in `generate`), D hidden dimension, K candidates for the next
+token.
 """
 
 from __future__ import annotations
@@ -29,8 +27,10 @@ from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.encoders.contract import Encoded
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
-"""Range of temperatures that float32 can divide by. A lower temperature is treated as 0: the best token is chosen."""
+MIN_TEMPERATURE = 1e-6
+"""The smallest temperature that float32 can divide by. A lower one is treated as 0: the best token is chosen."""
+MAX_TEMPERATURE = 1e6
+"""The largest temperature."""
 
 
 def encode_prompt(words: list[str], vocabulary: Vocabulary) -> list[int]:
@@ -38,7 +38,9 @@ def encode_prompt(words: list[str], vocabulary: Vocabulary) -> list[int]:
     ids = vocabulary.encode_inputs(words)
     if vocabulary.eos is not None:
         return [vocabulary.eos, *ids]
-    return ids or [0]
+    if not ids:
+        return [0]
+    return ids
 
 
 @torch.no_grad()
@@ -77,7 +79,8 @@ def generate(
     sampler = _TokenSampler(model, generator, temperature=temperature, top_k=top_k, top_p=top_p, banned=banned)
 
     def generate_token() -> int:
-        token = sampler.sample(reader.read())
+        hidden_1D = reader.read()
+        token = sampler.sample(hidden_1D)
         reader.append(token)
         return token
 
@@ -93,7 +96,16 @@ def generate(
 
 
 class _IncrementalReader:
-    """Runs a model on a growing text. Each token is read once, and the state or KV cache is kept between calls."""
+    """Runs a model on a growing text. Each token is read once, and the state or KV cache is kept between calls.
+
+    A recurrent state has a fixed size, but the KV cache of a transformer grows with every token, and the model has
+    learned only positions up to the length of its training samples. So the cache is limited to a window, a maximum
+    number of tokens. When it is full, it is dropped, and the last half window of the text is read again, at positions
+    that start from 0. For example, with window = 4, reading one token at a time:
+
+        token     a      b        c          d            e        f
+        cache     a      a b      a b c      a b c d      d e      d e f
+    """
 
     def __init__(self, model: LanguageModel, prompt: list[int], window: int | None) -> None:
         if window is not None and window < 1:
@@ -103,10 +115,12 @@ class _IncrementalReader:
         self._unread_ids = prompt
         self._window = None if model.encoder.carries_state else window
         self._state = model.decoding_state(1)
-        self._cached_tokens = 0
-        # The last half window of the text, which is read again when the KV cache is dropped. It is empty without a
-        # window.
-        self._recent_ids: deque[int] = deque(maxlen=max(1, self._window // 2) if self._window else 0)
+        self._num_cached = 0
+        half_window = 0
+        if self._window:
+            half_window = max(1, self._window // 2)
+        self._recent_ids: deque[int] = deque(maxlen=half_window)
+        """The last half window of the text, which is read again when the KV cache is dropped."""
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
@@ -116,11 +130,13 @@ class _IncrementalReader:
         """Read the tokens that were added since the last call. Return the hidden state after the last token, (1, D)."""
         ids = self._unread_ids
         self._recent_ids.extend(ids)
-        self._cached_tokens += len(ids)
-        if self._window and self._cached_tokens > self._window:
+        self._num_cached += len(ids)
+        if self._window and self._num_cached > self._window:
             ids = list(self._recent_ids)
-            self._state, self._cached_tokens = self._model.decoding_state(1), len(ids)
-        encoded: Encoded = self._model(torch.tensor([ids], device=self.device), self._state)
+            self._state = self._model.decoding_state(1)
+            self._num_cached = len(ids)
+        inputs_1T = torch.tensor([ids], device=self.device)
+        encoded: Encoded = self._model(inputs_1T, self._state)
         self._state = encoded.state
         return encoded.output[:, -1]
 
@@ -152,10 +168,13 @@ class _TokenSampler:
 
     def _sample_allowed(self, hidden_1D: Tensor) -> int:
         """Sample one of the allowed tokens, from the probabilities of the best candidates."""
-        num_candidates = 1 if self.temperature < MIN_TEMPERATURE else self.top_k
-        logp_1K, ids_1K = top_candidates(self.model, hidden_1D, num_candidates, self.banned)
-        weights_1K = sampling_weights(logp_1K, self.temperature, self.top_p)
-        return int(ids_1K[0, torch.multinomial(weights_1K[0], 1, generator=self.generator)])
+        num_candidates = self.top_k
+        if self.temperature < MIN_TEMPERATURE:
+            num_candidates = 1
+        log_probs_1K, ids_1K = top_candidates(self.model, hidden_1D, num_candidates, self.banned)
+        weights_1K = sampling_weights(log_probs_1K, self.temperature, self.top_p)
+        candidate = torch.multinomial(weights_1K[0], 1, generator=self.generator)
+        return int(ids_1K[0, candidate])
 
 
 def check_sampling_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -183,22 +202,25 @@ def top_candidates(
         raise SettingsError(f"all {vocab_size} words are excluded from generation; allow at least one")
     k = num_allowed if k is None else min(k, num_allowed)
     log_probs_NK, ids_NK = model.output.topk(hidden_ND, k + len(banned))
-    if banned:
-        # One comparison per id, because the host would wait while it copies a list of ids to the device.
-        is_banned_NK = torch.stack([ids_NK == token for token in banned]).any(0)
-        # A stable sort of the booleans puts the allowed ids first and keeps their order.
-        allowed_NK = is_banned_NK.sort(dim=-1, stable=True).indices[:, :k]
-        log_probs_NK, ids_NK = log_probs_NK.gather(1, allowed_NK), ids_NK.gather(1, allowed_NK)
-    return log_probs_NK, ids_NK
+    if not banned:
+        return log_probs_NK, ids_NK
+
+    # One comparison per id, because the host would wait while it copies a list of ids to the device.
+    is_banned_NK = torch.stack([ids_NK == token for token in banned]).any(0)
+    # A stable sort of the booleans puts the allowed ids first and keeps their order.
+    allowed_NK = is_banned_NK.sort(dim=-1, stable=True).indices[:, :k]
+    return log_probs_NK.gather(1, allowed_NK), ids_NK.gather(1, allowed_NK)
 
 
 def sampling_weights(log_probs_NK: Tensor, temperature: float, top_p: float | None) -> Tensor:
-    """Return the weights probs_NK for sampling among candidates, best first. They may not add up to one.
+    """Return the weights weights_NK for sampling among candidates, best first. They may not add up to one.
 
     For example, top_p = 0.6 turns the probabilities 0.5, 0.3, 0.2 into the weights 0.5, 0.3, 0.
     """
     if temperature < MIN_TEMPERATURE:
-        return torch.zeros_like(log_probs_NK).index_fill(1, log_probs_NK.new_zeros(1, dtype=torch.long), 1.0)
+        # All weight is on the first candidate, the best.
+        first_column = log_probs_NK.new_zeros(1, dtype=torch.long)
+        return torch.zeros_like(log_probs_NK).index_fill(1, first_column, 1.0)
     probs_NK = torch.softmax(log_probs_NK.float() / temperature, dim=-1)
     if top_p is None:
         return probs_NK

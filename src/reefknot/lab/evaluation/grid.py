@@ -1,9 +1,14 @@
 """Grid search for evaluation settings on a validation text.
 
-Start with `grid_search`, which returns a `Grid` with the loss at every point. It continues beyond the grid if the
-best value is at an edge. The settings of the continuous cache (`cache.py`) and of dynamic evaluation (`dynamic.py`) are
-searched with it. This module also has helpers that long evaluations share: `shorten_split` for a part of a text, and
-the type of progress callbacks.
+Start with `grid_search`, which measures the loss at every point, and continues beyond the grid if the best value is at
+an edge:
+
+    grid = grid_search({"theta": [0.1, 0.3, 1.0], "weight": [0.1, 0.2]}, measure, split)
+    print(grid.best, grid.table())
+
+The settings of the continuous cache (`cache.py`) and of dynamic evaluation (`dynamic.py`) are searched with it. This
+module also has helpers that long evaluations share: `shorten_split` for the beginning of a text, and the type of
+progress callbacks.
 """
 
 from __future__ import annotations
@@ -52,21 +57,28 @@ class Grid:
     @property
     def axes(self) -> dict[str, list[float]]:
         """The values that were tried for each setting, not necessarily in every combination."""
-        names = self.points[0][0]
-        return {name: sorted({point[name] for point, _ in self.points}) for name in names}
+        first_point, _ = self.points[0]
+        axes = {}
+        for name in first_point:
+            tried_values = {point[name] for point, _ in self.points}
+            axes[name] = sorted(tried_values)
+        return axes
 
     @property
     def edges(self) -> list[str]:
         """Settings whose best value is the smallest or the largest value tried, so a better one may lie beyond it."""
-        return [
-            name
-            for name, values in self.axes.items()
-            if len(values) > 1 and self.best[name] in (min(values), max(values))
-        ]
+        names = []
+        for name, values in self.axes.items():
+            if len(values) > 1 and self.best[name] in (min(values), max(values)):
+                names.append(name)
+        return names
 
     def summary(self) -> Search:
         """Return the search as it is saved with an evaluation. A loss that is not finite becomes None."""
-        points = [{**point, "nll": nll if math.isfinite(nll) else None} for point, nll in self.points]
+        points: list[dict[str, float | None]] = []
+        for point, nll in self.points:
+            finite_nll = nll if math.isfinite(nll) else None
+            points.append({**point, "nll": finite_nll})
         return Search(
             text=self.text, best=self.best, edges=tuple(self.edges), note=self.note or None, points=tuple(points)
         )
@@ -76,23 +88,30 @@ class Grid:
 
         `*` marks the best point. `-` marks points that were not tried: beyond the grid, only one setting varies.
         """
-        *row_names, column_name = self.axes
-        column_values = self.axes[column_name]
-        best = tuple(self.best.values())
+        # The perplexity at each point, by the values of the point.
+        best_values = tuple(self.best.values())
         cells: dict[tuple[float, ...], str] = {}
         for point, nll in self.points:
             values = tuple(point.values())
-            mark = "*" if values == best else " "
+            mark = "*" if values == best_values else " "
             cells[values] = f"{format_perplexity(perplexity(nll))}{mark}"
-        rows = [[*row_names, *(f"{column_name} {_format_value(value)}" for value in column_values)]]
+
+        # The rows of the table, header first.
+        *row_names, column_name = self.axes
+        column_values = self.axes[column_name]
+        column_titles = [f"{column_name} {_format_value(value)}" for value in column_values]
+        table_rows = [[*row_names, *column_titles]]
         for row_values in sorted({values[:-1] for values in cells}):
+            row_titles = [_format_value(value) for value in row_values]
             row_cells = [cells.get((*row_values, value), "- ") for value in column_values]
-            rows.append([*map(_format_value, row_values), *row_cells])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            table_rows.append([*row_titles, *row_cells])
+
+        # The lines of the text, with aligned columns.
+        widths = [max(map(len, column)) for column in zip(*table_rows, strict=True)]
         lines = [f"perplexity of {self.text} (* the best)"]
-        for row in rows:
-            aligned = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join(aligned).rstrip())
+        for table_row in table_rows:
+            aligned_cells = [cell.rjust(width) for cell, width in zip(table_row, widths, strict=True)]
+            lines.append("  ".join(aligned_cells).rstrip())
         if self.edges:
             edges = ", ".join(f"{name} {_format_value(self.best[name])}" for name in self.edges)
             lines.append(f"the best values ({edges}) are at the edge of the grid; there may be better values beyond it")
@@ -125,32 +144,40 @@ def grid_search(
     """
     grid_points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     grid_size = len(grid_points)
-    searched = [name for name, values in axes.items() if len(values) > 1]
+    searched_names = [name for name, values in axes.items() if len(values) > 1]
     points: list[tuple[Point, float]] = []
     # Assume that every extension is tried, so that the fraction never decreases.
-    total = grid_size + EXTENSIONS * len(searched)
+    max_points = grid_size + EXTENSIONS * len(searched_names)
 
     def report(_: str, fraction: float) -> None:
-        progress(f"trying {grid_size} settings or more on the {split.name} text", (len(points) + fraction) / total)
+        done_fraction = (len(points) + fraction) / max_points
+        progress(f"trying {grid_size} settings or more on the {split.name} text", done_fraction)
 
     def try_point(point: Point) -> None:
         nll = measure(point, report)
-        points.append((point, nll if math.isfinite(nll) else math.inf))
+        if not math.isfinite(nll):
+            nll = math.inf
+        points.append((point, nll))
         report("", 0.0)
 
+    # Try every point of the grid.
     for point in grid_points:
         try_point(point)
     if all(nll == math.inf for _, nll in points):
         raise NonFiniteError(
             f"the loss on the {split.name} text is NaN or infinite at all {grid_size} points of the grid"
         )
-    for axis_number, name in enumerate(searched, start=1):
+
+    # Extend each axis for as long as the loss improves.
+    bounds = bounds or {}
+    for axis_number, name in enumerate(searched_names, start=1):
         best = _best_point(points)
-        for value in extend_axis(axes[name], best[name], (bounds or {}).get(name)):
+        for value in extend_axis(axes[name], best[name], bounds.get(name)):
             try_point({**best, name: value})
             if _best_point(points)[name] != value:
                 break
-        total = len(points) + EXTENSIONS * (len(searched) - axis_number)
+        remaining_axes = len(searched_names) - axis_number
+        max_points = len(points) + EXTENSIONS * remaining_axes
         report("", 0.0)
     return Grid(f"the {split.name} text, {split.tokens:,} tokens", tuple(points))
 
@@ -165,30 +192,26 @@ def extend_axis(values: Sequence[float], edge: float, bounds: tuple[float, float
     sorted_values = sorted(set(values))
     if len(sorted_values) < 2 or edge not in (sorted_values[0], sorted_values[-1]):
         return []
-    inner = sorted_values[1] if edge == sorted_values[0] else sorted_values[-2]
+    next_to_edge = sorted_values[1] if edge == sorted_values[0] else sorted_values[-2]
     all_integers = all(isinstance(value, int) for value in values)
     all_positive = sorted_values[0] > 0
-    step = edge / inner if all_positive else edge - inner
-    minimum, maximum = bounds or (0.0 if all_positive else -math.inf, math.inf)
+    ratio_or_difference = edge / next_to_edge if all_positive else edge - next_to_edge
+    if bounds is not None:
+        minimum, maximum = bounds
+    else:
+        minimum = 0.0 if all_positive else -math.inf
+        maximum = math.inf
+
     extension: list[float] = []
+    last = edge
     for _ in range(EXTENSIONS):
-        exact = edge * step if all_positive else edge + step
+        exact = last * ratio_or_difference if all_positive else last + ratio_or_difference
         value = round(exact) if all_integers else float(f"{exact:.4g}")
-        if value == edge or not minimum < value < maximum:
+        if value == last or not minimum < value < maximum:
             break
         extension.append(value)
-        edge = value
+        last = value
     return extension
-
-
-def _best_point(points: Sequence[tuple[Point, float]]) -> Point:
-    """Return the best point. Among equal losses it is the first, so that a search stops when nothing changes."""
-    best, _ = min(points, key=lambda point_and_loss: point_and_loss[1])
-    return best
-
-
-def _format_value(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def shorten_split(split: Split, max_tokens: int | None, vocabulary: Vocabulary) -> Split:
@@ -201,15 +224,32 @@ def shorten_split(split: Split, max_tokens: int | None, vocabulary: Vocabulary) 
     if max_tokens < 1:
         raise SettingsError(f"cannot take the first {max_tokens} tokens of a text: must be at least 1")
     ids = split.ids[:max_tokens]
+    separate_inputs = split.separate_inputs
+    if separate_inputs is not None:
+        separate_inputs = separate_inputs[:max_tokens]
+    num_unknown = 0
+    if vocabulary.unk is not None:
+        num_unknown = int((ids == vocabulary.unk).sum())
     share = max_tokens / split.tokens
     return replace(
         split,
         name=f"shortened {split.name}",
         ids=ids,
-        spelled=None if split.spelled is None else split.spelled[:max_tokens],
-        unknown=0 if vocabulary.unk is None else int((ids == vocabulary.unk).sum()),
+        separate_inputs=separate_inputs,
+        unknown=num_unknown,
         words=round(split.words * share),
         lines=round(split.lines * share),
         bytes=max(1, round(split.bytes * share)),
         sha256=None,
     )
+
+
+def _best_point(points: Sequence[tuple[Point, float]]) -> Point:
+    """Return the best point. Among equal losses it is the first, so that a search stops when nothing changes."""
+    losses = [nll for _, nll in points]
+    best, _ = points[losses.index(min(losses))]
+    return best
+
+
+def _format_value(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

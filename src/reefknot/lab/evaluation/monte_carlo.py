@@ -1,9 +1,12 @@
 """Monte-Carlo dropout (Gal & Ghahramani 2016): average the probabilities of many passes with dropout.
 
-Start with `monte_carlo_score`. Each pass reads the text once, in windows as in training. A window is the part of the
-text that shares dropout masks. Either the state is carried from window to window, or every window is computed
-independently. The average is over the probability of each token, not over its logarithm. For a model without dropout,
-all passes are the same, so only one pass is made.
+Start with `monte_carlo_score`:
+
+    score = monte_carlo_score(model, split, vocabulary, passes=100, window=35)
+
+Each pass reads the text once, in windows as in training. A window is the part of the text that shares dropout masks.
+Either the state is carried from window to window, or every window is computed independently. The probability of each
+token, not its logarithm, is averaged over the passes.
 
 Shapes: T tokens of the text.
 """
@@ -42,7 +45,7 @@ _ROUNDING_TOLERANCE = 1e-3  # a larger difference between losses in training and
 
 @dataclass(frozen=True)
 class MonteCarloScore(Score):
-    """A score by the mean probability over several passes, with the perplexity of each pass."""
+    """Score of a text by the mean probability over several passes, with the perplexity of each pass."""
 
     passes: tuple[float, ...] = field(default=(), kw_only=True)
     """Perplexity of each pass."""
@@ -53,7 +56,9 @@ class MonteCarloScore(Score):
     @property
     def deviation(self) -> float | None:
         """Standard deviation of the perplexities of the passes; None for a single pass."""
-        return float(np.std(self.passes, ddof=1)) if len(self.passes) > 1 else None
+        if len(self.passes) < 2:
+            return None
+        return float(np.std(self.passes, ddof=1))
 
 
 @torch.no_grad()
@@ -70,6 +75,8 @@ def monte_carlo_score(
 ) -> MonteCarloScore:
     """Score a text by the mean probability over several passes with dropout.
 
+    For a model without dropout, all passes are the same, so only one pass is made.
+
     Args:
         model: The language model.
         split: The text.
@@ -82,11 +89,22 @@ def monte_carlo_score(
         progress: Callback for progress.
     """
     _check_arguments(passes, window, seed)
-    steps, windows = (window, None) if isinstance(window, int) else (None, window)
-    plain_score = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
     device = next(model.parameters()).device
     inputs_1T, targets_1T = build_stream(split, vocabulary)
-    window_or_spans = window if isinstance(window, int) else window.spans(targets_1T[0], vocabulary.eos)
+
+    # A number of tokens means windows of one stream; otherwise, windows are independent of each other.
+    steps: int | None = None
+    windows: Windows | None = None
+    window_or_spans: int | Spans
+    if isinstance(window, int):
+        steps = window
+        window_or_spans = window
+    else:
+        windows = window
+        window_or_spans = window.spans(targets_1T[0], vocabulary.eos)
+    plain_score = score(model, split, vocabulary, window=steps, windows=windows, precision=precision)
+
+    # Add up the probabilities of the passes, as logarithms.
     perplexities: list[float] = []
     log_sum_T = torch.full(plain_score.nll.shape, -math.inf, dtype=torch.float64, device=device)
     with _dropout_enabled(model, seed), autocast(device, precision):
@@ -98,10 +116,11 @@ def monte_carlo_score(
                 return _build_score(plain_score, plain_score.nll, perplexities, steps, seed, drops=False)
             log_sum_T = torch.logaddexp(log_sum_T, log_probs_T)
             progress("passes with dropout", (pass_index + 1) / passes)
-    nll = (math.log(passes) - log_sum_T).float().cpu().numpy()
-    if not np.isfinite(nll).all():
+
+    nll_T = (math.log(passes) - log_sum_T).float().cpu().numpy()
+    if not np.isfinite(nll_T).all():
         raise NonFiniteError(f"the loss of Monte-Carlo dropout on the {split.name} text is NaN or infinite")
-    return _build_score(plain_score, nll, perplexities, steps, seed)
+    return _build_score(plain_score, nll_T, perplexities, steps, seed)
 
 
 def _check_arguments(passes: int, window: int | Windows, seed: int) -> None:
@@ -113,38 +132,49 @@ def _check_arguments(passes: int, window: int | Windows, seed: int) -> None:
 
 def _has_no_dropout(log_probs_T: Tensor, plain_score: Score) -> bool:
     """Return whether a pass gives the plain score, so that all other passes would give it, too."""
-    plain_logp = -plain_score.nll
-    return np.allclose(log_probs_T.cpu().numpy(), plain_logp, rtol=_ROUNDING_TOLERANCE, atol=_ROUNDING_TOLERANCE)
+    plain_log_probs_T = -plain_score.nll
+    tolerance = _ROUNDING_TOLERANCE
+    return np.allclose(log_probs_T.cpu().numpy(), plain_log_probs_T, rtol=tolerance, atol=tolerance)
 
 
 def _run_pass(model: LanguageModel, inputs_1T: Tensor, targets_1T: Tensor, window_or_spans: int | Spans) -> Tensor:
-    """Return the log-probabilities of one pass, (T,), in windows of a stream (a number of tokens) or in `Spans`."""
+    """Return the log-probabilities of one pass, log_probs_T.
+
+    The text is read as one stream, in windows of a number of tokens, or in evaluation windows (`Spans`).
+    """
     if isinstance(window_or_spans, Spans):
         return window_log_probs(model, inputs_1T[0], targets_1T[0], window_or_spans).double()
-    return torch.cat(list(stream_log_probs(model, inputs_1T, targets_1T, window_or_spans)), dim=1)[0].double()
+    chunks = list(stream_log_probs(model, inputs_1T, targets_1T, window_or_spans))
+    log_probs_1T = torch.cat(chunks, dim=1)
+    return log_probs_1T[0].double()
 
 
 def _build_score(
     plain_score: Score,
-    nll: NDArray[np.float32],
+    nll_T: NDArray[np.float32],
     perplexities: Sequence[float],
-    window: int | None,
+    steps: int | None,
     seed: int,
     *,
     drops: bool = True,
 ) -> MonteCarloScore:
-    """Return the plain score with the losses and the mode of Monte-Carlo dropout."""
+    """Return the plain score with the losses and the mode of Monte-Carlo dropout.
+
+    `steps` is the number of tokens that share dropout masks, if the text is one stream. `drops` says whether the model
+    has any dropout.
+    """
     mode = MonteCarlo(
         kind="mc",
         passes=len(perplexities),
-        window=window,
+        window=steps,
         seed=seed,
         drops=drops,
         lowest=min(perplexities),
         highest=max(perplexities),
         plain=perplexity(plain_score.mean),
     )
-    return MonteCarloScore(**vars(plain_score) | {"nll": nll, "mode": mode}, passes=tuple(perplexities))
+    fields = vars(plain_score) | {"nll": nll_T, "mode": mode}
+    return MonteCarloScore(**fields, passes=tuple(perplexities))
 
 
 @contextmanager

@@ -38,18 +38,27 @@ def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, 
         raise DataError(f"the {split.name} text has no pairs, so there is nothing to score")
     if vocabulary.eos is None:
         raise DataError("the vocabulary of the target side has no <eos>, which begins and ends every target sentence")
+
     device = next(model.parameters()).device
     nll = np.empty(split.tokens, dtype=np.float32)
     with evaluating(model), autocast(device, precision):
         for indices_B in _batches(split, model.output.rows_per_token):
             source_BS, _ = _pad_lines(split.source, indices_B)
             targets_BT, positions_M = _pad_lines(split.target, indices_B)
+            is_padding_BT = targets_BT == IGNORE
+
+            # The input before each target is the token before it; before the first target, it is <eos>.
             previous_BT = np.pad(targets_BT[:, :-1], ((0, 0), (1, 0)), constant_values=vocabulary.eos)
+            previous_BT = np.where(is_padding_BT, 0, previous_BT)
+
             # The model reads the source and then the target, in one row per pair.
-            pairs_BU = np.concatenate([source_BS, np.where(targets_BT == IGNORE, 0, previous_BT)], axis=1)
-            x, y = (torch.from_numpy(ids).to(device) for ids in (pairs_BU, targets_BT))
-            log_probs_BT, _ = model.target_log_probs(x, y)
-            nll[positions_M] = -log_probs_BT.float().cpu().numpy()[targets_BT != IGNORE]
+            pairs_BU = np.concatenate([source_BS, previous_BT], axis=1)
+            log_probs_BT, _ = model.target_log_probs(
+                torch.from_numpy(pairs_BU).to(device), torch.from_numpy(targets_BT).to(device)
+            )
+            nll_BT = -log_probs_BT.float().cpu().numpy()
+            nll[positions_M] = nll_BT[~is_padding_BT]
+
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the loss of the model on the {split.name} text is NaN or infinite")
     word_count = split.words + split.pairs  # each line ends with <eos>
@@ -63,17 +72,21 @@ def _batches(split: PairSplit, rows_per_token: int) -> Iterator[NDArray[np.int64
     The longest pairs come first, so that running out of memory happens at once. The size of a batch bounds the memory
     and does not change the result.
     """
-    source_N, target_N = split.source.lengths, split.target.lengths
-    longer_side_N = np.maximum(source_N, target_N)
-    order_N = np.lexsort((source_N, target_N, longer_side_N))[::-1]
-    capacity = max(ROWS_AT_ONCE // rows_per_token, int(longer_side_N.max()))
-    for start, stop in pack_windows(longer_side_N[order_N], capacity):
-        yield order_N[start:stop]
+    source_lengths_N = split.source.lengths
+    target_lengths_N = split.target.lengths
+    longer_side_N = np.maximum(source_lengths_N, target_lengths_N)
+    # Sort by the longer side, then by the target, then by the source.
+    shortest_first_N = np.lexsort((source_lengths_N, target_lengths_N, longer_side_N))
+    longest_first_N = shortest_first_N[::-1]
+    max_tokens = max(ROWS_AT_ONCE // rows_per_token, int(longer_side_N.max()))
+    for start, stop in pack_windows(longer_side_N[longest_first_N], max_tokens):
+        yield longest_first_N[start:stop]
 
 
 def _pad_lines(lines: Lines, indices_B: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the ids of lines, ids_BT, padded with `IGNORE`, and the positions of the ids in the text, positions_M."""
     starts_B = lines.bounds[indices_B]
     lengths_B = lines.bounds[indices_B + 1] - starts_B
-    positions_BT, inside_BT = row_offsets(starts_B, lengths_B, int(lengths_B.max()), padding=0)
-    return np.where(inside_BT, lines.ids[positions_BT], IGNORE).astype(np.int64), positions_BT[inside_BT]
+    positions_BT, is_inside_BT = row_offsets(starts_B, lengths_B, int(lengths_B.max()), padding=0)
+    ids_BT = np.where(is_inside_BT, lines.ids[positions_BT], IGNORE)
+    return ids_BT.astype(np.int64), positions_BT[is_inside_BT]

@@ -1,15 +1,12 @@
 """Do two tables of word vectors agree on which words are similar? (Press & Wolf 2017, Table 4)
 
-Start with `pairwise_correlation`: Spearman's correlation between the cosines of all word pairs in one table and in the
-other. V words have V (V - 1) / 2 pairs, 50 million for 10,000 words, so there are three methods:
+Start with `pairwise_correlation(first_table, second_table).rho`: Spearman's correlation between the cosines of all word
+pairs in one table and in the other. V words have V (V - 1) / 2 pairs, 50 million for 10,000 words, so there are three
+methods:
 
-- A million pairs or fewer are sorted.
-- More pairs are ranked without sorting, in memory that does not grow with their number. A first pass over blocks of
-  cosines finds the smallest and the largest cosine. A second pass counts the cosines in a million equal bins between
-  them, which gives the mean rank of each bin. A third pass sums the products of ranks. Cosines within a bin count as
-  equal, which changes the result in the seventh decimal or later.
-- For larger vocabularies, pairs are sampled with replacement. The sample is divided into parts, and the spread over the
-  parts gives the interval.
+- A million pairs or fewer are sorted (`_correlate_by_sorting`).
+- More pairs are counted in bins, in memory that does not grow with their number (`_correlate_by_bins`).
+- For larger vocabularies, pairs are sampled (`_correlate_sample`).
 
 Shapes: V shared words, R rows of a block and A rows after it, D dimension, N pairs (of a block, or sampled), S bins.
 """
@@ -35,6 +32,7 @@ MAX_SORTED_PAIRS = 1_000_000  # number of pairs up to which cosines are sorted
 BINS = 1 << 20  # number of bins that cosines are counted in
 _COSINES_AT_ONCE = 1 << 21  # number of cosines in memory at once
 
+Vectors = NDArray[np.float32]
 Floats = NDArray[np.float64]
 
 
@@ -48,9 +46,13 @@ class PairwiseCorrelation:
 
     rho: float | None
     low: float | None
+    """Lower bound of the interval."""
     high: float | None
+    """Upper bound of the interval."""
     pairs: int
+    """Number of pairs that were compared."""
     exact: bool
+    """Whether all pairs were compared, not a sample."""
 
 
 def pairwise_correlation(
@@ -70,31 +72,51 @@ def pairwise_correlation(
     shared_words = [word for word in first_table.words if word in second_table]
     if not shared_words:
         raise DataError("the two tables have no word in common, so there is nothing to compare")
-    tables = [table.vectors_VD[[table.id_of(word) for word in shared_words]] for table in (first_table, second_table)]
-    pairs = len(shared_words) * (len(shared_words) - 1) // 2
-    if len(shared_words) > exact_below and pairs > samples:
-        return _correlate_sample(tables, samples, seed)
-    rho = _correlate_by_sorting(tables) if pairs <= MAX_SORTED_PAIRS else _correlate_by_bins(tables, pairs)
-    return PairwiseCorrelation(rho, None, None, pairs, exact=True)
+    first_VD = first_table.vectors_VD[[first_table.id_of(word) for word in shared_words]]
+    second_VD = second_table.vectors_VD[[second_table.id_of(word) for word in shared_words]]
+
+    num_words = len(shared_words)
+    num_pairs = num_words * (num_words - 1) // 2
+    if num_words > exact_below and num_pairs > samples:
+        return _correlate_sample(first_VD, second_VD, samples, seed)
+    if num_pairs <= MAX_SORTED_PAIRS:
+        rho = _correlate_by_sorting(first_VD, second_VD)
+    else:
+        rho = _correlate_by_bins(first_VD, second_VD, num_pairs)
+    return PairwiseCorrelation(rho, None, None, num_pairs, exact=True)
 
 
-def _correlate_by_sorting(tables: list[NDArray[np.float32]]) -> float | None:
+def _correlate_by_sorting(first_VD: Vectors, second_VD: Vectors) -> float | None:
     """Correlate all pairs by sorting their cosines in memory."""
-    x_N, y_N = (np.concatenate([np.zeros(0), *_cosine_blocks(_unit_rows(vectors_VD))]) for vectors_VD in tables)
-    return spearman(np.round(x_N, DECIMALS), np.round(y_N, DECIMALS))
+    return spearman(_all_cosines(first_VD), _all_cosines(second_VD))
 
 
-def _correlate_by_bins(tables: list[NDArray[np.float32]], pairs: int) -> float | None:
-    """Correlate all pairs by the mean ranks of bins, without sorting."""
-    x, y = (_BinnedCosines.from_vectors(vectors_VD) for vectors_VD in tables)
-    if x.is_constant or y.is_constant:
+def _all_cosines(vectors_VD: Vectors) -> Floats:
+    """Return the rounded cosines of all pairs of rows, cosines_N."""
+    blocks = _cosine_blocks(_unit_rows(vectors_VD))
+    cosines_N = np.concatenate([np.zeros(0), *blocks])  # a single row has no pairs and no blocks
+    return np.round(cosines_N, DECIMALS)
+
+
+def _correlate_by_bins(first_VD: Vectors, second_VD: Vectors, num_pairs: int) -> float | None:
+    """Correlate all pairs by the mean ranks of bins, without sorting.
+
+    A first pass over blocks of cosines finds the smallest and the largest cosine. A second pass counts the cosines in a
+    million equal bins between them, which gives the mean rank of each bin. A third pass sums the products of ranks.
+    Cosines within a bin count as equal, which changes the result in the seventh decimal or later.
+    """
+    first = _BinnedCosines.from_vectors(first_VD)
+    second = _BinnedCosines.from_vectors(second_VD)
+    if first.is_constant or second.is_constant:
         return None
-    x_ranks_S, x_sum_of_squares = x.centred_ranks(pairs)
-    y_ranks_S, y_sum_of_squares = y.centred_ranks(pairs)
-    product = 0.0
-    for x_bins_N, y_bins_N in zip(x.bin_indices(), y.bin_indices(), strict=True):
-        product += float(x_ranks_S[x_bins_N] @ y_ranks_S[y_bins_N])
-    return float(np.clip(product / np.sqrt(x_sum_of_squares * y_sum_of_squares), -1.0, 1.0))
+    first_ranks_S, first_sum_of_squares = first.centred_ranks(num_pairs)
+    second_ranks_S, second_sum_of_squares = second.centred_ranks(num_pairs)
+
+    sum_of_products = 0.0
+    for first_bins_N, second_bins_N in zip(first.bin_indices(), second.bin_indices(), strict=True):
+        sum_of_products += float(first_ranks_S[first_bins_N] @ second_ranks_S[second_bins_N])
+    rho = sum_of_products / np.sqrt(first_sum_of_squares * second_sum_of_squares)
+    return float(np.clip(rho, -1.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -109,34 +131,40 @@ class _BinnedCosines:
     """The largest cosine."""
 
     @classmethod
-    def from_vectors(cls, vectors_VD: NDArray[np.float32]) -> _BinnedCosines:
+    def from_vectors(cls, vectors_VD: Vectors) -> _BinnedCosines:
         unit_VD = _unit_rows(vectors_VD)
-        block_ranges = [(block_N.min(), block_N.max()) for block_N in _cosine_blocks(unit_VD)]
-        return cls(unit_VD, float(min(low for low, _ in block_ranges)), float(max(high for _, high in block_ranges)))
+        block_minima = []
+        block_maxima = []
+        for cosines_N in _cosine_blocks(unit_VD):
+            block_minima.append(cosines_N.min())
+            block_maxima.append(cosines_N.max())
+        return cls(unit_VD, float(min(block_minima)), float(max(block_maxima)))
 
     @property
     def is_constant(self) -> bool:
+        """Whether all cosines are equal up to rounding."""
         return self.high - self.low <= 10.0**-DECIMALS
 
     def bin_indices(self) -> Iterator[NDArray[np.int64]]:
         """Yield, for each block, the bin nearest to each cosine."""
         scale = (BINS - 1) / (self.high - self.low)
-        for block_N in _cosine_blocks(self.unit):
-            block_N -= self.low
-            block_N *= scale
-            block_N += 0.5
-            yield block_N.astype(np.int64)
+        for cosines_N in _cosine_blocks(self.unit):
+            # In place: round((cosine - low) * scale).
+            cosines_N -= self.low
+            cosines_N *= scale
+            cosines_N += 0.5
+            yield cosines_N.astype(np.int64)
 
-    def centred_ranks(self, pairs: int) -> tuple[Floats, float]:
-        """Return each bin's mean rank minus the overall mean, and the sum of the squared differences over all pairs."""
+    def centred_ranks(self, num_pairs: int) -> tuple[Floats, float]:
+        """Return each bin's mean rank minus the overall mean rank, and the sum of its squares over all pairs."""
         counts_S = np.zeros(BINS, dtype=np.int64)
         for bins_N in self.bin_indices():
             counts_S += np.bincount(bins_N, minlength=BINS)
-        ranks_S = np.cumsum(counts_S) - (counts_S - 1) / 2 - (pairs + 1) / 2
-        return ranks_S, float(counts_S @ ranks_S**2)
+        centred_ranks_S = np.cumsum(counts_S) - (counts_S - 1) / 2 - (num_pairs + 1) / 2
+        return centred_ranks_S, float(counts_S @ centred_ranks_S**2)
 
 
-def _unit_rows(vectors_VD: NDArray[np.float32]) -> Floats:
+def _unit_rows(vectors_VD: Vectors) -> Floats:
     """Return the rows scaled to length one; a zero row stays zero.
 
     The result is float64, because the cosines of the float32 vectors `WordVectors.unit_VD` have rounding errors in the
@@ -150,29 +178,46 @@ def _unit_rows(vectors_VD: NDArray[np.float32]) -> Floats:
 
 def _cosine_blocks(unit_VD: Floats) -> Iterator[Floats]:
     """Yield the cosines of each row with all later rows, a block of rows at a time."""
-    start, num_words = 0, len(unit_VD)
+    num_words = len(unit_VD)
+    start = 0
     while start < num_words - 1:
-        block_size = min(max(1, _COSINES_AT_ONCE // (num_words - start)), num_words - start)
-        rows_RD, later_AD = unit_VD[start : start + block_size], unit_VD[start + block_size :]
-        within_RR = rows_RD @ rows_RD.T
+        num_remaining = num_words - start
+        block_size = min(max(1, _COSINES_AT_ONCE // num_remaining), num_remaining)
+        rows_RD = unit_VD[start : start + block_size]
+        later_AD = unit_VD[start + block_size :]
+        within_block_RR = rows_RD @ rows_RD.T
         with_later_RA = rows_RD @ later_AD.T
-        yield np.concatenate([within_RR[np.triu_indices(block_size, k=1)], with_later_RA.ravel()])
+        yield np.concatenate([within_block_RR[np.triu_indices(block_size, k=1)], with_later_RA.ravel()])
         start += block_size
 
 
-def _correlate_sample(tables: list[NDArray[np.float32]], samples: int, seed: int) -> PairwiseCorrelation:
-    """Correlate a random sample of pairs, with an interval from the spread over its parts."""
-    rng, num_words = np.random.default_rng(seed), len(tables[0])
-    first_N = rng.integers(num_words, size=samples)
-    second_N = (first_N + rng.integers(1, num_words, size=samples)) % num_words  # any word but the first
-    x_N, y_N = (pair_cosines(vectors_VD, first_N, second_N) for vectors_VD in tables)
-    rho = spearman(x_N, y_N)
-    parts = zip(np.array_split(x_N, SAMPLE_PARTS), np.array_split(y_N, SAMPLE_PARTS), strict=True)
-    all_rhos = [spearman(x_part, y_part) for x_part, y_part in parts]
-    part_rhos = [part_rho for part_rho in all_rhos if part_rho is not None]
+def _correlate_sample(first_VD: Vectors, second_VD: Vectors, samples: int, seed: int) -> PairwiseCorrelation:
+    """Correlate pairs that are sampled with replacement.
+
+    The sample is divided into parts, and the spread over the parts gives the interval.
+    """
+    # Sample pairs of two different words.
+    rng = np.random.default_rng(seed)
+    num_words = len(first_VD)
+    word_N = rng.integers(num_words, size=samples)
+    other_word_N = (word_N + rng.integers(1, num_words, size=samples)) % num_words
+
+    # Correlate the whole sample, and each of its parts.
+    first_cosines_N = pair_cosines(first_VD, word_N, other_word_N)
+    second_cosines_N = pair_cosines(second_VD, word_N, other_word_N)
+    rho = spearman(first_cosines_N, second_cosines_N)
+    first_parts = np.array_split(first_cosines_N, SAMPLE_PARTS)
+    second_parts = np.array_split(second_cosines_N, SAMPLE_PARTS)
+    part_rhos = []
+    for first_part, second_part in zip(first_parts, second_parts, strict=True):
+        part_rho = spearman(first_part, second_part)
+        if part_rho is not None:
+            part_rhos.append(part_rho)
     if rho is None or len(part_rhos) < SAMPLE_PARTS:
         return PairwiseCorrelation(rho, None, None, samples, exact=False)
-    half_width = float(
-        scipy.special.stdtrit(SAMPLE_PARTS - 1, 0.975) * np.std(part_rhos, ddof=1) / np.sqrt(SAMPLE_PARTS)
-    )
-    return PairwiseCorrelation(rho, max(-1.0, rho - half_width), min(1.0, rho + half_width), samples, exact=False)
+
+    t_quantile = scipy.special.stdtrit(SAMPLE_PARTS - 1, 0.975)
+    half_width = float(t_quantile * np.std(part_rhos, ddof=1) / np.sqrt(SAMPLE_PARTS))
+    low = max(-1.0, rho - half_width)
+    high = min(1.0, rho + half_width)
+    return PairwiseCorrelation(rho, low, high, samples, exact=False)

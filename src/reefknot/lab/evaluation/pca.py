@@ -1,6 +1,7 @@
 """Pictures of word vectors: select a few words, and project their vectors to the plane of two principal components.
 
-Start with `project_words`, which does both for the vectors of each end (input and output) of a model.
+Start with `project_words`, which does both for each end of a model: the input embeddings and the output classifier. A
+picture shows a few centre words, each with some of its nearest neighbours.
 
 Shapes: W words, D dimension, C components, R rank.
 """
@@ -26,13 +27,15 @@ NEIGHBORS_PER_WORD = 4
 
 @dataclass(frozen=True)
 class Components:
-    """Coordinates (W, C) along the principal components, and the share (C,) of the variance that each explains.
+    """Principal components of some vectors.
 
     If the vectors span fewer dimensions than requested, the other coordinates and shares are 0.
     """
 
     coordinates: NDArray[np.float64]
+    """Coordinate of each word along each component, coordinates_WC."""
     explained: NDArray[np.float64]
+    """Share of the variance that each component explains, explained_C."""
 
 
 def principal_components(vectors_WD: ArrayLike, count: int = 2) -> Components:
@@ -41,24 +44,30 @@ def principal_components(vectors_WD: ArrayLike, count: int = 2) -> Components:
     The sign of a component is arbitrary. It is chosen so that the word farthest from the centre (the first one, if
     several are equally far) has a positive coordinate. So equal vectors give equal pictures.
     """
-    centred_WD = np.array(vectors_WD, dtype=np.float64)
-    if centred_WD.ndim != 2 or not np.isfinite(centred_WD).all():
+    raw_WD = np.array(vectors_WD, dtype=np.float64)
+    if raw_WD.ndim != 2 or not np.isfinite(raw_WD).all():
         raise DataError("principal components need finite vectors, one per word; look for NaN or infinity")
-    tolerance = np.finfo(np.float64).eps * max(centred_WD.shape, default=0) * np.linalg.norm(centred_WD)
-    coordinates_WC, explained_C = np.zeros((len(centred_WD), count)), np.zeros(count)
-    if centred_WD.size:
-        centred_WD -= centred_WD.mean(axis=0)
-        left_WR, singular_R, _ = np.linalg.svd(centred_WD, full_matrices=False)
-        singular_R = singular_R[singular_R > tolerance]
-        rank = min(count, len(singular_R))
-        coordinates_WC[:, :rank] = left_WR[:, :rank] * singular_R[:rank]
-        explained_C[:rank] = singular_R[:rank] ** 2 / (singular_R**2).sum()
-    distances_WC = np.abs(coordinates_WC)
-    for component in range(count if len(coordinates_WC) else 0):
-        distances_W = distances_WC[:, component]
+    coordinates_WC = np.zeros((len(raw_WD), count))
+    explained_C = np.zeros(count)
+    if not raw_WD.size:
+        return Components(coordinates_WC, explained_C)
+
+    # The components are the singular vectors of the centred vectors. Singular values below the tolerance are rounding
+    # errors.
+    tolerance = np.finfo(np.float64).eps * max(raw_WD.shape) * np.linalg.norm(raw_WD)
+    centred_WD = raw_WD - raw_WD.mean(axis=0)
+    left_WR, singular_R, _ = np.linalg.svd(centred_WD, full_matrices=False)
+    singular_R = singular_R[singular_R > tolerance]
+    rank = min(count, len(singular_R))
+    coordinates_WC[:, :rank] = left_WR[:, :rank] * singular_R[:rank]
+    explained_C[:rank] = singular_R[:rank] ** 2 / (singular_R**2).sum()
+
+    # Choose the sign of each component.
+    for component in range(count):
+        distances_W = np.abs(coordinates_WC[:, component])
         # argmax returns the first word whose distance equals the largest distance up to rounding.
-        farthest = np.argmax(distances_W >= (1 - 1e-6) * distances_W.max())
-        if coordinates_WC[farthest, component] < 0:
+        farthest_word = np.argmax(distances_W >= (1 - 1e-6) * distances_W.max())
+        if coordinates_WC[farthest_word, component] < 0:
             coordinates_WC[:, component] *= -1.0
     return Components(coordinates_WC, explained_C)
 
@@ -76,11 +85,16 @@ def project_words(
         vocabulary: The vocabulary of the model.
         words: The centre words, each shown with some of its neighbours; by default, the examples of the vocabulary.
     """
-    center_words = select_examples(vocabulary, NUM_EXAMPLES) if words is None else list(dict.fromkeys(words))
-    group_of = _group_words(list(vectors.values()), center_words)
-    selected_words = sorted(group_of, key=group_of.__getitem__)
-    pictures = {end: _project(table.select(selected_words)) for end, table in vectors.items()}
-    return Embedding(words=tuple(selected_words), groups=tuple(group_of[word] for word in selected_words), **pictures)
+    if words is None:
+        center_words = select_examples(vocabulary, NUM_EXAMPLES)
+    else:
+        center_words = list(dict.fromkeys(words))  # without duplicates
+
+    group_of_word = _group_words(list(vectors.values()), center_words)
+    shown_words = sorted(group_of_word, key=group_of_word.__getitem__)
+    groups = [group_of_word[word] for word in shown_words]
+    pictures = {end: _project(end_vectors.select(shown_words)) for end, end_vectors in vectors.items()}
+    return Embedding(words=tuple(shown_words), groups=tuple(groups), **pictures)
 
 
 def _group_words(ends: Sequence[WordVectors], center_words: list[str]) -> dict[str, int]:
@@ -91,23 +105,29 @@ def _group_words(ends: Sequence[WordVectors], center_words: list[str]) -> dict[s
     """
     num_candidates = NUM_EXAMPLES * NEIGHBORS_PER_WORD
     neighbors_by_end = [nearest_words(end, center_words, num_candidates) for end in ends]
-    group_of = {word: group for group, word in enumerate(center_words)}
-    for group, word in enumerate(center_words):
-        word_lists = [[neighbor for neighbor, _ in neighbors[word]] for neighbors in neighbors_by_end]
-        added = 0
+    group_of_word = {word: group for group, word in enumerate(center_words)}
+    for group, center_word in enumerate(center_words):
+        candidates_by_end = []
+        for neighbors in neighbors_by_end:
+            candidates_by_end.append([neighbor for neighbor, _ in neighbors[center_word]])
+
+        num_added = 0
         # The nearest word of each end comes first, then the second nearest word of each end, and so on.
-        for neighbor in chain.from_iterable(zip_longest(*word_lists)):
+        for neighbor in chain.from_iterable(zip_longest(*candidates_by_end)):
+            if num_added == NEIGHBORS_PER_WORD:
+                break
             # Words outside the vocabulary, which a character-based input end can read, have no vector at the output.
-            if added < NEIGHBORS_PER_WORD and neighbor not in group_of and all(neighbor in end for end in ends):
-                group_of[neighbor] = group
-                added += 1
-    return group_of
+            has_all_vectors = all(neighbor in end for end in ends)
+            if has_all_vectors and neighbor not in group_of_word:
+                group_of_word[neighbor] = group
+                num_added += 1
+    return group_of_word
 
 
 def _project(vectors: WordVectors) -> Picture:
-    """Project vectors to the plane. Coordinates are rounded, so that records stay small. Adding 0 turns -0 into 0."""
+    """Project vectors to the plane. Coordinates are rounded, so that saved results stay small."""
     components = principal_components(vectors.unit_VD)
-    return Picture(
-        xy=tuple(map(tuple, (components.coordinates.round(3) + 0.0).tolist())),
-        explained=tuple((components.explained.round(4) + 0.0).tolist()),
-    )
+    # Adding 0 turns -0 into 0.
+    xy_W2 = components.coordinates.round(3) + 0.0
+    explained_2 = components.explained.round(4) + 0.0
+    return Picture(xy=tuple(map(tuple, xy_W2.tolist())), explained=tuple(explained_2.tolist()))

@@ -1,14 +1,21 @@
 """Score every token of a text with a language model, and compute the perplexity of the text.
 
-Start with `score`, which returns a `Score`: the loss of every token, and a record of how it was measured, so that two
-perplexities are compared only where that makes sense. Every token is scored exactly once, however the text is split.
+Start with `score`:
+
+    result = score(model, split, vocabulary)
+    result.nll                       # the loss of every token, in the order of the text
+    result.summary().perplexity
+
+A `Score` also records how the losses were measured, so that two perplexities are compared only where that makes sense.
+Every token is scored exactly once, however the text is split.
 
 A model that carries its state (an RNN) reads the text from start to end, in one or several streams (contiguous parts of
 the text that are read in parallel). A model that carries no state (a transformer) reads the text in evaluation windows,
 which are computed independently of each other (`windows.py`). A model that carries its state can be scored in
 evaluation windows, too.
 
-Shapes: B streams, T tokens of a stream or of the text, N tokens computed at once.
+Shapes: B streams, T tokens of a stream or of the text, N tokens computed at once, M of them scored at once, D hidden
+dimension.
 """
 
 from __future__ import annotations
@@ -53,8 +60,11 @@ class Score:
     words: int
     """Number of words and line ends that the scored tokens make up. Without sub-words, it is the number of tokens."""
     bytes: int
+    """Size of the text in bytes."""
     text: ScoredText
+    """Description of the text that was scored."""
     precision: str
+    """`float32`, or `bfloat16` or `float16` for autocast."""
     streams: int = field(default=1, kw_only=True)
     """Number of contiguous parts of the text that were read in parallel."""
     windows: Windows | None = field(default=None, kw_only=True)
@@ -76,11 +86,11 @@ class Score:
 
     def summary(self) -> TextScore:
         """Return the scores that are saved in result.json."""
-        total = float(self.nll.sum(dtype=np.float64))
+        total_nll = float(self.nll.sum(dtype=np.float64))
         return TextScore(
             perplexity=perplexity(self.mean),
-            word_perplexity=perplexity(total / self.words),
-            bits_per_byte=total / math.log(2) / self.bytes,
+            word_perplexity=perplexity(total_nll / self.words),
+            bits_per_byte=total_nll / math.log(2) / self.bytes,
             nll=self.mean,
             tokens=len(self.nll),
             words=self.words,
@@ -118,30 +128,35 @@ def score(
         precision: `float32`, or `bfloat16` or `float16` for autocast.
     """
     inputs_1T, targets_1T = build_stream(split, vocabulary)
-    streams = min(streams, targets_1T.shape[1])
+    inputs_T = inputs_1T[0]
+    targets_T = targets_1T[0]
+    streams = min(streams, len(targets_T))
+
+    # Compute the loss of every token, in evaluation windows or in streams.
     if windows is not None:
         if streams > 1:
             raise SettingsError(
                 f"streams = {streams}: evaluation windows are independent, so streams have no effect; use streams = 1"
             )
-        nll = window_losses(
-            model, inputs_1T[0], targets_1T[0], windows.spans(targets_1T[0], vocabulary.eos), precision=precision
-        )
+        spans = windows.spans(targets_T, vocabulary.eos)
+        nll = window_losses(model, inputs_T, targets_T, spans, precision=precision)
     else:
-        targets_BT = _split_into_streams(targets_1T[0], streams, IGNORE)
-        nll_BT = stream_losses(
-            model, _split_into_streams(inputs_1T[0], streams, 0), targets_BT, window=window, precision=precision
-        )
+        inputs_BT = _split_into_streams(inputs_T, streams, padding=0)
+        targets_BT = _split_into_streams(targets_T, streams, padding=IGNORE)
+        nll_BT = stream_losses(model, inputs_BT, targets_BT, window=window, precision=precision)
         nll = nll_BT[(targets_BT != IGNORE).numpy()]
     if not np.isfinite(nll).all():
         raise NonFiniteError(f"the loss of the model on the {split.name} text is NaN or infinite")
-    word_count = int(word_end_mask(vocabulary)[targets_1T[0].numpy()].sum())
+
+    # Describe what was scored.
+    ends_word = word_end_mask(vocabulary)[targets_T.numpy()]
     text = describe_text(split, split.ids, vocabulary)
-    return Score(nll, word_count, split.bytes, text, precision, streams=streams, windows=windows)
+    return Score(nll, int(ends_word.sum()), split.bytes, text, precision, streams=streams, windows=windows)
 
 
 def describe_text(split: Split | PairSplit, ids: NDArray[np.int32], vocabulary: Vocabulary) -> ScoredText:
     """Describe the text that was scored, and how its words were turned into the tokens `ids`."""
+    # The positions of the unknown words, counted in words, so that texts in words and in sub-words can be compared.
     is_unknown_word = np.logical_or.reduceat(ids == vocabulary.unk, _word_starts(ids, vocabulary))
     unknown_positions = np.flatnonzero(is_unknown_word).astype("<i8")
     return ScoredText(
@@ -162,7 +177,8 @@ def build_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     <eos> is the input before the first token: the text "a b c" has the inputs <eos> a b and the targets a b c. Without
     <eos> in the vocabulary, the first token is not a target.
     """
-    inputs, targets = (np.asarray(ids, dtype=np.int64) for ids in (split.inputs[:-1], split.ids))
+    inputs = np.asarray(split.inputs[:-1], dtype=np.int64)
+    targets = np.asarray(split.ids, dtype=np.int64)
     if vocabulary.eos is None:
         targets = targets[1:]
     else:
@@ -184,13 +200,18 @@ def stream_losses(
     window: int | None = None,
     precision: str = "float32",
 ) -> NDArray[np.float32]:
-    """Return the losses nll_BT of the targets of parallel streams, computed without dropout."""
+    """Return the losses nll_BT of the targets of parallel streams, computed without dropout.
+
+    `window` is the number of tokens of a stream that are computed at once; by default, as many as fit into memory.
+    """
     device = next(model.parameters()).device
-    window = window or max(1, min(1024, ROWS_AT_ONCE // (model.output.rows_per_token * len(inputs_BT))))
+    if not window:
+        rows_per_step = model.output.rows_per_token * len(inputs_BT)
+        window = max(1, min(1024, ROWS_AT_ONCE // rows_per_step))
+    chunks = []
     with evaluating(model), autocast(device, precision):
-        chunks = [
-            -log_probs_BT.float().cpu() for log_probs_BT in stream_log_probs(model, inputs_BT, targets_BT, window)
-        ]
+        for log_probs_BT in stream_log_probs(model, inputs_BT, targets_BT, window):
+            chunks.append(-log_probs_BT.float().cpu())
     nll_BT: NDArray[np.float32] = torch.cat(chunks, dim=1).numpy()
     return nll_BT
 
@@ -205,8 +226,9 @@ def stream_log_probs(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor
     device = next(model.parameters()).device
     state = model.initial_state(len(inputs_BT))
     for start in range(0, inputs_BT.shape[1], window):
-        window_x, window_y = (ids_BT[:, start : start + window].to(device) for ids_BT in (inputs_BT, targets_BT))
-        log_probs_BT, state = model.target_log_probs(window_x, window_y, state)
+        window_inputs_BT = inputs_BT[:, start : start + window].to(device)
+        window_targets_BT = targets_BT[:, start : start + window].to(device)
+        log_probs_BT, state = model.target_log_probs(window_inputs_BT, window_targets_BT, state)
         yield log_probs_BT
 
 
@@ -215,8 +237,10 @@ def window_losses(
     model: LanguageModel, inputs_T: Tensor, targets_T: Tensor, spans: Spans, *, precision: str = "float32"
 ) -> NDArray[np.float32]:
     """Return the losses nll_T of the targets of evaluation windows, in the order of the text, without dropout."""
-    with evaluating(model), autocast(next(model.parameters()).device, precision):
-        nll_T: NDArray[np.float32] = -window_log_probs(model, inputs_T, targets_T, spans).float().cpu().numpy()
+    device = next(model.parameters()).device
+    with evaluating(model), autocast(device, precision):
+        log_probs_T = window_log_probs(model, inputs_T, targets_T, spans)
+    nll_T: NDArray[np.float32] = -log_probs_T.float().cpu().numpy()
     return nll_T
 
 
@@ -226,19 +250,27 @@ def window_log_probs(model: LanguageModel, inputs_T: Tensor, targets_T: Tensor, 
     The model stays in its mode, training or evaluation.
     """
     targets_T = targets_T.to(next(model.parameters()).device)
-    chunks, positions = [], []
+    log_prob_chunks = []
+    position_chunks = []
     for hidden_ND, _, positions_N in iterate_contexts(model, inputs_T, spans):
-        chunks.append(chunked_log_probs(model, hidden_ND, targets_T[positions_N]))
-        positions.append(positions_N)
-    log_probs_T = torch.cat(chunks)
-    return torch.empty_like(log_probs_T).index_copy_(0, torch.cat(positions), log_probs_T)
+        log_prob_chunks.append(chunked_log_probs(model, hidden_ND, targets_T[positions_N]))
+        position_chunks.append(positions_N)
+
+    # Windows come in any order, so put each log-probability at its position in the text.
+    positions_T = torch.cat(position_chunks)
+    unordered_T = torch.cat(log_prob_chunks)
+    return torch.empty_like(unordered_T).index_copy_(0, positions_T, unordered_T)
 
 
 def chunked_log_probs(model: LanguageModel, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-    """Return the log-probabilities of targets given hidden states, (N,), scored in chunks that bound the memory."""
+    """Return the log-probabilities of targets given hidden states, log_probs_N, in chunks that bound the memory."""
     chunk_size = max(1, ROWS_AT_ONCE // model.output.rows_per_token)
-    chunks = zip(torch.split(hidden_ND, chunk_size), torch.split(targets_N, chunk_size), strict=True)
-    return torch.cat([model.output.target_log_probs(hidden_MD, targets_M) for hidden_MD, targets_M in chunks])
+    hidden_chunks = torch.split(hidden_ND, chunk_size)
+    target_chunks = torch.split(targets_N, chunk_size)
+    log_prob_chunks = []
+    for hidden_MD, targets_M in zip(hidden_chunks, target_chunks, strict=True):
+        log_prob_chunks.append(model.output.target_log_probs(hidden_MD, targets_M))
+    return torch.cat(log_prob_chunks)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -246,7 +278,8 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
     Exit and re-enter it after weights have changed, because autocast caches half-precision copies until it exits.
     """
-    return torch.autocast(device.type, dtype=_AUTOCAST_DTYPES.get(precision), enabled=precision in _AUTOCAST_DTYPES)
+    dtype = _AUTOCAST_DTYPES.get(precision)
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDArray[np.float64]:
@@ -254,8 +287,10 @@ def word_losses(nll: NDArray[Any], split: Split, vocabulary: Vocabulary) -> NDAr
 
     If the first token was not scored, the loss of the first word includes only its other sub-words.
     """
-    targets = np.asarray(split.ids[split.tokens - len(nll) :])
-    nll_of_words: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), _word_starts(targets, vocabulary))
+    first_scored = split.tokens - len(nll)
+    scored_ids = np.asarray(split.ids[first_scored:])
+    word_starts = _word_starts(scored_ids, vocabulary)
+    nll_of_words: NDArray[np.float64] = np.add.reduceat(nll.astype(np.float64), word_starts)
     return nll_of_words
 
 

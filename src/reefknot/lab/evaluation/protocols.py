@@ -1,7 +1,8 @@
 """Perplexity as computed by the programs of the papers, to compare with their results.
 
 `get_protocol` returns the rules of a program for each text, and `score_by_protocol` applies them. Our own definition,
-which scores every token exactly once, is in `perplexity.py`. There are two protocols:
+which scores every token exactly once, is in `perplexity.py`. A stream is a contiguous part of the text that is read in
+order; all streams are read in parallel. There are two protocols:
 
 - `zaremba`: The validation text is split into streams and full windows as in training; the test text is one stream.
   (Zaremba et al. 2014 and TensorFlow's tutorial, which Inan et al. 2017 and Press & Wolf 2017 build on.)
@@ -10,9 +11,8 @@ which scores every token exactly once, is in `perplexity.py`. There are two prot
   & Henderson 2019 build on. Their program reads 70 tokens at once, which changes nothing, because the state is
   carried.)
 
-A stream is a contiguous part of the text that is read in order; all streams are read in parallel. Both protocols drop
-the tokens at the end of the text that do not fill the streams. In both, there is no input before the first token of a
-stream, so that token is never scored.
+Both protocols drop the tokens at the end of the text that do not fill the streams. In both, there is no input before
+the first token of a stream, so that token is never scored.
 
 Shapes: B streams, T targets per stream, L tokens per stream.
 """
@@ -47,24 +47,28 @@ class Counting:
     rows_without_target: int = 0
     """Number of tokens per stream that count in the divisor but have no loss."""
 
-    def targets(self, split: Split) -> int:
+    def targets_per_stream(self, split: Split) -> int:
         """Return the number of scored targets per stream. Raise an error if there are none."""
-        available = split.tokens // self.streams - 1
-        if available < self.window:
+        num_available = split.tokens // self.streams - 1
+        if num_available < self.window:
             raise DataError(
                 f"evaluation.protocol: the {split.name} text has {split.tokens:,} tokens, but {self.streams:,} streams "
                 f'with a window of {self.window:,} need {self.streams * (self.window + 1):,}; use "definition"'
             )
-        return available - available % self.window
+        return num_available - num_available % self.window
 
     def inputs_and_targets(self, split: Split) -> tuple[Tensor, Tensor]:
         """Return the inputs inputs_BT and the scored targets targets_BT."""
-        num_targets, length = self.targets(split), split.tokens // self.streams
-        inputs_BL, ids_BL = (
-            torch.from_numpy(np.asarray(ids[: self.streams * length], dtype=np.int64)).view(self.streams, length)
-            for ids in (split.inputs, split.ids)
-        )
+        num_targets = self.targets_per_stream(split)
+        inputs_BL = self._split_into_streams(split.inputs)
+        ids_BL = self._split_into_streams(split.ids)
         return inputs_BL[:, :num_targets], ids_BL[:, 1 : num_targets + 1]
+
+    def _split_into_streams(self, ids: NDArray[np.int32]) -> Tensor:
+        """Return the ids of each stream, ids_BL. Tokens that do not fill the streams are dropped."""
+        length = len(ids) // self.streams
+        used_ids = np.asarray(ids[: self.streams * length], dtype=np.int64)
+        return torch.from_numpy(used_ids).view(self.streams, length)
 
     def mean(self, nll_BT: NDArray[np.float32]) -> float:
         """Return the mean loss of the scored targets, with the divisor of the program."""
@@ -74,36 +78,40 @@ class Counting:
 
     def describe(self, split: Split) -> str:
         """Describe in words which tokens are scored."""
-        num_targets = self.targets(split)
+        num_targets = self.targets_per_stream(split)
         length = split.tokens // self.streams
-        num_scored = self.streams * num_targets
-        num_dropped = length - 1 - num_targets
         if self.streams == 1:
             reading = f"one stream of {length:,} tokens from an empty state that is carried to its end"
         else:
             reading = (
                 f"{self.streams:,} contiguous streams of {length:,} tokens, each from an empty state that is carried"
             )
-        sentences = [f"{split.name} text: {reading}"]
-        remainder = split.tokens - length * self.streams
-        if remainder:
-            sentences.append(f"the last {remainder:,} tokens of the text are dropped")
-        sentences.append("the first token of a stream is not scored")
-        if num_dropped:
-            sentences.append(
-                f"the last {num_dropped:,} of a stream, which do not fill a window of {self.window:,}, are dropped"
+        clauses = [f"{split.name} text: {reading}"]
+
+        num_outside_streams = split.tokens - length * self.streams
+        if num_outside_streams:
+            clauses.append(f"the last {num_outside_streams:,} tokens of the text are dropped")
+        clauses.append("the first token of a stream is not scored")
+        num_outside_windows = length - 1 - num_targets
+        if num_outside_windows:
+            clauses.append(
+                f"the last {num_outside_windows:,} of a stream, which do not fill a window of {self.window:,}, are "
+                "dropped"
             )
+
+        num_scored = self.streams * num_targets
         divisor = self.streams * (num_targets + self.rows_without_target)
-        sentences.append(
-            f"{num_scored:,} of {split.tokens:,} tokens are scored and the total is divided by {divisor:,}"
-        )
-        return "; ".join(sentences)
+        clauses.append(f"{num_scored:,} of {split.tokens:,} tokens are scored and the total is divided by {divisor:,}")
+        return "; ".join(clauses)
 
 
 def get_protocol(name: ProtocolName, batch: int, steps: int) -> dict[str, Counting] | None:
-    """Return how a paper's code scores each held-out text, or None for our definition, which scores all tokens.
+    """Return how the program of a paper scores each held-out text, by split; None for our definition.
 
-    `batch` and `steps` are the training settings.
+    Args:
+        name: Name of the protocol.
+        batch: Number of streams in training.
+        steps: Number of tokens per window in training.
     """
     if name == "zaremba":
         return {"valid": Counting(batch, window=steps), "test": Counting(1)}
@@ -119,7 +127,15 @@ def score_by_protocol(
     countings: Mapping[str, Counting],
     precision: str = "float32",
 ) -> Protocol:
-    """Score each text as the program of a paper does, and describe how."""
+    """Score each text as the program of a paper does, and describe how.
+
+    Args:
+        name: Name of the protocol, for messages.
+        model: The language model.
+        splits: The texts, by split.
+        countings: How to score each text, by split, as returned by `get_protocol`.
+        precision: `float32`, or `bfloat16` or `float16` for autocast.
+    """
     if not model.encoder.carries_state:
         raise SettingsError(
             f"the protocol {name} needs an encoder that carries its state, but {type(model.encoder).__name__} carries "
@@ -130,11 +146,13 @@ def score_by_protocol(
         split = splits[split_name]
         inputs_BT, targets_BT = counting.inputs_and_targets(split)
         nll_BT = stream_losses(model, inputs_BT, targets_BT, precision=precision)
-        mean = counting.mean(nll_BT)
-        scores[split_name] = ProtocolScores(perplexity=perplexity(mean), nll=mean, tokens=nll_BT.size)
-    lines = [
+        mean_nll = counting.mean(nll_BT)
+        scores[split_name] = ProtocolScores(perplexity=perplexity(mean_nll), nll=mean_nll, tokens=nll_BT.size)
+
+    descriptions = [counting.describe(splits[split_name]) for split_name, counting in countings.items()]
+    definition = [
         "perplexity = exp(total negative log-likelihood / divisor), natural logarithm, temperature 1, per token",
-        *(counting.describe(splits[split_name]) for split_name, counting in countings.items()),
+        *descriptions,
         f"computed in {precision}, without dropout",
     ]
-    return Protocol(name=name, definition=".\n".join(lines), **scores)
+    return Protocol(name=name, definition=".\n".join(definition), **scores)

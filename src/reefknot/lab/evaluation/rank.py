@@ -1,13 +1,13 @@
 """Numerical rank of the matrix of log-probabilities of a language model (Yang et al. 2018; Pappas & Henderson 2019).
 
-Start with `compute_spectrum`, which returns the singular values of the matrix; `Spectrum.rank` counts those above a
-tolerance. The matrix has one row per context (the text before a token) and one column per class (word). The
-log-probabilities of a softmax over W h + b have rank at most D + 2, where D is the dimension of h: the bias and the
-normaliser add one each. A mixture of softmaxes has no such bound.
+Start with `compute_spectrum`:
 
-The matrix is never stored. A QR decomposition folds blocks of rows into a triangular factor with the same singular
-values. Log-probabilities and factor are float64, so that rounding errors are far below the tolerance of numpy's
-`matrix_rank`. A Gram matrix would be less exact, because it squares the singular values.
+    spectrum = compute_spectrum(model, split)    # the singular values of the matrix
+    spectrum.rank()                              # the number of singular values above a tolerance
+
+The matrix has one row per context (the text before a token) and one column per class (word). The log-probabilities of a
+softmax over the scores W h + b, where h is the hidden state of dimension D, have rank at most D + 2: the bias b and the
+normaliser add one each. A mixture of softmaxes has no such bound.
 
 Shapes: N contexts, M = min(N, V), D hidden dimension, V classes, T tokens of the text.
 """
@@ -42,13 +42,18 @@ class Spectrum:
     """The singular values of a matrix of log-probabilities, largest first."""
 
     values: Tensor
+    """Singular values, values_M."""
     contexts: int
+    """Number of rows of the matrix."""
     classes: int
+    """Number of columns of the matrix."""
 
     @property
     def numpy_tolerance(self) -> float:
         """Default tolerance of numpy: largest singular value x longer side of the matrix x machine epsilon."""
-        return float(self.values[0]) * max(self.contexts, self.classes) * float(np.finfo(np.float64).eps)
+        largest_value = float(self.values[0])
+        machine_epsilon = float(np.finfo(np.float64).eps)
+        return largest_value * max(self.contexts, self.classes) * machine_epsilon
 
     def rank(self, tolerance: float | None = None) -> int:
         """Return the number of singular values above a tolerance, by default numpy's."""
@@ -57,57 +62,6 @@ class Spectrum:
         if tolerance is None:
             tolerance = self.numpy_tolerance
         return int((self.values > tolerance).sum())
-
-
-class TriangularFactor:
-    """A triangular factor R_MV that has the singular values of all rows added so far, but a bounded size."""
-
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
-        self.rows = 0
-        self._blocks: list[Tensor] = []
-        self._stored_rows = 0
-
-    def add(self, rows_NV: Tensor) -> None:
-        """Add rows of the matrix."""
-        self.rows += len(rows_NV)
-        self._stored_rows += len(rows_NV)
-        self._blocks.append(rows_NV.double())
-        # Fold when there are as many new rows as rows in the factor. To fold more often would take more arithmetic, and
-        # to fold less often would take more memory.
-        if self._stored_rows >= 2 * self.classes:
-            self._fold_rows()
-
-    def singular_values(self) -> Tensor:
-        """Return the singular values, largest first, on the CPU."""
-        if self._stored_rows > self.classes:
-            self._fold_rows()
-        rows_MV = torch.cat(self._blocks)
-        # By default torch tries Jacobi's method first, which takes minutes instead of seconds.
-        values_M: Tensor = torch.linalg.svdvals(rows_MV, driver="gesvd" if rows_MV.is_cuda else None)
-        return values_M.cpu()
-
-    def _fold_rows(self) -> None:
-        """Replace the stored rows by their triangular factor, which has at most as many rows as classes."""
-        rows = torch.cat(self._blocks)
-        self._blocks.clear()
-        self._blocks = [torch.linalg.qr(rows, mode="r").R]
-        self._stored_rows = len(self._blocks[0])
-
-
-@torch.no_grad()
-def rank_bound(output: OutputEnd) -> int:
-    """Return the upper bound on the rank of the log-probabilities of an output end, for any number of contexts."""
-    is_single_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
-    if not is_single_softmax:
-        return output.vocab_size
-    dim = output.vectors().shape[1]
-    return min(output.vocab_size, dim + 2)
-
-
-def required_memory(contexts: int, classes: int) -> int:
-    """Return the maximum number of bytes that the factor and its decomposition need: four float64 matrices."""
-    return 4 * 8 * min(contexts, 2 * classes) * classes
 
 
 @torch.no_grad()
@@ -131,17 +85,23 @@ def compute_spectrum(
         windows: Evaluation windows to read the text in; by default, it is read as one stream.
         eos: Id of the token that ends a line, which windows of whole lines need.
     """
-    count = _count_contexts(split, limit)
+    num_contexts = _count_contexts(split, limit)
     classes = model.output.vocab_size
-    _check_memory(required_memory(count, classes), next(model.parameters()).device)
+    _check_memory(required_memory(num_contexts, classes), next(model.parameters()).device)
+
+    inputs_T, targets_T = inputs_and_targets(split)
+    inputs_T = inputs_T[:num_contexts]
+    targets_T = targets_T[:num_contexts]
+    spans = None
+    if windows is not None:
+        spans = windows.spans(targets_T, eos)
+
     # The copy computes in float64; the hidden states keep the precision of the model.
     output = deepcopy(model.output).double().eval()
     factor = TriangularFactor(classes)
-    inputs_T, targets_T = (ids_T[:count] for ids_T in inputs_and_targets(split))
-    spans = windows.spans(targets_T, eos) if windows else None
     with evaluating(model), output.cache_for_evaluation():
-        for chunk in iterate_contexts(model, inputs_T, spans):
-            for hidden_ND in torch.split(chunk.output.double(), _chunk_size(output)):
+        for contexts in iterate_contexts(model, inputs_T, spans):
+            for hidden_ND in torch.split(contexts.output.double(), _chunk_size(output)):
                 log_probs_NV = output.log_probs(hidden_ND)
                 if not bool(torch.isfinite(log_probs_NV).all()):
                     raise NonFiniteError(f"a log-probability of the model on the {split.name} text is NaN or infinite")
@@ -149,24 +109,92 @@ def compute_spectrum(
     return Spectrum(factor.singular_values(), factor.rows, classes)
 
 
+class TriangularFactor:
+    """A triangular factor R_MV that has the singular values of all rows added so far, but a bounded size.
+
+    So the matrix of log-probabilities is never stored: a QR decomposition folds blocks of rows into the factor. The
+    factor is float64, so that rounding errors are far below the tolerance of numpy's `matrix_rank`. A Gram matrix would
+    be less exact, because it squares the singular values.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.rows = 0
+        """Number of rows added so far."""
+        self._blocks: list[Tensor] = []
+        """The factor, and rows that are not folded into it yet."""
+        self._stored_rows = 0
+        """Number of rows in `_blocks`."""
+
+    def add(self, rows_NV: Tensor) -> None:
+        """Add rows of the matrix."""
+        self.rows += len(rows_NV)
+        self._stored_rows += len(rows_NV)
+        self._blocks.append(rows_NV.double())
+        # Fold when there are as many new rows as rows in the factor. To fold more often would take more arithmetic, and
+        # to fold less often would take more memory.
+        if self._stored_rows >= 2 * self.classes:
+            self._fold_rows()
+
+    def singular_values(self) -> Tensor:
+        """Return the singular values, largest first, on the CPU."""
+        if self._stored_rows > self.classes:
+            self._fold_rows()
+        rows_MV = torch.cat(self._blocks)
+        driver = None
+        if rows_MV.is_cuda:
+            # By default torch tries Jacobi's method first, which takes minutes instead of seconds.
+            driver = "gesvd"
+        values_M: Tensor = torch.linalg.svdvals(rows_MV, driver=driver)
+        return values_M.cpu()
+
+    def _fold_rows(self) -> None:
+        """Replace the stored rows by their triangular factor, which has at most as many rows as classes."""
+        stored_rows = torch.cat(self._blocks)
+        self._blocks.clear()  # frees the memory of the blocks before the decomposition
+        factor_MV = torch.linalg.qr(stored_rows, mode="r").R
+        self._blocks = [factor_MV]
+        self._stored_rows = len(factor_MV)
+
+
+@torch.no_grad()
+def rank_bound(output: OutputEnd) -> int:
+    """Return the upper bound on the rank of the log-probabilities of an output end, for any number of contexts."""
+    is_single_softmax = isinstance(output, Softmax) and not isinstance(output, MixtureOfSoftmaxes)
+    if not is_single_softmax:
+        return output.vocab_size
+    dim = output.vectors().shape[1]
+    return min(output.vocab_size, dim + 2)
+
+
+def required_memory(contexts: int, classes: int) -> int:
+    """Return the maximum number of bytes that the factor and its decomposition need: four float64 matrices."""
+    bytes_per_number = 8
+    matrix_size = min(contexts, 2 * classes) * classes
+    return 4 * bytes_per_number * matrix_size
+
+
 def _count_contexts(split: Split, limit: int | None) -> int:
     """Return the number of contexts to read: all tokens but the last, or at most `limit`."""
-    available = split.tokens - 1
-    if available < 1:
+    num_available = split.tokens - 1
+    if num_available < 1:
         raise DataError(f"the {split.name} text has only one token, so there is no token to predict")
-    count = available if limit is None else min(limit, available)
-    if count < 1:
+    if limit is None:
+        return num_available
+    if limit < 1:
         raise SettingsError(f"contexts = {limit}: must be at least 1")
-    return count
+    return min(limit, num_available)
 
 
 def _chunk_size(output: OutputEnd) -> int:
+    """Return the number of contexts whose log-probabilities are computed at once."""
     return max(1, SCORES_AT_ONCE // (output.rows_per_token * output.vocab_size))
 
 
 def _check_memory(required: int, device: torch.device) -> None:
+    """Raise an error if the device has less memory than this number of bytes."""
     if device.type == "cuda":
-        available = torch.cuda.mem_get_info(device)[0]
+        available, _ = torch.cuda.mem_get_info(device)
     else:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if required > available:

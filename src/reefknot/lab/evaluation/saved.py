@@ -1,9 +1,12 @@
 """Save the scores of an evaluation of a finished run, in RUN/evaluations/NAME.json.
 
-Start with `save_evaluation`. An evaluation scores a run by dynamic evaluation, with a cache, by Monte-Carlo dropout, in
-other evaluation windows (NAME is then, for example, context-2560-stride-512), or by another search for translations
-(for example beam-10-length-penalty-0.6). The plain scores are in result.json. `runs/result.py` defines the format of
-the file.
+Start with `save_evaluation`. RUN is the folder of a run (one training of a model), and NAME is the kind of evaluation:
+
+    dynamic, cache, mc             dynamic evaluation, a continuous cache, Monte-Carlo dropout
+    context-2560-stride-512        other evaluation windows
+    beam-10-length-penalty-0.6     another search for translations
+
+The plain scores are in RUN/result.json. `runs/result.py` defines the format of the file.
 """
 
 from __future__ import annotations
@@ -40,9 +43,36 @@ def save_evaluation(
     Returns:
         A message that says where the scores are saved, and whether they replace earlier scores.
     """
+    new_evaluation = _build_evaluation(kind, settings, grid, scores, translated)
+    old_evaluation = run.evaluation(kind)
+    if old_evaluation is None:
+        return f"saved to {run.write_evaluation(new_evaluation)}"
+
+    # Replace the old scores if they were computed with other settings or other source code.
+    origin_differences = find_changes(_origin(old_evaluation), _origin(new_evaluation))
+    if origin_differences:
+        differences = "; ".join(map(str, origin_differences))
+        return f"saved to {run.write_evaluation(new_evaluation)}, replacing an evaluation that differs ({differences})"
+
+    # Otherwise, keep the old score of a split that was not scored now.
+    for split in SPLITS:
+        if old_evaluation.score(split) and not new_evaluation.score(split):
+            merged = _merge(old_evaluation, new_evaluation, split)
+            return f"saved to {run.write_evaluation(merged)}, together with the {split} score that was there"
+    return f"saved to {run.write_evaluation(new_evaluation)}"
+
+
+def _build_evaluation(
+    kind: str,
+    settings: dict[str, Any],
+    grid: Grid | None,
+    scores: Mapping[str, Score],
+    translated: Mapping[str, TranslationScores] | None,
+) -> SavedEvaluation:
+    """Return the content of the file. The arguments are the arguments of `save_evaluation`."""
     environment = capture_environment()
     summaries = {split: score.summary() for split, score in scores.items()}
-    new_evaluation = SavedEvaluation(
+    return SavedEvaluation(
         format=FORMAT,
         kind=kind,
         settings=settings,
@@ -55,18 +85,6 @@ def save_evaluation(
         dirty=environment["dirty"],
         source_sha256=environment["source_sha256"],
     )
-    old_evaluation = run.evaluation(kind)
-    if old_evaluation is None:
-        return f"saved to {run.write_evaluation(new_evaluation)}"
-    origin_differences = find_changes(_origin(old_evaluation), _origin(new_evaluation))
-    if origin_differences:
-        differences = "; ".join(map(str, origin_differences))
-        return f"saved to {run.write_evaluation(new_evaluation)}, replacing an evaluation that differs ({differences})"
-    for split in SPLITS:
-        if old_evaluation.score(split) and not new_evaluation.score(split):
-            merged = _merge(old_evaluation, new_evaluation, split)
-            return f"saved to {run.write_evaluation(merged)}, together with the {split} score that was there"
-    return f"saved to {run.write_evaluation(new_evaluation)}"
 
 
 def _origin(evaluation: SavedEvaluation) -> dict[str, Any]:
@@ -77,10 +95,10 @@ def _origin(evaluation: SavedEvaluation) -> dict[str, Any]:
 def _merge(old_evaluation: SavedEvaluation, new_evaluation: SavedEvaluation, split: str) -> SavedEvaluation:
     """Return the new evaluation with the scores of a split that only the old evaluation has."""
     translated = {}
-    for name in SPLITS:
-        scores = new_evaluation.translated(name) or old_evaluation.translated(name)
-        if scores:
-            translated[name] = scores
+    for split_name in SPLITS:
+        translation_scores = new_evaluation.translated(split_name) or old_evaluation.translated(split_name)
+        if translation_scores:
+            translated[split_name] = translation_scores
     return new_evaluation.replace(
         **{split: old_evaluation.score(split)},
         search=new_evaluation.search or old_evaluation.search,

@@ -1,7 +1,8 @@
 """Measure how much of an adaptive softmax has to be computed to find the best next words.
 
-An adaptive softmax has a head for frequent words, and tails: bands (clusters of words of similar frequency) that are
-computed ("opened") only if they may contain one of the best words.
+Start with `measure_opened_tails`. An adaptive softmax has a head for frequent words, and tails: bands (clusters of
+words of similar frequency) that are computed ("opened") only if they may contain one of the best words. A context is
+the text before a token.
 
 Shapes: T tokens of the text, N contexts, D hidden dimension.
 """
@@ -35,16 +36,22 @@ def measure_opened_tails(
 ) -> TailsOpened | None:
     """Return the share of tails that are opened to find the k best words after each of the first `tokens` tokens.
 
-    Returns None for an output end without tails, or for a text of a single token.
+    Returns None for an output end without tails, or for a text of a single token. The text is read as one stream or in
+    evaluation windows.
     """
     output = model.output
     if output.bands == 1:
         return None
-    inputs_T, targets_T = (ids_T[:tokens] for ids_T in inputs_and_targets(split))
+    inputs_T, targets_T = inputs_and_targets(split)
+    inputs_T = inputs_T[:tokens]
+    targets_T = targets_T[:tokens]
     if not len(inputs_T):
         return None
-    spans = None if windows is None else windows.spans(targets_T, vocabulary.eos)
+
+    spans = None
+    if windows is not None:
+        spans = windows.spans(targets_T, vocabulary.eos)
     with evaluating(model):
-        hidden_ND = torch.cat([chunk.output for chunk in iterate_contexts(model, inputs_T, spans)])
+        hidden_ND = torch.cat([contexts.output for contexts in iterate_contexts(model, inputs_T, spans)])
         best_words = cast("AdaptiveSoftmax", output).search(hidden_ND, min(k, output.vocab_size))
     return TailsOpened(k=best_words.ids.shape[1], tokens=len(inputs_T), share=best_words.computed_share)

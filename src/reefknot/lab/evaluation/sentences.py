@@ -1,6 +1,9 @@
 """Log-probability of every word of a sentence under a language model. Each sentence is scored independently.
 
-Start with `score_sentence`, or with `score_sentences` for many sentences, which are scored in batches.
+Start with `score_sentence`, or with `score_sentences` for many sentences, which are scored in batches:
+
+    for word in score_sentence(model, ["the", "cat", "sat"], vocabulary):
+        print(word.word, word.log_prob)
 
 Shapes: S sentences, B sentences of a batch, T tokens of the longest sentence of a batch.
 """
@@ -33,15 +36,6 @@ class ScoredWord:
     """Whether the word was scored as <unk>."""
 
 
-class _EncodedSentence(NamedTuple):
-    """A sentence as the model reads it, with one entry per scored token."""
-
-    tokens: list[str]
-    """The scored words or sub-words."""
-    inputs: list[int]
-    targets: list[int]
-
-
 def score_sentence(model: LanguageModel, words: list[str], vocabulary: Vocabulary) -> list[ScoredWord]:
     """Score one sentence.
 
@@ -58,26 +52,39 @@ def score_sentences(
     """Score several sentences. Sentences of similar length are batched, which changes scores only by rounding."""
     if not sentences:
         return []
-    encoded = [_encode(words, vocabulary) for words in sentences]
-    lengths_S = np.array([len(sentence.targets) for sentence in encoded], dtype=np.int64)
-    order_S = np.argsort(-lengths_S, kind="stable")
-    capacity = max(ROWS_AT_ONCE // model.output.rows_per_token, int(lengths_S.max()))
-    scores: list[list[ScoredWord]] = [[] for _ in encoded]
+    encoded_sentences = [_encode(words, vocabulary) for words in sentences]
+    lengths_S = np.array([len(sentence.targets) for sentence in encoded_sentences], dtype=np.int64)
+    longest_first_S = np.argsort(-lengths_S, kind="stable")
+    max_tokens = max(ROWS_AT_ONCE // model.output.rows_per_token, int(lengths_S.max()))
+
+    scored_sentences: list[list[ScoredWord]] = [[] for _ in sentences]
     with evaluating(model):
-        for start, stop in pack_windows(lengths_S[order_S], capacity):
-            indices = order_S[start:stop].tolist()
-            batch = [encoded[index] for index in indices]
+        for start, stop in pack_windows(lengths_S[longest_first_S], max_tokens):
+            indices = longest_first_S[start:stop].tolist()
+            batch = [encoded_sentences[index] for index in indices]
             for index, sentence, log_probs_T in zip(indices, batch, _log_probs(model, batch), strict=True):
-                # The log-probabilities also cover the padding, which comes last.
-                scored = zip(sentence.tokens, log_probs_T, sentence.targets, strict=False)
-                scores[index] = [ScoredWord(word, logp, target == vocabulary.unk) for word, logp, target in scored]
-    return scores
+                scored_sentences[index] = _scored_words(sentence, log_probs_T, vocabulary)
+    return scored_sentences
+
+
+class _EncodedSentence(NamedTuple):
+    """A sentence as the model reads it, with one entry per scored token."""
+
+    tokens: list[str]
+    """The scored words or sub-words."""
+    inputs: list[int]
+    """The id before each scored token."""
+    targets: list[int]
+    """The id of each scored token."""
 
 
 def _encode(words: list[str], vocabulary: Vocabulary) -> _EncodedSentence:
     """Encode a sentence. With <eos>, the words "a b" have the inputs <eos> a b and the targets a b <eos>."""
-    ids, inputs = vocabulary.encode(words), vocabulary.encode_inputs(words)
-    tokens = [token for word in words for token in vocabulary.split_word(word)]
+    ids = vocabulary.encode(words)
+    inputs = vocabulary.encode_inputs(words)
+    tokens: list[str] = []
+    for word in words:
+        tokens.extend(vocabulary.split_word(word))
     eos = vocabulary.eos
     if eos is not None:
         return _EncodedSentence([*tokens, vocabulary.words[eos]], [eos, *inputs], [*ids, eos])
@@ -87,7 +94,7 @@ def _encode(words: list[str], vocabulary: Vocabulary) -> _EncodedSentence:
 
 
 def _log_probs(model: LanguageModel, batch: Sequence[_EncodedSentence]) -> list[list[float]]:
-    """Return the log-probabilities of the targets of each sentence, padding included.
+    """Return the log-probabilities of the targets of each sentence, log_probs_BT, padding included.
 
     Shorter sentences are padded on the right, which does not affect the tokens before the padding.
     """
@@ -102,3 +109,12 @@ def _log_probs(model: LanguageModel, batch: Sequence[_EncodedSentence]) -> list[
     log_probs_BT, _ = model.target_log_probs(inputs_BT, targets_BT)
     log_probs: list[list[float]] = log_probs_BT.tolist()
     return log_probs
+
+
+def _scored_words(sentence: _EncodedSentence, log_probs_T: list[float], vocabulary: Vocabulary) -> list[ScoredWord]:
+    """Return the words of a sentence with their log-probabilities."""
+    words = []
+    # The log-probabilities also cover the padding, which comes last.
+    for token, log_prob, target in zip(sentence.tokens, log_probs_T, sentence.targets, strict=False):
+        words.append(ScoredWord(token, log_prob, unknown=target == vocabulary.unk))
+    return words

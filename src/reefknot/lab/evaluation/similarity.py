@@ -1,8 +1,13 @@
 """Word similarity: do the cosines of word vectors rank pairs of words as people do? (Press & Wolf 2017, section 4.1)
 
-Start with `score_benchmark`. A benchmark is a list of word pairs with human similarity scores. The result is Spearman's
-correlation of these scores with the cosines, over the pairs whose words both have a vector, and the number of these
-pairs. A pair that a file lists twice counts twice, as in published results.
+Start with `score_benchmark`:
+
+    benchmarks = find_benchmarks(data_folder)
+    score_benchmark(vectors, benchmarks["SimLex-999"]).rho
+
+A benchmark is a list of word pairs with human similarity scores. The result is Spearman's correlation of these scores
+with the cosines, over the pairs whose words both have a vector, and the number of these pairs. A pair that a file lists
+twice counts twice, as in published results.
 
 Shapes: N pairs, V words, U distinct words of the pairs, D dimension.
 """
@@ -40,14 +45,18 @@ class Benchmark:
 
     name: str
     pairs: tuple[tuple[str, str, float], ...]
+    """First word, second word and score of each pair."""
 
 
 def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
-    """Read the published benchmarks from the folder `word-similarity` in `data` (if None: in REEFKNOT_DATA)."""
+    """Read the published benchmarks from the folder `word-similarity` in `data` (if None: in REEFKNOT_DATA).
+
+    Returns the benchmarks whose files exist, by name.
+    """
     root = data or os.environ.get("REEFKNOT_DATA")
-    example_file = next(iter(BENCHMARKS.values())).file
-    expected = Path(root or "DIR", FOLDER, example_file)
-    hint = f"expected {expected} and the other files. Pass --data DIR or set REEFKNOT_DATA."
+    example = next(iter(BENCHMARKS.values()))
+    expected_path = Path(root or "DIR", FOLDER, example.file)
+    hint = f"expected {expected_path} and the other files. Pass --data DIR or set REEFKNOT_DATA."
     if not root:
         raise CorpusNotFound(f"word-similarity benchmarks not found: {hint}")
     for folder in (Path(root) / FOLDER, Path(root)):
@@ -61,10 +70,12 @@ def find_benchmarks(data: Path | None) -> dict[str, Benchmark]:
 def _read_published(name: str, path: Path) -> Benchmark:
     """Read a published benchmark. Raise an error if its number of pairs is not the published number."""
     benchmark = read_benchmark(path, name)
-    expected, count = BENCHMARKS[name].pairs, len(benchmark.pairs)
-    if count != expected:
+    num_pairs = len(benchmark.pairs)
+    num_expected = BENCHMARKS[name].pairs
+    if num_pairs != num_expected:
         raise DataError(
-            f"{path}: not the published {name}: {expected:,} pairs expected, {count:,} found; copy the file again"
+            f"{path}: not the published {name}: {num_expected:,} pairs expected, {num_pairs:,} found; copy the file "
+            "again"
         )
     return benchmark
 
@@ -85,7 +96,11 @@ def read_benchmark(path: Path, name: str | None = None) -> Benchmark:
 
 def _parse_pair(line: str, location: str) -> tuple[str, str, float]:
     """Parse a line such as "cat, dog, 7.5". Errors name the location, a file and line."""
-    separator = next((character for character in "\t," if character in line), None)
+    separator = None  # spaces
+    if "\t" in line:
+        separator = "\t"
+    elif "," in line:
+        separator = ","
     fields = [field.strip() for field in line.split(separator)]
     if len(fields) != 3 or not all(fields):
         raise DataError(f"{location}: {shorten(repr(line))} is not two words and a score; correct the line")
@@ -109,30 +124,46 @@ def score_benchmark(vectors: WordVectors, benchmark: Benchmark, *, resamples: in
     there are enough pairs, the interval is a bootstrap over pairs. It reflects the choice of pairs, not how the result
     varies between training runs.
     """
-    find_id = Lookup(vectors).find
-    pairs = [(find_id(first_word), find_id(second_word), score) for first_word, second_word, score in benchmark.pairs]
-    known_pairs = [
-        (first_id, second_id, score)
-        for first_id, second_id, score in pairs
-        if first_id is not None and second_id is not None
-    ]
-    ids_N2 = np.array([pair[:2] for pair in known_pairs], dtype=np.int64).reshape(-1, 2)
-    scores_N = np.array([score for *_, score in known_pairs], dtype=np.float64)
-    cosines_N = pair_cosines(vectors.vectors_VD, ids_N2[:, 0], ids_N2[:, 1])
+    # Look up the pairs whose words both have a vector.
+    lookup = Lookup(vectors)
+    first_ids = []
+    second_ids = []
+    scores = []
+    for first_word, second_word, score in benchmark.pairs:
+        first_id = lookup.find(first_word)
+        second_id = lookup.find(second_word)
+        if first_id is not None and second_id is not None:
+            first_ids.append(first_id)
+            second_ids.append(second_id)
+            scores.append(score)
+
+    # Correlate their cosines with the human scores.
+    first_N = np.array(first_ids, dtype=np.int64)
+    second_N = np.array(second_ids, dtype=np.int64)
+    scores_N = np.array(scores, dtype=np.float64)
+    cosines_N = pair_cosines(vectors.vectors_VD, first_N, second_N)
     rho = spearman(cosines_N, scores_N)
-    low, high = spearman_interval(cosines_N, scores_N, resamples=resamples, seed=seed) or (None, None)
-    return Judgement(name=benchmark.name, rho=rho, low=low, high=high, pairs=len(known_pairs), of=len(benchmark.pairs))
+    low = high = None
+    interval = spearman_interval(cosines_N, scores_N, resamples=resamples, seed=seed)
+    if interval is not None:
+        low, high = interval
+    return Judgement(name=benchmark.name, rho=rho, low=low, high=high, pairs=len(scores), of=len(benchmark.pairs))
 
 
 def pair_cosines(vectors_VD: NDArray[np.float32], first_N: Ids, second_N: Ids) -> NDArray[np.float64]:
-    """Return the cosine of each pair of rows, in float64; 0 if a row is zero. Equal pairs have equal cosines."""
-    distinct_U, index_2N = np.unique(np.stack([first_N, second_N]), return_inverse=True)
-    lengths_2N = np.sqrt(_dot_products(vectors_VD, distinct_U, distinct_U))[index_2N.reshape(2, -1)]
+    """Return the cosine of each pair of rows, cosines_N, in float64; 0 if a row is zero.
+
+    Equal pairs have equal cosines.
+    """
+    # The length of each distinct row is computed once.
+    distinct_U, index_in_distinct = np.unique(np.stack([first_N, second_N]), return_inverse=True)
+    lengths_U = np.sqrt(_dot_products(vectors_VD, distinct_U, distinct_U))
+    lengths_2N = lengths_U[index_in_distinct.reshape(2, -1)]
     length_products_N = lengths_2N.prod(axis=0)
+
+    dot_products_N = _dot_products(vectors_VD, first_N, second_N)
     cosines_N = np.zeros(len(first_N))
-    np.divide(
-        _dot_products(vectors_VD, first_N, second_N), length_products_N, out=cosines_N, where=length_products_N > 0
-    )
+    np.divide(dot_products_N, length_products_N, out=cosines_N, where=length_products_N > 0)
     np.round(cosines_N, DECIMALS, out=cosines_N)
     return cosines_N
 
@@ -143,6 +174,7 @@ def _dot_products(vectors_VD: NDArray[np.float32], first_N: Ids, second_N: Ids) 
     chunk_size = max(1, _ELEMENTS_AT_ONCE // max(1, vectors_VD.shape[1]))
     for start in range(0, len(first_N), chunk_size):
         chunk = slice(start, start + chunk_size)
-        a_ND, b_ND = (vectors_VD[ids[chunk]].astype(np.float64) for ids in (first_N, second_N))
-        products_N[chunk] = np.einsum("nd,nd->n", a_ND, b_ND)
+        first_ND = vectors_VD[first_N[chunk]].astype(np.float64)
+        second_ND = vectors_VD[second_N[chunk]].astype(np.float64)
+        products_N[chunk] = np.einsum("nd,nd->n", first_ND, second_ND)
     return products_N

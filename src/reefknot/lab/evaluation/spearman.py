@@ -1,10 +1,15 @@
 """Spearman's rank correlation, with mean ranks for ties, and a bootstrap interval over pairs.
 
-Start with `spearman` and `spearman_interval`. In a resample, the weight of a pair is the number of times that it
+Start with `spearman` and `spearman_interval`:
+
+    spearman(x_N, y_N)                                        # one number, from -1 to 1
+    spearman_interval(x_N, y_N, resamples=1000, seed=0)       # (low, high)
+
+The bootstrap draws pairs (x, y) with replacement. In a resample, the weight of a pair is the number of times that it
 occurs. The rank of a value follows from the weights of the smaller values, so one formula serves the original pairs
 (all weights are one) and every resample.
 
-Shapes: N pairs of numbers, R resamples, G distinct numbers.
+Shapes: N pairs of numbers, R resamples, G groups of equal numbers.
 """
 
 from __future__ import annotations
@@ -26,22 +31,33 @@ Floats = NDArray[np.float64]
 
 def spearman(x_N: Floats, y_N: Floats) -> float | None:
     """Return the rank correlation; None for fewer than 3 pairs, or if all numbers of a side are equal."""
-    rho = float(_correlations(np.ones((1, len(x_N))), _Ranking.from_numbers(x_N), _Ranking.from_numbers(y_N))[0])
-    return rho if len(x_N) >= FEWEST_PAIRS and np.isfinite(rho) else None
+    all_ones_1N = np.ones((1, len(x_N)))
+    rho_1 = _correlations(all_ones_1N, _Ranking.from_numbers(x_N), _Ranking.from_numbers(y_N))
+    rho = float(rho_1[0])
+    if len(x_N) < FEWEST_PAIRS or not np.isfinite(rho):
+        return None
+    return rho
 
 
 def spearman_interval(
     x_N: Floats, y_N: Floats, *, resamples: int, seed: int, level: float = 0.95
 ) -> tuple[float, float] | None:
-    """Return quantiles of the correlation over resampled pairs. The same seed gives the same interval.
+    """Return a confidence interval: quantiles of the correlation over resampled pairs.
+
+    The same seed gives the same interval.
 
     Returns None if `spearman` does, for fewer than 10 pairs, and for a perfect correlation: every resample of it is
     perfect too, so the interval would have no width.
     """
     rho = spearman(x_N, y_N)
-    if rho is None or len(x_N) < FEWEST_RESAMPLED or abs(rho) > 1 - 1e-12:  # 1 up to rounding
+    if rho is None or len(x_N) < FEWEST_RESAMPLED:
         return None
-    x_ranking, y_ranking = _Ranking.from_numbers(x_N), _Ranking.from_numbers(y_N)
+    is_perfect = abs(rho) > 1 - 1e-12  # 1 up to rounding
+    if is_perfect:
+        return None
+
+    x_ranking = _Ranking.from_numbers(x_N)
+    y_ranking = _Ranking.from_numbers(y_N)
     weight_chunks = resample_counts(len(x_N), resamples, np.random.default_rng(seed))
     rho_R = np.concatenate([_correlations(weights_RN, x_ranking, y_ranking) for weights_RN in weight_chunks])
     rho_R = rho_R[np.isfinite(rho_R)]  # undefined if a resample repeats a single pair
@@ -53,39 +69,43 @@ def spearman_interval(
 
 @dataclass(frozen=True)
 class _Ranking:
-    """The sort order of N numbers with G distinct values, from which ranks are computed."""
+    """The sort order of N numbers, from which ranks are computed. Equal numbers form a group; there are G groups."""
 
     order: NDArray[np.int64]
-    """Indices order_N that sort the numbers."""
-    starts: NDArray[np.int64]
-    """Position starts_G of the first number with each value, in sorted order."""
-    values: NDArray[np.int64]
-    """Index values_N of each number's value among the sorted distinct values."""
+    """Indices that sort the numbers, order_N."""
+    group_starts: NDArray[np.int64]
+    """Position of the first number of each group, in sorted order, group_starts_G."""
+    group_of_number: NDArray[np.int64]
+    """Index of the group of each number, group_N."""
 
     @classmethod
     def from_numbers(cls, numbers_N: Floats) -> _Ranking:
-        _, values_N, counts_G = np.unique(numbers_N, return_inverse=True, return_counts=True)
-        return cls(np.argsort(values_N, kind="stable"), np.cumsum(counts_G) - counts_G, values_N)
+        _, group_N, counts_G = np.unique(numbers_N, return_inverse=True, return_counts=True)
+        order_N = np.argsort(group_N, kind="stable")
+        group_starts_G = np.cumsum(counts_G) - counts_G
+        return cls(order_N, group_starts_G, group_N)
 
     def centred_ranks(self, weights_RN: Floats) -> Floats:
         """Return the ranks of the numbers minus the mean rank, given the number of times that each occurs.
 
         Equal numbers get the mean of their ranks.
         """
-        weights_RG = np.add.reduceat(weights_RN[:, self.order], self.starts, axis=1)
+        weights_RG = np.add.reduceat(weights_RN[:, self.order], self.group_starts, axis=1)
         ranks_RG = np.cumsum(weights_RG, axis=1) - (weights_RG - 1) / 2
-        centred_RN: Floats = ranks_RG[:, self.values] - (weights_RN.sum(axis=1, keepdims=True) + 1) / 2
-        return centred_RN
+        mean_ranks_R1 = (weights_RN.sum(axis=1, keepdims=True) + 1) / 2
+        centred_ranks_RN: Floats = ranks_RG[:, self.group_of_number] - mean_ranks_R1
+        return centred_ranks_RN
 
 
 def _correlations(weights_RN: Floats, x_ranking: _Ranking, y_ranking: _Ranking) -> Floats:
     """Return one correlation for each row of weights, NaN if it is undefined."""
     if not weights_RN.size:
         return np.full(len(weights_RN), np.nan)
-    x_RN, y_RN = x_ranking.centred_ranks(weights_RN), y_ranking.centred_ranks(weights_RN)
-    covariance_R, x_variance_R, y_variance_R = (
-        np.einsum("rn,rn,rn->r", weights_RN, a_RN, b_RN) for a_RN, b_RN in ((x_RN, y_RN), (x_RN, x_RN), (y_RN, y_RN))
-    )
+    x_ranks_RN = x_ranking.centred_ranks(weights_RN)
+    y_ranks_RN = y_ranking.centred_ranks(weights_RN)
+    covariance_R = np.einsum("rn,rn,rn->r", weights_RN, x_ranks_RN, y_ranks_RN)
+    x_variance_R = np.einsum("rn,rn,rn->r", weights_RN, x_ranks_RN, x_ranks_RN)
+    y_variance_R = np.einsum("rn,rn,rn->r", weights_RN, y_ranks_RN, y_ranks_RN)
     norm_R = np.sqrt(x_variance_R) * np.sqrt(y_variance_R)
     rho_R: Floats = np.divide(covariance_R, norm_R, out=np.full_like(norm_R, np.nan), where=norm_R > 0)
     return np.clip(rho_R, -1.0, 1.0)

@@ -1,12 +1,12 @@
 """Distance between the subspaces that two tables of word vectors span (Inan et al. 2017, appendix B).
 
-Start with `between_ends`, which compares the input and the output of a model. The theory says that the class vectors W
-(one vector per output word) lie in the space of the input vectors L: W = L A for some matrix A. With orthonormal bases
-U and O of the two spaces,
+Start with `between_ends`, which compares the two ends of a model: its input embeddings and its output classifier. The
+theory says that the class vectors W (one vector per output word) lie in the space of the input vectors L: W = L A for
+some matrix A. With orthonormal bases U and O of the two spaces, the distance d is
 
     d^2 = |O - U U' O|^2 / D = mean over the principal angles of sin^2
 
-which is 0 for equal spaces, 1 for orthogonal ones, and the same for L and for L A.
+It is 0 for equal spaces, 1 for orthogonal spaces, and the same for L and for L A.
 
 Shapes: V words, D dimension, R rank.
 """
@@ -24,21 +24,37 @@ from reefknot.lab.runs.result import Subspace
 Array = NDArray[np.floating[Any]]
 
 
-def subspace_distance(X_VD: Array, Y_VD: Array) -> float:
+def between_ends(input_VD: Array, output_VD: Array) -> Subspace:
+    """Return the distance between the two ends (input and output) of a model, and the distance expected by chance."""
+    num_words, dim = input_VD.shape
+    distance = subspace_distance(input_VD, output_VD)
+    return Subspace(distance=distance, chance=chance_distance(num_words, dim), words=num_words, dim=dim)
+
+
+def subspace_distance(first_VD: Array, second_VD: Array) -> float:
     """Return the distance between the column spaces of two tables with the same words, computed in float64.
 
     A table with linearly dependent columns spans a space of lower rank. If the ranks differ, the divisor is the larger
     rank. A dimension that the other space lacks counts as orthogonal, so only equal spaces have distance 0.
     """
-    if X_VD.ndim != 2 or Y_VD.ndim != 2 or len(X_VD) != len(Y_VD):
-        shapes = " and ".join(" x ".join(map(str, table.shape)) for table in (X_VD, Y_VD))
-        raise ArgumentError(f"subspace distance: tables of {shapes}: pass two tables with the same words as rows")
-    smaller_VR, larger_VR = sorted(
-        (_orthonormal_basis(X_VD), _orthonormal_basis(Y_VD)), key=lambda basis: basis.shape[1]
-    )
+    if first_VD.ndim != 2 or second_VD.ndim != 2 or len(first_VD) != len(second_VD):
+        first_shape = " x ".join(map(str, first_VD.shape))
+        second_shape = " x ".join(map(str, second_VD.shape))
+        raise ArgumentError(
+            f"subspace distance: tables of {first_shape} and {second_shape}: pass two tables with the same words as "
+            "rows"
+        )
+    first_VR = _orthonormal_basis(first_VD)
+    second_VR = _orthonormal_basis(second_VD)
+    smaller_VR, larger_VR = first_VR, second_VR
+    if first_VR.shape[1] > second_VR.shape[1]:
+        smaller_VR, larger_VR = second_VR, first_VR
+
     # Use the residual, because 1 - cos^2 would round every distance below 1e-8 to 0.
-    residual_VR = larger_VR - smaller_VR @ (smaller_VR.T @ larger_VR)
-    return float(min(np.linalg.norm(residual_VR) / np.sqrt(larger_VR.shape[1]), 1.0))
+    projection_VR = smaller_VR @ (smaller_VR.T @ larger_VR)
+    residual_VR = larger_VR - projection_VR
+    larger_rank = larger_VR.shape[1]
+    return float(min(np.linalg.norm(residual_VR) / np.sqrt(larger_rank), 1.0))
 
 
 def chance_distance(num_words: int, dim: int) -> float:
@@ -47,13 +63,6 @@ def chance_distance(num_words: int, dim: int) -> float:
     It is below 1, because two spaces that together fill much of the whole space cannot be orthogonal.
     """
     return float(np.sqrt(max(1.0 - dim / num_words, 0.0)))
-
-
-def between_ends(input_VD: Array, output_VD: Array) -> Subspace:
-    """Return the distance between the two ends (input and output) of a model, and the distance expected by chance."""
-    num_words, dim = input_VD.shape
-    distance = subspace_distance(input_VD, output_VD)
-    return Subspace(distance=distance, chance=chance_distance(num_words, dim), words=num_words, dim=dim)
 
 
 def _orthonormal_basis(table_VD: Array) -> Array:

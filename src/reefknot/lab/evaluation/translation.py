@@ -1,11 +1,13 @@
 """Translate lines of text with a trained translator, and score translations of held-out texts with BLEU and chrF.
 
-Start with `translate`, which translates a list of strings, or `evaluate_translations`, which also scores the result.
-`LineTranslator` does the work. The search for the best translation is in `beam.py`, the metrics are in `bleu.py`.
+Start with `translate`, or with `evaluate_translations`, which also scores the result:
 
-A line is split into words (`storage/lines.py`) and words into tokens, followed by <eos>. Lines of similar length are
-decoded together, and translations are returned in the order of the lines. Sub-words are joined into words and words are
-separated by spaces. If the training text was not tokenised, the result is plain text.
+    translations = translate(model, ["ein Haus"], vocabulary_pair, SearchSettings())
+    translations[0][0].text    # the best translation of the first line
+
+`LineTranslator` does the work. The search for the best translation is in `beam.py`, the metrics are in `bleu.py`. A
+line is split into words (`storage/lines.py`) and words into tokens, followed by <eos>. In a translation, sub-words are
+joined into words and words are separated by spaces. If the training text was not tokenised, the result is plain text.
 
 Shapes: B lines, S source tokens, T target tokens.
 """
@@ -15,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from reefknot.lab.evaluation.decoding import Decoder, decoding
 from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.result import Example, TranslationScores
-from reefknot.lab.text.pair_dataset import SIDES, Lines, PairDataset
+from reefknot.lab.text.pair_dataset import Lines, PairDataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.nn.models.translator import PAD, Translator
 from reefknot.storage.lines import Line, read_file, read_text
@@ -44,6 +45,7 @@ class Translation:
 
     text: str
     logp: float
+    """Log-probability of the translation."""
     score: float
     """Score by which the translation was selected."""
     finished: bool
@@ -61,13 +63,6 @@ class Translation:
 
 Decode = Callable[[Decoder, Tensor], list[list[Hypothesis]]]
 """A function that decodes a batch source_BS and returns the hypotheses of each row, best first."""
-
-
-def beam_decoder(vocabulary_pair: VocabularyPair, search: SearchSettings, n_best: int = 1) -> Decode:
-    """Return a function that decodes by beam search and never generates <unk>."""
-    _, target_vocabulary = vocabulary_pair.vocabularies
-    eos, banned = require_eos(target_vocabulary), banned_ids(target_vocabulary)
-    return lambda decoder, source_BS: beam_search(decoder, source_BS, eos, search, banned=banned, n_best=n_best)
 
 
 def translate(
@@ -93,26 +88,43 @@ def translate(
         notify: Function that is called with warnings, such as the number of unknown words.
         progress: Callback for progress.
     """
-    parsed_lines = list(read_text("".join(f"{line}\n" for line in lines), "the lines to translate"))
+    joined_lines = "".join(f"{line}\n" for line in lines)
+    parsed_lines = list(read_text(joined_lines, "the lines to translate"))
     if len(parsed_lines) != len(lines):
         raise ArgumentError("a line to translate holds a line end; pass each line separately")
-    translator = LineTranslator(
-        model, vocabulary_pair, beam_decoder(vocabulary_pair, search, n_best), precision, notify=notify
-    )
+    decode = beam_decoder(vocabulary_pair, search, n_best)
+    translator = LineTranslator(model, vocabulary_pair, decode, precision, notify=notify)
     translations = translator.translate(parsed_lines, progress)
     translator.report_unknown()
     return translations
 
 
+def beam_decoder(vocabulary_pair: VocabularyPair, search: SearchSettings, n_best: int = 1) -> Decode:
+    """Return a function that decodes by beam search and never generates <unk>."""
+    _, target_vocabulary = vocabulary_pair.vocabularies
+    eos = require_eos(target_vocabulary)
+    banned = banned_ids(target_vocabulary)
+
+    def decode(decoder: Decoder, source_BS: Tensor) -> list[list[Hypothesis]]:
+        return beam_search(decoder, source_BS, eos, search, banned=banned, n_best=n_best)
+
+    return decode
+
+
 @dataclass
 class LineTranslator:
-    """Translates lines in one or several calls, and counts the unknown words."""
+    """Translates lines in one or several calls, and counts the unknown words.
+
+    Lines of similar length are decoded together, and translations are returned in the order of the lines.
+    """
 
     model: Translator
     vocabulary_pair: VocabularyPair
     decode: Decode
+    """Function that decodes a batch, such as the result of `beam_decoder`."""
     precision: str = "float32"
     batch_tokens: int = BATCH_TOKENS
+    """Number of source tokens, padding included, in a batch."""
     longest: int | None = None
     """Number of tokens of the longest training sentence. Longer lines cause a warning."""
     notify: Callable[[str], None] | None = None
@@ -125,15 +137,17 @@ class LineTranslator:
         _, target_vocabulary = self.vocabulary_pair.vocabularies
         sources = [self._encode(line) for line in lines]
         # Empty lines are not decoded and keep this empty translation.
-        translations = [[Translation("", 0.0, 0.0, True, 1)] for _ in lines]
-        total_tokens, done_tokens = sum(map(len, sources)), 0
+        translations = [[Translation("", logp=0.0, score=0.0, finished=True, length=1)] for _ in lines]
+        total_tokens = sum(map(len, sources))
+        done_tokens = 0
         device = next(self.model.parameters()).device
         with autocast(device, self.precision), decoding(self.model) as decoder:
             padded_lengths = [decoder.padded_length(len(ids)) for ids in sources]
             for batch in batches_by_length(padded_lengths, self.batch_tokens):
                 batch_sources = [torch.tensor(sources[index]) for index in batch]
                 source_BS = pad_sequence(batch_sources, batch_first=True, padding_value=PAD).to(device)
-                for index, hypotheses in zip(batch, self.decode(decoder, source_BS), strict=True):
+                batch_hypotheses = self.decode(decoder, source_BS)
+                for index, hypotheses in zip(batch, batch_hypotheses, strict=True):
                     translations[index] = [
                         Translation.from_hypothesis(hypothesis, target_vocabulary) for hypothesis in hypotheses
                     ]
@@ -143,25 +157,28 @@ class LineTranslator:
 
     def report_unknown(self) -> None:
         """Report the number of unknown words, if there are any."""
-        if self.unknown and self.notify:
-            count = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
-            source_vocabulary, _ = self.vocabulary_pair.vocabularies
-            reason = "not in the vocabulary," if source_vocabulary.bpe is None else "with unknown characters, which are"
-            self.notify(f"{count} of the source {reason} read as <unk>")
+        if not self.unknown or not self.notify:
+            return
+        count = "1 word" if self.unknown == 1 else f"{self.unknown:,} words"
+        source_vocabulary, _ = self.vocabulary_pair.vocabularies
+        reason = "with unknown characters, which are"
+        if source_vocabulary.bpe is None:
+            reason = "not in the vocabulary,"
+        self.notify(f"{count} of the source {reason} read as <unk>")
 
     def _encode(self, line: Line) -> list[int]:
         """Return the ids of a line, with <eos>, or no ids for an empty line, which is not decoded."""
-        vocabulary, _ = self.vocabulary_pair.vocabularies
+        source_vocabulary, _ = self.vocabulary_pair.vocabularies
         if not line.words:
             return []
-        ids = vocabulary.encode(vocabulary.split_at_unknown(line.words))
-        self.unknown += sum(word not in vocabulary for word in line.words)
+        ids = source_vocabulary.encode(source_vocabulary.split_at_unknown(line.words))
+        self.unknown += sum(word not in source_vocabulary for word in line.words)
         if self.longest is not None and len(ids) > self.longest and self.notify:
             self.notify(
                 f"line {line.number}: {len(ids):,} tokens, but the longest training sentence had {self.longest:,}; "
                 "the translation may be poor"
             )
-        return [*ids, require_eos(vocabulary)]
+        return [*ids, require_eos(source_vocabulary)]
 
 
 def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -171,13 +188,16 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
 
     The longest items come first, so that running out of memory happens at once. Items of length 0 are left out.
     """
-    batch: list[int] = []
     nonempty = [index for index, length in enumerate(lengths) if length]
-    for index in sorted(nonempty, key=lambda index: -lengths[index]):
-        longest = lengths[batch[0]] if batch else 0
-        if batch and (len(batch) + 1) * longest > max_tokens:
-            yield batch
-            batch = []
+    longest_first = sorted(nonempty, key=lambda index: -lengths[index])
+    batch: list[int] = []
+    for index in longest_first:
+        if batch:
+            longest = lengths[batch[0]]
+            is_full = (len(batch) + 1) * longest > max_tokens
+            if is_full:
+                yield batch
+                batch = []
         batch.append(index)
     if batch:
         yield batch
@@ -198,11 +218,12 @@ def rerank(
         weight: Weight of the language model.
         search: Settings of the search, which define the length penalty.
     """
-    scored = [
-        replace(translation, score=search.score(translation.logp + weight * logp, translation.length))
-        for translation, logp in zip(translations, log_probs, strict=True)
-    ]
-    return sorted(scored, key=lambda translation: (not translation.finished, -translation.score))
+    rescored = []
+    for translation, language_model_logp in zip(translations, log_probs, strict=True):
+        combined_logp = translation.logp + weight * language_model_logp
+        score = search.score(combined_logp, translation.length)
+        rescored.append(replace(translation, score=score))
+    return sorted(rescored, key=lambda translation: (not translation.finished, -translation.score))
 
 
 @dataclass(frozen=True)
@@ -226,16 +247,26 @@ def evaluate_translations(
 ) -> TranslationEvaluation:
     """Translate a text and score the translations against the references."""
     metrics = open_metrics(bleu)
-    pairs = dataset.splits[split]
-    sources, references = map(pairs.text, SIDES)
+    pair_split = dataset.splits[split]
+    sources = pair_split.read_text("source")
+    references = pair_split.read_text("target")
 
-    def report(_: str, done: float) -> None:
-        progress(f"translating the {pairs.name} text", done)
+    def report(_: str, fraction: float) -> None:
+        progress(f"translating the {pair_split.name} text", fraction)
 
-    options: dict[str, Any] = {"precision": precision, "notify": notify, "progress": report}
-    best_translations = [best for best, *_ in translate(model, sources, dataset.vocabulary_pair, search, **options)]
+    translations = translate(
+        model,
+        sources,
+        dataset.vocabulary_pair,
+        search,
+        precision=precision,
+        notify=notify,
+        progress=report,
+    )
+    best_translations = [translations_of_line[0] for translations_of_line in translations]
     texts = [translation.text for translation in best_translations]
-    source_lengths = pairs.source.lengths - 1  # without <eos>
+
+    source_lengths = pair_split.source.lengths - 1  # without <eos>
     scores = metrics.score(texts, references).replace(
         pairs=len(texts),
         unfinished=sum(not translation.finished for translation in best_translations),
@@ -247,32 +278,44 @@ def evaluate_translations(
 
 def shorten_dataset(dataset: PairDataset, split: str, max_pairs: int | None) -> PairDataset:
     """Return a dataset with only the first `max_pairs` pairs of a split, or the dataset itself if there are no more."""
-    pairs = dataset.splits[split]
-    if max_pairs is None or max_pairs >= pairs.pairs:
+    pair_split = dataset.splits[split]
+    if max_pairs is None or max_pairs >= pair_split.pairs:
         return dataset
-    kept_numbers = pairs.line_numbers[:max_pairs]
+
+    # Read the target lines of the first pairs, to count their words and bytes.
+    kept_numbers = pair_split.line_numbers[:max_pairs]
     line_numbers = set(kept_numbers.tolist())
-    first_lines = islice(read_file(pairs.files.target), max(line_numbers, default=0))
+    first_lines = islice(read_file(pair_split.files.target), max(line_numbers, default=0))
     target_lines = [line for line in first_lines if line.number in line_numbers]
-    source, target = (
-        Lines(side.ids[: side.bounds[max_pairs]], side.bounds[: max_pairs + 1]) for side in (pairs.source, pairs.target)
-    )
+
+    source = _first_lines(pair_split.source, max_pairs)
+    target = _first_lines(pair_split.target, max_pairs)
+    source_vocabulary, target_vocabulary = dataset.vocabulary_pair.vocabularies
     shortened = replace(
-        pairs,
+        pair_split,
         name=f"shortened {split}",
         source=source,
         target=target,
         line_numbers=kept_numbers,
         words=sum(len(line.words) for line in target_lines),
         bytes=sum(line.size for line in target_lines),
-        unknown=_count_unknown(target, dataset.vocabulary_pair.vocabularies[1]),
-        unknown_source=_count_unknown(source, dataset.vocabulary_pair.vocabularies[0]),
+        unknown=_count_unknown(target, target_vocabulary),
+        unknown_source=_count_unknown(source, source_vocabulary),
     )
     return replace(dataset, splits={**dataset.splits, split: shortened})
 
 
+def _first_lines(lines: Lines, count: int) -> Lines:
+    """Return the first `count` lines."""
+    end = lines.bounds[count]
+    return Lines(lines.ids[:end], lines.bounds[: count + 1])
+
+
 def _count_unknown(lines: Lines, vocabulary: Vocabulary) -> int:
-    return 0 if vocabulary.unk is None else int((lines.ids == vocabulary.unk).sum())
+    """Return the number of <unk> in some lines."""
+    if vocabulary.unk is None:
+        return 0
+    return int((lines.ids == vocabulary.unk).sum())
 
 
 def translate_examples(
@@ -285,23 +328,34 @@ def translate_examples(
     precision: str = "float32",
 ) -> list[Example]:
     """Translate `count` example pairs, spread evenly over a text, and return them with their attention weights."""
-    pairs = dataset.splits[split]
+    pair_split = dataset.splits[split]
     source_vocabulary, target_vocabulary = dataset.vocabulary_pair.vocabularies
     eos = require_eos(target_vocabulary)
     decode = beam_decoder(dataset.vocabulary_pair, search)
-    sources, references = map(pairs.text, SIDES)
+    sources = pair_split.read_text("source")
+    references = pair_split.read_text("target")
     device = next(model.parameters()).device
-    nonempty = np.flatnonzero(pairs.source.lengths > 1)
-    evenly_spaced = np.unique(np.linspace(0, len(nonempty) - 1, min(count, len(nonempty))).astype(int))
+
+    # Choose pairs that are not empty.
+    nonempty = np.flatnonzero(pair_split.source.lengths > 1)
+    num_examples = min(count, len(nonempty))
+    evenly_spaced = np.unique(np.linspace(0, len(nonempty) - 1, num_examples).astype(int))
+
     examples = []
     with autocast(device, precision), decoding(model) as decoder:
         for index in nonempty[evenly_spaced].tolist():
-            source_ids = pairs.source[index].tolist()
+            # Translate the source.
+            source_ids = pair_split.source[index].tolist()
             source_1S = torch.tensor([source_ids], device=device)
             best = decode(decoder, source_1S)[0][0]
-            target_ids = [*best.ids, eos] if best.finished else list(best.ids)
+
+            # Read the translation again, to compute the attention of each of its tokens.
+            target_ids = list(best.ids)
+            if best.finished:
+                target_ids.append(eos)
             inputs_1T = torch.tensor([[eos, *target_ids[:-1]]], device=device)
             attention_TS = model.attention(inputs_1T, model.encode_source(source_1S))[0].float()
+            attention = [tuple(round(weight, 3) for weight in weights_S) for weights_S in attention_TS.tolist()]
             examples.append(
                 Example(
                     source=sources[index],
@@ -309,7 +363,7 @@ def translate_examples(
                     translation=" ".join(target_vocabulary.decode(best.ids)),
                     source_tokens=tuple(source_vocabulary.words[token] for token in source_ids),
                     target_tokens=tuple(target_vocabulary.words[token] for token in target_ids),
-                    attention=tuple(tuple(round(weight, 3) for weight in row) for row in attention_TS.tolist()),
+                    attention=tuple(attention),
                 )
             )
     return examples
@@ -324,4 +378,6 @@ def require_eos(vocabulary: Vocabulary) -> int:
 
 def banned_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
     """Return the ids that are never generated in a translation."""
-    return () if vocabulary.unk is None else (vocabulary.unk,)
+    if vocabulary.unk is None:
+        return ()
+    return (vocabulary.unk,)

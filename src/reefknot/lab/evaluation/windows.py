@@ -1,15 +1,15 @@
 """Split a text into evaluation windows, for models that carry no state from one window to the next.
 
-Windows are computed independently of each other, and every token is scored in exactly one window. Choose one of the
-three classes below; `spans` returns the windows of a text, and `batch_windows` groups them into padded batches. A model
-that carries no state knows only as much of the past as its window holds (Baevski & Auli 2019, Table 5):
+A window is a part of the text that the model reads at once. Windows are computed independently of each other, and every
+token is scored in exactly one window. A model that carries no state (a transformer) knows only as much of the past as
+its window holds (Baevski & Auli 2019, Table 5). Choose one of three classes:
 
 - `Sliding`: Each window scores the next `stride` tokens and reads up to `context` tokens before them.
 - `Complete`: Windows are blocks of whole lines, as in the paper's experiments without context.
 - `Lines`: Every line is a window, as in the paper's experiments on Billion Word.
 
-The input before the first token of a window is the token that precedes it in the text, which is <eos> at the start of a
-line. Positions are counted from the start of each window.
+Their method `spans` returns the windows of a text, and `batch_windows` groups them into padded batches. The input
+before the first token of a window is the token that precedes it in the text, which is <eos> at the start of a line.
 
 Shapes: T tokens of the text, W windows, B windows of a batch, L tokens of the longest window of a batch, N scored
 tokens.
@@ -31,9 +31,12 @@ from reefknot.nn.bounds import Ge, Le
 
 Ints = NDArray[np.int64]
 Tokens = Annotated[int, Ge(1), Le(MAX_TOKENS)]
+"""A number of tokens."""
 Context = Annotated[int, Ge(0), Le(MAX_TOKENS)]
+"""A number of tokens that may be 0."""
 
 NO_LINES = "the text has no line ends to cut it at (vocabulary.end_of_line = false); use sliding windows"
+"""Error message for windows by lines on a text without line ends."""
 
 
 class Spans(NamedTuple):
@@ -44,19 +47,22 @@ class Spans(NamedTuple):
     """
 
     start: Ints
+    """Position of the first token of each window, start_W."""
     scored_start: Ints
+    """Position of the first scored token of each window, scored_start_W."""
     stop: Ints
+    """Position after the last token of each window, stop_W."""
 
 
 class WindowBatch(NamedTuple):
     """Windows that are computed together. Shorter windows are padded on the right, and padding is not scored."""
 
-    x: Tensor
-    """Input ids inputs_BL."""
+    inputs: Tensor
+    """Input ids, inputs_BL."""
     scored_indices: Tensor
-    """Indices scored_N, in the flattened batch, of the tokens that are scored."""
+    """Indices of the scored tokens in the flattened batch, scored_N."""
     positions: Tensor
-    """Positions positions_N of the scored tokens in the text."""
+    """Positions of the scored tokens in the text, positions_N."""
 
 
 class Windows:
@@ -71,7 +77,12 @@ class Windows:
         raise NotImplementedError
 
     def spans(self, targets_T: Tensor, eos: int | None) -> Spans:
-        """Return the windows of a text with the targets targets_T. Every target is scored in exactly one window."""
+        """Return the windows of a text. Every target is scored in exactly one window.
+
+        Args:
+            targets_T: The tokens to score.
+            eos: Id of the token that ends a line; None if lines have no end token.
+        """
         raise NotImplementedError
 
 
@@ -126,16 +137,20 @@ class Complete(Windows):
         return f"complete-{self.length}"
 
     def spans(self, targets_T: Tensor, eos: int | None) -> Spans:
-        edges, line_start = [0], 0
+        edges = [0]
+        line_start = 0
         for line_end in _line_ends(targets_T, eos).tolist():
             # The line does not fit into the block any more, so the block ends before the line.
             if line_end - edges[-1] > self.length and line_start > edges[-1]:
                 edges.append(line_start)
             # The line is too long for any block, so it is split.
             if line_end - line_start > self.length:
-                edges += [*range(line_start + self.length, line_end, self.length), line_end]
+                edges.extend(range(line_start + self.length, line_end, self.length))
+                edges.append(line_end)
             line_start = line_end
-        return _adjacent_spans([*edges, len(targets_T)] if edges[-1] < len(targets_T) else edges)
+        if edges[-1] < len(targets_T):
+            edges.append(len(targets_T))
+        return _adjacent_spans(edges)
 
 
 class Lines(Windows):
@@ -146,7 +161,8 @@ class Lines(Windows):
         return "lines"
 
     def spans(self, targets_T: Tensor, eos: int | None) -> Spans:
-        return _adjacent_spans([0, *_line_ends(targets_T, eos).tolist()])
+        line_ends = _line_ends(targets_T, eos).tolist()
+        return _adjacent_spans([0, *line_ends])
 
 
 def parse_windows(name: str) -> Windows:
@@ -156,7 +172,9 @@ def parse_windows(name: str) -> Windows:
         raise SettingsError(f"unknown windows {shorten(name, 60)!r}: use context-C-stride-S, complete-L or lines")
     if sizes.stride:
         return Sliding(sizes.context, sizes.stride)
-    return Complete(sizes.length) if sizes.length else Lines()
+    if sizes.length:
+        return Complete(sizes.length)
+    return Lines()
 
 
 def _line_ends(targets_T: Tensor, eos: int | None) -> Ints:
@@ -171,8 +189,10 @@ def _line_ends(targets_T: Tensor, eos: int | None) -> Ints:
 
 def _adjacent_spans(edges: list[int]) -> Spans:
     """Return adjacent windows between these edges, which score all tokens that they read."""
-    edges_W = np.asarray(edges, dtype=np.int64)
-    return Spans(edges_W[:-1], edges_W[:-1], edges_W[1:])
+    all_edges = np.asarray(edges, dtype=np.int64)
+    start_W = all_edges[:-1]
+    stop_W = all_edges[1:]
+    return Spans(start_W, scored_start=start_W, stop=stop_W)
 
 
 def batch_windows(inputs_T: Tensor, spans: Spans, max_tokens: int) -> Iterator[WindowBatch]:
@@ -182,16 +202,21 @@ def batch_windows(inputs_T: Tensor, spans: Spans, max_tokens: int) -> Iterator[W
     tokens, padding included, unless a single window is longer. This bound does not change the result.
     """
     lengths_W = spans.stop - spans.start
-    order_W = np.argsort(-lengths_W, kind="stable")
-    start = 0
-    while start < len(order_W):
-        longest = int(lengths_W[order_W[start]])
-        window_B = order_W[start : start + max(1, max_tokens // longest)]
-        start += len(window_B)
-        start_B1, scored_start_B1, stop_B1 = (bounds_W[window_B, None] for bounds_W in spans)
-        positions_BL = start_B1 + np.arange(longest)
-        inside_BL = positions_BL < stop_B1
-        inputs_BL = torch.where(torch.from_numpy(inside_BL), inputs_T[np.minimum(positions_BL, len(inputs_T) - 1)], 0)
-        is_scored_BL = inside_BL & (positions_BL >= scored_start_B1)
+    longest_first_W = np.argsort(-lengths_W, kind="stable")
+    num_batched = 0
+    while num_batched < len(longest_first_W):
+        # Select the windows of the batch.
+        longest = int(lengths_W[longest_first_W[num_batched]])
+        batch_size = max(1, max_tokens // longest)
+        windows_B = longest_first_W[num_batched : num_batched + batch_size]
+        num_batched += len(windows_B)
+
+        # Read their tokens. Positions after the end of a window are padding.
+        positions_BL = spans.start[windows_B, None] + np.arange(longest)
+        is_inside_BL = positions_BL < spans.stop[windows_B, None]
+        tokens_BL = inputs_T[np.minimum(positions_BL, len(inputs_T) - 1)]
+        inputs_BL = torch.where(torch.from_numpy(is_inside_BL), tokens_BL, 0)
+
+        is_scored_BL = is_inside_BL & (positions_BL >= spans.scored_start[windows_B, None])
         scored_N = torch.from_numpy(np.flatnonzero(is_scored_BL))
         yield WindowBatch(inputs_BL, scored_N, torch.from_numpy(positions_BL[is_scored_BL]))

@@ -1,6 +1,7 @@
 """Read the files of a fairseq model: the checkpoint (model.pt) and its dictionary (dict.txt).
 
-`read_checkpoint` returns the options and tensors of a model, and `read_dictionary` returns its vocabulary.
+    checkpoint = read_checkpoint(Path("model.pt"))        # the options and tensors of the model
+    vocabulary = read_dictionary(Path("dict.txt"))        # one line per word: the word, a space, its count
 
 A checkpoint is a pickle, and unpickling can run arbitrary code. So this module reads it with
 `torch.load(weights_only=True)`, which only creates tensors, plain values and the classes that the module allows.
@@ -25,9 +26,10 @@ from reefknot.nn.constants import END_OF_LINE, PADDING, START, UNKNOWN
 from reefknot.storage import files
 
 SPECIAL_SYMBOLS = (START, PADDING, END_OF_LINE, UNKNOWN)
-"""The symbols with the first ids of every dictionary. Its file does not list them. fairseq spells <eos> as </s>."""
+"""The words with the ids 0 to 3 of every dictionary. dict.txt does not list them. fairseq spells <eos> as </s>."""
 
-# Checkpoints of some versions contain objects that measured the training. These empty classes stand for their classes.
+# Checkpoints of some versions contain meters, objects that measured the training. Loading them needs their classes, and
+# fairseq is not installed. These empty classes have the same names.
 _METER_CLASSES = [
     type(name, (), {"__module__": module})
     for module in ("fairseq.meters", "fairseq.logging.meters")
@@ -60,22 +62,20 @@ def read_checkpoint(path: Path) -> FairseqCheckpoint:
     tensors = entries.get("model") if isinstance(entries, dict) else None
     if not _are_named_tensors(tensors):
         raise DataError(f"{path}: not a checkpoint of fairseq: it has no 'model' with named tensors")
+
+    # Older versions store all options in "args", and newer versions store them in sections of "cfg".
     arguments = _to_dict(entries.get("args"))
-    sections = entries.get("cfg")  # newer versions
+    sections = entries.get("cfg")
     if isinstance(sections, dict):
-        arguments |= _to_dict(sections.get("task")) | _to_dict(sections.get("model"))
+        arguments |= _to_dict(sections.get("task"))
+        arguments |= _to_dict(sections.get("model"))
     if not arguments:
         raise DataError(f"{path}: not a checkpoint of fairseq: it has neither 'args' nor a 'cfg' with a model")
     return FairseqCheckpoint(path, arguments, tensors)
 
 
-def _are_named_tensors(stored: Any) -> TypeGuard[dict[str, Tensor]]:
-    return isinstance(stored, dict) and all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in stored.items()
-    )
-
-
 def _load_safely(path: Path) -> Any:
+    """Return the contents of a checkpoint, or raise a DataError if it is damaged or contains other classes."""
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([Namespace, *_METER_CLASSES]):
             warnings.simplefilter("ignore")  # torch warns about the storage of old files; users cannot change it
@@ -92,10 +92,19 @@ def _load_safely(path: Path) -> Any:
         raise DataError(f"{path}: not a checkpoint of torch, or damaged; unpack an archive first") from None
 
 
-def _to_dict(stored: Any) -> dict[str, Any]:
-    """Return options by name. Depending on its version, fairseq stores a namespace or a mapping."""
-    options = vars(stored) if isinstance(stored, Namespace) else stored
-    return dict(options) if isinstance(options, Mapping) else {}
+def _are_named_tensors(entry: Any) -> TypeGuard[dict[str, Tensor]]:
+    if not isinstance(entry, dict):
+        return False
+    return all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in entry.items())
+
+
+def _to_dict(options: Any) -> dict[str, Any]:
+    """Return options by name. Depending on its version, fairseq stores a namespace, a mapping or nothing."""
+    if isinstance(options, Namespace):
+        return dict(vars(options))
+    if isinstance(options, Mapping):
+        return dict(options)
+    return {}
 
 
 def read_dictionary(path: Path) -> Vocabulary:
@@ -107,10 +116,13 @@ def read_dictionary(path: Path) -> Vocabulary:
         text = files.read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a dictionary: byte {error.start} is not valid UTF-8") from None
-    counts = dict.fromkeys(SPECIAL_SYMBOLS, 0)
-    for line_number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+
+    counts = dict.fromkeys(SPECIAL_SYMBOLS, 0)  # by word, in the order of the ids
+    lines = text.removesuffix("\n").split("\n")
+    for line_number, line in enumerate(lines, start=1):
         word, _, count = line.rpartition(" ")
-        if not word or not (count.isascii() and count.isdecimal()):
+        is_number = count.isascii() and count.isdecimal()
+        if not word or not is_number:
             raise DataError(
                 f"{path}, line {line_number}: not a dictionary: expected a word and its count, got {line[:60]!r}"
             )
@@ -119,4 +131,5 @@ def read_dictionary(path: Path) -> Vocabulary:
                 f"{path}, line {line_number}: the word {word[:60]!r} is repeated or a special symbol; remove the line"
             )
         counts[word] = int(count)
-    return Vocabulary(tuple(counts), tuple(counts.values()), ordered=False)
+    words = tuple(counts)
+    return Vocabulary(words, tuple(counts.values()), ordered=False)

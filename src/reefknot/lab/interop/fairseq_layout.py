@@ -1,12 +1,17 @@
 """Derive the settings of a Reefknot experiment from a fairseq checkpoint. Both describe the same language model.
 
-`Layout.from_checkpoint` reads most settings from the names and shapes of the tensors: bands (clusters of words of
-similar frequency) and their dimensions, transformer blocks, tying, the final norm. `Options` are the options that the
-tensors do not show, such as the number of heads and dropout rates. `Layout.to_settings` combines both.
+    layout = Layout.from_checkpoint(checkpoint)       # from the names and shapes of the tensors
+    options = Options.from_checkpoint(checkpoint)     # what tensors do not show, such as heads and dropout rates
+    settings = layout.to_settings(options, corpus, checkpoint.path)
+
+In an adaptive model, the words are divided into bands by frequency. Words of a rarer band have vectors of a lower
+dimension, and a projection maps them to the dimension of the model. The adaptive softmax has a head for the first band
+and a tail for each other band. Besides the vectors of its words, the head has one vector for each tail.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +32,7 @@ HEAD = "decoder.adaptive_softmax.head"
 TAIL = "decoder.adaptive_softmax.tail"
 LAYERS = "decoder.layers"
 FINAL_NORM = "decoder.layer_norm"
-VERSION = "decoder.adaptive_softmax.version"
+VERSION = "decoder.adaptive_softmax.version"  # the full name
 
 _DROPOUT_RATE = Field(default=0.0, ge=0.0, lt=1.0)
 
@@ -59,20 +64,22 @@ class Options(BaseModel):
         try:
             options = cls.model_validate(checkpoint.arguments)
         except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            name = ".".join(map(str, problem["loc"]))
-            raise DataError(f"{checkpoint.path}: invalid option {name}: {problem['msg']}") from None
-        required = {
+            first_error = error.errors(include_url=False)[0]
+            name = ".".join(map(str, first_error["loc"]))
+            raise DataError(f"{checkpoint.path}: invalid option {name}: {first_error['msg']}") from None
+
+        supported_values = {
             "activation_fn": "relu",
             "decoder_normalize_before": True,
             "no_token_positional_embeddings": False,
             "add_bos_token": False,
         }
-        for name, value in required.items():
-            if getattr(options, name) != value:
+        for name, supported_value in supported_values.items():
+            value = getattr(options, name)
+            if value != supported_value:
                 raise DataError(
-                    f"{checkpoint.path}: unsupported architecture: {name} = {getattr(options, name)}; only models with "
-                    f"{value} can be imported"
+                    f"{checkpoint.path}: unsupported architecture: {name} = {value}; only models with "
+                    f"{supported_value} can be imported"
                 )
         return options
 
@@ -86,13 +93,18 @@ class Bands:
 
     @classmethod
     def from_shapes(cls, shapes: list[tuple[int, int]]) -> Bands:
-        """Return the bands of a table from the shapes of their matrices."""
-        return cls(*zip(*shapes, strict=True))
+        """Return the bands of a table from the shapes of their matrices: number of words, dimension."""
+        sizes = tuple(size for size, _ in shapes)
+        dims = tuple(dim for _, dim in shapes)
+        return cls(sizes, dims)
 
     def to_settings(self, path: Path) -> dict[str, Any]:
         """Return the settings of a banded table, or raise a DataError if dimensions do not fall by one factor.
 
         The dimensions (1024, 256, 64) have the factor 4.
+
+        Args:
+            path: The path of the checkpoint, for messages.
         """
         dim = self.dims[0]
         second_dim = self.dims[1] if len(self.dims) > 1 else dim
@@ -129,26 +141,27 @@ class Layout:
         """
         _check_architecture(checkpoint)
         tensors = checkpoint.tensors
+
         input_shapes = _matrix_shapes(checkpoint, f"{EMBEDDINGS}.{{}}.0.weight")
         tail_shapes = _matrix_shapes(checkpoint, f"{TAIL}.{{}}.2.weight")
         is_tied = f"{HEAD}.word_proj.weight" in tensors
         output_bands = None
         if not is_tied:
             head_rows, head_dim = _matrix_shape(checkpoint, f"{HEAD}.weight")
-            # Besides its words, the head has one row for each tail.
-            output_bands = Bands.from_shapes([(head_rows - len(tail_shapes), head_dim), *tail_shapes])
-        tied_projections = is_tied and all(
-            _are_equal(tensors, f"{TAIL}.{tail}.0.weight", f"{EMBEDDINGS}.{tail + 1}.1.weight")
-            for tail in range(len(tail_shapes))
-        )
+            head_words = head_rows - len(tail_shapes)  # the head also has one row for each tail
+            output_bands = Bands.from_shapes([(head_words, head_dim), *tail_shapes])
+
+        dim, _ = _matrix_shape(checkpoint, f"{EMBEDDINGS}.0.1.weight")
+        layer_shapes = _matrix_shapes(checkpoint, f"{LAYERS}.{{}}.fc1.weight")
+        ffn_dim, _ = _matrix_shape(checkpoint, f"{LAYERS}.0.fc1.weight")
         return cls(
-            dim=_matrix_shape(checkpoint, f"{EMBEDDINGS}.0.1.weight")[0],
-            layers=len(_matrix_shapes(checkpoint, f"{LAYERS}.{{}}.fc1.weight")),
-            ffn_dim=_matrix_shape(checkpoint, f"{LAYERS}.0.fc1.weight")[0],
+            dim=dim,
+            layers=len(layer_shapes),
+            ffn_dim=ffn_dim,
             final_norm=f"{FINAL_NORM}.weight" in tensors,
             input_bands=Bands.from_shapes(input_shapes),
             output_bands=output_bands,
-            tied_projections=tied_projections,
+            tied_projections=is_tied and _are_projections_equal(tensors, num_tails=len(tail_shapes)),
         )
 
     def to_settings(self, options: Options, corpus: CorpusSettings, path: Path) -> dict[str, Any]:
@@ -161,15 +174,22 @@ class Layout:
             corpus: The text of the run.
             path: The path of the checkpoint, for messages.
         """
+        # The input end uses the table `words` and the projections `bands`. If the output end is tied, it uses them too.
         tables = {"words": self.input_bands.to_settings(path)}
         projections: dict[str, Any] = {"bands": {"kind": "bands", "table": "words", "dim": self.dim}}
-        output_table, output_projections = "words", "bands"
+        output_table = "words"
         if self.output_bands:
             output_table = "classes"
             tables["classes"] = self.output_bands.to_settings(path)
+        output_projections = "bands"
         if not self.tied_projections:
             output_projections = "tails"
             projections["tails"] = {"kind": "bands", "table": output_table, "dim": self.dim, "head": False}
+
+        input_scale = 1.0 if options.no_scale_embedding else math.sqrt(self.dim)
+        evaluation: dict[str, Any] = {}
+        if options.sample_break_mode == "eos":  # the model was trained on single lines
+            evaluation["windows"] = {"kind": "lines"}
         return {
             "corpus": corpus.model_dump(),
             "vocabulary": {"dictionary": "fairseq"},
@@ -179,7 +199,7 @@ class Layout:
                 "kind": "adaptive",
                 "table": "words",
                 "projections": "bands",
-                "scale": 1.0 if options.no_scale_embedding else math.sqrt(self.dim),
+                "scale": input_scale,
             },
             "encoder": {
                 "kind": "transformer",
@@ -205,13 +225,14 @@ class Layout:
                 "optimiser": {"kind": "sgd", "learning_rate": 1.0},
                 "schedule": {"kind": "constant"},
             },
-            "evaluation": {"windows": {"kind": "lines"}} if options.sample_break_mode == "eos" else {},
+            "evaluation": evaluation,
         }
 
 
 def _check_architecture(checkpoint: FairseqCheckpoint) -> None:
     """Raise a DataError if the names of the tensors show an architecture that cannot be imported."""
-    tensors, path = checkpoint.tensors, checkpoint.path
+    path = checkpoint.path
+    tensors = checkpoint.tensors
     if f"{EMBEDDINGS}.0.0.weight" not in tensors or f"{TAIL}.0.0.weight" not in tensors:
         raise DataError(
             f"{path}: unsupported architecture: only language models with adaptive input and adaptive softmax can "
@@ -224,20 +245,39 @@ def _check_architecture(checkpoint: FairseqCheckpoint) -> None:
         )
 
 
-def _matrix_shape(checkpoint: FairseqCheckpoint, name: str) -> tuple[int, int]:
-    match tuple(checkpoint.get(name).shape):
-        case (rows, columns):
-            return rows, columns
-    raise DataError(f"{checkpoint.path}: the tensor {name} is not a matrix")
-
-
 def _matrix_shapes(checkpoint: FairseqCheckpoint, name_format: str) -> list[tuple[int, int]]:
-    """Return the shapes of numbered matrices. `name_format` has {} in place of the number, which starts from 0."""
+    """Return the shapes (rows, columns) of numbered matrices, such as one matrix per layer.
+
+    Args:
+        checkpoint: The checkpoint.
+        name_format: Names of the matrices, with {} in place of the number. Numbers start from 0.
+    """
     shapes: list[tuple[int, int]] = []
-    while name_format.format(len(shapes)) in checkpoint.tensors:
-        shapes.append(_matrix_shape(checkpoint, name_format.format(len(shapes))))
+    for number in itertools.count():
+        name = name_format.format(number)
+        if name not in checkpoint.tensors:
+            break
+        shapes.append(_matrix_shape(checkpoint, name))
     return shapes
 
 
-def _are_equal(tensors: Mapping[str, Tensor], name: str, other_name: str) -> bool:
-    return name in tensors and other_name in tensors and torch.equal(tensors[name], tensors[other_name])
+def _matrix_shape(checkpoint: FairseqCheckpoint, name: str) -> tuple[int, int]:
+    """Return the number of rows and columns of a tensor, or raise a DataError if it is not a matrix."""
+    shape = checkpoint.get(name).shape
+    if len(shape) != 2:
+        raise DataError(f"{checkpoint.path}: the tensor {name} is not a matrix")
+    rows, columns = shape
+    return rows, columns
+
+
+def _are_projections_equal(tensors: Mapping[str, Tensor], num_tails: int) -> bool:
+    """Return whether every tail has the same projection as its band of the input."""
+    for tail in range(num_tails):
+        input_band = tail + 1  # the first band is the head
+        output_name = f"{TAIL}.{tail}.0.weight"
+        input_name = f"{EMBEDDINGS}.{input_band}.1.weight"
+        if output_name not in tensors or input_name not in tensors:
+            return False
+        if not torch.equal(tensors[output_name], tensors[input_name]):
+            return False
+    return True

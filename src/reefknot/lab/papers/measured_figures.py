@@ -1,9 +1,11 @@
 """Read the recorded figures of the papers, and write their sections in PAPERS.md.
 
-A record is a JSON file with the measurements of one figure and their origin. `reefknot figure NAME RUN ... --json FILE`
-writes a record. `add_record`, called by `script/papers --record FILE`, verifies that the code that measured it is the
-code of its commit, and copies it to results/figures/. `read_figures` reads all records, and `to_markdown` writes a
-section: a heading, the picture, the table and the origin.
+A record is a JSON file with the measurements of one figure and their origin (commit, command, machine):
+
+    reefknot figure NAME RUN ... --json FILE    writes a record
+    script/papers --record FILE                 checks it and copies it to results/figures/ (`add_record`)
+    script/papers                               reads all records (`read_figures`) and writes their sections in
+                                                PAPERS.md (`to_markdown`)
 """
 
 from __future__ import annotations
@@ -27,17 +29,18 @@ PICTURE_FOLDER = Path("docs/figures")
 
 @dataclass(frozen=True)
 class RecordedFigure:
-    """The record of a figure, with the title, the table and the picture that the figure makes from it."""
+    """A record of a figure, with the title, the table and the picture that the figure makes from it."""
 
     title: str
     description: str
     lines: Sequence[str]
     """The lines of the table."""
     svg: str
+    """The picture, as the content of an SVG file."""
     record: Mapping[str, Any]
 
     @property
-    def picture(self) -> Path:
+    def picture_path(self) -> Path:
         """The path of the picture, relative to the root of the project."""
         return PICTURE_FOLDER / f"{slug(self.record)}.svg"
 
@@ -48,13 +51,8 @@ class RecordedFigure:
 
 
 def slug(record: Mapping[str, Any]) -> str:
-    """Return the file name of a record's figure, without its suffix."""
+    """Return the file name of a record's figure, without its suffix: `inan2017-2`."""
     return str(record["figure"]).replace("/", "-")
-
-
-def read_figures(root: Path) -> list[dict[str, Any]]:
-    """Return the records of the project; raise a DataError if one cannot be traced to its code."""
-    return [_read_traceable(path) for path in sorted((root / RECORD_FOLDER).glob("*.json"))]
 
 
 def add_record(root: Path, path: Path) -> Path:
@@ -62,10 +60,18 @@ def add_record(root: Path, path: Path) -> Path:
     record = _read_traceable(path)
     environment = record["environment"]
     check_code(root, path, environment["commit"], environment.get("source_sha256"))
-    target = root / RECORD_FOLDER / f"{slug(record)}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, remove_local_paths(json.dumps(record, indent=2, ensure_ascii=False)) + "\n")
-    return target
+
+    copy_path = root / RECORD_FOLDER / f"{slug(record)}.json"
+    copy_path.parent.mkdir(parents=True, exist_ok=True)
+    json_text = json.dumps(record, indent=2, ensure_ascii=False)
+    write_text(copy_path, remove_local_paths(json_text) + "\n")
+    return copy_path
+
+
+def read_figures(root: Path) -> list[dict[str, Any]]:
+    """Return the records of the project; raise a DataError if one cannot be traced to its code."""
+    record_paths = sorted((root / RECORD_FOLDER).glob("*.json"))
+    return [_read_traceable(path) for path in record_paths]
 
 
 def _read_traceable(path: Path) -> dict[str, Any]:
@@ -79,34 +85,19 @@ def _read_traceable(path: Path) -> dict[str, Any]:
     return record
 
 
-def check_origin(path: Path, origin: Mapping[str, Any], name: str = "it") -> None:
+def check_origin(path: Path, origin: Mapping[str, Any], subject: str = "it") -> None:
     """Raise a DataError if a record does not name the commit and the command that made it.
 
     Args:
         path: The file of the record, for the message.
         origin: The commit, the command and whether there were uncommitted changes, as stored in the record.
-        name: Whose origin it is, for the message.
+        subject: Whose origin it is, for the message.
     """
-    missing = [key for key in ("commit", "command") if not origin.get(key)]
-    if missing:
-        raise DataError(f"{path}: no {' and no '.join(missing)} recorded for {name}; measure it again")
+    missing_keys = [key for key in ("commit", "command") if not origin.get(key)]
+    if missing_keys:
+        raise DataError(f"{path}: no {' and no '.join(missing_keys)} recorded for {subject}; measure it again")
     if origin.get("dirty"):
-        raise DataError(f"{path}: {name} was made with uncommitted changes; commit and run it again")
-
-
-def remove_local_paths(text: str) -> str:
-    """Remove paths of the local machine from the commands in a JSON text.
-
-    RUN and DIR replace folders, and output files are reduced to their names.
-    """
-    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', lambda match: match[1] + _replace_paths(match[2]), text)
-
-
-def _replace_paths(command: str) -> str:
-    """Return a command with its absolute paths replaced."""
-    command = re.sub(r"--data[ =]\S+", "--data DIR", command)
-    command = re.sub(r"(?<= )(--json|--output|-o)([ =])/(?:\S*/)?", r"\1\2", command)
-    return re.sub(r"(?<=[ =])/\S+|(?<=^reefknot evaluate )[^-\s]\S*", "RUN", command)
+        raise DataError(f"{path}: {subject} was made with uncommitted changes; commit and run it again")
 
 
 def check_code(root: Path, record_path: Path, commit: str | None, source_hash: str | None) -> None:
@@ -128,8 +119,25 @@ def check_code(root: Path, record_path: Path, commit: str | None, source_hash: s
         if subprocess.run(command, capture_output=True, check=False).returncode:
             raise DataError(f"{record_path}: commit {commit} is not in this repository")
         shutil.unpack_archive(archive, folder, filter="data")
-        if source_sha256(Path(folder) / "src" / "reefknot") != source_hash:
+        commit_hash = source_sha256(Path(folder) / "src" / "reefknot")
+        if commit_hash != source_hash:
             raise DataError(f"{record_path}: the code that ran differs from commit {commit}; run it again")
+
+
+def remove_local_paths(json_text: str) -> str:
+    """Remove paths of the local machine from the commands in a JSON text.
+
+    RUN and DIR replace folders, and output files are reduced to their names.
+    """
+
+    def replace_paths(match: re.Match[str]) -> str:
+        key, command = match.groups()
+        command = re.sub(r"--data[ =]\S+", "--data DIR", command)
+        command = re.sub(r"(?<= )(--json|--output|-o)([ =])/(?:\S*/)?", r"\1\2", command)
+        command = re.sub(r"(?<=[ =])/\S+|(?<=^reefknot evaluate )[^-\s]\S*", "RUN", command)
+        return key + command
+
+    return re.sub(r'("command": ")((?:[^"\\]|\\.)*)', replace_paths, json_text)
 
 
 def to_markdown(figure: RecordedFigure) -> str:
@@ -137,14 +145,15 @@ def to_markdown(figure: RecordedFigure) -> str:
     notes = "".join(f"{note[0].upper()}{note[1:]}.\n\n" for note in figure.record.get("notes", ()))
     table = "\n".join(figure.lines)
     return (
-        f"## {figure.title}\n\n{figure.description}\n\n![{figure.title}]({figure.picture.as_posix()})\n\n"
+        f"## {figure.title}\n\n{figure.description}\n\n![{figure.title}]({figure.picture_path.as_posix()})\n\n"
         f"```text\n{table}\n```\n\n{notes}{_describe_origin(figure.record)}\n"
     )
 
 
 def _describe_origin(record: Mapping[str, Any]) -> str:
     """Describe the runs, the machines and the code that produced a figure."""
-    runs, environment = record["runs"], record["environment"]
+    runs = record["runs"]
+    environment = record["environment"]
     values_by_name = {
         "Runs of": [f"`{run['recipe']}`" for run in runs],
         "corpus": [run.get("corpus") for run in runs],
@@ -153,11 +162,12 @@ def _describe_origin(record: Mapping[str, Any]) -> str:
         "torch": [run.get("torch") for run in runs],
         "commit": [f"`{run['commit'][:12]}`" for run in runs],
     }
-    details = [
-        f"{name} {', '.join(dict.fromkeys(filter(None, values)))}"
-        for name, values in values_by_name.items()
-        if any(values)
-    ]
+    details = []
+    for name, values in values_by_name.items():
+        distinct_values = dict.fromkeys(value for value in values if value)
+        if distinct_values:
+            details.append(f"{name} {', '.join(distinct_values)}")
+
     machine = ", ".join(environment.get("gpus") or [environment.get("cpu") or "a CPU"])
     return (
         f"{'; '.join(details)}. Measured by `{environment['command']}` on {machine}, "

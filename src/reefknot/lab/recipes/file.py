@@ -1,32 +1,20 @@
-"""Reads and checks a recipe file: a TOML file with a title, base settings, and the rows of a paper's table.
+"""Reads and checks recipe files. A recipe is a TOML file with the experiments of a paper's table.
 
-`read_recipe_file` reads a file, and `find_recipe` finds a shipped recipe by its name. `recipe.py` turns the content
-into experiments. A row is one line of the paper's table. There are three kinds of rows:
+    title = "A small and a large LSTM"
 
-* A trained row, which is the normal case. Its settings are the base settings with the changes in `set`.
-* A quoted row (`quoted = true`). The paper took its score from another paper.
-* A row that evaluates the model of another row (`of`) in another mode (`by`):
+    [base.encoder]                  # the settings in `base` apply to all rows
+    kind = "lstm"
+    hidden_dim = 200
+
+    [[rows]]                        # a row of the paper's table is one experiment
+    name = "small"
 
     [[rows]]
-    name = "AWD-LSTM + dynamic evaluation"
-    of = "AWD-LSTM"
-    by = "dynamic"
+    name = "large"
+    set.encoder.hidden_dim = 1500   # `set` changes settings of the base
 
-The scores of such a row come from the runs of the other row, where `reefknot evaluate RUN --dynamic --save` stores
-them. `by = "context-2560-stride-512"` stands for `reefknot evaluate RUN --context 2560 --stride 512 --save`.
-
-`paper` holds the paper's scores, such as `paper = { valid = 120.7, test = 114.5 }`. `paper_similarity` holds the
-correlations of its word vectors with human judgements, by end of the model (input or output):
-
-    [rows.paper_similarity]
-    input = { SimLex-999 = 0.30, MEN = 0.66 }
-    output = { SimLex-999 = 0.29, MEN = 0.61 }
-
-A file may also select rows of another recipe, for example the rows that a figure shows. The runs belong to the other
-recipe, so that no row is trained twice:
-
-    extends = "inan2017/table1"
-    rows = ["VD-LSTM large", "VD-LSTM+REAL large"]
+`find_recipe` finds the file of a recipe by name, and `read_recipe_file` reads it as a `RecipeFile`. `Row` describes
+the kinds of rows. `recipe.py` turns the rows into experiments.
 """
 
 from __future__ import annotations
@@ -58,15 +46,35 @@ else:
 Correlation = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
-def _check_mode_name(name: str) -> str:
+def _check_mode_name(mode_name: str) -> str:
     """Check the name of an evaluation mode. The modes are imported here, because most recipes do not name any."""
     from reefknot.lab.runs.modes import check_mode
 
-    return check_mode(name)
+    return check_mode(mode_name)
 
 
 class Row(Settings):
-    """One row of a paper's table."""
+    """One row of a paper's table. There are three kinds of rows.
+
+    * A trained row, which is the normal case. Its settings are the base settings with the changes in `set`.
+    * A quoted row (`quoted = true`). The paper took its score from another paper.
+    * A row that evaluates the model of another row (`of`) in another mode (`by`):
+
+        [[rows]]
+        name = "AWD-LSTM + dynamic evaluation"
+        of = "AWD-LSTM"
+        by = "dynamic"
+
+    The scores of such a row come from the runs of the other row, where `reefknot evaluate RUN --dynamic --save` stores
+    them. `by = "context-2560-stride-512"` stands for `reefknot evaluate RUN --context 2560 --stride 512 --save`.
+
+    `paper` has the paper's scores, such as `paper = { valid = 120.7, test = 114.5 }`. `paper_similarity` has the
+    correlations of its word vectors with human judgements, by end of the model (input or output):
+
+        [rows.paper_similarity]
+        input = { SimLex-999 = 0.30, MEN = 0.66 }
+        output = { SimLex-999 = 0.29, MEN = 0.61 }
+    """
 
     name: Annotated[OneLine, Field(min_length=1, max_length=100, description="Name of the row in the paper.")]
     quoted: Annotated[bool, Field(description="The paper quotes this row from another paper. It is not trained.")] = (
@@ -93,15 +101,16 @@ class Row(Settings):
     def _check_benchmarks(cls, similarity: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
         from reefknot.lab.evaluation.benchmarks import BENCHMARKS
 
-        known_names = ", ".join(BENCHMARKS)
+        known_benchmarks = ", ".join(BENCHMARKS)
         for correlations in similarity.values():
-            for name in correlations:
-                if name not in BENCHMARKS:
-                    raise ValueError(f"unknown benchmark {shorten(name)!r}; known benchmarks: {known_names}")
+            for benchmark in correlations:
+                if benchmark not in BENCHMARKS:
+                    raise ValueError(f"unknown benchmark {shorten(benchmark)!r}; known benchmarks: {known_benchmarks}")
         return similarity
 
     @model_validator(mode="after")
     def _check_evaluated(self) -> Row:
+        """Check that `of` and `by` are set together, and without settings of a trained row."""
         if (self.of is None) != (self.by is None):
             raise ValueError("set both of (the row whose model is evaluated) and by (the mode), or neither")
         if self.of is not None and (self.quoted or self.set or self.parameters is not None):
@@ -120,7 +129,7 @@ class Row(Settings):
 
     @property
     def start(self) -> str | None:
-        """The row to start from: training starts with its best weights."""
+        """The name of the row to start from: training starts with its best weights."""
         return get_string(self.set, "training", "start", "row")
 
     @property
@@ -140,7 +149,13 @@ class RecipeFile(Settings):
 
 
 class Selection(Settings):
-    """The content of a recipe file that selects rows of another recipe."""
+    """The content of a recipe file that selects rows of another recipe, for example the rows that a figure shows.
+
+    The runs belong to the other recipe, so that no row is trained twice:
+
+        extends = "inan2017/table1"
+        rows = ["VD-LSTM large", "VD-LSTM+REAL large"]
+    """
 
     title: OneLine
     paper: OneLine | None = None
@@ -152,25 +167,28 @@ def read_recipe_file(path: Path, name: str) -> RecipeFile:
     """Read and check a recipe file. `name` is its name in error messages."""
     raw = _upgrade_names(_read_toml(path), name)
     if "extends" in raw:
-        file = _select_rows(check_settings(Selection, raw, name), name)
+        selection = check_settings(Selection, raw, name)
+        recipe_file = _select_rows(selection, name)
     else:
-        file = check_settings(RecipeFile, raw, name)
-    _check_folders(file.rows, name)
-    _check_evaluated_rows(file.rows, name)
-    return file
+        recipe_file = check_settings(RecipeFile, raw, name)
+    _check_folders(recipe_file.rows, name)
+    _check_evaluated_rows(recipe_file.rows, name)
+    return recipe_file
 
 
 def _select_rows(selection: Selection, name: str) -> RecipeFile:
-    """Return the selected rows of another recipe as a file, in the order of the selection. `name` is for messages."""
+    """Return the other recipe with only the selected rows, in the order of the selection. `name` is for messages."""
     path, extended_name = find_recipe(selection.extends)
     if "extends" in _read_toml(path):
         raise SettingsError(f"{name}: {extended_name} itself selects rows of another recipe; extend that recipe")
     extended_file = read_recipe_file(path, extended_name)
+
     row_by_name = {row.name: row for row in extended_file.rows}
     for row_name in selection.rows:
         if row_name not in row_by_name:
             known_names = ", ".join(f'"{known_name}"' for known_name in row_by_name)
             raise SettingsError(f'{name}: {extended_name} has no row "{shorten(row_name)}"; there are: {known_names}')
+
     rows = [row_by_name[row_name] for row_name in selection.rows]
     changes = {"title": selection.title, "paper": selection.paper, "rows": rows, "extends": extended_name}
     return extended_file.model_copy(update=changes)
@@ -183,7 +201,9 @@ def get_string(raw: Any, *keys: str) -> str | None:
     """
     value = raw
     for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
     return value if isinstance(value, str) else None
 
 
@@ -211,9 +231,10 @@ def _check_evaluated_rows(rows: Sequence[Row], recipe: str) -> None:
 def _upgrade_names(raw: dict[str, Any], recipe: str) -> dict[str, Any]:
     """Return the content of a recipe file with old names of settings replaced. Warn if there are old names."""
     upgraded = dict(raw)
-    base, rows = raw.get("base"), raw.get("rows")
+    base = raw.get("base")
     if isinstance(base, Mapping):
         upgraded["base"] = upgrade_settings(base)
+    rows = raw.get("rows")
     if isinstance(rows, list):
         upgraded["rows"] = [_upgrade_row(row) for row in rows]
     if upgraded != raw:
@@ -222,6 +243,7 @@ def _upgrade_names(raw: dict[str, Any], recipe: str) -> dict[str, Any]:
 
 
 def _upgrade_row(row: Any) -> Any:
+    """Return a row that is not checked yet with the current names of its settings."""
     if isinstance(row, Mapping) and isinstance(row.get("set"), Mapping):
         return {**row, "set": upgrade_settings(row["set"])}
     return row
@@ -250,28 +272,38 @@ class RecipeNotFound(SettingsError):
 
 def list_shipped_recipes() -> dict[str, str]:
     """Return the title of every shipped recipe, by name."""
-    paths = sorted(FOLDER.rglob("*.toml"))
-    titles = [tomllib.loads(path.read_text(encoding="utf-8"))["title"] for path in paths]
-    return {_recipe_name(path): title for path, title in zip(paths, titles, strict=True)}
+    title_by_name: dict[str, str] = {}
+    for path in sorted(FOLDER.rglob("*.toml")):
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        title_by_name[_recipe_name(path)] = raw["title"]
+    return title_by_name
 
 
 def find_recipe(name: str) -> tuple[Path, str]:
-    """Return the file of a recipe and its name: the name of a shipped recipe, or the stem of a path."""
-    shipped_paths = {_recipe_name(path): path for path in FOLDER.rglob("*.toml")}
-    if name in shipped_paths:
-        return shipped_paths[name], name
+    """Find a recipe by the name of a shipped recipe or by the path of a file.
+
+    Returns:
+        The path of the file, and the name of the recipe: the name of a shipped recipe, or the stem of the path.
+    """
+    path_by_name = {_recipe_name(path): path for path in FOLDER.rglob("*.toml")}
+    if name in path_by_name:
+        return path_by_name[name], name
     path = Path(name)
     with suppress(OSError):  # the name is too long for a file
         if path.is_file():
             return path, path.stem
+
     if "=" in name:
         setting = shlex.quote(name[:200])
         raise SettingsError(
             f"{setting} is a setting, not a recipe; `train`, `table` and `params` take settings after the recipe, and "
             f"`validate` takes none: to check a row with a setting, use `reefknot params RECIPE --row ROW {setting}`"
         )
-    matches = get_close_matches(name, shipped_paths, n=1)
-    hint = f"did you mean {matches[0]}?" if matches else f"shipped recipes: {', '.join(sorted(shipped_paths))}"
+    similar_names = get_close_matches(name, path_by_name, n=1)
+    if similar_names:
+        hint = f"did you mean {similar_names[0]}?"
+    else:
+        hint = f"shipped recipes: {', '.join(sorted(path_by_name))}"
     raise RecipeNotFound(f"no recipe {name[:200]!r}: it is neither a shipped recipe nor a file; {hint}")
 
 

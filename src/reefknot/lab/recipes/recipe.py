@@ -1,15 +1,13 @@
 """Loads a recipe: checks the settings of its rows, with overrides, and turns each trained row into an experiment.
 
-`load_recipe` is the entry point; it returns a `Recipe`. A recipe is a TOML file with base settings and named rows that
-differ from the base (`file.py` describes the format). On the command line:
+A recipe is a TOML file with base settings and named rows that differ from the base (`file.py` describes the format).
 
-    reefknot validate RECIPE        check a recipe without training
-    reefknot ls                     list the shipped recipes
+    recipe = load_recipe("press2017/table6", overrides=["training.epochs=3"])
+    row = recipe.row("Small + WT")
+    experiment = recipe.experiments[row.name]       # the checked settings of the row
 
-An experiment is everything that a run depends on. Its settings are those of the base, changed by the settings of the
-row and then by `key=value` overrides. A TOML table with a `kind` replaces the whole table of the base, because every
-kind has its own settings. The value "default" removes a setting of the base. An override that sets only a kind, such as
-encoder.kind=gru, keeps the settings that the old and the new part have in common (see `lab/config/overrides.py`).
+The settings of an experiment are the base settings, changed by the settings of the row and then by the overrides.
+`lab/config/overrides.py` describes how settings are merged. `lab/experiment.py` trains a row.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from typing import Any
 import torch
 
 from reefknot.errors import SettingsError, shorten
-from reefknot.lab.config.overrides import merge, override
+from reefknot.lab.config.overrides import apply_overrides, merge_settings
 from reefknot.lab.config.settings import Mistake, build_settings_error, reject_deep_nesting
 from reefknot.lab.recipes.file import RecipeFile, find_recipe, get_string, read_recipe_file
 from reefknot.lab.recipes.file import Row as Row
@@ -36,7 +34,7 @@ from reefknot.lab.tasks.contract import Experiment
 
 MODEL_SECTIONS = ("corpus", "vocabulary", "tables", "projections", "source", "input", "encoder", "output", "skip_gram")
 """Sections of an experiment that determine the number of parameters."""
-MAX_ROWS_LISTED = 6
+MAX_LISTED_ROWS = 6
 """Error messages list the rows of a recipe only if there are at most this many."""
 META_VOCAB_SIZE = 300_000
 """Vocabulary size of models that are built only to compare the shapes of their parameters."""
@@ -49,29 +47,42 @@ class Recipe:
     """A recipe that was read and checked, with the requested rows."""
 
     name: str
-    """The folder name of its runs. A recipe that selects rows of another recipe has the name of that recipe."""
+    """The folder name of its runs. If a recipe selects rows of another recipe, this is the name of the other recipe."""
     given_name: str
     """The name or path that the user gave."""
     title: str
     paper: str | None
+    """The short name of the paper, such as press2017."""
     rows: tuple[Row, ...]
     experiments: Mapping[str, Experiment]
     """The experiment of every trained row, by name."""
     overrides: tuple[str, ...]
+    """The overrides that the experiments include, as `key=value`."""
     changed: Mapping[str, list[Change]]
-    """The settings of each row that overrides changed, except those in `IGNORED_SETTINGS`."""
+    """For each trained row, the settings that overrides changed, except those in `IGNORED_SETTINGS`."""
 
-    def build(self, row: Row, words: Any) -> Any:
-        """Build the model of a row; see `tasks.build_model`."""
+    def build(self, row: Row, vocabulary: Any) -> Any:
+        """Build the model of a row.
+
+        Args:
+            row: A trained row.
+            vocabulary: A vocabulary, the `VocabularyPair` of parallel text, or just the number of words.
+        """
         with self.add_row_to_errors(row):
-            return build_model(self.experiments[row.name], words)
+            return build_model(self.experiments[row.name], vocabulary)
 
     def experiment(self, row: Row, task: str, advice: str) -> Experiment:
-        """Return the experiment of a row, or raise an error with advice if it belongs to another task."""
+        """Return the experiment of a row, or raise an error with advice if it belongs to another task.
+
+        Args:
+            row: A trained row.
+            task: The required task, such as "language_model".
+            advice: What the user can do instead, for the error message.
+        """
         experiment = self.experiments[row.name]
         if experiment.task != task:
-            noun = load_task(experiment.task).noun
-            raise SettingsError(f'{self.given_name}, row "{row.name}" trains {noun}; {advice}')
+            trained_thing = load_task(experiment.task).noun  # such as "a translator"
+            raise SettingsError(f'{self.given_name}, row "{row.name}" trains {trained_thing}; {advice}')
         return experiment
 
     @contextmanager
@@ -102,35 +113,40 @@ def load_recipe(
             start from.
     """
     path, recipe_name = find_recipe(name)
-    file, overrides = read_recipe_file(path, name), tuple(overrides)
-    rows = _select_rows(file, row, name, overrides, alone=alone)
+    recipe_file = read_recipe_file(path, name)
+    overrides = tuple(overrides)
+    rows = _select_rows(recipe_file, row, name, overrides, alone=alone)
+
+    # Check the settings of all rows before an error is raised, so that it lists all mistakes.
     experiments: dict[str, Experiment] = {}
     changed: dict[str, list[Change]] = {}
     mistakes: list[Mistake] = []
-    for index, chosen in enumerate(rows):
-        if not chosen.trained:
+    for index, selected_row in enumerate(rows):
+        if not selected_row.trained:
             continue
-        source = f'{name}, row "{chosen.name}"'
+        source = f'{name}, row "{selected_row.name}"'
         with reject_deep_nesting(source):
-            row_settings = merge(file.base, chosen.set)
-            settings = override(row_settings, overrides)
+            row_settings = merge_settings(recipe_file.base, selected_row.set)
+            settings = apply_overrides(row_settings, overrides)
             experiment = validate_experiment(settings, source)
             if isinstance(experiment, list):
                 mistakes += experiment
                 continue
-            experiments[chosen.name] = experiment
-            changed[chosen.name] = _list_changes(row_settings, settings, experiment) if overrides else []
-        if any(change.section in MODEL_SECTIONS for change in changed[chosen.name]):
+            changes = _list_changes(row_settings, settings, experiment) if overrides else []
+        experiments[selected_row.name] = experiment
+        changed[selected_row.name] = changes
+        if any(change.section in MODEL_SECTIONS for change in changes):
             # The paper's number of parameters may be wrong for the changed model, so it is not checked.
-            rows[index] = chosen.model_copy(update={"parameters": None})
+            rows[index] = selected_row.model_copy(update={"parameters": None})
     if mistakes:
         raise build_settings_error(mistakes)
-    _check_starts(file, experiments, name)
+
+    _check_starts(recipe_file, experiments, name)
     return Recipe(
-        name=file.extends or recipe_name,
+        name=recipe_file.extends or recipe_name,
         given_name=name,
-        title=file.title,
-        paper=file.paper,
+        title=recipe_file.title,
+        paper=recipe_file.paper,
         rows=tuple(rows),
         experiments=experiments,
         overrides=overrides,
@@ -138,55 +154,66 @@ def load_recipe(
     )
 
 
-def _select_rows(
-    file: RecipeFile, names: str | Collection[str] | None, recipe: str, overrides: tuple[str, ...], *, alone: bool
-) -> list[Row]:
-    """Return the rows that were asked for: all rows, the row with this name, or the rows that match a list of names."""
-    if names is None:
-        return list(file.rows)
-    if isinstance(names, str):
-        return [_choose_row(file.rows, names, recipe)]
-    rows = _match_rows(file.rows, names, recipe, only_trained=alone)
-    return rows if alone else _add_needed_rows(file, rows, overrides)
+def default_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path:
+    """Return the default folder of a row's run. `root` is the folder of all runs of the recipe."""
+    if root is None:
+        root = Path("runs") / recipe.name
+    return root / row.slug / f"seed{seed}"
 
 
-def _check_starts(file: RecipeFile, experiments: Mapping[str, Experiment], recipe: str) -> None:
+# -- rows that start from another row ------------------------------------------------------------------------------
+
+
+def _check_starts(recipe_file: RecipeFile, experiments: Mapping[str, Experiment], recipe_name: str) -> None:
     """Check rows that start from another row: that row is trained, the chain of rows ends, and the shapes agree."""
-    starts: dict[str, str | None] = {}  # for each trained row, the row that it starts from
-    for row in file.rows:
+    start_by_row: dict[str, str | None] = {}  # for each trained row, the row that it starts from
+    for row in recipe_file.rows:
         if row.trained:
-            starts[row.name] = get_string(merge(file.base, row.set), "training", "start", "row")
-    starts |= {name: experiment.start for name, experiment in experiments.items()}
+            settings = merge_settings(recipe_file.base, row.set)
+            start_by_row[row.name] = get_string(settings, "training", "start", "row")
+    for row_name, experiment in experiments.items():
+        start_by_row[row_name] = experiment.start
+
     messages = []
-    for name in experiments:
-        error = _find_start_error(name, starts, experiments)
+    for row_name in experiments:
+        error = _find_start_error(row_name, start_by_row, experiments)
         if error:
-            messages.append(f'{recipe}, row "{name}":\n  training.start.row: {error}')
+            messages.append(f'{recipe_name}, row "{row_name}":\n  training.start.row: {error}')
     if messages:
         raise SettingsError("\n".join(messages))
 
 
-def _find_start_error(name: str, starts: Mapping[str, str | None], experiments: Mapping[str, Experiment]) -> str | None:
+def _find_start_error(
+    row_name: str, start_by_row: Mapping[str, str | None], experiments: Mapping[str, Experiment]
+) -> str | None:
     """Return what is wrong with the rows that a row starts from, or None.
 
     Args:
-        name: The name of the row.
-        starts: For each trained row of the recipe, the row that it starts from, or None.
-        experiments: The experiments of the rows that were chosen.
+        row_name: The name of the row.
+        start_by_row: For each trained row of the recipe, the row that it starts from, or None.
+        experiments: The experiments of the rows that were selected.
     """
-    chain = [name]
-    while (start := starts.get(chain[-1])) and start not in chain:
-        chain.append(start)
-    is_cycle = bool(start)
-    if len(chain) > 1 and chain[1] not in starts:
-        trained_names = ", ".join(f'"{trained_name}"' for trained_name in starts)
-        return f'no trained row is called "{shorten(chain[1])}"; there are: {trained_names}'
-    if is_cycle:
-        return "a row cannot start from its own weights: " + " <- ".join(f'"{row}"' for row in (*chain, start))
-    if len(chain) > 1 and chain[1] in experiments:
-        mismatches = _list_mismatches(experiments[name], experiments[chain[1]])
+    start_name = start_by_row.get(row_name)
+    if not start_name:
+        return None
+    if start_name not in start_by_row:
+        trained_names = ", ".join(f'"{trained_name}"' for trained_name in start_by_row)
+        return f'no trained row is called "{shorten(start_name)}"; there are: {trained_names}'
+
+    # The chain of rows must end at a row that starts from random weights.
+    chain = [row_name]
+    next_name: str | None = start_name
+    while next_name:
+        if next_name in chain:
+            cycle = " <- ".join(f'"{name}"' for name in (*chain, next_name))
+            return f"a row cannot start from its own weights: {cycle}"
+        chain.append(next_name)
+        next_name = start_by_row.get(next_name)
+
+    if start_name in experiments:
+        mismatches = _list_mismatches(experiments[row_name], experiments[start_name])
         if mismatches:
-            return f'row "{chain[1]}" has another model; these parameters differ: {", ".join(mismatches[:5])}'
+            return f'row "{start_name}" has another model; these parameters differ: {", ".join(mismatches[:5])}'
     return None
 
 
@@ -202,9 +229,14 @@ def _list_mismatches(experiment: Experiment, start: Experiment) -> list[str]:
             start_parameters = dict(build_model(start, META_VOCAB_SIZE).named_parameters())
     except SettingsError:
         return []  # this error is reported when the model is built for its vocabulary
-    common_names = parameters.keys() & start_parameters.keys()
-    reshaped = [name for name in common_names if parameters[name].shape != start_parameters[name].shape]
-    return sorted([*reshaped, *(parameters.keys() ^ start_parameters.keys())])
+
+    names_in_both = parameters.keys() & start_parameters.keys()
+    names_in_one = parameters.keys() ^ start_parameters.keys()
+    reshaped_names = [name for name in names_in_both if parameters[name].shape != start_parameters[name].shape]
+    return sorted([*reshaped_names, *names_in_one])
+
+
+# -- changed settings ----------------------------------------------------------------------------------------------
 
 
 def _list_changes(row_settings: Mapping[str, Any], settings: Mapping[str, Any], experiment: Experiment) -> list[Change]:
@@ -218,11 +250,11 @@ def _list_changes(row_settings: Mapping[str, Any], settings: Mapping[str, Any], 
         settings: The settings of the row with overrides.
         experiment: The experiment that `settings` describe.
     """
-    original = validate_experiment(row_settings, "")
-    if isinstance(original, list):
+    original_experiment = validate_experiment(row_settings, "")
+    if isinstance(original_experiment, list):  # a list of mistakes
         changes = find_changes(_as_json(row_settings), _as_json(settings))
     else:
-        changes = find_changes(original.model_dump(mode="json"), experiment.model_dump(mode="json"))
+        changes = find_changes(original_experiment.model_dump(mode="json"), experiment.model_dump(mode="json"))
     return [change for change in changes if change.key not in IGNORED_SETTINGS]
 
 
@@ -237,64 +269,95 @@ def _as_json(raw: Any) -> Any:
     return raw
 
 
-def _choose_row(rows: Iterable[Row], name: str | None, recipe: str) -> Row:
+# -- selecting rows ------------------------------------------------------------------------------------------------
+
+
+def _select_rows(
+    recipe_file: RecipeFile,
+    row_names: str | Collection[str] | None,
+    recipe_name: str,
+    overrides: tuple[str, ...],
+    *,
+    alone: bool,
+) -> list[Row]:
+    """Return all rows, the row with this name, or the rows that match a list of names; see `load_recipe`."""
+    if row_names is None:
+        return list(recipe_file.rows)
+    if isinstance(row_names, str):
+        return [_choose_row(recipe_file.rows, row_names, recipe_name)]
+    rows = _match_rows(recipe_file.rows, row_names, recipe_name, only_trained=alone)
+    if alone:
+        return rows
+    return _add_needed_rows(recipe_file, rows, overrides)
+
+
+def _choose_row(rows: Sequence[Row], row_name: str | None, recipe_name: str) -> Row:
     """Return the trained row with this name, ignoring case; without a name, the only trained row."""
-    rows = list(rows)
     trained_rows = [row for row in rows if row.trained]
-    if name is None and len(trained_rows) == 1:
-        return trained_rows[0]
-    if name is None:
-        raise SettingsError(f"{recipe}: choose a row with --row; {_format_available(trained_rows, recipe)}")
-    chosen = next((row for row in rows if name.lower() in (row.name.lower(), row.slug)), None)
-    if chosen is None:
-        names = {row.name.lower(): row.name for row in trained_rows}
-        matches = get_close_matches(name[:100].lower(), names, n=1)
-        hint = f'did you mean "{names[matches[0]]}"?' if matches else _format_available(trained_rows, recipe)
-        raise SettingsError(f'{recipe}: no row "{shorten(name)}"; {hint}')
-    if chosen.of:
-        raise SettingsError(f'{recipe}: row "{chosen.name}" evaluates the model of row "{chosen.of}"; train that row')
-    if not chosen.trained:
-        raise SettingsError(f'{recipe}: row "{chosen.name}" is quoted from another paper: there is nothing to train')
-    return chosen
+    available_rows = _format_available(trained_rows, recipe_name)
+    if row_name is None:
+        if len(trained_rows) == 1:
+            return trained_rows[0]
+        raise SettingsError(f"{recipe_name}: choose a row with --row; {available_rows}")
+
+    for row in rows:
+        if row_name.lower() not in (row.name.lower(), row.slug):
+            continue
+        if row.of:
+            raise SettingsError(
+                f'{recipe_name}: row "{row.name}" evaluates the model of row "{row.of}"; train that row'
+            )
+        if not row.trained:
+            raise SettingsError(
+                f'{recipe_name}: row "{row.name}" is quoted from another paper: there is nothing to train'
+            )
+        return row
+
+    name_by_lowercase = {row.name.lower(): row.name for row in trained_rows}
+    similar_names = get_close_matches(row_name[:100].lower(), name_by_lowercase, n=1)
+    hint = available_rows
+    if similar_names:
+        hint = f'did you mean "{name_by_lowercase[similar_names[0]]}"?'
+    raise SettingsError(f'{recipe_name}: no row "{shorten(row_name)}"; {hint}')
 
 
-def _format_available(rows: list[Row], recipe: str) -> str:
+def _format_available(rows: list[Row], recipe_name: str) -> str:
     """Return the part of an error message that names the rows, or the command that lists them."""
-    if len(rows) > MAX_ROWS_LISTED:
-        return f"`reefknot ls {recipe}` lists the {len(rows)} rows"
+    if len(rows) > MAX_LISTED_ROWS:
+        return f"`reefknot ls {recipe_name}` lists the {len(rows)} rows"
     return "there are: " + ", ".join(f'"{row.name}"' for row in rows)
 
 
-def _match_rows(rows: Sequence[Row], patterns: Iterable[str], recipe: str, *, only_trained: bool) -> list[Row]:
+def _match_rows(rows: Sequence[Row], patterns: Iterable[str], recipe_name: str, *, only_trained: bool) -> list[Row]:
     """Return the rows that match any pattern, in the order of the patterns. In a pattern, * matches anything."""
-    chosen: dict[str, Row] = {}
+    row_by_name: dict[str, Row] = {}  # the rows that match
+    trained_rows = [row for row in rows if row.trained]
     for pattern in patterns:
         if "*" not in pattern:
-            row = _choose_row(rows, pattern, recipe)
-            chosen[row.name] = row
+            row = _choose_row(rows, pattern, recipe_name)
+            row_by_name[row.name] = row
             continue
+        candidates = trained_rows if only_trained else rows
         expression = re.compile(re.escape(pattern.lower()).replace(r"\*", ".*"))
-        matches = [row for row in rows if expression.fullmatch(row.name.lower()) and (row.trained or not only_trained)]
+        matches = [row for row in candidates if expression.fullmatch(row.name.lower())]
         if all(row.quoted for row in matches):
-            available = _format_available([row for row in rows if row.trained], recipe)
-            raise SettingsError(f'{recipe}: no row to train matches "{shorten(pattern)}"; {available}')
-        chosen |= {row.name: row for row in matches}
-    return list(chosen.values())
+            available_rows = _format_available(trained_rows, recipe_name)
+            raise SettingsError(f'{recipe_name}: no row to train matches "{shorten(pattern)}"; {available_rows}')
+        for row in matches:
+            row_by_name[row.name] = row
+    return list(row_by_name.values())
 
 
-def _add_needed_rows(file: RecipeFile, chosen_rows: Iterable[Row], overrides: tuple[str, ...]) -> list[Row]:
-    """Return the chosen rows and the rows whose weights they need, in the order of the recipe."""
-    row_by_name = {row.name: row for row in file.rows}
-    names = [row.name for row in chosen_rows]
+def _add_needed_rows(recipe_file: RecipeFile, selected_rows: Iterable[Row], overrides: tuple[str, ...]) -> list[Row]:
+    """Return the selected rows and the rows whose weights they need, in the order of the recipe."""
+    row_by_name = {row.name: row for row in recipe_file.rows}
+    names = [row.name for row in selected_rows]
     for name in names:  # the loop appends to this list, so it also visits the rows that it adds
         row = row_by_name[name]
-        settings = override(merge(file.base, row.set), overrides) if row.trained else {}
-        needed_name = row.of or get_string(settings, "training", "start", "row")
+        needed_name = row.of
+        if row.trained:
+            settings = apply_overrides(merge_settings(recipe_file.base, row.set), overrides)
+            needed_name = get_string(settings, "training", "start", "row")
         if needed_name in row_by_name and needed_name not in names:
             names.append(needed_name)
-    return [row for row in file.rows if row.name in names]
-
-
-def default_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path:
-    """Return the default folder of a row's run. `root` is the folder of all runs of the recipe."""
-    return (root or Path("runs") / recipe.name) / row.slug / f"seed{seed}"
+    return [row for row in recipe_file.rows if row.name in names]

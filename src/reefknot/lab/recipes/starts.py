@@ -1,7 +1,8 @@
-"""Finds and loads the finished run that a row starts from, with its best weights.
+"""Finds and loads the finished run whose weights another run starts from, for example to finetune a model.
 
-A row (one experiment of a recipe) with `training.start.row = "NAME"` does not start from random weights, but from those
-of row NAME. `load_start` returns that run with its weights. `find_start` only looks for its folder.
+A row (one experiment of a recipe) with `training.start.row = "NAME"` does not start from random weights, but from the
+best weights of a finished run of row NAME. `load_start` returns this run with its weights, as a `StartRun`.
+`find_start` only looks for its folder. `start_folder` returns the default folder without looking.
 """
 
 from __future__ import annotations
@@ -22,34 +23,69 @@ from reefknot.storage.progress import silent
 
 def start_folder(recipe: Recipe, row: Row, seed: int, root: Path | None = None) -> Path | None:
     """Return the default folder of the run that a row starts from; None if it starts from random weights."""
-    start = recipe.experiments[row.name].start
-    return default_folder(recipe, Row(name=start), seed, root) if start else None
+    start_name = recipe.experiments[row.name].start
+    if not start_name:
+        return None
+    return default_folder(recipe, Row(name=start_name), seed, root)
 
 
 @dataclass(frozen=True)
-class Start:
-    """The finished run that gives the first weights of training."""
+class StartRun:
+    """The finished run whose weights another run starts from."""
 
     record: dict[str, str]
     """Hashes of the settings and of the weights of the run."""
     run: RunFolder | None = None
     """The run, or None if it was deleted after another run had started from it and saved a checkpoint."""
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The best weights of the run; empty if the run was deleted."""
+
+
+def load_start(
+    recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
+) -> StartRun | None:
+    """Load the run that a row starts from; None if the row starts from random weights.
+
+    If that run was deleted, return what the run in `out` recorded about it. The arguments are those of `find_start`.
+    """
+    path = find_start(recipe, row, seed, folder=folder, out=out, data=data)
+    if path is not None:
+        run = RunFolder.open(path)
+        weights = run.best_weights()
+        weights_hash = hashlib.sha256(encode_tensors(weights)).hexdigest()
+        record = {"config_hash": run.config_hash, "weights_sha256": weights_hash}
+        return StartRun(record, run, weights)
+
+    if not recipe.experiments[row.name].start:
+        return None
+    recorded_start = _recorded_start(out)
+    return StartRun(recorded_start) if recorded_start else None
 
 
 def find_start(
     recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
 ) -> Path | None:
-    """Return the finished run that a row starts from: `folder`, a folder next to `out`, or its default folder.
+    """Return the folder of the finished run that a row starts from.
 
-    Returns None if the row starts from random weights, or if the run in `out` has weights already. Raises
-    `SettingsError` if the run is missing.
+    Args:
+        recipe: The recipe that has the row.
+        row: The row to train.
+        seed: The seed of both runs.
+        folder: The folder that the user gave with `--start`. By default, a folder next to `out` and then the default
+            folder are tried.
+        out: The run folder of `row`.
+        data: Folder of the corpora, for the command in an error message.
+
+    Returns:
+        The folder, or None if the row starts from random weights, or if the run to start from was deleted and the run
+        in `out` has weights already. Raises `SettingsError` if the run is missing.
     """
     start_name = recipe.experiments[row.name].start
     if start_name is None:
         if folder is not None:
             raise SettingsError(f'row "{row.name}" does not start from a run; --start needs training.start.row=NAME')
         return None
+
     start_row = Row(name=start_name)
     default = default_folder(recipe, start_row, seed)
     sibling = _sibling_folder(out, start_row, seed)
@@ -61,12 +97,20 @@ def find_start(
         return default
     if _recorded_start(out):
         return None
-    missing = folder or (default if out == default_folder(recipe, row, seed) else sibling)
-    command = _training_command(recipe, start_row, seed, data, None if missing == default else missing)
+
+    # The run is missing. The error message has the command that trains it where it is expected.
+    if folder:
+        expected = folder
+    elif out == default_folder(recipe, row, seed):
+        expected = default
+    else:
+        expected = sibling
+    out_option = None if expected == default else expected
+    command = _training_command(recipe, start_row, seed, data, out_option)
     if folder not in (None, default):  # a sweep without --start passes the default folder
-        raise _start_option_error(missing, row, start_row, command)
+        raise _start_option_error(expected, row, start_row, command)
     raise SettingsError(
-        f'row "{row.name}" starts from row "{start_row.name}", which has no finished run in {missing.absolute()}. '
+        f'row "{row.name}" starts from row "{start_row.name}", which has no finished run in {expected.absolute()}. '
         f"Train it: `{command}`, or pass the folder of a finished run with --start"
     )
 
@@ -87,6 +131,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _is_finished_run_of(folder: Path, recipe: Recipe, row: Row) -> bool:
+    """Return whether a folder has a finished run of this row of this recipe."""
     if not _is_finished(folder):
         return False
     config = RunFolder.open(folder).config
@@ -99,14 +144,19 @@ def _start_option_error(folder: Path, row: Row, start_row: Row, command: str) ->
     inner_runs = sorted(path.parent for path in folder.glob("*/result.json"))
     if inner_runs:
         return SettingsError(f"{subject} contains several runs; pass one of them, such as {inner_runs[0]}")
-    problem = "is not a finished run of that row (no result.json)" if folder.is_dir() else "does not exist"
+    if folder.is_dir():
+        problem = "is not a finished run of that row (no result.json)"
+    else:
+        problem = "does not exist"
     return SettingsError(f"{subject} {problem}. Pass the folder of a finished run, or train it there: `{command}`")
 
 
 def _training_command(recipe: Recipe, row: Row, seed: int, data: Path | None, out: Path | None) -> str:
     """Return the command that trains a row with this seed, for an error message."""
     arguments = ["reefknot", "train", recipe.given_name, "--row", row.name]
-    arguments += [text for text in recipe.overrides if not text.startswith(("training.seed=", "training.start"))]
+    for override in recipe.overrides:
+        if not override.startswith(("training.seed=", "training.start")):
+            arguments.append(override)
     if seed:
         arguments.append(f"training.seed={seed}")
     if data:
@@ -114,23 +164,6 @@ def _training_command(recipe: Recipe, row: Row, seed: int, data: Path | None, ou
     if out:
         arguments += ["--out", str(out)]
     return shlex.join(arguments)
-
-
-def load_start(
-    recipe: Recipe, row: Row, seed: int, folder: Path | None, out: Path, data: Path | None = None
-) -> Start | None:
-    """Load the run that a row starts from; None if the row starts from random weights.
-
-    If that run was deleted, return what the run in `out` recorded about it.
-    """
-    path = find_start(recipe, row, seed, folder=folder, out=out, data=data)
-    if path is None:
-        record = _recorded_start(out) if recipe.experiments[row.name].start else None
-        return Start(record) if record else None
-    run = RunFolder.open(path)
-    weights = run.best_weights()
-    digest = hashlib.sha256(encode_tensors(weights)).hexdigest()
-    return Start({"config_hash": run.config_hash, "weights_sha256": digest}, run, weights)
 
 
 def _recorded_start(out: Path) -> dict[str, str] | None:

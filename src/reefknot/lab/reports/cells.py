@@ -1,13 +1,17 @@
 """Define the columns of a results table, and format its cells.
 
 `COLUMNS` at the end of the file lists all columns: each has a group, a title and a function that formats the cell of a
-`TableRow`. A cell is a string, empty if the row has no such score. `table.py` builds tables from these columns.
+row. A row is one experiment of a recipe with its runs (`TableRow`). A cell is a string, empty if the row has no such
+score. `table.py` builds tables from these columns.
+
+An end is where a model holds word vectors: the input (embedding) or the output (classifier).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from statistics import fmean
+from typing import NamedTuple
 
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports.results import Spread
@@ -15,13 +19,26 @@ from reefknot.lab.reports.rows import TableRow
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, Metric
 
 CellFormat = Callable[[TableRow], str]
-"""Formats the cell of a row."""
+"""A function that formats the cell of a row."""
+
+
+class ColumnFormat(NamedTuple):
+    """The definition of a column."""
+
+    group: str
+    """Columns that belong together have the same group."""
+    title: str
+    format_cell: CellFormat
+
+
 BLEU_TITLES = {"valid": "valid BLEU", "test": "test BLEU"}
 """Names of the groups of BLEU columns by split. The column of our score has the same title as its group."""
 PROTOCOL_TITLE = "paper protocol"
 """Title of our perplexity, computed by the paper's protocol."""
-STEP_SECONDS_TITLE, SPEEDUP_TITLE = "s/epoch alone", "x plain torch"
-"""Titles of the times of training steps, measured by `reefknot bench steps` with nothing else on the device."""
+STEP_SECONDS_TITLE = "s/epoch alone"
+"""Title of the time of training steps, measured by `reefknot bench steps` with nothing else on the device."""
+SPEEDUP_TITLE = "x plain torch"
+"""Title of the speed-up of these training steps over plain PyTorch."""
 ENDS = ("input", "output", "tied")
 """Vectors with word similarity scores: the input's and the output's, or the vectors of the table that both share.
 
@@ -39,34 +56,41 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:+.1f} %".replace("-", "−")
 
 
-def format_spread(value: Spread | None) -> str:
-    """Format the mean perplexity over seeds with its standard deviation."""
-    if value is None:
+def format_spread(perplexity: Spread | None) -> str:
+    """Format the mean perplexity over seeds with its standard deviation: "114.5 ± 0.7"."""
+    if perplexity is None:
         return ""
-    mean = format_perplexity(value.mean)
-    return mean if value.sd is None else f"{mean} ± {value.sd:.1f}"
+    mean = format_perplexity(perplexity.mean)
+    if perplexity.sd is None:
+        return mean
+    return f"{mean} ± {perplexity.sd:.1f}"
 
 
-def format_points(value: Spread | None) -> str:
-    """Format BLEU or chrF (out of 100) or a correlation, with two decimals."""
-    if value is None:
+def format_points(score: Spread | None) -> str:
+    """Format BLEU or chrF (out of 100) or a correlation, with two decimals: "35.36 ± 0.09"."""
+    if score is None:
         return ""
-    return f"{value.mean:.2f}" if value.sd is None else f"{value.mean:.2f} ± {value.sd:.2f}"
+    if score.sd is None:
+        return f"{score.mean:.2f}"
+    return f"{score.mean:.2f} ± {score.sd:.2f}"
 
 
-def format_paper_points(value: float) -> str:
+def format_paper_points(bleu: float) -> str:
     """Format a paper's BLEU, with one decimal if the paper gives only one."""
-    return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
+    has_one_decimal = round(bleu, 1) == bleu
+    return f"{bleu:.1f}" if has_one_decimal else f"{bleu:.2f}"
 
 
-def format_score(metric: Metric, value: Spread | None) -> str:
+def format_score(metric: Metric, score: Spread | None) -> str:
     """Format a score of the given metric."""
-    return format_spread(value) if metric == PERPLEXITY else format_points(value)
+    if metric == PERPLEXITY:
+        return format_spread(score)
+    return format_points(score)
 
 
-def format_difference(value: float) -> str:
+def format_difference(points: float) -> str:
     """Format a difference in points with its sign."""
-    return f"{value:+.2f}".replace("-", "−")
+    return f"{points:+.2f}".replace("-", "−")
 
 
 def format_mean_rho(row: TableRow) -> str:
@@ -76,68 +100,127 @@ def format_mean_rho(row: TableRow) -> str:
 
 def format_paper_mean_rho(row: TableRow) -> str:
     """Format the paper's mean correlation over the same benchmarks."""
-    by_end = [row.paper_similarity.get(end, {}) for end in ENDS]
-    complete = [correlations for correlations in by_end if set(PRESS) <= correlations.keys()]
-    return _join_ends(f"{fmean(correlations[name] for name in PRESS):.2f}" for correlations in complete)
+    correlations_by_end = [row.paper_similarity.get(end, {}) for end in ENDS]
+    cells = []
+    for correlations in correlations_by_end:
+        if set(PRESS) <= correlations.keys():
+            mean = fmean(correlations[benchmark] for benchmark in PRESS)
+            cells.append(f"{mean:.2f}")
+    return _join_ends(cells)
 
 
 def _join_ends(cells: Iterable[str]) -> str:
     """Join the cells of the ends that have a score: "0.21 / 0.33"."""
-    return " / ".join(filter(None, cells))
+    return " / ".join(cell for cell in cells if cell)
 
 
-def _format_correlation(value: Spread | None) -> str:
-    return format_points(value).replace("-", "−")
+def _format_correlation(rho: Spread | None) -> str:
+    return format_points(rho).replace("-", "−")
 
 
-# The functions below take a split or a benchmark and return the function that formats a cell of its column.
+# Each of the following functions takes a split or a benchmark, and returns a function that formats the cells of one
+# column.
 
 
-def _rho_column(benchmark: str) -> CellFormat:
-    return lambda row: _join_ends(_format_correlation(row.rho(end, benchmark)) for end in ENDS)
-
-
-def _paper_rho_column(benchmark: str) -> CellFormat:
+def _our_rho(benchmark: str) -> CellFormat:
     def format_cell(row: TableRow) -> str:
-        by_end = [row.paper_similarity.get(end, {}) for end in ENDS]
-        return _join_ends(f"{scores[benchmark]:.2f}" for scores in by_end if benchmark in scores)
+        return _join_ends(_format_correlation(row.rho(end, benchmark)) for end in ENDS)
 
     return format_cell
 
 
-def _paper_bleu_column(split: str) -> CellFormat:
-    key = f"bleu_{split}"
-    return lambda row: format_paper_points(row.paper[key]) if key in row.paper else ""
-
-
-def _bleu_difference_column(split: str) -> CellFormat:
+def _paper_rho(benchmark: str) -> CellFormat:
     def format_cell(row: TableRow) -> str:
-        value = row.bleu_difference(split)
-        return "" if value is None else format_difference(value)
+        rhos_by_end = [row.paper_similarity.get(end, {}) for end in ENDS]
+        return _join_ends(f"{rhos[benchmark]:.2f}" for rhos in rhos_by_end if benchmark in rhos)
 
     return format_cell
 
 
-def _paper_perplexity_column(split: str) -> CellFormat:
-    return lambda row: format_perplexity(row.paper[split]) if split in row.paper else ""
-
-
-def _relative_difference_column(split: str) -> CellFormat:
+def _our_bleu(split: str) -> CellFormat:
     def format_cell(row: TableRow) -> str:
-        value = row.relative_difference(split)
-        return "" if value is None else format_percent(value)
+        return format_points(row.mean_score(BLEU, split))
 
     return format_cell
+
+
+def _paper_bleu(split: str) -> CellFormat:
+    def format_cell(row: TableRow) -> str:
+        bleu = row.paper.get(f"bleu_{split}")
+        return "" if bleu is None else format_paper_points(bleu)
+
+    return format_cell
+
+
+def _bleu_difference(split: str) -> CellFormat:
+    def format_cell(row: TableRow) -> str:
+        difference = row.bleu_difference(split)
+        return "" if difference is None else format_difference(difference)
+
+    return format_cell
+
+
+def _our_perplexity(split: str) -> CellFormat:
+    def format_cell(row: TableRow) -> str:
+        return format_spread(row.mean_score(PERPLEXITY, split))
+
+    return format_cell
+
+
+def _protocol_perplexity(split: str) -> CellFormat:
+    def format_cell(row: TableRow) -> str:
+        return format_spread(row.protocol_perplexity(split))
+
+    return format_cell
+
+
+def _paper_perplexity(split: str) -> CellFormat:
+    def format_cell(row: TableRow) -> str:
+        perplexity = row.paper.get(split)
+        return "" if perplexity is None else format_perplexity(perplexity)
+
+    return format_cell
+
+
+def _relative_difference(split: str) -> CellFormat:
+    def format_cell(row: TableRow) -> str:
+        difference = row.relative_difference(split)
+        return "" if difference is None else format_percent(difference)
+
+    return format_cell
+
+
+def _paper_number(key: str) -> CellFormat:
+    """Return the format of a number that the paper reports, such as `hours`."""
+
+    def format_cell(row: TableRow) -> str:
+        return f"{row.paper[key]:g}" if key in row.paper else ""
+
+    return format_cell
+
+
+# Each of the following functions formats the cells of one column.
+
+
+def _format_parameters(row: TableRow) -> str:
+    return f"{row.parameter_count:,}" if row.parameter_count else ""
+
+
+def _format_chrf(row: TableRow) -> str:
+    return format_points(row.mean_score(CHRF, "test"))
 
 
 def _format_validation(row: TableRow) -> str:
     """Format the validation perplexity, or the last one so far if the runs are not finished."""
     if row.state != "unfinished":
         return format_spread(row.mean_score(PERPLEXITY, "valid"))
-    last_lines = [result.last_metrics("valid") for result in row.results]
-    last = Spread.from_values(line.perplexity for line in last_lines if line)
+
+    last_validations = [result.last_metrics("valid") for result in row.results]
+    last_perplexity = Spread.from_values(metrics.perplexity for metrics in last_validations if metrics)
+    if last_perplexity is None:
+        return ""
     unit = " per sub-word" if any(result.uses_subwords for result in row.results) else ""
-    return f"so far {format_perplexity(last.mean)}{unit}" if last else ""
+    return f"so far {format_perplexity(last_perplexity.mean)}{unit}"
 
 
 def _format_epochs(row: TableRow) -> str:
@@ -146,7 +229,9 @@ def _format_epochs(row: TableRow) -> str:
         return ""
     fewest, most = min(row.epochs), max(row.epochs)
     epochs = f"{fewest:g}" if fewest == most else f"{fewest:g}–{most:g}"
-    return epochs if fewest >= row.recipe_epochs else f"{epochs} of {row.recipe_epochs:g}"
+    if fewest >= row.recipe_epochs:
+        return epochs
+    return f"{epochs} of {row.recipe_epochs:g}"
 
 
 def _format_updates(row: TableRow) -> str:
@@ -162,14 +247,30 @@ def _format_training_seconds(row: TableRow) -> str:
 
 
 def _format_seconds_per_epoch(row: TableRow) -> str:
+    """Format the time of an epoch in the runs."""
     return _format_duration(row.seconds_per_epoch) if row.seconds_per_epoch else ""
+
+
+def _format_epoch_seconds(row: TableRow) -> str:
+    """Format the time of an epoch in the runs, or in the measured steps if there are no runs."""
+    return _format_duration(row.epoch_seconds) if row.epoch_seconds else ""
+
+
+def _format_step_seconds(row: TableRow) -> str:
+    return _format_duration(row.step_times.epoch_seconds) if row.step_times else ""
+
+
+def _format_speedup(row: TableRow) -> str:
+    return f"{row.step_times.speedup:.1f}" if row.step_times else ""
 
 
 def _format_duration(seconds: float) -> str:
     """Format seconds with three digits, which is about the precision of the measurement."""
     if seconds >= 100:
         return f"{seconds:,.0f}"
-    return f"{seconds:.1f}" if seconds >= 10 else f"{seconds:.2f}"
+    if seconds >= 10:
+        return f"{seconds:.1f}"
+    return f"{seconds:.2f}"
 
 
 def _format_tokens_per_second(row: TableRow) -> str:
@@ -186,48 +287,54 @@ def _format_peak_memory(row: TableRow) -> str:
 
 def _format_seeds(row: TableRow) -> str:
     """Format the number of finished seeds, and the number of all seeds if it is larger."""
-    finished, total = len(row.records) + len(row.source_runs), len(row.results) + len(row.source_runs)
+    finished = len(row.records) + len(row.source_runs)
+    total = len(row.results) + len(row.source_runs)
     if not total:
         return ""
     return str(finished) if finished == total else f"{finished} of {total}"
 
 
-COLUMNS: tuple[tuple[str, str, CellFormat], ...] = (
-    ("size", "parameters", lambda row: f"{row.parameter_count:,}" if row.parameter_count else ""),
-    ("pace", "s/epoch", lambda row: _format_duration(row.epoch_seconds) if row.epoch_seconds else ""),
-    ("pace", "paper", lambda row: f"{row.paper['seconds']:g}" if "seconds" in row.paper else ""),
-    (BLEU_TITLES["valid"], BLEU_TITLES["valid"], lambda row: format_points(row.mean_score(BLEU, "valid"))),
-    (BLEU_TITLES["valid"], "paper", _paper_bleu_column("valid")),
-    (BLEU_TITLES["valid"], "diff", _bleu_difference_column("valid")),
-    (BLEU_TITLES["test"], BLEU_TITLES["test"], lambda row: format_points(row.mean_score(BLEU, "test"))),
-    (BLEU_TITLES["test"], "paper", _paper_bleu_column("test")),
-    (BLEU_TITLES["test"], "diff", _bleu_difference_column("test")),
-    (BLEU_TITLES["test"], "chrF", lambda row: format_points(row.mean_score(CHRF, "test"))),
-    ("training", "train", lambda row: format_spread(row.mean_score(PERPLEXITY, "train"))),
-    ("training", "paper", _paper_perplexity_column("train")),
-    ("training", "diff", _relative_difference_column("train")),
-    ("validation", "valid", _format_validation),
-    ("validation", PROTOCOL_TITLE, lambda row: format_spread(row.protocol_perplexity("valid"))),
-    ("validation", "paper", _paper_perplexity_column("valid")),
-    ("validation", "diff", _relative_difference_column("valid")),
-    ("test", "test", lambda row: format_spread(row.mean_score(PERPLEXITY, "test"))),
-    ("test", PROTOCOL_TITLE, lambda row: format_spread(row.protocol_perplexity("test"))),
-    ("test", "paper", _paper_perplexity_column("test")),
-    ("test", "diff", _relative_difference_column("test")),
-    *(
-        column
-        for name in PRESS
-        for column in ((name, name, _rho_column(name)), (name, "paper", _paper_rho_column(name)))
-    ),
-    ("time", "epochs", _format_epochs),
-    ("time", "updates", _format_updates),
-    ("time", "seconds", _format_training_seconds),
-    ("time", "s/epoch", _format_seconds_per_epoch),
-    ("time", STEP_SECONDS_TITLE, lambda row: _format_duration(row.step_times.epoch_seconds) if row.step_times else ""),
-    ("time", SPEEDUP_TITLE, lambda row: f"{row.step_times.speedup:.1f}" if row.step_times else ""),
-    ("time", "paper hours", lambda row: f"{row.paper['hours']:g}" if "hours" in row.paper else ""),
-    ("cost", "tokens/s", _format_tokens_per_second),
-    ("cost", "memory", _format_peak_memory),
-    ("cost", "seeds", _format_seeds),
+def _similarity_columns() -> list[ColumnFormat]:
+    """Return our correlation and the paper's correlation for each word similarity benchmark."""
+    columns = []
+    for benchmark in PRESS:
+        columns.append(ColumnFormat(benchmark, benchmark, _our_rho(benchmark)))
+        columns.append(ColumnFormat(benchmark, "paper", _paper_rho(benchmark)))
+    return columns
+
+
+COLUMNS: tuple[ColumnFormat, ...] = (
+    ColumnFormat("size", "parameters", _format_parameters),
+    ColumnFormat("pace", "s/epoch", _format_epoch_seconds),
+    ColumnFormat("pace", "paper", _paper_number("seconds")),
+    ColumnFormat(BLEU_TITLES["valid"], BLEU_TITLES["valid"], _our_bleu("valid")),
+    ColumnFormat(BLEU_TITLES["valid"], "paper", _paper_bleu("valid")),
+    ColumnFormat(BLEU_TITLES["valid"], "diff", _bleu_difference("valid")),
+    ColumnFormat(BLEU_TITLES["test"], BLEU_TITLES["test"], _our_bleu("test")),
+    ColumnFormat(BLEU_TITLES["test"], "paper", _paper_bleu("test")),
+    ColumnFormat(BLEU_TITLES["test"], "diff", _bleu_difference("test")),
+    ColumnFormat(BLEU_TITLES["test"], "chrF", _format_chrf),
+    ColumnFormat("training", "train", _our_perplexity("train")),
+    ColumnFormat("training", "paper", _paper_perplexity("train")),
+    ColumnFormat("training", "diff", _relative_difference("train")),
+    ColumnFormat("validation", "valid", _format_validation),
+    ColumnFormat("validation", PROTOCOL_TITLE, _protocol_perplexity("valid")),
+    ColumnFormat("validation", "paper", _paper_perplexity("valid")),
+    ColumnFormat("validation", "diff", _relative_difference("valid")),
+    ColumnFormat("test", "test", _our_perplexity("test")),
+    ColumnFormat("test", PROTOCOL_TITLE, _protocol_perplexity("test")),
+    ColumnFormat("test", "paper", _paper_perplexity("test")),
+    ColumnFormat("test", "diff", _relative_difference("test")),
+    *_similarity_columns(),
+    ColumnFormat("time", "epochs", _format_epochs),
+    ColumnFormat("time", "updates", _format_updates),
+    ColumnFormat("time", "seconds", _format_training_seconds),
+    ColumnFormat("time", "s/epoch", _format_seconds_per_epoch),
+    ColumnFormat("time", STEP_SECONDS_TITLE, _format_step_seconds),
+    ColumnFormat("time", SPEEDUP_TITLE, _format_speedup),
+    ColumnFormat("time", "paper hours", _paper_number("hours")),
+    ColumnFormat("cost", "tokens/s", _format_tokens_per_second),
+    ColumnFormat("cost", "memory", _format_peak_memory),
+    ColumnFormat("cost", "seeds", _format_seeds),
 )
-"""The group, the title and the cell function of each column, in the order of the table."""
+"""All columns, in the order of the table."""

@@ -1,10 +1,13 @@
 """Render matplotlib figures as inline SVG, SVG files or PNG, in the common style of all plots.
 
-`Drawing` wraps a function that draws on a matplotlib `Figure`, and renders it. `row_style` and `add_legend` give every
-row (one experiment of a recipe) its own colour, marker and line style.
+`Drawing` wraps a function that draws on a matplotlib `Figure`, and renders it:
 
-Equal drawings produce equal bytes. Every id in an SVG starts with the name of the plot, so that ids are unique in a
-page. Text stays text, in the font and colour of the page.
+    def draw(figure: Figure) -> None:
+        figure.add_subplot().plot([1, 2], [3, 4], **row_style(0))
+
+    Drawing("example", 2.8, ["our model"], draw, "A caption.").svg_file
+
+`row_style` and `add_legend` give every row (one experiment of a recipe) its own colour, marker and line style.
 """
 
 from __future__ import annotations
@@ -74,18 +77,25 @@ class Plot:
 
 
 def describe_left_out(rows: Sequence[TableRow], reason: str) -> str:
-    """Return a sentence that lists rows that are not plotted. Rows with a footnote are listed by its sign."""
+    """Return a sentence that lists rows that are not plotted. Rows with a footnote are listed by its sign.
+
+    The sentence begins with a space, so that it can be added to a caption. It is empty if there are no such rows.
+    """
     if not rows:
         return ""
     signs: dict[str, None] = {}  # a dict keeps the order
     names = []
     for row in rows:
-        last_word = row.name.rpartition(" ")[2]
-        if last_word.strip(FOOTNOTE_SIGNS):
-            names.append(row.name)
-        else:
+        _, _, last_word = row.name.rpartition(" ")
+        is_sign = not last_word.strip(FOOTNOTE_SIGNS)
+        if is_sign:
             signs[last_word] = None
-    labels = [f"rows with {' or '.join(signs)}", *names] if signs else names
+        else:
+            names.append(row.name)
+
+    labels = names
+    if signs:
+        labels = [f"rows with {' or '.join(signs)}", *names]
     return f" Left out, because {reason}: {', '.join(labels)}."
 
 
@@ -99,52 +109,80 @@ def row_style(index: int) -> dict[str, Any]:
 
 
 def add_legend(figure: Figure, rows: Sequence[TableRow], plotted: Sequence[TableRow], *, points: bool = False) -> None:
-    """Add a legend of the plotted rows below the plot. The style of a row follows from its position in `rows`."""
-    handles = [Line2D([], [], **row_style(rows.index(row)) | (POINT_STYLE if points else {})) for row in plotted]
+    """Add a legend of the plotted rows below the plot.
+
+    Args:
+        figure: The figure.
+        rows: All rows of the report. The style of a row follows from its position in them.
+        plotted: The rows of this plot.
+        points: Whether each row is plotted as one point instead of a line.
+    """
+    handles = []
+    for row in plotted:
+        style = row_style(rows.index(row))
+        if points:
+            style |= POINT_STYLE
+        handles.append(Line2D([], [], **style))
+
     # matplotlib leaves out names that begin with an underscore.
     labels = [f" {row.name}" if row.name.startswith("_") else row.name for row in plotted]
-    columns = _legend_columns([row.name for row in plotted])
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
+    column_count = _count_legend_columns([row.name for row in plotted])
+    figure.legend(handles, labels, loc="outside lower center", ncols=column_count, handlelength=2.6)
 
 
-def _legend_columns(names: Sequence[str]) -> int:
+def _count_legend_columns(names: Sequence[str]) -> int:
     """Return the number of columns of a legend: two if all names are short."""
-    return 2 if max(map(len, names), default=0) <= 28 else 1
+    longest = max(map(len, names), default=0)
+    return 2 if longest <= 28 else 1
 
 
 def render_svg(
     name: str, height: float, plotted: Sequence[TableRow], draw: Callable[[Figure], None], caption: str
 ) -> str:
-    """Draw a plot of the page as inline SVG."""
+    """Draw a plot of the page as inline SVG, with space for a legend of the plotted rows."""
     return Drawing(name, height, [row.name for row in plotted], draw, caption).svg
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plot that can be drawn as inline SVG, as an SVG file, or as PNG."""
+    """A plot that can be drawn as inline SVG, as an SVG file, or as PNG.
+
+    Equal drawings produce equal bytes.
+    """
 
     name: str
-    """Prefix of all ids in the SVG."""
+    """Prefix of all ids in the SVG, so that ids are unique in a page."""
     height: float
     """Height in inches, without the legend."""
     series: Sequence[str]
     """Names in the legend. The picture is made higher to leave space for them."""
     draw: Callable[[Figure], None]
+    """Draws the plot on an empty figure."""
     caption: str
     width: float = 4.9
+    """Width in inches."""
 
     @property
     def svg(self) -> str:
-        """Inline SVG: without a prolog, with unique ids, in the font and colour of the page."""
-        text = self._render("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
-        view_box = re.search(r'viewBox="[^"]*"', text)
+        """Inline SVG: without a prolog, with unique ids. Text stays text, in the font and colour of the page."""
+        rendered = self._render("svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}).decode()
+        view_box = re.search(r'viewBox="[^"]*"', rendered)
         assert view_box is not None
-        body = text[text.index(">", text.index("<svg")) + 1 :]
-        body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S).replace("xlink:href", "href")
+
+        # Remove the opening tag, the metadata and the style sheet.
+        start_of_body = rendered.index(">", rendered.index("<svg")) + 1
+        body = rendered[start_of_body:]
+        body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S)
+        body = body.replace("xlink:href", "href")
+
         # Add the prefix to every id and to every reference to an id.
         body = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{self.name}-", body)
+
+        # Leave the font family and the text colour to the page.
         body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
-        body = re.sub(r"font-family: [^;\"]*;? ?", "", body).replace(_TEXT_COLOUR, "currentColor")
+        body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
+        body = body.replace(_TEXT_COLOUR, "currentColor")
+
         body = "\n".join(line.strip() for line in body.splitlines() if line.strip())
         return f'<svg {view_box[0]} role="img" aria-label="{escape(self.caption)}" stroke-linejoin="round">\n{body}\n'
 
@@ -152,8 +190,8 @@ class Drawing:
     def svg_file(self) -> str:
         """The content of a standalone SVG file with a white background."""
         opening = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{_FONTS}" color="#1f2933" '
-        head, body = self.svg.replace("<svg ", opening, 1).split("\n", 1)
-        return f'{head}\n<rect width="100%" height="100%" fill="#ffffff"/>\n{body}'
+        opening_tag, body = self.svg.replace("<svg ", opening, 1).split("\n", 1)
+        return f'{opening_tag}\n<rect width="100%" height="100%" fill="#ffffff"/>\n{body}'
 
     @property
     def png(self) -> bytes:
@@ -161,7 +199,9 @@ class Drawing:
         return self._render("png", dpi=200, facecolor="white", metadata={"Software": None})
 
     def _render(self, format: str, **options: Any) -> bytes:
-        legend_height = 0.2 * math.ceil(len(self.series) / _legend_columns(self.series))
+        """Draw the plot in a file format of matplotlib. `options` are arguments of `Figure.savefig`."""
+        legend_lines = math.ceil(len(self.series) / _count_legend_columns(self.series))
+        legend_height = 0.2 * legend_lines
         with mpl.rc_context(_RC_PARAMS | {"svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")  # the browser draws the text with its own fonts
             figure = Figure(figsize=(self.width, self.height + legend_height), layout="constrained")

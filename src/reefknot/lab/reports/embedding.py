@@ -1,8 +1,9 @@
 """Build the report's section on word vectors: a plot of some words, their nearest neighbours, and word similarity.
 
-A model has word vectors at two ends, the input (embedding) and the output (classifier), or one table of vectors that
-both ends share. `build_sections` returns the content for each row (one experiment of a recipe), and `embedding.html`
-shows it. The second half of the file draws the plots and places the labels of the words so that they do not overlap.
+A model has word vectors at two ends, the input (embedding) and the output (classifier). The ends of a tied model share
+one table of vectors. `build_sections` returns the content for each row (one experiment of a recipe), and
+`embedding.html` shows it. The second half of the file draws the plots (`_draw_pictures`), and places the labels of the
+words so that they do not overlap (`_place_labels`).
 
 Shapes of arrays, after the underscore in a name: W words, K candidate positions of a label, B obstacles; 2 is x and y;
 4 is a box with left, bottom, right and top. Coordinates are in points (1/72 inch).
@@ -32,7 +33,8 @@ Floats = NDArray[np.float64]
 
 MAX_WORD_LENGTH = 18
 """Longer words are shortened to this many letters in a plot."""
-_PLOT_WIDTH, _MIN_PLOT_HEIGHT, _MAX_PLOT_HEIGHT = 4.9 * 72, 2.6 * 72, 4.4 * 72
+_PLOT_WIDTH = 4.9 * 72
+_MIN_PLOT_HEIGHT, _MAX_PLOT_HEIGHT = 2.6 * 72, 4.4 * 72
 _MARGIN = 18.0  # from the edge to the outermost words; twice as much on the left and right
 _FONT_SIZE = 8.0
 # A label may be placed at any of these distances from its word, in any of these directions.
@@ -75,6 +77,7 @@ class EmbeddingSection:
     """The content of the section for one row, from the first finished run that has any of it."""
 
     row: str
+    """The name of the row."""
     seed: int
     tying: str
     """Which ends share a table, in words."""
@@ -89,22 +92,25 @@ class EmbeddingSection:
 
 
 def build_sections(rows: Sequence[TableRow]) -> list[EmbeddingSection]:
-    """Return an entry for each row that has anything to show."""
+    """Return the content of the section for each row that has anything to show."""
     sections = []
     for index, row in enumerate(rows):
         run = find_shown_run(row)
         if run and run.record:
-            decode = format_token if run.uses_subwords else str
-            sections.append(_build_section(f"ends-{index}", row.name, run.record, decode))
+            decode_token = format_token if run.uses_subwords else str
+            sections.append(_build_section(f"ends-{index}", row.name, run.record, decode_token))
     return sections
 
 
 def find_shown_run(row: TableRow) -> Result | None:
     """Return the first finished run of a row that has anything to show."""
-    return next((result for result in row.results if result.record and _has_any(result.record)), None)
+    for result in row.results:
+        if result.record and _has_content(result.record):
+            return result
+    return None
 
 
-def _has_any(record: RunResult) -> bool:
+def _has_content(record: RunResult) -> bool:
     neighbors = record.neighbors
     return bool(neighbors.input or neighbors.output or record.similarity or record.embedding.words)
 
@@ -115,8 +121,12 @@ def with_picture(row: TableRow) -> TableRow:
     If the run has weights but no picture, the picture is computed and stored in its folder.
     """
     run = find_shown_run(row)
-    if run is None or run.record is None or run.record.embedding.words or not (run.folder / "best").exists():
+    if run is None or run.record is None:
         return row
+    has_weights = (run.folder / "best").exists()
+    if run.record.embedding.words or not has_weights:
+        return row
+
     from reefknot.lab.tasks.word_vectors import store_embedding
 
     try:
@@ -145,10 +155,17 @@ def _replace_record(row: TableRow, run: Result, record: RunResult) -> TableRow:
     return replace(row, results=results)
 
 
-def _build_section(name: str, row: str, record: RunResult, decode: Callable[[str], str]) -> EmbeddingSection:
-    """Collect the content of the section for a row. `decode` makes a token readable."""
-    neighbors = _neighbors_by_end(record.neighbors)
-    words = tuple(map(decode, record.embedding.words))
+def _build_section(name: str, row: str, record: RunResult, decode_token: Callable[[str], str]) -> EmbeddingSection:
+    """Collect the content of the section for a row.
+
+    Args:
+        name: A prefix for the names of the plots, unique in the page.
+        row: The name of the row.
+        record: The result of the run that is shown.
+        decode_token: Makes a token readable.
+    """
+    neighbors_by_end = _neighbors_by_end(record.neighbors)
+    words = tuple(decode_token(word) for word in record.embedding.words)
     similarity = record.similarity
     is_tied = record.neighbors.tied or "tied" in similarity or record.embedding.tied is not None
     tying = "one table for both ends" if is_tied else "two tables"
@@ -159,46 +176,59 @@ def _build_section(name: str, row: str, record: RunResult, decode: Callable[[str
         pictures=tuple(_draw_pictures(name, record.embedding.replace(words=words))),
         similarity_ends=tuple(_END_TITLES.get(end, end) for end in similarity),
         similarity=tuple(_compare_benchmarks(similarity)),
-        neighbor_ends=tuple(neighbors),
-        neighbors=tuple(_compare_neighbors(neighbors, decode)),
+        neighbor_ends=tuple(neighbors_by_end),
+        neighbors=tuple(_compare_neighbors(neighbors_by_end, decode_token)),
     )
 
 
 def _neighbors_by_end(neighbors: Neighbors) -> dict[str, NearestWords]:
-    """Return the neighbours by end, or a single entry if both ends share a table and have the same neighbours."""
+    """Return the neighbours by the title of the end.
+
+    There is a single entry if both ends share a table and have the same neighbours.
+    """
     if neighbors.tied and neighbors.input == neighbors.output:
         return {_END_TITLES["tied"]: neighbors.input}
     by_end = {_END_TITLES["input"]: neighbors.input, _END_TITLES["output"]: neighbors.output}
-    return {end: nearest for end, nearest in by_end.items() if nearest}
+    return {title: nearest_words for title, nearest_words in by_end.items() if nearest_words}
 
 
 def _compare_neighbors(
-    by_end: dict[str, NearestWords], decode: Callable[[str], str]
+    neighbors_by_end: dict[str, NearestWords], decode_token: Callable[[str], str]
 ) -> list[tuple[str, tuple[tuple[Neighbor, ...], ...]]]:
-    """Return the neighbours of every word by end, and mark neighbours that are missing at another end."""
+    """Return every word with its neighbours at each end, and mark neighbours that are missing at another end."""
+    words = dict.fromkeys(word for nearest_words in neighbors_by_end.values() for word in nearest_words)
     entries = []
-    for word in dict.fromkeys(word for nearest in by_end.values() for word in nearest):
-        lists = [nearest.get(word, ()) for nearest in by_end.values()]
-        shared = set.intersection(*({neighbor for neighbor, _ in neighbors} for neighbors in lists))
+    for word in words:
+        neighbor_lists = [nearest_words.get(word, ()) for nearest_words in neighbors_by_end.values()]
+        neighbor_sets = [{neighbor for neighbor, _ in neighbors} for neighbors in neighbor_lists]
+        shared_neighbors = set.intersection(*neighbor_sets)
         columns = []
-        for neighbors in lists:
-            columns.append(
-                tuple(Neighbor(decode(neighbor), cosine, neighbor not in shared) for neighbor, cosine in neighbors)
-            )
-        entries.append((decode(word), tuple(columns)))
+        for neighbors in neighbor_lists:
+            column = [
+                Neighbor(decode_token(neighbor), cosine, is_unique=neighbor not in shared_neighbors)
+                for neighbor, cosine in neighbors
+            ]
+            columns.append(tuple(column))
+        entries.append((decode_token(word), tuple(columns)))
     return entries
 
 
-def _compare_benchmarks(by_end: dict[str, tuple[Judgement, ...]]) -> list[BenchmarkScores]:
+def _compare_benchmarks(judgements_by_end: dict[str, tuple[Judgement, ...]]) -> list[BenchmarkScores]:
     """Return the benchmarks that have at least one pair of known words, in their order."""
-    end_judgements = [{judgement.name: judgement for judgement in judgements} for judgements in by_end.values()]
+    judgements_by_name = [
+        {judgement.name: judgement for judgement in judgements} for judgements in judgements_by_end.values()
+    ]  # one dict for each end
+    names = dict.fromkeys(name for judgements in judgements_by_name for name in judgements)
     benchmarks = []
-    for name in dict.fromkeys(name for judgements in end_judgements for name in judgements):
-        scores = tuple(judgements.get(name) for judgements in end_judgements)
-        valid = [score for score in scores if score is not None and score.rho is not None]
-        if valid:
-            best = max(valid, key=lambda score: score.rho or 0.0) if len(scores) > 1 else None
-            benchmarks.append(BenchmarkScores(name, valid[0].pairs, valid[0].of, scores, best))
+    for name in names:
+        scores = tuple(judgements.get(name) for judgements in judgements_by_name)
+        valid_scores = [score for score in scores if score is not None and score.rho is not None]
+        if not valid_scores:
+            continue
+        best = None
+        if len(scores) > 1:
+            best = max(valid_scores, key=lambda score: score.rho or 0.0)
+        benchmarks.append(BenchmarkScores(name, valid_scores[0].pairs, valid_scores[0].of, scores, best))
     return benchmarks
 
 
@@ -206,28 +236,30 @@ def _draw_pictures(name: str, embedding: Embedding) -> list[Plot]:
     """Draw one plot per end, all of the same size. Ends without coordinates for every word are left out."""
     planes = {"input": embedding.input, "output": embedding.output, "tied": embedding.tied}
     word_count = len(embedding.words)
-    complete = {
-        end: plane
-        for end, plane in planes.items()
-        if plane and len(plane.xy) == len(embedding.groups) == word_count > 1
-    }
-    coordinates = {end: np.array(plane.xy, dtype=np.float64) for end, plane in complete.items()}
+    complete_planes = {}
+    for end, plane in planes.items():
+        if plane and len(plane.xy) == len(embedding.groups) == word_count > 1:
+            complete_planes[end] = plane
+
+    coordinates = {end: np.array(plane.xy, dtype=np.float64) for end, plane in complete_planes.items()}
     height = max(map(_fitting_height, coordinates.values()), default=_MIN_PLOT_HEIGHT)
     plots = []
-    for end, plane in complete.items():
+    for end, plane in complete_planes.items():
         points_W2 = _scale_to_plot(coordinates[end], height)
-        picture_name, title = f"{name}-{end}", _END_TITLES[end]
-        plots.append(_draw_picture(picture_name, title, embedding, points_W2, height=height, explained=plane.explained))
+        shares = " and ".join(f"{100 * share:.0f}" for share in plane.explained)
+        caption = (
+            f"{_END_TITLES[end].capitalize()}: the first two principal components, which explain {shares} % of the "
+            "variance."
+        )
+        plots.append(_draw_picture(f"{name}-{end}", embedding, points_W2, height, caption))
     return plots
 
 
-def _draw_picture(
-    name: str, end: str, embedding: Embedding, points_W2: Floats, height: float, explained: tuple[float, float]
-) -> Plot:
+def _draw_picture(name: str, embedding: Embedding, points_W2: Floats, height: float, caption: str) -> Plot:
     """Draw the words of an end. A group has one colour and marker, and lines from its first word to the others."""
     words = [_shorten(word) for word in embedding.words]
     labels = _place_labels(points_W2, words, height)
-    connectors = [
+    label_lines = [
         _connect_label(point, label, word)
         for point, label, word in zip(points_W2, labels, words, strict=True)
         if label.needs_line
@@ -244,12 +276,10 @@ def _draw_picture(
             axes.plot(*points_W2[star].T, color=style["color"], linewidth=0.7, alpha=0.35)
             axes.plot(*points_W2[others].T, **style, fillstyle="none")
             axes.plot(*points_W2[centre], **style)
-        axes.add_collection(LineCollection(connectors, colors="#888888", linewidths=0.5))
+        axes.add_collection(LineCollection(label_lines, colors="#888888", linewidths=0.5))
         for word, label in zip(words, labels, strict=True):
             axes.text(label.left, label.baseline, word, fontsize=_FONT_SIZE)
 
-    shares = " and ".join(f"{100 * share:.0f}" for share in explained)
-    caption = f"{end.capitalize()}: the first two principal components, which explain {shares} % of the variance."
     return Plot(render_svg(name, height / 72, (), draw, caption), caption)
 
 
@@ -272,7 +302,9 @@ def _connect_label(point: Floats, label: _Label, word: str) -> Floats:
 def _fitting_height(xy_W2: Floats) -> float:
     """Return the height of a plot that uses the full width."""
     x_extent, y_extent = np.ptp(xy_W2, axis=0)
-    height = (_PLOT_WIDTH - 4 * _MARGIN) * y_extent / x_extent if x_extent else 0.0
+    height = 0.0
+    if x_extent:
+        height = (_PLOT_WIDTH - 4 * _MARGIN) * y_extent / x_extent
     return float(np.clip(height, _MIN_PLOT_HEIGHT, _MAX_PLOT_HEIGHT))
 
 
@@ -282,7 +314,9 @@ def _scale_to_plot(xy_W2: Floats, height: float) -> Floats:
     available = np.array([_PLOT_WIDTH - 4 * _MARGIN, height - 2 * _MARGIN])
     scales = [size / extent for size, extent in zip(available, maximum - minimum, strict=True) if extent > 0]
     scale = min(scales, default=1.0)
-    return np.asarray((xy_W2 - (minimum + maximum) / 2) * scale + np.array([_PLOT_WIDTH, height]) / 2)
+    centre = (minimum + maximum) / 2
+    plot_centre = np.array([_PLOT_WIDTH, height]) / 2
+    return np.asarray((xy_W2 - centre) * scale + plot_centre)
 
 
 def _place_labels(points_W2: Floats, words: Sequence[str], height: float) -> list[_Label]:
@@ -292,19 +326,21 @@ def _place_labels(points_W2: Floats, words: Sequence[str], height: float) -> lis
     overlap with other labels and with markers, plus the distance from the word.
     """
     markers_W4 = np.hstack([points_W2 - 3, points_W2 + 3])
-    candidates = [_candidate_boxes(point, word) for point, word in zip(points_W2, words, strict=True)]
+    candidate_boxes = [_candidate_boxes(point, word) for point, word in zip(points_W2, words, strict=True)]
     distance_K = np.repeat(_LABEL_DISTANCES, len(_LABEL_ANGLES))
     labels_W4 = np.full((len(words), 4), np.inf)  # empty boxes, which overlap with nothing
-    chosen = [0] * len(words)
+    chosen = [0] * len(words)  # the index of each word's best candidate
     for _ in range(3):
-        for index, boxes_K4 in enumerate(candidates):
+        for index, boxes_K4 in enumerate(candidate_boxes):
             labels_W4[index] = np.inf
             overlap_K = _overlap(boxes_K4, labels_W4).sum(axis=1) + _overlap(boxes_K4, markers_W4).sum(axis=1)
             outside_K = (boxes_K4[:, :2] < 0).any(axis=1) | (boxes_K4[:, 2:] > (_PLOT_WIDTH, height)).any(axis=1)
-            chosen[index] = int(np.argmin(overlap_K + distance_K + 1e6 * outside_K))
+            cost_K = overlap_K + distance_K + 1e6 * outside_K
+            chosen[index] = int(np.argmin(cost_K))
             labels_W4[index] = boxes_K4[chosen[index]]
+
     labels = []
-    for boxes_K4, candidate in zip(candidates, chosen, strict=True):
+    for boxes_K4, candidate in zip(candidate_boxes, chosen, strict=True):
         left, bottom, _, _ = boxes_K4[candidate]
         is_far = candidate >= len(_LABEL_ANGLES)  # labels at the smallest distance need no line
         labels.append(_Label(float(left), float(bottom + 0.22 * _FONT_SIZE), is_far))
@@ -327,11 +363,13 @@ def _overlap(boxes_K4: Floats, obstacles_B4: Floats) -> Floats:
 
 
 def _estimate_width(word: str) -> float:
-    """Estimate the width of a word in the reader's font, in points."""
+    """Estimate the width of a word in the reader's font, in points. East Asian letters are wider than others."""
     return _FONT_SIZE * sum(1.0 if unicodedata.east_asian_width(letter) in "WF" else 0.62 for letter in word)
 
 
 def _shorten(word: str) -> str:
     """Shorten a word so that it fits into a plot, and replace characters that cannot be printed."""
     printable = "".join(letter if letter.isprintable() else "\ufffd" for letter in word)
-    return printable if len(printable) <= MAX_WORD_LENGTH else printable[: MAX_WORD_LENGTH - 1] + "…"
+    if len(printable) <= MAX_WORD_LENGTH:
+        return printable
+    return printable[: MAX_WORD_LENGTH - 1] + "…"

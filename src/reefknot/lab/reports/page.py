@@ -39,16 +39,18 @@ _HEADINGS = {
     "test": "test perplexity",
     **{name: name for name in PRESS},
 }
-"""Headings of column groups. Each group shows one of our scores, and the paper's score beside it if there is one."""
+"""Headings of column groups. Each group shows one of our scores, and the paper's score next to it if there is one."""
 _ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")
+"""The ids of the sections of `page.html`."""
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """A setting that differs between rows: its key and each row's value."""
+    """A setting that differs between rows."""
 
     key: str
     values: tuple[str, ...]
+    """The value of each row as JSON, empty if the row does not have the setting."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ def write_report(
     if path.is_dir():
         raise SettingsError(f"{path}: is a folder; use the path of a file, such as {path / 'report.html'}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    joined = [embedding.with_picture(row) for row in join_runs(rows or [], results)]
-    write_text(path, render(joined, title, sections))
+    rows_with_runs = [embedding.with_picture(row) for row in join_runs(rows or [], results)]
+    write_text(path, render(rows_with_runs, title, sections))
     return path
 
 
@@ -105,11 +107,13 @@ def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (
         lstrip_blocks=True,
     )
     environment.filters["perplexity"] = format_perplexity
+
     trained = [row for row in rows if row.results]
-    plotted = [row for row in add_footnotes(rows)[0] if row.results]
-    table = build_table(rows)
     runs = [result for row in trained for result in row.results]
-    text = environment.get_template("page.html").render(
+    rows_with_signs, _ = add_footnotes(rows)
+    plotted = [row for row in rows_with_signs if row.results]
+    table = build_table(rows)
+    html = environment.get_template("page.html").render(
         title=title,
         headings=_HEADINGS,
         sections=sections,
@@ -129,11 +133,11 @@ def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (
         changed=_list_differing_settings(trained),
         trained=trained,
         runs=runs,
-        environments=_unique(text for result in runs if (text := _format_environment(result))),
+        environments=_unique(filter(None, map(_format_environment, runs))),
         settings=[(row.name, _format_json(row.results[0].settings)) for row in trained if row.results[0].settings],
     )
     # A lone surrogate in corpus text cannot be written as UTF-8.
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return html.encode("utf-8", "replace").decode("utf-8")
 
 
 def _build_translations(plotted: Sequence[TableRow]) -> dict[str, Any]:
@@ -153,19 +157,23 @@ def _build_translations(plotted: Sequence[TableRow]) -> dict[str, Any]:
 def _summarise_runs(rows: Sequence[TableRow], runs: Sequence[Result]) -> list[tuple[str, str]]:
     """Return the summary at the top of the page, as names and values."""
     records = [result.record for result in runs if result.record]
-    run_count = f"{len(records)} finished" + (f" of {len(runs)}" if len(records) < len(runs) else "")
-    entries = [
-        ("recipe", ", ".join(_unique(result.recipe for result in runs if result.recipe))),
-        ("corpus", ", ".join(_unique(_format_corpus(record) for record in records))),
-        ("rows", str(len(rows))),
-        ("runs", run_count),
-        (
-            "device",
-            ", ".join(_unique(record.training.device for record in records if record.training.device)),
-        ),
-        ("commit", ", ".join(_unique(_format_commit(record) for record in records if record.commit))),
-    ]
-    return [(name, value) for name, value in entries if value]
+    run_count = f"{len(records)} finished"
+    if len(records) < len(runs):
+        run_count += f" of {len(runs)}"
+    values_by_name = {
+        "recipe": [result.recipe for result in runs if result.recipe],
+        "corpus": [_format_corpus(record) for record in records],
+        "rows": [str(len(rows))],
+        "runs": [run_count],
+        "device": [record.training.device for record in records if record.training.device],
+        "commit": [_format_commit(record) for record in records if record.commit],
+    }
+    summary = []
+    for name, values in values_by_name.items():
+        value = ", ".join(_unique(values))
+        if value:
+            summary.append((name, value))
+    return summary
 
 
 def _format_corpus(record: RunResult) -> str:
@@ -174,7 +182,8 @@ def _format_corpus(record: RunResult) -> str:
 
 
 def _format_commit(record: RunResult) -> str:
-    return (record.commit or "")[:12] + (" with uncommitted changes" if record.dirty else "")
+    commit = (record.commit or "")[:12]
+    return f"{commit} with uncommitted changes" if record.dirty else commit
 
 
 def _list_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
@@ -182,18 +191,26 @@ def _list_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
 
     The score is on the test text, or on the validation text if test scores are withheld.
     """
-    scores = []
+    entries = []
     for row in rows:
-        by_seed: list[tuple[int, RunResult | SavedEvaluation]] = [(record.seed, record) for record in row.records]
-        by_seed += zip((result.seed for result in row.source_runs), row.evaluations, strict=True)
-        scores += [(row.name, seed, score) for seed, record in by_seed if (score := record.test or record.valid)]
-    return scores
+        records_with_seeds: list[tuple[int, RunResult | SavedEvaluation]] = []
+        records_with_seeds += [(record.seed, record) for record in row.records]
+        records_with_seeds += zip((result.seed for result in row.source_runs), row.evaluations, strict=True)
+        for seed, record in records_with_seeds:
+            score = record.test or record.valid
+            if score:
+                entries.append((row.name, seed, score))
+    return entries
 
 
 def _list_definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
-    """Return each distinct definition of perplexity with the names of its rows, or no names if all rows share it."""
+    """Return each distinct definition of perplexity with its heading.
+
+    The heading has the names of its rows, and the name of the paper's protocol if it is the definition of a protocol.
+    It has no names if all rows share the definition.
+    """
     rows_by_definition: dict[str, list[str]] = {}
-    rows_by_protocol: dict[tuple[str, str], list[str]] = {}
+    rows_by_protocol: dict[tuple[str, str], list[str]] = {}  # by name and definition of the protocol
     for row in rows:
         scores = row.scores("test") or row.scores("valid")
         for definition in _unique(score.definition for score in scores):
@@ -201,6 +218,7 @@ def _list_definitions(rows: Sequence[TableRow]) -> list[tuple[str, str]]:
         protocols = [record.protocol for record in row.records if record.protocol]
         for name_and_definition in _unique((protocol.name, protocol.definition) for protocol in protocols):
             rows_by_protocol.setdefault(name_and_definition, []).append(row.name)
+
     entries = []
     for definition, names in rows_by_definition.items():
         heading = "" if len(rows_by_definition) == 1 else ", ".join(names)
@@ -239,6 +257,8 @@ def _unique(values: Iterable[T]) -> list[T]:
 
 
 def _format_json(value: Any) -> str:
+    """Return a value as JSON, and a string unchanged."""
     if isinstance(value, str):
         return value
-    return json.dumps(value, indent=2 if isinstance(value, dict) else None, ensure_ascii=False)
+    indent = 2 if isinstance(value, dict) else None
+    return json.dumps(value, indent=indent, ensure_ascii=False)

@@ -1,8 +1,8 @@
 """Summarise a table of results in a few sentences: what the scores show, and how reliable they are.
 
 `summarise_rows` is the only public function; the HTML report prints its sentences below the table. Each private
-function returns the sentences on one question, or an empty list if the rows (one per experiment of a recipe) cannot
-answer it.
+function returns the sentences on one question, or an empty list if the rows cannot answer it. A row is one experiment
+of a recipe, with one run per random seed. In a tied row, input and output share one table of word vectors.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def summarise_rows(rows: Sequence[TableRow]) -> list[str]:
     scored = [row for row in rows if row.mean_score(PERPLEXITY, split)]
     groups = group_comparable(scored)
     not_compared: list[str] = []
+
     if has_only_times(rows):
         sentences = _compare_times(rows)
     elif ranking_metric(rows) == BLEU:
@@ -49,14 +50,18 @@ def summarise_rows(rows: Sequence[TableRow]) -> list[str]:
     else:
         sentences = [*_name_best(rows, split), *_report_saved_parameters(scored), *_compare_paper(scored, groups)]
         not_compared = [row.name for row in scored if not any(row in group for group in groups)]
-    sentences += [*_report_unexpected_sizes(scored), *_explain_seeds(scored)]
-    for names, text in (
-        (not_compared, "Not compared, because they were scored differently"),
-        ([row.name for row in rows if row.state == "unfinished"], "Not finished (the last metrics are shown)"),
-        ([row.name for row in rows if row.state == "not run"], "Not run"),
-    ):
+    sentences += _report_unexpected_sizes(scored)
+    sentences += _explain_seeds(scored)
+
+    # List the rows that were not compared.
+    names_by_reason = {
+        "Not compared, because they were scored differently": not_compared,
+        "Not finished (the last metrics are shown)": [row.name for row in rows if row.state == "unfinished"],
+        "Not run": [row.name for row in rows if row.state == "not run"],
+    }
+    for reason, names in names_by_reason.items():
         if names:
-            sentences.append(f"{text}: {', '.join(names)}.")
+            sentences.append(f"{reason}: {', '.join(names)}.")
     return [_use_no_break_spaces(sentence) for sentence in sentences]
 
 
@@ -67,7 +72,7 @@ def _use_no_break_spaces(sentence: str) -> str:
 
 def _compare_times(rows: Sequence[TableRow]) -> list[str]:
     """Compare the time of an epoch with the paper's, in one sentence for each corpus."""
-    first_rows: dict[str | None, str] = {}
+    first_rows: dict[str | None, str] = {}  # the name of the first row of each corpus
     comparisons: dict[str | None, list[str]] = {}
     for row in rows:
         ratio, paper_ratio = time_ratios(rows, row)
@@ -76,13 +81,14 @@ def _compare_times(rows: Sequence[TableRow]) -> list[str]:
         if row.corpus not in first_rows:
             first_rows[row.corpus] = row.name
             continue
-        text = f"{ratio:.2f} times as long in {row.name} (paper {paper_ratio:.2f})"
-        comparisons.setdefault(row.corpus, []).append(text)
-    return [
-        f"Relative to {first}, an epoch takes {', '.join(comparisons[corpus])}."
-        for corpus, first in first_rows.items()
-        if corpus in comparisons
-    ]
+        comparison = f"{ratio:.2f} times as long in {row.name} (paper {paper_ratio:.2f})"
+        comparisons.setdefault(row.corpus, []).append(comparison)
+
+    sentences = []
+    for corpus, first_row in first_rows.items():
+        if corpus in comparisons:
+            sentences.append(f"Relative to {first_row}, an epoch takes {', '.join(comparisons[corpus])}.")
+    return sentences
 
 
 def _name_best(rows: Sequence[TableRow], split: str) -> list[str]:
@@ -95,9 +101,13 @@ def _name_best(rows: Sequence[TableRow], split: str) -> list[str]:
 
 def _name_extremes(rows: Sequence[TableRow], metric: Metric, split: str, name_corpus: bool) -> str:
     """Name the best and the worst of some rows with the same corpus and evaluation mode."""
-    score_name = f"{'validation' if split == 'valid' else 'test'} {metric.name}"
-    score_name += f" on {rows[0].scored_corpus}" if name_corpus else ""
-    score_name += f" with {describe_mode(rows[0].special_mode)}" if rows[0].special_mode else ""
+    split_name = "validation" if split == "valid" else "test"
+    score_name = f"{split_name} {metric.name}"
+    if name_corpus:
+        score_name += f" on {rows[0].scored_corpus}"
+    if rows[0].special_mode:
+        score_name += f" with {describe_mode(rows[0].special_mode)}"
+
     ordered = sorted(rows, key=lambda row: metric.sign * _mean(row.mean_score(metric, split)))
     best, worst = ordered[0], ordered[-1]
     best_score = format_score(metric, best.mean_score(metric, split))
@@ -113,6 +123,7 @@ def _name_extremes(rows: Sequence[TableRow], metric: Metric, split: str, name_co
 
 
 def _mean(score: Spread | None) -> float:
+    """Return the mean of a score that is known to exist."""
     assert score is not None
     return score.mean
 
@@ -121,15 +132,16 @@ def _compare_tied_bleu(rows: Sequence[TableRow], split: str) -> list[str]:
     """Report how many parameters shared tables save, and how they change BLEU, for each row without shared tables."""
     sentences = []
     for untied in rows:
-        if untied.parameter_count is None or any(_extra_tables(other, untied) for other in rows):
+        shares_tables = any(_extra_tables(other, untied) for other in rows)
+        if untied.parameter_count is None or shares_tables:
             continue
         for tied in rows:
             saved = untied.parameter_count - (tied.parameter_count or untied.parameter_count)
             if _extra_tables(untied, tied) and saved > 0:
                 change = _format_bleu_change(tied.mean_score(BLEU, split), untied.mean_score(BLEU, split))
-                share = 100 * saved / untied.parameter_count
+                percent = 100 * saved / untied.parameter_count
                 sentences.append(
-                    f"Sharing tables saves {saved:,} parameters ({share:.0f} %) in {tied.name}, "
+                    f"Sharing tables saves {saved:,} parameters ({percent:.0f} %) in {tied.name}, "
                     f"which differs from {untied.name} in nothing else{change}."
                 )
     return sentences
@@ -140,25 +152,29 @@ def _format_bleu_change(bleu: Spread | None, baseline: Spread | None) -> str:
     if not bleu or not baseline:
         return ""
     gap = bleu.mean - baseline.mean
-    text = f": {format_difference(gap)} BLEU"
+    change = f": {format_difference(gap)} BLEU"
     if bleu.sd is None or baseline.sd is None or not bleu.sd + baseline.sd:
-        return text
-    variances = [(spread.sd or 0.0) ** 2 / spread.n for spread in (bleu, baseline)]
-    degrees_of_freedom = sum(variances) ** 2 / sum(
-        variance**2 / (spread.n - 1) for variance, spread in zip(variances, (bleu, baseline), strict=True)
-    )
-    half_width = float(stats.t.ppf(0.975, degrees_of_freedom)) * math.sqrt(sum(variances))
-    lower, upper = format_difference(gap - half_width), format_difference(gap + half_width)
-    return f"{text}, 95 % interval over seeds {lower} to {upper}"
+        return change
+
+    variance = bleu.sd**2 / bleu.n
+    baseline_variance = baseline.sd**2 / baseline.n
+    gap_variance = variance + baseline_variance
+    degrees_of_freedom = gap_variance**2 / (variance**2 / (bleu.n - 1) + baseline_variance**2 / (baseline.n - 1))
+    half_width = float(stats.t.ppf(0.975, degrees_of_freedom)) * math.sqrt(gap_variance)
+    lower = format_difference(gap - half_width)
+    upper = format_difference(gap + half_width)
+    return f"{change}, 95 % interval over seeds {lower} to {upper}"
 
 
 def _compare_paper_bleu(rows: Sequence[TableRow]) -> list[str]:
     """Report the largest difference from the paper's BLEU."""
-    compared = [(row, gap) for row in rows if (gap := row.bleu_difference("test")) is not None]
+    rows_with_gaps = [(row, row.bleu_difference("test")) for row in rows]
+    compared = [(row, gap) for row, gap in rows_with_gaps if gap is not None]
     if not compared:
         return []
     row, gap = max(compared, key=lambda pair: abs(pair[1]))
-    bleu, paper_bleu = format_points(row.mean_score(BLEU, "test")), format_paper_points(row.paper["bleu_test"])
+    bleu = format_points(row.mean_score(BLEU, "test"))
+    paper_bleu = format_paper_points(row.paper["bleu_test"])
     return [
         f"The largest difference from the paper's test BLEU is {format_difference(gap)} "
         f"({row.name}: {bleu} against {paper_bleu})."
@@ -173,9 +189,10 @@ def _report_saved_parameters(rows: Sequence[TableRow]) -> list[str]:
                 continue
             saved = untied.parameter_count - tied.parameter_count
             if saved > 0:
+                percent = 100 * saved / untied.parameter_count
                 return [
                     f"Sharing one table between the two ends saves {saved:,} parameters "
-                    f"({100 * saved / untied.parameter_count:.0f} %): {untied.parameter_count:,} in {untied.name}, "
+                    f"({percent:.0f} %): {untied.parameter_count:,} in {untied.name}, "
                     f"{tied.parameter_count:,} in {tied.name}, which differ in nothing else."
                 ]
     return []
@@ -187,45 +204,49 @@ def _extra_tables(untied: TableRow, tied: TableRow) -> set[str]:
         return set()
     untied_settings = distinguishing_settings(untied.results[0].settings)
     tied_settings = distinguishing_settings(tied.results[0].settings)
-    extra = _table_names(untied_settings) - _table_names(tied_settings)
+    extra_tables = _table_names(untied_settings) - _table_names(tied_settings)
 
-    def concerns_extra_table(key: str) -> bool:
-        defines_it = key.startswith("tables.") and key.split(".")[1] in extra
-        uses_it = key.endswith(".table") and untied_settings.get(key) in extra
-        return defines_it or uses_it
-
-    differ_only_in_tables = all(map(concerns_extra_table, differing_keys([untied_settings, tied_settings])))
-    return extra if differ_only_in_tables else set()
+    for key in differing_keys([untied_settings, tied_settings]):
+        defines_extra_table = key.startswith("tables.") and key.split(".")[1] in extra_tables
+        uses_extra_table = key.endswith(".table") and untied_settings.get(key) in extra_tables
+        if not defines_extra_table and not uses_extra_table:
+            return set()
+    return extra_tables
 
 
 def _table_names(settings: Mapping[str, Any]) -> set[str]:
+    """Return the names of the word tables that the settings define, such as `words` in `tables.words.dim`."""
     return {key.split(".")[1] for key in settings if key.startswith("tables.")}
 
 
 def _compare_paper(rows: Sequence[TableRow], groups: Sequence[Sequence[TableRow]]) -> list[str]:
     """Report the largest difference from the paper's perplexity, and whether the rows have the paper's order."""
-    compared = [(row, gap) for row in rows if (gap := row.relative_difference("test")) is not None]
+    rows_with_gaps = [(row, row.relative_difference("test")) for row in rows]
+    compared = [(row, gap) for row, gap in rows_with_gaps if gap is not None]
     if not compared:
         return []
     row, gap = max(compared, key=lambda pair: abs(pair[1]))
     if len(compared) == 1:
         return [f"{row.name} differs from the paper's test perplexity by {format_percent(gap)}."]
-    compared_rows = [row for row, _ in compared]
+
     perplexity = format_perplexity(_mean(row.comparison_perplexity("test")))
-    return [
+    paper_perplexity = format_perplexity(row.paper["test"])
+    sentence = (
         f"The largest difference from the paper's test perplexity is {format_percent(gap)} ({row.name}: "
-        f"{perplexity} against {format_perplexity(row.paper['test'])}).",
-        *_compare_order([[row for row in group if row in compared_rows] for group in groups]),
-    ]
+        f"{perplexity} against {paper_perplexity})."
+    )
+    compared_rows = [row for row, _ in compared]
+    compared_groups = [[row for row in group if row in compared_rows] for group in groups]
+    return [sentence, *_compare_order(compared_groups)]
 
 
 def _compare_order(groups: Sequence[Sequence[TableRow]]) -> list[str]:
     """Report how many pairs of rows that differ by more than noise have the same order as in the paper."""
     agreements = []
     for group in groups:
-        for a, b in combinations(group, 2):
-            paper_gap = a.paper["test"] - b.paper["test"]
-            gap = _clear_difference(a, b)
+        for row, other in combinations(group, 2):
+            paper_gap = row.paper["test"] - other.paper["test"]
+            gap = _clear_difference(row, other)
             if paper_gap and gap:
                 agreements.append(gap * paper_gap > 0)
     if not agreements:
@@ -236,17 +257,19 @@ def _compare_order(groups: Sequence[Sequence[TableRow]]) -> list[str]:
     ]
 
 
-def _clear_difference(a: TableRow, b: TableRow) -> float | None:
+def _clear_difference(row: TableRow, other: TableRow) -> float | None:
     """Return the difference of two rows if it exceeds twice its standard error; None if a row has one seed."""
-    score_a, score_b = a.comparison_perplexity("test"), b.comparison_perplexity("test")
-    if not score_a or not score_b or score_a.sd is None or score_b.sd is None:
+    score = row.comparison_perplexity("test")
+    other_score = other.comparison_perplexity("test")
+    if not score or not other_score or score.sd is None or other_score.sd is None:
         return None
-    standard_error = math.hypot(score_a.sd / math.sqrt(score_a.n), score_b.sd / math.sqrt(score_b.n))
-    gap = score_a.mean - score_b.mean
+    standard_error = math.hypot(score.sd / math.sqrt(score.n), other_score.sd / math.sqrt(other_score.n))
+    gap = score.mean - other_score.mean
     return gap if abs(gap) > 2 * standard_error else None
 
 
 def _report_unexpected_sizes(rows: Sequence[TableRow]) -> list[str]:
+    """Report rows whose number of parameters differs from the number in the recipe."""
     sentences = []
     for row in rows:
         count, expected = row.parameter_count, row.expected_parameters
@@ -256,11 +279,14 @@ def _report_unexpected_sizes(rows: Sequence[TableRow]) -> list[str]:
 
 
 def _explain_seeds(rows: Sequence[TableRow]) -> list[str]:
+    """Explain the standard deviation over seeds, or warn that there is none."""
     if not rows:
         return []
     seed_counts = {len(row.records) or len(row.source_runs) for row in rows}
     if seed_counts == {1}:
-        return [] if len(rows) == 1 else ["Every row has one seed, so differences between rows may be noise."]
+        if len(rows) == 1:
+            return []
+        return ["Every row has one seed, so differences between rows may be noise."]
     sentence = "± is the standard deviation over seeds."
     if 1 in seed_counts:
         sentence += " A row with one seed has no standard deviation, so its differences from other rows may be noise."

@@ -1,7 +1,12 @@
 """Read the folders of training runs, finished or not, for tables and reports.
 
-`load_run` reads one run folder into a `Result`, and `collect_runs` reads all runs below some folders. `Spread` is the
-mean of a score over seeds. The other functions compare the settings of runs.
+`load_run` reads one run folder into a `Result`, and `collect_runs` reads all runs below some folders:
+
+    results = collect_runs(["runs/demo"])
+    Spread.from_values(result.record.test.perplexity for result in results)    # the mean over seeds
+
+A run is one training of a row (an experiment of a recipe) with one random seed. The functions after `collect_runs`
+compare the settings of runs.
 
 Weights are not needed, and this module does not import torch. These files of a run folder are read:
 
@@ -46,16 +51,20 @@ OLD_RUN_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Result:
-    """A run, read from its folder. `record` is None until the run is finished."""
+    """A run, read from its folder."""
 
     folder: Path
     recipe: str
     row: str
     seed: int
     record: RunResult | None
+    """The scores, from result.json; None until the run is finished."""
     metrics: tuple[MetricsLine, ...]
+    """The losses during training."""
     settings: Mapping[str, Any]
+    """The settings of the experiment, nested as in a recipe."""
     environment: Mapping[str, Any]
+    """The machine, the code and the command."""
     evaluations: Mapping[str, SavedEvaluation] = field(default_factory=dict)
     """Saved evaluations by mode: dynamic, cache, mc, or the windows of a text."""
 
@@ -66,7 +75,10 @@ class Result:
 
     def last_metrics(self, kind: str) -> MetricsLine | None:
         """Return the newest metrics of a kind, such as `train` or `valid`."""
-        return next((line for line in reversed(self.metrics) if line.kind == kind), None)
+        for line in reversed(self.metrics):
+            if line.kind == kind:
+                return line
+        return None
 
     @property
     def uses_subwords(self) -> bool:
@@ -86,7 +98,9 @@ class Result:
         last_validation = self.last_metrics("valid")
         if last_validation:
             return last_validation.epoch
-        return (self.record.training.epochs if self.record else None) or 0.0
+        if self.record:
+            return self.record.training.epochs or 0.0
+        return 0.0
 
     @property
     def is_limited_by_updates(self) -> bool:
@@ -109,8 +123,10 @@ class Result:
     @property
     def best_precedes_averaging(self) -> bool:
         """Whether averaging began, but the best weights are from an epoch before that."""
-        averaged_from = self.record.training.averaged_from_epoch if self.record else None
-        return 0 < (self.best_epoch or 0) < (averaged_from or 0)
+        averaged_from_epoch = self.record.training.averaged_from_epoch if self.record else None
+        if not self.best_epoch or not averaged_from_epoch:
+            return False
+        return 0 < self.best_epoch < averaged_from_epoch
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -122,11 +138,11 @@ class Result:
         if not self.record or not self.epochs or self.is_limited_by_updates:
             return None
         # The last line of an epoch has the seconds of training up to its end.
-        end_seconds = {line.epoch: line.wall.seconds for line in self.metrics if line.kind != "valid"}
-        boundaries = [0.0, *(seconds for _, seconds in sorted(end_seconds.items()) if seconds is not None)]
-        if len(boundaries) != self.epochs + 1:
+        end_by_epoch = {line.epoch: line.wall.seconds for line in self.metrics if line.kind != "valid"}
+        epoch_ends = [seconds for _, seconds in sorted(end_by_epoch.items()) if seconds is not None]
+        if len(epoch_ends) != self.epochs:
             return self.record.training.seconds / self.epochs
-        return statistics.median(end - start for start, end in pairwise(boundaries))
+        return statistics.median(end - start for start, end in pairwise([0.0, *epoch_ends]))
 
 
 @dataclass(frozen=True)
@@ -142,11 +158,11 @@ class Spread:
     @classmethod
     def from_values(cls, values: Iterable[float | None]) -> Spread | None:
         """Return the mean and the standard deviation of the values that are not None, or None without any values."""
-        scores = [value for value in values if value is not None]
-        if not scores:
+        known_values = [value for value in values if value is not None]
+        if not known_values:
             return None
-        sd = statistics.stdev(scores) if len(scores) > 1 else None
-        return cls(statistics.fmean(scores), sd, len(scores))
+        sd = statistics.stdev(known_values) if len(known_values) > 1 else None
+        return cls(statistics.fmean(known_values), sd, len(known_values))
 
 
 def load_run(folder: Path | str) -> Result:
@@ -160,6 +176,8 @@ def load_run(folder: Path | str) -> Result:
     settings = config.get("settings", {})
     if not isinstance(settings, dict):
         raise DataError(f"{folder / 'config.json'}: 'settings' is not a JSON object; is this a run of Reefknot?")
+
+    evaluation_files = sorted(folder.glob("evaluations/*.json"))
     return Result(
         folder=folder,
         recipe=record.recipe if record else str(config.get("recipe") or ""),
@@ -169,7 +187,7 @@ def load_run(folder: Path | str) -> Result:
         metrics=_read_metrics(folder / "metrics.jsonl"),
         settings=upgrade_settings(settings),
         environment=_read_object(folder / "environment.json"),
-        evaluations={path.stem: read_evaluation(path, record) for path in sorted(folder.glob("evaluations/*.json"))},
+        evaluations={path.stem: read_evaluation(path, record) for path in evaluation_files},
     )
 
 
@@ -179,10 +197,16 @@ def collect_runs(paths: Iterable[Path | str]) -> list[Result]:
     for path in map(Path, paths):
         if not path.is_dir():
             raise DataError(f"{path}: there is no such folder; pass a run folder, or a folder that contains runs")
-        folders = {path} if _is_run(path) else {file.parent for file in path.rglob("*.json") if _is_run(file.parent)}
-        if not folders:
+
+        if _is_run(path):
+            run_folders = {path}
+        else:
+            run_folders = {file.parent for file in path.rglob("*.json") if _is_run(file.parent)}
+        if not run_folders:
             raise DataError(f"{path}: no runs in this folder (no config.json or result.json at any depth)")
-        results = sorted(map(load_run, folders), key=lambda result: (result.folder.parent, result.seed))
+
+        results = [load_run(folder) for folder in run_folders]
+        results.sort(key=lambda result: (result.folder.parent, result.seed))
         for result in results:
             runs.setdefault(result.folder.resolve(), result)
     if not runs:
@@ -219,14 +243,20 @@ def distinguishing_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     (null, false, zero, empty) are left out too, because a run that is older than a setting does not have it, and nearly
     all new settings are off by default. The exceptions are in `OLD_RUN_DEFAULTS`.
     """
-    complete = OLD_RUN_DEFAULTS | flatten(settings)
-    return {key: value for key, value in complete.items() if value and key.rpartition(".")[2] != "seed"}
+    flat_settings = OLD_RUN_DEFAULTS | flatten(settings)
+    return {key: value for key, value in flat_settings.items() if value and not _is_seed(key)}
+
+
+def _is_seed(key: str) -> bool:
+    """Return whether a dotted key, such as `training.seed`, is the seed."""
+    _, _, name = key.rpartition(".")
+    return name == "seed"
 
 
 def _find_seed(settings: Mapping[str, Any], folder: Path) -> int:
     """Return the seed in the settings, or the seed in the name of the folder, such as `seed1`, or 0."""
     for key, value in flatten(settings).items():
-        if key.rpartition(".")[2] == "seed" and isinstance(value, int):
+        if _is_seed(key) and isinstance(value, int):
             return value
     suffix = folder.name.removeprefix("seed")
     return int(suffix) if suffix.isdecimal() else 0
@@ -237,21 +267,22 @@ def _is_run(folder: Path) -> bool:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; return an empty dict if there is no such file."""
     if not path.is_file():
         return {}
-    value = read_json(path)
-    if not isinstance(value, dict):
+    content = read_json(path)
+    if not isinstance(content, dict):
         raise DataError(f"{path}: expected a JSON object; the file is damaged, restore it or run the row again")
-    return value
+    return content
 
 
 def _read_metrics(path: Path) -> tuple[MetricsLine, ...]:
     """Return all complete lines. The last line is incomplete if the run is still writing it or was killed."""
     if not path.is_file():
         return ()
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return tuple(
-        read_metrics_line(line, f"{path}, line {line_number}")
-        for line_number, line in enumerate(lines, 1)
-        if line.strip()
-    )
+    complete_lines = path.read_bytes().split(b"\n")[:-1]
+    metrics = []
+    for line_number, line in enumerate(complete_lines, 1):
+        if line.strip():
+            metrics.append(read_metrics_line(line, f"{path}, line {line_number}"))
+    return tuple(metrics)

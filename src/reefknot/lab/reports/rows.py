@@ -31,7 +31,10 @@ FOOTNOTE_SIGNS = "†‡§¶"
 
 
 class StepTimes(NamedTuple):
-    """The time of a row's training steps, measured by `reefknot bench steps` (see `papers/measured_steps.py`)."""
+    """The time of a row's training steps, measured by `reefknot bench steps` (see `papers/measured_steps.py`).
+
+    A step is one update of the weights.
+    """
 
     epoch_seconds: float
     """Seconds of our fastest step, times the number of steps in an epoch."""
@@ -56,7 +59,9 @@ class TableRow:
     expected_parameters: int | None = None
     """The number of parameters that the recipe expects."""
     quoted: bool = False
+    """Whether the row cites a score of another system, and is never trained."""
     recipe: str = ""
+    """The name of the recipe."""
     results: tuple[Result, ...] = ()
     """The runs of the row, one per seed, finished or not."""
     source_row: str | None = None
@@ -111,8 +116,8 @@ class TableRow:
         """The row whose best weights training started from."""
         if not self.results:
             return self.start
-        start = flatten(self.results[0].settings).get("training.start.row")
-        return start if isinstance(start, str) else None
+        starting_row = flatten(self.results[0].settings).get("training.start.row")
+        return starting_row if isinstance(starting_row, str) else None
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -122,15 +127,19 @@ class TableRow:
 
     @property
     def scored_corpus(self) -> str:
-        """The name of the corpus that the scores were measured on."""
-        return next((result.record.corpus.name for result in (*self.results, *self.source_runs) if result.record), "")
+        """The name of the corpus that the scores were measured on; empty if there are no scores."""
+        for result in (*self.results, *self.source_runs):
+            if result.record:
+                return result.record.corpus.name
+        return ""
 
     # -- scores --------------------------------------------------------------------------------------------------------
 
     @property
     def score(self) -> TextScore | None:
         """The score of one run, on the test text if there is a test score. All runs of a row score the same tokens."""
-        return next(iter(self.scores("test") or self.scores("valid")), None)
+        scores = self.scores("test") or self.scores("valid")
+        return scores[0] if scores else None
 
     @property
     def uses_subwords(self) -> bool:
@@ -162,7 +171,8 @@ class TableRow:
 
         It is None if our settings differ from the recipe.
         """
-        perplexity, paper_perplexity = self.comparison_perplexity(split), self.paper.get(split)
+        perplexity = self.comparison_perplexity(split)
+        paper_perplexity = self.paper.get(split)
         if perplexity is None or not paper_perplexity or self.changes:
             return None
         return perplexity.mean / paper_perplexity - 1
@@ -174,7 +184,8 @@ class TableRow:
 
     def bleu_difference(self, split: str) -> float | None:
         """Return our BLEU minus the paper's BLEU. It is None if our settings differ from the recipe."""
-        bleu, paper_bleu = self.mean_score(BLEU, split), self.paper.get(f"bleu_{split}")
+        bleu = self.mean_score(BLEU, split)
+        paper_bleu = self.paper.get(f"bleu_{split}")
         if bleu is None or not paper_bleu or self.changes:
             return None
         return bleu.mean - paper_bleu
@@ -188,8 +199,12 @@ class TableRow:
 
     def mean_rho(self, end: str) -> Spread | None:
         """Return the mean correlation over Press & Wolf's benchmarks, for the runs that have all five benchmarks."""
-        runs = [record.similarity_scores(end) for record in self.records]
-        return Spread.from_values(fmean(run[name].value for name in PRESS) for run in runs if run.keys() >= set(PRESS))
+        means = []
+        for record in self.records:
+            scores = record.similarity_scores(end)
+            if scores.keys() >= set(PRESS):
+                means.append(fmean(scores[benchmark].value for benchmark in PRESS))
+        return Spread.from_values(means)
 
     def judgements(self, end: str, benchmark: str) -> list[Judgement]:
         """Return the scores of an end on a benchmark, one for each finished run that has the benchmark."""
@@ -206,30 +221,40 @@ class TableRow:
     @property
     def updates(self) -> list[int]:
         """The number of updates of each finished run that was trained for updates."""
-        limited = [result for result in self.results if result.is_limited_by_updates]
-        return [result.record.training.steps for result in limited if result.record]
+        return [
+            result.record.training.steps for result in self.results if result.record and result.is_limited_by_updates
+        ]
 
     @property
     def recipe_epochs(self) -> float:
         """The number of epochs in the recipe, before any override."""
         record = self.records[0]
-        overridden = (change.old for change in record.changed if change.key == "training.epochs")
-        return float(next(overridden, record.training.epochs) or 0)
+        epochs = record.training.epochs
+        for change in record.changed:
+            if change.key == "training.epochs":
+                epochs = change.old
+                break
+        return float(epochs or 0)
 
     @property
     def seconds_per_epoch(self) -> float | None:
         """Seconds of training per epoch in the fastest run, because other processes can only slow a run down."""
-        return min((seconds for result in self.results if (seconds := result.seconds_per_epoch)), default=None)
+        times = [result.seconds_per_epoch for result in self.results]
+        return min((seconds for seconds in times if seconds), default=None)
 
     @property
     def epoch_seconds(self) -> float | None:
         """Seconds per epoch, from the runs, or from the measured steps if there are no runs."""
-        return self.seconds_per_epoch or (self.step_times and self.step_times.epoch_seconds)
+        if self.seconds_per_epoch:
+            return self.seconds_per_epoch
+        return self.step_times.epoch_seconds if self.step_times else None
 
     @property
     def parameter_count(self) -> int | None:
         """The number of parameters, counted in a run, or expected by the recipe if there is no run."""
-        return next((record.parameters.total for record in self.records), self.expected_parameters)
+        if self.records:
+            return self.records[0].parameters.total
+        return self.expected_parameters
 
     @property
     def state(self) -> str:
@@ -246,19 +271,22 @@ def join_runs(rows: Iterable[TableRow], results: Iterable[Result]) -> list[Table
     differ in the seed are averaged.
     """
     rows = list(rows)
-    assigned = {result.folder for row in rows for result in row.results}
-    groups = _group_runs(result for result in results if result.folder not in assigned)
-    joined: list[TableRow] = []
+    assigned_folders = {result.folder for row in rows for result in row.results}
+    unassigned_groups = _group_runs(result for result in results if result.folder not in assigned_folders)
+
+    joined_rows: list[TableRow] = []
     for row in rows:
-        matches = [runs for runs in groups if not row.source_row and _belongs(row, runs.results[0])]
+        matches = [group for group in unassigned_groups if not row.source_row and _belongs(row, group.results[0])]
         if row.results or not matches:
-            joined.append(row)
+            joined_rows.append(row)
             continue
-        for match in matches:
-            name = row.name if len(matches) == 1 else match.name
-            joined.append(replace(row, name=name, variant=match.variant, results=match.results))
-            groups.remove(match)
-    return _add_evaluations(joined + [_row_from_runs(runs) for runs in groups])
+        for group in matches:
+            name = row.name if len(matches) == 1 else group.name
+            joined_rows.append(replace(row, name=name, variant=group.variant, results=group.results))
+            unassigned_groups.remove(group)
+
+    unlisted_rows = [_row_from_runs(group) for group in unassigned_groups]
+    return _add_evaluations(joined_rows + unlisted_rows)
 
 
 def add_recipe_names(rows: Iterable[TableRow]) -> list[TableRow]:
@@ -275,19 +303,23 @@ def add_recipe_names(rows: Iterable[TableRow]) -> list[TableRow]:
 
 def _add_evaluations(rows: Sequence[TableRow]) -> list[TableRow]:
     """Add to each evaluation row the runs that it scores, and add a row for each saved evaluation that no row shows."""
-    listed = {(row.recipe, row.source_row, row.mode) for row in rows if row.mode}
-    complete: list[TableRow] = []
+    listed_evaluations = {(row.recipe, row.source_row, row.mode) for row in rows if row.mode}
+    complete_rows: list[TableRow] = []
     for row in rows:
+        # An evaluation row of the recipe gets its runs.
         if row.mode:
-            complete += [row] if row.source_runs else _add_source_runs(row, rows)
+            complete_rows += [row] if row.source_runs else _add_source_runs(row, rows)
             continue
-        complete.append(row)
-        for mode in dict.fromkeys(mode for result in row.results for mode in result.evaluations):
-            if (row.recipe, row.base_name, mode) not in listed:
+
+        # A trained row is followed by its saved evaluations that the recipe does not list.
+        complete_rows.append(row)
+        modes = dict.fromkeys(mode for result in row.results for mode in result.evaluations)
+        for mode in modes:
+            if (row.recipe, row.base_name, mode) not in listed_evaluations:
                 name = f"{row.name} + {describe_mode(mode)}"
-                evaluation = TableRow(name, recipe=row.recipe, source_row=row.base_name, mode=mode)
-                complete += _add_source_runs(evaluation, [row])
-    return complete
+                evaluation_row = TableRow(name, recipe=row.recipe, source_row=row.base_name, mode=mode)
+                complete_rows += _add_source_runs(evaluation_row, [row])
+    return complete_rows
 
 
 def _add_source_runs(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
@@ -295,24 +327,29 @@ def _add_source_runs(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
 
     If these runs were trained with different settings, return one row for each set of settings.
     """
-    sources: dict[str, tuple[TableRow, tuple[Result, ...]]] = {}
+    sources: dict[str, tuple[TableRow, tuple[Result, ...]]] = {}  # trained rows with their evaluated runs, by name
     for candidate in rows:
-        if not candidate.mode and (candidate.recipe, candidate.base_name) == (row.recipe, row.source_row):
-            runs = tuple(result for result in candidate.results if row.mode in result.evaluations)
-            if runs:
-                sources[candidate.name] = (candidate, runs)
+        is_source = not candidate.mode and (candidate.recipe, candidate.base_name) == (row.recipe, row.source_row)
+        if is_source:
+            evaluated_runs = tuple(result for result in candidate.results if row.mode in result.evaluations)
+            if evaluated_runs:
+                sources[candidate.name] = (candidate, evaluated_runs)
     if not sources:
         return [row]
-    return [
-        replace(
-            row,
-            name=row.name + (source.variant if len(sources) > 1 else ""),
-            expected_parameters=source.parameter_count,
-            source_runs=runs,
-            corpus=source.corpus,
+
+    evaluation_rows = []
+    for source, evaluated_runs in sources.values():
+        name = row.name + source.variant if len(sources) > 1 else row.name
+        evaluation_rows.append(
+            replace(
+                row,
+                name=name,
+                expected_parameters=source.parameter_count,
+                source_runs=evaluated_runs,
+                corpus=source.corpus,
+            )
         )
-        for source, runs in sources.values()
-    ]
+    return evaluation_rows
 
 
 def group_by_row(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
@@ -324,15 +361,16 @@ def group_by_row(results: Iterable[Result]) -> dict[str, tuple[Result, ...]]:
     Example:
         `{"Small": (seed 0, seed 1), "Small + WT (training.epochs=3)": (seed 0,), ...}`
     """
-    return {runs.name: runs.results for runs in _group_runs(results)}
+    return {group.name: group.results for group in _group_runs(results)}
 
 
 class _RunGroup(NamedTuple):
     """Runs that differ only in the seed."""
 
     row: str
+    """The name of the row, with the recipe if there are several recipes."""
     variant: str
-    """The settings that distinguish the runs from other runs of their row, in parentheses."""
+    """The settings that distinguish the runs from other runs of their row, in parentheses; usually empty."""
     results: tuple[Result, ...]
 
     @property
@@ -341,21 +379,28 @@ class _RunGroup(NamedTuple):
 
 
 def _group_runs(results: Iterable[Result]) -> list[_RunGroup]:
-    by_settings: dict[tuple[str, str, str], list[Result]] = {}
+    """Group runs by recipe, row and settings. The runs of a group are sorted by seed."""
+    runs_by_settings: dict[tuple[str, str, str], list[Result]] = {}  # by recipe, row and settings as JSON
     for result in results:
-        settings_key = json.dumps(distinguishing_settings(result.settings), sort_keys=True)
-        by_settings.setdefault((result.recipe, result.row, settings_key), []).append(result)
-    has_several_recipes = len({recipe for recipe, _, _ in by_settings}) > 1
+        settings_json = json.dumps(distinguishing_settings(result.settings), sort_keys=True)
+        runs_by_settings.setdefault((result.recipe, result.row, settings_json), []).append(result)
+
+    has_several_recipes = len({recipe for recipe, _, _ in runs_by_settings}) > 1
     groups = []
-    for (recipe, row, _), members in by_settings.items():
-        variants = [runs[0] for key, runs in by_settings.items() if key[:2] == (recipe, row)]
+    for (recipe, row, _), runs in runs_by_settings.items():
+        # If the row was trained with several settings, name the settings that differ.
+        first_runs = [
+            other_runs[0] for key, other_runs in runs_by_settings.items() if key[:2] == (recipe, row)
+        ]  # one run for each combination of settings
         variant = ""
-        if len(variants) > 1:
-            keys = differing_keys([distinguishing_settings(result.settings) for result in variants])
-            settings = flatten(members[0].settings)
+        if len(first_runs) > 1:
+            keys = differing_keys([distinguishing_settings(run.settings) for run in first_runs])
+            settings = flatten(runs[0].settings)
             variant = " (" + ", ".join(f"{key}={_format_value(settings.get(key))}" for key in keys) + ")"
-        by_seed = tuple(sorted(members, key=lambda result: result.seed))
-        groups.append(_RunGroup(f"{recipe}: {row}" if has_several_recipes else row, variant, by_seed))
+
+        row_name = f"{recipe}: {row}" if has_several_recipes else row
+        sorted_runs = tuple(sorted(runs, key=lambda run: run.seed))
+        groups.append(_RunGroup(row_name, variant, sorted_runs))
     return groups
 
 
@@ -365,13 +410,16 @@ def group_comparable(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     If the rows of a corpus and mode cannot all be compared, their group is the largest set of rows that can be compared
     with one of them. If several sets are equally large, it is the first.
     """
-    by_corpus: dict[tuple[str, str | None], list[TableRow]] = {}
+    rows_by_corpus: dict[tuple[str, str | None], list[TableRow]] = {}  # by corpus and evaluation mode
     for row in rows:
         if row.score:
-            by_corpus.setdefault((row.scored_corpus, row.special_mode), []).append(row)
+            rows_by_corpus.setdefault((row.scored_corpus, row.special_mode), []).append(row)
+
     groups = []
-    for candidates in by_corpus.values():
-        subsets = [[row for row in candidates if _can_compare(row, reference)] for reference in candidates]
+    for candidates in rows_by_corpus.values():
+        subsets = []
+        for reference in candidates:
+            subsets.append([row for row in candidates if _can_compare(row, reference)])
         groups.append(max(subsets, key=len))
     return groups
 
@@ -403,11 +451,12 @@ def has_only_times(rows: Sequence[TableRow]) -> bool:
 
 def group_by_bleu(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
     """Return groups of rows whose BLEU can be compared: the same corpus and the same sacrebleu signature."""
-    by_signature: dict[tuple[str, str], list[TableRow]] = {}
+    rows_by_signature: dict[tuple[str, str], list[TableRow]] = {}  # by corpus and signature
     for row in rows:
-        if scores := row.translation_scores(split):
-            by_signature.setdefault((row.scored_corpus, scores[0].bleu_signature), []).append(row)
-    return list(by_signature.values())
+        scores = row.translation_scores(split)
+        if scores:
+            rows_by_signature.setdefault((row.scored_corpus, scores[0].bleu_signature), []).append(row)
+    return list(rows_by_signature.values())
 
 
 def group_rankable(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]:
@@ -418,29 +467,36 @@ def group_rankable(rows: Sequence[TableRow], split: str) -> list[list[TableRow]]
     if ranking_metric(rows) == BLEU:
         return group_by_bleu(rows, split)
     starting_rows = {(row.recipe, row.starting_row) for row in rows}
-    return [
-        [row for row in comparable if (row.recipe, row.base_name) not in starting_rows]
-        for comparable in group_comparable(rows)
-    ]
+    groups = []
+    for comparable_rows in group_comparable(rows):
+        groups.append([row for row in comparable_rows if (row.recipe, row.base_name) not in starting_rows])
+    return groups
 
 
 def time_ratios(rows: Sequence[TableRow], row: TableRow) -> tuple[float | None, float | None]:
     """Return our time and the paper's time of an epoch, both relative to the first row on the same corpus."""
-    first = next((candidate for candidate in rows if candidate.corpus == row.corpus and not candidate.quoted), row)
-    seconds, first_seconds = row.paper.get("seconds"), first.paper.get("seconds")
-    return _time_ratio(row, first), seconds / first_seconds if seconds and first_seconds else None
+    trained_rows = (candidate for candidate in rows if candidate.corpus == row.corpus and not candidate.quoted)
+    first_row = next(trained_rows, row)
+
+    paper_ratio = None
+    seconds = row.paper.get("seconds")
+    first_seconds = first_row.paper.get("seconds")
+    if seconds and first_seconds:
+        paper_ratio = seconds / first_seconds
+    return _our_time_ratio(row, first_row), paper_ratio
 
 
-def _time_ratio(row: TableRow, first: TableRow) -> float | None:
+def _our_time_ratio(row: TableRow, first_row: TableRow) -> float | None:
     """Divide our time of a row by our time of the first row.
 
     Runs are compared with runs and steps with steps, because runs may have shared their device.
     """
-    seconds, first_seconds = row.seconds_per_epoch, first.seconds_per_epoch
+    seconds = row.seconds_per_epoch
+    first_seconds = first_row.seconds_per_epoch
     if seconds and first_seconds:
         return seconds / first_seconds
-    if row.step_times and first.step_times:
-        return row.step_times.epoch_seconds / first.step_times.epoch_seconds
+    if row.step_times and first_row.step_times:
+        return row.step_times.epoch_seconds / first_row.step_times.epoch_seconds
     return None
 
 
@@ -449,18 +505,20 @@ def add_footnotes(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, 
 
     Rows with the same remark share a sign: †, ‡, §, ¶, then ††, ‡‡ and so on.
     """
-    signs: dict[str, str] = {}
-    marked = []
+    # The first row of each comparable group is the reference of its corpus and evaluation mode.
     references = {(group[0].scored_corpus, group[0].special_mode): group[0] for group in group_comparable(rows)}
+    signs_by_remark: dict[str, str] = {}
+    marked_rows = []
     for row in rows:
         remark = _describe_row(row, references.get((row.scored_corpus, row.special_mode)))
         if not remark:
-            marked.append(row)
+            marked_rows.append(row)
             continue
-        repeats, index = divmod(len(signs), len(FOOTNOTE_SIGNS))
-        sign = signs.setdefault(remark, FOOTNOTE_SIGNS[index] * (1 + repeats))
-        marked.append(replace(row, name=f"{row.name} {sign}"))
-    return marked, tuple(f"{sign} {remark}" for remark, sign in signs.items())
+        repeats, index = divmod(len(signs_by_remark), len(FOOTNOTE_SIGNS))
+        next_sign = FOOTNOTE_SIGNS[index] * (1 + repeats)
+        sign = signs_by_remark.setdefault(remark, next_sign)
+        marked_rows.append(replace(row, name=f"{row.name} {sign}"))
+    return marked_rows, tuple(f"{sign} {remark}" for remark, sign in signs_by_remark.items())
 
 
 def _describe_row(row: TableRow, reference: TableRow | None) -> str:
@@ -469,12 +527,13 @@ def _describe_row(row: TableRow, reference: TableRow | None) -> str:
     if row.score and row.uses_subwords:
         mean = f"{row.score.tokens_per_word:.1f} on average"
         remarks.append(f"perplexity per word: the probability of a word is the product over its sub-words ({mean})")
-    gap = _score_difference(row, reference) if reference else None
-    if reference and gap:
-        prefix = ""
-        if gap.prevents:
-            prefix = "perplexity not comparable: " if row.translation_scores("test") else "not comparable: "
-        remarks.append(prefix + explain_in_table(gap, reference.name))
+    if reference:
+        difference = _score_difference(row, reference)
+        if difference:
+            prefix = ""
+            if difference.prevents:
+                prefix = "perplexity not comparable: " if row.translation_scores("test") else "not comparable: "
+            remarks.append(prefix + explain_in_table(difference, reference.name))
     return "; ".join(remarks)
 
 
@@ -485,43 +544,48 @@ def _training_remarks(row: TableRow) -> list[str]:
         remarks.append(f"began with the best weights of {row.starting_row}{_not_improved_remark(row.results)}")
     if any(result.record and result.epochs < (result.record.training.epochs or 0) for result in row.results):
         rule = flatten(row.results[0].settings).get("training.stop.rule")
-        remarks.append("stopped early" + (f", by the {rule} rule" if rule else ""))
+        remarks.append(f"stopped early, by the {rule} rule" if rule else "stopped early")
     return remarks
 
 
 def _not_improved_remark(results: Sequence[Result]) -> str:
     """Return a remark if runs did not improve on the weights that they started from."""
-    count = sum(result.best_epoch == 0 for result in results)
-    if not count:
+    unimproved_count = sum(result.best_epoch == 0 for result in results)
+    if not unimproved_count:
         return ""
-    seeds = "" if count == len(results) else f" with {count} of {len(results)} seeds"
+    seeds = "" if unimproved_count == len(results) else f" with {unimproved_count} of {len(results)} seeds"
     return f"; no epoch improved on them{seeds}, so their scores are shown"
 
 
 def _score_difference(row: TableRow, other: TableRow) -> Difference | None:
     """Return how the definitions of two rows' scores differ, or None if they do not differ."""
-    return find_difference(row.score, other.score) if row.score and other.score else None
+    if row.score is None or other.score is None:
+        return None
+    return find_difference(row.score, other.score)
 
 
 def _can_compare(row: TableRow, other: TableRow) -> bool:
-    gap = _score_difference(row, other)
-    return gap is None or not gap.prevents
+    """Return whether the perplexities of two rows can be compared."""
+    difference = _score_difference(row, other)
+    return difference is None or not difference.prevents
 
 
 def _format_value(value: Any) -> str:
+    """Return the value of a setting as JSON, and a string unchanged."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _belongs(row: TableRow, result: Result) -> bool:
+    """Return whether a run belongs to a row. A row without a recipe matches runs of all recipes."""
     return result.row == row.name and row.recipe in ("", result.recipe)
 
 
-def _row_from_runs(runs: _RunGroup) -> TableRow:
+def _row_from_runs(group: _RunGroup) -> TableRow:
     """Return a row for runs that belong to no row of a recipe. Its paper scores come from a finished run."""
-    record = next((result.record for result in runs.results if result.record), None)
-    row = TableRow(runs.name, recipe=runs.results[0].recipe, results=runs.results, variant=runs.variant)
-    if record is None:
+    row = TableRow(group.name, recipe=group.results[0].recipe, results=group.results, variant=group.variant)
+    if not row.records:
         return row
+    record = row.records[0]
     return replace(
         row,
         paper=record.paper,

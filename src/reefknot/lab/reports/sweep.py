@@ -41,27 +41,38 @@ def rank_trials(trials: Sequence[Trial]) -> list[tuple[Trial, TableRow]]:
     compared with the others, for example because of their vocabulary, come after them. Trials without a score come
     last.
     """
-    started = [(trial, row) for trial in trials if (row := trial.row()).results]
+    trial_rows = [(trial, trial.row()) for trial in trials]
+    started = [(trial, row) for trial, row in trial_rows if row.results]
+
+    # Remove the test scores.
     shared_changes = _find_shared_changes([record for _, row in started for record in row.records])
-    ranked = []
+    pairs = []
     for trial, row in started:
         results = tuple(_remove_test_scores(result, shared_changes) for result in row.results)
-        ranked.append((trial, replace(row, results=results)))
-    rows = [row for _, row in ranked]
+        pairs.append((trial, replace(row, results=results)))
+
+    # Sort by the validation score.
+    rows = [row for _, row in pairs]
     metric = ranking_metric(rows)
-    comparable = largest_comparable_group(rows)
+    comparable_rows = largest_comparable_group(rows)
 
     def sort_key(pair: tuple[Trial, TableRow]) -> tuple[bool, bool, float]:
         _, row = pair
         score = row.mean_score(metric, "valid")
-        is_incomparable = metric == PERPLEXITY and row not in comparable
-        return score is None, is_incomparable, metric.sign * score.mean if score else 0.0
+        is_incomparable = metric == PERPLEXITY and row not in comparable_rows
+        sort_value = metric.sign * score.mean if score else 0.0
+        return score is None, is_incomparable, sort_value
 
-    return sorted(ranked, key=sort_key)
+    return sorted(pairs, key=sort_key)
 
 
 def summarise_trials(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> list[dict[str, Any]]:
-    """Return the entries of sweep.json, one for each trial, in the same order."""
+    """Return the entries of sweep.json, one for each trial, in the same order.
+
+    Args:
+        ranked: The trials with their rows, from `rank_trials`.
+        root: The folder of the sweep. The paths of runs are relative to it.
+    """
     entries = []
     for trial, row in ranked:
         entry: dict[str, Any] = {
@@ -69,7 +80,8 @@ def summarise_trials(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> li
             "runs": [run.relative_to(root).as_posix() for run in trial.runs],
             "valid": spread_to_dict(row.mean_score(PERPLEXITY, "valid")),
         }
-        if bleu := row.mean_score(BLEU, "valid"):
+        bleu = row.mean_score(BLEU, "valid")
+        if bleu:
             entry["bleu_valid"] = spread_to_dict(bleu)
         seconds = Spread.from_values(record.training.seconds for record in row.records)
         seconds_per_epoch = Spread.from_values(result.seconds_per_epoch for result in row.results)
@@ -82,23 +94,32 @@ def summarise_trials(ranked: Sequence[tuple[Trial, TableRow]], root: Path) -> li
     return entries
 
 
-def spread_to_dict(value: Spread | None) -> dict[str, Any] | None:
+def spread_to_dict(spread: Spread | None) -> dict[str, Any] | None:
     """Return a mean over seeds in the format of sweep.json."""
-    return asdict(value) if value else None
+    return asdict(spread) if spread else None
 
 
 def _find_shared_changes(records: Sequence[RunResult]) -> tuple[Change, ...]:
-    """Return the changes of the recipe that all trials share. The names of the trials do not show them."""
-    candidates = records[0].changed if records else ()
-    return tuple(change for change in candidates if all(change in record.changed for record in records))
+    """Return the changes to the recipe that all trials share. The names of the trials do not show them."""
+    if not records:
+        return ()
+    first_changes = records[0].changed
+    return tuple(change for change in first_changes if all(change in record.changed for record in records))
 
 
 def _remove_test_scores(result: Result, changes: tuple[Change, ...]) -> Result:
-    """Return the run without test scores and without samples, neighbours and other parts that describe its model."""
+    """Return the run without test scores and without samples, neighbours and other parts that describe its model.
+
+    Args:
+        result: The run.
+        changes: The changes to the recipe that replace the run's own changes.
+    """
     result = replace(result, evaluations={})
     if result.record is None:
         return result
-    protocol, translation = result.record.protocol, result.record.translation
+
+    protocol = result.record.protocol
+    translation = result.record.translation
     replacements: dict[str, Any] = {
         "test": None,
         "protocol": protocol.replace(test=None) if protocol else None,

@@ -2,6 +2,11 @@
 
 `build_table` turns rows (one per experiment of a recipe, see `rows.py`) into a `Table` of strings. `print_table` and
 `to_markdown` write it; `page.html` shows the same `Table` in the HTML report. The columns are defined in `cells.py`.
+
+    rows = join_runs(rows_from_recipe(recipe_file.rows, "demo"), collect_runs(["runs/demo"]))
+    print_table(rows, Console())
+
+The split of a corpus that ranks the rows is `test`, or `valid` if there are no test scores.
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ class Table:
     """
 
     names: tuple[str, ...]
+    """The names of the rows."""
     columns: tuple[Column, ...]
     best: frozenset[int] = frozenset()
     ranking_column: str = "test"
@@ -65,7 +71,7 @@ class Table:
     @property
     def groups(self) -> list[tuple[str, list[Column]]]:
         """The columns by group, in their order."""
-        return [(name, list(columns)) for name, columns in groupby(self.columns, lambda column: column.group)]
+        return [(group, list(columns)) for group, columns in groupby(self.columns, lambda column: column.group)]
 
     def without_columns(self, titles: Collection[str]) -> Table:
         """Return the table without the columns of these titles."""
@@ -75,11 +81,12 @@ class Table:
         """Return the table with only the rows for which `selected` is true."""
         indices = [index for index, is_selected in enumerate(selected) if is_selected]
         names = tuple(self.names[index] for index in indices)
-        columns = tuple(
-            replace(column, cells=tuple(column.cells[index] for index in indices)) for column in self.columns
-        )
+        columns = []
+        for column in self.columns:
+            cells = tuple(column.cells[index] for index in indices)
+            columns.append(replace(column, cells=cells))
         best = frozenset(indices.index(index) for index in self.best if index in indices)
-        return replace(self, names=names, columns=columns, best=best)
+        return replace(self, names=names, columns=tuple(columns), best=best)
 
     def is_best(self, column: Column, row: int) -> bool:
         """Return whether a cell is a best score, which is printed in bold."""
@@ -92,18 +99,18 @@ def rows_from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
     by_name = {row.name: row for row in rows}
     table_rows = []
     for row in rows:
-        trained = by_name.get(row.of or row.name, row)  # an evaluation row has the model of another row
+        trained_row = by_name.get(row.of or row.name, row)  # an evaluation row has the model of another row
         table_rows.append(
             TableRow(
                 row.name,
                 paper=dict(row.paper),
-                expected_parameters=trained.parameters,
+                expected_parameters=trained_row.parameters,
                 quoted=row.quoted,
                 recipe=recipe,
                 source_row=row.of,
                 mode=row.by,
                 start=row.start,
-                corpus=trained.corpus,
+                corpus=trained_row.corpus,
                 paper_similarity=row.paper_similarity,
             )
         )
@@ -113,18 +120,18 @@ def rows_from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
 def build_table(rows: Sequence[TableRow]) -> Table:
     """Build the table of the rows, without columns that are empty for all of them."""
     split = ranking_split(rows)
+    ranking_column = BLEU_TITLES[split] if ranking_metric(rows) == BLEU else split
     best = _find_best(rows, split)
-    rows, footnotes = add_footnotes(rows)
-    columns = _build_columns(rows)
-    notes = [*footnotes, *_explain_columns(rows, columns), *changed_settings(rows)]
-    notes += [*_averaging_notes(rows), *_search_notes(rows)]
-    return Table(
-        tuple(row.name for row in rows),
-        columns,
-        best,
-        ranking_column=BLEU_TITLES[split] if ranking_metric(rows) == BLEU else split,
-        notes=tuple(notes),
-    )
+    marked_rows, footnotes = add_footnotes(rows)
+    columns = _build_columns(marked_rows)
+    notes = [
+        *footnotes,
+        *_explain_columns(marked_rows, columns),
+        *changed_settings(marked_rows),
+        *_averaging_notes(marked_rows),
+        *_search_notes(marked_rows),
+    ]
+    return Table(tuple(row.name for row in marked_rows), columns, best, ranking_column, tuple(notes))
 
 
 def _find_best(rows: Sequence[TableRow], split: str) -> frozenset[int]:
@@ -132,15 +139,16 @@ def _find_best(rows: Sequence[TableRow], split: str) -> frozenset[int]:
     if has_only_times(rows):
         return frozenset()
     metric = ranking_metric(rows)
-    best = set()
-    for comparable in group_rankable(rows, split):
-        scores = {}
-        for row in comparable:
-            if score := row.mean_score(metric, split):
-                scores[rows.index(row)] = metric.sign * score.mean  # the sign makes lower better
-        if len(scores) > 1:
-            best.add(min(scores, key=scores.__getitem__))
-    return frozenset(best)
+    best_indices = set()
+    for comparable_rows in group_rankable(rows, split):
+        scores_by_index = {}
+        for row in comparable_rows:
+            score = row.mean_score(metric, split)
+            if score:
+                scores_by_index[rows.index(row)] = metric.sign * score.mean  # the sign makes lower better
+        if len(scores_by_index) > 1:
+            best_indices.add(min(scores_by_index, key=scores_by_index.__getitem__))
+    return frozenset(best_indices)
 
 
 def _build_columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
@@ -149,24 +157,24 @@ def _build_columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
     If the paper reports only seconds, there are no perplexity columns. A row without scores shows its state in the
     column that ranks the rows.
     """
-    hidden_groups = _hidden_groups(rows)
+    # Format the cells of all columns.
     state_title = _state_column(rows)
-    with_state = {("pace", "s/epoch"), (state_title, state_title)}
+    columns_with_state = {("pace", "s/epoch"), (state_title, state_title)}  # group and title
     columns = []
     for group, title, format_cell in COLUMNS:
         cells = [format_cell(row) for row in rows]
-        if (group, title) in with_state:
+        if (group, title) in columns_with_state:
             cells = [cell or row.state for cell, row in zip(cells, rows, strict=True)]
         columns.append(Column(group, title, tuple(cells)))
     columns += _ratio_columns(rows)
+
+    # Leave out columns that are hidden, empty or redundant.
+    hidden_groups = _hidden_groups(rows)
     columns = [column for column in columns if column.group not in hidden_groups]
+    columns = _drop_empty_columns(columns)
     redundant_titles = _redundant_time_titles(rows)
-    shown = [
-        column
-        for column in _drop_empty_columns(columns)
-        if column.group != "time" or column.title not in redundant_titles
-    ]
-    return tuple(sorted(shown, key=lambda column: _GROUPS.index(column.group)))
+    columns = [column for column in columns if column.group != "time" or column.title not in redundant_titles]
+    return tuple(sorted(columns, key=lambda column: _GROUPS.index(column.group)))
 
 
 def _hidden_groups(rows: Sequence[TableRow]) -> set[str]:
@@ -185,7 +193,9 @@ def _state_column(rows: Sequence[TableRow]) -> str:
     """Return the title (and group) of the column that shows `not run` or `unfinished` for rows without scores."""
     if ranking_metric(rows) == BLEU:
         return BLEU_TITLES["test"]
-    return PRESS[0] if has_only_similarity(rows) else "test"
+    if has_only_similarity(rows):
+        return PRESS[0]
+    return "test"
 
 
 def _drop_empty_columns(columns: Sequence[Column]) -> list[Column]:
@@ -212,11 +222,13 @@ def _redundant_time_titles(rows: Sequence[TableRow]) -> set[str]:
 
 def _ratio_columns(rows: Sequence[TableRow]) -> list[Column]:
     """Return our times and the paper's times, relative to the first row."""
-    ratios = [time_ratios(rows, row) for row in rows]
-    return [
-        Column("ratio", "times first", tuple(f"{ratio:.2f}" if ratio else "" for ratio, _ in ratios)),
-        Column("ratio", "paper", tuple(f"{ratio:.2f}" if ratio else "" for _, ratio in ratios)),
-    ]
+    our_cells = []
+    paper_cells = []
+    for row in rows:
+        ratio, paper_ratio = time_ratios(rows, row)
+        our_cells.append(f"{ratio:.2f}" if ratio else "")
+        paper_cells.append(f"{paper_ratio:.2f}" if paper_ratio else "")
+    return [Column("ratio", "times first", tuple(our_cells)), Column("ratio", "paper", tuple(paper_cells))]
 
 
 def ranking_split(rows: Sequence[TableRow]) -> str:
@@ -227,19 +239,29 @@ def ranking_split(rows: Sequence[TableRow]) -> str:
 
 
 def print_table(rows: Sequence[TableRow], console: Console, *, leave_out: Collection[str] = ()) -> None:
-    """Print the table. Groups of columns that do not fit side by side are printed one below the other."""
+    """Print the table. Groups of columns that do not fit side by side are printed one below the other.
+
+    Args:
+        rows: The rows.
+        console: Where to print. Its width limits the width of the table.
+        leave_out: Titles of columns that are not printed.
+    """
     table = build_table(rows).without_columns(leave_out)
-    name_width = min(max([len("row"), *map(len, table.names)]), max(12, console.width // 3))
+    longest_name = max([len("row"), *map(len, table.names)])
+    name_width = min(longest_name, max(12, console.width // 3))
+
+    # Divide the columns into blocks that fit side by side. A group of columns is never divided.
     gap = 2
-    blocks: list[list[Column]] = []  # columns that are printed side by side
+    blocks: list[list[Column]] = []
     free_width = -1
     for _, columns in table.groups:
-        width = sum(max(len(text) for text in (column.title, *column.cells)) + gap for column in columns)
-        if free_width < width:
+        group_width = sum(max(map(len, (column.title, *column.cells))) + gap for column in columns)
+        if free_width < group_width:
             blocks.append([])
             free_width = console.width - name_width - gap
         blocks[-1] += columns
-        free_width -= width
+        free_width -= group_width
+
     for index, block in enumerate(blocks):
         if index:
             console.print()
@@ -253,10 +275,12 @@ def to_markdown(rows: Sequence[TableRow]) -> str:
 
     The cost columns are epochs and seconds per epoch, or updates and tokens per second.
     """
-    has_updates = any(row.updates for row in rows)
-    table = build_table(rows).without_columns(
-        ("seconds", "memory") if has_updates else ("seconds", "tokens/s", "memory")
-    )
+    hidden_titles = ["seconds", "memory"]
+    is_limited_by_updates = any(row.updates for row in rows)
+    if not is_limited_by_updates:
+        hidden_titles.append("tokens/s")
+    table = build_table(rows).without_columns(hidden_titles)
+
     lines = ["| " + " | ".join(["row", *(column.title for column in table.columns)]) + " |"]
     lines.append("|---" + "|---:" * len(table.columns) + "|")
     for index, name in enumerate(table.names):
@@ -265,7 +289,8 @@ def to_markdown(rows: Sequence[TableRow]) -> str:
             cell = column.cells[index]
             cells.append(f"**{cell}**" if table.is_best(column, index) else cell)
         lines.append("| " + " | ".join([_escape(name), *cells]) + " |")
-    lines += [line for note in table.notes for line in ("", _escape(note))]
+    for note in table.notes:
+        lines += ["", _escape(note)]
     return "\n".join(lines) + "\n"
 
 
@@ -295,7 +320,9 @@ def _explain_time_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -
             "times first: s/epoch divided by the s/epoch of the first row on the same corpus, for our times and the "
             "paper's"
         )
-    if any(column.group == "pace" for column in columns) and any(row.step_times and not row.has_scores for row in rows):
+    has_pace_column = any(column.group == "pace" for column in columns)
+    has_row_with_only_steps = any(row.step_times and not row.has_scores for row in rows)
+    if has_pace_column and has_row_with_only_steps:
         notes.append(
             "s/epoch: for a row that was not trained, the time of our fastest training step, measured by reefknot "
             "bench steps, times the number of steps in an epoch"
@@ -317,31 +344,36 @@ def _explain_time_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -
 def _similarity_notes(rows: Sequence[TableRow]) -> list[str]:
     """Return a note on word similarity, with the number of known pairs of each benchmark."""
     coverage = []
-    for name in PRESS:
-        judgements = [judgement for row in rows for end in ENDS for judgement in row.judgements(end, name)]
+    for benchmark in PRESS:
+        judgements = [judgement for row in rows for end in ENDS for judgement in row.judgements(end, benchmark)]
         if judgements:
             fewest = min(judgement.pairs for judgement in judgements)
             most = max(judgement.pairs for judgement in judgements)
             pairs = f"{fewest:,}–{most:,}" if fewest < most else f"{fewest:,}"
-            coverage.append(f"{name} {pairs} of {judgements[0].of:,}")
-    suffix = f"; pairs whose words are known: {', '.join(coverage)}" if coverage else ""
-    return [
+            coverage.append(f"{benchmark} {pairs} of {judgements[0].of:,}")
+
+    note = (
         "word similarity: Spearman's rho between cosines and human judgements, given as input / output vectors, "
-        f"or as a single value if both ends share one table{suffix}"
-    ]
+        "or as a single value if both ends share one table"
+    )
+    if coverage:
+        note += f"; pairs whose words are known: {', '.join(coverage)}"
+    return [note]
 
 
 def changed_settings(rows: Sequence[TableRow]) -> list[str]:
     """Return notes on settings that differ from the recipe, each with the names of its rows or `Every row`."""
     finished = [row for row in rows if row.records]
-    rows_by_changes: dict[tuple[Change, ...], list[str]] = {}
+    names_by_changes: dict[tuple[Change, ...], list[str]] = {}
     for row in finished:
         if row.changes:
-            rows_by_changes.setdefault(row.changes, []).append(row.name)
-    return [
-        f"{_names_or_every_row(names, finished)}: settings differ from the recipe ({_format_changes(changes)})"
-        for changes, names in rows_by_changes.items()
-    ]
+            names_by_changes.setdefault(row.changes, []).append(row.name)
+
+    notes = []
+    for changes, names in names_by_changes.items():
+        subject = _names_or_every_row(names, finished)
+        notes.append(f"{subject}: settings differ from the recipe ({_format_changes(changes)})")
+    return notes
 
 
 def _averaging_notes(rows: Sequence[TableRow]) -> list[str]:
@@ -365,18 +397,25 @@ def _search_notes(rows: Sequence[TableRow]) -> list[str]:
         edges = dict.fromkeys(edge for search in searches for edge in search.edges)
         if edges:
             at_edge.append(f"{row.name} ({', '.join(edges)})")
-    return [f"best value at the edge of the search grid: {', '.join(at_edge)}"] if at_edge else []
+    if not at_edge:
+        return []
+    return [f"best value at the edge of the search grid: {', '.join(at_edge)}"]
 
 
 def _names_or_every_row(names: Sequence[str], rows: Sequence[TableRow]) -> str:
-    return ", ".join(names) if len(names) < max(len(rows), 2) else "Every row"
+    """Return the names, or "Every row" if there are several rows and all of them are named."""
+    if len(names) < max(len(rows), 2):
+        return ", ".join(names)
+    return "Every row"
 
 
 def _format_changes(changes: Sequence[Change]) -> str:
     """Describe the first few changes, and count the others."""
-    texts = [change.describe(null="not set") for change in changes[:_MAX_LISTED_CHANGES]]
+    descriptions = [change.describe(null="not set") for change in changes[:_MAX_LISTED_CHANGES]]
     remaining = len(changes) - _MAX_LISTED_CHANGES
-    return "; ".join([*texts, f"and {remaining} more"] if remaining > 0 else texts)
+    if remaining > 0:
+        descriptions.append(f"and {remaining} more")
+    return "; ".join(descriptions)
 
 
 def _to_rich(table: Table, columns: Sequence[Column], name_width: int) -> RichTable:
@@ -391,7 +430,7 @@ def _to_rich(table: Table, columns: Sequence[Column], name_width: int) -> RichTa
 
 
 def _escape(text: str) -> str:
-    """Escape characters that Markdown or HTML would interpret."""
-    for sign in "\\`*_[]|<>":
-        text = text.replace(sign, "\\" + sign)
+    """Escape characters that Markdown or HTML would interpret, and replace line breaks by spaces."""
+    for character in "\\`*_[]|<>":
+        text = text.replace(character, "\\" + character)
     return " ".join(text.split())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -29,7 +28,8 @@ MIN_DRAWN_WEIGHT = 0.02
 """Smaller attention weights are not drawn, because they would be invisible."""
 MAX_PLOTTED_TOKENS = 40
 """Pairs with more tokens than this on a side get no plot."""
-_CELL_SIZE, _LETTER_SIZE = 0.19, 0.08  # size in inches of a token in a plot, and of a letter of its label
+_CELL_SIZE = 0.19  # size in inches of a token in a plot
+_LETTER_SIZE = 0.08  # size in inches of a letter of its label
 _WEIGHT_COLOURS = LinearSegmentedColormap.from_list("attention", [f"{COLOURS[0]}00", COLOURS[0]])
 """From transparent (weight 0), which fits any background, to the colour of the first row (weight 1)."""
 
@@ -48,55 +48,59 @@ def plot_by_length(rows: Sequence[TableRow]) -> list[Plot]:
     """Plot test BLEU by the length of the source, for the largest group of comparable rows."""
     scored = [row for row in rows if _length_bands(row)]
     plotted = max(group_by_bleu(scored, "test"), key=len, default=[])
-    ranges = sorted(
-        {(band.low, band.high) for row in plotted for band in _length_bands(row)}, key=lambda lengths: lengths[0]
-    )
-    if len(ranges) < 2:
+    range_set = {(band.low, band.high) for row in plotted for band in _length_bands(row)}
+    length_ranges = sorted(range_set, key=lambda length_range: length_range[0])
+    if len(length_ranges) < 2:
         return []
     pair_counts = {(band.low, band.high): band.pairs for band in _length_bands(plotted[0])}
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for row in plotted:
-            bleu = {(band.low, band.high): band.bleu for band in _length_bands(row)}
-            xs = [x for x, lengths in enumerate(ranges) if lengths in bleu]
+            bleu_by_range = {(band.low, band.high): band.bleu for band in _length_bands(row)}
+            xs = [x for x, length_range in enumerate(length_ranges) if length_range in bleu_by_range]
+            ys = [bleu_by_range[length_ranges[x]] for x in xs]
             style = row_style(rows.index(row)) | {"linewidth": 1.1}
-            axes.plot(xs, [bleu[ranges[x]] for x in xs], **style)
-        labels = [f"{_format_range(*lengths)}\n{pair_counts.get(lengths, 0):,}" for lengths in ranges]
-        axes.set_xticks(range(len(ranges)), labels)
+            axes.plot(xs, ys, **style)
+        labels = [f"{_format_range(low, high)}\n{pair_counts.get((low, high), 0):,}" for low, high in length_ranges]
+        axes.set_xticks(range(len(length_ranges)), labels)
         axes.set(xlabel="tokens of the source (pairs)", ylabel="BLEU")
         add_legend(figure, rows, plotted)
 
     caption = "Test BLEU by the length of the source; higher is better."
     if any(len(row.translation_scores("test")) > 1 for row in plotted):
         caption += " Means over seeds."
-    caption += describe_left_out(
-        [row for row in scored if row not in plotted], "their text or their BLEU settings differ"
-    )
+    not_plotted = [row for row in scored if row not in plotted]
+    caption += describe_left_out(not_plotted, "their text or their BLEU settings differ")
     return [Plot(render_svg("by-length", 2.8, plotted, draw, caption), caption)]
 
 
 def compare_examples(rows: Sequence[TableRow]) -> list[TranslatedPair]:
     """Return the example pairs with the translations by the first run of every row that has examples."""
-    by_pair: dict[tuple[str, str], dict[str, str]] = {}
+    translations_by_pair: dict[tuple[str, str], dict[str, str]] = {}  # by source and reference; then by row
     for row in rows:
         for example in _find_examples(row):
-            by_pair.setdefault((example.source, example.reference), {}).setdefault(row.name, example.translation)
-    return [TranslatedPair(*pair, tuple(translations.items())) for pair, translations in by_pair.items()]
+            translations = translations_by_pair.setdefault((example.source, example.reference), {})
+            translations.setdefault(row.name, example.translation)
+    return [
+        TranslatedPair(source, reference, tuple(translations.items()))
+        for (source, reference), translations in translations_by_pair.items()
+    ]
 
 
 def plot_attention(rows: Sequence[TableRow]) -> list[tuple[str, list[Plot]]]:
-    """Plot the attention weights over the source for some translations of each row."""
-    plots = []
+    """Return the names of rows with plots of the attention weights over the source, for some of their translations."""
+    plots_by_row = []
     for row_index, row in enumerate(rows):
-        examples = islice(filter(_fits_plot, _find_examples(row)), MAX_ATTENTION_PLOTS)
-        decode = format_token if row.results and row.results[0].uses_subwords else str
-        row_plots = [
-            _draw_attention(f"attention-{row_index}-{k}", example, decode) for k, example in enumerate(examples)
-        ]
-        if row_plots:
-            plots.append((row.name, row_plots))
-    return plots
+        uses_subwords = bool(row.results) and row.results[0].uses_subwords
+        decode_token = format_token if uses_subwords else str
+        examples = [example for example in _find_examples(row) if _fits_plot(example)]
+        plots = []
+        for example_index, example in enumerate(examples[:MAX_ATTENTION_PLOTS]):
+            plots.append(_draw_attention(f"attention-{row_index}-{example_index}", example, decode_token))
+        if plots:
+            plots_by_row.append((row.name, plots))
+    return plots_by_row
 
 
 def list_run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TranslationScores]]:
@@ -107,9 +111,10 @@ def list_run_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, Translatio
     entries = []
     for row in rows:
         for record in row.records:
-            scores = (record.translation.test or record.translation.valid) if record.translation else None
-            if scores:
-                entries.append((row.name, record.seed, scores))
+            if record.translation:
+                scores = record.translation.test or record.translation.valid
+                if scores:
+                    entries.append((row.name, record.seed, scores))
     return entries
 
 
@@ -121,10 +126,10 @@ def list_signatures(rows: Sequence[TableRow]) -> list[str]:
     return list(dict.fromkeys(signatures))
 
 
-def _draw_attention(name: str, example: Example, decode: Callable[[str], str]) -> Plot:
+def _draw_attention(name: str, example: Example, decode_token: Callable[[str], str]) -> Plot:
     """Draw the attention weights: source tokens as columns, target tokens as rows, darker for larger weights."""
-    source_tokens = [decode(token) for token in example.source_tokens]
-    target_tokens = [decode(token) for token in example.target_tokens]
+    source_tokens = [decode_token(token) for token in example.source_tokens]
+    target_tokens = [decode_token(token) for token in example.target_tokens]
     weights_TS = np.ma.masked_less(np.asarray(example.attention), MIN_DRAWN_WEIGHT)
     height = 0.3 + _CELL_SIZE * len(target_tokens) + _LETTER_SIZE * max(map(len, source_tokens))
 
@@ -144,26 +149,30 @@ def _draw_attention(name: str, example: Example, decode: Callable[[str], str]) -
 
 def _fits_plot(example: Example) -> bool:
     """Return whether every pair of tokens has a weight and all tokens fit into a plot."""
-    source_length, target_length = len(example.source_tokens), len(example.target_tokens)
-    is_complete = len(example.attention) == target_length and all(
-        len(weights) == source_length for weights in example.attention
-    )
-    return is_complete and 0 < source_length <= MAX_PLOTTED_TOKENS and 0 < target_length <= MAX_PLOTTED_TOKENS
+    source_length = len(example.source_tokens)
+    target_length = len(example.target_tokens)
+    if len(example.attention) != target_length:
+        return False
+    if any(len(weights) != source_length for weights in example.attention):
+        return False
+    return 0 < source_length <= MAX_PLOTTED_TOKENS and 0 < target_length <= MAX_PLOTTED_TOKENS
 
 
 def _find_examples(row: TableRow) -> tuple[Example, ...]:
     """Return the examples of the first finished run that has any."""
-    by_run = (record.translation.examples for record in row.records if record.translation)
-    return next((examples for examples in by_run if examples), ())
+    for record in row.records:
+        if record.translation and record.translation.examples:
+            return record.translation.examples
+    return ()
 
 
 def _length_bands(row: TableRow) -> list[LengthBand]:
     """Return the length bands with the mean BLEU over seeds."""
-    by_range: dict[tuple[int, int | None], list[LengthBand]] = {}
+    bands_by_range: dict[tuple[int, int | None], list[LengthBand]] = {}  # one band per seed
     for scores in row.translation_scores("test"):
         for band in scores.by_length:
-            by_range.setdefault((band.low, band.high), []).append(band)
-    return [bands[0].replace(bleu=fmean(band.bleu for band in bands)) for bands in by_range.values()]
+            bands_by_range.setdefault((band.low, band.high), []).append(band)
+    return [bands[0].replace(bleu=fmean(band.bleu for band in bands)) for bands in bands_by_range.values()]
 
 
 def _format_range(low: int, high: int | None) -> str:

@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill at any time: written to a temporary folder, checksummed, then renamed.
 
-`Checkpoints` is the class to start from: it saves, loads and deletes the checkpoints of one run folder, and marks the
-best checkpoint.
+Start reading at `Checkpoints`, which saves, loads and deletes the checkpoints of one run folder, and marks the best
+checkpoint. A run is one training of a model. Its folder, RUN, contains:
 
     RUN/checkpoints/step_00000500/model.safetensors    the parameters
                                   state.safetensors    all other tensors of the training state
@@ -39,11 +39,11 @@ MODEL_FILE: Final = "model.safetensors"
 STATE_FILE: Final = "state.safetensors"
 VALUES_FILE: Final = "state.json"
 MANIFEST_FILE: Final = "MANIFEST.json"
-# The names are fixed, so that a manifest cannot make us read any other file.
 FileName = Literal["model.safetensors", "state.safetensors", "state.json"]
-_FileStats = tuple[tuple[int, int, int], ...]  # inode, size and modification time of each file
+"""The files that a manifest lists. Their names are fixed, so that a manifest cannot make us read any other file."""
 RESTORE_ADVICE = "restore it, or train the row again with another --out"
-"""How messages about a damaged or missing file of a run end."""
+"""The end of messages about a damaged or missing file of a run."""
+_FileStats = tuple[tuple[int, int, int], ...]  # inode, size and modification time of each file of a checkpoint
 _FOLDER_NAME = re.compile(r"(step|pause|mean)_(\d{8,})")
 _HEADER_BYTES = 256  # a generous estimate of the size of a tensor's entry in the header of a file
 
@@ -83,11 +83,17 @@ class _Manifest(Settings):
     def encode(self) -> bytes:
         """Return JSON that ends with a checksum of itself, so that every byte of a checkpoint is covered."""
         body = self.model_dump(exclude={"sha256"})
-        return files.encode_json({**body, "sha256": hashlib.sha256(files.encode_json(body)).hexdigest()})
+        checksum = hashlib.sha256(files.encode_json(body)).hexdigest()
+        return files.encode_json({**body, "sha256": checksum})
 
 
 class Checkpoints:
     """The checkpoints of one run. One process at a time may save; any number may load.
+
+        checkpoints = Checkpoints(run_folder)
+        checkpoints.save(500, weights, state_tensors, state_values, fingerprint=config_hash)
+        checkpoints.mark_best(500)
+        checkpoint = checkpoints.load_latest(notify=print)
 
     Args:
         run_folder: The folder of the run.
@@ -100,7 +106,8 @@ class Checkpoints:
         self.run_folder = Path(run_folder)
         self.folder = self.run_folder / "checkpoints"
         self._num_steps_to_keep = keep
-        self._verified_stats: dict[Path, _FileStats | None] = {}  # file stats when every byte was last verified
+        # The stats of the files of each checkpoint when every byte of them was last verified.
+        self._verified_stats: dict[Path, _FileStats | None] = {}
 
     # -- save and load ---------------------------------------------------------------------------------------------
 
@@ -130,19 +137,23 @@ class Checkpoints:
         Returns:
             The folder of the checkpoint.
         """
-        path = self.folder / f"pause_{step:08d}" if pause else self.step_path(step)
-        if not self._verify(path):
-            self._commit(
-                Checkpoint(
-                    path=path,
-                    step=step,
-                    weights=weights,
-                    state_tensors=state_tensors,
-                    state_values=state_values,
-                    fingerprint=fingerprint,
-                )
-            )
-            self._delete_old(path)
+        if pause:
+            path = self.folder / f"pause_{step:08d}"
+        else:
+            path = self.step_path(step)
+        if self._verify(path):
+            return path
+
+        checkpoint = Checkpoint(
+            path=path,
+            step=step,
+            weights=weights,
+            state_tensors=state_tensors,
+            state_values=state_values,
+            fingerprint=fingerprint,
+        )
+        self._commit(checkpoint)
+        self._delete_old(newest=path)
         return path
 
     def save_average(self, num_steps: int) -> Path:
@@ -152,32 +163,36 @@ class Checkpoints:
         never resumes from a mean, and a mean is never deleted.
 
         Args:
-            num_steps: The number of steps to average. If there are fewer, all are averaged.
+            num_steps: The number of steps to average. If there are fewer steps, all of them are averaged.
 
         Returns:
             The folder of the mean.
         """
         if num_steps < 1:
             raise ValueError("num_steps must be at least 1")
-        step_paths = [path for path in self._newest_first() if _is_step(path)][:num_steps]
+        all_step_paths = [path for path in self._newest_first() if _is_step(path)]
+        step_paths = all_step_paths[:num_steps]
         if not step_paths:
             raise DataError(f"{self.run_folder} has no checkpoint to average: train it first (reefknot train)")
-        path = self.folder / step_paths[0].name.replace("step", "mean")
-        if not self._verify(path):
-            self._commit(_compute_mean(path, step_paths))
-        self._link_best(path)
-        return path
+
+        mean_path = self.folder / step_paths[0].name.replace("step", "mean")
+        if not self._verify(mean_path):
+            self._commit(_compute_mean(mean_path, step_paths))
+        self._link_best(mean_path)
+        return mean_path
 
     def _commit(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint to a temporary folder, then rename the folder."""
         path = checkpoint.path
         encoded_values = files.encode_json(checkpoint.state_values)
-        tensors = [*checkpoint.weights.values(), *checkpoint.state_tensors.values()]
-        tensor_bytes = sum(tensor.numel() * tensor.element_size() + _HEADER_BYTES for tensor in tensors)
+        needed_bytes = len(encoded_values)
+        for tensor in (*checkpoint.weights.values(), *checkpoint.state_tensors.values()):
+            needed_bytes += tensor.numel() * tensor.element_size() + _HEADER_BYTES
+
         temporary = files.temporary_path(path)
         try:
             with files.writing(path):
-                self._prepare_folder(len(encoded_values) + tensor_bytes)
+                self._prepare_folder(needed_bytes)
                 temporary.mkdir()
                 _write_files(temporary, checkpoint, encoded_values)
                 if path.exists():
@@ -197,16 +212,18 @@ class Checkpoints:
         """
         stats = _file_stats(path)
         manifest = _read_manifest(path)
-        checkpoint = Checkpoint(
+        weights = _read_tensors(path, MODEL_FILE, manifest)
+        state_tensors = _read_tensors(path, STATE_FILE, manifest)
+        state_values = _read_values(path, manifest)
+        self._verified_stats[path] = stats
+        return Checkpoint(
             path=path,
             step=manifest.step,
-            weights=files.decode_tensors(_read_file(path, MODEL_FILE, manifest), path / MODEL_FILE),
-            state_tensors=files.decode_tensors(_read_file(path, STATE_FILE, manifest), path / STATE_FILE),
-            state_values=files.decode_object(_read_file(path, VALUES_FILE, manifest), path / VALUES_FILE),
+            weights=weights,
+            state_tensors=state_tensors,
+            state_values=state_values,
             fingerprint=manifest.fingerprint,
         )
-        self._verified_stats[path] = stats
-        return checkpoint
 
     def load_latest(self, notify: Callable[[str], None]) -> Checkpoint | None:
         """Load the newest intact checkpoint, or return None if no checkpoint was ever committed.
@@ -214,18 +231,18 @@ class Checkpoints:
         Args:
             notify: Called with a message about every damaged checkpoint that was skipped.
         """
-        errors: list[str] = []
+        error_messages: list[str] = []
         for path in self._newest_first():
             try:
                 checkpoint = self.load(path)
             except DataError as error:
-                errors.append(str(error))
+                error_messages.append(str(error))
                 continue
-            for message in errors:
+            for message in error_messages:
                 notify(f"{message}; using {path.name}")
             return checkpoint
-        if errors:
-            raise DataError(f"no checkpoint of {self.run_folder} can be used: {errors[0]}; use another --out")
+        if error_messages:
+            raise DataError(f"no checkpoint of {self.run_folder} can be used: {error_messages[0]}; use another --out")
         return None
 
     def step_path(self, step: int) -> Path:
@@ -242,6 +259,7 @@ class Checkpoints:
         self._link_best(path)
 
     def _link_best(self, path: Path) -> None:
+        """Replace the link RUN/best by a link to the checkpoint at `path`, in one atomic rename."""
         link = self.run_folder / "best"
         temporary = files.temporary_path(link)
         files.remove_leftovers(self.run_folder)
@@ -255,24 +273,27 @@ class Checkpoints:
         """Return the folder that RUN/best points to, or None if no checkpoint was marked as the best."""
         link = self.run_folder / "best"
         if not link.is_symlink():
-            return link if link.is_dir() else None  # a folder if the run was copied with its links resolved
+            # It is a folder if the run was copied with its links resolved.
+            return link if link.is_dir() else None
         path = self.run_folder / link.readlink()
-        if path.parent != self.folder or not _FOLDER_NAME.fullmatch(path.name) or not path.is_dir():
+        is_checkpoint = path.parent == self.folder and _FOLDER_NAME.fullmatch(path.name) and path.is_dir()
+        if not is_checkpoint:
             raise DataError(f"{link} points to {link.readlink()}, which is not a checkpoint of this run")
         return path
 
     def averaged_steps(self) -> list[str]:
-        """Return the steps whose mean is marked as the best; an empty list if the best is a single step."""
-        best = self.best_path()
-        if best is None:
+        """Return the names of the steps whose mean is marked as the best. The list is empty if the best is a step."""
+        best_path = self.best_path()
+        if best_path is None:
             return []
-        values = files.decode_object(_read_file(best, VALUES_FILE, _read_manifest(best)), best / VALUES_FILE)
-        return list(values.get("mean_of", []))
+        manifest = _read_manifest(best_path)
+        state_values = _read_values(best_path, manifest)
+        return list(state_values.get("mean_of", []))
 
     # -- the folder, and what is deleted from it -------------------------------------------------------------------
 
     def _newest_first(self) -> list[Path]:
-        """Return the checkpoints that training can resume from: steps and pauses."""
+        """Return the folders of the checkpoints that training can resume from: steps and pauses."""
         numbered_paths = []
         for path in (*self.folder.glob("step_*"), *self.folder.glob("pause_*")):
             match = _FOLDER_NAME.fullmatch(path.name)
@@ -288,7 +309,8 @@ class Checkpoints:
         files.remove_leftovers(self.folder)
         disk = os.statvfs(self.folder)
         free_bytes = disk.f_bavail * disk.f_frsize
-        if disk.f_blocks and free_bytes < needed_bytes:  # some network file systems report no blocks at all
+        reports_size = disk.f_blocks > 0  # some network file systems report no blocks at all
+        if reports_size and free_bytes < needed_bytes:
             raise ResourceError(
                 f"a checkpoint needs {needed_bytes:,} bytes and {self.folder} has {free_bytes:,} free; "
                 "free some space and run the same command again"
@@ -356,11 +378,10 @@ class Checkpoints:
 
 def _write_files(folder: Path, checkpoint: Checkpoint, encoded_values: bytes) -> None:
     """Write the three files of a checkpoint, and then the manifest."""
-    entries: dict[FileName, _FileEntry] = {
-        MODEL_FILE: _write_file(folder / MODEL_FILE, files.encode_tensors(checkpoint.weights)),
-        STATE_FILE: _write_file(folder / STATE_FILE, files.encode_tensors(checkpoint.state_tensors)),
-        VALUES_FILE: _write_file(folder / VALUES_FILE, encoded_values),
-    }
+    entries: dict[FileName, _FileEntry] = {}
+    entries[MODEL_FILE] = _write_file(folder / MODEL_FILE, files.encode_tensors(checkpoint.weights))
+    entries[STATE_FILE] = _write_file(folder / STATE_FILE, files.encode_tensors(checkpoint.state_tensors))
+    entries[VALUES_FILE] = _write_file(folder / VALUES_FILE, encoded_values)
     manifest = _Manifest(step=checkpoint.step, fingerprint=checkpoint.fingerprint, files=entries)
     files.write_and_sync(folder / MANIFEST_FILE, manifest.encode())
     files.sync(folder)
@@ -386,17 +407,31 @@ def _read_manifest(folder: Path) -> _Manifest:
         raise DataError(f"{path} does not match its own SHA-256")
     if len(manifest.files) < len(get_args(FileName)):
         raise DataError(f"{path} does not list all of {', '.join(get_args(FileName))}")
+    # `resolve` follows the link RUN/best, whose own name has no step.
     match = _FOLDER_NAME.fullmatch(folder.resolve().name)
     if match and int(match[2]) != manifest.step:
         raise DataError(f"{path} is for step {manifest.step}, but the name of its folder has another step")
     return manifest
 
 
+def _read_tensors(folder: Path, name: FileName, manifest: _Manifest) -> dict[str, Tensor]:
+    """Return the tensors of one file of a checkpoint, after checking its bytes against the manifest."""
+    data = _read_file(folder, name, manifest)
+    return files.decode_tensors(data, folder / name)
+
+
+def _read_values(folder: Path, manifest: _Manifest) -> dict[str, Any]:
+    """Return the content of state.json, after checking its bytes against the manifest."""
+    data = _read_file(folder, VALUES_FILE, manifest)
+    return files.decode_object(data, folder / VALUES_FILE)
+
+
 def _read_file(folder: Path, name: FileName, manifest: _Manifest) -> bytes:
     """Return the bytes of one file after checking them against the manifest."""
     path = folder / name
     entry = manifest.files[name]
-    if path.is_file() and path.stat().st_size != entry.size:  # checked first, because a wrong file may be very large
+    # The size is checked before the file is read, because a wrong file may be very large.
+    if path.is_file() and path.stat().st_size != entry.size:
         raise DataError(f"{path} has {path.stat().st_size} bytes, but its manifest says {entry.size}; {RESTORE_ADVICE}")
     data = files.read_bytes(path)
     if hashlib.sha256(data).hexdigest() != entry.sha256:
@@ -404,40 +439,56 @@ def _read_file(folder: Path, name: FileName, manifest: _Manifest) -> bytes:
     return data
 
 
-def _compute_mean(path: Path, step_paths: list[Path]) -> Checkpoint:
-    """Return the mean of some steps, given newest first, as a checkpoint with weights only, to be saved at `path`."""
-    newest, *older_paths = step_paths
-    manifest, newest_weights = _read_weights(newest)
-    sums = {name: tensor.double() for name, tensor in newest_weights.items() if tensor.is_floating_point()}
-    for older in older_paths:
-        older_manifest, weights = _read_weights(older)
-        if older_manifest.fingerprint != manifest.fingerprint or _shapes(weights) != _shapes(newest_weights):
+def _compute_mean(mean_path: Path, step_paths: list[Path]) -> Checkpoint:
+    """Return the mean of the weights of some steps as a checkpoint without other tensors.
+
+    Args:
+        mean_path: The folder in which the mean will be saved.
+        step_paths: The folders of the steps, newest first.
+    """
+    newest_path, *older_paths = step_paths
+    manifest, newest_weights = _read_weights(newest_path)
+
+    # Add up the floating-point tensors of all steps.
+    sums = {name: weight.double() for name, weight in newest_weights.items() if weight.is_floating_point()}
+    for older_path in older_paths:
+        older_manifest, older_weights = _read_weights(older_path)
+        same_settings = older_manifest.fingerprint == manifest.fingerprint
+        if not same_settings or _shapes(older_weights) != _shapes(newest_weights):
             raise DataError(
-                f"{older} and {newest} belong to different runs and cannot be averaged; remove {older.name}"
+                f"{older_path} and {newest_path} belong to different runs and cannot be averaged; "
+                f"remove {older_path.name}"
             )
-        for name, total in sums.items():
-            total += weights[name]
-    means = {name: (total / len(step_paths)).to(newest_weights[name].dtype) for name, total in sums.items()}
-    values = {"mean_of": [step_path.name for step_path in reversed(step_paths)]}
+        for name, weight_sum in sums.items():
+            weight_sum += older_weights[name]
+
+    # Divide the sums, and convert the means to the types of the weights.
+    mean_weights = dict(newest_weights)
+    for name, weight_sum in sums.items():
+        mean = weight_sum / len(step_paths)
+        mean_weights[name] = mean.to(newest_weights[name].dtype)
+    oldest_first_names = [step_path.name for step_path in reversed(step_paths)]
     return Checkpoint(
-        path=path,
+        path=mean_path,
         step=manifest.step,
-        weights=newest_weights | means,
+        weights=mean_weights,
         state_tensors={},
-        state_values=values,
+        state_values={"mean_of": oldest_first_names},
         fingerprint=manifest.fingerprint,
     )
 
 
 def _read_weights(step_path: Path) -> tuple[_Manifest, dict[str, Tensor]]:
+    """Return the manifest and the weights of a step that is averaged."""
     try:
         manifest = _read_manifest(step_path)
-        return manifest, files.decode_tensors(_read_file(step_path, MODEL_FILE, manifest), step_path / MODEL_FILE)
+        weights = _read_tensors(step_path, MODEL_FILE, manifest)
     except DataError as error:
         raise DataError(
             f"{error}; {step_path.name} cannot be averaged: remove it and all later checkpoints, and run the same "
             "command again"
         ) from error
+    return manifest, weights
 
 
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -451,7 +502,7 @@ def _is_step(path: Path) -> bool:
 def _file_stats(folder: Path) -> _FileStats | None:
     """Return the inode, size and modification time of every file of a checkpoint, or None if a file is missing."""
     try:
-        results = [(folder / name).stat() for name in (MANIFEST_FILE, *get_args(FileName))]
+        all_stats = [(folder / name).stat() for name in (MANIFEST_FILE, *get_args(FileName))]
     except OSError:
         return None
-    return tuple((result.st_ino, result.st_size, result.st_mtime_ns) for result in results)
+    return tuple((stats.st_ino, stats.st_size, stats.st_mtime_ns) for stats in all_stats)

@@ -1,7 +1,8 @@
 """Decide whether two perplexities may be compared.
 
-`find_difference` returns the most serious difference between two scores, or None. `explain_in_table` and
-`explain_in_comparison` describe it to the user.
+    difference = find_difference(score, other)    # the most serious difference between two scores, or None
+    if difference is not None and difference.prevents:
+        print(explain_in_table(difference, "the row of the other score"))
 
 The probability of a word under a sub-word model is the product over its sub-words, so perplexities per word can be
 compared even if the tokens differ. Four conditions must hold: the text is the same, both scores include line ends or
@@ -20,8 +21,8 @@ from reefknot.lab.runs.definition import describe_division
 from reefknot.lab.runs.scores import ScoredText, TextScore
 
 LONG_STREAM = 1_000
-"""In a stream (a contiguous part of a text) of at least this many tokens, the missing context at its beginning hardly
-affects the score."""
+"""Minimum number of tokens of a long stream. A stream is a contiguous part of a text that is read in order. In a long
+stream, the missing context at the beginning hardly affects the score."""
 
 
 class Aspect(StrEnum):
@@ -56,60 +57,75 @@ def find_difference(score: TextScore, other: TextScore, *, paired: bool = False)
         paired: Whether losses are compared token by token. If so, a different number of streams prevents the
             comparison, because more streams mean less context. In a table, it does so only if streams are short.
     """
-    score_values, other_values = _compared_values(score), _compared_values(other)
+    score_values = _compared_values(score)
+    other_values = _compared_values(other)
     for aspect in Aspect:
         if _are_known_to_differ(score_values[aspect], other_values[aspect]):
-            return Difference(aspect, score, other, _prevents_comparison(aspect, score, other, paired=paired))
+            prevents = _prevents_comparison(aspect, score, other, paired=paired)
+            return Difference(aspect, score, other, prevents)
     return None
 
 
 def have_same_tokens(score: TextScore, other: TextScore) -> bool:
     """Return whether two scores are known to be of the same tokens."""
-    text, other_text = score.text, other.text
+    text = score.text
+    other_text = other.text
     if text is None or other_text is None or not text.complete:
         return False
-    return (text.sha256, text.vocabulary_sha256) == (other_text.sha256, other_text.vocabulary_sha256)
+    return text.sha256 == other_text.sha256 and text.vocabulary_sha256 == other_text.vocabulary_sha256
 
 
-def explain_in_table(difference: Difference, name: str) -> str:
-    """Explain a difference between a row of a table and the row `name`, for readers of the table."""
-    score, other = difference.score, difference.other
+def explain_in_table(difference: Difference, other_row: str) -> str:
+    """Explain a difference between the scores of two rows of a table, for a footnote of the first row.
+
+    Args:
+        difference: The difference between the score of the first row and the score of the other row.
+        other_row: The name of the other row.
+    """
+    score = difference.score
+    other = difference.other
     match difference.aspect:
         case Aspect.TEXT:
             if score.bytes is not None and other.bytes is not None and score.bytes != other.bytes:
-                return f"the text has {score.bytes:,} bytes here, {other.bytes:,} in {name}"
-            return f"the text differs from the text of {name}"
+                return f"the text has {score.bytes:,} bytes here, {other.bytes:,} in {other_row}"
+            return f"the text differs from the text of {other_row}"
         case Aspect.LINE_ENDS:
             if score.text is not None and score.text.line_ends:
-                return f"line ends are scored here, not in {name}"
-            return f"line ends are scored in {name}, not here"
+                return f"line ends are scored here, not in {other_row}"
+            return f"line ends are scored in {other_row}, not here"
         case Aspect.WORDS:
-            return f"{score.words:,} words and line ends scored here, {other.words:,} in {name}"
+            return f"{score.words:,} words and line ends scored here, {other.words:,} in {other_row}"
         case Aspect.UNKNOWN_WORDS:
-            count, other_count = _unknown_words(score), _unknown_words(other)
-            scored = f"{_format_count(count, zero='no')} unknown words scored as <unk> here"
+            count = _unknown_words(score)
+            other_count = _unknown_words(other)
+            explanation = f"{_format_count(count, zero='no')} unknown words scored as <unk> here"
             if count == other_count:
-                return f"{scored}, but not the same words as in {name}"
-            return f"{scored}, {_format_count(other_count, zero='none')} in {name}"
+                return f"{explanation}, but not the same words as in {other_row}"
+            return f"{explanation}, {_format_count(other_count, zero='none')} in {other_row}"
         case Aspect.MODE:
-            return f"evaluation mode {_mode_name(score)} here, {_mode_name(other)} in {name}"
+            return f"evaluation mode {_mode_name(score)} here, {_mode_name(other)} in {other_row}"
         case Aspect.STREAMS | Aspect.WINDOWS:
-            return f"context differs: here {describe_division(score)}; in {name} {describe_division(other)}"
+            return f"context differs: here {describe_division(score)}; in {other_row} {describe_division(other)}"
 
 
 def explain_in_comparison(difference: Difference, split: str) -> str:
-    """Explain a difference between two runs that are compared, and suggest what to do about it."""
-    score, other = difference.score, difference.other
+    """Explain a difference between the scores of two runs on a split, and suggest what to do about it."""
+    score = difference.score
+    other = difference.other
     match difference.aspect:
         case Aspect.TEXT | Aspect.WORDS:
             return f"their {split} texts differ; compare runs of the same corpus"
         case Aspect.LINE_ENDS:
             return "one scores line ends, the other does not; compare runs with the same vocabulary.end_of_line"
         case Aspect.UNKNOWN_WORDS:
-            count, other_count = _unknown_words(score) or 0, _unknown_words(other) or 0
-            against = f"against {other_count:,}" if count != other_count else "but other words"
+            count = _unknown_words(score) or 0
+            other_count = _unknown_words(other) or 0
+            if count != other_count:
+                contrast = f"against {other_count:,}"
+            else:
+                contrast = "but other words"
             return (
-                f"{count:,} unknown words, scored as <unk>, {against}; "
+                f"{count:,} unknown words, scored as <unk>, {contrast}; "
                 "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
             )
         case Aspect.MODE:
@@ -119,12 +135,17 @@ def explain_in_comparison(difference: Difference, split: str) -> str:
             streams = f"in {score.streams} and in {other.streams} streams"
             return f"scored {streams}; train both with the same evaluation.streams"
         case Aspect.WINDOWS:
-            return f"scored with different context: {score.windows or 'one stream'} and {other.windows or 'one stream'}"
+            windows = score.windows or "one stream"
+            other_windows = other.windows or "one stream"
+            return f"scored with different context: {windows} and {other_windows}"
 
 
 def _compared_values(score: TextScore) -> dict[Aspect, tuple[object | None, ...]]:
     """Return the values that are compared, by aspect. A value that is not known is None."""
     text = score.text or ScoredText(split="")
+    windows = None
+    if score.streams is not None:
+        windows = score.windows or ""  # empty if the state was carried along, which is known too
     return {
         Aspect.TEXT: (score.bytes, text.sha256),
         Aspect.LINE_ENDS: (text.line_ends,),
@@ -132,13 +153,17 @@ def _compared_values(score: TextScore) -> dict[Aspect, tuple[object | None, ...]
         Aspect.UNKNOWN_WORDS: (text.unknown, text.unknown_sha256),
         Aspect.MODE: (_mode_name(score),),
         Aspect.STREAMS: (score.streams,),
-        Aspect.WINDOWS: (None if score.streams is None else score.windows or "",),
+        Aspect.WINDOWS: (windows,),
     }
 
 
 def _are_known_to_differ(values: tuple[object | None, ...], other_values: tuple[object | None, ...]) -> bool:
-    pairs = zip(values, other_values, strict=True)
-    return any(value is not None and other is not None and value != other for value, other in pairs)
+    """Return whether two values differ at any position where both are known."""
+    for value, other_value in zip(values, other_values, strict=True):
+        both_known = value is not None and other_value is not None
+        if both_known and value != other_value:
+            return True
+    return False
 
 
 def _prevents_comparison(aspect: Aspect, score: TextScore, other: TextScore, *, paired: bool) -> bool:
@@ -151,7 +176,8 @@ def _prevents_comparison(aspect: Aspect, score: TextScore, other: TextScore, *, 
 
 
 def _has_long_streams(score: TextScore) -> bool:
-    return score.tokens >= LONG_STREAM * (score.streams or 1)
+    num_streams = score.streams or 1
+    return score.tokens >= LONG_STREAM * num_streams
 
 
 def _unknown_words(score: TextScore) -> int | None:

@@ -1,8 +1,13 @@
 """Format a perplexity, and describe in words how it was measured.
 
-`describe_score` writes the description from the fields of a score (`scores.py`). It is stored in result.json as
-`definition`, for readers of the file; no code parses it. Details that an old result does not have are left out. Reports
-use this module, so it does not import torch.
+`describe_score` makes the description from the fields of a score (`scores.py`). It is stored in result.json under the
+key `definition`, for people who read the file. No code parses it. Its first lines are, for example:
+
+    perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1
+    tokens: 82,430 scored once each, of 82,430 in the test text
+    context: one stream from an empty state that is carried to its end; <eos> precedes the first token, and ...
+
+Details that an old result does not have are left out. Reports use this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ _MAX_LOSS = 700.0
 
 
 def perplexity(nll: float) -> float:
-    """Return exp of a mean loss, clamped so that it is finite."""
+    """Return the perplexity, exp(nll), of a mean negative log-likelihood. It is clamped so that it is finite."""
     return math.exp(min(nll, _MAX_LOSS))
 
 
@@ -26,14 +31,18 @@ def format_perplexity(perplexity: float) -> str:
     """Return a readable form of a perplexity. A very large perplexity is rounded to two digits."""
     if perplexity >= math.exp(_MAX_LOSS):
         return ">1e304"
-    return f"{perplexity:,.2f}" if perplexity < 1e7 else f"{perplexity:.1e}"
+    if perplexity >= 1e7:
+        return f"{perplexity:.1e}"
+    return f"{perplexity:,.2f}"
 
 
 def format_count_range(start: int, end: int | None) -> str:
     """Format a range of training counts for tables and plots, such as "10-99" or "10,000+" if there is no end."""
     if end is None:
         return f"{start:,}+"
-    return f"{start:,}" if start == end else f"{start:,}-{end:,}"
+    if start == end:
+        return f"{start:,}"
+    return f"{start:,}-{end:,}"
 
 
 def describe_score(score: TextScore) -> str:
@@ -60,9 +69,10 @@ def describe_context(score: TextScore) -> str:
         from reefknot.lab.runs.modes import describe_windows_in_full
 
         context = describe_windows_in_full(score.windows)
+    elif score.streams == 1:
+        context += " from an empty state that is carried to its end"
     else:
-        each = "" if score.streams == 1 else ", each"
-        context += f"{each} from an empty state that is carried to its end"
+        context += ", each from an empty state that is carried to its end"
     return f"context: {context}{_describe_first_token(score.text)}"
 
 
@@ -79,10 +89,13 @@ def describe_division(score: TextScore) -> str:
         return describe_windows(score.windows)
     if score.streams is None:
         return ""
-    return "one stream" if score.streams == 1 else f"{score.streams:,} contiguous streams"
+    if score.streams == 1:
+        return "one stream"
+    return f"{score.streams:,} contiguous streams"
 
 
 def _describe_first_token(text: ScoredText | None) -> str:
+    """Describe whether the first token of a text is scored. The string is empty if this is not known."""
     if text is None or text.line_ends is None:
         return ""
     if text.line_ends:
@@ -91,19 +104,24 @@ def _describe_first_token(text: ScoredText | None) -> str:
 
 
 def _describe_tokens(score: TextScore) -> str:
+    """Describe how many tokens are scored, and how many tokens the text has."""
     text = score.text
     if text is None or text.tokens is None:
-        return f"tokens: {score.tokens:,} scored once each" if score.tokens else ""
+        if not score.tokens:
+            return ""
+        return f"tokens: {score.tokens:,} scored once each"
     return f"tokens: {score.tokens:,} scored once each, of {text.tokens:,} in the {text.split} text"
 
 
 def _describe_special_tokens(text: ScoredText | None) -> str:
+    """Describe how unknown words (<unk>) and line ends (<eos>) are scored."""
     if text is None:
         return ""
     details = []
-    if text.unknown is not None:
-        count = f"{text.unknown:,} here, scored as the token <unk>" if text.unknown else "none in this text"
-        details.append(f"unknown words: {count}")
+    if text.unknown:
+        details.append(f"unknown words: {text.unknown:,} here, scored as the token <unk>")
+    elif text.unknown is not None:
+        details.append("unknown words: none in this text")
     if text.line_ends is not None:
         if text.line_ends:
             details.append("end of line: every line ends with the token <eos>, which is scored")
@@ -117,7 +135,9 @@ def _describe_units(score: TextScore) -> str:
     details = []
     text = score.text
     if score.words is not None:
-        units = "words" if text and text.line_ends is False else "words and line ends"
+        units = "words and line ends"
+        if text and text.line_ends is False:
+            units = "words"
         if text and text.tokenisation == "pieces":
             units += f" in {score.tokens:,} sub-words; the probability of a word is the product over its sub-words"
         details.append(f"word perplexity: the same total over {score.words:,} {units}")
@@ -129,13 +149,16 @@ def _describe_units(score: TextScore) -> str:
 def _describe_computation(score: TextScore) -> str:
     """Describe the precision and the mode of evaluation. For plain scores, state what they do not depend on."""
     mode = score.mode
-    details = [f"computed in {score.precision}"] if score.precision else []
+    details = []
+    if score.precision:
+        details.append(f"computed in {score.precision}")
     if mode is None or mode.kind == "cache":
         details.append(_describe_invariance(score))
     elif mode.kind == "dynamic":
         details.append(_describe_dynamic(mode) + _describe_plain_score(score))
     else:
         details.append(_describe_monte_carlo(mode) + _describe_plain_score(score))
+
     lines = ["; ".join(details)]
     if mode is not None and mode.kind == "cache":
         lines.append(_describe_cache(mode) + _describe_plain_score(score))
@@ -143,6 +166,7 @@ def _describe_computation(score: TextScore) -> str:
 
 
 def _describe_invariance(score: TextScore) -> str:
+    """Describe what the score does not depend on."""
     if score.pairs is not None:
         return "independent of which pairs are computed together"
     if score.windows is None:
@@ -156,8 +180,10 @@ def _describe_plain_score(score: TextScore) -> str:
     if mode is None or mode.plain is None:
         return ""
     mechanism = "dropout" if mode.kind == "mc" else "it"
-    better = ", which is better" if mode.plain < score.perplexity else ""
-    return f"; without {mechanism}: perplexity {format_perplexity(mode.plain)}{better}"
+    description = f"; without {mechanism}: perplexity {format_perplexity(mode.plain)}"
+    if mode.plain < score.perplexity:
+        description += ", which is better"
+    return description
 
 
 def _describe_dynamic(mode: Dynamic) -> str:
@@ -172,10 +198,10 @@ def _describe_dynamic(mode: Dynamic) -> str:
 
 
 def _describe_cache(mode: Cache) -> str:
-    start = "from the start" if mode.fill == "partial" else "only once the cache is full"
+    used_from = "from the start" if mode.fill == "partial" else "only once the cache is full"
     return (
         f"continuous cache: weight {mode.weight:.4g}, theta {mode.theta:.4g}, over the last {mode.window:,} positions, "
-        f"used {start}"
+        f"used {used_from}"
     )
 
 

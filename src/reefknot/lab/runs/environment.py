@@ -1,7 +1,7 @@
 """Record the environment of a run: the machine, the versions, the code and the command.
 
-`capture_environment` returns what a run folder stores as environment.json. These records are published, so they contain
-no user name, host name or path of a home folder.
+`capture_environment` returns the content of environment.json in a run folder. These files are published, so they
+contain no user name, host name or path of a home folder.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[2]  # the folder of the package reefknot
 
 
 def capture_environment() -> dict[str, Any]:
     """Return the environment of this process as plain JSON values."""
-    commit, dirty = _git_revision()
+    revision = _git_revision()
+    if hasattr(os, "sched_getaffinity"):
+        num_cpus: int | None = len(os.sched_getaffinity(0))  # only the CPUs that this process may use
+    else:
+        num_cpus = os.cpu_count()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": num_cpus,
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "numpy": numpy.__version__,
         "reefknot": _package_version(),
-        "commit": commit,
-        "dirty": dirty,
+        "commit": revision.commit,
+        "dirty": revision.dirty,
         "source_sha256": source_sha256(),
         "command": _command_line(),
     }
@@ -52,11 +56,29 @@ def peak_memory_bytes(device: torch.device | str) -> int:
         return torch.cuda.max_memory_allocated(device)
     try:
         # Not ru_maxrss: on Linux a child process inherits it, so a small child of a large process would seem large.
-        (peak,) = re.findall(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-        return int(peak) * 1024
+        status = Path("/proc/self/status").read_text()
+        (peak_kilobytes,) = re.findall(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+        return int(peak_kilobytes) * 1024
     except (OSError, ValueError):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        bytes_per_unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit
+
+
+def source_sha256(package: Path = _PACKAGE) -> str:
+    """Return a hash of the path and content of every .py and .toml file of the package.
+
+    The hash identifies the code even if git is not available.
+    """
+    paths_by_name: dict[str, Path] = {}
+    for path in package.rglob("*"):
+        if path.suffix in (".py", ".toml"):
+            paths_by_name[path.relative_to(package).as_posix()] = path
+
+    digest = hashlib.sha256()
+    for name, path in sorted(paths_by_name.items()):
+        content_sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{name}\0{content_sha256}\n".encode())
+    return digest.hexdigest()
 
 
 def _package_version() -> str | None:
@@ -72,23 +94,35 @@ def _cpu_model() -> str:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         match = None
-    return match[1].strip() if match else platform.processor() or platform.machine()
+    if match:
+        return match[1].strip()
+    return platform.processor() or platform.machine()
 
 
-def _git_revision() -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout this package runs from, and whether files differ from it.
+class _Revision(NamedTuple):
+    """The version of the code. A field is None if it is not known."""
+
+    commit: str | None
+    dirty: bool | None
+    """Whether files of the checkout differ from the commit."""
+
+
+def _git_revision() -> _Revision:
+    """Return the commit of the checkout that this package runs from.
 
     The variable REEFKNOT_COMMIT gives the commit on a machine that has the files without their history, or with an
     older history. `script/papers` verifies this commit.
     """
-    given_commit = os.environ.get("REEFKNOT_COMMIT") or None
+    commit_variable = os.environ.get("REEFKNOT_COMMIT") or None
     # An installed copy may lie inside another project's checkout (in its virtual environment), so the checkout
     # counts only if it tracks this file.
     if _run_git("ls-files", "--error-unmatch", __file__) is not None:
-        commit, status = _run_git("rev-parse", "HEAD"), _run_git("status", "--porcelain")
-        if commit and (status == "" or not given_commit):
-            return commit, None if status is None else bool(status)
-    return given_commit, None
+        commit = _run_git("rev-parse", "HEAD")
+        changed_files = _run_git("status", "--porcelain")
+        if commit and (changed_files == "" or not commit_variable):
+            dirty = None if changed_files is None else bool(changed_files)
+            return _Revision(commit, dirty)
+    return _Revision(commit_variable, dirty=None)
 
 
 def _run_git(*arguments: str) -> str | None:
@@ -103,23 +137,14 @@ def _run_git(*arguments: str) -> str | None:
     return completed.stdout.strip()
 
 
-def source_sha256(package: Path = _PACKAGE) -> str:
-    """Return a hash of the path and content of every .py and .toml file of the package.
-
-    The hash identifies the code even if git is not available.
-    """
-    files = [path for path in package.rglob("*") if path.suffix in (".py", ".toml")]
-    digest = hashlib.sha256()
-    for name, path in sorted((path.relative_to(package).as_posix(), path) for path in files):
-        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
-
-
 def _command_line() -> str:
     """Return the command line as a user would type it, with ~ for the home folder."""
     program = Path(sys.argv[0])
-    name = "reefknot" if program.name == "__main__.py" and program.parent.name == "reefknot" else program.name
-    command = shlex.join([name, *sys.argv[1:]]).encode(errors="replace").decode()
+    program_name = program.name
+    if program_name == "__main__.py" and program.parent.name == "reefknot":
+        program_name = "reefknot"  # python -m reefknot
+    command = shlex.join([program_name, *sys.argv[1:]])
+    command = command.encode(errors="replace").decode()  # arguments may contain bytes that are not UTF-8
     home = str(Path.home())
     if home == "/":
         return command

@@ -1,7 +1,12 @@
 """A run folder: the layout of its files, the lock that protects it, and the settings it was trained with.
 
-A run is one training of a row (one experiment of a recipe). `RunFolder.open_for_training` starts or resumes a run, and
-`RunFolder.open` reads one. The properties of `RunFolder` read the files:
+A run is one training of a row (one experiment of a recipe).
+
+    with RunFolder.open_for_training(path, config) as run:    # starts or resumes a run, and holds its lock
+        run.write_result(result)
+    RunFolder.open(path).result                               # reads a run
+
+The folder contains these files:
 
     RUN/config.json          the complete settings; a run can be resumed only with the same settings
         environment.json     the machine, the versions and the code revision
@@ -15,8 +20,6 @@ A run is one training of a row (one experiment of a recipe). `RunFolder.open_for
         log.txt              the messages of the run, with timestamps
         checkpoints/, best   see checkpoints.py
         .lock                held while a process trains the run; the kernel releases it if the process dies
-
-Nothing in this module deletes a run.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ _CHANGEABLE_SETTING = "settings.training.accumulate"
 
 
 class RunFolder:
-    """The folder of one run. `open_for_training` holds its lock until `close`; `open` only reads."""
+    """The folder of one run. `open_for_training` holds its lock until `close`; `open` only reads.
+
+    No method deletes a run.
+    """
 
     def __init__(self, path: Path, lock_descriptor: int | None = None) -> None:
         """Wrap a folder without checking it. Use `open` or `open_for_training` instead, which check it."""
@@ -69,11 +75,13 @@ class RunFolder:
             lock_descriptor = _take_lock(path)
         except OSError as error:
             raise SettingsError(f"cannot train in {path}: {error.strerror}; use another --out") from error
+
         run = cls(path, lock_descriptor)
         try:
             files.remove_leftovers(path)
             if (path / "config.json").exists():
-                _reject_other_settings(path, run.config, config, finished=(path / "result.json").exists())
+                is_finished = (path / "result.json").exists()
+                _reject_other_settings(path, run.config, config, is_finished=is_finished)
             else:
                 files.write_json(path / "config.json", config)
         except BaseException:
@@ -89,8 +97,12 @@ class RunFolder:
             reason = "it is a file" if path.exists() else "there is no such folder"
             raise DataError(f"{path} is not a run folder: {reason}")
         if not (path / "config.json").is_file():
-            runs_inside = [config.parent for depth in (1, 2, 3) for config in path.glob("*/" * depth + "config.json")]
-            advice = f"; it contains runs such as {min(runs_inside)}: use one of them" if runs_inside else ""
+            runs_inside: list[Path] = []
+            for pattern in ("*/config.json", "*/*/config.json", "*/*/*/config.json"):
+                runs_inside += [config_path.parent for config_path in path.glob(pattern)]
+            advice = ""
+            if runs_inside:
+                advice = f"; it contains runs such as {min(runs_inside)}: use one of them"
             raise DataError(f"{path} is not a run folder: it has no config.json{advice}")
         return cls(path)
 
@@ -122,7 +134,7 @@ class RunFolder:
 
     @property
     def task(self) -> str:
-        """The kind of experiment, such as `language_model`; see `lab/tasks`."""
+        """The task, which is the kind of experiment, such as `language_model` (`lab/tasks`)."""
         task = self.config.get("task")
         if not isinstance(task, str):
             raise DataError(f"{self.path / 'config.json'} has no settings: it is damaged; {RESTORE_ADVICE}")
@@ -142,6 +154,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Checkpoints:
+        """The checkpoints of the run. Saving with this object keeps two steps, whatever the recipe says."""
         return Checkpoints(self.path)
 
     def best_checkpoint(self) -> Path:
@@ -192,7 +205,11 @@ class RunFolder:
         files.write_json(self.path / "result.json", result.record())
 
     def evaluation(self, kind: str) -> SavedEvaluation | None:
-        """Return the saved evaluation of this kind, such as `dynamic`, or None if there is no such evaluation."""
+        """Return the saved evaluation in a mode, such as `dynamic`, or None if there is no such evaluation.
+
+        Args:
+            kind: The name of the file in `evaluations/`, without its extension.
+        """
         path = self._evaluation_path(kind)
         return read_evaluation(path, self.result) if path.exists() else None
 
@@ -217,24 +234,30 @@ class RunFolder:
             )
         return files.read_tensors(path)
 
-    def write_translations(self, split: str, lines: Sequence[str]) -> None:
-        """Write the translations of a split's sources, one per line."""
-        folder = self.path / "translations"
-        folder.mkdir(exist_ok=True)
-        files.write_bytes(folder / f"{split}.txt", "".join(f"{line}\n" for line in lines).encode())
+    def write_scores(self, scores: Mapping[str, Tensor]) -> None:
+        """Write the negative log-likelihood of every token, by split."""
+        files.write_tensors(self.path / SCORES_FILE, scores)
 
     def read_translations(self, split: str) -> list[str]:
         """Read the translations that `write_translations` wrote."""
-        return list(read_plain(self.path / "translations" / f"{split}.txt"))
+        return list(read_plain(self._translations_path(split)))
 
-    def write_scores(self, scores: Mapping[str, Tensor]) -> None:
-        files.write_tensors(self.path / SCORES_FILE, scores)
+    def write_translations(self, split: str, translations: Sequence[str]) -> None:
+        """Write the translations of a split's sources, one per line."""
+        path = self._translations_path(split)
+        path.parent.mkdir(exist_ok=True)
+        content = "".join(f"{translation}\n" for translation in translations)
+        files.write_bytes(path, content.encode())
+
+    def _translations_path(self, split: str) -> Path:
+        return self.path / "translations" / f"{split}.txt"
 
     def log(self, text: str) -> None:
         """Append `text` to log.txt, with the UTC time before each line."""
         timestamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         lines = text.splitlines() or [""]
-        _append(self.path / "log.txt", "".join(f"{timestamp} {line}\n" for line in lines))
+        stamped_text = "".join(f"{timestamp} {line}\n" for line in lines)
+        _append(self.path / "log.txt", stamped_text)
 
 
 class Metrics:
@@ -247,7 +270,9 @@ class Metrics:
         self.path = path
 
     def append(self, line: dict[str, Any]) -> None:
-        _append(self.path, json.dumps(line, allow_nan=False, ensure_ascii=False) + "\n")
+        """Append a JSON object as one line."""
+        encoded_line = json.dumps(line, allow_nan=False, ensure_ascii=False)
+        _append(self.path, encoded_line + "\n")
 
     @property
     def lines(self) -> int:
@@ -256,8 +281,10 @@ class Metrics:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the content of all complete lines."""
-        numbered_lines = enumerate(self._complete_lines(), start=1)
-        return [files.decode_object(line, f"{self.path}, line {number},") for number, line in numbered_lines]
+        objects = []
+        for line_number, line in enumerate(self._complete_lines(), start=1):
+            objects.append(files.decode_object(line, f"{self.path}, line {line_number},"))
+        return objects
 
     def truncate(self, max_lines: int) -> None:
         """Keep only the first `max_lines` lines, written before the checkpoint that training resumes from."""
@@ -278,7 +305,8 @@ class Metrics:
     def _complete_lines(self) -> list[bytes]:
         if not self.path.exists():
             return []
-        return files.read_bytes(self.path).split(b"\n")[:-1]
+        *complete_lines, _ = files.read_bytes(self.path).split(b"\n")
+        return complete_lines
 
 
 def folder_name(row: str) -> str:
@@ -295,26 +323,41 @@ def config_hash(config: dict[str, Any]) -> str:
 
 
 def _without_task(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings without the field `task`."""
     return {key: value for key, value in config.items() if key != "task"}
 
 
 def _reject_foreign_folder(path: Path) -> None:
+    """Raise an error if `path` is a file, or a folder with files that do not belong to a run."""
     if path.exists() and not path.is_dir():
         raise SettingsError(f"{path} is a file, not a folder; use another --out")
     if not path.is_dir() or (path / "config.json").exists():
         return
     # A process killed while starting a run leaves a lock and an incomplete config.json. Such a folder is still usable.
     names = [entry.name for entry in path.iterdir()]
-    foreign_names = [name for name in names if name != ".lock" and not name.startswith("config.json.tmp-")]
+    foreign_names = []
+    for name in names:
+        if name != ".lock" and not name.startswith("config.json.tmp-"):
+            foreign_names.append(name)
     if foreign_names:
         raise SettingsError(
             f"{path} is not a run folder (it contains {min(foreign_names)} but no config.json); use another --out"
         )
 
 
-def _reject_other_settings(path: Path, old: dict[str, Any], new: dict[str, Any], *, finished: bool) -> None:
-    changes = find_changes(_without_task(old), _without_task(new))
-    if not finished:
+def _reject_other_settings(
+    path: Path, old_config: dict[str, Any], new_config: dict[str, Any], *, is_finished: bool
+) -> None:
+    """Raise an error that lists the changes if a run was started with other settings.
+
+    Args:
+        path: The run folder.
+        old_config: The settings that the run was started with.
+        new_config: The settings to resume it with.
+        is_finished: Whether the run has a result.
+    """
+    changes = find_changes(_without_task(old_config), _without_task(new_config))
+    if not is_finished:
         changes = [change for change in changes if change.key != _CHANGEABLE_SETTING]
     if changes and all(change.key.startswith("start.") for change in changes):
         raise SettingsError(
@@ -322,9 +365,10 @@ def _reject_other_settings(path: Path, old: dict[str, Any], new: dict[str, Any],
         )
     if changes:
         listed_changes = "; ".join(map(str, changes[:_MAX_LISTED_CHANGES]))
-        unlisted = len(changes) - _MAX_LISTED_CHANGES
-        more = f"; and {unlisted} more" if unlisted > 0 else ""
-        raise SettingsError(f"{path} holds a run with other settings ({listed_changes}{more}); use another --out")
+        num_unlisted = len(changes) - _MAX_LISTED_CHANGES
+        if num_unlisted > 0:
+            listed_changes += f"; and {num_unlisted} more"
+        raise SettingsError(f"{path} holds a run with other settings ({listed_changes}); use another --out")
 
 
 def _take_lock(path: Path) -> int:

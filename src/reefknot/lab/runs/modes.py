@@ -1,16 +1,17 @@
 """Names of evaluation modes and of windows over a text, as saved evaluations and recipes use them.
 
-A mode is a way to evaluate a model. A window is a piece of the text that is scored on its own, without the hidden state
-of the text before it. `check_mode` rejects other names, `parse_window_sizes` returns the numbers in a name, and the
-functions `describe_...` explain a name to people.
+A mode is a way to evaluate a model. A window is a part of the text that is scored on its own, without the hidden state
+of the text before it. These names exist:
 
     dynamic, cache, mc      the model learns, remembers or drops units while it reads
     context-C-stride-S      each window scores S tokens after up to C tokens of context
     complete-L              blocks of whole lines, of at most L tokens
     lines                   single lines
 
-For example, `context-480-stride-32` scores 32 tokens per window, after 480 tokens of context. This module does not
-import torch, so recipes and reports can use it.
+    parse_window_sizes("context-480-stride-32")    # WindowSizes(context=480, stride=32, length=0)
+    describe_mode("context-480-stride-32")         # "windows of 480 + 32 tokens"
+
+This module does not import torch, so recipes and reports can use it.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ MODES = {"dynamic": "dynamic evaluation", "cache": "continuous cache", "mc": "Mo
 MAX_TOKENS = 10**9
 """Largest context, stride or block, in tokens. `training.steps` has the same limit."""
 
-_TOKENS = "[1-9][0-9]{0,8}|10{9}"  # from 1 to MAX_TOKENS
-_WINDOWS_NAME = re.compile(f"context-(0|{_TOKENS})-stride-({_TOKENS})|complete-({_TOKENS})|lines")
+_NUMBER = "[1-9][0-9]{0,8}|10{9}"  # a number of tokens from 1 to MAX_TOKENS
+_WINDOWS_NAME = re.compile(f"context-(0|{_NUMBER})-stride-({_NUMBER})|complete-({_NUMBER})|lines")
 
 
 class WindowSizes(NamedTuple):
-    """The numbers in the name of windows, 0 if the name does not have them.
+    """The numbers in the name of windows. A number is 0 if the name does not have it.
 
     Windows with neither a stride nor a length are single lines.
     """
 
     context: int
+    """Maximum number of tokens before the scored tokens of a window."""
     stride: int
+    """Number of tokens that each window scores."""
     length: int
     """Maximum number of tokens in a block of whole lines."""
 

@@ -1,12 +1,14 @@
 """The typed definition of `result.json` and of saved evaluations. All code uses these types to read and write them.
 
-Start from `RunResult`. The classes above it are its fields, and the field names are the keys of the JSON file. An input
-end turns words into vectors; an output end is a classifier with its loss; a row is one experiment of a recipe.
+Start reading at `RunResult`. The classes above it are its fields, and the field names are the keys of the JSON file.
 
     RunResult          RUN/result.json: the scores of a finished run
     SavedEvaluation    RUN/evaluations/<name>.json: scores of its best weights in another mode, in other windows, or
                        with another search
     MetricsLine        a line of RUN/metrics.jsonl, as reports read it
+
+Terms: a row is one experiment of a recipe. The ends of a model are the input end, which turns words into vectors, and
+the output end, which is a classifier with its loss. Tied ends share one table of word vectors.
 
 Files of format 1 are upgraded when they are read, and never rewritten (`upgrade.py`). This module does not import
 torch.
@@ -20,7 +22,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from reefknot.lab.runs.changes import Change
-from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, RHO, TOKEN_PERPLEXITY, ItemValues, Scores, TextScore
+from reefknot.lab.runs.scores import (
+    BLEU,
+    CHRF,
+    PERPLEXITY,
+    RHO,
+    TOKEN_PERPLEXITY,
+    ItemValues,
+    MetricScore,
+    TextScore,
+)
 from reefknot.lab.runs.stored import OMIT_NONE, Stored, parse
 from reefknot.storage.files import decode_object, read_bytes
 
@@ -40,15 +51,19 @@ class Corpus(Stored):
 
     name: str
     fingerprint: str = ""
+    """Hash of the texts."""
     describe: str = ""
+    """Human-readable description of the texts: sizes and vocabulary."""
 
 
 class Parameters(Stored):
-    """The number of parameters of a model, in total and by part, and the number that its recipe expects."""
+    """The number of parameters of a model."""
 
     total: int
     parts: dict[str, int] = Field({})
+    """The number of parameters of each part of the model, such as `encoder`."""
     expected: int | None = None
+    """The number that the recipe expects."""
 
 
 # -- scores and training -----------------------------------------------------------------------------------------------
@@ -95,11 +110,13 @@ class Training(Stored):
 
     steps: int = 0
     averaged_from_epoch: int | None = None
+    """The first epoch whose weights are averaged; None without averaging."""
     stopped: str | None = None
     """The rule that ended training early."""
     epochs: float | None = 0
     """The number of epochs in the settings; None if the settings limit updates instead."""
     tokens: int = 0
+    """The number of tokens read, over all epochs."""
     seconds: float = 0.0
     tokens_per_second: float | None = None
     peak_memory_bytes: int | None = None
@@ -113,23 +130,26 @@ class Training(Stored):
 
 
 class Band(Stored):
-    """Tokens of similar frequency, and their mean loss in nats.
-
-    The tokens were seen `low` to `high` times in training. `high` is None if there is no upper limit.
-    """
+    """A frequency band: the tokens of a text that were seen `low` to `high` times in training, and their mean loss."""
 
     low: int
     high: int | None
+    """None if there is no upper limit."""
     tokens: int
+    """The number of tokens in the band."""
     types: int = 0
+    """The number of distinct words in the band."""
     nll: float
+    """Mean loss of the tokens, in nats."""
 
     @property
     def label(self) -> str:
         """The limits of the band as tables show them."""
         if self.high is None:
             return f"{self.low:,}+"
-        return f"{self.low:,}" if self.low == self.high else f"{self.low:,}–{self.high:,}"
+        if self.low == self.high:
+            return f"{self.low:,}"
+        return f"{self.low:,}–{self.high:,}"
 
 
 class Frequency(Stored):
@@ -169,32 +189,35 @@ class Judgement(Stored):
 
 
 class Picture(Stored):
-    """Positions of words in a plane, and the share of the variance along each axis."""
+    """The vectors of some words, projected to a plane by principal component analysis."""
 
     xy: tuple[tuple[float, float], ...]
+    """The position of each word."""
     explained: tuple[float, float]
+    """The share of the variance along each of the two axes."""
 
 
 class Embedding(Stored):
-    """Example words and their neighbours, and their positions by input, output or tied vectors.
-
-    `groups` has the index of the example word that each word belongs to.
-    """
+    """Example words and their neighbours, and their positions by input, output or tied vectors."""
 
     words: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()
+    """For each word, the index of the example word that it belongs to."""
     input: Annotated[Picture | None, OMIT_NONE] = None
     output: Annotated[Picture | None, OMIT_NONE] = None
     tied: Annotated[Picture | None, OMIT_NONE] = None
 
 
 class Subspace(Stored):
-    """The distance between the subspaces of the two tables (Inan et al. 2017), and its value for unrelated tables."""
+    """The distance between the subspaces of the input vectors and of the output vectors (Inan et al. 2017)."""
 
     distance: float
     chance: float
+    """The distance that unrelated tables of word vectors would have."""
     words: int
+    """The number of words in each table."""
     dim: int
+    """The dimension of the vectors."""
 
 
 class TailsOpened(Stored):
@@ -225,14 +248,13 @@ class Sample(Stored):
 
 
 class LengthBand(Stored):
-    """Pairs of sentences of similar length, and their BLEU.
-
-    The source has `low` to `high` tokens. `high` is None if there is no upper limit.
-    """
+    """The pairs of sentences whose source has `low` to `high` tokens, and their BLEU."""
 
     low: int = Field(alias="from")
     high: int | None = Field(alias="to")
+    """None if there is no upper limit."""
     pairs: int
+    """The number of pairs."""
     bleu: float
 
 
@@ -246,8 +268,11 @@ class TranslationScores(Stored):
     brevity_penalty: float | None = None
     length_ratio: float | None = None
     pairs: int = 0
+    """The number of pairs of sentences."""
     unfinished: int = 0
+    """The number of translations that reached the length limit."""
     search: dict[str, Any] = Field({})
+    """The settings of the search for translations, such as the beam."""
     by_length: tuple[LengthBand, ...] = ()
 
 
@@ -260,10 +285,11 @@ class Example(Stored):
     source_tokens: tuple[str, ...] = ()
     target_tokens: tuple[str, ...] = ()
     attention: tuple[tuple[float, ...], ...] = ()
+    """One row per target token, with one weight per source token."""
 
 
 class Translations(Stored):
-    """The translations of a translator."""
+    """The scores of a translator's output, and some examples."""
 
     valid: TranslationScores | None = None
     test: TranslationScores | None = None
@@ -287,22 +313,25 @@ class _SplitScores(Stored):
         scores: TranslationScores | None = getattr(translations, split, None)
         return scores
 
-    def scores(self, split: str) -> tuple[Scores, ...]:
-        """Return the scores of a split. The first score is used to compare systems."""
-        scores: list[Scores] = []
-        if translated := self.translated(split):
+    def scores(self, split: str) -> tuple[MetricScore, ...]:
+        """Return the scores of a split in all metrics. The first score is used to compare systems."""
+        scores: list[MetricScore] = []
+        translation_scores = self.translated(split)
+        if translation_scores is not None:
             sentences = ItemValues(file=f"translations/{split}.txt", item="sentence")
-            scores.append(Scores(metric=BLEU, value=translated.bleu, items=sentences))
-            if translated.chrf is not None:
-                scores.append(Scores(metric=CHRF, value=translated.chrf, items=sentences))
-        if score := self.score(split):
+            scores.append(MetricScore(metric=BLEU, value=translation_scores.bleu, items=sentences))
+            if translation_scores.chrf is not None:
+                scores.append(MetricScore(metric=CHRF, value=translation_scores.chrf, items=sentences))
+        text_score = self.score(split)
+        if text_score is not None:
             losses = ItemValues(file=SCORES_FILE, key=split, item="token")
-            scores.append(Scores(metric=PERPLEXITY, value=score.per_word, items=losses))
-            scores.append(Scores(metric=TOKEN_PERPLEXITY, value=score.perplexity, items=losses))
+            scores.append(MetricScore(metric=PERPLEXITY, value=text_score.per_word, items=losses))
+            scores.append(MetricScore(metric=TOKEN_PERPLEXITY, value=text_score.perplexity, items=losses))
         return tuple(scores)
 
 
 Task = Literal["language_model", "translation", "skip_gram"]
+"""The kinds of experiments (`lab/tasks`)."""
 
 
 class RunResult(_SplitScores):
@@ -322,6 +351,7 @@ class RunResult(_SplitScores):
     corpus: Corpus
     parameters: Parameters
     paper: dict[str, float] = Field({})
+    """Scores of the same row in the paper, such as the perplexity of a split."""
     paper_similarity: dict[str, dict[str, float]] = Field({})
     """The paper's Spearman correlation (rho) by end and benchmark."""
     changed: tuple[Change, ...] = ()
@@ -350,17 +380,17 @@ class RunResult(_SplitScores):
     """Word similarity scores by end: `input` and `output`, or `tied`."""
     subspace: Annotated[Subspace | None, OMIT_NONE] = None
 
-    def similarity_scores(self, end: str) -> dict[str, Scores]:
+    def similarity_scores(self, end: str) -> dict[str, MetricScore]:
         """Return rho of the vectors of an end (`input`, `output` or `tied`), by benchmark."""
-        scores: dict[str, Scores] = {}
+        scores: dict[str, MetricScore] = {}
         for judgement in self.similarity.get(end, ()):
             if judgement.rho is not None:
-                scores[judgement.name] = Scores(metric=RHO, value=judgement.rho)
+                scores[judgement.name] = MetricScore(metric=RHO, value=judgement.rho)
         return scores
 
 
 class Search(Stored):
-    """A search for settings on the validation text. A point has its settings and its mean loss (None: not a number)."""
+    """A search for the best settings of an evaluation mode, on the validation text."""
 
     text: str
     """A description of the text that was searched on."""
@@ -369,6 +399,7 @@ class Search(Stored):
     """Settings whose best value is at the edge of the search grid."""
     note: Annotated[str | None, OMIT_NONE] = None
     points: tuple[dict[str, int | float | None], ...] = ()
+    """The settings that were tried, each with its mean loss, which is None if it is not a number."""
 
 
 class SavedEvaluation(_SplitScores):
@@ -412,20 +443,21 @@ def read_result(path: Path) -> RunResult:
     """Read a result of any format."""
     from reefknot.lab.runs.upgrade import upgrade_result
 
-    raw = decode_object(read_bytes(path), path)
-    return parse(RunResult, upgrade_result(raw, path), path)
+    content = decode_object(read_bytes(path), path)
+    return parse(RunResult, upgrade_result(content, path), path)
 
 
 def read_metrics_line(line: bytes, source: str) -> MetricsLine:
     """Read a line of metrics.jsonl. `source` names the line in error messages."""
     from reefknot.lab.runs.upgrade import upgrade_metrics_line
 
-    return parse(MetricsLine, upgrade_metrics_line(decode_object(line, source)), source)
+    content = decode_object(line, source)
+    return parse(MetricsLine, upgrade_metrics_line(content), source)
 
 
 def read_evaluation(path: Path, result: RunResult | None) -> SavedEvaluation:
     """Read a saved evaluation of any format. `result` is the result of its run."""
     from reefknot.lab.runs.upgrade import upgrade_evaluation
 
-    raw = decode_object(read_bytes(path), path)
-    return parse(SavedEvaluation, upgrade_evaluation(raw, result, path), path)
+    content = decode_object(read_bytes(path), path)
+    return parse(SavedEvaluation, upgrade_evaluation(content, result, path), path)

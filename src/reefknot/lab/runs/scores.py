@@ -1,8 +1,8 @@
 """Scores of a run: a value with its metric, and everything that a perplexity depends on apart from the model.
 
-    Scores       one score: metric, value and the file that has the value of every item
-    TextScore    the perplexity of one split, with the text, the mode and the windows that it was measured with
-    ScoredText   which text was scored, and how its words became tokens
+    MetricScore   one score: metric, value and the file that has the value of every item
+    TextScore     the perplexity of one split, with the text, the mode and the windows that it was measured with
+    ScoredText    which text was scored, and how its words became tokens
 
 Results store these classes as JSON, so the field names are keys of result.json (`result.py`). A field is None if its
 value is not known, because results of format 1 do not have all fields. This module does not import torch.
@@ -24,6 +24,7 @@ class Metric(Stored):
     name: str
     unit: str
     better: Literal["lower", "higher"]
+    """Which values are better."""
 
     @property
     def sign(self) -> float:
@@ -39,7 +40,7 @@ RHO = Metric(name="rho", unit="Spearman's rank correlation", better="higher")
 
 
 class ItemValues(Stored):
-    """The file with the values of individual items, for tests that compare two systems item by item."""
+    """Where the values of individual tokens or sentences are stored, for tests that compare two systems by item."""
 
     file: str
     """Path of the file, relative to the run folder."""
@@ -48,7 +49,7 @@ class ItemValues(Stored):
     item: Literal["token", "sentence"]
 
 
-class Scores(Stored):
+class MetricScore(Stored):
     """One score of a run: its metric, its value, and the values of individual items if they are stored."""
 
     metric: Metric
@@ -63,6 +64,7 @@ class ScoredText(Stored):
     tokens: int | None = None
     """The number of tokens of the text, whether they are scored or not."""
     sha256: str | None = None
+    """Hash of the text."""
     line_ends: bool | None = None
     """Whether the end of a line is a token, and so is scored."""
     unknown: int | None = None
@@ -70,6 +72,7 @@ class ScoredText(Stored):
     unknown_sha256: str | None = None
     """Hash of the positions of words that contain an <unk> token."""
     tokenisation: Literal["words", "pieces"] | None = None
+    """Whether tokens are words or sub-words (`pieces`)."""
     vocabulary_sha256: str | None = None
     """Hash of the tokens in the order of their ids, and of the rules that split words into tokens."""
 
@@ -84,10 +87,15 @@ class Dynamic(Stored):
 
     kind: Literal["dynamic"]
     scale: str
+    """Scale of the three rates below: `mean` or `sum` (`lab/evaluation/dynamic.py`)."""
     eta: float
+    """Learning rate."""
     decay: float = Field(alias="lambda")
+    """Rate at which the weights return to the trained weights."""
     epsilon: float
+    """Added to the mean squared gradients, by which the updates are divided."""
     segment: int
+    """Number of tokens that are scored before the model learns from them."""
     gradients: int | None = None
     """The number of gradients of the training text that the statistics were computed from."""
     plain: float | None = None
@@ -99,9 +107,13 @@ class Cache(Stored):
 
     kind: Literal["cache"]
     weight: float
+    """Share of the cache in the probability of a word."""
     theta: float
+    """Sharpness of the distribution over the cached positions."""
     window: int
+    """Number of positions in the cache."""
     fill: str
+    """When the cache is used: from the start (`partial`), or only once it is full (`full`)."""
     plain: float | None = None
     """Perplexity of the same model without the cache."""
 
@@ -111,14 +123,16 @@ class MonteCarlo(Stored):
 
     kind: Literal["mc"]
     passes: int
+    """Number of passes over the text."""
     window: int | None = None
     """The number of tokens that share a mask; None if every window has its own mask."""
     seed: int
     drops: bool = True
     """Whether the model has dropout. Without dropout all passes are equal, so only one is made."""
     lowest: float | None = None
+    """Perplexity of the best pass."""
     highest: float | None = None
-    """Perplexity of the best pass (`lowest`) and of the worst."""
+    """Perplexity of the worst pass."""
     plain: float | None = None
     """Perplexity of the same model without dropout."""
 
@@ -133,11 +147,13 @@ class TextScore(Stored):
     word_perplexity: float | None = None
     bits_per_byte: float | None = None
     nll: float
+    """Mean negative log-likelihood per token, in nats."""
     tokens: int = 0
     """The number of scored tokens."""
     words: int | None = None
     """The number of words and line ends that the scored tokens make up."""
     bytes: int | None = None
+    """The number of bytes of the text in UTF-8, which `bits_per_byte` divides by."""
     streams: int | None = None
     """The number of contiguous parts of the text, each of which starts from an empty state."""
     windows: Annotated[str | None, OMIT_NONE] = None
@@ -145,12 +161,14 @@ class TextScore(Stored):
     pairs: Annotated[int | None, OMIT_NONE] = None
     """The number of pairs of sentences, for a translator."""
     precision: str | None = None
+    """The data type of the computation, such as `float32`."""
     text: ScoredText | None = None
     mode: Annotated[Mode | None, OMIT_NONE] = None
     """The mode of evaluation; None for plain scores."""
     passes: tuple[float, ...] = ()
     """Perplexity of each pass of Monte-Carlo dropout."""
     passes_deviation: float | None = None
+    """Standard deviation of the perplexities of the passes."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -161,9 +179,13 @@ class TextScore(Stored):
     @property
     def per_word(self) -> float:
         """Perplexity per word, by which models are compared. It differs from `perplexity` if tokens are sub-words."""
-        return self.perplexity if self.word_perplexity is None else self.word_perplexity
+        if self.word_perplexity is None:
+            return self.perplexity
+        return self.word_perplexity
 
     @property
     def tokens_per_word(self) -> float:
         """The mean number of tokens per word; 1 if tokens are words."""
-        return self.tokens / self.words if self.words else 1.0
+        if not self.words:
+            return 1.0
+        return self.tokens / self.words

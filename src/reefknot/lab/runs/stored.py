@@ -14,7 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reefknot.errors import DataError
 
-OMIT_NONE: Any = Field(exclude_if=lambda value: value is None)
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+OMIT_NONE: Any = Field(exclude_if=_is_none)
 """Annotation of a field that is left out of the file if it is None."""
 
 
@@ -36,21 +41,23 @@ class Stored(BaseModel):
 StoredType = TypeVar("StoredType", bound=Stored)
 
 
-def parse(stored_class: type[StoredType], raw: Mapping[str, Any], source: Path | str) -> StoredType:
+def parse(stored_class: type[StoredType], content: Mapping[str, Any], source: Path | str) -> StoredType:
     """Return the content of a file as an object of `stored_class`. Unknown keys are ignored.
 
     Args:
         stored_class: A subclass of `Stored`.
-        raw: The content of the file, as JSON values.
+        content: The content of the file, as JSON values.
         source: The name of the file, for error messages.
 
     Raises:
         DataError: A value is missing or invalid.
     """
     try:
-        return stored_class.model_validate(raw, extra="ignore")
+        return stored_class.model_validate(content, extra="ignore")
     except ValidationError as error:
         first_error = error.errors(include_url=False)[0]
         key = ".".join(map(str, first_error["loc"]))
-        reason = f"{key}: {first_error['msg']}" if key else first_error["msg"]
+        reason = first_error["msg"]
+        if key:
+            reason = f"{key}: {reason}"
         raise DataError(f"{source} cannot be read ({reason}); restore the file or run the row again") from None

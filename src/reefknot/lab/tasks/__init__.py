@@ -1,11 +1,15 @@
 """Tasks, the kinds of experiment: language models, translation and skip-gram.
 
-`create_task(experiment)` returns the task of an experiment, and `open_run(folder)` opens a trained model. A task is one
-class in one file and one line in `TASKS`; `tasks/contract.py` documents its methods.
+Open a trained model, or build a new model from settings:
 
-No code outside this package asks which task a run has. A verb (a subcommand of `reefknot`) that works with one task
-only names that task, `open_run(folder, task="translation")`. Other verbs pass a request to the task of the run:
-`evaluate_run`, `compare_systems`.
+    trained_run = open_run("runs/demo/tied/seed0")
+    model = build_model(check_experiment(settings, source="my settings"), vocabulary)
+
+An experiment is a checked set of settings. A run is one training of an experiment, in a folder. A task is one class in
+one file and one line in `TASKS`; `tasks/contract.py` documents its methods.
+
+Code outside this package does not depend on the task of a run. Subcommands of `reefknot` call `evaluate_run` and
+`compare_systems`, or name the only task that they support: `open_run(folder, task="translation")`.
 """
 
 from __future__ import annotations
@@ -31,26 +35,33 @@ TASKS = {
     "translation": "reefknot.lab.tasks.translation:TranslationTask",
     "skip_gram": "reefknot.lab.tasks.skip_gram:SkipGramTask",
 }
-"""The class of each task, as `module:Class`."""
+"""The class of each task, as `module:Class`. A class is imported when it is first used."""
 
 
 def load_task(name: str) -> type[Task[Any, Any, Any]]:
-    """Import a task by its name in `TASKS`."""
+    """Import the class of a task by its name in `TASKS`."""
     if name not in TASKS:
         raise DataError(f"unknown task '{name[:60]}'; known tasks: {', '.join(TASKS)}")
-    module, _, attribute = TASKS[name].partition(":")
-    task: type[Task[Any, Any, Any]] = getattr(import_module(module), attribute)
-    return task
+    module_name, _, class_name = TASKS[name].partition(":")
+    task_class: type[Task[Any, Any, Any]] = getattr(import_module(module_name), class_name)
+    return task_class
 
 
 def create_task(experiment: Experiment) -> Task[Any, Any, Any]:
     """Return a task object with the settings of an experiment."""
-    return load_task(experiment.task)(experiment)
+    task_class = load_task(experiment.task)
+    return task_class(experiment)
 
 
 def validate_experiment(settings: Mapping[str, Any], source: str) -> Experiment | list[Mistake]:
-    """Return settings as an experiment, or a list of the mistakes in them. `source` is their origin in messages."""
-    return validate(load_task(detect_task(settings)).Settings, settings, source)
+    """Return settings as an experiment, or a list of the mistakes in them.
+
+    Args:
+        settings: The sections of a recipe, such as {"corpus": {...}, "encoder": {...}, "training": {...}}.
+        source: Where the settings come from, for messages.
+    """
+    task_class = load_task(detect_task(settings))
+    return validate(task_class.Settings, settings, source)
 
 
 def check_experiment(settings: Mapping[str, Any], source: str) -> Experiment:
@@ -60,33 +71,35 @@ def check_experiment(settings: Mapping[str, Any], source: str) -> Experiment:
         settings: The sections of a recipe, such as {"corpus": {...}, "encoder": {...}, "training": {...}}.
         source: Where the settings come from. The error message begins with it.
     """
-    experiment: Experiment = check_settings(load_task(detect_task(settings)).Settings, settings, source)
+    task_class = load_task(detect_task(settings))
+    experiment: Experiment = check_settings(task_class.Settings, settings, source)
     return experiment
 
 
-def build_model(experiment: Experiment, words: Any) -> Any:
+def build_model(experiment: Experiment, vocabulary: Any) -> Any:
     """Build the model that an experiment describes, with weights drawn from torch's current generator state.
 
     Args:
         experiment: The settings of the model.
-        words: A vocabulary, the `VocabularyPair` of parallel text, or just the number of words.
+        vocabulary: A vocabulary, the `VocabularyPair` of parallel text, or just the number of words.
     """
-    return create_task(experiment).build_model(words)
+    return create_task(experiment).build_model(vocabulary)
 
 
-def create_task_for_run(run: RunFolder, task: str | None = None) -> Task[Any, Any, Any]:
+def create_task_for_run(run: RunFolder, required_task: str | None = None) -> Task[Any, Any, Any]:
     """Return a task object with the settings of a run.
 
     Args:
         run: The run folder.
-        task: Name of the only task that is accepted. By default, every task is.
+        required_task: Name of the only task that is accepted. By default, every task is accepted.
     """
     task_class = load_task(run.task)
-    if task not in (None, run.task):
-        expected_noun = load_task(str(task)).noun
-        raise SettingsError(f"{run.path} is {task_class.noun}, not {expected_noun}; use {task_class.verbs} with it")
+    if required_task is not None and required_task != run.task:
+        required_noun = load_task(required_task).noun
+        raise SettingsError(f"{run.path} is {task_class.noun}, not {required_noun}; use {task_class.verbs} with it")
     settings = run.config.get("settings", {})
-    return task_class(check_settings(task_class.Settings, settings, f"{run.path}/config.json"))
+    experiment = check_settings(task_class.Settings, settings, f"{run.path}/config.json")
+    return task_class(experiment)
 
 
 def open_run(path: Path | str, device: str = "cpu", *, task: str | None = None) -> TrainedRun[Any, Any, Any]:
@@ -95,26 +108,26 @@ def open_run(path: Path | str, device: str = "cpu", *, task: str | None = None) 
     Args:
         path: The run folder.
         device: `auto`, `cpu` or `cuda`.
-        task: Name of the only task that is accepted. By default, every task is.
+        task: Name of the only task that is accepted. By default, every task is accepted.
     """
     run = RunFolder.open(Path(path))
     return create_task_for_run(run, task).open_run(run, device)
 
 
-def open_data(run: RunFolder, data: Path | None, *, task: str | None = None) -> Data:
+def open_data(run: RunFolder, data_folder: Path | None, *, task: str | None = None) -> Data:
     """Open the text that a run was trained on and scored with; raise `DataError` if it has changed.
 
     Args:
         run: The run folder.
-        data: Folder of the corpora, or the new folder of the text if it has moved.
-        task: Name of the only task that is accepted. By default, every task is.
+        data_folder: Folder of the corpora, or the new folder of the text if it has moved.
+        task: Name of the only task that is accepted. By default, every task is accepted.
     """
-    dataset: Data = create_task_for_run(run, task).open_run_data(run, data)
+    dataset: Data = create_task_for_run(run, task).open_run_data(run, data_folder)
     return dataset
 
 
 def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress) -> Answer:
-    """Evaluate a run as its task does; raise an error if the request has an option without effect.
+    """Score texts with a trained run; raise an error if an option of the request has no effect.
 
     Args:
         run: The run folder.
@@ -129,15 +142,16 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, 
 
 
 def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> Answer:
-    """Compare systems (runs that differ only in their seeds) with the first one; raise an error if their tasks differ.
+    """Compare systems with the first one, the baseline; raise an error if their tasks differ.
 
     Args:
-        systems: The systems. All others are compared with the first one.
+        systems: The systems. A system is one model, trained with one or more seeds.
         request: The options of the comparison.
         notify: Called with notes for the user, such as a note on different settings that do not prevent the comparison.
     """
     tasks = [_create_scoring_task(system.runs[0]) for system in systems]
-    baseline, baseline_task = systems[0], tasks[0]
+    baseline = systems[0]
+    baseline_task = tasks[0]
     for system, task in zip(systems, tasks, strict=True):
         if type(task) is not type(baseline_task):
             raise SettingsError(
@@ -152,9 +166,11 @@ def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, no
 def check_data_option(data: Path | None, tasks: Iterable[Task[Any, Any, Any]]) -> None:
     """Raise an error if `--data` is given but none of the tasks reads its text from that folder."""
     tasks = list(tasks)
-    if data is not None and not any(task.reads_data_folder for task in tasks):
-        names = ", ".join(dict.fromkeys(task.experiment.corpus.name for task in tasks))
-        raise SettingsError(f"--data has no effect, because the text is {names}; leave --data out")
+    if data is None or any(task.reads_data_folder for task in tasks):
+        return
+    unique_names = dict.fromkeys(task.experiment.corpus.name for task in tasks)
+    corpus_names = ", ".join(unique_names)
+    raise SettingsError(f"--data has no effect, because the text is {corpus_names}; leave --data out")
 
 
 def _create_scoring_task(run: RunFolder) -> Task[Any, Any, Any]:

@@ -1,9 +1,11 @@
 """Compares language models by their losses on the same text, with confidence intervals from paired resampling.
 
-`compare_texts` is the entry point. A system is one model trained with several seeds; the first system is the baseline
-A, and every other system B is compared with it. Units of the text (blocks of tokens, or documents) are resampled, and a
-unit has the losses of both systems: so the comparison is paired. It reads the losses that training has saved, one per
-token. `--bands` also compares by band (a group of words of similar training frequency).
+Start with `compare_texts`, which `reefknot compare` calls. A system is one model, trained with one or more seeds. The
+first system is the baseline A, and every other system B is compared with it. The losses, one per token, were saved by
+training.
+
+Resampling draws units of the text (blocks of tokens, or documents) with replacement. It is paired: a unit always comes
+with the losses of both systems. `--bands` also compares by band, a group of words of similar training frequency.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,267 @@ from reefknot.storage.progress import Notify
 
 Losses = NDArray[Any]
 """The loss of every token, or of every word, of a text."""
+
+
+def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> TextComparisons:
+    """Compare language models with the first one, by the losses that their runs have saved."""
+    resample_by = request.by or "blocks"
+    _check_options(request, resample_by)
+
+    # Read the losses.
+    split = request.split
+    opener = _TextOpener(request.data)
+    losses = _pair_losses(systems, split, opener, notify)
+    if losses.loss_unit == "word":
+        _check_word_options(request, resample_by)
+    baseline_losses, *other_losses = losses.by_system
+
+    # Divide the text into the units that are resampled.
+    baseline, *other_systems = systems
+    baseline_run = baseline.runs[0]
+    num_losses = len(baseline_losses[0])
+    block_length = BLOCK if request.block is None else request.block
+    if resample_by == "blocks":
+        boundaries = block_boundaries(num_losses, block_length)
+    else:
+        boundaries = _document_boundaries(opener.open(baseline_run), split, num_losses)
+
+    # Compare every other system with the baseline.
+    band_dataset = opener.open(baseline_run) if request.bands else None
+    opener.check_data_option()
+    comparisons = []
+    for system, system_losses in zip(other_systems, other_losses, strict=True):
+        result = compare(baseline_losses, system_losses, boundaries, loss_unit=losses.loss_unit)
+        bands = None
+        if band_dataset:
+            paired_losses = PairedLosses(baseline_losses, system_losses, boundaries)
+            bands = _compare_by_frequency(paired_losses, band_dataset, split)
+        comparisons.append(TextComparison(baseline, system, result, bands))
+
+    num_units = len(boundaries) - 1
+    description = f"{split} text: {num_losses:,} {losses.loss_unit}s in {num_units:,} {resample_by}"
+    if resample_by == "blocks" and block_length > boundaries[1] and num_units > 1:
+        # `block_boundaries` has made the blocks shorter.
+        description += f" of {boundaries[1]:,}, because with {block_length:,} there would be fewer than {FEWEST_UNITS}"
+    return TextComparisons(resample_by, description, comparisons)
+
+
+def _check_options(request: ComparisonRequest, resample_by: str) -> None:
+    """Raise an error if options contradict each other, before anything is opened."""
+    if resample_by not in ("blocks", "documents"):
+        raise SettingsError(f"--by {resample_by}: must be blocks or documents")
+    if resample_by == "documents" and request.block is not None:
+        raise SettingsError("--block has no effect with --by documents; leave one of them out")
+    if request.figure is not None and not request.bands:
+        raise SettingsError("--figure has no effect without --bands; add --bands or leave --figure out")
+
+
+def _check_word_options(request: ComparisonRequest, resample_by: str) -> None:
+    """Raise an error if an option needs runs with the same tokens, but the runs can only be compared by words."""
+    if request.bands:
+        raise SettingsError("these runs do not have the same tokens; leave out --bands")
+    if resample_by == "documents":
+        raise SettingsError("these runs do not have the same tokens; use --by blocks")
+
+
+# -- reading the losses ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _TextOpener:
+    """Opens the texts of runs when they are needed. Many comparisons need only the losses that a run has saved."""
+
+    data_folder: Path | None
+    """The folder that `--data` names."""
+    has_opened: bool = False
+    """Whether a text was opened."""
+
+    def open(self, run: RunFolder) -> Dataset:
+        """Return the texts of a run."""
+        self.has_opened = True
+        return open_texts(run, self.data_folder)
+
+    def check_data_option(self) -> None:
+        """Raise an error if `--data` was given but no text was opened."""
+        if self.data_folder is not None and not self.has_opened:
+            raise SettingsError(
+                "--data has no effect, because this comparison needs only the losses in the run folders; leave --data "
+                "out"
+            )
+
+
+class _SystemLosses(NamedTuple):
+    """The losses of all systems on the same text."""
+
+    loss_unit: str
+    """What one loss belongs to: `token` or `word`."""
+    by_system: list[list[Losses]]
+    """For each system, the losses of its runs, one array per run."""
+
+
+def _pair_losses(systems: Sequence[System], split: str, opener: _TextOpener, notify: Notify) -> _SystemLosses:
+    """Return the losses of all systems, per token if the runs have the same tokens, and otherwise per word.
+
+    Losses can be compared by words only if the same words are in all vocabularies.
+    """
+    token_losses = [_read_losses(system, split) for system in systems]
+    all_runs = [run for system in systems for run in system.runs]
+    if _have_same_tokens(all_runs, split, opener, notify):
+        return _SystemLosses("token", token_losses)
+
+    losses_by_system = []
+    for system, system_losses in zip(systems, token_losses, strict=True):
+        run_losses = []
+        for run, nll in zip(system.runs, system_losses, strict=True):
+            dataset = opener.open(run)
+            run_losses.append(word_losses(nll, dataset.splits[split], dataset.vocabulary))
+        losses_by_system.append(run_losses)
+    return _SystemLosses("word", losses_by_system)
+
+
+def _read_losses(system: System, split: str) -> list[Losses]:
+    """Return the losses of every token, one array per run."""
+    losses = []
+    for run in system.runs:
+        scores = run.read_scores()
+        if split not in scores:
+            raise SettingsError(f"--split {split}: a run stores scores of {' and '.join(sorted(scores))}")
+        losses.append(scores[split].numpy())
+    return losses
+
+
+def _have_same_tokens(runs: Sequence[RunFolder], split: str, opener: _TextOpener, notify: Notify) -> bool:
+    """Return whether all runs have the same tokens; raise an error if their losses cannot be paired.
+
+    Different windows do not prevent a comparison, because they may be what is compared. The first such difference is
+    printed as a note.
+    """
+    baseline_run, *other_runs = runs
+    notes = []
+    have_same_tokens = True
+    for run in other_runs:
+        pairing = pair_scores(baseline_run, run, split, opener.open)
+        if not pairing.same_tokens:
+            have_same_tokens = False
+        difference = pairing.difference
+        if difference:
+            run_paths = f"{baseline_run.path} and {run.path}"
+            reason = explain_in_comparison(difference, split)
+            if difference.prevents:
+                raise SettingsError(f"{run_paths}: no fair comparison: {reason}")
+            notes.append(f"note: {run_paths}: {reason}")
+    if notes:
+        notify(notes[0])
+    return have_same_tokens
+
+
+# -- units and bands ---------------------------------------------------------------------------------------------------
+
+
+def _document_boundaries(dataset: Dataset, split: str, num_tokens: int) -> NDArray[np.int64]:
+    """Return the positions at which the documents of a text begin, and the end of the text.
+
+    Args:
+        dataset: The texts.
+        split: Name of the split.
+        num_tokens: Number of tokens that have a loss.
+    """
+    text = dataset.splits[split]
+    if num_tokens != text.tokens:
+        raise DataError("the first token was not scored, so the scores do not line up with documents; use --by blocks")
+    boundaries = document_boundaries(text, dataset.vocabulary)
+    num_documents = len(boundaries) - 1
+    if num_documents < FEWEST_UNITS:
+        raise DataError(
+            f"the {split} text has too few documents to resample, {num_documents}: documents begin at "
+            "first-level headings, `= Title =`, or after empty lines if there are no headings; use --by blocks"
+        )
+    return boundaries
+
+
+def _compare_by_frequency(losses: PairedLosses, dataset: Dataset, split: str) -> FrequencyComparison:
+    """Compare two systems by the training frequency of the predicted token, and of the token before it."""
+    text = dataset.splits[split]
+    vocabulary = dataset.vocabulary
+    return FrequencyComparison(
+        targets=compare_by_target(losses, text, vocabulary),
+        symbols=compare_on_symbols(losses, text, vocabulary),
+        previous=compare_by_previous(losses, text, vocabulary),
+    )
+
+
+# -- the answer --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TextComparisons:
+    """Comparisons of several systems with the first one."""
+
+    resample_by: str
+    """The unit that is resampled: blocks or documents."""
+    description: str
+    """Description of the text and of the units that are resampled."""
+    comparisons: list[TextComparison]
+
+    def record(self) -> list[dict[str, Any]]:
+        """Return one record per comparison."""
+        records = []
+        for comparison in self.comparisons:
+            paths = {"a": str(comparison.baseline.path), "b": str(comparison.system.path)}
+            records.append({**paths, "by": self.resample_by, **comparison.record()})
+        return records
+
+    def text(self) -> str:
+        """Return the systems, the units, and the result of every comparison."""
+        baseline = self.comparisons[0].baseline
+        lines = [f"A = {baseline}", self.description]
+        for comparison in self.comparisons:
+            lines += comparison.lines()
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class TextComparison:
+    """A comparison of one system with the baseline."""
+
+    baseline: System
+    """The first system. It is called A in the output."""
+    system: System
+    """The other system. It is called B in the output."""
+    result: Comparison
+    bands: FrequencyComparison | None
+    """The comparison by training frequency, if it was requested."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
+        result = self.result
+        record: dict[str, Any] = {
+            "perplexity_a": result.perplexity_a,
+            "perplexity_b": result.perplexity_b,
+            "difference": result.difference,
+            "interval": list(result.interval),
+            "ratio": result.ratio,
+            "ratio_interval": list(result.ratio_interval),
+            "seen": result.is_significant,
+            "units": result.units,
+            "of": result.loss_unit,
+            "seeds": [result.seeds_a, result.seeds_b],
+            "verdict": result.verdict,
+        }
+        if self.bands:
+            record["bands"] = self.bands.record()
+        return record
+
+    def lines(self) -> list[str]:
+        """Return the comparison as readable lines."""
+        lines = [
+            f"B = {self.system}",
+            f"  perplexity A {self.result.perplexity_a:.2f}, B {self.result.perplexity_b:.2f}",
+            f"  {self.result.verdict}",
+        ]
+        if self.bands:
+            lines += self.bands.lines()
+        return lines
 
 
 @dataclass(frozen=True)
@@ -72,222 +335,26 @@ class FrequencyComparison:
         for band in self.targets:
             line = _format_line(format_count_range(band.low, band.high), band)
             lines.append(f"{line} {band.types:>6,} {_format_percent(band.relative)}".rstrip())
+
         if self.symbols:
             lines.append(f"  {'of these:':>12}")
-        lines += [_format_line(name, comparison).rstrip() for name, comparison in self.symbols.items()]
+        for name, comparison in self.symbols.items():
+            lines.append(_format_line(name, comparison).rstrip())
+
         lines += ["  loss per token by how often the token before was seen", columns.rstrip()]
-        lines += [_format_line(format_count_range(band.low, band.high), band).rstrip() for band in self.previous]
+        for previous_band in self.previous:
+            line = _format_line(format_count_range(previous_band.low, previous_band.high), previous_band)
+            lines.append(line.rstrip())
         return lines
 
 
-@dataclass(frozen=True)
-class TextComparison:
-    """A comparison of one system with the first one."""
-
-    a: System
-    """The first system, which is the baseline."""
-    b: System
-    result: Comparison
-    bands: FrequencyComparison | None
-    """The comparison by training frequency, if it was requested."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the comparison as JSON values."""
-        result = self.result
-        return {
-            "perplexity_a": result.perplexity_a,
-            "perplexity_b": result.perplexity_b,
-            "difference": result.difference,
-            "interval": list(result.interval),
-            "ratio": result.ratio,
-            "ratio_interval": list(result.ratio_interval),
-            "seen": result.is_significant,
-            "units": result.units,
-            "of": result.loss_unit,
-            "seeds": [result.seeds_a, result.seeds_b],
-            "verdict": result.verdict,
-        } | ({"bands": self.bands.record()} if self.bands else {})
-
-    def lines(self) -> list[str]:
-        """Return the comparison as readable lines."""
-        return [
-            f"B = {self.b}",
-            f"  perplexity A {self.result.perplexity_a:.2f}, B {self.result.perplexity_b:.2f}",
-            f"  {self.result.verdict}",
-            *(self.bands.lines() if self.bands else []),
-        ]
-
-
-@dataclass(frozen=True)
-class TextComparisons:
-    """Comparisons of several systems with the first one."""
-
-    by: str
-    """The unit that is resampled: blocks or documents."""
-    units: str
-    """Description of the text and of the units that are resampled."""
-    comparisons: list[TextComparison]
-
-    def record(self) -> list[dict[str, Any]]:
-        """Return one record per comparison."""
-        return [
-            {"a": str(comparison.a.path), "b": str(comparison.b.path), "by": self.by, **comparison.record()}
-            for comparison in self.comparisons
-        ]
-
-    def text(self) -> str:
-        """Return the systems, the units, and the result of every comparison."""
-        lines = [line for comparison in self.comparisons for line in comparison.lines()]
-        return "\n".join([f"A = {self.comparisons[0].a}", self.units, *lines])
-
-
-@dataclass
-class _TextOpener:
-    """Opens the texts of runs when they are needed. Many comparisons need only the losses that a run has saved."""
-
-    data: Path | None
-    has_opened: bool = False
-    """Whether a text was opened."""
-
-    def open(self, run: RunFolder) -> Dataset:
-        """Return the texts of a run."""
-        self.has_opened = True
-        return open_texts(run, self.data)
-
-    def check_data_option(self) -> None:
-        """Raise an error if `--data` was given but no text was opened."""
-        if self.data is not None and not self.has_opened:
-            raise SettingsError(
-                "--data has no effect, because this comparison needs only the losses in the run folders; leave --data "
-                "out"
-            )
-
-
-def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> TextComparisons:
-    """Compare language models with the first one, by the losses that their runs have saved."""
-    resample_by = request.by or "blocks"
-    _check_options(request, resample_by)
-    split, opener = request.split, _TextOpener(request.data)
-    loss_unit, (baseline_losses, *other_losses) = _pair_losses(systems, split, opener, notify)
-    if loss_unit == "word":
-        _check_word_options(request, resample_by)
-    baseline, *other_systems = systems
-    baseline_run = baseline.runs[0]
-    tokens = len(baseline_losses[0])
-    block_length = BLOCK if request.block is None else request.block
-    if resample_by == "blocks":
-        boundaries = block_boundaries(tokens, block_length)
-    else:
-        boundaries = _document_boundaries(opener.open(baseline_run), split, tokens)
-    band_dataset = opener.open(baseline_run) if request.bands else None
-    opener.check_data_option()
-    comparisons = []
-    for system, losses in zip(other_systems, other_losses, strict=True):
-        result = compare(baseline_losses, losses, boundaries, loss_unit=loss_unit)
-        bands = None
-        if band_dataset:
-            bands = _compare_by_frequency(PairedLosses(baseline_losses, losses, boundaries), band_dataset, split)
-        comparisons.append(TextComparison(baseline, system, result, bands))
-    units = f"{split} text: {tokens:,} {loss_unit}s in {len(boundaries) - 1:,} {resample_by}"
-    if resample_by == "blocks" and block_length > boundaries[1] and len(boundaries) > 2:
-        # `block_boundaries` has made the blocks shorter.
-        units += f" of {boundaries[1]:,}, because with {block_length:,} there would be fewer than {FEWEST_UNITS}"
-    return TextComparisons(resample_by, units, comparisons)
-
-
-def _check_options(request: ComparisonRequest, resample_by: str) -> None:
-    """Raise an error if options contradict each other, before anything is opened."""
-    if resample_by not in ("blocks", "documents"):
-        raise SettingsError(f"--by {resample_by}: must be blocks or documents")
-    if resample_by == "documents" and request.block is not None:
-        raise SettingsError("--block has no effect with --by documents; leave one of them out")
-    if request.figure is not None and not request.bands:
-        raise SettingsError("--figure has no effect without --bands; add --bands or leave --figure out")
-
-
-def _check_word_options(request: ComparisonRequest, resample_by: str) -> None:
-    """Raise an error if an option needs runs with the same tokens, but the runs can only be compared by words."""
-    if request.bands or resample_by == "documents":
-        remedy = "leave out --bands" if request.bands else "use --by blocks"
-        raise SettingsError(f"these runs do not have the same tokens; {remedy}")
-
-
-def _pair_losses(
-    systems: Sequence[System], split: str, opener: _TextOpener, notify: Notify
-) -> tuple[str, list[list[Losses]]]:
-    """Return the unit that is compared, token or word, and for each system its losses, one array per run.
-
-    Runs with different tokens are compared by words. For this, the same words must be in all vocabularies.
-    """
-    token_losses = [_read_losses(system, split) for system in systems]
-    if _have_same_tokens([run for system in systems for run in system.runs], split, opener, notify):
-        return "token", token_losses
-    losses = []
-    for system, system_losses in zip(systems, token_losses, strict=True):
-        run_losses = []
-        for run, nll in zip(system.runs, system_losses, strict=True):
-            dataset = opener.open(run)
-            run_losses.append(word_losses(nll, dataset.splits[split], dataset.vocabulary))
-        losses.append(run_losses)
-    return "word", losses
-
-
-def _read_losses(system: System, split: str) -> list[Losses]:
-    """Return the losses of every token, one array per run."""
-    losses = []
-    for run in system.runs:
-        scores = run.read_scores()
-        if split not in scores:
-            raise SettingsError(f"--split {split}: a run stores scores of {' and '.join(sorted(scores))}")
-        losses.append(scores[split].numpy())
-    return losses
-
-
-def _have_same_tokens(runs: Sequence[RunFolder], split: str, opener: _TextOpener, notify: Notify) -> bool:
-    """Return whether all runs have the same tokens; raise an error if their losses cannot be paired.
-
-    Different windows do not prevent a comparison, because they may be what is compared. They are noted once.
-    """
-    baseline_run, *other_runs = runs
-    notes, have_same_tokens = [], True
-    for run in other_runs:
-        pairing = pair_scores(baseline_run, run, split, opener.open)
-        have_same_tokens = have_same_tokens and pairing.same_tokens
-        difference = pairing.difference
-        if difference:
-            paths, reason = f"{baseline_run.path} and {run.path}", explain_in_comparison(difference, split)
-            if difference.prevents:
-                raise SettingsError(f"{paths}: no fair comparison: {reason}")
-            notes.append(f"note: {paths}: {reason}")
-    if notes:
-        notify(notes[0])
-    return have_same_tokens
-
-
-def _document_boundaries(dataset: Dataset, split: str, tokens: int) -> NDArray[np.int64]:
-    """Return the boundaries of the documents of a text."""
-    if tokens != dataset.splits[split].tokens:
-        raise DataError("the first token was not scored, so the scores do not line up with documents; use --by blocks")
-    boundaries = document_boundaries(dataset.splits[split], dataset.vocabulary)
-    if len(boundaries) - 1 < FEWEST_UNITS:
-        raise DataError(
-            f"the {split} text has too few documents to resample, {len(boundaries) - 1}: documents begin at "
-            "first-level headings, `= Title =`, or after empty lines if there are no headings; use --by blocks"
-        )
-    return boundaries
-
-
-def _compare_by_frequency(losses: PairedLosses, dataset: Dataset, split: str) -> FrequencyComparison:
-    text, vocabulary = dataset.splits[split], dataset.vocabulary
-    return FrequencyComparison(
-        compare_by_target(losses, text, vocabulary),
-        compare_on_symbols(losses, text, vocabulary),
-        compare_by_previous(losses, text, vocabulary),
-    )
-
-
 def _format_line(name: str, comparison: TokenComparison) -> str:
-    interval = "{:+.4f} {:+.4f}".format(*comparison.interval) if comparison.interval else "too few tokens"
+    """Return one line of the table: a name or a range of counts, and the losses of both systems."""
+    if comparison.interval:
+        low, high = comparison.interval
+        interval = f"{low:+.4f} {high:+.4f}"
+    else:
+        interval = "too few tokens"
     losses = f"{comparison.nll_a:>7.4f} {comparison.nll_b:>7.4f} {comparison.difference:>+8.4f}"
     return f"  {name:>12} {comparison.tokens:>9,} {losses}  {interval:<17}"
 

@@ -1,14 +1,16 @@
 """The interface of a task: one kind of experiment, such as language modelling, from its settings to its scores.
 
-`Task` is the base class. `lab/experiment.py` calls its methods in this order, in a run folder, for every task:
+Start with `Task`, the base class of all tasks. `lab/experiment.py` trains a model with these methods, in this order:
 
-    Settings -> open_data -> build_model -> prepare -> fit -> score
+    open_data      open the texts                           -> Data
+    build_model    build the model with random weights      -> torch.nn.Module
+    prepare        fill tables from files of word vectors
+    fit            train                                    -> FittedModel
+    score          compute scores for result.json
 
-A task gets its settings, a seed and possibly weights to start from. It knows nothing about recipes and rows. The other
-classes here are what a task reads and returns: `Experiment` (settings), `Data` (texts), `Session` (one training
-process), `FittedModel` and `TrainedRun` (trained models).
-
-The ends of a model are the input end (turns ids into vectors) and the output end (classifier and loss).
+The classes before `Task` are what its methods read and return. A `Session` is one process that trains a run, and a
+`TrainedRun` is a finished run that is opened for use. The ends of a model are the input end (turns ids into vectors)
+and the output end (classifier and loss).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.corpora import CORPORA, known_corpus
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.lab.training.display import Display
 from reefknot.lab.training.distributed import World, choose_device
 from reefknot.lab.training.state import Progress, load_weights
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class TrainingSection(Protocol):
-    """Settings that the section `training` has in every task."""
+    """Settings that the section `training` of a recipe has in every task."""
 
     @property
     def seed(self) -> int: ...
@@ -51,7 +54,7 @@ class TrainingSection(Protocol):
 
 
 class EvaluationSection(Protocol):
-    """Settings that the section `evaluation` has in every task."""
+    """Settings that the section `evaluation` of a recipe has in every task."""
 
     @property
     def similarity(self) -> bool: ...
@@ -81,7 +84,8 @@ class Experiment(Settings):
 
     def with_seed(self, seed: int) -> Self:
         """Return the same experiment with another seed."""
-        return self.model_copy(update={"training": self.training.model_copy(update={"seed": seed})})
+        training = self.training.model_copy(update={"seed": seed})
+        return self.model_copy(update={"training": training})
 
     @property
     def epochs(self) -> int | None:
@@ -90,7 +94,7 @@ class Experiment(Settings):
 
     @property
     def start(self) -> str | None:
-        """The row to start from: training starts with its best weights. None if training starts from random weights."""
+        """Name of the recipe's row (experiment) whose best weights training starts from; None for random weights."""
         return None
 
     @property
@@ -103,15 +107,15 @@ class Experiment(Settings):
         """Whether the word vectors are compared with human judgements after training."""
         return self.evaluation.similarity
 
-    def hash_files(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the SHA-256 of every file that a table starts from, by table name.
+    def hash_files(self, recorded_hashes: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the SHA-256 of every file of word vectors that a table starts from, by table name.
 
-        If a file is gone, the recorded hash is returned.
+        If a file is gone, its recorded hash is returned.
         """
         return {}
 
     def without_files(self) -> Self:
-        """Return the same experiment without vector files. A run that already has weights does not need the files."""
+        """Return the same experiment without files of word vectors. A run with weights does not need the files."""
         return self
 
 
@@ -119,7 +123,9 @@ class Data(Protocol):
     """The data of an experiment: texts, or pairs of texts."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the corpus."""
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the texts, the vocabulary and their settings."""
@@ -141,55 +147,60 @@ class Data(Protocol):
 
 
 # The types of a task: its settings, its data and its model.
-E = TypeVar("E", bound=Experiment)
-D = TypeVar("D", bound=Data)
-M = TypeVar("M", bound=torch.nn.Module)
+ExperimentT = TypeVar("ExperimentT", bound=Experiment)
+DataT = TypeVar("DataT", bound=Data)
+ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 
 @dataclass(frozen=True)
 class Session:
-    """What one training process (or group of processes) works with: the run folder, the processes, the display."""
+    """What one process that trains a run works with: the run folder, the other processes, the display."""
 
     run: RunFolder
     world: World
+    """The processes that train together."""
     display: Display
+    """Where progress and results are printed."""
     name: str
-    """Prefix of the lines on the display."""
+    """Prefix of the lines on the display, such as "tied, seed 1"."""
     trackers: Sequence[Callable[[dict[str, Any]], None]] = ()
     """Functions that are called with every line of metrics."""
 
 
 @dataclass(frozen=True)
-class FittedModel(Generic[M]):
+class FittedModel(Generic[ModelT]):
     """A trained model with the weights that are scored, and the progress of its training."""
 
-    model: M
+    model: ModelT
     progress: Progress
 
 
 @dataclass(frozen=True)
-class TrainedRun(Generic[E, D, M]):
+class TrainedRun(Generic[ExperimentT, DataT, ModelT]):
     """A run folder, opened for use."""
 
     run: RunFolder
-    experiment: E
+    experiment: ExperimentT
     words: VocabularyPair
-    model: M
+    """The vocabularies of the source and of the target. Both are the same, except in translation."""
+    model: ModelT
+    """The model with its best weights."""
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The words that are predicted."""
-        return self.words.vocabularies[1]
+        _, target_vocabulary = self.words.vocabularies
+        return target_vocabulary
 
-    def dataset(self, data: Path | None) -> D:
-        """Open the text that the run was trained on and scored with."""
+    def dataset(self, data_folder: Path | None) -> DataT:
+        """Open the text that the run was trained on and scored with; see `Task.open_run_data`."""
         from reefknot.lab.tasks import create_task
 
-        dataset: D = create_task(self.experiment).open_run_data(self.run, data)
+        dataset: DataT = create_task(self.experiment).open_run_data(self.run, data_folder)
         return dataset
 
     def vectors(self) -> dict[str, WordVectors]:
-        """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
+        """Return the word vectors by end: of `input` and `output`, or of `tied` if both ends have the same table."""
         from reefknot.lab.tasks import create_task
 
         return create_task(self.experiment).vectors(self.model, self.vocabulary)
@@ -202,11 +213,12 @@ class TrainedRun(Generic[E, D, M]):
         return self
 
 
-class Task(ABC, Generic[E, D, M]):
+class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
     """One kind of experiment. A task object holds the settings of one experiment.
 
     A subclass defines `Settings`, `noun` and `verbs`, and the methods `build_model`, `fit`, `score` and `vectors`. If
-    its models score texts, it also defines `evaluate` and `compare`. Everything else has a default.
+    its models score texts, it also defines `evaluate` and `compare`. Everything else has a default. A task does not
+    depend on recipes: it only gets the settings of one experiment.
     """
 
     Settings: ClassVar[type[Experiment]]
@@ -223,20 +235,20 @@ class Task(ABC, Generic[E, D, M]):
     comparison_options: ClassVar[frozenset[str]] = frozenset()
     """Fields of `ComparisonRequest` that `compare` uses, in addition to the fields that every task uses."""
 
-    def __init__(self, experiment: E) -> None:
+    def __init__(self, experiment: ExperimentT) -> None:
         self.experiment = experiment
 
     # -- every task defines these methods ------------------------------------------------------------------------------
 
     @abstractmethod
-    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> M:
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> ModelT:
         """Build the model, with weights drawn from torch's current generator state.
 
         The vocabulary may also be just a number of words, which is enough to count parameters.
         """
 
     @abstractmethod
-    def fit(self, model: M, data: D, session: Session) -> FittedModel[M] | None:
+    def fit(self, model: ModelT, dataset: DataT, session: Session) -> FittedModel[ModelT] | None:
         """Train to the end, starting from the newest checkpoint of the run if there is one.
 
         Returns None in all processes but the first.
@@ -244,50 +256,62 @@ class Task(ABC, Generic[E, D, M]):
 
     @abstractmethod
     def score(
-        self, model: M, data: D, session: Session, progress: Progress, benchmarks: Mapping[str, Benchmark]
+        self,
+        model: ModelT,
+        dataset: DataT,
+        session: Session,
+        progress: Progress,
+        benchmarks: Mapping[str, Benchmark],
     ) -> dict[str, Any]:
-        """Score a trained model. Returns the part of result.json that depends on the task."""
+        """Score a trained model. Returns the fields of result.json that depend on the task.
+
+        Args:
+            model: The model with the weights to score.
+            dataset: The texts to score.
+            session: The run folder and the display.
+            progress: The progress of training, such as its best step.
+            benchmarks: Human judgements of word similarity, by name. The word vectors are compared with them.
+        """
 
     @abstractmethod
-    def vectors(self, model: M, vocabulary: Vocabulary) -> dict[str, WordVectors]:
-        """Return the word vectors of `input` and `output`, or of `tied` if both ends have the same table."""
+    def vectors(self, model: ModelT, vocabulary: Vocabulary) -> dict[str, WordVectors]:
+        """Return the word vectors by end: of `input` and `output`, or of `tied` if both ends have the same table."""
 
     # -- a task overrides these methods if it needs more than the default ----------------------------------------------
 
     def open_data(
         self,
-        data: Path | None = None,
+        data_folder: Path | None = None,
         *,
         corpus: CorpusSettings | None = None,
-        words: Vocabulary | None = None,
+        vocabulary: Vocabulary | None = None,
         notify: Notify = silent,
-    ) -> D:
+    ) -> DataT:
         """Open the texts to train on and score with.
 
         The default is to open a `Dataset`. A task with another type of data overrides this method.
 
         Args:
-            data: Folder of the corpora.
+            data_folder: Folder of the corpora.
             corpus: Settings of the corpus, if it has moved. By default, the settings of the experiment are used.
-            words: Vocabulary of an imported model. By default, the vocabulary is made from the training text.
+            vocabulary: Vocabulary of an imported model. By default, the vocabulary is made from the training text.
             notify: Called with messages about progress.
         """
-        experiment = self.experiment
-        corpus = corpus or experiment.corpus
-        dataset = open_dataset(corpus, experiment.vocabulary, data=data, words=words, notify=notify)
-        return cast(D, dataset)
+        corpus = corpus or self.experiment.corpus
+        dataset = open_dataset(corpus, self.experiment.vocabulary, data=data_folder, words=vocabulary, notify=notify)
+        return cast(DataT, dataset)
 
-    def check_data(self, data: D, world: World) -> None:
+    def check_data(self, dataset: DataT, world: World) -> None:
         """Raise an error if a model cannot be trained on the data, or cannot score them. Called before training."""
 
-    def prepare(self, model: M, data: D, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
+    def prepare(self, model: ModelT, dataset: DataT, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
         """Prepare a new model for training. Returns messages for the display.
 
         Args:
             model: The model, with random weights.
-            data: The data to train on.
-            from_files: Fill tables from the vector files that the settings name. A model that starts from the weights
-                of another run does not need them.
+            dataset: The texts to train on.
+            from_files: Fill tables from the files of word vectors that the settings name. A model that starts from the
+                weights of another run does not need them.
             notify: Called with messages about progress.
         """
         return []
@@ -298,50 +322,75 @@ class Task(ABC, Generic[E, D, M]):
     def evaluate(
         self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: ProgressCallback
     ) -> Answer:
-        """Score texts with the best weights of a run. `tasks.evaluate_run` has checked the options."""
+        """Score texts with the best weights of a run.
+
+        `tasks.evaluate_run` calls this method after it has rejected options that have no effect.
+        """
         raise NotImplementedError
 
     def compare(self, systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> Answer:
-        """Compare systems of this task with the first one. `tasks.compare_systems` has checked the options."""
+        """Compare systems of this task with the first one.
+
+        `tasks.compare_systems` calls this method after it has rejected options that have no effect.
+        """
         raise NotImplementedError
 
     # -- run folders ---------------------------------------------------------------------------------------------------
 
-    def save_vocabularies(self, run: RunFolder, data: D) -> None:
+    def save_vocabularies(self, run: RunFolder, dataset: DataT) -> None:
         """Write the vocabulary, or the vocabularies of both languages, to the run folder."""
-        data.vocabulary.save(run.vocabulary_path)
+        dataset.vocabulary.save(run.vocabulary_path)
 
     def load_vocabularies(self, run: RunFolder) -> VocabularyPair:
         """Read the vocabularies of the source and of the target from the run folder."""
         vocabulary = Vocabulary.load(run.vocabulary_path)
         return VocabularyPair(vocabulary, vocabulary)
 
-    def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[E, D, M]:
+    def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[ExperimentT, DataT, ModelT]:
         """Open a run folder with its best weights."""
         # Look for the checkpoint first: it has the best error message for a record of a run, which has no weights.
         checkpoint = run.best_checkpoint()
-        words = self.load_vocabularies(run)
-        model = self.build_model(words)
+        vocabulary_pair = self.load_vocabularies(run)
+        model = self.build_model(vocabulary_pair)
         load_weights(model, run.checkpoints.load(checkpoint).weights)
-        return self._wrap_trained(run, words, model.to(choose_device(device)).eval())
+        model = model.to(choose_device(device)).eval()
+        return self._wrap_trained(run, vocabulary_pair, model)
 
-    def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: M) -> TrainedRun[E, D, M]:
-        return TrainedRun(run, self.experiment, words, model)
+    def _wrap_trained(
+        self, run: RunFolder, vocabulary_pair: VocabularyPair, model: ModelT
+    ) -> TrainedRun[ExperimentT, DataT, ModelT]:
+        """Return an opened run. A task with its own subclass of `TrainedRun` overrides this method."""
+        return TrainedRun(run, self.experiment, vocabulary_pair, model)
 
-    def open_run_data(self, run: RunFolder, data: Path | None) -> D:
+    def open_run_data(self, run: RunFolder, data_folder: Path | None) -> DataT:
         """Open the texts of a run; raise `DataError` if they have changed since it was trained.
 
         Args:
             run: The run folder.
-            data: Folder of the corpora, or the new folder of the text if it has moved.
+            data_folder: Folder of the corpora, or the new folder of the text if it has moved.
         """
-        if run.imported and run.config.get("corpus") is None:
+        recorded_fingerprint = run.config.get("corpus")
+        if run.imported and recorded_fingerprint is None:
             raise DataError(f"{run.path} was imported without a text; import it again with --corpus NAME to score one")
-        words = Vocabulary.load(run.vocabulary_path) if run.imported else None
-        dataset = self.open_data(data, corpus=self._locate_corpus(run, data), words=words)
-        if dataset.fingerprint != run.config.get("corpus"):
+
+        vocabulary = Vocabulary.load(run.vocabulary_path) if run.imported else None
+        corpus = self._locate_corpus(run, data_folder)
+        dataset = self.open_data(data_folder, corpus=corpus, vocabulary=vocabulary)
+        if dataset.fingerprint != recorded_fingerprint:
             raise DataError(f"the text that {run.path} was trained on has changed; restore it to score this run")
         return dataset
+
+    def _locate_corpus(self, run: RunFolder, data_folder: Path | None) -> CorpusSettings:
+        """Return the settings of the run's corpus, with the new folder of the text if its old folder is gone."""
+        corpus = self.experiment.corpus
+        if corpus.name in CORPORA or Path(corpus.name).expanduser().is_dir():
+            return corpus
+        if data_folder is None:
+            raise DataError(
+                f"{run.path}: its text was in {corpus.name}, which does not exist here; "
+                "pass the folder with the train, valid and test text with --data"
+            )
+        return corpus.model_copy(update={"name": str(data_folder)})
 
     @property
     def reads_data_folder(self) -> bool:
@@ -354,15 +403,3 @@ class Task(ABC, Generic[E, D, M]):
         if corpus is None:
             return not Path(name).expanduser().is_dir()
         return corpus.needs_data
-
-    def _locate_corpus(self, run: RunFolder, data: Path | None) -> CorpusSettings:
-        """Return the settings of the run's corpus, with `data` as its folder if it is no longer in its old folder."""
-        corpus = self.experiment.corpus
-        if corpus.name in CORPORA or Path(corpus.name).expanduser().is_dir():
-            return corpus
-        if data is None:
-            raise DataError(
-                f"{run.path}: its text was in {corpus.name}, which does not exist here; "
-                "pass the folder with the train, valid and test text with --data"
-            )
-        return corpus.model_copy(update={"name": str(data)})

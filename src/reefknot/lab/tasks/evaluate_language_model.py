@@ -1,8 +1,11 @@
 """Evaluates a trained language model: perplexity on a text, with the exact definition of the score.
 
-`evaluate_language_model` is the entry point; `reefknot evaluate` calls it. A text is scored in one of several modes,
-such as plain or dynamic evaluation (see `evaluation_modes.py`). It is read as one stream that carries the recurrent
-state, as several parallel streams (contiguous parts of the text), or in independent windows.
+Start with `evaluate_language_model`, which `reefknot evaluate` calls. A text is scored in one of several modes, such as
+plain or dynamic evaluation (see `evaluation_modes.py`). It is read in one of these ways:
+
+    one stream         the recurrent state is carried through the whole text
+    several streams    contiguous parts of the text are read in parallel, each from an empty state
+    windows            parts of the text are scored independently
 """
 
 from __future__ import annotations
@@ -39,6 +42,155 @@ if TYPE_CHECKING:
     from reefknot.lab.text.dataset import Dataset, Split
 
 
+def evaluate_language_model(
+    task: LanguageModelTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
+) -> TextEvaluations:
+    """Score texts with the best weights of a run."""
+    _check_options(request)
+
+    # Open the model and its texts.
+    trained_run = cast("TrainedLanguageModel", task.open_run(run, request.device))
+    set_determinism(task.experiment.training.determinism)
+    request.check_finished(run)
+    dataset = trained_run.dataset(request.data)
+    request.check_split(dataset.splits)
+    texts = {
+        split: shorten_split(dataset.splits[split], request.limit, trained_run.vocabulary) for split in request.splits
+    }
+    _check_streams(request.streams, texts)
+
+    # Score the texts in the requested mode.
+    mode = build_mode(trained_run, dataset, request, progress)
+    scores = {split: mode.score(text) for split, text in texts.items()}
+
+    # Add related scores of the same texts.
+    windows = choose_windows(trained_run, request)
+    windows_name = windows.name if windows else None
+    # Other scores of a text are comparable only with a plain score of the whole text.
+    is_plain = not requested_modes(request) and request.limit is None
+    evaluations = []
+    for split, text in texts.items():
+        tails = measure_opened_tails(trained_run.model, text, trained_run.vocabulary, windows)
+        protocol = None
+        recorded = None
+        if is_plain:
+            protocol = _score_by_protocol(trained_run, dataset, split, request.protocol)
+            recorded = _find_recorded_score(run, split, windows_name, request.streams or 1)
+        evaluation = TextEvaluation(
+            split,
+            scores[split],
+            tokens=text.tokens,
+            total_tokens=dataset.splits[split].tokens,
+            tails=tails,
+            protocol=protocol,
+            recorded=recorded,
+        )
+        evaluations.append(evaluation)
+
+    if request.save:
+        notify(save_evaluation(run, mode.name, mode.settings, mode.grid, scores))
+    return TextEvaluations(str(run.path), evaluations, mode.grid)
+
+
+# -- checks of the options ---------------------------------------------------------------------------------------------
+
+
+def _check_options(request: EvaluationRequest) -> None:
+    """Raise an error if options contradict each other, before anything is opened."""
+    check_modes(request)
+    check_windows(request)
+    if request.protocol is not None:
+        _check_protocol(request.protocol, request)
+
+    window_options = {"context", "stride", "windows"}
+    has_window_option = not window_options.isdisjoint(request.given_options())
+    if request.save and not requested_modes(request) and not has_window_option:
+        needed_options = ", ".join(format_option(name) for name in (*MODES, "context", "stride"))
+        raise SettingsError(f"--save needs {needed_options} or --windows, because training has saved the plain scores")
+    request.check_saved_texts()
+
+
+def _check_protocol(protocol_name: str, request: EvaluationRequest) -> None:
+    """Raise an error if `--protocol` names an unknown program, or conflicts with other options."""
+    known_names = get_args(ProtocolName)
+    if protocol_name not in known_names:
+        raise SettingsError(f"--protocol {protocol_name}: must be one of {', '.join(known_names)}")
+    conflicts = [format_option(mode) for mode in requested_modes(request)]
+    if request.limit is not None:
+        conflicts.append("--limit")
+    if request.split == "train":
+        conflicts.append("--split train")
+    if conflicts:
+        raise SettingsError(
+            f"--protocol: the programs of papers score the whole valid or test text; leave {conflicts[0]} out"
+        )
+
+
+def _check_streams(streams: int | None, texts: Mapping[str, Split]) -> None:
+    """Raise an error if there are more streams than tokens."""
+    if streams is None:
+        return
+    for name, text in texts.items():
+        if streams > text.tokens:
+            raise SettingsError(
+                f"--streams {streams:,}: the {name} text has only {text.tokens:,} tokens; use fewer streams"
+            )
+
+
+# -- related scores of the same text -----------------------------------------------------------------------------------
+
+
+def _score_by_protocol(
+    trained_run: TrainedLanguageModel, dataset: Dataset, split: str, requested_protocol: str | None
+) -> Protocol | None:
+    """Score a text as the program of a paper does, if the request or the settings of the run name one."""
+    experiment = trained_run.experiment
+    protocol_name = cast(ProtocolName, requested_protocol or experiment.evaluation.protocol)
+    countings = get_protocol(protocol_name, experiment.training.batch, experiment.training.steps)
+    if countings is None or split not in countings:
+        return None
+    split_countings = {split: countings[split]}
+    precision = experiment.training.precision
+    return score_by_protocol(protocol_name, trained_run.model, dataset.splits, split_countings, precision)
+
+
+def _find_recorded_score(run: RunFolder, split: str, windows_name: str | None, streams: int) -> TextScore | None:
+    """Return the score in result.json, or None if it was computed in the same windows or streams."""
+    score = run.result.score(split) if run.result else None
+    if score is None:
+        return None
+    if score.windows == windows_name and score.streams == streams:
+        return None
+    return score
+
+
+# -- the answer --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TextEvaluations:
+    """The evaluation of one run on one or two texts."""
+
+    run: str
+    """Path of the run folder."""
+    texts: list[TextEvaluation]
+    grid: Grid | None
+    """The grid search that chose the settings of the mode; None if there was no search."""
+
+    def record(self) -> Any:
+        """Return the record of the text, or a list of records if there are two texts."""
+        search_record = {} if self.grid is None else {"search": self.grid.summary().record()}
+        records = [{"run": self.run, **text.record(), **search_record} for text in self.texts]
+        return records[0] if len(records) == 1 else records
+
+    def text(self) -> str:
+        """Return a table of the search, and the scores of every text with their definitions."""
+        lines = [] if self.grid is None else [self.grid.table()]
+        for text in self.texts:
+            lines += text.lines()
+        return "\n".join(lines)
+
+
 @dataclass(frozen=True)
 class TextEvaluation:
     """The score of one text, its definition, and related scores of the same text."""
@@ -50,9 +202,9 @@ class TextEvaluation:
     total_tokens: int
     """Number of tokens of the whole text. It is larger than `tokens` if `--limit` is used."""
     tails: TailsOpened | None = None
-    """For an adaptive softmax, the share of its tails (bands of rare words) that a search for the best words reads."""
+    """For an adaptive softmax, the share of its tails (groups of rare words) that a search for the best words reads."""
     protocol: Protocol | None = None
-    """The same weights scored as the program of a paper scores them."""
+    """The same weights, scored as the program of a paper scores them."""
     recorded: TextScore | None = None
     """The score in result.json, if training read the text in other windows or streams."""
 
@@ -89,136 +241,18 @@ class TextEvaluation:
             protocol_score = self.protocol.valid if self.split == "valid" else self.protocol.test
             assert protocol_score is not None  # `_score_by_protocol` scores this split
             perplexity = format_perplexity(protocol_score.perplexity)
-            lines += [
-                f"counted as {self.protocol.name}: {self.split} perplexity {perplexity}",
-                self.protocol.definition,
-            ]
+            lines.append(f"counted as {self.protocol.name}: {self.split} perplexity {perplexity}")
+            lines.append(self.protocol.definition)
         if self.recorded is not None:
-            recorded = format_perplexity(self.recorded.perplexity)
-            lines.append(f"training recorded {recorded}, in {_describe_reading(self.recorded)}")
+            perplexity = format_perplexity(self.recorded.perplexity)
+            lines.append(f"training recorded {perplexity}, in {_describe_reading(self.recorded)}")
         return lines
-
-
-@dataclass(frozen=True)
-class TextEvaluations:
-    """The evaluation of one run on one or two texts."""
-
-    run: str
-    texts: list[TextEvaluation]
-    grid: Grid | None
-    """The search that chose the settings."""
-
-    def record(self) -> Any:
-        """Return the record of the text, or a list of records if there are two texts."""
-        search_record = {} if self.grid is None else {"search": self.grid.summary().record()}
-        records = [{"run": self.run, **text.record(), **search_record} for text in self.texts]
-        return records[0] if len(records) == 1 else records
-
-    def text(self) -> str:
-        """Return a table of the search, and the scores of every text with their definitions."""
-        lines = [] if self.grid is None else [self.grid.table()]
-        for text in self.texts:
-            lines += text.lines()
-        return "\n".join(lines)
-
-
-def evaluate_language_model(
-    task: LanguageModelTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
-) -> TextEvaluations:
-    """Score texts with the best weights of a run."""
-    _check_options(request)
-    trained_run = cast("TrainedLanguageModel", task.open_run(run, request.device))
-    set_determinism(task.experiment.training.determinism)
-    request.check_finished(run)
-    dataset = trained_run.dataset(request.data)
-    request.check_split(dataset.splits)
-    texts = {
-        split: shorten_split(dataset.splits[split], request.limit, trained_run.vocabulary) for split in request.splits
-    }
-    _check_streams(request.streams, texts)
-    mode = build_mode(trained_run, dataset, request, progress)
-    scores = {split: mode.score(text) for split, text in texts.items()}
-    windows = choose_windows(trained_run, request)
-    windows_name = windows.name if windows else None
-    # Other scores of the same text are comparable only with a plain score of the whole text.
-    is_plain = not requested_modes(request) and request.limit is None
-    evaluations = [
-        TextEvaluation(
-            split,
-            scores[split],
-            tokens=text.tokens,
-            total_tokens=dataset.splits[split].tokens,
-            tails=measure_opened_tails(trained_run.model, text, trained_run.vocabulary, windows),
-            protocol=_score_by_protocol(trained_run, dataset, split, request.protocol) if is_plain else None,
-            recorded=_find_recorded_score(run, split, windows_name, request.streams or 1) if is_plain else None,
-        )
-        for split, text in texts.items()
-    ]
-    if request.save:
-        notify(save_evaluation(run, mode.name, mode.settings, mode.grid, scores))
-    return TextEvaluations(str(run.path), evaluations, mode.grid)
-
-
-def _check_options(request: EvaluationRequest) -> None:
-    """Raise an error if options contradict each other, before anything is opened."""
-    check_modes(request)
-    check_windows(request)
-    if request.protocol is not None:
-        _check_protocol(request.protocol, request)
-    has_window_option = bool({"context", "stride", "windows"} & set(request.given_options()))
-    if request.save and not requested_modes(request) and not has_window_option:
-        needed_options = ", ".join(map(format_option, (*MODES, "context", "stride")))
-        raise SettingsError(f"--save needs {needed_options} or --windows, because training has saved the plain scores")
-    request.check_saved_texts()
-
-
-def _check_protocol(name: str, request: EvaluationRequest) -> None:
-    protocol_names = get_args(ProtocolName)
-    if name not in protocol_names:
-        raise SettingsError(f"--protocol {name}: must be one of {', '.join(protocol_names)}")
-    conflicts = [format_option(mode) for mode in requested_modes(request)]
-    if request.limit is not None:
-        conflicts.append("--limit")
-    if request.split == "train":
-        conflicts.append("--split train")
-    if conflicts:
-        raise SettingsError(
-            f"--protocol: the programs of papers score the whole valid or test text; leave {conflicts[0]} out"
-        )
-
-
-def _check_streams(streams: int | None, texts: Mapping[str, Split]) -> None:
-    for name, text in texts.items():
-        if streams is not None and streams > text.tokens:
-            raise SettingsError(
-                f"--streams {streams:,}: the {name} text has only {text.tokens:,} tokens; use fewer streams"
-            )
-
-
-def _score_by_protocol(
-    trained_run: TrainedLanguageModel, dataset: Dataset, split: str, requested: str | None
-) -> Protocol | None:
-    """Score a text as the program of a paper does, if the request or the settings of the run name one."""
-    experiment = trained_run.experiment
-    name = cast(ProtocolName, requested or experiment.evaluation.protocol)
-    countings = get_protocol(name, experiment.training.batch, experiment.training.steps) or {}
-    if split not in countings:
-        return None
-    return score_by_protocol(
-        name, trained_run.model, dataset.splits, {split: countings[split]}, experiment.training.precision
-    )
-
-
-def _find_recorded_score(run: RunFolder, split: str, windows: str | None, streams: int) -> TextScore | None:
-    """Return the score in result.json, or None if it was computed in the same windows or streams."""
-    score = run.result.score(split) if run.result else None
-    if score is None or (score.windows, score.streams) == (windows, streams):
-        return None
-    return score
 
 
 def _describe_reading(score: TextScore) -> str:
     """Return a description of the windows or streams in which a text was read."""
     if score.windows:
         return describe_windows_in_full(score.windows)
-    return "1 stream" if score.streams == 1 else f"{score.streams} streams, each of which begins without context"
+    if score.streams == 1:
+        return "1 stream"
+    return f"{score.streams} streams, each of which begins without context"

@@ -1,7 +1,7 @@
 """Evaluates a trained translator: BLEU and chrF of its translations, and the perplexity of the references.
 
-`evaluate_translator` is the entry point; `reefknot evaluate` calls it. It translates a text with beam search. Every
-score comes with its definition: the signatures of sacrebleu, and how the perplexity is computed.
+Start with `evaluate_translator`, which `reefknot evaluate` calls. It translates a text with beam search. Every score
+comes with its definition: the signatures of sacrebleu, and how the perplexity is computed.
 """
 
 from __future__ import annotations
@@ -27,63 +27,6 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.translation import TranslationTask
 
 
-@dataclass(frozen=True)
-class PairsEvaluation:
-    """The scores of one split of parallel text."""
-
-    split: str
-    translated: TranslationScores
-    """Scores of the translations that the search returned."""
-    score: Score
-    """Losses of the reference translations."""
-    total_pairs: int
-    """Number of pairs of the whole split. It is larger than the number of scored pairs if `--limit` is used."""
-
-    def record(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {"split": self.split, **self.translated.record(), **self.score.summary().record()}
-
-    def lines(self) -> list[str]:
-        """Return the scores and their definitions as readable lines."""
-        translated, summary = self.translated, self.score.summary()
-        search, pairs = translated.search, translated.pairs
-        bleu_by_length = ", ".join(
-            f"{_format_lengths(band)}: {band.bleu:.1f} ({band.pairs:,})" for band in translated.by_length
-        )
-        lines = [
-            f"{self.split} BLEU {translated.bleu:.2f}  chrF {translated.chrf:.2f}  "
-            f"perplexity {format_perplexity(summary.perplexity)}  "
-            f"word perplexity {format_perplexity(summary.per_word)}",
-            f"BLEU|{translated.bleu_signature}",
-            f"chrF2|{translated.chrf_signature}",
-            f"brevity penalty {translated.brevity_penalty:.3f}, length ratio {translated.length_ratio:.3f}; "
-            f"beam {search['beam']}, length penalty {search['length_penalty']:g}; "
-            f"{translated.unfinished:,} of {pairs:,} translations reached the length limit",
-            f"BLEU by source tokens (pairs): {bleu_by_length}",
-            summary.definition,
-        ]
-        if pairs < self.total_pairs:
-            lines.append(f"limit: only the first {pairs:,} of {self.total_pairs:,} pairs")
-        return lines
-
-
-@dataclass(frozen=True)
-class PairsEvaluations:
-    """The evaluation of one run on one or two splits of parallel text."""
-
-    run: str
-    splits: list[PairsEvaluation]
-
-    def record(self) -> Any:
-        """Return the record of the split, or a list of records if there are two."""
-        records = [{"run": self.run, **split.record()} for split in self.splits]
-        return records[0] if len(records) == 1 else records
-
-    def text(self) -> str:
-        """Return the scores of every split with their definitions."""
-        return "\n".join(line for split in self.splits for line in split.lines())
-
-
 def evaluate_translator(
     task: TranslationTask, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
 ) -> PairsEvaluations:
@@ -93,34 +36,113 @@ def evaluate_translator(
             "--save needs --beam or --length-penalty, because training has saved the scores of the run's own search"
         )
     request.check_saved_texts()
-    trained = task.open_run(run, request.device)
-    experiment, model = task.experiment, trained.model
+
+    # Open the model and its texts.
+    trained_run = task.open_run(run, request.device)
+    model = trained_run.model
+    experiment = task.experiment
     set_determinism(experiment.training.determinism)
     request.check_finished(run)
     search = experiment.search_with(request.beam, request.length_penalty)
     precision = experiment.training.precision
-    dataset = trained.dataset(request.data)
+    dataset = trained_run.dataset(request.data)
     request.check_split(dataset.splits)
+
+    # Translate and score.
     evaluations = []
     for split in request.splits:
         texts = shorten_dataset(dataset, split, request.limit)
-        translated = evaluate_translations(
+        translation_scores = evaluate_translations(
             model, texts, split, search, experiment.bleu, precision=precision, notify=notify, progress=progress
         ).scores
-        score = score_pairs(model, texts.splits[split], texts.vocabulary, precision=precision)
-        evaluations.append(PairsEvaluation(split, translated, score, dataset.splits[split].pairs))
+        reference_score = score_pairs(model, texts.splits[split], texts.vocabulary, precision=precision)
+        total_pairs = dataset.splits[split].pairs
+        evaluations.append(PairsEvaluation(split, translation_scores, reference_score, total_pairs))
+
     if request.save:
-        scores = {evaluation.split: evaluation.score for evaluation in evaluations}
-        translations = {evaluation.split: evaluation.translated for evaluation in evaluations}
-        notify(save_evaluation(run, _saved_name(search), search.model_dump(), None, scores, translated=translations))
+        reference_scores = {evaluation.split: evaluation.reference_score for evaluation in evaluations}
+        translation_scores_by_split = {evaluation.split: evaluation.translation_scores for evaluation in evaluations}
+        message = save_evaluation(
+            run,
+            _saved_name(search),
+            search.model_dump(),
+            None,
+            reference_scores,
+            translated=translation_scores_by_split,
+        )
+        notify(message)
     return PairsEvaluations(str(run.path), evaluations)
 
 
 def _saved_name(search: SearchSettings) -> str:
-    """Return the name that the scores of a search are saved under."""
+    """Return the name that the scores of a beam search are saved under."""
     return f"beam-{search.beam}-length-penalty-{search.length_penalty:g}"
+
+
+# -- the answer --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairsEvaluations:
+    """The evaluation of one run on one or two splits of parallel text."""
+
+    run: str
+    """Path of the run folder."""
+    splits: list[PairsEvaluation]
+
+    def record(self) -> Any:
+        """Return the record of the split, or a list of records if there are two splits."""
+        records = [{"run": self.run, **split.record()} for split in self.splits]
+        return records[0] if len(records) == 1 else records
+
+    def text(self) -> str:
+        """Return the scores of every split with their definitions."""
+        return "\n".join(line for split in self.splits for line in split.lines())
+
+
+@dataclass(frozen=True)
+class PairsEvaluation:
+    """The scores of one split of parallel text."""
+
+    split: str
+    translation_scores: TranslationScores
+    """BLEU and chrF of the translations that the beam search returned."""
+    reference_score: Score
+    """Losses of the reference translations."""
+    total_pairs: int
+    """Number of pairs of the whole split. It is larger than the number of scored pairs if `--limit` is used."""
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {"split": self.split, **self.translation_scores.record(), **self.reference_score.summary().record()}
+
+    def lines(self) -> list[str]:
+        """Return the scores and their definitions as readable lines."""
+        scores = self.translation_scores
+        search = scores.search
+        reference = self.reference_score.summary()
+        bleu_by_length = ", ".join(
+            f"{_format_lengths(band)}: {band.bleu:.1f} ({band.pairs:,})" for band in scores.by_length
+        )
+        lines = [
+            f"{self.split} BLEU {scores.bleu:.2f}  chrF {scores.chrf:.2f}  "
+            f"perplexity {format_perplexity(reference.perplexity)}  "
+            f"word perplexity {format_perplexity(reference.per_word)}",
+            f"BLEU|{scores.bleu_signature}",
+            f"chrF2|{scores.chrf_signature}",
+            f"brevity penalty {scores.brevity_penalty:.3f}, length ratio {scores.length_ratio:.3f}; "
+            f"beam {search['beam']}, length penalty {search['length_penalty']:g}; "
+            f"{scores.unfinished:,} of {scores.pairs:,} translations reached the length limit",
+            f"BLEU by source tokens (pairs): {bleu_by_length}",
+            reference.definition,
+        ]
+        if scores.pairs < self.total_pairs:
+            lines.append(f"limit: only the first {scores.pairs:,} of {self.total_pairs:,} pairs")
+        return lines
 
 
 def _format_lengths(band: LengthBand) -> str:
     """Return a range of sentence lengths, such as "11-20" or "over 50"."""
-    return f"over {band.low - 1}" if band.high is None else f"{band.low}-{band.high}"
+    if band.high is None:
+        return f"over {band.low - 1}"
+    return f"{band.low}-{band.high}"

@@ -1,15 +1,17 @@
 """The modes in which a language model scores a text: plain, dynamic evaluation, a cache, Monte-Carlo dropout.
 
-`build_mode` returns the `EvaluationMode` that an `EvaluationRequest` (the options of `reefknot evaluate`) asks for. It
-has a function that scores a text. `check_modes` and `check_windows` reject contradictory options first.
-`choose_windows` returns the windows (independent parts) in which the text is read, if any.
-
     plain         the probabilities of the model as it is
     dynamic       the weights follow the text: a gradient step after every segment (Krause et al.)
     cache         the model's probabilities mixed with a cache of recent words (Grave et al.)
     monte_carlo   the mean of several passes with dropout
 
-With `--search`, the settings that are missing from the request are tuned on the validation text first.
+Start with `build_mode`. It turns the options of `reefknot evaluate`, an `EvaluationRequest`, into an `EvaluationMode`:
+
+    mode = build_mode(trained_run, dataset, request, progress)
+    score = mode.score(dataset.splits["test"])
+
+Before that, `check_modes` and `check_windows` reject contradictory options. A window is a part of the text that is
+scored independently of the other parts.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ TUNED_OPTIONS = {
     "dynamic": ("dynamic_rate", "dynamic_decay"),
     "cache": ("cache_weight", "cache_theta", "cache_window"),
 }
-"""Options that `--search` tunes, by mode."""
+"""Options that `--search` tunes on the validation text, by mode. Options with a given value are not tuned."""
 DYNAMIC_SYMBOLS = {"rate": "eta", "decay": "lambda"}
-"""Options of dynamic evaluation whose settings are named after the paper's symbols."""
+"""Options of dynamic evaluation whose settings are named after the paper's symbols, and these symbols."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,16 @@ def check_modes(request: EvaluationRequest) -> None:
     """Raise an error if the request names several modes, or options that have no effect in its mode."""
     modes = requested_modes(request)
     if len(modes) > 1:
-        raise SettingsError(
-            f"{' and '.join(map(format_option, modes))}: a text is scored in one mode at a time; choose one"
-        )
-    mode = modes[0] if modes else None
+        mode_options = " and ".join(format_option(mode) for mode in modes)
+        raise SettingsError(f"{mode_options}: a text is scored in one mode at a time; choose one")
+
+    mode = modes[0] if modes else None  # None is the plain mode
     for other_mode in MODES:
+        if other_mode == mode:
+            continue
         for name in request.given_options(f"{other_mode}_"):
-            if other_mode != mode:
-                _raise_no_effect(name, format_option(other_mode))
+            _raise_no_effect(name, format_option(other_mode))
+
     if mode and request.streams is not None:
         raise SettingsError(f"--streams: {format_option(mode)} reads the text in one stream; leave --streams out")
     _check_search(request, mode)
@@ -89,20 +93,26 @@ def _check_search(request: EvaluationRequest, mode: str | None) -> None:
             _raise_no_effect("search_tokens", "--search")
         return
     if mode not in TUNED_OPTIONS:
-        _raise_no_effect("search", " or ".join(map(format_option, TUNED_OPTIONS)))
-    if set(TUNED_OPTIONS[mode]) <= set(request.given_options()):
-        options = ", ".join(map(format_option, TUNED_OPTIONS[mode]))
-        raise SettingsError(f"--search has nothing to tune, because {options} are all given; leave one of them out")
+        needed_options = " or ".join(format_option(tuned_mode) for tuned_mode in TUNED_OPTIONS)
+        _raise_no_effect("search", needed_options)
+
+    tuned_names = TUNED_OPTIONS[mode]
+    if set(tuned_names) <= set(request.given_options()):
+        tuned_options = ", ".join(format_option(name) for name in tuned_names)
+        raise SettingsError(
+            f"--search has nothing to tune, because {tuned_options} are all given; leave one of them out"
+        )
 
 
 def check_windows(request: EvaluationRequest) -> None:
     """Raise an error if window options conflict with each other, or with options that carry a state."""
-    window_options = [name for name in ("context", "stride", "windows") if name in request.given_options()]
-    if not window_options:
+    given_names = [name for name in ("context", "stride", "windows") if name in request.given_options()]
+    if not given_names:
         return
-    option = format_option(window_options[0])
-    if "windows" in window_options and len(window_options) > 1:
-        raise SettingsError(f"{option} and --windows both set the windows of the text; choose one")
+    window_option = format_option(given_names[0])
+    if "windows" in given_names and len(given_names) > 1:
+        raise SettingsError(f"{window_option} and --windows both set the windows of the text; choose one")
+
     stateful_option = None
     if request.dynamic:
         stateful_option = "--dynamic"
@@ -110,8 +120,8 @@ def check_windows(request: EvaluationRequest) -> None:
         stateful_option = "--streams"
     if stateful_option:
         raise SettingsError(
-            f"{option}: {stateful_option} carries a state through the text, so it cannot be combined with windows; "
-            "choose one"
+            f"{window_option}: {stateful_option} carries a state through the text, so it cannot be combined with "
+            "windows; choose one"
         )
 
 
@@ -144,35 +154,32 @@ def choose_windows(trained_run: TrainedLanguageModel, request: EvaluationRequest
 def _build_sliding_windows(experiment: LanguageModelExperiment, context: int | None, stride: int | None) -> Windows:
     """Return windows that read `context` tokens and score the next `stride` tokens.
 
-    If one of the two is None, it is chosen so that windows are as long as those that the model was trained on. For
-    example, after training on windows of 70 tokens, stride = 20 gives context = 50.
+    If one of the two is None, it is chosen so that windows are as long as the windows that the model was trained on.
+    For example, after training on windows of 70 tokens, stride = 20 gives context = 50.
     """
     from reefknot.lab.evaluation.windows import Sliding
 
     run_windows = experiment.windows
     if isinstance(run_windows, Sliding):
-        length = run_windows.context + run_windows.stride
+        window_length = run_windows.context + run_windows.stride
     else:
-        length = experiment.training.steps
+        window_length = experiment.training.steps
+
     if stride is None:
-        assert context is not None
-        stride = max(length - context, 1)
+        assert context is not None  # at least one of the two options was given
+        stride = max(window_length - context, 1)
     if context is None:
-        context = max(length - stride, 0)
+        context = max(window_length - stride, 0)
     return Sliding(context, stride)
 
 
 def _check_carries_state(trained_run: TrainedLanguageModel) -> None:
+    """Raise an error for `--streams` if the encoder has no recurrent state to carry through a stream."""
     encoder = trained_run.model.encoder
     if not encoder.carries_state:
         raise SettingsError(
             f"--streams: a {type(encoder).__name__} carries no state from window to window; use --context and --stride"
         )
-
-
-def _format_windows(windows: Windows | None) -> dict[str, str]:
-    """Return the windows as a setting of a saved evaluation; nothing if the text is read with a state."""
-    return {"windows": windows.name} if windows else {}
 
 
 # The modes
@@ -194,15 +201,18 @@ def build_mode(
 def _build_plain_mode(trained_run: TrainedLanguageModel, request: EvaluationRequest) -> EvaluationMode:
     from reefknot.lab.evaluation.perplexity import score
 
-    model, vocabulary = trained_run.model, trained_run.vocabulary
+    model = trained_run.model
+    vocabulary = trained_run.vocabulary
     precision = trained_run.experiment.training.precision
     windows = choose_windows(trained_run, request)
     streams = request.streams or 1
-    return EvaluationMode(
-        name=windows.name if windows else "plain",
-        settings=_format_windows(windows) or {"streams": streams},
-        score=lambda text: score(model, text, vocabulary, streams=streams, windows=windows, precision=precision),
-    )
+
+    def score_text(text: Split) -> Score:
+        return score(model, text, vocabulary, streams=streams, windows=windows, precision=precision)
+
+    if windows:
+        return EvaluationMode(name=windows.name, settings={"windows": windows.name}, score=score_text)
+    return EvaluationMode(name="plain", settings={"streams": streams}, score=score_text)
 
 
 def _build_dynamic_mode(
@@ -211,13 +221,19 @@ def _build_dynamic_mode(
     from reefknot.lab.evaluation.dynamic import DynamicSettings, dynamic_score, gradient_statistics, search_rates
 
     settings = _read_mode_settings(DynamicSettings, request, "dynamic", DYNAMIC_SYMBOLS)
-    model, vocabulary = trained_run.model, trained_run.vocabulary
+    model = trained_run.model
+    vocabulary = trained_run.vocabulary
     options = _score_options(trained_run, progress)
     statistics = gradient_statistics(model, dataset.splits["train"], **options)
+
     grid = None
     if request.search:
         search_text = _shorten_search_text(trained_run, dataset, request)
         settings, grid = search_rates(model, search_text, vocabulary, statistics, settings, **options)
+
+    def score_text(text: Split) -> Score:
+        return dynamic_score(model, text, vocabulary, statistics, settings, **options)
+
     rates = settings.rates()
     saved_settings = {
         "scale": rates.scale,
@@ -226,12 +242,7 @@ def _build_dynamic_mode(
         "epsilon": rates.epsilon,
         "segment": settings.segment,
     }
-    return EvaluationMode(
-        name="dynamic",
-        settings=saved_settings,
-        score=lambda text: dynamic_score(model, text, vocabulary, statistics, settings, **options),
-        grid=grid,
-    )
+    return EvaluationMode(name="dynamic", settings=saved_settings, score=score_text, grid=grid)
 
 
 def _build_cache_mode(
@@ -240,19 +251,23 @@ def _build_cache_mode(
     from reefknot.lab.evaluation.cache import CacheSettings, cache_score, search_cache
 
     settings = _read_mode_settings(CacheSettings, request, "cache", {})
-    model, vocabulary = trained_run.model, trained_run.vocabulary
+    model = trained_run.model
+    vocabulary = trained_run.vocabulary
     windows = choose_windows(trained_run, request)
     options = _score_options(trained_run, progress) | {"windows": windows}
+
     grid = None
     if request.search:
         search_text = _shorten_search_text(trained_run, dataset, request)
         settings, grid = search_cache(model, search_text, vocabulary, settings, **options)
-    return EvaluationMode(
-        name="cache",
-        settings=settings.model_dump() | _format_windows(windows),
-        score=lambda text: cache_score(model, text, vocabulary, settings, **options),
-        grid=grid,
-    )
+
+    def score_text(text: Split) -> Score:
+        return cache_score(model, text, vocabulary, settings, **options)
+
+    saved_settings = settings.model_dump()
+    if windows:
+        saved_settings["windows"] = windows.name
+    return EvaluationMode(name="cache", settings=saved_settings, score=score_text, grid=grid)
 
 
 def _build_monte_carlo_mode(
@@ -260,20 +275,25 @@ def _build_monte_carlo_mode(
 ) -> EvaluationMode:
     from reefknot.lab.evaluation.monte_carlo import monte_carlo_score
 
-    model, vocabulary = trained_run.model, trained_run.vocabulary
+    model = trained_run.model
+    vocabulary = trained_run.vocabulary
     options = _score_options(trained_run, progress)
     windows = choose_windows(trained_run, request)
     seed = request.monte_carlo_seed or 0
     # Without windows, dropout masks are drawn as often as in training: every `training.steps` tokens.
     steps = trained_run.experiment.training.steps
     window = windows or steps
-    return EvaluationMode(
-        name="mc",
-        settings={"passes": passes, **(_format_windows(windows) or {"window": steps}), "seed": seed},
-        score=lambda text: monte_carlo_score(
-            model, text, vocabulary, passes=passes, window=window, seed=seed, **options
-        ),
-    )
+
+    def score_text(text: Split) -> Score:
+        return monte_carlo_score(model, text, vocabulary, passes=passes, window=window, seed=seed, **options)
+
+    saved_settings: dict[str, Any] = {"passes": passes}
+    if windows:
+        saved_settings["windows"] = windows.name
+    else:
+        saved_settings["window"] = steps
+    saved_settings["seed"] = seed
+    return EvaluationMode(name="mc", settings=saved_settings, score=score_text)
 
 
 def _shorten_search_text(trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest) -> Split:
@@ -299,13 +319,16 @@ def _read_mode_settings(
         mode: The name of the mode. The options of the mode start with it.
         symbols: For options whose setting has another name, the name of the setting.
     """
-    raw = {symbols.get(name, name): value for name, value in request.values(f"{mode}_").items()}
-    settings = validate(settings_class, raw, format_option(mode))
-    if isinstance(settings, list):
-        option_names = {symbol: name for name, symbol in symbols.items()}
-        messages = []
-        for mistake in settings:
-            option = format_option(f"{mode}_{option_names.get(mistake.key, mistake.key)}")
-            messages.append(mistake.message(option))
-        raise SettingsError("\n".join(messages))
-    return settings
+    given_values = request.given_values(f"{mode}_")
+    raw_settings = {symbols.get(name, name): value for name, value in given_values.items()}
+    settings_or_mistakes = validate(settings_class, raw_settings, format_option(mode))
+    if not isinstance(settings_or_mistakes, list):
+        return settings_or_mistakes
+
+    option_names = {symbol: name for name, symbol in symbols.items()}
+    messages = []
+    for mistake in settings_or_mistakes:
+        option_name = option_names.get(mistake.key, mistake.key)
+        option = format_option(f"{mode}_{option_name}")
+        messages.append(mistake.message(option))
+    raise SettingsError("\n".join(messages))

@@ -1,9 +1,12 @@
-"""Initial weights of a model: one random distribution for all parameters or word tables, or vectors from a file.
+"""Initial weights of a model: random weights from one distribution, or word vectors from a file.
 
-`initialise` draws the weights, and `fill_tables` copies word vectors from files into word tables (the parameters of
-every word). Without the settings here, every part of a model initialises its own weights.
+    initialise(model, InitialisationSettings(tables=0.1))                # draw all word tables from [-0.1, 0.1]
+    fill_table(table, Path("glove.6B.200d.txt"), vocabulary)             # copy word vectors from a file
 
-Shapes: R rows of a table that are in the file, V words, D dimensions.
+A word table holds the vectors of all words, one row per word. Without the settings here, every part of a model
+initialises its own weights.
+
+Shapes: R words that are both in the table and in the file, V words in the file, D dimensions.
 """
 
 from __future__ import annotations
@@ -19,17 +22,17 @@ from torch import nn
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Positive, Settings
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, whole_word
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.tables import BandProjections, WordTable
 from reefknot.storage.progress import Notify, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 
-def _validate_scale(raw: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Validate a number or a word with one error message. Pydantic would give one message for each alternative."""
+def _validate_tables(raw_setting: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """Validate the setting `tables`, and replace pydantic's two error messages (number, "normal") by one message."""
     try:
-        return validate(raw)
+        return validate(raw_setting)
     except ValidationError:
         raise ValueError("must be a number greater than 0, or 'normal'") from None
 
@@ -48,7 +51,7 @@ class InitialisationSettings(Settings):
             "(Baevski), draw them with standard deviation dim^-0.5; then projections and clusters of "
             "bands, and tables that an adaptive softmax does not share with the input, are Xavier-uniform."
         ),
-        WrapValidator(_validate_scale),
+        WrapValidator(_validate_tables),
     ] = None
 
 
@@ -64,26 +67,36 @@ def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
         if settings.tables == "normal":
             _draw_normal_tables(model)
         for module in model.modules():
-            if isinstance(settings.tables, float) and isinstance(module, WordTable):
+            if not isinstance(module, WordTable):
+                continue
+            if isinstance(settings.tables, float):
                 module.weight.uniform_(-settings.tables, settings.tables)
-            if isinstance(module, WordTable) and module.uniform is not None:
+            if module.uniform is not None:
                 module.reset_parameters()
 
 
 def _draw_normal_tables(model: nn.Module) -> None:
     """Draw the word tables, the projections of their bands and the cluster vectors like the code of Baevski & Auli.
 
-    A band is a group of words of similar frequency; the words of a band have vectors of the same dimension.
+    A band is a group of words of similar frequency. The words of a band have vectors of the same dimension, and the
+    projection of a band maps this dimension to the dimension of the model. In an adaptive softmax, a cluster vector is
+    the class vector that stands for all words of one band.
 
-    In their code, the tables of an adaptive softmax are linear layers. So they are initialised like matrices, unless
-    the input shares them.
+    In the code of Baevski & Auli, the tables of an adaptive softmax are linear layers. So they are initialised like
+    other matrices, unless the input end shares them.
     """
     from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 
     modules = list(model.modules())
-    input_tables = {table for end in modules if isinstance(end, InputEnd) for table in end.tables()}
-    softmax_tables = {table for end in modules if isinstance(end, AdaptiveSoftmax) for table in end.tables()}
+    input_tables: set[WordTable] = set()
+    softmax_tables: set[WordTable] = set()
+    for module in modules:
+        if isinstance(module, InputEnd):
+            input_tables.update(module.tables())
+        elif isinstance(module, AdaptiveSoftmax):
+            softmax_tables.update(module.tables())
     untied_tables = softmax_tables - input_tables
+
     for module in modules:
         if isinstance(module, WordTable):
             if module in untied_tables:
@@ -91,8 +104,8 @@ def _draw_normal_tables(model: nn.Module) -> None:
             else:
                 module.weight.normal_(std=module.dim**-0.5)
         elif isinstance(module, BandProjections):
-            for matrix in module.bands:
-                nn.init.xavier_uniform_(matrix)
+            for projection in module.bands:
+                nn.init.xavier_uniform_(projection)
         elif isinstance(module, AdaptiveSoftmax) and module.clusters is not None:
             nn.init.xavier_uniform_(module.clusters)
 
@@ -104,7 +117,7 @@ class TableFileSettings(Settings):
     """
 
     before: ClassVar[str] = "frozen"
-    """The setting that follows `vectors` in config.json."""
+    """The registry puts `vectors` before this setting."""
     vectors: Annotated[
         str | None,
         Field(
@@ -115,26 +128,42 @@ class TableFileSettings(Settings):
 
 
 def list_table_files(tables: Mapping[str, Settings]) -> dict[str, Path]:
-    """Return the vector files that tables start from, by table name."""
-    files = {name: getattr(settings, "vectors", None) for name, settings in tables.items()}
-    return {name: Path(file).expanduser() for name, file in files.items() if file is not None}
+    """Return the files of word vectors that tables start from, by table name.
 
-
-def hash_table_files(tables: Mapping[str, Settings], recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the SHA-256 of every vector file, by table name.
-
-    If a file is gone, the recorded hash is returned. The hashes are part of config.json, because a run with other
-    vectors is a different run.
+    Args:
+        tables: The settings of the tables by name.
     """
-    files, recorded = list_table_files(tables), recorded or {}
+    files = {}
+    for name, settings in tables.items():
+        file_name = getattr(settings, "vectors", None)  # only the settings of word tables have this setting
+        if file_name is not None:
+            files[name] = Path(file_name).expanduser()
+    return files
+
+
+def hash_table_files(
+    tables: Mapping[str, Settings], recorded_hashes: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the SHA-256 of every file of word vectors, by table name.
+
+    The hashes are part of config.json, because a run with other vectors is a different run.
+
+    Args:
+        tables: The settings of the tables by name.
+        recorded_hashes: Hashes to return for files that are gone, by table name.
+    """
+    files = list_table_files(tables)
+    recorded_hashes = recorded_hashes or {}
     if not files:
         return {}
     from reefknot.vectors.files import fingerprint
 
     hashes = {}
     for name, file in files.items():
-        is_gone = name in recorded and not file.exists()
-        hashes[name] = recorded[name] if is_gone else fingerprint(file)
+        if name in recorded_hashes and not file.exists():
+            hashes[name] = recorded_hashes[name]
+        else:
+            hashes[name] = fingerprint(file)
     return hashes
 
 
@@ -142,10 +171,10 @@ def fill_tables(
     tables: Mapping[str, nn.Module],
     settings: Mapping[str, Settings],
     source_tables: Collection[str],
-    words: VocabularyPair,
+    vocabulary_pair: VocabularyPair,
     notify: Notify = silent,
 ) -> list[str]:
-    """Fill the tables that start from vector files, and return one message per table.
+    """Fill the tables that start from files of word vectors, and return one message per table.
 
     Only a model that will be trained needs this. A trained model has its weights, and the files may be gone.
 
@@ -153,10 +182,10 @@ def fill_tables(
         tables: The tables of the model by name.
         settings: The settings of the tables by name.
         source_tables: Names of the tables that hold the words of the source language, in translation.
-        words: The vocabularies of the source and of the target.
+        vocabulary_pair: The vocabularies of the source and of the target.
         notify: Called with messages about the progress of reading a file.
     """
-    source_vocabulary, target_vocabulary = words.vocabularies
+    source_vocabulary, target_vocabulary = vocabulary_pair.vocabularies
     messages = []
     for name, file in list_table_files(settings).items():
         table = tables[name]
@@ -173,6 +202,7 @@ def fill_table(table: WordTable, file: Path, vocabulary: Vocabulary, notify: Not
     not end a word gets a vector only from a file of sub-words, because a whole word with the same spelling has another
     meaning.
     """
+    # Read the file, and check that it fits the table.
     tokens = vocabulary.words
     if len(tokens) != table.vocab_size:
         raise SettingsError(f"{len(tokens):,} words for a table of {table.vocab_size:,}; pass the table's vocabulary")
@@ -181,7 +211,10 @@ def fill_table(table: WordTable, file: Path, vocabulary: Vocabulary, notify: Not
         raise SettingsError(
             f"{file} has vectors of dimension {vectors.dim:,} but the table has dim = {table.dim}; make them equal"
         )
-    table_rows, file_rows = [], []
+
+    # Match the rows of the table with the rows of the file.
+    table_rows: list[int] = []
+    file_rows: list[int] = []
     for table_row, token in enumerate(tokens):
         file_row = _find_file_row(token, vocabulary, vectors)
         if file_row is not None:
@@ -189,14 +222,15 @@ def fill_table(table: WordTable, file: Path, vocabulary: Vocabulary, notify: Not
             file_rows.append(file_row)
     if not table_rows:
         raise DataError(f"{file} has none of the {len(tokens):,} words; use a file of vectors of the same language")
-    vectors_RD = vectors.vectors_VD[file_rows]
+
+    vectors_RD = torch.from_numpy(vectors.vectors_VD[file_rows])
     with torch.no_grad():
-        table.weight[table_rows] = torch.from_numpy(vectors_RD).to(table.weight)
+        table.weight[table_rows] = vectors_RD.to(table.weight)
     return f"{file} has vectors of {len(table_rows):,} of the {len(tokens):,} words; the other vectors are random"
 
 
 def _read_vectors_for(vocabulary: Vocabulary, file: Path, notify: Notify) -> WordVectors:
-    """Read the vectors of a vocabulary's words, and decide whether the file has sub-words.
+    """Read the vectors of a vocabulary's words, and set `subwords` if the file has vectors of sub-words.
 
     A file has sub-words, as exports of sub-word models do, if more words occur in it with the ending `</w>` than
     without. A single word that happens to end in `</w>` is not enough.
@@ -206,21 +240,24 @@ def _read_vectors_for(vocabulary: Vocabulary, file: Path, notify: Notify) -> Wor
 
     words = set()
     for token in vocabulary.words:
-        word = whole_word(token, vocabulary)
+        word = vocabulary.whole_word(token)
         if word is not None:
             words |= {word, word.lower()}
     subwords = {as_subword(word) for word in words}
     vectors = read_vectors(file, only={*vocabulary.words, *words, *subwords}, notify=notify)
+
     num_subwords = sum(subword in vectors for subword in subwords)
     num_words = sum(word in vectors for word in words)
     return replace(vectors, subwords=num_subwords > num_words)
 
 
 def _find_file_row(token: str, vocabulary: Vocabulary, vectors: WordVectors) -> int | None:
-    """Return the row of a token's vector in the file; None if the file does not have it."""
+    """Return the row of a token's vector in the file; None if the file does not have the token."""
     from reefknot.vectors.lookup import Lookup
 
-    word = whole_word(token, vocabulary)
+    word = vocabulary.whole_word(token)
     if word is not None:
         return Lookup(vectors).find(word)
-    return vectors.id_of(token) if vectors.subwords and token in vectors else None
+    if vectors.subwords and token in vectors:
+        return vectors.id_of(token)
+    return None

@@ -1,7 +1,14 @@
-"""The task of language modelling: building the model, and scoring a text by its perplexity.
+"""The task of language modelling: builds the model, and scores a text by its perplexity.
 
-`LanguageModelTask` is the class to start from; settings and training are those of `sequence_model.py`. A text is scored
-as one stream (a contiguous text through which the recurrent state is carried) or in independent windows.
+Start with `LanguageModelTask`. Its base class in `sequence_model.py` has the settings and the training. A trained model
+is opened like this:
+
+    trained_run = open_language_model("runs/demo/tied/seed0")
+    test_text = trained_run.dataset(None).splits["test"]
+
+A text is scored in streams (contiguous parts of the text through which the recurrent state is carried) or in windows
+(parts that are scored independently). The end of a model that turns ids into vectors is its input end; the output end
+is its classifier and loss.
 """
 
 from __future__ import annotations
@@ -60,8 +67,9 @@ class LanguageModelExperiment(SequenceExperiment):
         from reefknot.lab.evaluation.windows import Lines, Sliding
 
         # Use windows like those of training: single lines, or blocks of the same number of tokens.
-        scores_lines = self.training.batching == "sentences" and self.vocabulary.end_of_line
-        return Lines() if scores_lines else Sliding(context=0, stride=self.training.steps)
+        if self.training.batching == "sentences" and self.vocabulary.end_of_line:
+            return Lines()
+        return Sliding(context=0, stride=self.training.steps)
 
 
 @dataclass(frozen=True)
@@ -69,16 +77,21 @@ class TrainedLanguageModel(TrainedRun[LanguageModelExperiment, Dataset, Language
     """A run of a language model, opened for use."""
 
     def with_spellings(self, words: Iterable[str]) -> Self:
-        input_end = self.model.input
         if not self.experiment.vocabulary.keep_spellings:
             return self
         from reefknot.nn.inputs.char_cnn import CharCNN
 
+        input_end = self.model.input
         assert isinstance(input_end, CharCNN)  # checked when the settings were read
-        vocabulary = self.vocabulary.with_spelled_words(words)
-        input_end = input_end.with_spelled_words(vocabulary.spelled[len(self.vocabulary.spelled) :])
-        model = LanguageModel(input_end, self.model.encoder, self.model.output, self.model.regularisation)
-        return replace(self, words=VocabularyPair(vocabulary, vocabulary), model=model.eval())
+        extended_vocabulary = self.vocabulary.with_spelled_words(words)
+        num_known_spellings = len(self.vocabulary.spelled_words)
+        new_words = extended_vocabulary.spelled_words[num_known_spellings:]
+        extended_input_end = input_end.with_spelled_words(new_words)
+
+        model = self.model
+        extended_model = LanguageModel(extended_input_end, model.encoder, model.output, model.regularisation)
+        vocabulary_pair = VocabularyPair(extended_vocabulary, extended_vocabulary)
+        return replace(self, words=vocabulary_pair, model=extended_model.eval())
 
 
 class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageModel]):
@@ -95,32 +108,33 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     )
     comparison_options: ClassVar[frozenset[str]] = frozenset({"by", "block", "bands", "figure"})
 
-    def _assemble(self, shared: dict[str, Any], sides: VocabularyPair) -> LanguageModel:
-        input_end = self._build_input_end(shared, sides.target)
+    def _assemble(self, shared: dict[str, Any], vocabulary_pair: VocabularyPair) -> LanguageModel:
+        input_end = self._build_input_end(shared, vocabulary_pair.target)
         encoder = self._build_encoder(shared, {"input_dim": input_end.dim})
         output_end = self._build_output_end(shared, encoder.dim)
         return LanguageModel(input_end, encoder, output_end, self.regularisation)
 
-    def batches(self, data: Dataset) -> Batches:
-        text = data.splits["train"]
-        return build_batches(self.experiment.training, text.ids, text.inputs, data.vocabulary.eos)
+    def batches(self, dataset: Dataset) -> Batches:
+        train_text = dataset.splits["train"]
+        return build_batches(self.experiment.training, train_text.ids, train_text.inputs, dataset.vocabulary.eos)
 
-    def check_data(self, data: Dataset, world: World) -> None:
-        super().check_data(data, world)
+    def check_data(self, dataset: Dataset, world: World) -> None:
+        super().check_data(dataset, world)
         # Reject a text that is too short for the paper's protocol now, not after training.
-        for split, counting in (self._protocol_countings() or {}).items():
-            counting.targets(data.splits[split])
+        for split, counting in self._protocol_countings().items():
+            counting.targets_per_stream(dataset.splits[split])
 
-    def _protocol_countings(self) -> dict[str, Counting] | None:
-        """Return how a paper's program counts tokens, by split; None if the settings name no such protocol."""
-        name, training = self.experiment.evaluation.protocol, self.experiment.training
-        if name == "definition":
-            return None
+    def _protocol_countings(self) -> dict[str, Counting]:
+        """Return how a paper's program counts tokens, by split; {} if the settings name no such program."""
+        protocol_name = self.experiment.evaluation.protocol
+        if protocol_name == "definition":
+            return {}
         from reefknot.lab.evaluation.protocols import get_protocol
 
-        return get_protocol(name, training.batch, training.steps)
+        training = self.experiment.training
+        return get_protocol(protocol_name, training.batch, training.steps) or {}
 
-    def score_split(self, model: LanguageModel, data: Dataset, split: str) -> Score:
+    def score_split(self, model: LanguageModel, dataset: Dataset, split: str) -> Score:
         """Score one split in the experiment's windows or streams.
 
         Without windows, the training text is scored in as many streams as in training, because it is long.
@@ -129,29 +143,38 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
         options: dict[str, Any] = {"precision": experiment.training.precision}
         if experiment.windows is not None:
             options["windows"] = experiment.windows
+        elif split == "train":
+            options["streams"] = experiment.training.batch
         else:
-            options["streams"] = experiment.training.batch if split == "train" else experiment.evaluation.streams
-        return score(model, data.splits[split], data.vocabulary, **options)
+            options["streams"] = experiment.evaluation.streams
+        return score(model, dataset.splits[split], dataset.vocabulary, **options)
 
     def _task_fields(
-        self, model: LanguageModel, data: Dataset, run: RunFolder, scores: Mapping[str, Score]
+        self, model: LanguageModel, dataset: Dataset, run: RunFolder, scores: Mapping[str, Score]
     ) -> dict[str, Any]:
-        experiment, text = self.experiment, data.splits["test"]
+        experiment = self.experiment
+        vocabulary = dataset.vocabulary
+        test_text = dataset.splits["test"]
         fields: dict[str, Any] = {}
+
         if experiment.evaluation.train:
-            fields["train"] = self.score_split(model, data, "train").summary()
+            fields["train"] = self.score_split(model, dataset, "train").summary()
+
         countings = self._protocol_countings()
         if countings:
             from reefknot.lab.evaluation.protocols import score_by_protocol
 
-            name, precision = experiment.evaluation.protocol, experiment.training.precision
-            fields["protocol"] = score_by_protocol(name, model, data.splits, countings, precision)
-        fields["frequency"] = loss_by_frequency(scores["test"], text, data.vocabulary)
-        fields["samples"] = _generate_samples(model, data.vocabulary, experiment.training.steps)
-        if model.output.bands > 1:
+            fields["protocol"] = score_by_protocol(
+                experiment.evaluation.protocol, model, dataset.splits, countings, experiment.training.precision
+            )
+
+        fields["frequency"] = loss_by_frequency(scores["test"], test_text, vocabulary)
+        fields["samples"] = _generate_samples(model, vocabulary, experiment.training.steps)
+
+        if model.output.bands > 1:  # an adaptive softmax
             from reefknot.lab.evaluation.search import measure_opened_tails
 
-            fields["tails_opened"] = measure_opened_tails(model, text, data.vocabulary, experiment.windows)
+            fields["tails_opened"] = measure_opened_tails(model, test_text, vocabulary, experiment.windows)
         return fields
 
     def evaluate(
@@ -166,29 +189,30 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
 
         return compare_texts(systems, request, notify=notify)
 
-    def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: LanguageModel) -> TrainedLanguageModel:
-        return TrainedLanguageModel(run, self.experiment, words, model)
+    def _wrap_trained(
+        self, run: RunFolder, vocabulary_pair: VocabularyPair, model: LanguageModel
+    ) -> TrainedLanguageModel:
+        return TrainedLanguageModel(run, self.experiment, vocabulary_pair, model)
 
 
 def _generate_samples(model: LanguageModel, vocabulary: Vocabulary, window: int) -> tuple[Sample, ...]:
-    """Return short texts that the model generates at several temperatures."""
-    start_ids = encode_prompt([], vocabulary)
+    """Return short texts that the model generates without a prompt, at several temperatures.
+
+    Args:
+        model: The trained model.
+        vocabulary: Its vocabulary. The unknown word is never generated.
+        window: Maximum number of tokens in the KV cache of an encoder that does not carry its state.
+    """
+    prompt_ids = encode_prompt([], vocabulary)
     banned_ids = () if vocabulary.unk is None else (vocabulary.unk,)
     samples = []
     for seed, temperature in enumerate(SAMPLE_TEMPERATURES):
         ids = generate(
-            model, start_ids, SAMPLE_TOKENS, temperature=temperature, banned=banned_ids, seed=seed, window=window
+            model, prompt_ids, SAMPLE_TOKENS, temperature=temperature, banned=banned_ids, seed=seed, window=window
         )
-        text = vocabulary.text(ids).strip()
+        text = vocabulary.decode_text(ids).strip()
         samples.append(Sample(prompt="", text=text, temperature=temperature, seed=seed))
     return tuple(samples)
-
-
-def open_texts(run: RunFolder, data: Path | None) -> Dataset:
-    """Open the texts of a language model's run; see `Task.open_run_data`."""
-    from reefknot.lab.tasks import open_data
-
-    return cast(Dataset, open_data(run, data, task="language_model"))
 
 
 def open_language_model(path: Path | str, device: str = "cpu") -> TrainedLanguageModel:
@@ -196,3 +220,10 @@ def open_language_model(path: Path | str, device: str = "cpu") -> TrainedLanguag
     from reefknot.lab.tasks import open_run
 
     return cast(TrainedLanguageModel, open_run(path, device, task="language_model"))
+
+
+def open_texts(run: RunFolder, data_folder: Path | None) -> Dataset:
+    """Open the texts of a language model's run; see `Task.open_run_data`."""
+    from reefknot.lab.tasks import open_data
+
+    return cast(Dataset, open_data(run, data_folder, task="language_model"))

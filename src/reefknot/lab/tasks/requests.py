@@ -1,9 +1,12 @@
-"""Requests that verbs (subcommands of `reefknot`) pass to tasks, and the answers that they print.
+"""Requests that subcommands of `reefknot` pass to tasks, and the answers that they print.
 
-`EvaluationRequest` asks a task to evaluate a run, `ComparisonRequest` to compare systems (models,
-each trained with one or more seeds). The fields of a request have
-the names of the options on the command line: `dynamic_rate` is `--dynamic-rate`. A field that has its default value was
-not set by the user. So one function can reject every option that has no effect on a run.
+`reefknot evaluate RUN --dynamic --dynamic-rate 0.1` passes this request to the task of the run, such as language
+modelling:
+
+    EvaluationRequest(dynamic=True, dynamic_rate=0.1)
+
+The fields of a request are named after the options on the command line. A field with its default value is an option
+that the user did not give. So `Request.reject_unused` can reject every option that has no effect on a run.
 """
 
 from __future__ import annotations
@@ -19,16 +22,11 @@ if TYPE_CHECKING:
     from reefknot.lab.runs.folder import RunFolder
 
 
-def format_option(name: str) -> str:
-    """Return the option on the command line that sets a field of a request: `--dynamic-rate` for `dynamic_rate`."""
-    return f"--{name.replace('_', '-')}"
-
-
 @dataclass(frozen=True)
 class Request:
     """Base class of requests."""
 
-    shared: ClassVar[frozenset[str]]
+    options_of_all_tasks: ClassVar[frozenset[str]]
     """Fields that every task uses. A task declares which of the other fields it uses."""
 
     def given_options(self, prefix: str = "") -> list[str]:
@@ -37,49 +35,60 @@ class Request:
         Args:
             prefix: Return only names that start with this prefix.
         """
-        return [
-            field.name
-            for field in fields(self)
-            if field.name.startswith(prefix) and getattr(self, field.name) != field.default
-        ]
+        given_names = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        return [name for name in given_names if name.startswith(prefix)]
 
-    def values(self, prefix: str) -> dict[str, Any]:
+    def given_values(self, prefix: str) -> dict[str, Any]:
         """Return the values of the fields that were set and start with a prefix, by name without the prefix."""
         return {name.removeprefix(prefix): getattr(self, name) for name in self.given_options(prefix)}
 
-    def reject_unused(self, used: Collection[str], subject: str) -> None:
+    def reject_unused(self, used_options: Collection[str], subject: str) -> None:
         """Raise an error if an option was given that has no effect.
 
         Args:
-            used: Fields that the task uses, in addition to the shared fields.
+            used_options: Fields that the task uses, in addition to the fields that every task uses.
             subject: What the option has no effect on, for the message.
         """
         for name in self.given_options():
-            if name not in self.shared and name not in used:
+            if name not in self.options_of_all_tasks and name not in used_options:
                 option = format_option(name)
                 raise SettingsError(f"{option} has no effect on {subject}; leave {option} out")
 
 
+def format_option(name: str) -> str:
+    """Return the option on the command line that sets a field of a request: `--dynamic-rate` for `dynamic_rate`."""
+    return f"--{name.replace('_', '-')}"
+
+
 @dataclass(frozen=True)
 class EvaluationRequest(Request):
-    """A request to evaluate a run."""
+    """A request to evaluate a run. The settings of the modes are explained in `evaluation_modes.py`."""
 
-    shared: ClassVar[frozenset[str]] = frozenset({"split", "limit", "save", "data", "device"})
+    options_of_all_tasks: ClassVar[frozenset[str]] = frozenset({"split", "limit", "save", "data", "device"})
 
     split: str | None = None
     """The text to score. None stands for test, or for valid and test if the scores are saved."""
     limit: int | None = None
     """Number of tokens, or of pairs of sentences, to score."""
     save: bool = False
+    """Whether to save the scores in the run folder."""
     data: Path | None = None
+    """Folder of the corpora."""
     device: str = "auto"
 
+    # How a language model reads the text: in independent windows, or in streams that carry the recurrent state.
     context: int | None = None
+    """Number of tokens that each window reads before the tokens that it scores."""
     stride: int | None = None
+    """Number of tokens that each window scores."""
     windows: str | None = None
+    """Name of the windows, such as "lines"."""
     streams: int | None = None
+    """Number of contiguous parts of the text that are scored in parallel."""
     protocol: str | None = None
+    """Name of a paper's program. The text is also scored as this program scores it."""
 
+    # Modes of a language model. The options of a mode start with its name.
     dynamic: bool = False
     dynamic_rate: float | None = None
     dynamic_decay: float | None = None
@@ -98,8 +107,11 @@ class EvaluationRequest(Request):
     monte_carlo_seed: int | None = None
 
     search: bool = False
+    """Whether to tune the settings of the mode on the validation text."""
     search_tokens: int | None = None
+    """Number of tokens of the validation text to tune on."""
 
+    # The beam search of a translator.
     beam: int | None = None
     length_penalty: float | None = None
 
@@ -117,29 +129,36 @@ class EvaluationRequest(Request):
 
     def check_saved_texts(self) -> None:
         """Raise an error if scores are to be saved that do not cover a whole valid or test text."""
-        conflicts = []
+        if not self.save:
+            return
+        conflict = None
         if self.limit is not None:
-            conflicts.append("--limit")
-        if self.split == "train":
-            conflicts.append("--split train")
-        if self.save and conflicts:
-            raise SettingsError(f"--save stores scores of the whole valid and test texts; leave {conflicts[0]} out")
+            conflict = "--limit"
+        elif self.split == "train":
+            conflict = "--split train"
+        if conflict:
+            raise SettingsError(f"--save stores scores of the whole valid and test texts; leave {conflict} out")
 
     def check_finished(self, run: RunFolder) -> None:
         """Raise an error if scores are to be saved for a run that has no result of training."""
-        if self.save and run.result is None:
-            remedy = "this run was imported; leave --save out" if run.imported else "train this run to its end first"
-            raise SettingsError(f"--save stores scores next to the result of training; {remedy}")
+        if not self.save or run.result is not None:
+            return
+        if run.imported:
+            remedy = "this run was imported; leave --save out"
+        else:
+            remedy = "train this run to its end first"
+        raise SettingsError(f"--save stores scores next to the result of training; {remedy}")
 
 
 @dataclass(frozen=True)
 class ComparisonRequest(Request):
-    """A request to compare systems."""
+    """A request to compare systems (see `System`)."""
 
-    shared: ClassVar[frozenset[str]] = frozenset({"split", "data"})
+    options_of_all_tasks: ClassVar[frozenset[str]] = frozenset({"split", "data"})
 
     split: str = "test"
     data: Path | None = None
+    """Folder of the corpora."""
     by: str | None = None
     """The unit of resampling: blocks or documents. None stands for blocks."""
     block: int | None = None
@@ -152,22 +171,23 @@ class ComparisonRequest(Request):
 
 @dataclass(frozen=True)
 class System:
-    """One side of a comparison: the finished runs below a path, which differ only in their seeds."""
+    """One model in a comparison, trained with one or more seeds: the runs below a path, which differ only in seeds."""
 
     path: Path
     runs: list[RunFolder]
+    """The finished runs."""
     seeds: int
-    """Number of seeds, including those whose training is not finished."""
+    """Number of seeds, including seeds whose training is not finished."""
 
     def __str__(self) -> str:
-        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        summary = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
         if len(self.runs) != self.seeds:
-            seeds = f"{len(self.runs)} of {seeds} finished"
-        return f"{self.path} ({seeds})"
+            summary = f"{len(self.runs)} of {summary} finished"
+        return f"{self.path} ({summary})"
 
 
 class Answer(Protocol):
-    """The answer of a task, which a verb prints."""
+    """The answer of a task to a request, which a subcommand prints."""
 
     def record(self) -> Any:
         """Return the answer for programs, as JSON values."""

@@ -1,13 +1,15 @@
-"""The common base of the tasks language modelling and translation: settings, building the model, and training.
+"""The common base of language modelling and translation: settings, building the model, and training.
 
-`SequenceExperiment` holds the settings and checks that they are consistent before anything is read or built. They come
-from a recipe (see `lab/recipes/recipe.py`) or from the config.json of a run. `SequenceTask` builds the model from its
-parts, trains it with `Trainer`, and scores the best checkpoint. `language_model.py` and `translation.py` have the
-subclasses.
+`SequenceTask` is the class to start from: it builds a model, trains it with `Trainer`, and scores its best checkpoint.
+Its settings are a `SequenceExperiment`. The subclasses are in `language_model.py` and `translation.py`.
 
-A model has an input end (turns ids into vectors), an encoder (turns vectors into hidden states) and an output end
-(classifier and loss). The ends refer by name to tables (the parameters of every word) and to projections (matrices
-between the bands of a table and the model, where a band is a group of words of similar frequency).
+A model consists of these parts, each of which is a section of a recipe:
+
+    input         the input end: turns ids into vectors
+    encoder       turns vectors into hidden states
+    output        the output end: classifier and loss
+    tables        the parameters of every word; the ends refer to tables by name, and may share them
+    projections   matrices between a band (words of similar frequency) of a table and the model; named like tables
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.runs.result import Best, ProtocolName, Start
-from reefknot.lab.tasks.contract import D, Experiment, FittedModel, Session, Task
+from reefknot.lab.tasks.contract import DataT, Experiment, FittedModel, Session, Task
 from reefknot.lab.tasks.initialisation import (
     InitialisationSettings,
     fill_tables,
@@ -50,6 +52,7 @@ from reefknot.vectors.word_vectors import WordVectors
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.similarity import Benchmark
 
+    # Type checkers cannot follow the types that the registries create below, so they see the base class.
     TableSettings = Settings
     ProjectionSettings = Settings
     InputSettings = Settings
@@ -58,12 +61,11 @@ if TYPE_CHECKING:
     WindowsSettings = Settings
     ActivationSettings = Settings
 else:
-    TableSettings, ProjectionSettings, InputSettings = (
-        TABLES.entry_type(),
-        PROJECTIONS.entry_type(),
-        INPUTS.entry_type(),
-    )
-    EncoderSettings, OutputSettings = ENCODERS.entry_type(), OUTPUTS.entry_type()
+    TableSettings = TABLES.entry_type()
+    ProjectionSettings = PROJECTIONS.entry_type()
+    InputSettings = INPUTS.entry_type()
+    EncoderSettings = ENCODERS.entry_type()
+    OutputSettings = OUTPUTS.entry_type()
     WindowsSettings = WINDOWS.entry_type()
     ActivationSettings = derive_settings(RegularisationSettings)
 
@@ -146,32 +148,46 @@ class SequenceExperiment(Experiment):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
+        """Check that every table and projection that is referred to exists, and that each of them is used."""
         for section, entries in (("tables", self.tables), ("projections", self.projections)):
-            used = {*INPUTS.references(self.input, section), *OUTPUTS.references(self.output, section)}
-            used |= set(self.source_references(section))
+            names_in_ends = {
+                *INPUTS.references(self.input, section),
+                *OUTPUTS.references(self.output, section),
+                *self.source_references(section),
+            }
             # A table that only projections refer to is not used by any end.
-            referenced = used.union(*(PROJECTIONS.references(entry, section) for entry in self.projections.values()))
-            missing, unused = sorted(referenced - set(entries)), sorted(set(entries) - used)
-            if missing:
+            names_in_projections = {
+                name
+                for projection_settings in self.projections.values()
+                for name in PROJECTIONS.references(projection_settings, section)
+            }
+
+            missing_names = sorted((names_in_ends | names_in_projections) - set(entries))
+            if missing_names:
+                missing_name = shorten(missing_names[0], 60)
                 singular = section.removesuffix("s")
-                entry_names = ", ".join(entries) or "none"
-                raise ValueError(f"no {singular} '{shorten(missing[0], 60)}' in [{section}]; there are: {entry_names}")
-            if unused:
-                raise ValueError(f"no end uses {section}.{shorten(unused[0], 60)}; remove it, or use it in an end")
+                defined_names = ", ".join(entries) or "none"
+                raise ValueError(f"no {singular} '{missing_name}' in [{section}]; there are: {defined_names}")
+
+            unused_names = sorted(set(entries) - names_in_ends)
+            if unused_names:
+                unused_name = shorten(unused_names[0], 60)
+                raise ValueError(f"no end uses {section}.{unused_name}; remove it, or use it in an end")
         return self
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
+        """Check that the settings of translation are all present or all absent."""
         is_present = {
             "corpus.pairs": self.corpus.pairs is not None,
             "[source]": self.source is not None,
             "an encoder such as encoder_decoder": self._reads_source,
             'training.batching = "pairs"': self.training.batching == "pairs",
         }
-        present = [name for name, is_set in is_present.items() if is_set]
-        missing = [name for name, is_set in is_present.items() if not is_set]
-        if present and missing:
-            raise ValueError(f"{present[0]} is for translation, which also needs {', '.join(missing)}")
+        present_names = [name for name, is_set in is_present.items() if is_set]
+        missing_names = [name for name, is_set in is_present.items() if not is_set]
+        if present_names and missing_names:
+            raise ValueError(f"{present_names[0]} is for translation, which also needs {', '.join(missing_names)}")
         self._check_task()
         return self
 
@@ -179,8 +195,14 @@ class SequenceExperiment(Experiment):
         """Raise an error for settings that have no meaning in the task."""
 
     def source_references(self, section: str) -> list[str]:
-        """Return the names of the tables or projections that the input end of the source uses."""
-        return list(INPUTS.references(self.source, section)) if self.source is not None else []
+        """Return the names of the tables or projections that the input end of the source text uses.
+
+        Args:
+            section: `tables` or `projections`.
+        """
+        if self.source is None:
+            return []
+        return list(INPUTS.references(self.source, section))
 
     @model_validator(mode="after")
     def _check_average(self) -> Self:
@@ -194,20 +216,27 @@ class SequenceExperiment(Experiment):
     @model_validator(mode="after")
     def _check_spellings(self) -> Self:
         reads_spellings = INPUTS.has_argument(self.input, "spellings")
-        kind = self.input.kind  # type: ignore[attr-defined]
+        input_kind = self.input.kind  # type: ignore[attr-defined]
         if self.vocabulary.keep_spellings and not reads_spellings:
-            raise ValueError(f"vocabulary.keep_spellings: an input of kind {kind} cannot read spellings; use char_cnn")
+            raise ValueError(
+                f"vocabulary.keep_spellings: an input of kind {input_kind} cannot read spellings; use char_cnn"
+            )
         if self.vocabulary.bpe and reads_spellings:
-            raise ValueError(f"vocabulary.bpe: an input of kind {kind} reads the spelling of whole words; leave it out")
+            raise ValueError(
+                f"vocabulary.bpe: an input of kind {input_kind} reads the spelling of whole words; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_windows(self) -> Self:
-        evaluation, windows = self.evaluation, self.evaluation.windows
-        if windows is not None and not self.vocabulary.end_of_line and WINDOWS.build(windows, {}).by_lines:
+        evaluation = self.evaluation
+        if evaluation.windows is not None and not self.vocabulary.end_of_line:
             from reefknot.lab.evaluation.windows import NO_LINES
 
-            raise ValueError(f"evaluation.windows: {NO_LINES}")
+            windows = WINDOWS.build(evaluation.windows, {})
+            if windows.by_lines:
+                raise ValueError(f"evaluation.windows: {NO_LINES}")
+
         if not self.carries_state:
             reason = f"an encoder of kind {self.encoder.kind} carries no state"  # type: ignore[attr-defined]
             if evaluation.streams > 1:
@@ -220,15 +249,17 @@ class SequenceExperiment(Experiment):
     def start(self) -> str | None:
         return self.training.start.row if self.training.start else None
 
-    def hash_files(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-        return hash_table_files(self.tables, recorded)
+    def hash_files(self, recorded_hashes: Mapping[str, str] | None = None) -> dict[str, str]:
+        return hash_table_files(self.tables, recorded_hashes)
 
     def without_files(self) -> Self:
-        names = list_table_files(self.tables)
-        if not names:
+        names_with_files = list_table_files(self.tables)
+        if not names_with_files:
             return self
-        tables_without_files = {name: self.tables[name].model_copy(update={"vectors": None}) for name in names}
-        return self.model_copy(update={"tables": {**self.tables, **tables_without_files}})
+        tables = dict(self.tables)
+        for name in names_with_files:
+            tables[name] = tables[name].model_copy(update={"vectors": None})
+        return self.model_copy(update={"tables": tables})
 
     @property
     def carries_state(self) -> bool:
@@ -238,16 +269,17 @@ class SequenceExperiment(Experiment):
 
     @property
     def _reads_source(self) -> bool:
+        """Whether the encoder reads a source text, as in translation."""
         reads_source: bool = ENCODERS.load(self.encoder.kind).reads_source  # type: ignore[attr-defined]
         return reads_source
 
 
 # The types of the settings and of the model. A translator is a `LanguageModel` too.
-S = TypeVar("S", bound=SequenceExperiment)
-L = TypeVar("L", bound=LanguageModel)
+SequenceExperimentT = TypeVar("SequenceExperimentT", bound=SequenceExperiment)
+LanguageModelT = TypeVar("LanguageModelT", bound=LanguageModel)
 
 
-class SequenceTask(Task[S, D, L]):
+class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
     """Train a language model or a translator. The weights with the best validation loss are scored.
 
     A subclass joins the parts of its model in `_assemble`, cuts its text into batches in `batches`, and computes the
@@ -261,51 +293,72 @@ class SequenceTask(Task[S, D, L]):
     # -- language models and translators define these methods ----------------------------------------------------------
 
     @abstractmethod
-    def _assemble(self, shared: dict[str, Any], sides: VocabularyPair) -> L:
+    def _assemble(self, shared: dict[str, Any], vocabulary_pair: VocabularyPair) -> LanguageModelT:
         """Build the ends and the encoder, and join them into a model.
 
         Args:
-            shared: The shared objects, by section (`tables`, `projections`) and name.
-            sides: The vocabularies of both sides, or their sizes.
+            shared: The objects that several parts can share, by section (`tables`, `projections`) and name.
+            vocabulary_pair: The vocabularies of the source and of the target, or only their sizes.
         """
 
     @abstractmethod
-    def score_split(self, model: L, data: D, split: str) -> Score:
+    def batches(self, dataset: DataT) -> Batches:
+        """Return the training text as batches of windows (the tokens that one update reads)."""
+
+    @abstractmethod
+    def score_split(self, model: LanguageModelT, dataset: DataT, split: str) -> Score:
         """Return the losses of one split, computed in the precision of training."""
 
     @abstractmethod
-    def batches(self, data: D) -> Batches:
-        """Return the training text as batches of windows."""
+    def _task_fields(
+        self, model: LanguageModelT, dataset: DataT, run: Any, scores: Mapping[str, Score]
+    ) -> dict[str, Any]:
+        """Return the fields of result.json that are specific to the task.
 
-    @abstractmethod
-    def _task_fields(self, model: L, data: D, run: Any, scores: Mapping[str, Score]) -> dict[str, Any]:
-        """Return the fields of result.json that are specific to the task."""
+        Args:
+            model: The model with its best weights.
+            dataset: The texts.
+            run: The run folder, for other files that the task writes.
+            scores: The losses of the validation and test text, by split.
+        """
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> L:
+    def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> LanguageModelT:
         """Build the model from its parts, and draw its parameters.
 
         The vocabulary may also be just a number of words, which is enough to count parameters; an input end that reads
         spellings then gets empty spellings. If a translator gets a single vocabulary, it uses it for both sides.
         """
-        experiment = self.experiment
-        sides = vocabulary if isinstance(vocabulary, VocabularyPair) else VocabularyPair(vocabulary, vocabulary)
-        shared: dict[str, Any] = {"tables": {}, "projections": {}}
-        for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
-            source_names = experiment.source_references(registry.family)
-            for name, settings in entries.items():
-                vocab_size = _vocab_size(sides.source if name in source_names else sides.target)
-                with add_section_to_errors(f"{registry.family}.{name}"):
-                    shared[registry.family][name] = registry.build(settings, shared | {"vocab_size": vocab_size})
-        model = self._assemble(shared, sides)
-        initialise(model, experiment.init)
+        if isinstance(vocabulary, VocabularyPair):
+            vocabulary_pair = vocabulary
+        else:
+            vocabulary_pair = VocabularyPair(vocabulary, vocabulary)
+
+        shared = self._build_shared(vocabulary_pair)
+        model = self._assemble(shared, vocabulary_pair)
+        initialise(model, self.experiment.init)
         self.tables = shared["tables"]
         return model
 
+    def _build_shared(self, vocabulary_pair: VocabularyPair) -> dict[str, Any]:
+        """Build the tables, and then the projections, which refer to tables. Returns them by section and name."""
+        experiment = self.experiment
+        shared: dict[str, Any] = {"tables": {}, "projections": {}}
+        for registry, entries in ((TABLES, experiment.tables), (PROJECTIONS, experiment.projections)):
+            section = registry.family
+            source_names = experiment.source_references(section)
+            for name, settings in entries.items():
+                vocabulary = vocabulary_pair.source if name in source_names else vocabulary_pair.target
+                available = shared | {"vocab_size": _vocab_size(vocabulary)}
+                with add_section_to_errors(f"{section}.{name}"):
+                    shared[section][name] = registry.build(settings, available)
+        return shared
+
     def _build_input_end(self, shared: dict[str, Any], vocabulary: Vocabulary | int) -> Any:
+        settings = self.experiment.input
         with add_section_to_errors("input"):
-            return INPUTS.build(self.experiment.input, shared | spelling_arguments(self.experiment.input, vocabulary))
+            return INPUTS.build(settings, shared | spelling_arguments(settings, vocabulary))
 
     def _build_encoder(self, shared: dict[str, Any], dimensions: dict[str, int]) -> Any:
         with add_section_to_errors("encoder"):
@@ -317,85 +370,105 @@ class SequenceTask(Task[S, D, L]):
 
     # -- training and scores -------------------------------------------------------------------------------------------
 
-    def check_data(self, data: D, world: World) -> None:
-        self.batches(data).shard(world.rank, world.size)
+    def check_data(self, dataset: DataT, world: World) -> None:
+        self.batches(dataset).shard(world.rank, world.size)  # raises an error if batches cannot be made
 
-    def prepare(self, model: L, data: D, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
+    def prepare(
+        self, model: LanguageModelT, dataset: DataT, *, from_files: bool = True, notify: Notify = silent
+    ) -> list[str]:
         set_determinism(self.experiment.training.determinism)
         if self.experiment.evaluation.subspace:
-            measure_subspace(model, data.vocabulary)  # so that an error is raised now, not after training
+            measure_subspace(model, dataset.vocabulary)  # so that an error is raised now, not after training
         if not from_files:
             return []
         return fill_tables(
             self.tables,
             self.experiment.tables,
             self.experiment.source_references("tables"),
-            data.vocabulary_pair,
+            dataset.vocabulary_pair,
             notify,
         )
 
-    def fit(self, model: L, data: D, session: Session) -> FittedModel[L] | None:
-        settings, run, world = self.experiment.training, session.run, session.world
+    def fit(self, model: LanguageModelT, dataset: DataT, session: Session) -> FittedModel[LanguageModelT] | None:
+        settings = self.experiment.training
+        world = session.world
         if settings.shard and world.size == 1:
             session.display.print(
                 "training.shard has no effect with one process; use torchrun to start several processes"
             )
+
+        def validate() -> float:
+            return self.score_split(model, dataset, "valid").mean
+
         trainer = Trainer(
             model,
-            self.batches(data).shard(world.rank, world.size),
-            lambda: self.score_split(model, data, "valid").mean,
+            self.batches(dataset).shard(world.rank, world.size),
+            validate,
             settings,
-            run,
+            session.run,
             world=world,
             display=session.display,
             name=session.name,
-            subwords=data.vocabulary.bpe is not None,
+            subwords=dataset.vocabulary.bpe is not None,
             trackers=session.trackers,
         )
         progress = trainer.train()
         if not world.is_first:
             return None
+
         self._average_checkpoints(session)
-        # With sharding, every process has a part of the model. So the first process builds a whole model to score.
-        is_sharded = settings.shard and world.size > 1
-        whole_model = self.build_model(data.vocabulary_pair).to(world.device) if is_sharded else model
-        load_weights(whole_model, run.best_weights())
-        return FittedModel(whole_model, progress)
+        best_model = model
+        if settings.shard and world.size > 1:
+            # Every process has only its shard of the model. So the first process builds a whole model to score.
+            best_model = self.build_model(dataset.vocabulary_pair).to(world.device)
+        load_weights(best_model, session.run.best_weights())
+        return FittedModel(best_model, progress)
 
     def _average_checkpoints(self, session: Session) -> None:
+        """Save the mean of the last checkpoints, if the settings ask for it. It becomes the checkpoint to score."""
         requested_count = self.experiment.evaluation.average
         if requested_count is None:
             return
         checkpoints = session.run.checkpoints
         checkpoints.save_average(requested_count)
-        count = len(checkpoints.averaged_steps())
-        if count < requested_count:
-            available = "1 checkpoint" if count == 1 else f"{count} checkpoints"
+        averaged_count = len(checkpoints.averaged_steps())
+        if averaged_count < requested_count:
+            available = "1 checkpoint" if averaged_count == 1 else f"{averaged_count} checkpoints"
             session.display.print(
                 f"{session.name}  evaluation.average = {requested_count}, but the run has only {available} to average; "
                 "a smaller training.save_every or training.validate_every saves more checkpoints"
             )
 
     def score(
-        self, model: L, data: D, session: Session, progress: Progress, benchmarks: Mapping[str, Benchmark]
+        self,
+        model: LanguageModelT,
+        dataset: DataT,
+        session: Session,
+        progress: Progress,
+        benchmarks: Mapping[str, Benchmark],
     ) -> dict[str, Any]:
         import torch
 
-        run, experiment = session.run, self.experiment
-        scores = {split: self.score_split(model, data, split) for split in SCORED_SPLITS}
+        run = session.run
+        vocabulary = dataset.vocabulary
+        scores = {split: self.score_split(model, dataset, split) for split in SCORED_SPLITS}
         run.write_scores({split: torch.from_numpy(score.nll) for split, score in scores.items()})
-        averaged, start = run.checkpoints.averaged_steps(), run.config.get("start")
-        return {
-            **{split: score.summary() for split, score in scores.items()},
-            "best": Best(step=progress.best_step, epoch=progress.best_epoch),
-            **({"averaged": tuple(averaged)} if averaged else {}),
-            "start": Start(**start) if start else None,
-            **self._task_fields(model, data, run, scores),
-            **evaluate_vectors(self.vectors(model, data.vocabulary), data.vocabulary, benchmarks, tied=model.tied),
-            "subspace": measure_subspace(model, data.vocabulary) if experiment.evaluation.subspace else None,
-        }
 
-    def vectors(self, model: L, vocabulary: Vocabulary) -> dict[str, WordVectors]:
+        fields: dict[str, Any] = {split: score.summary() for split, score in scores.items()}
+        fields["best"] = Best(step=progress.best_step, epoch=progress.best_epoch)
+        averaged_steps = run.checkpoints.averaged_steps()
+        if averaged_steps:
+            fields["averaged"] = tuple(averaged_steps)
+        start_record = run.config.get("start")
+        fields["start"] = Start(**start_record) if start_record else None
+
+        fields |= self._task_fields(model, dataset, run, scores)
+        vectors_by_end = self.vectors(model, vocabulary)
+        fields |= evaluate_vectors(vectors_by_end, vocabulary, benchmarks, tied=model.tied)
+        fields["subspace"] = measure_subspace(model, vocabulary) if self.experiment.evaluation.subspace else None
+        return fields
+
+    def vectors(self, model: LanguageModelT, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         return build_word_vectors(compute_end_vectors(model), vocabulary, tied=model.tied)
 
     @property
@@ -408,20 +481,20 @@ def _vocab_size(vocabulary: Vocabulary | int) -> int:
     return vocabulary if isinstance(vocabulary, int) else len(vocabulary)
 
 
-def spelling_arguments(settings: Settings, vocabulary: Vocabulary | int) -> dict[str, Any]:
-    """Return {"spellings": ...}, the argument of an input end that reads spellings; nothing for other input ends."""
-    if not INPUTS.has_argument(settings, "spellings"):
+def spelling_arguments(input_settings: Settings, vocabulary: Vocabulary | int) -> dict[str, Any]:
+    """Return {"spellings": ...}, the argument of an input end that reads spellings; {} for other input ends."""
+    if not INPUTS.has_argument(input_settings, "spellings"):
         return {}
     from reefknot.nn.inputs.spelling import spell
 
     if isinstance(vocabulary, int):
         return {"spellings": spell([""]).expand(vocabulary, -1)}
-    return {"spellings": spell([*vocabulary.words, *vocabulary.spelled])}
+    return {"spellings": spell([*vocabulary.words, *vocabulary.spelled_words])}
 
 
 @contextmanager
 def add_section_to_errors(section: str) -> Iterator[None]:
-    """Put the name of a recipe's section before the message of a `SettingsError`. A part does not know its section."""
+    """Add the section of the recipe to every `SettingsError` in the block, because a part does not know its section."""
     try:
         yield
     except SettingsError as error:

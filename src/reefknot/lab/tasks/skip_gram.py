@@ -1,8 +1,11 @@
 """The task of skip-gram with negative sampling (word2vec; Press & Wolf 2017, section 3): trains word vectors.
 
-`SkipGramTask` is the class to start from, and the shortest complete task. There is no encoder, and no text is scored.
-Two tables of word vectors are trained, or one table that input and output share. Word vectors are evaluated by the
-correlation of their similarities with human judgements.
+Start with `SkipGramTask`, the shortest complete task. The model learns to tell the context words of a word from random
+words, the noise words. It has a table of input vectors (of words) and a table of output vectors (of context words). If
+it is tied, both are one table.
+
+There is no encoder, and no text is scored. Word vectors are evaluated by the correlation of their similarities with
+human judgements.
 """
 
 from __future__ import annotations
@@ -56,14 +59,14 @@ class SkipGramSettings(Settings):
         ),
     ] = 1e-3
 
-    def draws(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> PairSampler:
-        """Return the random draws (windows, noise words, words that are left out) for a text with these word counts.
+    def build_sampler(self, counts: Counts, *, eos: int | None, unknown: int | None, seed: int) -> PairSampler:
+        """Return the sampler that draws the training pairs of a text: windows, noise words, words that are left out.
 
         Args:
-            counts: Number of occurrences of every word.
+            counts: Number of occurrences of every word in the text.
             eos: Id of the end of a line, if there is one.
             unknown: Id of words outside the vocabulary, if there is one.
-            seed: Seed of the draws.
+            seed: Seed of the random numbers.
         """
         return PairSampler.from_counts(
             counts,
@@ -128,25 +131,28 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
     def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> SkipGram:
         if isinstance(vocabulary, VocabularyPair):
             vocabulary = vocabulary.target
-        vocab_size = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
+        if isinstance(vocabulary, int):
+            vocab_size = vocabulary
+        else:
+            vocab_size = len(vocabulary)
         return self.experiment.skip_gram.build(vocab_size)
 
-    def check_data(self, data: Dataset, world: World) -> None:
+    def check_data(self, dataset: Dataset, world: World) -> None:
         if world.size > 1:
             raise SettingsError("skip-gram is trained by one process; set training.workers instead of using torchrun")
-        self._create_draws(data)  # raises an error if the text has too few words
+        self._create_sampler(dataset)  # raises an error if the text has too few words
 
-    def _create_draws(self, data: Dataset) -> PairSampler:
-        vocabulary, experiment = data.vocabulary, self.experiment
-        return experiment.skip_gram.draws(
-            vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk, seed=experiment.seed
+    def _create_sampler(self, dataset: Dataset) -> PairSampler:
+        vocabulary = dataset.vocabulary
+        return self.experiment.skip_gram.build_sampler(
+            vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk, seed=self.experiment.seed
         )
 
-    def fit(self, model: SkipGram, data: Dataset, session: Session) -> FittedModel[SkipGram]:
+    def fit(self, model: SkipGram, dataset: Dataset, session: Session) -> FittedModel[SkipGram]:
         trainer = SkipGramTrainer(
             model,
-            data.splits["train"].ids,
-            self._create_draws(data),
+            dataset.splits["train"].ids,
+            self._create_sampler(dataset),
             self.experiment.training,
             session.run,
             display=session.display,
@@ -154,26 +160,32 @@ class SkipGramTask(Task[SkipGramExperiment, Dataset, SkipGram]):
             name=session.name,
             trackers=session.trackers,
         )
-        return FittedModel(model, trainer.train())
+        progress = trainer.train()
+        return FittedModel(model, progress)
 
     def score(
         self,
         model: SkipGram,
-        data: Dataset,
+        dataset: Dataset,
         session: Session,
         progress: Progress,
         benchmarks: Mapping[str, Benchmark],
     ) -> dict[str, Any]:
-        vocabulary = data.vocabulary
-        return evaluate_vectors(self.vectors(model, vocabulary), vocabulary, benchmarks, tied=model.tied)
+        vectors_by_end = self.vectors(model, dataset.vocabulary)
+        return evaluate_vectors(vectors_by_end, dataset.vocabulary, benchmarks, tied=model.tied)
 
     def vectors(self, model: SkipGram, vocabulary: Vocabulary) -> dict[str, WordVectors]:
         """Return the vectors of the trained words. <eos> and <unk> are left out, because their rows are not trained."""
         with torch.no_grad():
-            tensors = {"input": model.input.vectors(), "output": model.output.vectors()}
-        learned_V = mask_learned_words(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)
-        tables = build_word_vectors(tensors, vocabulary, tied=model.tied)
-        return {end: table.select(compress(table.words, learned_V)) for end, table in tables.items()}
+            tensors_by_end = {"input": model.input.vectors(), "output": model.output.vectors()}
+        vectors_by_end = build_word_vectors(tensors_by_end, vocabulary, tied=model.tied)
 
-    def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: SkipGram) -> TrainedVectors:
-        return TrainedVectors(run, self.experiment, words, model)
+        is_learned_V = mask_learned_words(vocabulary.counts, eos=vocabulary.eos, unknown=vocabulary.unk)
+        learned_by_end = {}
+        for end, vectors in vectors_by_end.items():
+            learned_words = compress(vectors.words, is_learned_V)
+            learned_by_end[end] = vectors.select(learned_words)
+        return learned_by_end
+
+    def _wrap_trained(self, run: RunFolder, vocabulary_pair: VocabularyPair, model: SkipGram) -> TrainedVectors:
+        return TrainedVectors(run, self.experiment, vocabulary_pair, model)

@@ -1,8 +1,13 @@
 """The task of translation: settings, building the model, and scoring by perplexity and BLEU.
 
-`TranslationTask` trains a model that reads a text in the source language and generates the target language. Training is
-that of `sequence_model.py`, on pairs of sentences. Compared with a language model, there is a second input end (turns
-ids into vectors) for the source.
+Start with `TranslationTask`. It trains a model that reads a sentence in the source language and generates a sentence in
+the target language. Its base class in `sequence_model.py` has the training, here on pairs of sentences. A trained model
+is opened like this:
+
+    trained_run = open_translator(run_folder)
+
+A translator has two input ends, which turn ids into vectors: one for the source, and one for the target. Its output
+end (classifier and loss) predicts the target.
 """
 
 from __future__ import annotations
@@ -64,6 +69,7 @@ class TranslationEvaluation(EvaluationSettings):
     @field_validator("search", "bleu", mode="before")
     @classmethod
     def _check_translation(cls, settings: Any) -> Any:
+        """Accept these settings, which the base class rejects."""
         return settings
 
 
@@ -75,8 +81,9 @@ class TranslationExperiment(SequenceExperiment):
     evaluation: TranslationEvaluation = TranslationEvaluation()
 
     def _check_task(self) -> None:
+        source_tables = set(self.source_references("tables"))
         target_tables = {*INPUTS.references(self.input, "tables"), *OUTPUTS.references(self.output, "tables")}
-        shared_tables = set(self.source_references("tables")) & target_tables
+        shared_tables = source_tables & target_tables
         if shared_tables and self.vocabulary.sides != "joint":
             raise ValueError(
                 f"tables.{min(shared_tables)} is used by the source and by the target, whose vocabularies differ; use "
@@ -102,9 +109,12 @@ class TranslationExperiment(SequenceExperiment):
 
     def search_with(self, beam: int | None, length_penalty: float | None) -> SearchSettings:
         """Return the beam-search settings, with `beam` and `length_penalty` replaced unless they are None."""
-        options = {"beam": beam, "length_penalty": length_penalty}
-        given_options = {name: value for name, value in options.items() if value is not None}
-        return check_settings(SearchSettings, self.search.model_dump() | given_options, "beam search")
+        settings = self.search.model_dump()
+        if beam is not None:
+            settings["beam"] = beam
+        if length_penalty is not None:
+            settings["length_penalty"] = length_penalty
+        return check_settings(SearchSettings, settings, "beam search")
 
     @property
     def bleu(self) -> BleuSettings:
@@ -127,62 +137,73 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
     def open_data(
         self,
-        data: Path | None = None,
+        data_folder: Path | None = None,
         *,
         corpus: CorpusSettings | None = None,
-        words: Vocabulary | None = None,
+        vocabulary: Vocabulary | None = None,
         notify: Notify = silent,
     ) -> PairDataset:
-        return open_pairs(corpus or self.experiment.corpus, self.experiment.vocabulary, data=data, notify=notify)
+        corpus = corpus or self.experiment.corpus
+        return open_pairs(corpus, self.experiment.vocabulary, data=data_folder, notify=notify)
 
-    def _assemble(self, shared: dict[str, Any], sides: VocabularyPair) -> Translator:
+    def _assemble(self, shared: dict[str, Any], vocabulary_pair: VocabularyPair) -> Translator:
         source_settings = self.experiment.source
         assert source_settings is not None  # checked when the settings were read
         with add_section_to_errors("source"):
-            source_end = INPUTS.build(source_settings, shared | spelling_arguments(source_settings, sides.source))
-        input_end = self._build_input_end(shared, sides.target)
+            spellings = spelling_arguments(source_settings, vocabulary_pair.source)
+            source_end = INPUTS.build(source_settings, shared | spellings)
+        input_end = self._build_input_end(shared, vocabulary_pair.target)
         encoder = self._build_encoder(shared, {"input_dim": input_end.dim, "source_dim": source_end.dim})
         output_end = self._build_output_end(shared, encoder.dim)
         return Translator(source_end, input_end, encoder, output_end, self.regularisation)
 
-    def batches(self, data: PairDataset) -> Batches:
-        training, pairs, eos = self.experiment.training, data.splits["train"], data.vocabulary.eos
+    def batches(self, dataset: PairDataset) -> Batches:
+        training = self.experiment.training
+        train_pairs = dataset.splits["train"]
+        eos = dataset.vocabulary.eos
         assert eos is not None  # every line of a pair ends with <eos>
-        return PairBatches(pairs.source, pairs.target, training.batch, training.steps, eos=eos, seed=training.seed)
+        return PairBatches(
+            train_pairs.source, train_pairs.target, training.batch, training.steps, eos=eos, seed=training.seed
+        )
 
-    def check_data(self, data: PairDataset, world: World) -> None:
-        super().check_data(data, world)
+    def check_data(self, dataset: PairDataset, world: World) -> None:
+        super().check_data(dataset, world)
         open_metrics(self.experiment.bleu)  # raises an error if a package that the metric needs is not installed
 
-    def score_split(self, model: Translator, data: PairDataset, split: str) -> Score:
-        return score_pairs(model, data.splits[split], data.vocabulary, precision=self.experiment.training.precision)
+    def score_split(self, model: Translator, dataset: PairDataset, split: str) -> Score:
+        precision = self.experiment.training.precision
+        return score_pairs(model, dataset.splits[split], dataset.vocabulary, precision=precision)
 
     def _task_fields(
-        self, model: Translator, data: PairDataset, run: RunFolder, scores: Mapping[str, Score]
+        self, model: Translator, dataset: PairDataset, run: RunFolder, scores: Mapping[str, Score]
     ) -> dict[str, Any]:
-        search, precision = self.experiment.search, self.experiment.training.precision
+        search = self.experiment.search
+        precision = self.experiment.training.precision
         fields: dict[str, Any] = {}
         for split in SCORED_SPLITS:
             evaluation = translation.evaluate_translations(
-                model, data, split, search, self.experiment.bleu, precision=precision
+                model, dataset, split, search, self.experiment.bleu, precision=precision
             )
             fields[split] = evaluation.scores
             run.write_translations(split, evaluation.translations)
-        examples = translation.translate_examples(model, data, "test", NUM_EXAMPLES, search, precision=precision)
+        examples = translation.translate_examples(model, dataset, "test", NUM_EXAMPLES, search, precision=precision)
         fields["examples"] = tuple(examples)
         return {"translation": Translations(**fields), "tied": _describe_tying(model)}
 
-    def save_vocabularies(self, run: RunFolder, data: PairDataset) -> None:
-        if not data.vocabulary_pair.joint:
+    def save_vocabularies(self, run: RunFolder, dataset: PairDataset) -> None:
+        if not dataset.vocabulary_pair.joint:
+            source_vocabulary, _ = dataset.vocabulary_pair.vocabularies
             run.source_vocabulary_path.parent.mkdir(exist_ok=True)
-            data.vocabulary_pair.vocabularies[0].save(run.source_vocabulary_path)
-        super().save_vocabularies(run, data)
+            source_vocabulary.save(run.source_vocabulary_path)
+        super().save_vocabularies(run, dataset)
 
     def load_vocabularies(self, run: RunFolder) -> VocabularyPair:
-        target = Vocabulary.load(run.vocabulary_path)
-        is_joint = self.experiment.vocabulary.sides == "joint"
-        source = target if is_joint else Vocabulary.load(run.source_vocabulary_path)
-        return VocabularyPair(source, target)
+        target_vocabulary = Vocabulary.load(run.vocabulary_path)
+        if self.experiment.vocabulary.sides == "joint":
+            source_vocabulary = target_vocabulary
+        else:
+            source_vocabulary = Vocabulary.load(run.source_vocabulary_path)
+        return VocabularyPair(source_vocabulary, target_vocabulary)
 
     def evaluate(
         self, run: RunFolder, request: EvaluationRequest, *, notify: Notify, progress: Progress
@@ -198,15 +219,21 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
         return compare_translators(systems, request, notify=notify)
 
-    def _wrap_trained(self, run: RunFolder, words: VocabularyPair, model: Translator) -> TrainedTranslator:
-        return TrainedTranslator(run, self.experiment, words, model)
+    def _wrap_trained(self, run: RunFolder, vocabulary_pair: VocabularyPair, model: Translator) -> TrainedTranslator:
+        return TrainedTranslator(run, self.experiment, vocabulary_pair, model)
 
 
 def _describe_tying(model: Translator) -> str:
-    """Return which word tables are shared: those of the source and both decoder ends, of the decoder, or none."""
+    """Return which ends share a word table.
+
+    Returns `three-way` for the source end and both ends of the decoder, `decoder` for both ends of the decoder, or
+    `none`.
+    """
     if model.three_way:
         return "three-way"
-    return "decoder" if model.tied else "none"
+    if model.tied:
+        return "decoder"
+    return "none"
 
 
 def open_translator(path: Path | str, device: str = "cpu") -> TrainedTranslator:
@@ -216,8 +243,8 @@ def open_translator(path: Path | str, device: str = "cpu") -> TrainedTranslator:
     return cast(TrainedTranslator, open_run(path, device, task="translation"))
 
 
-def open_parallel_texts(run: RunFolder, data: Path | None) -> PairDataset:
-    """Open the pairs of a translator's run; see `Task.open_run_data`."""
+def open_parallel_texts(run: RunFolder, data_folder: Path | None) -> PairDataset:
+    """Open the pairs of sentences of a translator's run; see `Task.open_run_data`."""
     from reefknot.lab.tasks import open_data
 
-    return cast(PairDataset, open_data(run, data, task="translation"))
+    return cast(PairDataset, open_data(run, data_folder, task="translation"))

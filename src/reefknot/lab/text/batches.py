@@ -7,11 +7,16 @@ training window (the batch of one update) after the other:
     batches.set_epoch(1)
     inputs_BT, targets_BT = batches.window(0)
 
-There are four kinds. `streams` (contiguous parts of the text, read in parallel) are for encoders that carry their state
-from one window to the next. Windows of `blocks`, `sentences` or `pairs` (source and target lines) are independent of
-each other. A window depends only on the settings, the epoch and its index, so a resumed run can continue at any window.
+There are four kinds of batches:
 
-Shapes: B rows, T steps of one training window.
+    streams      contiguous parts of the text, read in parallel; for encoders that carry their state to the next window
+    blocks       shuffled blocks of equal length
+    sentences    shuffled lines of similar length
+    pairs        shuffled pairs of source and target lines, for translation
+
+A window depends only on the settings, the epoch and its index, so a resumed run can continue at any window.
+
+Shapes: B rows, T steps (tokens of a row) of one training window.
 """
 
 from __future__ import annotations
@@ -125,7 +130,9 @@ def build_batches(
             'training.batching = "pairs" is for parallel text, but this corpus is monolingual; '
             'use "streams", "blocks" or "sentences"'
         )
-    batch_size, steps, seed = settings.batch, settings.steps, settings.seed
+    batch_size = settings.batch
+    steps = settings.steps
+    seed = settings.seed
     if settings.batching == "streams":
         return Streams(ids, batch_size, steps, inputs, random_steps=settings.random_steps, seed=seed)
     if settings.batching == "blocks":

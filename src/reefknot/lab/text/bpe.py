@@ -1,18 +1,12 @@
 """Byte-pair encoding: split words into sub-words by merging frequent pairs of characters (Sennrich et al. 2016).
 
-`BPE.train` learns the merges from word counts, `split_word` splits a word and `join` joins sub-words to words again.
-The last sub-word of a word ends in `</w>`: with few merges, "lowest" may become "low", "es" and "t</w>".
+    bpe = BPE.train({"low": 5, "lower": 2, "newest": 6, "widest": 3}, num_merges=3)
+    bpe.split_word("lowest")                     # ("lo", "w", "est</w>")
+    bpe.join(["lo", "w", "est</w>", "<eos>"])    # ["lowest", "<eos>"]
 
-Hugging Face's `tokenizers` learns and applies the merges. It can also load their file, `tokenizer.json`, but ids are
-those of our vocabulary, which is ordered by frequency.
-
-Unknown characters are characters that are not in the training text. `split_word` returns a word with an unknown
-character whole, and it becomes `<unk>`, so that sub-words can always be joined. Other programs that load the file
-replace only the character. To do the same here, call `split_at_unknown` first.
-
-Merges that were learned on two texts together can be restricted to the sub-words of one text (`restrict_to_text`). If a
-word contains a sub-word that is not allowed, the merges of that sub-word are undone until all sub-words are allowed, as
-in subword-nmt. The file does not record the restriction and contains all sub-words.
+The last sub-word of a word ends in `</w>`. Hugging Face's `tokenizers` learns and applies the merges, and can load the
+file that stores them, `tokenizer.json`. Its ids are not used: the ids are those of our vocabulary, which is ordered by
+frequency (`vocabulary.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +36,16 @@ _MAX_TRAINING_WORD_LENGTH = 4_096
 
 @dataclass(frozen=True)
 class BPE:
-    """A byte-pair encoding."""
+    """A byte-pair encoding: the merges, and how to split words with them.
+
+    An unknown character is a character that is not in the training text. `split_word` returns a word with an unknown
+    character whole, and the vocabulary turns it into `<unk>`, so that sub-words can always be joined. Other programs
+    that load the file replace only the character. To do the same here, call `split_at_unknown` first.
+
+    Merges that were learned on two texts together can be restricted to the sub-words of one text (`restrict_to_text`).
+    If a word contains a sub-word that is not allowed, the merges of that sub-word are undone until all sub-words are
+    allowed, as in subword-nmt. The file does not record the restriction and contains all sub-words.
+    """
 
     file_content: bytes
     """The content of tokenizer.json."""
@@ -61,8 +64,9 @@ class BPE:
             counts: Number of occurrences of each word.
             num_merges: Maximum number of merges.
         """
-        characters = sorted({character for word in counts if word not in UNSPLIT_WORDS for character in word})
-        base_subwords = [UNKNOWN, *characters, *(character + END_OF_WORD for character in characters)]
+        characters = sorted(_find_characters(counts))
+        final_characters = [character + END_OF_WORD for character in characters]
+        base_subwords = [UNKNOWN, *characters, *final_characters]
         merges = _learn_merges(counts, base_subwords, num_merges)
         tokenizer = _build_tokenizer(base_subwords, merges)
         return cls(tokenizer.to_str(pretty=True).encode())
@@ -70,22 +74,27 @@ class BPE:
     def restrict_to_text(self, words: Iterable[str]) -> BPE:
         """Return the encoding restricted to the sub-words and characters of a text with these words."""
         divisible_words = {word for word in words if word not in UNSPLIT_WORDS}
-        characters = {character for word in divisible_words for character in word}
+        characters = _find_characters(divisible_words)
         final_characters = {character + END_OF_WORD for character in characters}
-        subwords = {subword for word in divisible_words for subword in self.split_word(word)}
+        subwords: set[str] = set()
+        for word in divisible_words:
+            subwords.update(self.split_word(word))
         return self.restrict_to(subwords | characters | final_characters)
 
     def restrict_to(self, tokens: Iterable[str]) -> BPE:
         """Return the encoding restricted to the sub-words that are among `tokens`."""
-        subwords = self.subwords.intersection(tokens)
-        return self if subwords == self.subwords else replace(self, restricted_to=subwords)
+        allowed_subwords = self.subwords.intersection(tokens)
+        if allowed_subwords == self.subwords:
+            return self
+        return replace(self, restricted_to=allowed_subwords)
 
     @cached_property
     def subwords(self) -> frozenset[str]:
         """All sub-words that may be used."""
         if self.restricted_to is not None:
             return self.restricted_to
-        return frozenset(json.loads(self.file_content)["model"]["vocab"]) - {UNKNOWN}
+        file_subwords = json.loads(self.file_content)["model"]["vocab"]
+        return frozenset(file_subwords) - {UNKNOWN}
 
     # -- split words -----------------------------------------------------------------------------------------------
 
@@ -93,14 +102,15 @@ class BPE:
         """Split a word into sub-words. A word with an unknown character is returned whole."""
         subwords = self._split_cache.get(word)
         if subwords is None:
-            subwords = self._split_cache[word] = self._split_uncached(word)
+            subwords = self._split_uncached(word)
+            self._split_cache[word] = subwords
         return subwords
 
     def _split_uncached(self, word: str) -> tuple[str, ...]:
         if word in UNSPLIT_WORDS or not self._knows_characters(word):
             return (word,)
         if _contains_reserved(word):
-            return (*word[:-1], word[-1] + END_OF_WORD)
+            return (*word[:-1], word[-1] + END_OF_WORD)  # single characters
         subwords = [token.value for token in self._tokenizer.model.tokenize(word)]
         if not self.subwords.issuperset(subwords):
             return tuple(self._undo_merges(subwords))
@@ -114,14 +124,15 @@ class BPE:
 
         If "low" was merged from "lo" and "w" but is not allowed, "low" and "er</w>" become "lo", "w" and "er</w>".
         """
-        stack = subwords[::-1]
+        stack = subwords[::-1]  # the next sub-word is the last item
         while stack:
             subword = stack.pop()
             if subword in self.subwords or subword not in self._merged_from:
                 yield subword
             else:
                 left, right = self._merged_from[subword]
-                stack += right, left
+                stack.append(right)
+                stack.append(left)
 
     def split_at_unknown(self, word: str) -> list[str]:
         """Split a word around its unknown characters. Each run of unknown characters becomes `<unk>`.
@@ -132,11 +143,15 @@ class BPE:
         if word in UNSPLIT_WORDS or self._knows_characters(word):
             return [word]
         fragments = []
-        for is_known, characters in groupby(word, lambda character: character in self.subwords):
+        # groupby yields each run of known characters and each run of unknown characters.
+        for is_known, characters in groupby(word, self.subwords.__contains__):
             fragment = "".join(characters)
             # A symbol inside a word, such as <eos>, is not an end of line.
             is_symbol = fragment in UNSPLIT_WORDS
-            fragments.append(fragment if is_known and not is_symbol else UNKNOWN)
+            if is_known and not is_symbol:
+                fragments.append(fragment)
+            else:
+                fragments.append(UNKNOWN)
         return fragments
 
     def count_subwords(self, counts: Mapping[str, int]) -> Counter[str]:
@@ -195,7 +210,14 @@ def format_token(token: str) -> str:
     """Make a token readable: "t</w>" becomes "t", and "low", which another sub-word follows, becomes "low…"."""
     if token.endswith(END_OF_WORD):
         return token.removesuffix(END_OF_WORD)
-    return token if token in _RESERVED_SYMBOLS else f"{token}…"
+    if token in _RESERVED_SYMBOLS:
+        return token
+    return f"{token}…"
+
+
+def _find_characters(words: Iterable[str]) -> set[str]:
+    """Return the characters of all words that may be split."""
+    return {character for word in words if word not in UNSPLIT_WORDS for character in word}
 
 
 def _learn_merges(counts: Mapping[str, int], base_subwords: list[str], num_merges: int) -> list[tuple[str, str]]:
@@ -209,7 +231,8 @@ def _learn_merges(counts: Mapping[str, int], base_subwords: list[str], num_merge
         show_progress=False,
     )
     learner.train_from_iterator(_repeat_words(counts), trainer)
-    merges = [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]]
+    learned_merges = json.loads(learner.to_str())["model"]["merges"]
+    merges = [(left, right) for left, right in learned_merges]
     # Two merges may give the same sub-word, so the size of the vocabulary does not limit the number of merges.
     return merges[:num_merges]
 
@@ -221,9 +244,10 @@ def _build_tokenizer(base_subwords: list[str], merges: list[tuple[str, str]]) ->
     tokens include every character.
     """
     tokenizers = _import_tokenizers()
-    subwords = dict.fromkeys([*base_subwords, *(left + right for left, right in merges)])
+    merged_subwords = [left + right for left, right in merges]
+    distinct_subwords = dict.fromkeys([*base_subwords, *merged_subwords])
     model = tokenizers.models.BPE(
-        vocab={subword: index for index, subword in enumerate(subwords)},
+        vocab={subword: index for index, subword in enumerate(distinct_subwords)},
         merges=merges,
         unk_token=UNKNOWN,
         end_of_word_suffix=END_OF_WORD,
@@ -241,9 +265,9 @@ def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
         if _contains_reserved(word):
             continue
         starts = range(0, max(len(word), 1), _MAX_TRAINING_WORD_LENGTH)
-        parts = [word[start : start + _MAX_TRAINING_WORD_LENGTH] for start in starts]
+        fragments = [word[start : start + _MAX_TRAINING_WORD_LENGTH] for start in starts]
         for _ in range(count):
-            yield from parts
+            yield from fragments
 
 
 def _contains_reserved(word: str) -> bool:

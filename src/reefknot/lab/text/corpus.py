@@ -1,8 +1,13 @@
 """Find the text files of an experiment.
 
-`CorpusSettings` is the `corpus` section of a recipe: the name of a known corpus or a folder, and the part of the
-training text that is used. `find_corpus` returns the files as `TextFiles`, whose `read_lines` yields the text.
-`find_pairs` returns the files of parallel text as `PairFiles`.
+`CorpusSettings` is the `corpus` section of a recipe (the file that describes an experiment): the name of a known corpus
+or a folder, and the part of the training text that is used. `find_corpus` returns the files of the text:
+
+    text_files = find_corpus(CorpusSettings(name="wikitext-2"), data=None, cache=Path("cache"))
+    for line in text_files.read_lines("train"):
+        print(line.words)
+
+`find_pairs` does the same for parallel text, the lines of which are pairs of a sentence and its translation.
 """
 
 from __future__ import annotations
@@ -96,10 +101,11 @@ class CorpusSettings(Settings):
     @field_validator("part")
     @classmethod
     def _check_part(cls, part: str | None) -> str | None:
-        if part is not None:
-            match = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", part, re.ASCII)
-            if match is None or int(match[1]) > int(match[2]):
-                raise ValueError('give "k/n" with 1 <= k <= n, such as "1/2" for the first half')
+        if part is None:
+            return None
+        match = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", part, re.ASCII)
+        if match is None or int(match[1]) > int(match[2]):
+            raise ValueError('give "k/n" with 1 <= k <= n, such as "1/2" for the first half')
         return part
 
     @model_validator(mode="after")
@@ -113,18 +119,18 @@ class CorpusSettings(Settings):
 
     def _check_known_corpus(self, corpus: Corpus) -> None:
         """Check that `pairs` is set only if the corpus is parallel, and has the languages of the corpus."""
-        name, pairs = self.name, self.pairs
+        pairs = self.pairs
         if pairs is None:
             if corpus.languages:
-                raise ValueError(f"{name} is parallel text; set corpus.pairs.source and corpus.pairs.target")
+                raise ValueError(f"{self.name} is parallel text; set corpus.pairs.source and corpus.pairs.target")
             return
         if not corpus.languages:
-            raise ValueError(f"{name} is not parallel text; use {', '.join(parallel_corpora())}, or a folder")
+            raise ValueError(f"{self.name} is not parallel text; use {', '.join(parallel_corpora())}, or a folder")
         if {pairs.source, pairs.target} != set(corpus.languages):
-            raise ValueError(f"{name} has {' and '.join(corpus.languages)}, not {pairs.source} and {pairs.target}")
+            raise ValueError(f"{self.name} has {' and '.join(corpus.languages)}, not {pairs.source} and {pairs.target}")
 
     @property
-    def cut(self) -> dict[str, Any]:
+    def selection(self) -> dict[str, Any]:
         """The settings that select a part of the files. Together with the files' hashes they identify the text."""
         selection: dict[str, Any] = {"part": self.part, "tokens": self.tokens}
         if self.pairs is not None:
@@ -132,15 +138,20 @@ class CorpusSettings(Settings):
         return selection
 
     def training_range(self, num_lines: int, path: Path) -> tuple[int, int]:
-        """Return the range of lines to train on, counted from 0: (5, 10) for the part "2/2" of 10 lines.
+        """Return the first line to train on, counted from 0, and the line after the last.
+
+        The part "2/2" of 10 lines gives (5, 10).
 
         Args:
             num_lines: Number of lines in the training text.
             path: The file, for the error message.
         """
-        part, num_parts = map(int, (self.part or "1/1").split("/"))
-        start, end = (part - 1) * num_lines // num_parts, part * num_lines // num_parts
-        if self.part and start == end:
+        if self.part is None:
+            return 0, num_lines
+        part_number, num_parts = map(int, self.part.split("/"))
+        start = (part_number - 1) * num_lines // num_parts
+        end = part_number * num_lines // num_parts
+        if start == end:
             raise DataError(f"{path}: part {self.part} of {num_lines} lines is empty; use fewer parts")
         return start, end
 
@@ -154,7 +165,9 @@ class TextFiles:
     origin: str
     """Human-readable description of the text and of how it was identified."""
     files: Mapping[str, Path]
+    """File of each split (train, valid and test)."""
     hashes: dict[str, str]
+    """SHA-256 of each file."""
     settings: CorpusSettings
 
     @property
@@ -176,10 +189,14 @@ class PairFiles:
 
     name: str
     origin: str
+    """Human-readable description of the text."""
     files: Mapping[str, AlignedFiles]
+    """The source file and the target file of each split."""
     hashes: dict[str, str]
+    """SHA-256 over both files of each split."""
     settings: CorpusSettings
     filters: PairsSettings
+    """Settings that say which training pairs are left out."""
 
     def read_pairs(self, split: str) -> Iterator[Pair]:
         """Yield the pairs of a split. Of the training text, yield only the part that the settings select."""
@@ -210,7 +227,9 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, not
     corpus = known_corpus(settings.name) or _open_folder(settings.name)
     files = corpus.open(data, cache, notify)
     hashes = {split: file_hash(path, cache) for split, path in files.items()}
-    published = _recognise(corpus, hashes)
+
+    # A folder of the user may hold the files of a published corpus.
+    published = _find_published(corpus, hashes)
     if published is None:
         return TextFiles(corpus, corpus.description, files, hashes, settings)
     if published.name != corpus.name and not corpus.is_folder:
@@ -225,14 +244,18 @@ def find_pairs(settings: CorpusSettings, *, data: Path | None, cache: Path, noti
             f"the corpus {settings.name} is not described as parallel text; set corpus.pairs.source and "
             "corpus.pairs.target"
         )
-    languages = (settings.pairs.source, settings.pairs.target)
-    corpus = known_corpus(settings.name) or _open_folder(settings.name, languages)
-    texts = corpus.open(data, cache, notify)
     from reefknot.lab.text.pairs import AlignedFiles
 
-    source, target = languages
-    files = {split: AlignedFiles(texts[f"{split}.{source}"], texts[f"{split}.{target}"]) for split in SPLITS}
-    hashes = {split: aligned.sha256(lambda path: file_hash(path, cache)) for split, aligned in files.items()}
+    source = settings.pairs.source
+    target = settings.pairs.target
+    corpus = known_corpus(settings.name) or _open_folder(settings.name, (source, target))
+    paths = corpus.open(data, cache, notify)
+
+    files = {}
+    hashes = {}
+    for split in SPLITS:
+        files[split] = AlignedFiles(paths[f"{split}.{source}"], paths[f"{split}.{target}"])
+        hashes[split] = files[split].sha256(lambda path: file_hash(path, cache))
     return PairFiles(corpus.name, corpus.description, files, hashes, settings, settings.pairs)
 
 
@@ -242,15 +265,15 @@ def _open_folder(name: str, languages: tuple[str, ...] = ()) -> Corpus:
     return open_folder(name, languages)
 
 
-def _recognise(corpus: Corpus, hashes: Mapping[str, str]) -> PublishedCorpus | None:
-    """Return the published corpus whose files have these hashes, if there is one.
-
-    The modules of all known corpora are imported only if the hashes are not those of `corpus`.
-    """
-    if isinstance(corpus, PublishedCorpus) and corpus.matches(hashes):
-        return corpus
-    if isinstance(corpus, PublishedCorpus) or corpus.is_folder:
-        for candidate in known_corpora().values():
-            if isinstance(candidate, PublishedCorpus) and candidate.matches(hashes):
-                return candidate
+def _find_published(corpus: Corpus, hashes: Mapping[str, str]) -> PublishedCorpus | None:
+    """Return the published corpus whose files have these hashes, if there is one."""
+    if isinstance(corpus, PublishedCorpus):
+        if corpus.matches(hashes):
+            return corpus
+    elif not corpus.is_folder:
+        return None
+    # This imports the modules of all known corpora, so `corpus` itself is tried first.
+    for candidate in known_corpora().values():
+        if isinstance(candidate, PublishedCorpus) and candidate.matches(hashes):
+            return candidate
     return None

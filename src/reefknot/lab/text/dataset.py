@@ -16,7 +16,8 @@ from typing import Any
 
 from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 from reefknot.lab.text.encoding import FORMAT, Split, read_encoded, write_encoded
-from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from reefknot.storage.cache import cache_folder, load_or_rebuild
 from reefknot.storage.progress import Notify, silent
 
@@ -38,7 +39,7 @@ class Dataset:
     hashes: dict[str, str]
     """SHA-256 of the file of each split, before the text is cut."""
     fingerprint: str
-    """SHA-256 over the hashes of the texts, the selected part of the text, the vocabulary and its settings."""
+    """SHA-256 over the hashes of the files, the selected part of the text, the vocabulary and its settings."""
     corpus_settings: CorpusSettings
     vocabulary_settings: VocabularySettings
 
@@ -62,25 +63,29 @@ class Dataset:
                 f"  {split.name:5} {split.tokens:>11,} tokens {split.words:>11,} words"
                 f" {split.lines:>9,} lines {split.bytes:>12,} bytes {unknown_share:>6.2%} unknown"
             )
-        return "\n".join([*lines, *(f"  {line}" for line in self._describe_encoding())])
+        lines += [f"  {line}" for line in self._describe_encoding()]
+        return "\n".join(lines)
 
     def _describe_encoding(self) -> Iterator[str]:
         """Yield lines that say which part of the text is used and how it becomes ids."""
-        corpus, vocabulary = self.corpus_settings, self.vocabulary_settings
+        corpus_settings = self.corpus_settings
         selected_parts = []
-        if corpus.part:
-            selected_parts.append(f"part {corpus.part} of its lines")
-        if corpus.tokens:
-            selected_parts.append(f"its first {corpus.tokens:,} tokens")
+        if corpus_settings.part:
+            selected_parts.append(f"part {corpus_settings.part} of its lines")
+        if corpus_settings.tokens:
+            selected_parts.append(f"its first {corpus_settings.tokens:,} tokens")
         if selected_parts:
             yield f"the training text is cut to {', of that '.join(selected_parts)}"
-        yield f"vocabulary: {vocabulary.describe()}; most frequent first"
-        if vocabulary.dictionary == "fairseq":
+
+        settings = self.vocabulary_settings
+        yield f"vocabulary: {settings.describe()}; most frequent first"
+        if settings.dictionary == "fairseq":
             yield "padded to the size of fairseq's dictionary with types that do not occur"
-        unknown_policy = "become <unk>" if vocabulary.unknown == "replace" else "are rejected"
-        if vocabulary.keep_spellings:
-            unknown_policy += f"; as inputs their {len(self.vocabulary.spelled):,} spellings are read"
-        line_end_policy = "each line ends with <eos>" if vocabulary.end_of_line else "line ends are dropped"
+
+        unknown_policy = "become <unk>" if settings.unknown == "replace" else "are rejected"
+        if settings.keep_spellings:
+            unknown_policy += f"; as inputs their {len(self.vocabulary.spelled_words):,} spellings are read"
+        line_end_policy = "each line ends with <eos>" if settings.end_of_line else "line ends are dropped"
         yield f"unknown words {unknown_policy}; {line_end_policy}"
 
 
@@ -105,26 +110,28 @@ def open_dataset(
         notify: Function that is called with lines of progress.
         words: A vocabulary to use instead of building one, such as that of another program's model.
     """
-    folder = cache_folder(cache)
-    files = find_corpus(corpus, data=data, cache=folder, notify=notify)
+    cache = cache_folder(cache)
+    text_files = find_corpus(corpus, data=data, cache=cache, notify=notify)
+
+    # The identity names the cache entry: equal identities give equal ids.
     vocabulary_identity = vocabulary.identity
     if words:
         vocabulary_identity = vocabulary_identity | {"words": words.fingerprint}
-    identity = {"text": files.hashes, "cut": corpus.cut, "vocabulary": vocabulary_identity}
+    identity = {"text": text_files.hashes, "cut": corpus.selection, "vocabulary": vocabulary_identity}
+    cache_entry = cache / "datasets" / hash_json(identity, FORMAT)[:32]
 
-    def encode(entry: Path) -> None:
-        write_encoded(entry, files, vocabulary, notify, words)
+    def encode(folder: Path) -> None:
+        write_encoded(folder, text_files, vocabulary, notify, words)
 
-    entry = folder / "datasets" / hash_json(identity, FORMAT)[:32]
-    built_vocabulary, splits = load_or_rebuild(entry, encode, read_encoded, notify)
-    splits = {name: replace(split, sha256=files.hashes[name]) for name, split in splits.items()}
-    fingerprint = hash_json(identity, built_vocabulary.fingerprint)
+    dataset_vocabulary, splits = load_or_rebuild(cache_entry, encode, read_encoded, notify)
+    splits = {name: replace(split, sha256=text_files.hashes[name]) for name, split in splits.items()}
+    fingerprint = hash_json(identity, dataset_vocabulary.fingerprint)
     return Dataset(
-        name=files.name,
-        origin=files.origin,
-        vocabulary=built_vocabulary,
+        name=text_files.name,
+        origin=text_files.origin,
+        vocabulary=dataset_vocabulary,
         splits=splits,
-        hashes=files.hashes,
+        hashes=text_files.hashes,
         fingerprint=fingerprint,
         corpus_settings=corpus,
         vocabulary_settings=vocabulary,
@@ -133,4 +140,5 @@ def open_dataset(
 
 def hash_json(*values: Any) -> str:
     """Return the SHA-256 of values as JSON."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    json_text = json.dumps(values, sort_keys=True)
+    return hashlib.sha256(json_text.encode()).hexdigest()

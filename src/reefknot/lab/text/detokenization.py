@@ -23,7 +23,7 @@ def build_detokenizer(language: str) -> Callable[[str], str]:
     moses = MosesDetokenizer(lang=language)
 
     def detokenize(line: str) -> str:
-        text: str = moses.detokenize(line.split(" "))
-        return text
+        detokenized_line: str = moses.detokenize(line.split(" "))
+        return detokenized_line
 
     return detokenize

@@ -5,10 +5,10 @@ folder and returns a `Split` for each of train, valid and test. `open_dataset` (
 
 The folder contains:
 
-vocabulary.json    the vocabulary (and tokenizer.json if words are split)
-SPLIT.ids          little-endian 32-bit ids
-SPLIT.inputs       ids for the input end (embedding), if words outside the vocabulary keep their spelling
-counts.json        sizes, with which the other files must agree
+    vocabulary.json    the vocabulary (and tokenizer.json if words are split into sub-words)
+    SPLIT.ids          the text as little-endian 32-bit ids
+    SPLIT.inputs       ids for the model's embedding, if words outside the vocabulary keep their spelling
+    counts.json        sizes, with which the other files must agree
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from pydantic import ValidationError
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.text.corpus import SPLITS, TextFiles
-from reefknot.lab.text.vocabulary import END_OF_LINE, UnknownPolicy, Vocabulary, VocabularySettings
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import UnknownPolicy, VocabularySettings
+from reefknot.nn.constants import END_OF_LINE
 from reefknot.storage.lines import Line
 from reefknot.storage.progress import Notify
 
@@ -38,6 +40,41 @@ ID = np.dtype("<i4")
 BUFFER_BYTES = 1 << 18
 """Size of the write buffer."""
 _PROGRESS_SECONDS = 3.0  # between two lines of progress
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One encoded text: its ids, and the sizes of the original text.
+
+    A token is an id; with sub-words, one word has several tokens.
+    """
+
+    name: str
+    ids: NDArray[np.int32]
+    """The ids of the text, which are the targets of a language model."""
+    words: int
+    """Number of whitespace-separated words, without `<eos>`."""
+    lines: int
+    bytes: int
+    """Size of the text in UTF-8, line ends included."""
+    unknown: int
+    """Number of ids that are `<unk>`."""
+    separate_inputs: NDArray[np.int32] | None = None
+    """The same text as input ids, if they differ from `ids`: `Vocabulary.spelled_words` have their own input ids."""
+    sha256: str | None = None
+    """SHA-256 of the file, before the text is cut."""
+
+    @property
+    def inputs(self) -> NDArray[np.int32]:
+        """The ids that an input end (embedding) reads; `ids` are the targets."""
+        if self.separate_inputs is None:
+            return self.ids
+        return self.separate_inputs
+
+    @property
+    def tokens(self) -> int:
+        """Number of ids, `<eos>` included."""
+        return len(self.ids)
 
 
 class _SplitCounts(Settings):
@@ -59,88 +96,69 @@ class _CountsFile(Settings):
     splits: dict[str, _SplitCounts]
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """One encoded text: its ids, and the sizes of the original text.
-
-    A token is an id; with sub-words, one word has several tokens.
-    """
-
-    name: str
-    ids: NDArray[np.int32]
-    """The ids of the text, which are the targets of a language model."""
-    words: int
-    """Number of whitespace-separated words, without `<eos>`."""
-    lines: int
-    bytes: int
-    """Size of the text in UTF-8, line ends included."""
-    unknown: int
-    """Number of ids that are `<unk>`."""
-    spelled: NDArray[np.int32] | None = None
-    """The same text as input ids, in which the words of `Vocabulary.spelled` have their own ids."""
-    sha256: str | None = None
-    """SHA-256 of the file, before the text is cut."""
-
-    @property
-    def inputs(self) -> NDArray[np.int32]:
-        """The ids that an input end (embedding) reads; `ids` are the targets."""
-        return self.ids if self.spelled is None else self.spelled
-
-    @property
-    def tokens(self) -> int:
-        """Number of ids, `<eos>` included."""
-        return len(self.ids)
-
-
-class _TokenLine(NamedTuple):
-    """The tokens of a line, or of the beginning of a line if the text is cut in the middle of it."""
-
-    line_number: int
-    tokens: list[str]
-    num_words: int
-    num_bytes: int
-
-
 def write_encoded(
-    folder: Path, corpus: TextFiles, settings: VocabularySettings, notify: Notify, vocabulary: Vocabulary | None = None
+    folder: Path,
+    text_files: TextFiles,
+    settings: VocabularySettings,
+    notify: Notify,
+    vocabulary: Vocabulary | None = None,
 ) -> None:
     """Encode every split into `folder`. Without a `vocabulary`, one is built from the training text."""
-    counts: Counter[str] = Counter()
+    # Build the vocabulary.
+    word_counts: Counter[str] = Counter()
     if vocabulary is None:
-        for line in _read_lines(corpus, "train", settings, "counted", notify):
-            counts.update(line.tokens)
-        vocabulary = Vocabulary.from_counts(counts, settings)
+        for line in _read_lines(text_files, "train", settings, "counted", notify):
+            word_counts.update(line.tokens)
+        vocabulary = Vocabulary.from_counts(word_counts, settings)
     if settings.keep_spellings:
-        unknown_words = _find_unknown_words(vocabulary, corpus, settings, counts, notify)
-        vocabulary = replace(vocabulary, spelled=unknown_words)
+        unknown_words = _find_unknown_words(vocabulary, text_files, settings, word_counts, notify)
+        vocabulary = replace(vocabulary, spelled_words=unknown_words)
     vocabulary.save(folder / "vocabulary.json")
-    splits = {split: _write_split(folder, corpus, split, settings, vocabulary, notify) for split in SPLITS}
-    if vocabulary.spelled:
+
+    # Encode the splits.
+    split_counts = {split: _write_ids(folder, text_files, split, settings, vocabulary, notify) for split in SPLITS}
+    if vocabulary.spelled_words:
         for split in SPLITS:
-            _write_inputs(folder, corpus, split, settings, vocabulary, notify)
-    _check_published(corpus, splits, counts)
-    contents = _CountsFile(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=splits)
+            _write_inputs(folder, text_files, split, settings, vocabulary, notify)
+
+    _check_published(text_files, split_counts, word_counts)
+    contents = _CountsFile(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=split_counts)
     (folder / "counts.json").write_text(contents.model_dump_json(indent=2), encoding="utf-8")
 
 
 def read_encoded(folder: Path) -> tuple[Vocabulary, dict[str, Split]]:
-    """Open a folder that `write_encoded` wrote. Raise a DataError if it is damaged. Ids are memory-mapped."""
+    """Open a folder that `write_encoded` wrote, and return its vocabulary and its splits by name.
+
+    Ids are memory-mapped. Raise a DataError if the folder is damaged.
+    """
     counts_path = folder / "counts.json"
     try:
         stored = _CountsFile.model_validate_json(counts_path.read_bytes())
     except (OSError, ValidationError) as error:
         raise DataError(f"{counts_path} is not what was written") from error
+
     vocabulary = Vocabulary.load(folder / "vocabulary.json")
     if vocabulary.fingerprint != stored.vocabulary:
         raise DataError(f"{folder / 'vocabulary.json'} is not what was written")
+
     splits = {}
-    for name in SPLITS:
-        if name not in stored.splits:
+    for split in SPLITS:
+        if split not in stored.splits:
             raise DataError(f"{counts_path} is not what was written")
-        counts = stored.splits[name]
-        ids = read_array(_ids_path(folder, name), ID, counts.tokens)
-        spelled = read_array(_inputs_path(folder, name), ID, counts.tokens) if vocabulary.spelled else None
-        splits[name] = Split(name, ids, **counts.model_dump(exclude={"tokens"}), spelled=spelled)
+        counts = stored.splits[split]
+        ids = read_array(_ids_path(folder, split), ID, counts.tokens)
+        inputs = None
+        if vocabulary.spelled_words:
+            inputs = read_array(_inputs_path(folder, split), ID, counts.tokens)
+        splits[split] = Split(
+            name=split,
+            ids=ids,
+            words=counts.words,
+            lines=counts.lines,
+            bytes=counts.bytes,
+            unknown=counts.unknown,
+            separate_inputs=inputs,
+        )
     return vocabulary, splits
 
 
@@ -162,6 +180,66 @@ def encode_line(
         raise DataError(f"{path}, line {line_number}: {error}") from None
 
 
+def _find_unknown_words(
+    vocabulary: Vocabulary,
+    text_files: TextFiles,
+    settings: VocabularySettings,
+    training_counts: Counter[str],
+    notify: Notify,
+) -> tuple[str, ...]:
+    """Return the words of all splits outside the vocabulary, in the order of their first occurrence.
+
+    `training_counts` holds the words of the training text, so only the other splits are read.
+    """
+    # A dict is a set that keeps the order of insertion.
+    unknown_words = dict.fromkeys(word for word in training_counts if word not in vocabulary)
+    for split in SPLITS[1:]:
+        for line in _read_lines(text_files, split, settings, "searched", notify):
+            unknown_words.update(dict.fromkeys(word for word in line.tokens if word not in vocabulary))
+    return tuple(unknown_words)
+
+
+def _write_ids(
+    folder: Path,
+    text_files: TextFiles,
+    split: str,
+    settings: VocabularySettings,
+    vocabulary: Vocabulary,
+    notify: Notify,
+) -> _SplitCounts:
+    """Write the ids of one split, and return its sizes."""
+    text_path = text_files.files[split]
+    num_tokens = num_words = num_lines = num_bytes = num_unknown = 0
+    with _ids_path(folder, split).open("wb", BUFFER_BYTES) as ids_file:
+        for line in _read_lines(text_files, split, settings, "encoded", notify):
+            ids = encode_line(line.tokens, vocabulary, settings.unknown, text_path, line.line_number)
+            ids_file.write(np.array(ids, dtype=ID).tobytes())
+            num_tokens += len(ids)
+            num_words += line.num_words
+            num_lines += 1
+            num_bytes += line.num_bytes
+            if vocabulary.unk is not None:
+                num_unknown += ids.count(vocabulary.unk)
+    if not num_words:
+        raise DataError(f"{text_path}: the {split} text has no words")
+    return _SplitCounts(tokens=num_tokens, words=num_words, lines=num_lines, bytes=num_bytes, unknown=num_unknown)
+
+
+def _write_inputs(
+    folder: Path,
+    text_files: TextFiles,
+    split: str,
+    settings: VocabularySettings,
+    vocabulary: Vocabulary,
+    notify: Notify,
+) -> None:
+    """Write the input ids of one split, in which `Vocabulary.spelled_words` have their own ids."""
+    with _inputs_path(folder, split).open("wb", BUFFER_BYTES) as inputs_file:
+        for line in _read_lines(text_files, split, settings, "spelled", notify):
+            inputs = vocabulary.encode_inputs(line.tokens)
+            inputs_file.write(np.array(inputs, dtype=ID).tobytes())
+
+
 def _ids_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.ids"
 
@@ -170,55 +248,24 @@ def _inputs_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.inputs"
 
 
-def _find_unknown_words(
-    vocabulary: Vocabulary, corpus: TextFiles, settings: VocabularySettings, counts: Counter[str], notify: Notify
-) -> tuple[str, ...]:
-    """Return the words of all splits outside the vocabulary, in the order of their first occurrence.
+class _TokenLine(NamedTuple):
+    """The tokens of a line, or of the beginning of a line if the text is cut in the middle of it."""
 
-    `counts` holds the words of the training text, so only the other splits are read.
-    """
-    unknown_words = dict.fromkeys(word for word in counts if word not in vocabulary)
-    for split in SPLITS[1:]:
-        for line in _read_lines(corpus, split, settings, "searched", notify):
-            unknown_words.update(dict.fromkeys(word for word in line.tokens if word not in vocabulary))
-    return tuple(unknown_words)
-
-
-def _write_split(
-    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, notify: Notify
-) -> _SplitCounts:
-    """Write the ids of one split, and return its sizes."""
-    num_tokens = num_words = num_lines = num_bytes = num_unknown = 0
-    unk = -1 if vocabulary.unk is None else vocabulary.unk
-    with _ids_path(folder, split).open("wb", BUFFER_BYTES) as file:
-        for line in _read_lines(corpus, split, settings, "encoded", notify):
-            ids = encode_line(line.tokens, vocabulary, settings.unknown, corpus.files[split], line.line_number)
-            file.write(np.array(ids, dtype=ID).tobytes())
-            num_tokens += len(ids)
-            num_unknown += ids.count(unk)
-            num_words += line.num_words
-            num_lines += 1
-            num_bytes += line.num_bytes
-    if not num_words:
-        raise DataError(f"{corpus.files[split]}: the {split} text has no words")
-    return _SplitCounts(tokens=num_tokens, words=num_words, lines=num_lines, bytes=num_bytes, unknown=num_unknown)
-
-
-def _write_inputs(
-    folder: Path, corpus: TextFiles, split: str, settings: VocabularySettings, vocabulary: Vocabulary, notify: Notify
-) -> None:
-    with _inputs_path(folder, split).open("wb", BUFFER_BYTES) as file:
-        for line in _read_lines(corpus, split, settings, "spelled", notify):
-            file.write(np.array(vocabulary.encode_inputs(line.tokens), dtype=ID).tobytes())
+    line_number: int
+    tokens: list[str]
+    """The words of the line, and `<eos>` if the settings ask for it."""
+    num_words: int
+    num_bytes: int
 
 
 def _read_lines(
-    corpus: TextFiles, split: str, settings: VocabularySettings, verb: str, notify: Notify
+    text_files: TextFiles, split: str, settings: VocabularySettings, verb: str, notify: Notify
 ) -> Iterator[_TokenLine]:
     """Yield the lines of a split, with a line of progress every few seconds: "train: 1,000 tokens encoded"."""
-    max_tokens = corpus.settings.tokens if split == "train" else None
-    num_tokens, last_report = 0, time.monotonic()
-    for line in _tokenize_lines(corpus.read_lines(split), settings, max_tokens):
+    max_tokens = text_files.settings.tokens if split == "train" else None
+    num_tokens = 0
+    last_report = time.monotonic()
+    for line in _tokenize_lines(text_files.read_lines(split), settings, max_tokens):
         yield line
         num_tokens += len(line.tokens)
         now = time.monotonic()
@@ -233,9 +280,12 @@ def _tokenize_lines(
     """Yield lines as tokens. With a maximum, stop after that many tokens, in the middle of a line if necessary."""
     remaining = math.inf if max_tokens is None else max_tokens
     for line_number, words, num_bytes in lines:
-        tokens = [*words, END_OF_LINE] if settings.end_of_line else words
+        tokens = words
+        if settings.end_of_line:
+            tokens = [*words, END_OF_LINE]
         if len(tokens) > remaining:
-            tokens, words = tokens[: int(remaining)], words[: int(remaining)]
+            tokens = tokens[: int(remaining)]
+            words = words[: int(remaining)]
             num_bytes = len(" ".join(words).encode())
         yield _TokenLine(line_number, tokens, len(words), num_bytes)
         remaining -= len(tokens)
@@ -243,17 +293,24 @@ def _tokenize_lines(
             return
 
 
-def _check_published(corpus: TextFiles, splits: dict[str, _SplitCounts], counts: Counter[str]) -> None:
+def _check_published(text_files: TextFiles, split_counts: dict[str, _SplitCounts], word_counts: Counter[str]) -> None:
     """Compare the numbers of tokens and types with the published numbers, to check that the text is read correctly.
 
-    A cut training text cannot be compared.
+    A cut training text cannot be compared. Types are compared only if the words were counted.
     """
-    published = corpus.corpus
-    is_cut = corpus.settings.part or corpus.settings.tokens
+    published = text_files.corpus
+    is_cut = bool(text_files.settings.part or text_files.settings.tokens)
     for split, published_tokens in published.tokens.items():
-        num_tokens = splits[split].words + splits[split].lines
-        if num_tokens != published_tokens and not (is_cut and split == "train"):
-            raise DataError(f"{corpus.files[split]}: {num_tokens:,} tokens with <eos>, {published_tokens:,} published")
-    num_types = len(counts.keys() | {END_OF_LINE})
-    if published.types is not None and counts and num_types != published.types and not is_cut:
-        raise DataError(f"{corpus.files['train']}: {num_types:,} types with <eos>, {published.types:,} published")
+        if split == "train" and is_cut:
+            continue
+        num_tokens = split_counts[split].words + split_counts[split].lines
+        if num_tokens != published_tokens:
+            raise DataError(
+                f"{text_files.files[split]}: {num_tokens:,} tokens with <eos>, {published_tokens:,} published"
+            )
+
+    if published.types is None or is_cut or not word_counts:
+        return
+    num_types = len(word_counts.keys() | {END_OF_LINE})
+    if num_types != published.types:
+        raise DataError(f"{text_files.files['train']}: {num_types:,} types with <eos>, {published.types:,} published")

@@ -47,23 +47,25 @@ class AlignedFiles(NamedTuple):
 
     def count_pairs(self) -> int:
         """Return the number of pairs. Raise a DataError if the files have different numbers of lines."""
-        source, target = map(count_lines, self)
-        if source != target:
+        num_source = count_lines(self.source)
+        num_target = count_lines(self.target)
+        if num_source != num_target:
             raise DataError(
-                f"{self.source} has {source:,} lines and {self.target} has {target:,}: they are not aligned;"
+                f"{self.source} has {num_source:,} lines and {self.target} has {num_target:,}: they are not aligned;"
                 " line i of one must be the translation of line i of the other"
             )
-        return source
+        return num_source
 
     def sha256(self, file_sha256: Callable[[Path], str]) -> str:
         """Return a SHA-256 over the hashes of both files, which `file_sha256` computes."""
-        return hashlib.sha256(" ".join(map(file_sha256, self)).encode()).hexdigest()
+        both_hashes = f"{file_sha256(self.source)} {file_sha256(self.target)}"
+        return hashlib.sha256(both_hashes.encode()).hexdigest()
 
     def read_pairs(self, start: int = 0, end: int | None = None) -> Iterator[Pair]:
         """Yield the pairs from `start`, counted from 0, up to but not including `end`."""
         aligned_lines = zip(read_file(self.source), read_file(self.target), strict=True)
-        for source, target in islice(aligned_lines, start, end):
-            yield Pair(source.number, source.words, target.words, target.size)
+        for source_line, target_line in islice(aligned_lines, start, end):
+            yield Pair(source_line.number, source_line.words, target_line.words, target_line.size)
 
 
 def published_pairs(
@@ -76,16 +78,30 @@ def published_pairs(
     folders: tuple[str, ...] = (),
     sha256: Mapping[str, str] | None = None,
 ) -> PreparedCorpus:
-    """Define a corpus with two files per split, called `stem.language`, gzipped or not."""
-    names = [f"{stems[split]}.{language}" for split in SPLITS for language in languages]
+    """Define a corpus with two files per split, called `stem.language`, gzipped or not.
+
+    Args:
+        name: Name of the corpus in recipes.
+        description: One line that says what the text is and how it is split.
+        how_to_get: A sentence that says where to get the files.
+        languages: Source and target language, which are the endings of the file names.
+        stems: File name of each split without its language.
+        folders: Subfolders of the data folder in which the files may be; the corpus name if empty.
+        sha256: SHA-256 of the published files by file name.
+    """
+    file_names = [f"{stems[split]}.{language}" for split in SPLITS for language in languages]
 
     def find_files(folder: Path) -> list[Path]:
         paths = []
-        for name in names:
-            existing = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-            if not existing:
+        for file_name in file_names:
+            plain_path = folder / file_name
+            gzipped_path = folder / f"{file_name}.gz"
+            if plain_path.is_file():
+                paths.append(plain_path)
+            elif gzipped_path.is_file():
+                paths.append(gzipped_path)
+            else:
                 return []
-            paths.append(existing[0])
         return paths
 
     return PreparedCorpus(
@@ -93,7 +109,7 @@ def published_pairs(
         description=description,
         languages=languages,
         how_to_get=how_to_get,
-        expected=f"{', '.join(names[:-1])} and {names[-1]}, or the same with .gz",
+        expected=f"{', '.join(file_names[:-1])} and {file_names[-1]}, or the same with .gz",
         folders=folders,
         files=find_files,
         lines=read_aligned(languages),
@@ -102,7 +118,10 @@ def published_pairs(
 
 
 def read_aligned(languages: tuple[str, ...]) -> Callable[[list[Path]], NamedLines]:
-    """Return a function that reads the files of all splits in order: two files or a TSV file per split."""
+    """Return a function that reads the files of all splits in order: two files or a TSV file per split.
+
+    The lines that it yields are named by split and language, such as `train.en`.
+    """
 
     def read_lines(files: list[Path]) -> NamedLines:
         remaining_files = iter(files)
@@ -113,23 +132,26 @@ def read_aligned(languages: tuple[str, ...]) -> Callable[[list[Path]], NamedLine
                 for columns in _read_columns(path):
                     yield from zip(text_names, columns, strict=True)
             else:
-                yield from _read_both_files(AlignedFiles(path, next(remaining_files)), text_names)
+                files_of_split = AlignedFiles(source=path, target=next(remaining_files))
+                yield from _read_both_files(files_of_split, text_names)
 
     return read_lines
 
 
 def _read_both_files(files: AlignedFiles, text_names: Iterable[str]) -> NamedLines:
+    """Yield the lines of the source file, and then the lines of the target file."""
     files.count_pairs()  # raises an error if the files are not aligned
     for text_name, path in zip(text_names, files, strict=True):
         yield from ((text_name, line) for line in read_plain(path))
 
 
 def _read_columns(path: Path) -> Iterator[list[str]]:
+    """Yield the source and the target of each line of a TSV file."""
     for line_number, line in enumerate(read_plain(path), start=1):
         columns = line.split("\t")
         if len(columns) != 2:
+            columns_word = "column" if len(columns) == 1 else "columns"
             raise DataError(
-                f"{path}, line {line_number}: expected source, tab and target, found {len(columns)}"
-                f" column{'s' * (len(columns) > 1)}"
+                f"{path}, line {line_number}: expected source, tab and target, found {len(columns)} {columns_word}"
             )
         yield columns

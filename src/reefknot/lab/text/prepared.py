@@ -21,7 +21,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,22 +33,12 @@ from reefknot.storage.progress import Notify, report_progress
 NamedLines = Iterator[tuple[str, str]]
 """Pairs (name of a text, line of that text): ("train", "some words") or, for parallel text, ("train.en", ...)."""
 
-_TOKEN = re.compile(r"\w+|[^\w\s]")
-
-
-def separate_punctuation(text: str) -> str:
-    """Put spaces between words and punctuation marks: "Yes, it is." becomes "Yes , it is ."."""
-    return " ".join(_TOKEN.findall(text))
-
-
-def tokenise(text: str) -> str:
-    """Convert a text to lower case and put spaces between words and punctuation marks."""
-    return separate_punctuation(text.lower())
+_WORD_OR_PUNCTUATION = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedCorpus(DownloadedCorpus):
-    """A published corpus that is converted to texts before it is read."""
+    """A downloaded corpus that is converted to plain texts before it is read."""
 
     expected: str
     """Description of the files, which completes the error message "expected FOLDER/..."."""
@@ -88,26 +78,46 @@ def prepare(
     languages: tuple[str, ...] = (),
     version: int = 1,
 ) -> dict[str, Path]:
-    """Return the texts that `lines` makes from `files`. Write them to the cache first, if they are not there."""
+    """Return the paths of the texts, by the name of the text. Write the texts to the cache first, if necessary.
+
+    Args:
+        name: Name of the cache entry, and of the corpus in lines of progress.
+        files: The files that the texts are made from.
+        lines: Function that reads the files and yields the lines of the texts.
+        cache: Cache folder.
+        notify: Function that is called with lines of progress.
+        languages: The languages of parallel text.
+        version: Version of the conversion.
+    """
     # The same files in another folder are converted again, and give the same texts.
-    identity = json.dumps([version, *languages, *(_identify_file(path) for path in files)])
+    file_identities = [_identify_file(path) for path in files]
+    identity = json.dumps([version, *languages, *file_identities])
     digest = hashlib.sha256(identity.encode()).hexdigest()
+
+    text_names = list(SPLITS)
+    if languages:
+        text_names = [f"{split}.{language}" for split in SPLITS for language in languages]
 
     def read_lines() -> NamedLines:
         checked_lines = _raise_data_errors(lines(files), files)
         return report_progress(checked_lines, lambda count: f"{name}: {count:,} lines prepared", notify)
 
-    text_names = [f"{split}.{language}" for split in SPLITS for language in languages] or SPLITS
     return write_texts(cache, f"{name}-{digest[:12]}", read_lines, text_names)
 
 
 def write_texts(
-    cache: Path, entry: str, lines: Callable[[], NamedLines], text_names: Iterable[str] = SPLITS
+    cache: Path, entry_name: str, read_lines: Callable[[], NamedLines], text_names: Sequence[str] = SPLITS
 ) -> dict[str, Path]:
-    """Return the texts of a cache entry by name. Write `lines` to the entry first, if it does not exist."""
-    names = list(text_names)
-    folder = load_or_create(cache / "corpora" / entry, lambda new: _write_folder(new, lines(), names), _check_folder)
-    return {name: folder / f"{name}.txt" for name in names}
+    """Return the paths of the texts in a cache entry, by the name of the text.
+
+    If the entry does not exist, the lines from `read_lines` are written to it first.
+    """
+
+    def write(folder: Path) -> None:
+        _write_folder(folder, read_lines(), text_names)
+
+    folder = load_or_create(cache / "corpora" / entry_name, write, _check_folder)
+    return {name: folder / f"{name}.txt" for name in text_names}
 
 
 def _identify_file(path: Path) -> tuple[str, int, int]:
@@ -128,8 +138,12 @@ def _raise_data_errors(lines: NamedLines, files: list[Path]) -> NamedLines:
 
 
 def _write_folder(folder: Path, lines: NamedLines, text_names: Iterable[str]) -> None:
+    """Write every line to the file of its text, and then the sizes of the files."""
     with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context((folder / f"{name}.txt").open("wb")) for name in text_names}
+        files = {}
+        for name in text_names:
+            file = (folder / f"{name}.txt").open("wb")
+            files[name] = stack.enter_context(file)
         for name, line in lines:
             files[name].write(f"{line}\n".encode())
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -143,4 +157,16 @@ def _check_folder(folder: Path) -> Path | None:
         is_complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return None
-    return folder if is_complete and sizes else None
+    if not sizes or not is_complete:
+        return None
+    return folder
+
+
+def separate_punctuation(text: str) -> str:
+    """Put spaces between words and punctuation marks: "Yes, it is." becomes "Yes , it is ."."""
+    return " ".join(_WORD_OR_PUNCTUATION.findall(text))
+
+
+def tokenise(text: str) -> str:
+    """Convert a text to lower case and put spaces between words and punctuation marks."""
+    return separate_punctuation(text.lower())

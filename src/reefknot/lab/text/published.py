@@ -1,12 +1,12 @@
 """Base classes of corpora: a name, a description, and how to find the text files.
 
-The method `Corpus.open` returns the files of a corpus. Most corpora in `corpora/` consist of files that the user
-downloads into a data folder:
+`Corpus.open` returns the files of a corpus. These are the kinds of corpora:
 
-* A `PublishedCorpus` (here) is published as a train, a valid and a test text, which are read unchanged.
-* A `PreparedCorpus` (`prepared.py`) is published in another form and converted to such texts first.
-
-A `TextFolder` or a `PairFolder` (`folders.py`) holds texts of the user.
+    Corpus
+      DownloadedCorpus       files that the user downloads into a data folder
+        PublishedCorpus      train, valid and test texts that are read unchanged, such as `corpora/ptb.py`
+        PreparedCorpus       files in another form that are converted to such texts first (`prepared.py`)
+      TextFolder, PairFolder texts of the user in any folder (`folders.py`)
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from reefknot.storage.cache import file_hash
 from reefknot.storage.progress import Notify
 
 SPLITS = ("train", "valid", "test")
+"""The parts of every corpus: text for training, for choosing settings, and for the final score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class DownloadedCorpus(Corpus):
         return True
 
     def find(self, data: Path | None, cache: Path) -> list[Path]:
-        """Find the files in `data`, or in REEFKNOT_DATA, and compare their hashes with the published hashes."""
+        """Return the files in `data`, or in REEFKNOT_DATA. Raise a DataError if a hash is not the published hash."""
         paths = self._search(data)
         for path in paths:
             expected_sha256 = self.sha256.get(path.name)
@@ -96,23 +97,28 @@ class DownloadedCorpus(Corpus):
 
     def _search(self, data: Path | None) -> list[Path]:
         """Return the files from the first folder that has all of them, or raise CorpusNotFound."""
-        root = data or os.environ.get("REEFKNOT_DATA")
-        if not root:
+        data_folder = data or os.environ.get("REEFKNOT_DATA")
+        if not data_folder:
             raise CorpusNotFound(f"{self.name} not found: {self._explain_download('DIR')}")
-        folders = [Path(root, folder) for folder in (*(self.folders or (self.name,)), ".")]
+        folders = [Path(data_folder, subfolder) for subfolder in (*self._subfolders, ".")]
         for folder in folders:
             with contextlib.suppress(OSError):
                 paths = self.files_in(folder)
                 if paths:
                     return paths
-        self._check_incomplete(folders, root)
-        raise CorpusNotFound(f"{self.name} not found in {root}: {self._explain_download(root)}")
+        self._check_incomplete(folders, data_folder)
+        raise CorpusNotFound(f"{self.name} not found in {data_folder}: {self._explain_download(data_folder)}")
 
-    def _explain_download(self, root: str | Path) -> str:
-        folder = Path(root, (self.folders or (self.name,))[0])
+    @property
+    def _subfolders(self) -> tuple[str, ...]:
+        return self.folders or (self.name,)
+
+    def _explain_download(self, data_folder: str | Path) -> str:
+        """Return where the files are expected and where to get them, for an error message."""
+        folder = Path(data_folder, self._subfolders[0])
         return f"expected {folder}/{self.expected_files()}. {self.how_to_get} Pass --data DIR or set REEFKNOT_DATA."
 
-    def _check_incomplete(self, folders: list[Path], root: str | Path) -> None:
+    def _check_incomplete(self, folders: list[Path], data_folder: str | Path) -> None:
         """Raise a DataError if only some of the files exist. If no file exists, the corpus is just not found."""
 
     def _describe_alternative(self) -> str:
@@ -134,21 +140,29 @@ class PublishedCorpus(DownloadedCorpus):
         return find_all_files(folder, *self.files.values())
 
     def expected_files(self) -> str:
-        *names, last = self.files.values()
-        return f"{', '.join(names)} and {last}"
+        *first_names, last_name = self.files.values()
+        return f"{', '.join(first_names)} and {last_name}"
 
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
-        return dict(zip(self.files, self.find(data, cache), strict=True))
+        paths = self.find(data, cache)
+        return dict(zip(self.files, paths, strict=True))
 
     def matches(self, hashes: Mapping[str, str]) -> bool:
         """Return whether files with these hashes, by split, are the files of this corpus."""
         return all(hashes[split] == self.sha256.get(name) for split, name in self.files.items())
 
-    def _check_incomplete(self, folders: list[Path], root: str | Path) -> None:
-        missing = [name for name in self.files.values() if not any((folder / name).is_file() for folder in folders)]
-        if len(missing) < len(self.files):
-            problem = f"{', '.join(missing)} not found" if missing else "the files are in different folders"
-            raise DataError(f"{self.name} is incomplete in {root}: {problem}; {self._explain_download(root)}")
+    def _check_incomplete(self, folders: list[Path], data_folder: str | Path) -> None:
+        missing_names = []
+        for name in self.files.values():
+            if not any((folder / name).is_file() for folder in folders):
+                missing_names.append(name)
+        if len(missing_names) == len(self.files):
+            return
+
+        problem = "the files are in different folders"
+        if missing_names:
+            problem = f"{', '.join(missing_names)} not found"
+        raise DataError(f"{self.name} is incomplete in {data_folder}: {problem}; {self._explain_download(data_folder)}")
 
     def _describe_alternative(self) -> str:
         return f", or set corpus.name to its folder instead of {self.name} to use the text as it is"
@@ -157,4 +171,6 @@ class PublishedCorpus(DownloadedCorpus):
 def find_all_files(folder: Path, *names: str) -> list[Path]:
     """Return the files with these names in a folder, or an empty list if one is missing."""
     paths = [folder / name for name in names]
-    return paths if all(path.is_file() for path in paths) else []
+    if not all(path.is_file() for path in paths):
+        return []
+    return paths

@@ -1,9 +1,14 @@
 """Base classes of batches whose rows are independent of each other and shuffled in every epoch.
 
 A sample is one row of a batch: a contiguous range of the text's tokens. A training window is the batch of one update.
-`Samples` does what all kinds of batches share, such as padding and dividing a window among processes. Its subclasses
-define where a sample begins (`_compute_bounds`) and which samples form a window (`_group_samples`). Subclasses are
-`Blocks` and `Sentences`, through `TextSamples`, and `PairBatches`. `Blocks` in `blocks.py` is the shortest example.
+`Samples` does what all kinds of batches share, such as dividing a window among processes. Its subclasses define where a
+sample begins (`_compute_bounds`) and which samples form a window (`_group_samples`):
+
+    Samples
+      TextSamples        one text
+        Blocks           blocks of equal length (`blocks.py`, the shortest example)
+        Sentences        lines of similar length (`sentence_batches.py`)
+      PairBatches        pairs of source and target lines (`pair_batches.py`)
 
 Only the bounds of samples are in memory; ids stay on disk until a window is read. Random choices depend only on the
 seed and the epoch, not on the number of processes.
@@ -41,7 +46,8 @@ class Samples(ABC):
         self.steps = steps
         self.seed = seed
         self._global_batch_size = batch_size
-        self._rank, self._world_size = 0, 1
+        self._rank = 0
+        self._world_size = 1
         self._bounds = self._compute_bounds()
         self.epoch = 0
         self.set_epoch(epoch=1)
@@ -87,10 +93,14 @@ class Samples(ABC):
     def count_targets(self, index: int) -> int:
         """Return the number of targets in one window, over all processes."""
         samples = self._window_samples(index)
-        return int((self._bounds[samples + 1] - self._bounds[samples]).sum())
+        return int(self._sample_lengths(samples).sum())
+
+    def _sample_lengths(self, samples: Offsets) -> Offsets:
+        """Return the number of targets in each of these samples."""
+        return self._bounds[samples + 1] - self._bounds[samples]
 
     def _window_samples(self, index: int) -> Offsets:
-        """Return the samples of one window, for all processes."""
+        """Return the indices of the samples of one window, for all processes."""
         if not 0 <= index < self.num_windows:
             raise IndexError(f"window {index} of {self.num_windows}")
         start, end = self._window_ranges[index]
@@ -102,10 +112,12 @@ class Samples(ABC):
         If the samples cannot be divided equally, the last processes repeat the first sample in a row without targets.
         """
         local_samples = samples[self._rank :: self._world_size]
-        num_rows = -(-len(samples) // self._world_size)
+        lengths = self._sample_lengths(local_samples)
+        num_rows = -(-len(samples) // self._world_size)  # rounded up
         num_missing = num_rows - len(local_samples)
-        lengths = self._bounds[local_samples + 1] - self._bounds[local_samples]
-        return np.append(local_samples, samples[:num_missing]), np.pad(lengths, (0, num_missing))
+        padded_samples = np.append(local_samples, samples[:num_missing])
+        padded_lengths = np.pad(lengths, (0, num_missing))
+        return padded_samples, padded_lengths
 
     def learning_rate_factor(self, index: int) -> float:
         """Return 1: the learning rate does not depend on the window."""
@@ -118,7 +130,8 @@ class Samples(ABC):
                 f"batch = {self._global_batch_size} is too small for {world_size} processes; some would have no row"
             )
         shard = copy(self)
-        shard._rank, shard._world_size = rank, world_size
+        shard._rank = rank
+        shard._world_size = world_size
         return shard
 
 
@@ -133,7 +146,7 @@ class TextSamples(Samples):
         batch_size: Number of rows of `steps` tokens in a window.
         steps: Maximum number of targets in a row.
         inputs: The same text as input ids, if they differ from `ids`. Words outside the vocabulary that an input end
-            reads by their characters (`Vocabulary.spelled`) have their own input ids.
+            reads by their characters (`Vocabulary.spelled_words`) have their own input ids.
         eos: Id of `<eos>`, if the vocabulary has it.
         seed: Seed of the random order.
     """
@@ -153,16 +166,20 @@ class TextSamples(Samples):
         if len(ids) <= self._first_target:
             raise DataError(f"the text has {len(ids)} tokens, and none of them is a target; use a longer text")
         self._targets = ids
-        self._inputs = ids if inputs is None else inputs
+        self._inputs = inputs if inputs is not None else ids
         super().__init__(batch_size, steps, seed=seed)
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `inputs_BT` and `targets_BT`."""
         samples = self._window_samples(index)
-        max_length = int((self._bounds[samples + 1] - self._bounds[samples]).max())
+        max_length = int(self._sample_lengths(samples).max())
         samples_B, lengths_B = self._local_rows(samples)
-        # Padding reads the token before the first target; any token would do.
-        offsets_BT, valid_BT = row_offsets(self._bounds[samples_B], lengths_B, max_length, padding=self._first_target)
+
+        # Padding has the offset of the first target; any token would do.
+        starts_B = self._bounds[samples_B]
+        offsets_BT, valid_BT = row_offsets(starts_B, lengths_B, max_length, padding=self._first_target)
+
+        # The input of each target is the previous token. <eos> precedes the text.
         inputs_BT = np.where(offsets_BT > 0, self._inputs[offsets_BT - 1], self._eos or 0)
         targets_BT = np.where(valid_BT, self._targets[offsets_BT], IGNORE)
         return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
@@ -171,15 +188,19 @@ class TextSamples(Samples):
 def row_offsets(starts_B: Offsets, lengths_B: Offsets, steps: int, padding: int) -> tuple[Offsets, NDArray[np.bool_]]:
     """Return the offset in the text of each token of a batch of rows, and whether the token is not padding.
 
+    A row that begins at offset 7 and has 2 tokens gives the offsets [7, 8, 0] and [True, True, False] if there are 3
+    steps and the padding is 0.
+
     Args:
         starts_B: Offset in the text at which each row begins.
         lengths_B: Number of tokens in each row.
-        steps: Width of the result, T.
+        steps: Number of columns of the results, T.
         padding: The offset of tokens after the end of a row.
     """
     steps_T = np.arange(steps)
     valid_BT = steps_T < lengths_B[:, None]
-    return np.where(valid_BT, starts_B[:, None] + steps_T, padding), valid_BT
+    offsets_BT = np.where(valid_BT, starts_B[:, None] + steps_T, padding)
+    return offsets_BT, valid_BT
 
 
 def pack_windows(lengths_S: NDArray[np.integer], capacity: int) -> Offsets:
@@ -188,8 +209,13 @@ def pack_windows(lengths_S: NDArray[np.integer], capacity: int) -> Offsets:
     Returns the range of samples in each window, with shape (W, 2). Lengths [5, 4, 2, 2] with the capacity 10 give the
     ranges [[0, 2], [2, 4]].
     """
-    starts, start = [], 0
+    starts = []
+    ends = []
+    start = 0
     while start < len(lengths_S):
+        rows_per_window = capacity // int(lengths_S[start])  # the first sample is the longest
+        end = min(start + rows_per_window, len(lengths_S))
         starts.append(start)
-        start += capacity // int(lengths_S[start])
-    return np.stack([starts, [*starts[1:], len(lengths_S)]], axis=1)
+        ends.append(end)
+        start = end
+    return np.stack([starts, ends], axis=1)

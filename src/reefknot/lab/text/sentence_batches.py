@@ -1,8 +1,9 @@
 """Batches of independent sentences of similar length (Baevski & Auli 2019, Billion Word).
 
 A line of the text is a sentence. To avoid padding, all lines are sorted by length, with lines of equal length in random
-order. The sorted lines are cut into batches, and the batches are shuffled. `samples.py` explains the methods of
-`Sentences`.
+order. The sorted lines are cut into batches, and the batches are shuffled. The base class in `samples.py` explains the
+two methods of `Sentences`: where a sample (a line, or a part of a long line) begins, and which samples form a training
+window (the batch of one update).
 """
 
 from __future__ import annotations
@@ -30,29 +31,36 @@ class Sentences(TextSamples):
                 'training.batching = "sentences": a sentence ends with <eos>, which the vocabulary does not have; '
                 'use vocabulary.end_of_line = true, or batching = "blocks"'
             )
-        end = len(self._targets)
+
         # A text that ends with <eos> has an empty last line, which gives no sample.
-        line_bounds = np.concatenate([[self._first_target], line_ends(self._targets, self._eos), [end]])
-        samples_per_line = -(-np.diff(line_bounds) // self.steps)
+        num_tokens = len(self._targets)
+        line_bounds = np.concatenate([[self._first_target], find_line_ends(self._targets, self._eos), [num_tokens]])
+        samples_per_line = -(-np.diff(line_bounds) // self.steps)  # rounded up
+
         # Index of each sample within its line: 0, 1, 2 for a line that is cut into three samples.
         first_samples = np.cumsum(samples_per_line) - samples_per_line
         index_in_line = np.arange(samples_per_line.sum()) - np.repeat(first_samples, samples_per_line)
+
         line_starts = np.repeat(line_bounds[:-1], samples_per_line)
-        return np.append(line_starts + index_in_line * self.steps, end)
+        sample_starts = line_starts + index_in_line * self.steps
+        return np.append(sample_starts, num_tokens)
 
     def _group_samples(self, generator: np.random.Generator) -> tuple[Offsets, Offsets]:
         # Sort by the number of missing tokens, so that the longest lines come first. Small integers are sorted fast.
         missing_tokens = (self.steps - np.diff(self._bounds)).astype(np.min_scalar_type(self.steps))
-        order = generator.permutation(len(missing_tokens))
-        order = order[np.argsort(missing_tokens[order], kind="stable")]
+        random_order = generator.permutation(len(missing_tokens))
+        by_length = np.argsort(missing_tokens[random_order], kind="stable")
+        sample_order = random_order[by_length]
+
         capacity = self._global_batch_size * self.steps
-        window_ranges = pack_windows(self.steps - missing_tokens[order], capacity)
-        return order, generator.permutation(window_ranges)
+        window_ranges = pack_windows(self.steps - missing_tokens[sample_order], capacity)
+        return sample_order, generator.permutation(window_ranges)
 
 
-def line_ends(ids: NDArray[np.int32], eos: int) -> Offsets:
+def find_line_ends(ids: NDArray[np.int32], eos: int) -> Offsets:
     """Return the offset after each <eos>. The text is searched in chunks, because it may be larger than memory."""
-    eos_offsets = [
-        start + np.flatnonzero(ids[start : start + CHUNK_SIZE] == eos) for start in range(0, len(ids), CHUNK_SIZE)
-    ]
+    eos_offsets = []
+    for chunk_start in range(0, len(ids), CHUNK_SIZE):
+        chunk = ids[chunk_start : chunk_start + CHUNK_SIZE]
+        eos_offsets.append(chunk_start + np.flatnonzero(chunk == eos))
     return np.concatenate(eos_offsets) + 1

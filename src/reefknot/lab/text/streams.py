@@ -1,9 +1,8 @@
 """Batches for truncated backpropagation through time.
 
-`Streams` cuts a text into `batch_size` contiguous parts, the streams. A training window (a batch) holds the next
-`steps` tokens of every stream (one per time step), so the hidden state of a recurrent network can be carried from one
-window to the next.
-With 2 streams and 4 steps, a text of the tokens 0 to 22 has these windows of inputs:
+`Streams` cuts a text into `batch_size` contiguous parts, the streams. A training window (the batch of one update) holds
+the next `steps` tokens of every stream, so the hidden state of a recurrent network can be carried from one window to
+the next. With 2 streams and 4 steps, a text of the tokens 0 to 22 has these windows of inputs:
 
     window 0      window 1      window 2
     0  1  2  3    4  5  6  7    8  9
@@ -58,10 +57,14 @@ class RandomSteps(Settings):
 
     def sample_length(self, steps: int, generator: np.random.Generator) -> int:
         """Return a random length for one training window."""
-        is_around_steps = generator.random() < self.probability
-        mean = steps if is_around_steps else steps / 2
-        length = max(self.least, int(generator.normal(mean, self.deviation)))
-        return length if self.most is None else min(length, self.most)
+        mean_length = steps / 2
+        if generator.random() < self.probability:
+            mean_length = steps
+        length = int(generator.normal(mean_length, self.deviation))
+        length = max(self.least, length)
+        if self.most is not None:
+            length = min(length, self.most)
+        return length
 
 
 def check_sizes(batch_size: int, steps: int) -> None:
@@ -82,7 +85,7 @@ class Streams:
         batch_size: Number of streams.
         steps: Window length: the number of tokens of each stream in a window.
         inputs: The same text as input ids, if they differ from `targets`. Words outside the vocabulary have their own
-            input ids if the input end reads words by their characters (`Vocabulary.spelled`).
+            input ids if the input end reads words by their characters (`Vocabulary.spelled_words`).
         random_steps: Settings of random window lengths. Windows then differ between epochs.
         seed: Seed of the random window lengths.
         world_size: Number of processes, each of which has `batch_size` streams of its own.
@@ -111,30 +114,34 @@ class Streams:
         self.random_steps = random_steps
         self.seed = seed
         self._world_size = world_size
-        # These are views: the text stays on disk.
+
+        # One stream per row. These arrays are views: the text stays on disk.
         num_used = batch_size * stream_length
         self._targets = targets[:num_used].reshape(batch_size, stream_length)
-        self._inputs = self._targets if inputs is None else inputs[:num_used].reshape(batch_size, stream_length)
+        self._inputs = self._targets
+        if inputs is not None:
+            self._inputs = inputs[:num_used].reshape(batch_size, stream_length)
         self.set_epoch(epoch=1)
 
     def set_epoch(self, epoch: int) -> None:
         """Switch to the windows of this epoch, counted from 1."""
         self.epoch = epoch
-        self._window_lengths = self._sample_lengths()
+        self._window_lengths = self._compute_window_lengths()
         self._window_starts = np.cumsum(self._window_lengths) - self._window_lengths
 
-    def _sample_lengths(self) -> NDArray[np.int64]:
+    def _compute_window_lengths(self) -> NDArray[np.int64]:
         """Return the length of each window. The last length may extend beyond the end of the text."""
         if self.random_steps is None:
             num_windows = math.ceil(self._targets_per_stream / self.steps)
             return np.full(num_windows, self.steps)
+
         generator = np.random.default_rng((self.seed, self.epoch))
         lengths = []
-        remaining = self._targets_per_stream
-        while remaining > 0:
+        remaining_targets = self._targets_per_stream
+        while remaining_targets > 0:
             length = self.random_steps.sample_length(self.steps, generator)
             lengths.append(length)
-            remaining -= length
+            remaining_targets -= length
         return np.array(lengths)
 
     @property
@@ -155,8 +162,9 @@ class Streams:
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `inputs_BT` and `targets_BT` of one window. The targets are the text one token later."""
         start, end = self._window_range(index)
-        inputs_BT, targets_BT = self._inputs[:, start:end], self._targets[:, start + 1 : end + 1]
-        return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(targets_BT.astype(np.int64))
+        inputs_BT = self._inputs[:, start:end].astype(np.int64)
+        targets_BT = self._targets[:, start + 1 : end + 1].astype(np.int64)
+        return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
 
     def count_targets(self, index: int) -> int:
         """Return the number of targets in one window, over all processes."""
@@ -164,11 +172,12 @@ class Streams:
         return self._world_size * self.batch_size * (end - start)
 
     def _window_range(self, index: int) -> tuple[int, int]:
-        """Return where a window begins and ends in each stream."""
+        """Return where a window begins in each stream, and where it ends (exclusive)."""
         if not 0 <= index < self.num_windows:
             raise IndexError(f"window {index} of {self.num_windows}")
         start = int(self._window_starts[index])
-        return start, min(start + int(self._window_lengths[index]), self._targets_per_stream)
+        end = start + int(self._window_lengths[index])
+        return start, min(end, self._targets_per_stream)
 
     def learning_rate_factor(self, index: int) -> float:
         """Return the factor of the learning rate for one window: its random length divided by `steps`.
@@ -185,10 +194,10 @@ class Streams:
         local_batch_size = self.batch_size // world_size
         local_streams = slice(rank * local_batch_size, (rank + 1) * local_batch_size)
         shard = Streams(
-            self._targets[local_streams].reshape(-1),
-            local_batch_size,
-            self.steps,
-            self._inputs[local_streams].reshape(-1),
+            targets=self._targets[local_streams].reshape(-1),
+            batch_size=local_batch_size,
+            steps=self.steps,
+            inputs=self._inputs[local_streams].reshape(-1),
             random_steps=self.random_steps,
             seed=self.seed,
             world_size=world_size,

@@ -1,13 +1,18 @@
 """Weight averaging and early stopping.
 
-`WeightAverages` keeps the running mean of the weights during training. `AveragingSettings` and `StoppingSettings` are
-the sections `[training.averaging]` and `[training.stop]` of a recipe; they decide from the validation losses when
-averaging starts and when training stops. An iterate is the value of the weights after one optimiser step.
+`WeightAverages` keeps the running mean of the weights during training:
 
-Averaged stochastic gradient descent (Polyak and Juditsky 1992) returns the mean of all iterates instead of the last
-iterate. AWD-LSTM (Merity et al. 2018) starts to average when plain SGD no longer improves the validation loss
-(NT-ASGD), and ends its finetuning by the same non-monotone rule. `is_nonmonotone` follows the authors' code, because
-the condition printed in the paper is a mistake, as the authors have confirmed.
+    averages = WeightAverages(dict(model.named_parameters()))
+    averages.update(num_applied=torch.ones(()))    # after every optimiser step
+    with averages.swap_in():                       # the model has the mean weights inside this block
+        validate(model)
+
+`AveragingSettings` and `StoppingSettings` are the sections `[training.averaging]` and `[training.stop]` of a recipe.
+They decide from the validation losses when averaging starts and when training stops.
+
+Averaged stochastic gradient descent (ASGD, Polyak and Juditsky 1992) returns the mean of all iterates (the weights
+after each optimiser step) instead of the last iterate. AWD-LSTM (Merity et al. 2018) starts to average when plain SGD
+no longer improves the validation loss (NT-ASGD), and ends its finetuning by the same non-monotone rule.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from reefknot.lab.config.settings import Count, Settings
 class AveragingSettings(Settings):
     """Settings of weight averaging. The mean of the iterates is validated and saved; training continues without it."""
 
+    # Averaging starts at the first step (at_once), or when the validation loss no longer improves (nonmonotone).
     start: Annotated[Literal["nonmonotone", "at_once"], Field(description=describe_choices("training.averaging.start"))]
     interval: Annotated[Count, Field(description="Number of recent validations that the nonmonotone rule ignores.")] = 5
 
@@ -72,12 +78,13 @@ class WeightAverages:
             num_applied: Number of steps that the optimiser has just made: a scalar tensor that is 1, or 0 if the
                 optimiser skipped its step. With 0, nothing changes.
         """
+        parameters: list[Tensor] = list(self._parameters.values())
         means = list(self.means.values())
         self.count += num_applied
         new_share = num_applied / self.count.clamp(min=1.0)
-        changes = torch._foreach_sub(list(self._parameters.values()), means)
-        torch._foreach_mul_(changes, new_share.to(means[0].dtype))
-        torch._foreach_add_(means, changes)
+        mean_changes = torch._foreach_sub(parameters, means)
+        torch._foreach_mul_(mean_changes, new_share.to(means[0].dtype))
+        torch._foreach_add_(means, mean_changes)
 
     @contextmanager
     def swap_in(self) -> Iterator[None]:
@@ -91,6 +98,7 @@ class WeightAverages:
 
     @torch.no_grad()
     def _copy_to_parameters(self, values: dict[str, Tensor]) -> None:
+        """Overwrite the parameters with values of the same names, which are in the same order."""
         torch._foreach_copy_(list(self._parameters.values()), list(values.values()))
 
 
@@ -118,6 +126,9 @@ class StoppingSettings(Settings):
 def is_nonmonotone(earlier_losses: Sequence[float], loss: float, num_ignored: int) -> bool:
     """Return whether an old loss, from before the last `num_ignored` earlier losses, is better than the current loss.
 
+    This is the rule of the authors' code. The condition that the AWD-LSTM paper prints is a mistake, as the authors
+    have confirmed.
+
     With `num_ignored = 2`, the earlier losses 5.0, 4.0, 4.5, 4.4 and the loss 4.2, the answer is yes: the old losses
     are 5.0 and 4.0, and 4.0 is better than 4.2.
     """
@@ -128,5 +139,6 @@ def is_nonmonotone(earlier_losses: Sequence[float], loss: float, num_ignored: in
 def is_out_of_patience(earlier_losses: Sequence[float], loss: float, patience: int) -> bool:
     """Return whether none of the last `patience` validations, including this one, reached a new best loss."""
     losses = [*earlier_losses, loss]
-    validations_since_best = len(losses) - 1 - losses.index(min(losses))
+    best_index = losses.index(min(losses))
+    validations_since_best = len(losses) - 1 - best_index
     return validations_since_best >= patience

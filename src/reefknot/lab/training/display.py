@@ -1,6 +1,11 @@
 """Progress displays of training: a line that changes in place on a terminal, plain lines elsewhere.
 
-`Display` is the interface that training uses, and `open_display` chooses an implementation for the standard output.
+`Display` is the interface that training uses, and `open_display` chooses an implementation for the standard output:
+
+    display = open_display()
+    display.print("tied  epoch 1/2  valid perplexity 130.50")    # stays
+    display.update("tied  ━━━━╌╌╌╌╌╌ 40%, 1m35s left")            # the next update replaces it
+    display.close()
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ class Display(Protocol):
 
 def open_display() -> Display:
     """Return a display for the standard output: a live line on a terminal, plain lines otherwise."""
-    return LiveDisplay(Console()) if sys.stdout.isatty() else LineDisplay()
+    if sys.stdout.isatty():
+        return LiveDisplay(Console())
+    return LineDisplay()
 
 
 class SilentDisplay:
@@ -51,15 +58,15 @@ class LineDisplay:
 
     def __init__(self, interval: float = 10.0) -> None:
         self._interval = interval
-        self._last_update = time.monotonic()
+        self._last_update_time = time.monotonic()
 
     def print(self, text: str) -> None:
         print(text, flush=True)
 
     def update(self, line: str) -> None:
         now = time.monotonic()
-        if now - self._last_update >= self._interval:
-            self._last_update = now
+        if now - self._last_update_time >= self._interval:
+            self._last_update_time = now
             print(line, flush=True)
 
     def close(self) -> None: ...
@@ -111,9 +118,10 @@ def format_progress(name: str, details: Iterable[str], fraction_done: float, sec
         fraction_done: Fraction of the work that is done.
         seconds_left: Estimated time left.
     """
-    filled = round(BAR_WIDTH * fraction_done)
-    bar = "━" * filled + "╌" * (BAR_WIDTH - filled)
-    return "  ".join([name, f"{bar} {fraction_done:.0%}, {format_duration(seconds_left)} left", *details])
+    filled_width = round(BAR_WIDTH * fraction_done)
+    bar = "━" * filled_width + "╌" * (BAR_WIDTH - filled_width)
+    time_left = format_duration(seconds_left)
+    return "  ".join([name, f"{bar} {fraction_done:.0%}, {time_left} left", *details])
 
 
 def format_duration(seconds: float) -> str:

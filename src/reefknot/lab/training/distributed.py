@@ -2,13 +2,12 @@
 
     torchrun --nproc-per-node=2 -m reefknot train RECIPE
 
-`join_world` joins the processes and yields a `World`, which has the rank of this process and the collective operations.
-`World.wrap_model` returns a `ParallelModel`, through which the training loop uses the model. Each process holds the
-whole model (DDP), or with `training.shard` one shard of it (`sharding.py`).
+    with join_world("cuda") as world:          # the rank of this process, and the collective operations
+        parallel = world.wrap_model(model)     # a `ParallelModel`, through which the training loop uses the model
 
-Every process trains on some of the rows (sequences) of each training window, which is the part of the text that one
-update reads. Losses are sums over tokens, so gradients are summed and not averaged, and the result does not depend on
-the number of processes.
+Each process holds the whole model (DDP), or with `training.shard` one shard of it (`sharding.py`). Every process trains
+on some of the rows (sequences) of each training window, which is the part of the text that one update reads. Losses are
+sums over tokens, so gradients are summed over the processes, and the result does not depend on their number.
 
 Shapes: B rows, T steps, M of the B x T positions that the output end (classifier and loss) reads.
 """
@@ -23,6 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,11 +40,21 @@ TIMEOUT = timedelta(hours=12)
 text. If a process dies, torchrun ends the others immediately."""
 
 
-class WindowLoss(nn.Module):
-    """A module whose forward pass computes the loss of a training window, because DDP and FSDP wrap forward passes.
+class WindowResult(NamedTuple):
+    """The result of the forward pass of a training window."""
 
-    `plan` is what the output end computed from the targets in advance, on the host (`nn/outputs/contract.py`).
-    """
+    loss_sum: Tensor
+    """The loss, summed over the targets. Training differentiates it."""
+    part_sums: dict[str, Tensor]
+    """The sum of each named part of the loss, such as `nll`, for the log."""
+    next_state: State
+    """The hidden state after the window."""
+    penalties: dict[str, Tensor]
+    """Terms of the objective that depend on the weights alone, by name."""
+
+
+class WindowLoss(nn.Module):
+    """A module whose forward pass computes the loss of a training window, because DDP and FSDP wrap forward passes."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -52,11 +62,19 @@ class WindowLoss(nn.Module):
 
     def forward(
         self, inputs_BT: Tensor, targets_BT: Tensor, state: State | None, plan: Plan, positions_M: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor], State, dict[str, Tensor]]:
-        """Return the summed loss, the sums of its parts, the next hidden state and the penalties."""
+    ) -> WindowResult:
+        """Compute the loss of a training window.
+
+        Args:
+            inputs_BT: Input ids, with shape (B, T).
+            targets_BT: Target ids, with shape (B, T).
+            state: The hidden state before the window, or None to start from an empty state.
+            plan: What the output end computed from the targets in advance, on the host (`nn/outputs/contract.py`).
+            positions_M: The positions that the output end reads, with shape (M,), or None for all positions.
+        """
         losses = self.model.loss(inputs_BT, targets_BT, state, plan, positions_M)
         part_sums = {name: part.sum.detach() for name, part in losses.parts.items()}
-        return losses.sum(), part_sums, losses.state, losses.penalties
+        return WindowResult(losses.sum(), part_sums, losses.state, losses.penalties)
 
     def run(self, function: Callable[[], float]) -> float:
         """Call a function that uses the model. FSDP gathers the parameters for the duration of the call."""
@@ -105,7 +123,9 @@ class ParallelModel:
 
     def clip_gradients(self, max_norm: float | None) -> Tensor:
         """Clip the norm of the whole gradient to `max_norm`, if it is not None. Return the norm before clipping."""
-        return nn.utils.clip_grad_norm_(self.parameters.values(), max_norm or math.inf)
+        if max_norm is None:
+            max_norm = math.inf
+        return nn.utils.clip_grad_norm_(self.parameters.values(), max_norm)
 
     def build_scaler(self, enabled: bool) -> GradScaler:
         """Return a gradient scaler that detects the same overflows in every process. It does nothing unless enabled."""
@@ -114,8 +134,11 @@ class ParallelModel:
     # -- validation and checkpoints --------------------------------------------------------------------------------
 
     def score(self, validate: Callable[[], float]) -> float:
-        """Call `validate`, which uses the model, and return its result in every process."""
-        return self.world.broadcast(validate() if self.world.is_first else math.nan)
+        """Call `validate`, which uses the model, in the first process. Return its result in every process."""
+        result = math.nan
+        if self.world.is_first:
+            result = validate()
+        return self.world.broadcast(result)
 
     def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:
         """Return the full tensor to save for the parameter `name`. All processes must call this together.
@@ -186,18 +209,20 @@ class World:
         if self.size == 1:
             return [tensor]
         # The state of a GPU's random generator is a tensor on the host, which NCCL cannot gather.
-        local = tensor.to(self.device).contiguous()
-        gathered = [torch.empty_like(local) for _ in range(self.size)]
-        dist.all_gather(gathered, local)
-        return [remote.to(tensor.device) for remote in gathered]
+        local_tensor = tensor.to(self.device).contiguous()
+        tensors_by_rank = [torch.empty_like(local_tensor) for _ in range(self.size)]
+        dist.all_gather(tensors_by_rank, local_tensor)
+        return [rank_tensor.to(tensor.device) for rank_tensor in tensors_by_rank]
 
     def gather_streams(self, state: State) -> State:
         """Return the hidden state of all processes, for all streams (contiguous parts of the text), in their order."""
         if self.size == 1:
             return state
+        states: list[State] = [{} for _ in range(self.size)]
         # Sorted, because all processes must gather in the same order.
-        gathered = {name: self.gather(tensor) for name, tensor in sorted(state.items())}
-        states = [{name: tensors[rank] for name, tensors in gathered.items()} for rank in range(self.size)]
+        for name, tensor in sorted(state.items()):
+            for rank, rank_tensor in enumerate(self.gather(tensor)):
+                states[rank][name] = rank_tensor
         return join_streams(states)
 
     def barrier(self) -> None:
@@ -220,20 +245,25 @@ def choose_device(name: str) -> str:
 @contextmanager
 def join_world(device: str) -> Iterator[World]:
     """Join the processes started by torchrun, or yield a world of size 1. `device` is `cpu` or `cuda`."""
+    # torchrun sets the variables WORLD_SIZE, RANK and LOCAL_RANK.
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(device=torch.device(device))
         return
+
     rank = int(os.environ["RANK"])
     if device == "cuda":
         local_device = torch.device(device, int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(local_device)
     else:
         local_device = torch.device("cpu")
+
     for module in ("torch.distributed.nn", "torch.distributed.fsdp.sharded_grad_scaler"):
         # Imported later, the default arguments of their functions would keep the process group alive forever.
         import_module(module)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT)
+
     world = World(rank, size, local_device)
     try:
         yield world

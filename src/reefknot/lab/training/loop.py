@@ -1,8 +1,11 @@
 """The training loop of language models and translators: updates, metrics, validations and checkpoints.
 
-`Trainer.train` is the entry point. It resumes from the latest checkpoint, and then calls `_advance` once per update
-until training ends: `_step` makes the update (`update.py`), and `Timetable` (`timetable.py`) says whether to log,
-validate or save afterwards.
+    trainer = Trainer(model, batches, validate, settings, run)
+    progress = trainer.train()
+
+Start reading at `Trainer.train`. It resumes from the latest checkpoint, and then calls `_advance` once per update until
+training ends. `_step` makes the update (`update.py`), and `Timetable` (`timetable.py`) decides whether to log, validate
+or save afterwards.
 
 A window is the part of the training text that one update reads. Everything that determines the next step is in
 `TrainState`, which checkpoints save; everything else is rebuilt from the recipe.
@@ -37,7 +40,8 @@ from reefknot.nn.encoders.contract import State
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.files import write_json
 
-Metric = dict[str, Any]
+MetricsDict = dict[str, Any]
+"""A line of metrics.jsonl as a JSON object."""
 
 
 class Trainer:
@@ -55,7 +59,7 @@ class Trainer:
         display: Display | None = None,
         name: str = "",
         subwords: bool = False,
-        trackers: Sequence[Callable[[Metric], None]] = (),
+        trackers: Sequence[Callable[[MetricsDict], None]] = (),
     ) -> None:
         """Create a trainer.
 
@@ -87,6 +91,7 @@ class Trainer:
         self.batches = batches
         self.timetable = Timetable(settings, batches)
         self.validate = validate
+
         self.model = model.to(self.world.device)
         check_precision(self.model, settings)
         self.schedule = SCHEDULES.build(settings.schedule, {})
@@ -115,12 +120,16 @@ class Trainer:
     def train(self) -> Progress:
         """Train to the end, or until the stopping rule applies. After a signal, save and raise `Stopped`."""
         self._resume()
-        self.update = Updater(self.model, self.state, self.world, self.settings)
+        progress = self.state.progress
+
+        # Create everything that depends on the restored state.
+        self.updater = Updater(self.model, self.state, self.world, self.settings)
         dtype = AUTOCAST_DTYPES[self.settings.precision]
         if self.world.is_first:
-            self.run.log(f"kernels of the output end: {resolve_impl(current_choice(), self.world.device, dtype)}")
+            # The output end is the classifier with its loss.
+            kernels = resolve_impl(current_choice(), self.world.device, dtype)
+            self.run.log(f"kernels of the output end: {kernels}")
         self.throughput = Throughput(self.model, self.world, dtype)
-        progress = self.state.progress
         self.batches.set_epoch(progress.epoch)
         self._clock = SessionClock(
             started_at=time.monotonic(),
@@ -128,6 +137,7 @@ class Trainer:
             tokens_before=progress.tokens,
             seconds_before=progress.seconds,
         )
+
         if self.settings.start is not None and progress.best_nll is None:
             self._score_initial_weights()
         self.model.train()
@@ -154,13 +164,18 @@ class Trainer:
             world=self.world,
             seed=self.settings.seed,
         )
-        progress = self.state.progress
         self._truncate_metrics()
+
+        progress = self.state.progress
         best_exists = progress.best_nll is not None and self.checkpoints.step_path(progress.best_step).exists()
         if self.world.is_first and best_exists:
             # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(progress.best_step)
-        position = "the end of training" if self.timetable.is_finished(progress) else f"epoch {progress.epoch}"
+
+        if self.timetable.is_finished(progress):
+            position = "the end of training"
+        else:
+            position = f"epoch {progress.epoch}"
         self.display.print(f"{self.name}  resumed at step {progress.step:,}, {position}")
 
     def _truncate_metrics(self) -> None:
@@ -176,7 +191,8 @@ class Trainer:
             self._log_training()
         is_best = due.validation and self._validate(due)
         if due.epoch_ends:
-            progress.epoch, progress.window = progress.epoch + 1, 0
+            progress.epoch += 1
+            progress.window = 0
             self.state.hidden = self._initial_state()
             self.batches.set_epoch(progress.epoch)
         if due.checkpoint or stop_requested:
@@ -193,92 +209,137 @@ class Trainer:
         They count as the best so far, so that the run never ends with worse weights.
         """
         nll, _ = self._score(epoch=0)
-        self.display.print(
-            f"{self.name}  starts at valid perplexity {format_perplexity(perplexity(nll))}{self._unit_suffix}"
-        )
+        valid_perplexity = format_perplexity(perplexity(nll))
+        self.display.print(f"{self.name}  starts at valid perplexity {valid_perplexity}{self._unit_suffix}")
         self._save()
         if self.world.is_first:
             self.checkpoints.mark_best(self.state.progress.step)
 
     def _score(self, epoch: float) -> tuple[float, bool]:
-        """Return the validation loss after `epoch` epochs, and whether it is the best so far."""
+        """Validate, and write a line of metrics.
+
+        Args:
+            epoch: Number of passes over the training text so far.
+
+        Returns:
+            The mean validation loss, and whether it is the best so far.
+        """
         progress = self.state.progress
+        averages = self.state.averages
         self.display.update(f"{self.name}  validating")
-        started = time.monotonic()
-        with self.state.averages.swap_in() if self.state.averages else nullcontext():
+        started_at = time.monotonic()
+        with averages.swap_in() if averages else nullcontext():
             nll = self.state.parallel.score(self.validate)
-        line = {"kind": "valid", "step": progress.step, "epoch": epoch, "nll": nll, "perplexity": perplexity(nll)}
-        self._write_metric(line | {"wall": {"seconds": time.monotonic() - started}})
+        line = {
+            "kind": "valid",
+            "step": progress.step,
+            "epoch": epoch,
+            "nll": nll,
+            "perplexity": perplexity(nll),
+            "wall": {"seconds": time.monotonic() - started_at},
+        }
+        self._write_metrics_line(line)
+
         is_best = progress.best_nll is None or nll < progress.best_nll
         if is_best:
-            progress.best_nll, progress.best_step, progress.best_epoch = nll, progress.step, epoch
+            progress.best_nll = nll
+            progress.best_step = progress.step
+            progress.best_epoch = epoch
         return nll, is_best
 
     def _validate(self, due: DueActions) -> bool:
         """Validate, then apply the averaging and stopping rules. Return whether the loss is the best so far."""
         progress = self.state.progress
         nll, is_best = self._score(self.timetable.epochs_done(progress))
+
+        position = self.timetable.format_position_of_total(progress)
+        valid_perplexity = format_perplexity(perplexity(nll))
+        best_suffix = "  (best)" if is_best else ""
         self.display.print(
-            f"{self.name}  {self.timetable.format_position_of_total(progress)}  "
-            f"valid perplexity {format_perplexity(perplexity(nll))}{self._unit_suffix}{'  (best)' if is_best else ''}"
+            f"{self.name}  {position}  valid perplexity {valid_perplexity}{self._unit_suffix}{best_suffix}"
         )
+
         vocab_size = self.model.output.vocab_size
         if nll > math.log(vocab_size):
+            units = "sub-words" if self._unit_suffix else "words"
             self.display.print(
                 f"{self.name}  warning: worse than {vocab_size:,}, the perplexity of a uniform distribution over "
-                f"all {'sub-words' if self._unit_suffix else 'words'}; a smaller learning rate may help"
+                f"all {units}; a smaller learning rate may help"
             )
         self._average_or_stop(nll, due)
         return is_best
 
     def _average_or_stop(self, nll: float, due: DueActions) -> None:
         """Start averaging, or stop training, if the rules say so after this validation loss."""
-        progress, averaging, stopping = self.state.progress, self.settings.averaging, self.settings.stop
+        progress = self.state.progress
+        averaging = self.settings.averaging
+        stopping = self.settings.stop
         earlier_losses = progress.validated
         progress.validated = [*earlier_losses, nll]
         if due.training_ends:
             return  # no updates follow that could be averaged or skipped
+
         if averaging is not None and self.state.averages is None:
             if averaging.should_start(earlier_losses, nll):
                 self._start_averaging(due)
             return
-        reason = None if stopping is None else stopping.reason_to_stop(earlier_losses, nll)
+
+        if stopping is None:
+            return
+        reason = stopping.reason_to_stop(earlier_losses, nll)
         if reason:
             progress.stopped = f"stopped after {self.timetable.format_position(progress)} by {reason}"
             self.display.print(f"{self.name}  {progress.stopped}")
 
     def _start_averaging(self, due: DueActions) -> None:
+        """Average the weights from the next update on."""
         progress = self.state.progress
         self.state.averages = WeightAverages(self.state.parallel.parameters)
-        self.update.reset_capture()
-        progress.averaged_from = progress.epoch + due.epoch_ends
+        self.updater.reset_capture()
+        progress.averaged_from = progress.epoch
+        if due.epoch_ends:
+            progress.averaged_from += 1
         self.display.print(f"{self.name}  averaging starts after {self.timetable.format_position(progress)}")
         # The rules do not compare losses of averages with losses of individual iterates.
         progress.validated = []
 
     def _stop_requested(self, stop: StopRequest) -> bool:
         """Return whether any process has received a signal."""
-        return self.world.sum([float(bool(stop))])[0] > 0
+        (num_signalled,) = self.world.sum([float(bool(stop))])
+        return num_signalled > 0
 
     # -- one update ------------------------------------------------------------------------------------------------
 
     def _step(self, stop: StopRequest) -> tuple[bool, DueActions]:
-        """Make one update. Return whether any process has received a signal, and what is due after the update."""
-        started = time.monotonic()
+        """Make one update.
+
+        Returns:
+            Whether any process has received a signal, and what is due after the update.
+        """
+        started_at = time.monotonic()
         progress = self.state.progress
-        inputs_BT, targets_BT = self._window = self.batches.window(progress.window)
+
+        # Read the window and update.
+        self._window = self.batches.window(progress.window)
+        inputs_BT, targets_BT = self._window
         target_count = self.batches.count_targets(progress.window)
         schedule_factor = self.schedule.learning_rate_factor(progress.epoch, progress.step)
         window_factor = self.batches.learning_rate_factor(progress.window)
         self._learning_rate = self.initial_learning_rate * schedule_factor
-        self.update(inputs_BT, targets_BT, self._learning_rate * window_factor, target_count)
+        self.updater(inputs_BT, targets_BT, self._learning_rate * window_factor, target_count)
+
+        # Count it.
         progress.step += 1
         progress.window += 1
         progress.tokens += target_count
-        stop_requested, due = self._stop_requested(stop), self.timetable.due_actions(progress)
-        if stop_requested or due.log or due.checkpoint or self.update.synchronous or self.world.size > 1:
+
+        # Reading the results waits for the device, so on a GPU they are read only when they are needed.
+        stop_requested = self._stop_requested(stop)
+        due = self.timetable.due_actions(progress)
+        results_needed = stop_requested or due.log or due.checkpoint
+        if results_needed or self.updater.synchronous or self.world.size > 1:
             self._read_report()
-        progress.seconds += time.monotonic() - started
+        progress.seconds += time.monotonic() - started_at
         return stop_requested, due
 
     def _read_report(self) -> None:
@@ -287,7 +348,7 @@ class Trainer:
         All processes read the same totals, so they make the same decisions.
         """
         progress = self.state.progress
-        self.report = self.update.stats.report()
+        self.report = self.updater.stats.report()
         totals = self.world.sum(list(self.report.sums.values()))
         for name, total in zip(self.report.sums, totals, strict=True):
             progress.logged[name] = progress.logged.get(name, 0.0) + total
@@ -299,26 +360,30 @@ class Trainer:
 
     def _raise_failed_update(self) -> NoReturn:
         """Raise the error for an update whose loss or gradient is not finite."""
-        progress, nll, norm = self.state.progress, self.report.nll, self.report.gradient_norm
+        progress = self.state.progress
+        nll = self.report.nll
+        norm = self.report.gradient_norm
         step = self.report.failed_step
-        in_a_row = f", the last of {MAX_OVERFLOWS} in a row" if self.settings.precision == "float16" else ""
-        self._stop_nonfinite(
-            f"the loss is {nll} and the gradient norm is {norm} at step {step:,}{in_a_row}; the update was not made",
-            {
-                "step": step,
-                "window": progress.window - 1 - (progress.step - step),
-                "loss": repr(nll),
-                "gradient_norm": repr(norm),
-            },
-        )
+        steps_since = progress.step - step
+        problem = f"the loss is {nll} and the gradient norm is {norm} at step {step:,}"
+        if self.settings.precision == "float16":
+            problem += f", the last of {MAX_OVERFLOWS} in a row"
+        details = {
+            "step": step,
+            "window": progress.window - 1 - steps_since,
+            "loss": repr(nll),
+            "gradient_norm": repr(norm),
+        }
+        self._stop_nonfinite(f"{problem}; the update was not made", details)
 
     def _stop_nonfinite(self, problem: str, details: dict[str, Any]) -> NoReturn:
         """Write the details that reproduce the problem to a file, and raise an error. The last checkpoint is finite."""
+        path = self.run.path / "nonfinite.json"
         record = details | {"epoch": self.state.progress.epoch, "seed": self.settings.seed}
         if self.world.is_first:
-            write_json(self.run.path / "nonfinite.json", record)
+            write_json(path, record)
         raise NonFiniteError(
-            f"{problem}. The last checkpoint is kept, and {self.run.path / 'nonfinite.json'} records the batch. "
+            f"{problem}. The last checkpoint is kept, and {path} records the batch. "
             "Try a smaller training.optimiser.learning_rate or a training.clip, with another --out"
         )
 
@@ -329,20 +394,23 @@ class Trainer:
         progress = self.state.progress
         progress.metrics_lines = self.run.metrics.lines
         progress.peak_memory_bytes = max(progress.peak_memory_bytes, peak_memory_bytes(self.world.device))
-        weights, tensors, values = self.state.capture(self.world)
-        is_finite = all(bool(weight.isfinite().all()) for weight in weights.values())
-        # All processes must stop together, although only the first process has all weights.
-        if self.world.sum([float(not is_finite)])[0]:
-            # A finite gradient can still lead to an infinite weight, for example through weight decay.
+        captured = self.state.capture(self.world)
+
+        # A finite gradient can still lead to an infinite weight, for example through weight decay. All processes must
+        # stop together, although only the first process has all weights.
+        is_finite = all(bool(weight.isfinite().all()) for weight in captured.weights.values())
+        (num_nonfinite,) = self.world.sum([float(not is_finite)])
+        if num_nonfinite:
             step = progress.step
             self._stop_nonfinite(f"a weight is not finite after step {step:,}; it was not saved", {"step": step})
+
         if self.world.is_first:
             self.run.metrics.sync()
             self.checkpoints.save(
                 step=progress.step,
-                weights=weights,
-                state_tensors=tensors,
-                state_values=values,
+                weights=captured.weights,
+                state_tensors=captured.tensors,
+                state_values=captured.values,
                 fingerprint=self.run.config_hash,
                 pause=pause,
             )
@@ -353,32 +421,41 @@ class Trainer:
         progress = self.state.progress
         if not progress.logged_tokens:
             return  # all updates since the last line were skipped; the next line includes them
-        parts = {name: total / progress.logged_tokens for name, total in progress.logged.items()}
-        nll = parts.pop("nll")
-        speed = self.throughput.speed(self._clock.speed(progress), *self._window)
-        line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "nll": nll}
-        line |= {
+
+        # Write the line of metrics. The other parts of the loss, apart from `nll`, are logged under `parts`.
+        mean_parts = {name: part_sum / progress.logged_tokens for name, part_sum in progress.logged.items()}
+        nll = mean_parts.pop("nll")
+        inputs_BT, targets_BT = self._window
+        speed = self.throughput.speed(self._clock.speed(progress), inputs_BT, targets_BT)
+        line: MetricsDict = {
+            "kind": "train",
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "nll": nll,
             "tokens": progress.logged_tokens,
             "learning_rate": self._learning_rate,
             "gradient_norm": self.report.gradient_norm,
-            "parts": parts,
+            "parts": mean_parts,
             "penalties": self.report.penalties,
+            "wall": {"seconds": progress.seconds} | speed.record(),
         }
-        line["wall"] = {"seconds": progress.seconds} | speed.record()
         if self.settings.precision == "float16":
             line["skipped"] = progress.skipped
-        progress.logged, progress.logged_tokens = {}, 0
-        self._write_metric(line)
+        progress.logged = {}
+        progress.logged_tokens = 0
+        self._write_metrics_line(line)
+
+        # Update the display.
         fraction_done = self.timetable.fraction_done(progress)
+        seconds_left = self._clock.seconds_left(fraction_done)
         details = [
             self.timetable.format_position_of_total(progress),
             f"perplexity {perplexity(nll):,.1f}{self._unit_suffix}",
             *speed.describe(),
         ]
-        seconds_left = self._clock.seconds_left(fraction_done)
         self.display.update(format_progress(self.name, details, fraction_done, seconds_left))
 
-    def _write_metric(self, line: Metric) -> None:
+    def _write_metrics_line(self, line: MetricsDict) -> None:
         """Write a line of metrics in the first process, and pass it to the trackers."""
         if not self.world.is_first:
             return

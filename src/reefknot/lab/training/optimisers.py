@@ -1,7 +1,9 @@
 """Optimisers that a recipe can name: SGD, AdamW, Adam and Adadelta.
 
 The first three are subclasses of torch's optimisers with the settings that the papers use; Adadelta is our own. The
-arguments of a constructor, apart from `parameters`, are the settings of `training.optimiser` in a recipe.
+arguments of a constructor, apart from `parameters`, are the settings of `training.optimiser` in a recipe:
+
+    optimiser = { kind = "sgd", learning_rate = 1.0, momentum = 0.9 }
 
 No step waits for a GPU. On a GPU, a step changes nothing if the tensor `found_inf` is 1, as in torch's fused kernels.
 The trainer sets it if the loss or the gradient is not finite.
@@ -48,20 +50,20 @@ class SGD(torch.optim.SGD):
         _check_signs("sgd", learning_rate, weight_decay=weight_decay)
         if nesterov and not momentum:
             raise SettingsError("sgd: nesterov = true needs momentum, but momentum = 0; set sgd's momentum above 0")
-        params = list(parameters)
+        parameter_list = list(parameters)
         super().__init__(
-            params,
-            lr=_rate_on_device(params, learning_rate),
+            parameter_list,
+            lr=_rate_on_device(parameter_list, learning_rate),
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            fused=params[0].is_cuda or None,
+            fused=parameter_list[0].is_cuda or None,
         )
         for group in self.param_groups:
             group["decoupled_decay"] = decoupled_decay
         if momentum:
             # Torch's fused kernel leaves these buffers uninitialised if the first update is skipped.
-            for parameter in params:
+            for parameter in parameter_list:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
@@ -75,8 +77,10 @@ class SGD(torch.optim.SGD):
             decay: float | Tensor = group["decoupled_decay"]
             if found_inf is not None:
                 decay = decay * (1.0 - found_inf)
-            # Not p *= 1 - decay: float32 has no number between 1 - 1.2e-7 and 1 - 6e-8.
-            torch._foreach_sub_(group["params"], torch._foreach_mul(group["params"], decay))
+            # The parameters are not multiplied by 1 - decay, because float32 has no number between 1 - 1.2e-7 and
+            # 1 - 6e-8.
+            decayed_shares = torch._foreach_mul(group["params"], decay)
+            torch._foreach_sub_(group["params"], decayed_shares)
         return loss
 
 
@@ -103,9 +107,9 @@ class AdamW(torch.optim.AdamW):
     ) -> None:
         check_rates("adamw", beta1=beta1, beta2=beta2)
         _check_signs("adamw", learning_rate, epsilon=epsilon, weight_decay=weight_decay)
-        params = list(parameters)
-        rate = _rate_on_device(params, learning_rate)
-        super().__init__(params, rate, (beta1, beta2), epsilon, weight_decay, **_fused_options(params))
+        parameter_list = list(parameters)
+        rate = _rate_on_device(parameter_list, learning_rate)
+        super().__init__(parameter_list, rate, (beta1, beta2), epsilon, weight_decay, **_fused_options(parameter_list))
 
 
 class Adam(torch.optim.Adam):
@@ -129,9 +133,9 @@ class Adam(torch.optim.Adam):
     ) -> None:
         check_rates("adam", beta1=beta1, beta2=beta2)
         _check_signs("adam", learning_rate, epsilon=epsilon)
-        params = list(parameters)
-        rate = _rate_on_device(params, learning_rate)
-        super().__init__(params, rate, (beta1, beta2), epsilon, **_fused_options(params))
+        parameter_list = list(parameters)
+        rate = _rate_on_device(parameter_list, learning_rate)
+        super().__init__(parameter_list, rate, (beta1, beta2), epsilon, **_fused_options(parameter_list))
 
 
 class Adadelta(torch.optim.Optimizer):
@@ -167,9 +171,11 @@ class Adadelta(torch.optim.Optimizer):
             raise SettingsError(
                 f"adadelta: epsilon = {epsilon}: must be above 0, because it determines the size of the first step"
             )
-        params = list(parameters)
-        super().__init__(params, {"lr": _rate_on_device(params, learning_rate), "rho": rho, "eps": epsilon})
-        for parameter in params:
+        parameter_list = list(parameters)
+        super().__init__(
+            parameter_list, {"lr": _rate_on_device(parameter_list, learning_rate), "rho": rho, "eps": epsilon}
+        )
+        for parameter in parameter_list:
             self.state[parameter] = {name: torch.zeros_like(parameter) for name in ("square_avg", "acc_delta")}
 
     @torch.no_grad()
@@ -180,23 +186,26 @@ class Adadelta(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            with_gradient: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if with_gradient:
-                self._update(with_gradient, group)
+            parameters: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._update(parameters, group)
         return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Update parameters that have a gradient, with the settings of their group."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         new_weight: float | Tensor = 1.0 - group["rho"]
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is not None:
-            # Not g * 0, because g may be infinite or NaN.
+            # `where` and not a product with 0, because a gradient may be infinite or NaN.
             gradients = [gradient.where(found_inf == 0, 0.0) for gradient in gradients]
             new_weight = new_weight * (1.0 - found_inf.to(parameters[0].dtype))
         gradient_squares = [self.state[parameter]["square_avg"] for parameter in parameters]
         step_squares = [self.state[parameter]["acc_delta"] for parameter in parameters]
+
         # The four lines of the class docstring. A `_foreach` function changes all parameters in one kernel launch.
         _update_mean_squares(gradient_squares, gradients, new_weight)
+
         steps = list(torch._foreach_add(step_squares, group["eps"]))
         gradient_roots = list(torch._foreach_add(gradient_squares, group["eps"]))
         torch._foreach_sqrt_(steps)
@@ -220,7 +229,9 @@ def _update_mean_squares(means: list[Tensor], values: list[Tensor], new_weight: 
 
 def _rate_on_device(parameters: list[nn.Parameter], rate: float) -> float | Tensor:
     """Return the rate as a float, or on a GPU as a tensor, because a CUDA graph reads the rate from device memory."""
-    return torch.tensor(rate, device=parameters[0].device) if parameters[0].is_cuda else rate
+    if not parameters[0].is_cuda:
+        return rate
+    return torch.tensor(rate, device=parameters[0].device)
 
 
 def _fused_options(parameters: list[nn.Parameter]) -> dict[str, Any]:

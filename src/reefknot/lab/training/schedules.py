@@ -1,7 +1,11 @@
 """Learning-rate schedules: constant, decay per epoch, cosine cycles and inverse square root.
 
-`Schedule` defines their only method, `learning_rate_factor`. The arguments of a constructor are the settings of
-`training.schedule` in a recipe, which are shorter than the names of the attributes.
+`Schedule` defines their only method, `learning_rate_factor`:
+
+    rate = initial_rate * Decay(hold=2, factor=0.5).learning_rate_factor(epoch=3, step=4000)    # 0.5 * initial_rate
+
+The arguments of a constructor are the settings of `training.schedule` in a recipe, which are shorter than the names of
+the attributes.
 
 The papers on recurrent models change the rate once per epoch (`Decay`). Baevski & Auli (2019) change it in every
 update: after a linear warm-up, the rate follows cosine cycles (Loshchilov & Hutter 2017), each of which is longer and
@@ -107,21 +111,29 @@ class Cosine(Schedule):
     def learning_rate_factor(self, epoch: int, step: int) -> float:
         if step < self.warmup_updates:
             return self.warmup_start_factor + (1.0 - self.warmup_start_factor) * step / self.warmup_updates
-        cycle, fraction = self._cycle_position(step - self.warmup_updates)
-        cosine = (1.0 + math.cos(math.pi * fraction)) / 2  # from 1 at the start of a cycle to 0 at its end
-        return float(self.peak_shrink**cycle * (self.min_factor + (1.0 - self.min_factor) * cosine))
+        cycle, fraction_of_cycle = self._cycle_position(step - self.warmup_updates)
+        cosine = (1.0 + math.cos(math.pi * fraction_of_cycle)) / 2  # from 1 at the start of a cycle to 0 at its end
+        peak = self.peak_shrink**cycle
+        return float(peak * (self.min_factor + (1.0 - self.min_factor) * cosine))
 
     def _cycle_position(self, step: int) -> tuple[int, float]:
-        """Return the index of the cycle of a step after the warm-up, and the fraction of the cycle that has passed."""
+        """Return the index of the cycle of a step, and the fraction of this cycle that has passed.
+
+        Args:
+            step: Number of updates since the end of the warm-up.
+        """
         if self.length_growth == 1.0:
-            return step // self.first_cycle_updates, step % self.first_cycle_updates / self.first_cycle_updates
+            cycle, steps_into_cycle = divmod(step, self.first_cycle_updates)
+            return cycle, steps_into_cycle / self.first_cycle_updates
         # A loop, because a logarithm may round the first update of a cycle into the previous cycle.
-        cycle, offset, length = 0, step, self.first_cycle_updates
-        while offset >= length:
+        cycle = 0
+        steps_into_cycle = step
+        cycle_length = self.first_cycle_updates
+        while steps_into_cycle >= cycle_length:
             cycle += 1
-            offset -= length
-            length = round(self.first_cycle_updates * self.length_growth**cycle)
-        return cycle, offset / length
+            steps_into_cycle -= cycle_length
+            cycle_length = round(self.first_cycle_updates * self.length_growth**cycle)
+        return cycle, steps_into_cycle / cycle_length
 
 
 class InverseSqrt(Schedule):

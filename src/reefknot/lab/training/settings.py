@@ -1,8 +1,16 @@
 """The `[training]` settings of a recipe, for language models and translators.
 
 `TrainingSettings` has one field per setting, with its type, bounds, default and description. Pydantic checks the values
-of a recipe, and `Trainer` (`loop.py`) uses them. A stream is a contiguous part of the training text that is read in
-order. A row is one experiment of a recipe.
+of a recipe, and `Trainer` (`loop.py`) uses them:
+
+    [base.training]
+    epochs = 40
+    batch = 20
+    steps = 35
+    optimiser = { kind = "sgd", learning_rate = 1.0 }
+    schedule = { kind = "decay", hold = 6, factor = 0.8 }
+
+A stream is a contiguous part of the training text that is read in order. A row is one experiment of a recipe.
 """
 
 from __future__ import annotations
@@ -16,6 +24,7 @@ from reefknot.lab.config.settings import Count, Positive, Settings
 from reefknot.lab.text.batches import BatchSettings
 from reefknot.lab.training.averaging import AveragingSettings, StoppingSettings
 
+# `entry_type` builds a union of the settings of all registered kinds, which mypy cannot follow.
 if TYPE_CHECKING:
     OptimiserSettings = Settings
     ScheduleSettings = Settings

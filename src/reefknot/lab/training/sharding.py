@@ -48,7 +48,7 @@ class ShardedModel(ParallelModel):
         self._full_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         super().__init__(model, world)
         # torch may change the layout of the shards in the first forward pass. Tensors taken earlier would be copies.
-        self.score(lambda: 0.0)
+        self.score(validate=lambda: 0.0)
         self.parameters = {name: _local_parameter(parameter) for name, parameter in model.named_parameters()}
 
     def _wrap(self, window_loss: nn.Module) -> nn.Module:
@@ -60,11 +60,13 @@ class ShardedModel(ParallelModel):
         return window_loss
 
     def clip_gradients(self, max_norm: float | None) -> Tensor:
-        gradients = [shard.grad for shard in self.parameters.values() if shard.grad is not None]
-        squared_norm = nn.utils.get_total_norm(gradients).double().square()
+        if max_norm is None:
+            max_norm = math.inf
+        local_gradients = [shard.grad for shard in self.parameters.values() if shard.grad is not None]
+        squared_norm = nn.utils.get_total_norm(local_gradients).double().square()
         dist.all_reduce(squared_norm)
-        norm = squared_norm.sqrt().to(gradients[0].dtype)
-        nn.utils.clip_grads_with_norm_(self.parameters.values(), max_norm or math.inf, norm)
+        norm = squared_norm.sqrt().to(local_gradients[0].dtype)
+        nn.utils.clip_grads_with_norm_(self.parameters.values(), max_norm, norm)
         return norm
 
     def build_scaler(self, enabled: bool) -> GradScaler:
@@ -86,28 +88,36 @@ class ShardedModel(ParallelModel):
         """Gather the shards of a tensor in the main memory of the first process. The other processes get None."""
         if tensor.shape != self.parameters[name].shape:
             return tensor.detach()
-        shape = self._full_shapes[name]
+
         # The last shards may be smaller, but all gathered tensors must have the same shape.
-        padded_shard = tensor.new_zeros(self._shard_rows(shape), *shape[1:])
+        full_shape = self._full_shapes[name]
+        padded_shard = tensor.new_zeros(self._shard_rows(full_shape), *full_shape[1:])
         padded_shard[: len(tensor)] = tensor.detach()
+
         if not self.world.is_first:
             dist.gather(padded_shard)
             return None
         shards = [torch.empty_like(padded_shard) for _ in range(self.world.size)]
         dist.gather(padded_shard, shards)
-        return torch.cat([shard.cpu() for shard in shards])[: shape[0]]
+        padded_tensor = torch.cat([shard.cpu() for shard in shards])
+        return padded_tensor[: full_shape[0]]
 
     def local_shard(self, name: str, full: Tensor) -> Tensor:
-        shape = self._full_shapes.get(name)
-        if full.shape != shape:
+        full_shape = self._full_shapes.get(name)
+        if full.shape != full_shape:
             return full
-        rows = self._shard_rows(shape)
+        num_rows = self._shard_rows(full_shape)
+        first_row = num_rows * self.world.rank
         # A copy, because a view would keep the full tensor alive.
-        return full[rows * self.world.rank : rows * (self.world.rank + 1)].clone()
+        return full[first_row : first_row + num_rows].clone()
 
-    def _shard_rows(self, shape: torch.Size) -> int:
-        """Return the number of rows in a shard of a parameter. The last shards may have fewer rows, or none."""
-        return math.ceil(shape[0] / self.world.size)
+    def _shard_rows(self, full_shape: torch.Size) -> int:
+        """Return the number of rows (of the first dimension) in a shard. The last shards may have fewer rows, or none.
+
+        Args:
+            full_shape: The shape of the whole parameter.
+        """
+        return math.ceil(full_shape[0] / self.world.size)
 
 
 def _local_parameter(parameter: nn.Parameter) -> nn.Parameter:
@@ -119,9 +129,14 @@ def _local_parameter(parameter: nn.Parameter) -> nn.Parameter:
         return local
 
     def move_gradient(shard: Tensor) -> None:
+        """Move the gradient of the shard to the plain parameter, after a backward pass has computed it."""
         assert isinstance(shard.grad, DTensor)
-        gradient, shard.grad = shard.grad.to_local(), None
-        local.grad = gradient if local.grad is None else local.grad.add_(gradient)
+        gradient = shard.grad.to_local()
+        shard.grad = None
+        if local.grad is None:
+            local.grad = gradient
+        else:
+            local.grad.add_(gradient)
 
     parameter.register_post_accumulate_grad_hook(move_gradient)  # type: ignore[no-untyped-call]
     return local

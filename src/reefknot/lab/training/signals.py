@@ -1,7 +1,12 @@
 """Signal handling: the first signal requests an orderly stop, the second signal ends the process at once.
 
-Training loops use `StopRequest`, a flag that they check after every step. Code that has nothing to save uses
-`raise_on_signal`.
+Training loops use `StopRequest`, a flag that they check after every step:
+
+    with StopRequest() as stop:
+        while not stop:
+            train_step()
+
+Code that has nothing to save uses `raise_on_signal`.
 """
 
 from __future__ import annotations
@@ -23,14 +28,17 @@ def install_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[s
 
     Ignored signals stay ignored, such as SIGHUP under `nohup`.
     """
-    handled_signals = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in handled_signals}
+    previous_handlers: dict[signal.Signals, Any] = {}
+    for stop_signal in STOP_SIGNALS:
+        if signal.getsignal(stop_signal) is not signal.SIG_IGN:
+            previous_handlers[stop_signal] = signal.signal(stop_signal, handler)
+    return previous_handlers
 
 
 def restore_handlers(previous_handlers: dict[signal.Signals, Any]) -> None:
     """Restore the handlers that `install_handlers` returned."""
-    for number, handler in previous_handlers.items():
-        signal.signal(number, handler)
+    for stop_signal, handler in previous_handlers.items():
+        signal.signal(stop_signal, handler)
 
 
 class StopRequest:
@@ -41,6 +49,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        """The signal that arrived, if any."""
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:

@@ -1,8 +1,11 @@
 """The training loop of skip-gram models (word2vec): epochs over a text, metrics, checkpoints and resuming.
 
-`SkipGramTrainer.train` is the entry point, and `SkipGramTraining` is the `[training]` section of a recipe. A step
-trains on a stretch of the text (a range of words), which ends where the next line of metrics is due. There is no
-validation, so the last weights are the best weights.
+    trainer = SkipGramTrainer(model, ids, sampler, training, run)
+    progress = trainer.train()
+
+Start reading at `SkipGramTrainer.train`. `SkipGramTraining` is the `[training]` section of a recipe. A step trains on a
+stretch of the text (a range of words), which ends where the next line of metrics is due. There is no validation, so the
+last weights are the best weights.
 
 All random numbers, such as the size of the skip-gram window around a word, are functions of the position in the text
 (`kernels/skip_gram_draws.py`). So the state of training consists of the position and the two tables (the word vectors
@@ -14,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import torch
@@ -37,7 +40,8 @@ from reefknot.storage.files import write_json
 
 LOSS_SAMPLE = 2_000
 """Number of words at the beginning of the text whose loss is logged. Their negative samples are always the same."""
-Metric = dict[str, Any]
+MetricsDict = dict[str, Any]
+"""A line of metrics.jsonl as a JSON object."""
 
 
 class SkipGramTraining(Settings):
@@ -67,7 +71,9 @@ class SkipGramTraining(Settings):
 
     def rates(self, num_words: int, epoch: int) -> RateSchedule:
         """Return the learning rates in an epoch, counted from 1, over a text of `num_words` words."""
-        return RateSchedule(self.learning_rate, self.lowest_rate, num_words * self.epochs, num_words * (epoch - 1))
+        total_words = num_words * self.epochs
+        words_before = num_words * (epoch - 1)
+        return RateSchedule(self.learning_rate, self.lowest_rate, total_words, words_before)
 
 
 class SkipGramTrainer:
@@ -77,21 +83,21 @@ class SkipGramTrainer:
         self,
         model: SkipGram,
         ids: NDArray[np.int32],
-        draws: PairSampler,
+        sampler: PairSampler,
         training: SkipGramTraining,
         run: RunFolder,
         *,
         display: Display | None = None,
         device: torch.device | str = "cpu",
         name: str = "",
-        trackers: Sequence[Callable[[Metric], None]] = (),
+        trackers: Sequence[Callable[[MetricsDict], None]] = (),
     ) -> None:
         """Create a trainer.
 
         Args:
             model: The model to train. It is moved to `device`.
             ids: The training text, as word ids.
-            draws: The random numbers of training: subsampling, skip-gram windows and negative samples.
+            sampler: Draws the random numbers of training: subsampling, skip-gram windows and negative samples.
             training: The training settings.
             run: The run folder.
             display: Where progress is shown. By default, nowhere.
@@ -99,7 +105,7 @@ class SkipGramTrainer:
             name: Name of the run, which starts every line on the display.
             trackers: Functions that are called with every line of metrics.
         """
-        _check_inputs(model, ids, draws)
+        _check_inputs(model, ids, sampler)
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self.ids = ids
@@ -110,7 +116,7 @@ class SkipGramTrainer:
         self.name = name
         self.trackers = trackers
         self.progress = Progress()
-        self.draws = draws.to(self.device)
+        self.sampler = sampler.to(self.device)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -138,17 +144,19 @@ class SkipGramTrainer:
         self.run.metrics.truncate(self.progress.metrics_lines)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
+        """Restore the weights and the progress from a checkpoint of the same run."""
         if checkpoint.fingerprint != self.run.config_hash:
             raise DataError(
                 f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
                 "use another --out"
             )
-        if set(checkpoint.state_values["progress"]) != {field.name for field in fields(Progress)}:
+        saved_progress = checkpoint.state_values["progress"]
+        if set(saved_progress) != {field.name for field in fields(Progress)}:
             raise DataError(
                 f"{checkpoint.path} was written by another version of Reefknot and cannot be resumed; use another --out"
             )
         load_weights(self.model, checkpoint.weights)
-        self.progress = Progress(**checkpoint.state_values["progress"])
+        self.progress = Progress(**saved_progress)
         if self.checkpoints.step_path(self.progress.step).exists():
             # The last session may have been killed between saving this checkpoint and marking it as the best.
             self.checkpoints.mark_best(self.progress.step)
@@ -159,14 +167,18 @@ class SkipGramTrainer:
 
         Save if a checkpoint is due, and save and stop if a stop was requested.
         """
-        progress, training = self.progress, self.training
-        saves_before = progress.tokens // training.save_every
+        progress = self.progress
+        save_every = self.training.save_every
+        num_due_before = progress.tokens // save_every  # number of checkpoints that were due before this stretch
         self._train_stretch()
         self._log()
+
         epoch_ends = progress.window == len(self.ids)
         if epoch_ends:
-            progress.epoch, progress.window = progress.epoch + 1, 0
-        checkpoint_due = epoch_ends or progress.tokens // training.save_every > saves_before
+            progress.epoch += 1
+            progress.window = 0
+
+        checkpoint_due = epoch_ends or progress.tokens // save_every > num_due_before
         stop_requested = bool(stop)
         if checkpoint_due or stop_requested:
             self._save(pause=not checkpoint_due)
@@ -175,33 +187,41 @@ class SkipGramTrainer:
 
     def _train_stretch(self) -> None:
         """Train on the words up to the next line of metrics, or to the end of the text."""
-        progress, training = self.progress, self.training
+        progress = self.progress
+        log_every = self.training.log_every
         started_at = time.monotonic()
-        start = progress.window
-        end = min((start // training.log_every + 1) * training.log_every, len(self.ids))
-        tables = self.model.input.weight, self.model.output.weight
+
+        # `window` is the position of the next word in the text.
+        first_word = progress.window
+        next_log = (first_word // log_every + 1) * log_every
+        end_word = min(next_log, len(self.ids))
+        input_weight = self.model.input.weight
+        output_weight = self.model.output.weight
         train_range(
-            *tables,
+            input_weight,
+            output_weight,
             ids=self.ids,
-            start=start,
-            stop=end,
-            sampler=self.draws,
+            start=first_word,
+            stop=end_word,
+            sampler=self.sampler,
             epoch=progress.epoch,
             rates=self._rates,
-            workers=training.workers,
+            workers=self.training.workers,
         )
         progress.step += 1
-        progress.window = end
-        progress.tokens += end - start
+        progress.window = end_word
+        progress.tokens += end_word - first_word
+
         # The sum is finite only if all weights are. Reading it waits for the device.
-        if not all(bool(table.detach().sum().isfinite()) for table in tables):
-            self._stop_nonfinite(start)
+        for weight in (input_weight, output_weight):
+            if not weight.detach().sum().isfinite():
+                self._stop_nonfinite(first_word)
         progress.seconds += time.monotonic() - started_at
 
-    def _stop_nonfinite(self, start: int) -> None:
-        """Write the position to a file and raise an error. The last checkpoint is finite."""
+    def _stop_nonfinite(self, first_word: int) -> NoReturn:
+        """Write the position of a stretch to a file and raise an error. The last checkpoint is finite."""
         progress = self.progress
-        record = {"step": progress.step, "window": start, "epoch": progress.epoch, "seed": self.training.seed}
+        record = {"step": progress.step, "window": first_word, "epoch": progress.epoch, "seed": self.training.seed}
         path = self.run.path / "nonfinite.json"
         write_json(path, record)
         raise NonFiniteError(
@@ -225,23 +245,36 @@ class SkipGramTrainer:
     @torch.no_grad()
     def loss(self) -> float:
         """Return the mean loss per pair at the beginning of the text, always for the same pairs and negatives."""
-        key = self.draws.key(epoch=0)
-        words = find_kept_words(self.draws, key, self.ids, 0, min(LOSS_SAMPLE, len(self.ids)))
-        pairs = build_pairs(self.draws, key, words)
-        return float(self.model.loss(*pairs[:3])) / max(1, len(pairs.centres))
+        key = self.sampler.key(epoch=0)
+        end_word = min(LOSS_SAMPLE, len(self.ids))
+        words = find_kept_words(self.sampler, key, self.ids, 0, end_word)
+        pairs = build_pairs(self.sampler, key, words)
+        summed_loss = float(self.model.loss(*pairs[:3]))
+        return summed_loss / max(1, len(pairs.centres))
 
     def _log(self) -> None:
         """Write a line of metrics and update the display."""
-        progress, training = self.progress, self.training
-        loss, learning_rate = self.loss(), self._rates.rate_at(progress.window)
-        speed = self._clock.speed(progress)
-        line: Metric = {"kind": "train", "step": progress.step, "epoch": progress.epoch, "loss": loss}
-        line |= {"tokens": progress.tokens, "learning_rate": learning_rate}
-        line["wall"] = {"seconds": progress.seconds, "tokens_per_second": speed}
+        progress = self.progress
+        loss = self.loss()
+        tokens_per_second = self._clock.speed(progress)
+        line: MetricsDict = {
+            "kind": "train",
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "loss": loss,
+            "tokens": progress.tokens,
+            "learning_rate": self._rates.rate_at(progress.window),
+            "wall": {"seconds": progress.seconds, "tokens_per_second": tokens_per_second},
+        }
         self.run.metrics.append(line)
         for track in self.trackers:
             track(line)
-        details = [f"epoch {progress.epoch:,}/{training.epochs:,}", f"loss {loss:.3f}", f"{speed:,.0f} tokens/s"]
+
+        details = [
+            f"epoch {progress.epoch:,}/{self.training.epochs:,}",
+            f"loss {loss:.3f}",
+            f"{tokens_per_second:,.0f} tokens/s",
+        ]
         seconds_left = self._clock.seconds_left(self._fraction_done)
         self.display.update(format_progress(self.name, details, self._fraction_done, seconds_left))
 
@@ -263,12 +296,13 @@ class SkipGramTrainer:
             self.checkpoints.mark_best(progress.step)
 
 
-def _check_inputs(model: SkipGram, ids: NDArray[np.int32], draws: PairSampler) -> None:
-    """Raise an error if the text or the random numbers do not fit the vocabulary of the model."""
+def _check_inputs(model: SkipGram, ids: NDArray[np.int32], sampler: PairSampler) -> None:
+    """Raise an error if the text or the sampler does not fit the vocabulary of the model."""
     vocab_size = model.input.vocab_size
-    if len(draws.keep) != vocab_size:
+    sampler_size = len(sampler.keep)
+    if sampler_size != vocab_size:
         raise SettingsError(
-            f"skip-gram: the draws are for a vocabulary of {len(draws.keep):,} words, but the model has {vocab_size:,}"
+            f"skip-gram: the draws are for a vocabulary of {sampler_size:,} words, but the model has {vocab_size:,}"
         )
     if not len(ids):
         raise DataError("skip-gram: the training text is empty; use a longer text")

@@ -1,12 +1,12 @@
 """Speed of training: tokens and floating-point operations per second, memory, and hardware utilisation.
 
-`Throughput.speed` returns a `Speed` for each line of metrics. Its utilisation is the speed of training divided by
-the matrix rate:
+`Throughput.speed` returns a `Speed` for each line of metrics. Its hardware utilisation is
 
-- The matrix rate is the number of operations per second that the device reaches when it multiplies large matrices. It
-  is measured at the start of a run, in the precision of the run. The rate of a CPU is not measured, because other
-  programs use the CPU at the same time.
-- The speed of training is the minimum number of operations that a step needs (`nn/part.py`), divided by its time.
+    share = (minimum number of operations of a step, see `nn/part.py`) / (time of the step) / (matrix rate)
+
+The matrix rate is the number of operations per second that the device reaches when it multiplies large matrices. It is
+measured at the start of a run, in the precision of the run. The rate of a CPU is not measured, because other programs
+use the CPU at the same time.
 
 Shapes: B rows (sequences) of a training window, T steps.
 """
@@ -67,18 +67,32 @@ class Throughput:
 
     def __init__(self, model: LanguageModel, world: World, dtype: torch.dtype) -> None:
         """Measure the matrix rate on a GPU. Only the first process does so, because it reports the speed."""
-        self.model, self.world = model, world
+        self.model = model
+        self.world = world
         self.matrix_rate: float | None = None
         """Operations per second that the devices of all processes reach in large matrix products, if measured."""
         if world.is_first and world.device.type == "cuda":
             self.matrix_rate = world.size * measure_matrix_rate(world.device, dtype)
 
     def speed(self, tokens_per_second: float, inputs_BT: Tensor, targets_BT: Tensor) -> Speed:
-        """Return the speed of training. The operations per target are counted on the given training window."""
+        """Return the speed of training.
+
+        Args:
+            tokens_per_second: Number of targets that training reads per second.
+            inputs_BT: Inputs of a typical training window, on which the operations per target are counted.
+            targets_BT: Targets of the same window.
+        """
         target_count = max(int((targets_BT != IGNORE).sum()), 1)
         flops = tokens_per_second * self.model.flops(inputs_BT, targets_BT) / target_count
-        share = None if self.matrix_rate is None else flops / self.matrix_rate
-        return Speed(tokens_per_second, flops, peak_memory_bytes(self.world.device), share)
+        share = None
+        if self.matrix_rate is not None:
+            share = flops / self.matrix_rate
+        return Speed(
+            tokens_per_second=tokens_per_second,
+            flops=flops,
+            memory_bytes=peak_memory_bytes(self.world.device),
+            share=share,
+        )
 
 
 def measure_matrix_rate(device: torch.device | str, dtype: torch.dtype, seconds: float = MEASUREMENT_SECONDS) -> float:
@@ -89,14 +103,19 @@ def measure_matrix_rate(device: torch.device | str, dtype: torch.dtype, seconds:
     generators are not touched. The peak memory of the device is reset.
     """
     device = torch.device(device)
-    on_gpu, size = device.type == "cuda", MATRIX_SIZES[device.type]
+    on_gpu = device.type == "cuda"
+    size = MATRIX_SIZES[device.type]
+    repeats = 10 if on_gpu else 1
     generator = torch.Generator(device).manual_seed(0)
-    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    _product_seconds(left, right, 1)  # the first product also chooses the kernel
+    left = torch.randn(size, size, device=device, generator=generator).to(dtype)
+    right = torch.randn(size, size, device=device, generator=generator).to(dtype)
+
+    _product_seconds(left, right, repeats=1)  # the first product also chooses the kernel
     measurements: list[float] = []
-    started = time.perf_counter()
-    while len(measurements) < 3 or time.perf_counter() - started < seconds:
-        measurements.append(_product_seconds(left, right, 10 if on_gpu else 1))
+    started_at = time.perf_counter()
+    while len(measurements) < 3 or time.perf_counter() - started_at < seconds:
+        measurements.append(_product_seconds(left, right, repeats))
+
     if on_gpu:
         del left, right
         torch.cuda.empty_cache()
@@ -111,9 +130,9 @@ def _product_seconds(left: Tensor, right: Tensor, repeats: int) -> float:
     """Return the mean time of one matrix product over `repeats` products."""
     if left.is_cuda:
         torch.cuda.synchronize(left.device)
-    started = time.perf_counter()
+    started_at = time.perf_counter()
     for _ in range(repeats):
         torch.mm(left, right)
     if left.is_cuda:
         torch.cuda.synchronize(left.device)
-    return (time.perf_counter() - started) / repeats
+    return (time.perf_counter() - started_at) / repeats

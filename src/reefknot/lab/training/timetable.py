@@ -1,7 +1,13 @@
 """Decide when training logs, validates, saves and ends, from the settings and the progress so far.
 
-The training loop asks `Timetable.due_actions` after every update. A window is the part of the text that one update
-reads, so an epoch ends after its last window. `SessionClock` estimates the remaining time.
+The training loop calls `Timetable.due_actions` after every update:
+
+    due = timetable.due_actions(progress)
+    if due.validation:
+        validate()
+
+A window is the part of the text that one update reads, so an epoch ends after its last window. `SessionClock` estimates
+the remaining time.
 """
 
 from __future__ import annotations
@@ -20,12 +26,15 @@ class DueActions:
     """What the training loop does after an update."""
 
     epoch_ends: bool
+    """Whether this was the last update of an epoch."""
     training_ends: bool
     """Whether this was the last update of the run."""
     log: bool
     """Whether a line of metrics is written."""
     validation: bool
+    """Whether the model is validated."""
     checkpoint: bool
+    """Whether a checkpoint is saved."""
 
 
 class Timetable:
@@ -47,7 +56,8 @@ class Timetable:
 
     def due_actions(self, progress: Progress) -> DueActions:
         """Return what is due after the latest update."""
-        step, settings = progress.step, self.settings
+        step = progress.step
+        settings = self.settings
         epoch_ends = progress.window == self.batches.num_windows
         training_ends = step >= self._max_updates or (epoch_ends and progress.epoch >= self._max_epochs)
         if training_ends:
@@ -56,12 +66,14 @@ class Timetable:
             validation = epoch_ends
         else:
             validation = step % settings.validate_every == 0
+        log = epoch_ends or validation or step % settings.log_every == 0
+        checkpoint = validation or step % settings.save_every == 0
         return DueActions(
             epoch_ends=epoch_ends,
             training_ends=training_ends,
-            log=epoch_ends or validation or step % settings.log_every == 0,
+            log=log,
             validation=validation,
-            checkpoint=validation or step % settings.save_every == 0,
+            checkpoint=checkpoint,
         )
 
     def epochs_done(self, progress: Progress) -> float:
@@ -73,15 +85,20 @@ class Timetable:
 
     def fraction_done(self, progress: Progress) -> float:
         """Return the fraction of training that is done."""
-        return max(progress.step / self._max_updates, self.epochs_done(progress) / self._max_epochs)
+        fraction_of_updates = progress.step / self._max_updates
+        fraction_of_epochs = self.epochs_done(progress) / self._max_epochs
+        return max(fraction_of_updates, fraction_of_epochs)
 
     def format_position(self, progress: Progress) -> str:
         """Return the current position, such as `epoch 3` or `update 4,000`."""
-        return f"epoch {progress.epoch:,}" if self.settings.updates is None else f"update {progress.step:,}"
+        if self.settings.updates is None:
+            return f"epoch {progress.epoch:,}"
+        return f"update {progress.step:,}"
 
     def format_position_of_total(self, progress: Progress) -> str:
         """Return the current position and the total, such as `epoch 3/40` or `update 4,000/286,000`."""
-        return f"{self.format_position(progress)}/{self.settings.updates or self.settings.epochs:,}"
+        total = self.settings.updates or self.settings.epochs
+        return f"{self.format_position(progress)}/{total:,}"
 
 
 @dataclass(frozen=True)
@@ -99,9 +116,12 @@ class SessionClock:
 
     def speed(self, progress: Progress) -> float:
         """Return targets per second in this session. Earlier sessions may have used another GPU."""
-        return (progress.tokens - self.tokens_before) / (progress.seconds - self.seconds_before)
+        session_tokens = progress.tokens - self.tokens_before
+        session_seconds = progress.seconds - self.seconds_before
+        return session_tokens / session_seconds
 
     def seconds_left(self, fraction_done: float) -> float:
         """Return the remaining seconds at the pace of this session, including validations and checkpoints."""
-        elapsed = time.monotonic() - self.started_at
-        return elapsed * (1 - fraction_done) / (fraction_done - self.fraction_before)
+        elapsed_seconds = time.monotonic() - self.started_at
+        session_fraction = fraction_done - self.fraction_before
+        return elapsed_seconds * (1 - fraction_done) / session_fraction

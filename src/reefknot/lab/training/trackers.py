@@ -1,6 +1,9 @@
 """Optional export of metrics to other tools, in addition to metrics.jsonl.
 
-A tracker is a function that a trainer calls with every line of metrics.
+A tracker is a function that a trainer calls with every line of metrics:
+
+    track = open_tensorboard(folder)
+    track({"kind": "train", "step": 100, "nll": 5.2})    # writes the scalar train/nll
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ def open_tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise SettingsError("TensorBoard is not installed: pip install 'reefknot[tensorboard]'") from error
-    writer: Any = None
+    writer: Any = None  # a SummaryWriter, opened with the step of the first line
 
     def track(line: dict[str, Any]) -> None:
         nonlocal writer

@@ -1,14 +1,11 @@
 """Make one training update: compute the gradients of a window, clip them and step the optimiser.
 
-Start reading from `Updater`, which the training loop calls once for every training window (the part of the text that
-one update reads). It splits the window into micro-batches, runs their forward and backward passes, clips the gradient,
-steps the optimiser, and updates the weight averages. `UpdateStats` collects losses and gradient norms for the log.
+    updater = Updater(model, state, world, settings)
+    updater(inputs_BT, targets_BT, learning_rate, num_targets)    # once for every training window
+    report = updater.stats.report()                               # losses and gradient norms, for the log
 
-Three things differ from a textbook training loop:
-
-- Nothing here waits for a GPU. Results accumulate on the device until the training loop reads them.
-- An update whose loss or gradient is not finite is not applied (`UpdateStats`).
-- On a GPU, updates whose shapes repeat are replayed as CUDA graphs (`CapturedUpdates`).
+Start reading at `Updater.__call__`. A training window is the part of the text that one update reads. It is split into
+micro-batches. Their gradients are added up and clipped before the optimiser makes its step.
 
 Terms: a row is one sequence of a window (a stream, a block, a sentence or a pair). The output end is the classifier
 with its loss. A plan is what the output end computes from the targets on the host, before they go to the device.
@@ -33,7 +30,7 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.evaluation.perplexity import autocast
-from reefknot.lab.training.distributed import World
+from reefknot.lab.training.distributed import WindowResult, World
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import TrainState
 from reefknot.nn.encoders.contract import State, join_streams, overwrite, select_streams
@@ -41,8 +38,8 @@ from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import OutputEnd, Plan
 
 MAX_GRAPHS = 128
-"""Maximum number of different shapes of an update that are tracked. A recipe with random window lengths has about
-forty. If the plan of an output end has a different shape every time, capturing is not worth it."""
+"""Maximum number of different shapes of an update for which CUDA graphs are kept. A recipe with random window lengths
+has about forty. If the plan of an output end has a different shape every time, capturing is not worth it."""
 TARGET_BUCKETS = 16
 """Number of different sizes M. In a window with padding, the number of positions that the output end reads is rounded
 up to the next sixteenth of all positions, so that shapes repeat."""
@@ -54,7 +51,14 @@ AUTOCAST_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float1
 
 
 class Updater:
-    """Computes and applies the updates of a model, on the device of the model."""
+    """Computes and applies the updates of a model, on the device of the model.
+
+    Three things differ from a textbook training loop:
+
+    - Nothing here waits for a GPU. Results accumulate on the device until the training loop reads them.
+    - An update whose loss or gradient is not finite is not applied (`UpdateStats`).
+    - On a GPU, updates whose shapes repeat are replayed as CUDA graphs (`CapturedUpdates`).
+    """
 
     def __init__(
         self,
@@ -63,40 +67,46 @@ class Updater:
         world: World,
         settings: TrainingSettings,
     ) -> None:
-        self.model, self.state, self.world, self.settings = model, state, world, settings
+        self.model = model
+        self.state = state
+        self.world = world
+        self.settings = settings
         self.parallel = state.parallel
         self.carries_state = carries_state(model, settings)
+
+        patience = MAX_OVERFLOWS if settings.precision == "float16" else 1
         self.stats = UpdateStats(
-            world,
-            state.progress.step,
-            patience=MAX_OVERFLOWS if settings.precision == "float16" else 1,
-            skipped_in_a_row=state.progress.skipped_in_a_row,
+            world, state.progress.step, patience=patience, skipped_in_a_row=state.progress.skipped_in_a_row
         )
         self.synchronous = world.device.type != "cuda"
         """Whether the results of an update are known when the call returns, so that reading them is cheap."""
+        if not self.synchronous:
+            # torch's fused optimisers read this tensor.
+            state.optimiser.found_inf = self.stats.found_inf  # type: ignore[attr-defined]
+
         # A graph cannot be captured while a part of the model reads a value from the device.
         reads_device = model.input.synchronizes or model.encoder.synchronizes
         self.uses_graphs = settings.capture and not self.synchronous and world.size == 1 and not reads_device
         self.reset_capture()
-        if not self.synchronous:
-            state.optimiser.found_inf = self.stats.found_inf  # type: ignore[attr-defined]
 
     def reset_capture(self) -> None:
         """Discard captured graphs, because the work of an update has changed."""
-        self._captured = CapturedUpdates(self._apply_update, self.world.device) if self.uses_graphs else None
+        self._captured: CapturedUpdates | None = None
+        if self.uses_graphs:
+            self._captured = CapturedUpdates(self._apply_update, self.world.device)
 
-    def __call__(self, inputs_BT: Tensor, targets_BT: Tensor, learning_rate: float, count: int) -> None:
+    def __call__(self, inputs_BT: Tensor, targets_BT: Tensor, learning_rate: float, num_targets: int) -> None:
         """Make one update on a training window.
 
         Args:
             inputs_BT: Inputs of this process's rows.
             targets_BT: Targets of this process's rows.
             learning_rate: Learning rate.
-            count: Number of targets of the window, over all processes.
+            num_targets: Number of targets of the window, over all processes.
         """
         batches = MicroBatch.split(inputs_BT, targets_BT, self.settings.accumulate, self.model.output)
         self._set_learning_rate(learning_rate)
-        target_count = torch.tensor(count)
+        target_count = torch.tensor(num_targets)
         if self._captured is None:
             device = self.world.device
             batches = [batch.to(device) for batch in batches]
@@ -105,6 +115,7 @@ class Updater:
             self.state.hidden = self._captured(batches, self.state.hidden, target_count)
 
     def _set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of all parameter groups."""
         for group in self.state.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):  # captured graphs read this tensor
                 group["lr"].fill_(learning_rate)
@@ -112,20 +123,31 @@ class Updater:
                 group["lr"] = learning_rate
 
     def _apply_update(self, batches: Sequence[MicroBatch], hidden: State, target_count: Tensor) -> State:
-        """Compute and apply an update, and return the next hidden state."""
-        optimiser, scaler = self.state.optimiser, self.state.scaler
+        """Compute and apply an update, and return the next hidden state.
+
+        Args:
+            batches: The micro-batches of the window, on the device.
+            hidden: The hidden state before the window.
+            target_count: Number of targets of the window, over all processes, as a scalar tensor.
+        """
+        optimiser = self.state.optimiser
+        scaler = self.state.scaler
+
+        # Compute the gradient.
         optimiser.zero_grad(set_to_none=True)
-        sums, penalties, hidden = self._backward(batches, hidden, target_count)
+        part_sums, penalties, next_hidden = self._backward(batches, hidden, target_count)
         scaler.unscale_(optimiser)
         norm = self.parallel.clip_gradients(self.settings.clip)
-        self.stats.add(norm, sums, penalties, target_count)
+
+        # Apply it, unless the loss or the gradient is not finite.
+        self.stats.add(norm, part_sums, penalties, target_count)
         # On a GPU, the optimiser itself reads `found_inf`.
         if not self.synchronous or not self.stats.found_inf:
             optimiser.step()
         scaler.update()
         if self.state.averages is not None:
             self.state.averages.update(1.0 - self.stats.found_inf)
-        return hidden
+        return next_hidden
 
     def _backward(
         self, batches: Sequence[MicroBatch], hidden: State, target_count: Tensor
@@ -133,30 +155,41 @@ class Updater:
         """Accumulate the gradients of micro-batches.
 
         Returns:
-            The summed parts of the losses, the penalties, and the next hidden state.
+            The sums of the parts of the loss, the penalties, and the next hidden state.
         """
         divisor = self._loss_divisor(batches, target_count)
-        sums: dict[str, Tensor] = {}
+        part_sums: dict[str, Tensor] = {}
         penalties: dict[str, Tensor] = {}
-        states: list[State] = []
-        start = 0
+        next_states: list[State] = []
+        first_row = 0
+        # The output end computes its class vectors once for all micro-batches.
         with self.model.output.cache_for_step() as announce_last:
             for index, batch in enumerate(batches):
-                end = start + len(batch.inputs)
-                previous_state = select_streams(hidden, slice(start, end)) if self.carries_state else None
-                start = end
+                # The hidden state of the rows of this micro-batch.
+                end_row = first_row + len(batch.inputs)
+                previous_state = None
+                if self.carries_state:
+                    previous_state = select_streams(hidden, slice(first_row, end_row))
+                first_row = end_row
+
                 is_last = index == len(batches) - 1
                 if is_last:
                     announce_last()
                 # Replicas of a model exchange gradients only once per update, after the last micro-batch.
                 with nullcontext() if is_last else self.parallel.no_sync():
-                    parts, penalties, state = self._backward_one(batch, previous_state, divisor, is_last)
-                if sums:
-                    sums = {name: sums[name] + part for name, part in parts.items()}
+                    result = self._backward_one(batch, previous_state, divisor, add_penalties=is_last)
+
+                if part_sums:
+                    part_sums = {name: part_sums[name] + part for name, part in result.part_sums.items()}
                 else:
-                    sums = parts
-                states.append(state)
-        return sums, penalties, join_streams(states) if self.carries_state else {}
+                    part_sums = result.part_sums
+                penalties = result.penalties
+                next_states.append(result.next_state)
+
+        next_hidden: State = {}
+        if self.carries_state:
+            next_hidden = join_streams(next_states)
+        return part_sums, penalties, next_hidden
 
     def _loss_divisor(self, batches: Sequence[MicroBatch], target_count: Tensor) -> Tensor:
         """Return the number by which the summed loss is divided: of targets or of rows, over all processes."""
@@ -167,19 +200,23 @@ class Updater:
 
     def _backward_one(
         self, batch: MicroBatch, previous_state: State | None, divisor: Tensor, add_penalties: bool
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], State]:
-        """Add the gradients of one micro-batch. Return the parts of its loss, the penalties and its next state."""
+    ) -> WindowResult:
+        """Add the gradients of one micro-batch, and return the result of its forward pass."""
         with autocast(self.world.device, self.settings.precision):
-            loss_sum, parts, state, penalties = self.parallel.window_loss(
+            result: WindowResult = self.parallel.window_loss(
                 batch.inputs, batch.targets, previous_state, batch.plan, batch.positions
             )
         # Gradients are averaged over the processes, so the loss is multiplied by their number. Penalties are the same
         # in every process, so they are not.
-        objective = loss_sum * (self.world.size / divisor.double()).to(loss_sum.dtype)
-        if add_penalties and penalties:
-            objective = objective + torch.stack(list(penalties.values())).sum() / divisor
-        self.state.scaler.scale(objective).backward()
-        return parts, penalties, state
+        loss_factor = self.world.size / divisor.double()
+        objective = result.loss_sum * loss_factor.to(result.loss_sum.dtype)
+        if add_penalties and result.penalties:
+            penalty_sum = torch.stack(list(result.penalties.values())).sum()
+            objective = objective + penalty_sum / divisor
+        scaled_objective = self.state.scaler.scale(objective)
+        scaled_objective.backward()  # type: ignore[no-untyped-call]
+        # Detached, so that the graph of this micro-batch does not live on during the next micro-batch.
+        return result._replace(loss_sum=result.loss_sum.detach())
 
 
 @dataclass(frozen=True)
@@ -202,37 +239,54 @@ class MicroBatch:
         The tensors are on the host, so that finding the positions with a target does not wait for the device.
         """
         num_batches = min(max_batches, len(inputs_BT))
-        batch_inputs, batch_targets = inputs_BT.tensor_split(num_batches), targets_BT.tensor_split(num_batches)
-        batch_positions: list[Tensor | None] = []
+        all_inputs = inputs_BT.tensor_split(num_batches)
+        all_targets = targets_BT.tensor_split(num_batches)
+
+        # Find the positions that the output end reads, and compute its plans for them.
+        all_positions: list[Tensor | None] = []
         targets_to_read: list[Tensor] = []
-        for targets in batch_targets:
-            targets_N = targets.reshape(-1)
+        for batch_targets_BT in all_targets:
+            targets_N = batch_targets_BT.reshape(-1)
             positions_M = _output_positions(targets_N)
-            batch_positions.append(positions_M)
-            targets_to_read.append(targets_N if positions_M is None else targets_N[positions_M])
+            all_positions.append(positions_M)
+            if positions_M is None:
+                targets_to_read.append(targets_N)
+            else:
+                targets_to_read.append(targets_N[positions_M])
         plans = output.prepare_micro_batches(targets_to_read)
-        return [cls(*fields) for fields in zip(batch_inputs, batch_targets, batch_positions, plans, strict=True)]
+
+        batches = []
+        for inputs, targets, positions, plan in zip(all_inputs, all_targets, all_positions, plans, strict=True):
+            batches.append(cls(inputs=inputs, targets=targets, positions=positions, plan=plan))
+        return batches
 
     def map(self, function: Callable[[Tensor], Tensor]) -> MicroBatch:
         """Return a micro-batch with `function` applied to each of its `tensors`, in their order."""
-        inputs, targets = function(self.inputs), function(self.targets)
-        positions = None if self.positions is None else function(self.positions)
-        return MicroBatch(inputs, targets, positions, self.plan.map(function))
+        inputs = function(self.inputs)
+        targets = function(self.targets)
+        positions = None
+        if self.positions is not None:
+            positions = function(self.positions)
+        plan = self.plan.map(function)
+        return MicroBatch(inputs=inputs, targets=targets, positions=positions, plan=plan)
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return a copy on a device."""
-        return self.map(lambda tensor: send(tensor, device))
+        return self.map(partial(send, device=device))
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, including those of the plan."""
-        positions = [] if self.positions is None else [self.positions]
-        return [self.inputs, self.targets, *positions, *self.plan.tensors()]
+        tensors = [self.inputs, self.targets]
+        if self.positions is not None:
+            tensors.append(self.positions)
+        return tensors + self.plan.tensors()
 
     def shape_key(self) -> Hashable:
         """Return a key that is equal for micro-batches whose tensors have equal shapes and types."""
-        positions = None if self.positions is None else _shape_and_dtype(self.positions)
-        plan = replace(self.plan.map(_shape_and_dtype), count=0)
-        return plan, _shape_and_dtype(self.inputs), _shape_and_dtype(self.targets), positions
+        positions_shape = None if self.positions is None else _shape_and_dtype(self.positions)
+        # The plan with shapes in place of its tensors. Its count may differ, because graphs read it from a tensor.
+        plan_shapes = replace(self.plan.map(_shape_and_dtype), count=0)
+        return plan_shapes, _shape_and_dtype(self.inputs), _shape_and_dtype(self.targets), positions_shape
 
 
 @dataclass(frozen=True)
@@ -276,37 +330,54 @@ class UpdateStats:
                 skipped.
             skipped_in_a_row: Number of skipped updates since the last applied update.
         """
-        self._world, self._patience = world, patience
+        self._world = world
+        self._patience = patience
         self._step = torch.tensor(step, device=world.device)
-        self._failed_step, self._skipped, self._tokens = (torch.zeros_like(self._step) for _ in range(3))
+        self._failed_step = torch.zeros_like(self._step)
+        self._skipped = torch.zeros_like(self._step)
+        self._tokens = torch.zeros_like(self._step)
         self._skipped_in_a_row = torch.full_like(self._step, skipped_in_a_row)
         self.found_inf = torch.zeros((), device=world.device)
         """1 if the current update must not be applied, because it or an earlier update has failed; otherwise 0. torch's
         fused optimisers read this tensor before they change a weight."""
         self._part_names: list[str] = []
         self._penalty_names: list[str] = []
-        # `_sums` has the sums of the loss parts, `_latest` the penalties, loss and norm of the latest update. `add`
-        # sets their sizes.
-        self._sums, self._latest = torch.zeros(2, 0, device=world.device).unbind()
+        # `_sums` has the sums of the parts of the loss. `_latest` has the penalties, the loss and the gradient norm of
+        # the latest update. `add` sets their sizes.
+        self._sums = torch.zeros(0, device=world.device)
+        self._latest = torch.zeros(0, device=world.device)
 
-    def add(self, norm: Tensor, sums: dict[str, Tensor], penalties: dict[str, Tensor], target_count: Tensor) -> None:
-        """Add the results of an update and decide whether it is applied (`found_inf`)."""
+    def add(
+        self, norm: Tensor, part_sums: dict[str, Tensor], penalties: dict[str, Tensor], target_count: Tensor
+    ) -> None:
+        """Add the results of an update and decide whether it is applied (`found_inf`).
+
+        Args:
+            norm: Norm of the gradient.
+            part_sums: Sums of the parts of the loss, by name. The part `nll` is always present.
+            penalties: Penalties, by name.
+            target_count: Number of targets of the update, over all processes.
+        """
         # One tensor for all results, because every operation is a kernel launch. Decisions are tensors too (0 or 1),
         # because `if` would wait for the device.
-        results = torch.stack(
-            [result.detach().double() for result in (*sums.values(), *penalties.values(), sums["nll"], norm)]
-        )
-        update_sums, latest = results[: len(sums)], results[len(sums) :]
+        all_results = [*part_sums.values(), *penalties.values(), part_sums["nll"], norm]
+        results = torch.stack([result.detach().double() for result in all_results])
+        update_sums = results[: len(part_sums)]
+        latest = results[len(part_sums) :]
         if not self._part_names:
-            self._part_names, self._penalty_names = list(sums), list(penalties)
-            self._sums, self._latest = torch.zeros_like(update_sums), torch.zeros_like(latest)
+            self._part_names = list(part_sums)
+            self._penalty_names = list(penalties)
+            self._sums = torch.zeros_like(update_sums)
+            self._latest = torch.zeros_like(latest)
+
+        # Count the update. The loss differs between processes, but all processes must make the same decision.
         self._step += 1
-        # The loss differs between processes, but all processes must make the same decision.
         is_finite = self._world.all_true(results.isfinite().all())
         self._skipped += ~is_finite
         self._skipped_in_a_row.copy_((self._skipped_in_a_row + 1) * ~is_finite)
         self._tokens += target_count * is_finite
         self._sums += torch.where(is_finite, update_sums, 0.0)
+
         # Once an update has failed, its results stay, so that the report shows them.
         had_failed = self._failed_step > 0
         fails_now = self._skipped_in_a_row >= self._patience
@@ -316,17 +387,21 @@ class UpdateStats:
 
     def report(self) -> UpdateReport:
         """Wait for the device, return the accumulated results, and reset them."""
-        counts = torch.stack([self._tokens, self._failed_step, self._skipped, self._skipped_in_a_row]).double()
         # One copy from the device is enough for all numbers.
-        values = torch.cat([self._sums, self._latest, counts]).tolist()
-        *results, tokens, failed_step, skipped, skipped_in_a_row = values
-        for total in (self._sums, self._tokens, self._skipped):
-            total.zero_()
-        sums = results[: len(self._part_names)]
+        counts = torch.stack([self._tokens, self._failed_step, self._skipped, self._skipped_in_a_row]).double()
+        numbers = torch.cat([self._sums, self._latest, counts]).tolist()
+        for accumulated in (self._sums, self._tokens, self._skipped):
+            accumulated.zero_()
+
+        # Take the numbers apart again, in the same order.
+        *results, tokens, failed_step, skipped, skipped_in_a_row = numbers
+        part_sums = results[: len(self._part_names)]
         penalties = results[len(self._part_names) : -2]
-        nll, norm = results[-2:] if results else (math.nan, math.nan)
+        nll, norm = math.nan, math.nan  # before the first update
+        if results:
+            nll, norm = results[-2:]
         return UpdateReport(
-            sums=dict(zip(self._part_names, sums, strict=True)),
+            sums=dict(zip(self._part_names, part_sums, strict=True)),
             tokens=int(tokens),
             penalties=dict(zip(self._penalty_names, penalties, strict=True)),
             nll=nll,
@@ -365,10 +440,12 @@ class CapturedUpdates:
     def __call__(self, batches: Sequence[MicroBatch], hidden: State, target_count: Tensor) -> State:
         """Run or replay an update, and return the next hidden state."""
         with side_stream(self._device, self._stream):
+            # Copy the hidden state into the tensors that the graphs read, unless it is there already.
             if hidden is not self._hidden:
                 if not self._hidden:
                     self._hidden = {name: torch.empty_like(tensor) for name, tensor in hidden.items()}
                 overwrite(self._hidden, hidden)
+
             key = tuple(batch.shape_key() for batch in batches)
             inputs = [target_count]
             for batch in batches:
@@ -379,8 +456,9 @@ class CapturedUpdates:
     def _step(self, batches: Sequence[MicroBatch], target_count: Tensor, *tensors: Tensor) -> None:
         """Apply an update to the micro-batches, with `tensors` in place of their tensors."""
         replacements = iter(tensors)
-        batches = [batch.map(lambda _: next(replacements)) for batch in batches]
-        overwrite(self._hidden, self._apply_update(batches, self._hidden, target_count))
+        device_batches = [batch.map(lambda _: next(replacements)) for batch in batches]
+        next_hidden = self._apply_update(device_batches, self._hidden, target_count)
+        overwrite(self._hidden, next_hidden)
 
 
 def carries_state(model: LanguageModel, settings: TrainingSettings) -> bool:
@@ -414,13 +492,14 @@ def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
 
 def _compute_tiny_gradient(model: LanguageModel) -> None:
     """Run the model forward and backward on one word. A translator also reads a source of one word."""
-    pairs_BU, targets_BT = torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+    targets_BT = torch.zeros(1, 1, dtype=torch.int64)
     if model.encoder.reads_source:
-        result = model.target_log_probs(pairs_BU, targets_BT)[0]
+        pairs_BU = torch.zeros(1, 2, dtype=torch.int64)
+        output, _ = model.target_log_probs(pairs_BU, targets_BT)
     else:
-        result = model(targets_BT).output
+        output = model(targets_BT).output
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    torch.autograd.grad(result.float().sum(), parameters, allow_unused=True)
+    torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
 
 
 def _output_positions(targets_N: Tensor) -> Tensor | None:
@@ -433,9 +512,11 @@ def _output_positions(targets_N: Tensor) -> Tensor | None:
     has_target_N = targets_N != IGNORE
     if has_target_N.all():
         return None
+    num_targets = int(has_target_N.sum())
     bucket_size = math.ceil(len(targets_N) / TARGET_BUCKETS)
-    padded_count = math.ceil(int(has_target_N.sum()) / bucket_size) * bucket_size
-    return has_target_N.argsort(descending=True, stable=True)[:padded_count]
+    padded_count = math.ceil(num_targets / bucket_size) * bucket_size
+    targets_first_N = has_target_N.argsort(descending=True, stable=True)
+    return targets_first_N[:padded_count]
 
 
 def _shape_and_dtype(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -1,1 +1,1 @@
-"""Classifiers: one vector per class, and a map of the hidden state to the space of these vectors."""
+"""Classifiers: one vector per class, and a map of the hidden state. `contract.py` has their interface."""

@@ -1,10 +1,11 @@
 """The bilinear classifier (Gulordava et al. 2018; Pappas & Henderson 2019): a matrix U maps the hidden state.
 
-    score(y | h) = e_y . U h + bias[y],   with a residual e_y . (U h + h) + bias[y]
+    score(y | h) = e_y . (U h) + bias[y]
+    score(y | h) = e_y . (U h + h) + bias[y]      with a residual connection
 
 e_y is the row of class y in the word table.
 
-Shapes: N rows (tokens), D dimensions: of the hidden state before U, of the table after it.
+Shapes: N rows (one row per token), D dimensions of the hidden state, C dimensions of the class vectors.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from reefknot.nn.tables import WordTable
 class Bilinear(Classifier):
     """A classifier whose scores are dot products of a table's rows with U h, where U is a learned matrix.
 
-    The paper writes (E U) h. E (U h) is the same score, without a second V x D matrix. Residual connections of the
-    table and of the hidden state are the same here: U + I. E U has no bias, because a bias would add the same number
-    b . h to all scores, which cancels in a softmax.
+    With the table E, the paper writes (E U) h. E (U h) gives the same scores without a second V x D matrix. Residual
+    connections of the table and of the hidden state have the same effect: U + I instead of U. E U has no bias, because
+    a bias b would add the same number, b . h, to all scores, which cancels in a softmax.
 
     Args:
         table: The word table whose rows are the class vectors.
@@ -58,5 +59,7 @@ class Bilinear(Classifier):
         Args:
             hidden_ND: Hidden states, with shape (N, context_dim).
         """
-        mapped_ND: Tensor = self.dropout(self.matrix(hidden_ND))
-        return mapped_ND + hidden_ND if self.residual else mapped_ND
+        context_NC: Tensor = self.dropout(self.matrix(hidden_ND))
+        if self.residual:
+            context_NC = context_NC + hidden_ND
+        return context_NC

@@ -1,12 +1,13 @@
-"""Base class of classifiers, which give every class a vector, and the caches of these vectors.
+"""Base class of classifiers, which score every word after a hidden state, and caches of their class vectors.
 
     score(y | h) = weight()[y] . context(h) + bias[y]
 
-Start reading at `Classifier`. The class vectors `weight()` come from a word table. A classifier may compute them by a
-network, the label encoder. They are then the same for all windows of an evaluation and for all micro-batches of an
-optimiser step, and a `WeightCache` computes them only once.
+Start reading at `Classifier`. `weight()` returns the class vectors: one vector per class (word). They come from a word
+table, the module that holds the embeddings. A classifier may transform them by a network, the *label encoder*, which is
+expensive. A `WeightCache` then computes the class vectors only once: for all calls of an evaluation (`EvaluationCache`)
+or for all micro-batches of an optimiser step (`StepCache`).
 
-Shapes: N rows (tokens), V classes, D dimensions.
+Shapes: N rows (one row per token), V classes, D dimensions.
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ class Classifier(nn.Module, InheritsDocstrings):
 
     def __init__(self, table: WordTable, context_dim: int, bias: bool, dim: int | None = None) -> None:
         super().__init__()
+        if isinstance(table, BandedTable):
+            raise SettingsError(NEEDS_WORD_TABLE)
         if not isinstance(table, WordTable):
-            raise SettingsError(NEEDS_WORD_TABLE if isinstance(table, BandedTable) else NO_TABLE_TO_SHARE)
+            raise SettingsError(NO_TABLE_TO_SHARE)
         self.table = table
         self.vocab_size = table.vocab_size
         self.context_dim = context_dim
@@ -61,7 +64,9 @@ class Classifier(nn.Module, InheritsDocstrings):
         self.register_parameter("bias", nn.Parameter(torch.zeros(table.vocab_size)) if bias else None)
 
     def encode(self, ids: Tensor | None = None) -> Tensor:
-        """Compute the vectors that `weight` returns. A classifier that transforms its table overrides this method.
+        """Compute the class vectors. A classifier that transforms its table overrides this method.
+
+        Output ends call `weight`, which may take the vectors from a cache.
 
         Args:
             ids: Class ids, with any shape. By default all classes.
@@ -69,7 +74,7 @@ class Classifier(nn.Module, InheritsDocstrings):
         return self.table.vectors(ids)
 
     def context(self, hidden_ND: Tensor) -> Tensor:
-        """Map the hidden states to the space of the class vectors. The result has shape (N, dim).
+        """Map the hidden states to the space of the class vectors. The result, the context, has shape (N, dim).
 
         A matrix that is applied here costs N x D x D operations. In `encode` it would cost V x D x D.
 
@@ -97,8 +102,10 @@ class Classifier(nn.Module, InheritsDocstrings):
             rows: Number of hidden states, N.
             classes: Number of classes to score. By default all classes.
         """
-        classes = self.vocab_size if classes is None else classes
-        return FLOPS_PER_WEIGHT * rows * (count_matrix_weights(self) + self.dim * classes)
+        if classes is None:
+            classes = self.vocab_size
+        weights_per_row = count_matrix_weights(self) + self.dim * classes
+        return FLOPS_PER_WEIGHT * rows * weights_per_row
 
     def penalties(self) -> dict[str, Tensor]:
         """Return named penalties on the parameters of the classifier, as scalars (see `OutputEnd.penalties`)."""
@@ -106,12 +113,13 @@ class Classifier(nn.Module, InheritsDocstrings):
 
     @contextmanager
     def use_cache(self, cache: CacheType) -> Iterator[CacheType]:
-        """Use `cache` for the vectors of all classes inside the context."""
-        previous, self._cache = self._cache, cache
+        """Use `cache` for the vectors of all classes inside the `with` block."""
+        previous_cache = self._cache
+        self._cache = cache
         try:
             yield cache
         finally:
-            self._cache = previous
+            self._cache = previous_cache
 
 
 # -- caches of class vectors ---------------------------------------------------------------------------------------
@@ -146,9 +154,9 @@ class EvaluationCache(WeightCache):
 class StepCache(WeightCache):
     """Computes the class vectors once for all micro-batches of an optimiser step, with one backward pass through them.
 
-    All micro-batches except the last receive a detached leaf, which accumulates their gradients. The last micro-batch
-    receives the weight itself, and the accumulated gradients are added to its gradient. So only the last backward pass
-    continues into the label encoder. With three micro-batches:
+    All micro-batches except the last receive a detached copy (a leaf tensor), which accumulates their gradients. The
+    last micro-batch receives the weight itself, and the accumulated gradients are added to its gradient. So only the
+    last backward pass continues into the label encoder. With three micro-batches and their gradients g1, g2 and g3:
 
         1  backward()    leaf.grad = g1
         2  backward()    leaf.grad = g1 + g2
@@ -166,9 +174,13 @@ class StepCache(WeightCache):
             return compute()
         if self._weight is None:
             weight_VD = compute()
-            # Under autocast a label encoder may end in half precision, in which gradients must not be accumulated.
-            self._weight = at_least_float32(weight_VD) if _is_under_autocast(weight_VD) else weight_VD
-        if self._is_last or self._weight.grad_fn is None:  # None: a parameter, which accumulates gradients itself
+            if torch.is_autocast_enabled(weight_VD.device.type):
+                # A label encoder may end in half precision, in which gradients must not be accumulated.
+                weight_VD = at_least_float32(weight_VD)
+            self._weight = weight_VD
+
+        is_parameter = self._weight.grad_fn is None  # a parameter accumulates gradients itself
+        if self._is_last or is_parameter:
             return self._weight
         if self._leaf is None:
             self._leaf = self._weight.detach().requires_grad_()
@@ -191,9 +203,8 @@ class StepCache(WeightCache):
 
 def _add_accumulated(leaf: Tensor, gradient: Tensor) -> Tensor:
     """Move the gradient that `leaf` has accumulated into `gradient`."""
-    accumulated, leaf.grad = leaf.grad, None
-    return gradient if accumulated is None else accumulated.add_(gradient)
-
-
-def _is_under_autocast(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
+    accumulated = leaf.grad
+    leaf.grad = None
+    if accumulated is None:
+        return gradient
+    return accumulated.add_(gradient)

@@ -1,10 +1,11 @@
 """DRILL (Pappas & Henderson 2019): a deep residual network over the word table computes the class vectors.
 
-    E^(0) = E,   E^(i) = act(E^(i-1) U^(i) + u^(i)) [+ E^(i-1), from i = 2 on] + E
-    score(y | h) = E^(k)[y] . h + bias[y]
+    E_0 = E                                               the word table
+    E_i = act(E_(i-1) U_i + u_i) [+ E_(i-1)] + E          layer i; the term in brackets is optional, from i = 2 on
+    score(y | h) = E_k[y] . h + bias[y]                   k is the number of layers
 
-Start reading at `Drill.encode`. The bilinear classifier is DRILL with one linear layer, and the dual classifier has one
-layer on each side. Both use the helpers below.
+Start reading at `Drill.encode`. The bilinear classifier (`bilinear.py`) and the dual classifier (`dual.py`) use the
+helpers at the end of the file.
 
 Shapes: V classes, D dimensions of the table and of the hidden state.
 """
@@ -24,7 +25,8 @@ from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
 INIT_RANGE = 0.1
-"""The authors draw the initial matrices of every label encoder from [-0.1, 0.1]. Biases have torch's range."""
+"""The authors draw the initial matrices of every label encoder (the network that computes class vectors) from [-0.1,
+0.1]. Biases have torch's range."""
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "linear": nn.Identity,
@@ -36,50 +38,6 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 Activation = Literal["linear", "tanh", "sigmoid", "relu"]
 Depth = Annotated[int, Ge(0), Le(64)]
 DropoutPosition = Literal["input", "output"]
-
-
-def build_activation(name: str) -> nn.Module:
-    """Return the activation with this name as a module."""
-    if name not in _ACTIVATIONS:
-        raise SettingsError(f"classifier: activation = {name!r}: must be one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]()
-
-
-def uniform_linear(input_dim: int, dim: int, bias: bool, init: float = INIT_RANGE) -> nn.Linear:
-    """Return a linear layer with weights from [-init, init]. It maps rows E to E U; its weight is U transposed."""
-    if not 0.0 < init < math.inf:
-        raise SettingsError(f"classifier: init = {init}: must be positive and finite")
-    layer = nn.Linear(input_dim, dim, bias=bias)
-    nn.init.uniform_(layer.weight, -init, init)
-    return layer
-
-
-class LabelDropout(nn.Module):
-    """Dropout of class vectors, with the same mask for all classes (variational) or a mask per class (standard).
-
-    Args:
-        rate: Dropout rate.
-        variational: Drop the same dimensions for all classes.
-    """
-
-    def __init__(self, rate: float, variational: bool) -> None:
-        super().__init__()
-        check_rates("classifier", dropout=rate)
-        self.rate = rate
-        self.variational = variational
-
-    def forward(self, embeddings_VD: Tensor) -> Tensor:
-        """Return the class vectors, with dropout in training mode."""
-        if not self.training or self.rate == 0:
-            return embeddings_VD
-        if self.variational:
-            mask_D = F.dropout(embeddings_VD.new_ones(embeddings_VD.shape[-1]), self.rate)
-            return embeddings_VD * mask_D
-        return F.dropout(embeddings_VD, self.rate)
-
-    def extra_repr(self) -> str:
-        """Return the arguments that `print(model)` shows."""
-        return f"{self.rate}, variational={self.variational}"
 
 
 class Drill(Classifier):
@@ -135,20 +93,71 @@ class Drill(Classifier):
         Args:
             ids: Class ids, with any shape. By default all classes.
         """
-        table_VD = embeddings_VD = self.table.vectors(ids)
+        table_VD = self.table.vectors(ids)
+        vectors_VD = table_VD
         for index, layer in enumerate(self.layers):
             if self.dropout_position == "input":
-                out_VD = self.activation(layer(self.dropout(embeddings_VD)))
+                output_VD = self.activation(layer(self.dropout(vectors_VD)))
             else:
-                out_VD = self.dropout(self.activation(layer(embeddings_VD)))
+                output_VD = self.dropout(self.activation(layer(vectors_VD)))
             if self.layer_residual and index > 0:
-                out_VD = out_VD + embeddings_VD
+                output_VD = output_VD + vectors_VD
             if self.residual:
-                out_VD = out_VD + table_VD
-            embeddings_VD = out_VD
-        return embeddings_VD
+                output_VD = output_VD + table_VD
+            vectors_VD = output_VD
+        return vectors_VD
 
     def flops(self, rows: int, classes: int | None = None) -> int:
         # The label encoder runs once per class.
-        classes = self.vocab_size if classes is None else classes
-        return FLOPS_PER_WEIGHT * (rows * self.dim * classes + classes * count_matrix_weights(self))
+        if classes is None:
+            classes = self.vocab_size
+        score_products = rows * self.dim * classes
+        label_encoder_products = classes * count_matrix_weights(self)
+        return FLOPS_PER_WEIGHT * (score_products + label_encoder_products)
+
+
+# -- helpers that other classifiers share --------------------------------------------------------------------------
+
+
+def build_activation(name: str) -> nn.Module:
+    """Return the activation with this name as a module."""
+    if name not in _ACTIVATIONS:
+        raise SettingsError(f"classifier: activation = {name!r}: must be one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]()
+
+
+def uniform_linear(input_dim: int, dim: int, bias: bool, init: float = INIT_RANGE) -> nn.Linear:
+    """Return a linear layer with weights from [-init, init]. It maps rows E to E U, so its weight is U transposed."""
+    if not 0.0 < init < math.inf:
+        raise SettingsError(f"classifier: init = {init}: must be positive and finite")
+    layer = nn.Linear(input_dim, dim, bias=bias)
+    nn.init.uniform_(layer.weight, -init, init)
+    return layer
+
+
+class LabelDropout(nn.Module):
+    """Dropout of class vectors, with the same mask for all classes (variational) or a mask per class (standard).
+
+    Args:
+        rate: Dropout rate.
+        variational: Drop the same dimensions for all classes.
+    """
+
+    def __init__(self, rate: float, variational: bool) -> None:
+        super().__init__()
+        check_rates("classifier", dropout=rate)
+        self.rate = rate
+        self.variational = variational
+
+    def forward(self, vectors_VD: Tensor) -> Tensor:
+        """Return the class vectors, with dropout in training mode."""
+        if not self.training or self.rate == 0:
+            return vectors_VD
+        if self.variational:
+            mask_D = F.dropout(vectors_VD.new_ones(vectors_VD.shape[-1]), self.rate)
+            return vectors_VD * mask_D
+        return F.dropout(vectors_VD, self.rate)
+
+    def extra_repr(self) -> str:
+        """Return the arguments that `print(model)` shows."""
+        return f"{self.rate}, variational={self.variational}"

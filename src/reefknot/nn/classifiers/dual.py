@@ -1,10 +1,15 @@
 """The dual nonlinear classifier (Pappas et al. 2018; Pappas & Henderson 2019): a joint space of classes and contexts.
 
-Class vectors and hidden states each pass through one nonlinear layer. The score is their dot product:
+Class vectors and hidden states each pass through one nonlinear layer. The score is the dot product of the results:
 
-    score(y | h) = (act(e_y U + u) [+ e_y]) . (act(V h + v) [+ h]) + bias[y]
+    class y       l_y = act(e_y U + u) [+ e_y]      e_y is the row of class y in the word table
+    context       c = act(V h + v) [+ h]            h is the hidden state
+    score(y | h) = l_y . c + bias[y]
 
-Shapes: N rows (tokens), V classes, D dimensions of the table or of the hidden state, J of the joint space.
+The terms in brackets are optional residual connections.
+
+Shapes: N rows (one row per token), V classes, D dimensions of the table or of the hidden state, J dimensions of the
+joint space.
 """
 
 from __future__ import annotations
@@ -63,14 +68,6 @@ class Dual(Classifier):
         self.activation = build_activation(activation)
         self.dropout = LabelDropout(dropout, variational)
 
-    def _check_residual(self, setting: str, source: str, dim: int) -> None:
-        """Raise an error if `source`, which a residual connection adds, does not have the joint space's dimension."""
-        if dim != self.dim:
-            raise SettingsError(
-                f"dual classifier: {setting} needs equal dimensions, but {source} has {dim} and the joint space "
-                f"{self.dim}; set joint_dim = {dim} or leave the residual out"
-            )
-
     def encode(self, ids: Tensor | None = None) -> Tensor:
         """Map the vectors of some or all classes to the joint space. The result has shape (*ids.shape, J) or (V, J).
 
@@ -79,7 +76,9 @@ class Dual(Classifier):
         """
         embeddings_VD = self.table.vectors(ids)
         joint_VJ: Tensor = self.activation(self.label_layer(self.dropout(embeddings_VD)))
-        return joint_VJ + embeddings_VD if self.residual_to_table else joint_VJ
+        if self.residual_to_table:
+            joint_VJ = joint_VJ + embeddings_VD
+        return joint_VJ
 
     def context(self, hidden_ND: Tensor) -> Tensor:
         """Map the hidden states to the joint space. The result has shape (N, J).
@@ -88,11 +87,22 @@ class Dual(Classifier):
             hidden_ND: Hidden states, with shape (N, context_dim).
         """
         joint_NJ: Tensor = self.activation(self.context_layer(hidden_ND))
-        return joint_NJ + hidden_ND if self.residual_to_context else joint_NJ
+        if self.residual_to_context:
+            joint_NJ = joint_NJ + hidden_ND
+        return joint_NJ
 
     def flops(self, rows: int, classes: int | None = None) -> int:
         # One layer runs once per row, the other once per class.
-        classes = self.vocab_size if classes is None else classes
+        if classes is None:
+            classes = self.vocab_size
         row_products = rows * (count_matrix_weights(self.context_layer) + self.dim * classes)
         class_products = classes * count_matrix_weights(self.label_layer)
         return FLOPS_PER_WEIGHT * (row_products + class_products)
+
+    def _check_residual(self, setting: str, added: str, added_dim: int) -> None:
+        """Raise an error if `added`, which a residual connection adds, does not have the joint space's dimension."""
+        if added_dim != self.dim:
+            raise SettingsError(
+                f"dual classifier: {setting} needs equal dimensions, but {added} has {added_dim} and the joint space "
+                f"{self.dim}; set joint_dim = {added_dim} or leave the residual out"
+            )

@@ -1,4 +1,9 @@
-"""The classifier of most language models: the class vectors are the rows of a table."""
+"""The classifier of most language models: the class vectors are the rows of a word table.
+
+    score(y | h) = e_y . h + bias[y]
+
+e_y is the row of class y. The base class `Classifier` does all the work.
+"""
 
 from __future__ import annotations
 

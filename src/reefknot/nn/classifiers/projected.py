@@ -1,10 +1,11 @@
 """Projection regularisation (Press & Wolf 2017, section 3): a penalised matrix P maps the hidden state.
 
     score(y | h) = e_y . (P h + p) + bias[y]
+    penalty = (lambda / 2) ||P||_F^2
 
-e_y is the row of class y in the word table.
+e_y is the row of class y in the word table. P also connects a table and an encoder of different dimensions.
 
-Shapes: N rows (tokens), D dimensions: of the hidden state before P, of the table after it.
+Shapes: N rows (one row per token), D dimensions of the hidden state, C dimensions of the class vectors.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from reefknot.nn.tables import WordTable
 class Projected(Classifier):
     """A classifier that projects the hidden state: scores are dot products of a table's rows with P h + p.
 
-    P is penalised by (lambda/2) ||P||_F^2 (projection regularisation). As in the authors' code, the penalty is added to
-    the *sum* of the losses of a step, which is then divided, and the bias p is not penalised. With 20 streams, 20 steps
-    and lambda = 0.15, ||P||^2 has the weight 3.8e-3 relative to a loss summed over steps and averaged over streams, and
-    1.9e-4 relative to a loss averaged over tokens. P also connects a table and an encoder of different dimensions. With
-    a penalty of 0 it is a plain projection.
+    P is penalised by (lambda/2) ||P||_F^2 (projection regularisation). With a penalty of 0 it is a plain projection. As
+    in the authors' code, the bias p is not penalised, and the penalty is added to the *sum* of the losses of a step,
+    which is then divided. For batches of 20 streams (rows) of 20 steps and lambda = 0.15, ||P||^2 has the weight 3.8e-3
+    relative to a loss summed over steps and averaged over streams, and 1.9e-4 relative to a loss averaged over tokens.
 
     Args:
         table: The word table whose rows are the class vectors.
@@ -54,11 +54,12 @@ class Projected(Classifier):
         Args:
             hidden_ND: Hidden states, with shape (N, context_dim).
         """
-        projected: Tensor = self.projection(hidden_ND)
-        return projected
+        context_NC: Tensor = self.projection(hidden_ND)
+        return context_NC
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the penalty on P under the name `projection`, or an empty dictionary if its weight is 0."""
         if self.penalty == 0:
             return {}
-        return {"projection": 0.5 * self.penalty * self.projection.weight.square().sum()}
+        squared_norm = self.projection.weight.square().sum()
+        return {"projection": 0.5 * self.penalty * squared_norm}

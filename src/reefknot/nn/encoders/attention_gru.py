@@ -1,24 +1,18 @@
 """A translation model with GRUs and attention (session 2 of the DL4MT tutorial; Press & Wolf 2017).
 
-Start reading at `AttentionGRU`. Two GRUs read the source, one from each end; their concatenated states are the
-annotations a_s. The first state of the target is tanh(W mean_s a_s + b), over the source tokens without padding. A
-target step is two GRU steps with attention to the source in between (a "conditional GRU"; the attention is that of
-Bahdanau et al. 2015):
+Start reading at `AttentionGRU`. Two GRUs read the source, one from each end. Their concatenated states are the
+annotations a_i of the source tokens i. The first state of the target is s = tanh(W mean_i a_i + b). A target step is
+two GRU steps with attention to the source in between (Bahdanau et al. 2015):
 
-    s' = GRU(y, s)                              y: the vector of the previous word
-    e_s = v . tanh(K a_s + b + Q s') + b_e      c = sum_s softmax(e)_s a_s
-    s = GRU(c, s')                              output: tanh(W_h s + b_h + W_y y + b_y + W_c c + b_c)
-
-    GRU(x, h):  r, z = sigmoid(W x + U h + b)   n = tanh(W_n x + r (U_n h))   h = (1 - z) n + z h
-
-Details that differ from other programs: The reset gate acts on U_n h, as in cuDNN, so torch's own layers can read the
-source. A gate has one bias. The bias of n is added to W_n x, except in the second GRU of a step, where it is added to
-U_n h before the reset gate acts. Two of the three output biases and the bias of the attention scores, b_e, are
-redundant. They are included, because the tutorial's program has them and counts them as parameters. In the tutorial the
-first y is zero; here it is the vector of the token before the first word.
+    s' = GRU(y, s)                                               y is the vector of the previous word
+    e_i = v . tanh(K a_i + b + Q s') + b_e                       the attention scores
+    c = sum_i softmax(e)_i a_i                                   the context from the source
+    s = GRU(c, s')
+    output = tanh(W_s s + b_s + W_y y + b_y + W_c c + b_c)
 
 Shapes: B streams (rows of a batch), S source tokens, T target steps, D dimensions of the vectors, H units, G = 3H gates
-r, z, n, A = 2H dimensions of an annotation and of its key, R dimensions of the output, N = B x S source positions.
+(reset, update, candidate), A = 2H dimensions of an annotation and of its key, R dimensions of the output, N = B x S
+source positions.
 """
 
 from __future__ import annotations
@@ -38,6 +32,15 @@ INIT_STD = 0.01
 
 class AttentionGRU(SourceEncoder):
     """Bidirectional GRU over the source, conditional GRU with attention over the target (DL4MT; Press & Wolf 2017).
+
+    Details that differ from other programs:
+
+    - The reset gate acts on U_n h (see `gru_step`), as in cuDNN, so torch's own layers can read the source.
+    - A gate has one bias. The bias of the candidate is added to W_n x, except in the second GRU of a step, where it is
+      added to U_n h before the reset gate acts.
+    - Two of the three output biases and the bias of the attention scores, b_e, are redundant. They are included,
+      because the tutorial's program has them and counts them as parameters.
+    - In the tutorial the first y is zero. Here it is the vector of the token before the first word.
 
     Args:
         source_dim: Dimension of the source vectors.
@@ -62,19 +65,26 @@ class AttentionGRU(SourceEncoder):
         check_sizes("AttentionGRU", source_dim=source_dim, input_dim=input_dim, units=units, readout=self.dim)
         check_rates("AttentionGRU", dropout=dropout)
         self.dropout = dropout
-        # A GRU reads the source from each end. The mean of their annotations gives the first state of the target.
+
+        # The two GRUs over the source, and the map from the mean annotation to the first state of the target.
         self.rightward = GRU(source_dim, units, layers=1)
         self.leftward = GRU(source_dim, units, layers=1)
         self.start = nn.Linear(2 * units, units)
-        # A target step has a GRU step on the previous word, attention, and a GRU step on the context from the source.
+
+        # The first GRU of a target step reads the previous word.
         self.word = nn.Linear(input_dim, 3 * units)
         self.word_recurrent = nn.Linear(units, 3 * units, bias=False)
+
+        # Attention to the source.
         self.keys = nn.Linear(2 * units, 2 * units)
         self.query = nn.Linear(units, 2 * units, bias=False)
         self.score = nn.Linear(2 * units, 1)
+
+        # The second GRU of a target step reads the context from the source.
         self.context = nn.Linear(2 * units, 3 * units, bias=False)
         self.context_recurrent = nn.Linear(units, 3 * units)
-        # The output.
+
+        # The output is computed from the state, the previous word and the context.
         self.read_state = nn.Linear(units, self.dim)
         self.read_word = nn.Linear(input_dim, self.dim)
         self.read_context = nn.Linear(2 * units, self.dim)
@@ -88,10 +98,12 @@ class AttentionGRU(SourceEncoder):
             else:
                 nn.init.normal_(parameter, std=INIT_STD)
         recurrent_weights = [self.word_recurrent.weight, self.context_recurrent.weight]
-        recurrent_weights += [get_weights(gru.layers[0])[1] for gru in (self.rightward, self.leftward)]
+        for source_gru in (self.rightward, self.leftward):
+            _, recurrent_weight, _, _ = get_weights(source_gru.layers[0])
+            recurrent_weights.append(recurrent_weight)
         for weight_GH in recurrent_weights:
-            for weight_HH in weight_GH.detach().chunk(3):
-                nn.init.orthogonal_(weight_HH)
+            for gate_weight_HH in weight_GH.detach().chunk(3):
+                nn.init.orthogonal_(gate_weight_HH)
         nn.init.orthogonal_(self.keys.weight)
 
     def encode_source(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
@@ -103,14 +115,21 @@ class AttentionGRU(SourceEncoder):
                 vectors of padding may have any finite value. Every source has at least one token.
         """
         source_BSD = F.dropout(source_BSD, self.dropout, self.training)
-        order_N = compute_reversed_order(mask_BS)
         initial_state = self.rightward.initial_state(len(source_BSD), source_BSD.device)
-        # In both directions the padding comes last, so no state that is used depends on it.
+
+        # Read the source from both ends. In both directions the padding comes last, so no state that is used depends
+        # on the padding.
         rightward_BSH = self.rightward(source_BSD, initial_state).output
-        leftward_BSH = self.leftward(reorder(source_BSD, order_N), initial_state).output
-        annotations_BSA = torch.cat([rightward_BSH, reorder(leftward_BSH, order_N)], dim=-1)
-        mean_BA = (to_state_dtype(annotations_BSA) * mask_BS[..., None]).sum(1) / mask_BS.sum(1, keepdim=True)
+        reversed_order_N = compute_reversed_order(mask_BS)
+        reversed_BSH = self.leftward(reorder(source_BSD, reversed_order_N), initial_state).output
+        leftward_BSH = reorder(reversed_BSH, reversed_order_N)
+        annotations_BSA = torch.cat([rightward_BSH, leftward_BSH], dim=-1)
+
+        # The first state of the target is computed from the mean of the annotations, without padding.
+        sum_BA = (to_state_dtype(annotations_BSA) * mask_BS[..., None]).sum(1)
+        mean_BA = sum_BA / mask_BS.sum(1, keepdim=True)
         state_BH = torch.tanh(self.start(mean_BA.to(annotations_BSA.dtype)))
+
         return {
             "h": to_state_dtype(state_BH)[None],
             "annotations": annotations_BSA[None],
@@ -126,10 +145,11 @@ class AttentionGRU(SourceEncoder):
             state: The state that `encode_source` or an earlier call returned.
         """
         inputs_BTD = F.dropout(inputs_BTD, self.dropout, self.training)
-        state_BTH, context_BTA, _ = self._run_steps(inputs_BTD, state)
-        raw_BTR = torch.tanh(self.read_state(state_BTH) + self.read_word(inputs_BTD) + self.read_context(context_BTA))
+        states_BTH, contexts_BTA, _ = self._run_steps(inputs_BTD, state)
+        raw_BTR = torch.tanh(self.read_state(states_BTH) + self.read_word(inputs_BTD) + self.read_context(contexts_BTA))
         output_BTR = F.dropout(raw_BTR, self.dropout, self.training)
-        return Encoded(output_BTR, raw_BTR, state | {"h": to_state_dtype(state_BTH[:, -1])[None]})
+        last_state_BH = to_state_dtype(states_BTH[:, -1])
+        return Encoded(output_BTR, raw_BTR, state | {"h": last_state_BH[None]})
 
     def attention(self, inputs_BTD: Tensor, state: State) -> Tensor:
         _, _, attention_BTS = self._run_steps(inputs_BTD, state)
@@ -150,55 +170,72 @@ class AttentionGRU(SourceEncoder):
         return FLOPS_PER_WEIGHT * (products + attention_products)
 
     def _run_steps(self, inputs_BTD: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """Return every step's state (B, T, H), context from the source (B, T, A) and attention weights (B, T, S)."""
-        annotations_BSA, keys_BSA, padding_BS = state["annotations"][0], state["keys"][0], ~state["source_mask"][0]
+        """Run the target steps that follow `state`.
+
+        Return the state (B, T, H), the context from the source (B, T, A) and the attention weights (B, T, S) of every
+        step.
+        """
+        annotations_BSA = state["annotations"][0]
+        keys_BSA = state["keys"][0]
+        is_padding_BS = ~state["source_mask"][0]
         # In the type of the parameters: under autocast the state is accumulated in float32.
         state_BH = state["h"][0].to(self.start.weight.dtype)
-        states, contexts, weights = [], [], []
+
+        states: list[Tensor] = []
+        contexts: list[Tensor] = []
+        attentions: list[Tensor] = []
         for word_BG in self.word(inputs_BTD).unbind(1):
             state_BH = gru_step(word_BG, self.word_recurrent(state_BH), state_BH)
             scores_BS = self.score(torch.tanh(keys_BSA + self.query(state_BH)[:, None]))[..., 0]
-            attention_BS = scores_BS.masked_fill(padding_BS, -torch.inf).softmax(-1)
+            attention_BS = scores_BS.masked_fill(is_padding_BS, -torch.inf).softmax(-1)
             context_BA = (attention_BS[:, None] @ annotations_BSA)[:, 0]
             state_BH = gru_step(self.context(context_BA), self.context_recurrent(state_BH), state_BH)
             states.append(state_BH)
             contexts.append(context_BA)
-            weights.append(attention_BS)
-        return torch.stack(states, dim=1), torch.stack(contexts, dim=1), torch.stack(weights, dim=1)
+            attentions.append(attention_BS)
+        return torch.stack(states, dim=1), torch.stack(contexts, dim=1), torch.stack(attentions, dim=1)
 
 
 def gru_step(inputs_BG: Tensor, recurrent_BG: Tensor, state_BH: Tensor) -> Tensor:
-    """Return the state of a GRU after one step.
+    """Return the state of a GRU after one step. For the input x and the state h before the step:
+
+        r, z = sigmoid(W x + U h + b)                 reset gate and update gate
+        n = tanh(W_n x + r (U_n h))                   candidate
+        next state = (1 - z) n + z h
 
     Args:
-        inputs_BG: Contribution of the input to the gates, including its biases.
-        recurrent_BG: Contribution of the state to the gates, including its biases.
+        inputs_BG: Contribution of the input to r, z and n, including its biases.
+        recurrent_BG: Contribution of the state to r, z and n, including its biases.
         state_BH: State before the step.
     """
     units = state_BH.shape[-1]
     # Split instead of sliced: the gradient of each slice would be written into zeros of the full size.
-    x_rz, x_n = inputs_BG.split_with_sizes([2 * units, units], dim=-1)
-    u_rz, u_n = recurrent_BG.split_with_sizes([2 * units, units], dim=-1)
-    reset_BH, update_BH = torch.sigmoid(x_rz + u_rz).chunk(2, dim=-1)
-    candidate_BH = torch.tanh(x_n + reset_BH * u_n)
+    input_gates, input_candidate = inputs_BG.split_with_sizes([2 * units, units], dim=-1)
+    recurrent_gates, recurrent_candidate = recurrent_BG.split_with_sizes([2 * units, units], dim=-1)
+    reset_BH, update_BH = torch.sigmoid(input_gates + recurrent_gates).chunk(2, dim=-1)
+    candidate_BH = torch.tanh(input_candidate + reset_BH * recurrent_candidate)
     return candidate_BH + update_BH * (state_BH - candidate_BH)
 
 
 def compute_reversed_order(mask_BS: Tensor) -> Tensor:
-    """Return the order that reverses the words of each row and does not move its padding, with shape (N,).
+    """Return the order that reverses the tokens of each row and does not move its padding, with shape (N,).
 
-    Positions are counted over all rows. Reordering twice restores the original order. For rows of 3 and 2 words:
+    Positions are counted over all rows. Reordering twice restores the original order. For rows of 3 and 2 tokens:
 
         mask [[1, 1, 1], [1, 1, 0]] -> 2, 1, 0, 4, 3, 5
     """
     streams, length = mask_BS.shape
-    position_S = torch.arange(length, device=mask_BS.device)
-    last_B1 = mask_BS.sum(1, keepdim=True) - 1
-    order_BS = torch.where(mask_BS, last_B1 - position_S, position_S)
-    row_start_B1 = length * torch.arange(streams, device=mask_BS.device)[:, None]
-    return (row_start_B1 + order_BS).flatten()
+    positions_S = torch.arange(length, device=mask_BS.device)
+    last_positions_B1 = mask_BS.sum(1, keepdim=True) - 1
+    order_BS = torch.where(mask_BS, last_positions_B1 - positions_S, positions_S)
+    row_starts_B1 = length * torch.arange(streams, device=mask_BS.device)[:, None]
+    return (row_starts_B1 + order_BS).flatten()
 
 
-def reorder(inputs_BSD: Tensor, order_N: Tensor) -> Tensor:
-    """Return x with its positions in another order. Each position is taken once, so the gradient is deterministic."""
-    return inputs_BSD.flatten(0, 1).index_select(0, order_N).view_as(inputs_BSD)
+def reorder(vectors_BSD: Tensor, order_N: Tensor) -> Tensor:
+    """Return the vectors in another order of positions.
+
+    Each position is taken once, so the gradient is deterministic.
+    """
+    vectors_ND = vectors_BSD.flatten(0, 1)
+    return vectors_ND.index_select(0, order_N).view_as(vectors_BSD)

@@ -1,9 +1,15 @@
 """The Bayesian LSTM of Gal & Ghahramani (2016), as Press & Wolf (2017) train it.
 
-`BayesianLSTM` is an LSTM with dropout masks that are constant over a window. Every layer has masks on its input and on
-its recurrent state: one mask for all four gates (`tied`, the "tied weights" variant of Gal & Ghahramani) or one for
-each gate (`separate`, their "untied weights" variant). The output of the last layer has another mask. Word dropout, the
-fourth of Gal's dropout rates, belongs to the embedding lookup (`Lookup`).
+`BayesianLSTM` is an LSTM with dropout masks that are constant over a window (the T steps that are computed at once).
+There are three kinds of masks:
+
+    input     on the input of every layer
+    hidden    on the recurrent state of every layer
+    output    on the output of the last layer
+
+A layer has one mask for all four gates or one mask for each gate. Gal & Ghahramani call these variants "tied weights"
+and "untied weights"; the argument `gates` calls them `tied` and `separate`. Their fourth kind of dropout, word dropout,
+is a setting of the embedding lookup (`Lookup`).
 
 Shapes: B streams (rows of a batch), T steps, D dimensions.
 """
@@ -56,15 +62,17 @@ class BayesianLSTM(RecurrentEncoder):
         self.dropout_input = dropout_input
         self.dropout_hidden = dropout_hidden
         self.dropout_output = dropout_output
-        self.gate_masks = NUM_GATES if gates == "separate" else 1
+        self.num_gate_masks = NUM_GATES if gates == "separate" else 1
 
     def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
-        raw_BTD = inputs_BTD
-        states: list[LayerState] = []
+        hidden_BTD = inputs_BTD
+        next_states: list[LayerState] = []
         for layer, layer_state in zip(self.layers, self.split_state(state, inputs_BTD.dtype), strict=True):
-            input_mask = sample_mask(raw_BTD, raw_BTD.shape[-1], self.dropout_input, self.training, self.gate_masks)
-            state_mask = sample_mask(raw_BTD, self.dim, self.dropout_hidden, self.training, self.gate_masks)
-            raw_BTD, next_layer_state = run_masked_layer(layer, raw_BTD, layer_state, input_mask, state_mask)
-            states.append(next_layer_state)
-        output_BTD = locked_dropout(raw_BTD, self.dropout_output, self.training)
-        return Encoded(output_BTD, raw_BTD, self.join_states(states))
+            input_dim = hidden_BTD.shape[-1]
+            input_mask = sample_mask(hidden_BTD, input_dim, self.dropout_input, self.training, self.num_gate_masks)
+            state_mask = sample_mask(hidden_BTD, self.dim, self.dropout_hidden, self.training, self.num_gate_masks)
+            hidden_BTD, next_layer_state = run_masked_layer(layer, hidden_BTD, layer_state, input_mask, state_mask)
+            next_states.append(next_layer_state)
+
+        output_BTD = locked_dropout(hidden_BTD, self.dropout_output, self.training)
+        return Encoded(output_BTD, raw=hidden_BTD, state=self.join_states(next_states))

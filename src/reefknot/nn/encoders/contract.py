@@ -1,8 +1,13 @@
-"""Base classes of encoders (the network between embedding and softmax), and helpers for the state that they carry.
+"""Base classes of encoders, the networks between the embeddings and the output layer of a language model.
 
-`Encoder` turns the vectors of a window (the tokens that are computed at once) into hidden states. `SourceEncoder` is
-its extension for translation. Training cuts a text into B contiguous streams, the rows of a batch. Each stream is read
-window by window, and the `State` is carried from one window to the next.
+`Encoder` turns word vectors into hidden states. `SourceEncoder` is its extension for translation. Two words come up
+everywhere:
+
+    stream    a contiguous part of the training text: one row of a batch
+    window    the T steps of every stream that are computed at once
+
+Each stream is read window by window. The `State`, such as the hidden and cell state of an LSTM, is carried from one
+window to the next.
 
 Shapes: B streams, S source tokens, T steps, D dimensions.
 """
@@ -35,9 +40,11 @@ class Encoded(NamedTuple):
 class Encoder(nn.Module, InheritsDocstrings):
     """Base class of encoders, which turn vectors into hidden states.
 
-        state = encoder.initial_state(streams)
-        encoded = encoder(vectors, state)           # vectors: (B, T, input_dim)
-        encoded.output, encoded.state               # (B, T, dim), and the state for the next window
+        state = encoder.initial_state(num_streams)
+        for vectors in windows:                     # (B, T, input_dim)
+            encoded = encoder(vectors, state)
+            encoded.output                          # the hidden states, (B, T, dim)
+            state = encoded.state                   # the state for the next window
 
     A state is a dictionary of tensors. It can be carried to the next window, saved, and split by stream.
     """
@@ -98,9 +105,11 @@ class SourceEncoder(Encoder):
     """Base class of the encoders of translators, which read a source and then compute the hidden states of a target.
 
         state = encoder.encode_source(source, mask)
-        encoded = encoder(target, state)                        # all target steps at once, as in training
-        state = encoder.decoding_state(streams) | state         # or step by step, as in a beam search
-        encoded = encoder(first_step, state)                    # then use encoded.state
+        encoded = encoder(target, state)                            # all target steps at once, as in training
+
+        state = encoder.decoding_state(num_streams) | state         # or step by step, as in a beam search
+        encoded = encoder(first_step, state)
+        encoded = encoder(second_step, encoded.state)
 
     Everything about the source is in the state, so its streams can be selected, repeated and reordered.
     """
@@ -155,16 +164,19 @@ def join_streams(states: list[State]) -> State:
     """Return the states of several groups of streams as one state."""
     if len(states) == 1:
         return states[0]
-    return {name: torch.cat([state[name] for state in states], dim=1) for name in states[0]}
+    joined = {}
+    for name in states[0]:
+        joined[name] = torch.cat([state[name] for state in states], dim=1)
+    return joined
 
 
 def detach(state: State) -> State:
-    """Detach the state from the graph, so that backpropagation through time ends at the start of the next window."""
+    """Detach the state from the autograd graph, so that backpropagation through time stays within one window."""
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
 def overwrite(destination: State, state: State) -> None:
-    """Copy `state` into the tensors of `destination`, from which the next replay of a CUDA graph reads it."""
+    """Copy `state` into the tensors of `destination`, which the next replay of a CUDA graph reads."""
     for name, tensor in state.items():
         destination[name].copy_(tensor)
 

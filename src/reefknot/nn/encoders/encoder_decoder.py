@@ -1,14 +1,8 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017): one stack reads a source, the other writes a target.
 
 Start reading at `EncoderDecoder`. `encode_source` runs the source stack once per sentence, and `forward` runs the
-target stack over one or more target steps. A source block has two sublayers: attention over the whole source and a
-feed-forward network. A target block has three: causal attention over the target, attention over the encoded source, and
-a feed-forward network. The blocks extend `ResidualBlock` of `transformer.py`.
-
-    norm = "pre"     x = x + dropout(sublayer(norm(x))), and a norm after the last block of each stack
-    norm = "post"    x = norm(x + dropout(sublayer(x))), as in the paper
-
-The state, which `encode_source` creates and `forward` reads, has these tensors:
+target stack over one or more target steps. The state, which `encode_source` creates and `forward` reads, has these
+tensors:
 
     source_mask      (1, B, S)          True for source tokens, False for padding
     source.N         (2, B, H, S, K)    keys and values of the source for target block N
@@ -16,7 +10,7 @@ The state, which `encode_source` creates and `forward` reads, has these tensors:
     cached_steps     (1, B)             if the KV cache has a fixed capacity: number of cached steps
 
 Shapes: B streams (rows of a batch), S source tokens, T target steps, P cached target steps, D dimensions, H heads,
-K = D / H dimensions of a head, E concatenated queries, keys or values; 2 stands for keys and values.
+K = D / H dimensions of a head, E concatenated queries, keys or values. 2 stands for keys and values.
 """
 
 from __future__ import annotations
@@ -48,6 +42,13 @@ from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
 class EncoderDecoder(SourceEncoder):
     """The encoder-decoder Transformer with sinusoidal positions (Vaswani et al. 2017).
+
+    A source block has two sublayers: attention over the whole source and a feed-forward network. A target block has
+    three: causal attention over the target, attention over the encoded source, and a feed-forward network. A sublayer
+    maps x to
+
+        norm = "pre"     x + dropout(sublayer(norm(x))), with another norm after the last block of each stack
+        norm = "post"    norm(x + dropout(sublayer(x))), as in the paper
 
     The paper's base model has 6 + 6 blocks, 512 dimensions, 8 heads and 2048 feed-forward units. Its big model has 1024
     dimensions, 16 heads and 4096 feed-forward units. The scale of the embeddings is a setting of the input ends (the
@@ -87,7 +88,9 @@ class EncoderDecoder(SourceEncoder):
         check_rates("EncoderDecoder", dropout=dropout, dropout_attention=dropout_attention, dropout_relu=dropout_relu)
         check_heads("EncoderDecoder", heads, input_dim)
         _check_dims_and_norm(source_dim, input_dim, norm)
-        self.source_dim = self.input_dim = self.dim = input_dim
+        self.source_dim = source_dim
+        self.input_dim = input_dim
+        self.dim = input_dim
         self.heads = heads
         self.dropout = dropout
         # Recomputing a block draws its dropout masks again, for which the generator's state is read from the GPU.
@@ -139,63 +142,81 @@ class EncoderDecoder(SourceEncoder):
         source_BSD = self._add_positions(source_BSD, {}, None)
         for block in self.source_blocks:
             source_BSD = block(source_BSD, mask_BS)
-        layers = len(self.target_blocks)
+
+        # Compute the source keys and values of all target blocks at once.
+        num_blocks = len(self.target_blocks)
         joined_BSE = self.source_in(self.source_norm(source_BSD))
+        keys_and_values = split_heads(joined_BSE, 2 * num_blocks, self.heads)
         state = {"source_mask": mask_BS[None]}
-        for index, source_2BHSK in enumerate(split_heads(joined_BSE, 2 * layers, self.heads).chunk(layers)):
+        for index, source_2BHSK in enumerate(keys_and_values.chunk(num_blocks)):
             state[f"source.{index}"] = source_2BHSK
         return state
 
-    def forward(self, hidden_BTD: Tensor, state: State) -> Encoded:
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of target steps that follow `state`, and the state after the steps.
 
         If the state has a KV cache, the steps follow the cached steps, and the returned state has the extended cache.
 
         Args:
-            hidden_BTD: Vectors of the target tokens, with shape (B, T, D).
+            inputs_BTD: Vectors of the target tokens, with shape (B, T, D).
             state: The state that `encode_source` returned, merged with a KV cache to decode step by step.
         """
-        slots = CacheSlots.for_window(state, hidden_BTD)
-        hidden_BTD, cache = self._run_target_blocks(len(self.target_blocks), hidden_BTD, state, slots)
+        slots = CacheSlots.for_window(state, inputs_BTD)
+        hidden_BTD, next_cache = self._run_target_blocks(len(self.target_blocks), inputs_BTD, state, slots)
         hidden_BTD = self.target_norm(hidden_BTD)
-        return Encoded(hidden_BTD, hidden_BTD, state | cache)
+        return Encoded(hidden_BTD, hidden_BTD, state | next_cache)
 
-    def attention(self, hidden_BTD: Tensor, state: State) -> Tensor:
+    def attention(self, inputs_BTD: Tensor, state: State) -> Tensor:
         last_index = len(self.target_blocks) - 1
-        slots = CacheSlots.for_window(state, hidden_BTD)
-        hidden_BTD, _ = self._run_target_blocks(last_index, hidden_BTD, state, slots)
-        block = self.target_blocks[last_index]
-        assert isinstance(block, TargetBlock)
-        return block.source_attention_weights(hidden_BTD, *_block_state(state, last_index), slots)
+        slots = CacheSlots.for_window(state, inputs_BTD)
+        hidden_BTD, _ = self._run_target_blocks(last_index, inputs_BTD, state, slots)
+        last_block = self.target_blocks[last_index]
+        assert isinstance(last_block, TargetBlock)
+        past_2BHPK, source_2BHSK, mask_BS = _block_state(state, last_index)
+        return last_block.source_attention_weights(hidden_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
 
     def translation_flops(self, source_lengths_B: Tensor, target_lengths_B: Tensor) -> int:
         source_weights = count_matrix_weights(self.source_blocks) + count_matrix_weights(self.source_in)
         target_weights = count_matrix_weights(self.target_blocks)
-        products = int(source_lengths_B.sum()) * source_weights + int(target_lengths_B.sum()) * target_weights
+        weight_products = int(source_lengths_B.sum()) * source_weights + int(target_lengths_B.sum()) * target_weights
+
         # Attention computes two products (scores and weighted values) of D dimensions per token pair. It covers all
         # pairs within a source, all source-target pairs, and half of the pairs within a target, because that attention
         # is causal.
         pairs_B = 2 * source_lengths_B.square() + 2 * source_lengths_B * target_lengths_B + target_lengths_B.square()
-        return FLOPS_PER_WEIGHT * (products + len(self.target_blocks) * self.dim * int(pairs_B.sum()))
+        attention_products = len(self.target_blocks) * self.dim * int(pairs_B.sum())
+        return FLOPS_PER_WEIGHT * (weight_products + attention_products)
 
     def _run_target_blocks(
-        self, count: int, hidden_BTD: Tensor, state: State, slots: CacheSlots | None
+        self, num_blocks: int, inputs_BTD: Tensor, state: State, slots: CacheSlots | None
     ) -> tuple[Tensor, State]:
-        """Run the first `count` target blocks over steps that follow `state`. Also return their extended KV cache."""
-        hidden_BTD = self._add_positions(hidden_BTD, state, slots)
-        cache: State = {}
-        if slots is not None:
-            cache["cached_steps"] = slots.cached_steps
-        for index in range(count):
-            hidden_BTD, block_cache = self.target_blocks[index](hidden_BTD, *_block_state(state, index), slots)
-            if block_cache is not None:
-                cache[f"block.{index}"] = block_cache
-        return hidden_BTD, cache
+        """Run the first target blocks over steps that follow `state`.
 
-    def _add_positions(self, hidden_BTD: Tensor, state: State, slots: CacheSlots | None) -> Tensor:
+        Return the hidden states and the KV cache extended by these steps, which is empty if the state has no cache.
+
+        Args:
+            num_blocks: Number of blocks to run.
+            inputs_BTD: Vectors of the target tokens.
+            state: The state before the steps.
+            slots: The slots of the steps, if the KV cache has a fixed capacity.
+        """
+        hidden_BTD = self._add_positions(inputs_BTD, state, slots)
+        next_cache: State = {}
+        if slots is not None:
+            next_cache["cached_steps"] = slots.cached_steps
+        for index in range(num_blocks):
+            past_2BHPK, source_2BHSK, mask_BS = _block_state(state, index)
+            hidden_BTD, block_cache = self.target_blocks[index](hidden_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
+            if block_cache is not None:
+                next_cache[f"block.{index}"] = block_cache
+        return hidden_BTD, next_cache
+
+    def _add_positions(self, inputs_BTD: Tensor, state: State, slots: CacheSlots | None) -> Tensor:
+        """Return the input of a stack: the vectors plus the encodings of their positions, with dropout."""
         # Convert to the dtype of the parameters: under autocast, the residual stream and the norms stay in float32.
-        hidden_BTD = hidden_BTD.to(next(self.parameters()).dtype)
-        return F.dropout(hidden_BTD + self._positions(state, slots, hidden_BTD), self.dropout, self.training)
+        hidden_BTD = inputs_BTD.to(next(self.parameters()).dtype)
+        hidden_BTD = hidden_BTD + self._positions(state, slots, hidden_BTD)
+        return F.dropout(hidden_BTD, self.dropout, self.training)
 
 
 def _check_dims_and_norm(source_dim: int, input_dim: int, norm: str) -> None:
@@ -260,7 +281,15 @@ class TargetBlock(ResidualBlock):
         mask_BS: Tensor,
         slots: CacheSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the block and the cache `past` extended by these steps, if there is a cache."""
+        """Return the output of the block, and its KV cache extended by these steps or None without a cache.
+
+        Args:
+            hidden_BTD: The residual stream.
+            past_2BHPK: The KV cache of this block, or None.
+            source_2BHSK: The keys and values of the source for this block.
+            mask_BS: False where the source is padding.
+            slots: The slots of the steps, if the KV cache has a fixed capacity.
+        """
         return self._run(self._compute, hidden_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
 
     def source_attention_weights(
@@ -275,8 +304,10 @@ class TargetBlock(ResidualBlock):
         hidden_BTD, _ = self._self_attention(hidden_BTD, past_2BHPK, slots)
         queries_BHTK = self._source_queries(hidden_BTD)
         keys_BHSK = source_2BHSK[0].to(queries_BHTK.dtype)
-        scores_BHTS = to_state_dtype(queries_BHTK @ keys_BHSK.mT) / math.sqrt(queries_BHTK.shape[-1])
-        return scores_BHTS.masked_fill(~mask_BS[:, None, None], -math.inf).softmax(-1).mean(1)
+        head_dim = queries_BHTK.shape[-1]
+        scores_BHTS = to_state_dtype(queries_BHTK @ keys_BHSK.mT) / math.sqrt(head_dim)
+        weights_BHTS = scores_BHTS.masked_fill(~mask_BS[:, None, None], -math.inf).softmax(-1)
+        return weights_BHTS.mean(1)
 
     def _compute(
         self,
@@ -295,4 +326,5 @@ class TargetBlock(ResidualBlock):
 
     def _source_queries(self, hidden_BTD: Tensor) -> Tensor:
         """Return the queries of the attention over the source, (B, H, T, K)."""
-        return split_heads(self.cross_in(self._normalise_input(hidden_BTD, self.cross_norm)), 1, self.heads)[0]
+        joined_BTD = self.cross_in(self._normalise_input(hidden_BTD, self.cross_norm))
+        return split_heads(joined_BTD, 1, self.heads)[0]

@@ -1,17 +1,16 @@
 """The recurrent highway network of Zilly et al. (2017): each time step is several layers deep.
 
-Start reading at `RecurrentHighway.forward`. A step starts from the state s_0 that the previous step left. Each of its L
-layers computes, from the state before it,
+Start reading at `RecurrentHighway.forward`. A step starts from s_0, the state after the previous step. Its layers
+l = 1 ... L compute from the state s_(l-1) before them
 
-    h_l = tanh(W_H x [l = 1] + R_Hl s_(l-1) + b_Hl)
-    t_l = sigmoid(W_T x [l = 1] + R_Tl s_(l-1) + b_Tl + transform_bias)
-    s_l = h_l t_l + s_(l-1) (1 - t_l)
+    h_l = tanh(W_H x [l = 1] + R_Hl s_(l-1) + b_Hl)                           the candidate state
+    t_l = sigmoid(W_T x [l = 1] + R_Tl s_(l-1) + b_Tl + transform_bias)       the transform gate
+    s_l = h_l t_l + s_(l-1) (1 - t_l)                                         the next state
 
-So only the first layer reads the input, and the part of the state that is not transformed is carried. Dropout masks are
-constant over one window (the steps that are computed at once) of a stream (Gal & Ghahramani 2016). They apply to the
-input, to the state where a matrix multiplies it, and to the output, but never to the carried part.
+[l = 1] means that only the first layer reads the input x. The last term is the carried part of the state.
 
-Shapes: B streams (rows of a batch), T steps, D input dimensions, H units, L layers of a step, G = 2H: h and t.
+Shapes: B streams (rows of a batch), T steps, D input dimensions, H units, L layers of a step, G = 2H: candidate and
+gate.
 """
 
 from __future__ import annotations
@@ -34,6 +33,9 @@ TransformBias = Annotated[float, Ge(-100.0), Le(100.0)]
 
 class RecurrentHighway(Encoder):
     """Recurrent highway network with dropout masks per window (Zilly et al. 2017).
+
+    Dropout masks are constant over one window, the T steps that are computed at once (Gal & Ghahramani 2016). They
+    apply to the input, to the state where a matrix multiplies it, and to the output, but never to the carried part.
 
     Args:
         input_dim: Dimension of the input vectors.
@@ -72,8 +74,9 @@ class RecurrentHighway(Encoder):
         self.input_weight = nn.Parameter(torch.empty(2 * hidden_dim, input_dim))
         self.weight = nn.Parameter(torch.empty(depth, 2 * hidden_dim, hidden_dim))
         self.bias = nn.Parameter(torch.empty(depth, 2 * hidden_dim))
+        init_range = hidden_dim**-0.5
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(hidden_dim**-0.5), hidden_dim**-0.5)
+            nn.init.uniform_(parameter, -init_range, init_range)
 
     def initial_state(self, streams: int, device: torch.device | None = None) -> State:
         """Return zeros, with shape (1, B, H).
@@ -85,24 +88,33 @@ class RecurrentHighway(Encoder):
         return {"h": torch.zeros((1, streams, self.dim), device=device)}
 
     def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
-        inputs_BTG = F.linear(locked_dropout(inputs_BTD, self.dropout_input, self.training), self.input_weight)
+        # The contribution of the input to the first layer of every step, and the mask of the state.
+        dropped_BTD = locked_dropout(inputs_BTD, self.dropout_input, self.training)
+        inputs_BTG = F.linear(dropped_BTD, self.input_weight)
         mask_B1H = sample_mask(inputs_BTD, self.dim, self.dropout_hidden, self.training)
         mask_BH = None if mask_B1H is None else mask_B1H[:, 0]
-        offset_G = F.pad(self.bias.new_full((self.dim,), self.transform_bias), (self.dim, 0))
-        layers = list(zip(self.weight.unbind(), (self.bias + offset_G).unbind(), strict=True))
+
+        # The weights of each layer. `transform_bias` is added to the second half, the biases of the gates.
+        transform_bias_H = self.bias.new_full((self.dim,), self.transform_bias)
+        bias_LG = self.bias + F.pad(transform_bias_H, (self.dim, 0))
+        layers = list(zip(self.weight.unbind(), bias_LG.unbind(), strict=True))
+
         state_BH = state["h"][0].to(self.weight.dtype)
         states = []
         for inputs_BG in inputs_BTG.unbind(1):
             for index, (weight_GH, bias_G) in enumerate(layers):
-                gates_BG = F.linear(apply_mask(state_BH, mask_BH), weight_GH, bias_G)
+                preactivations_BG = F.linear(apply_mask(state_BH, mask_BH), weight_GH, bias_G)
                 if index == 0:
-                    gates_BG = gates_BG + inputs_BG
-                candidate_BH, transform_BH = gates_BG.chunk(2, dim=-1)
-                state_BH = state_BH + torch.sigmoid(transform_BH) * (torch.tanh(candidate_BH) - state_BH)
+                    preactivations_BG = preactivations_BG + inputs_BG
+                candidate_BH, gate_BH = preactivations_BG.chunk(2, dim=-1)
+                state_BH = state_BH + torch.sigmoid(gate_BH) * (torch.tanh(candidate_BH) - state_BH)
             states.append(state_BH)
+
         raw_BTH = torch.stack(states, dim=1)
         output_BTH = locked_dropout(raw_BTH, self.dropout_output, self.training)
         return Encoded(output_BTH, raw_BTH, {"h": to_state_dtype(state_BH[None])})
 
     def flops(self, lengths_B: Tensor) -> int:
-        return FLOPS_PER_WEIGHT * int(lengths_B.sum()) * (self.input_weight.numel() + self.weight.numel())
+        num_steps = int(lengths_B.sum())
+        weights_per_step = self.input_weight.numel() + self.weight.numel()
+        return FLOPS_PER_WEIGHT * num_steps * weights_per_step

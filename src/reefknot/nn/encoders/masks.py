@@ -1,12 +1,12 @@
-"""Dropout masks that are constant over a window, and LSTM layers with masks on their state (Gal & Ghahramani 2016).
+"""Dropout masks that are constant over time, and LSTM layers with masks on their state (Gal & Ghahramani 2016).
 
-`sample_mask` draws a mask, `locked_dropout` applies one to a window (the steps that are computed at once), and
-`run_masked_layer` runs an LSTM layer with masks. The encoders in `bayesian_lstm.py`, `variational_lstm.py`,
-`awd_lstm.py` and `highway.py` use them.
+With "locked" or "variational" dropout, a mask is drawn once for each window of a stream (the T steps that are computed
+at once), so the same units are dropped at every step.
 
-A mask is drawn once for each window of a stream ("locked" or "variational" dropout), so the same units are dropped at
-every step. It is drawn from torch's generator of the device, so that resumed runs and captured graphs draw the right
-masks. It is scaled by 1 / (1 - rate), so evaluation needs no scaling.
+    sample_mask         draws a mask
+    locked_dropout      draws a mask and applies it to a window
+    run_masked_layer    runs one LSTM layer with masks on its input and on its recurrent state
+    run_masked_stack    runs several LSTM layers with one mask per layer
 
 Shapes: L layers, B streams (rows of a batch), T steps, D input dimensions, H units, G = 4H gates in torch's order
 (input, forget, cell, output).
@@ -29,7 +29,8 @@ NUM_GATES = 4
 def sample_mask(inputs_BTD: Tensor, units: int, rate: float, training: bool, gates: int = 1) -> Tensor | None:
     """Draw a dropout mask for each stream, with shape (B, 1, units) or, for several gates, (gates, B, 1, units).
 
-    Return None if nothing is dropped.
+    Return None if nothing is dropped. The mask is scaled by 1 / (1 - rate), so evaluation needs no scaling. It is drawn
+    from torch's generator of the device, so that resumed runs and captured CUDA graphs draw the right masks.
 
     Args:
         inputs_BTD: Inputs of the window, which give the number of streams, the type and the device.
@@ -48,14 +49,18 @@ def sample_mask(inputs_BTD: Tensor, units: int, rate: float, training: bool, gat
     return inputs_BTD.new_empty(shape, dtype=dtype).bernoulli_(keep_rate).div_(keep_rate)
 
 
-def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Multiply x by the mask, if there is one, and keep the type of x."""
-    return x if mask is None else (x * mask).to(x.dtype)
+def apply_mask(vectors: Tensor, mask: Tensor | None) -> Tensor:
+    """Multiply vectors by a mask, if there is one, and keep the type of the vectors."""
+    if mask is None:
+        return vectors
+    return (vectors * mask).to(vectors.dtype)
 
 
 def locked_dropout(inputs_BTD: Tensor, rate: float, training: bool) -> Tensor:
     """Drop the same units at every step of the window."""
-    return apply_mask(inputs_BTD, sample_mask(inputs_BTD, inputs_BTD.shape[-1], rate, training))
+    units = inputs_BTD.shape[-1]
+    mask_B1D = sample_mask(inputs_BTD, units, rate, training)
+    return apply_mask(inputs_BTD, mask_B1D)
 
 
 def run_masked_layer(
@@ -64,8 +69,9 @@ def run_masked_layer(
     """Run one LSTM layer over a window, with masks on its input and on its recurrent state.
 
     This uses torch's own layer where possible: without a mask on the state and without masks that differ by gate.
+    Return the outputs hidden_BTH and the state after the window, (hidden_BH, cell_BH).
     """
-    if state_mask is None and (input_mask is None or input_mask.dim() == inputs_BTD.dim()):
+    if state_mask is None and not _differs_by_gate(input_mask, inputs_BTD):
         return run_layer(layer, apply_mask(inputs_BTD, input_mask), state)
     return scan_layer(get_weights(layer), inputs_BTD, state, input_mask, state_mask)
 
@@ -77,12 +83,16 @@ def scan_layer(
     input_mask: Tensor | None = None,
     state_mask: Tensor | None = None,
 ) -> tuple[Tensor, LayerState]:
-    """Run one LSTM layer over a window with our own recurrence. `weights` are in cuDNN's order."""
-    input_GD, recurrent_GH, input_bias_G, recurrent_bias_G = weights
-    inputs_TBG = _input_gates(inputs_BTD, input_GD, input_bias_G + recurrent_bias_G, input_mask)
-    mask = None if state_mask is None else state_mask.squeeze(-2)
+    """Run one LSTM layer over a window with our own recurrence. `weights` are in cuDNN's order (see `get_weights`).
+
+    Return the outputs hidden_BTH and the state after the window, (hidden_BH, cell_BH).
+    """
+    input_weight_GD, recurrent_weight_GH, input_bias_G, recurrent_bias_G = weights
+    inputs_TBG = _input_gates(inputs_BTD, input_weight_GD, input_bias_G + recurrent_bias_G, input_mask)
+    if state_mask is not None:
+        state_mask = state_mask.squeeze(-2)  # without the dimension of steps
     hidden_BH, cell_BH = state
-    hidden_TBH, cell_BH = lstm_scan(inputs_TBG, hidden_BH, cell_BH, recurrent_GH, mask)
+    hidden_TBH, cell_BH = lstm_scan(inputs_TBG, hidden_BH, cell_BH, recurrent_weight_GH, state_mask)
     return hidden_TBH.transpose(0, 1), (hidden_TBH[-1], cell_BH)
 
 
@@ -91,29 +101,41 @@ def run_masked_stack(
 ) -> tuple[Tensor, LayerState]:
     """Run LSTM layers over a window, with one mask per layer on its recurrent state and on the next layer's input.
 
-    Return the outputs of the last layer without its mask, hidden_BTH, and the states after the window, hidden_LBH and
-    cell_LBH.
+    Return the outputs of the last layer without its mask, hidden_BTH, and the states of all layers after the window,
+    (hidden_LBH, cell_LBH).
     """
-    input_weights, recurrent_weights, biases = [], [], []
+    input_weights: list[Tensor] = []
+    recurrent_weights: list[Tensor] = []
+    biases: list[Tensor] = []
     for layer in layers:
-        input_GD, recurrent_GH, input_bias_G, recurrent_bias_G = get_weights(layer)
-        input_weights.append(input_GD)
-        recurrent_weights.append(recurrent_GH)
+        input_weight_GD, recurrent_weight_GH, input_bias_G, recurrent_bias_G = get_weights(layer)
+        input_weights.append(input_weight_GD)
+        recurrent_weights.append(recurrent_weight_GH)
         biases.append(input_bias_G + recurrent_bias_G)
+
+    # Only the first layer knows its inputs for all steps in advance, so its products are computed at once.
     inputs_TBG = _input_gates(inputs_BTD, input_weights[0], biases[0], None)
     hidden_LBH, cell_LBH = state
+    masks_LBH = masks_LB1H.squeeze(-2)
     hidden_TBH, *next_state = lstm_stack_scan(
-        inputs_TBG, hidden_LBH, cell_LBH, recurrent_weights, input_weights[1:], biases[1:], masks_LB1H.squeeze(-2)
+        inputs_TBG, hidden_LBH, cell_LBH, recurrent_weights, input_weights[1:], biases[1:], masks_LBH
     )
     return hidden_TBH.transpose(0, 1), tuple(next_state)
 
 
+def _differs_by_gate(mask: Tensor | None, inputs_BTD: Tensor) -> bool:
+    """Return whether a mask has one more dimension than the inputs, for the gates."""
+    return mask is not None and mask.dim() != inputs_BTD.dim()
+
+
 def _input_gates(inputs_BTD: Tensor, weight_GD: Tensor, bias_G: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what the inputs of the window and the biases add to the gates, (T, B, G): one product, or one per gate."""
-    if mask is None or mask.dim() == inputs_BTD.dim():
+    """Return the contribution of inputs and biases to the gates, (T, B, G): by one product, or one product per gate."""
+    if mask is None or not _differs_by_gate(mask, inputs_BTD):
         # Contiguous, so that the bias is part of the product.
-        return F.linear(apply_mask(inputs_BTD, mask).transpose(0, 1).contiguous(), weight_GD, bias_G)
+        inputs_TBD = apply_mask(inputs_BTD, mask).transpose(0, 1).contiguous()
+        return F.linear(inputs_TBD, weight_GD, bias_G)
     gates = []
-    for gate_mask, weight, bias in zip(mask, weight_GD.chunk(NUM_GATES), bias_G.chunk(NUM_GATES), strict=True):
-        gates.append(F.linear(apply_mask(inputs_BTD, gate_mask).transpose(0, 1), weight, bias))
+    for gate_mask, weight_HD, bias_H in zip(mask, weight_GD.chunk(NUM_GATES), bias_G.chunk(NUM_GATES), strict=True):
+        inputs_TBD = apply_mask(inputs_BTD, gate_mask).transpose(0, 1)
+        gates.append(F.linear(inputs_TBD, weight_HD, bias_H))
     return torch.cat(gates, dim=-1)

@@ -1,9 +1,12 @@
 """Stacked recurrent layers, computed by torch and cuDNN: `LSTM`, `GRU` and `RNN`.
 
-`LSTM` is the LSTM of Zaremba et al. (2014), with dropout before, between and after the layers, never from step to step.
-`GRU` and `RNN` are the same with other layers. Start reading at `LayerDropoutEncoder.forward`, which all three share.
-Its base class `RecurrentEncoder` has the layers and their state, but no `forward`. The variants with dropout from step
-to step (`awd_lstm.py`, `bayesian_lstm.py`, `variational_lstm.py`) extend it too.
+    encoder = LSTM(input_dim=200, hidden_dim=650, layers=2, dropout=0.5)
+    encoded = encoder(vectors_BTD, encoder.initial_state(20))
+
+`LSTM` is the LSTM of Zaremba et al. (2014), with dropout before, between and after the layers, but not on the recurrent
+state. `GRU` and `RNN` are the same with other layers. Start reading at `LayerDropoutEncoder.forward`, which all three
+share. Its base class `RecurrentEncoder` creates the layers and handles their state. The LSTMs with dropout on the
+recurrent state (`awd_lstm.py`, `bayesian_lstm.py`, `variational_lstm.py`) extend it too.
 
 Shapes: L layers, B streams (rows of a batch), T steps, D dimensions of the input, H units.
 """
@@ -24,7 +27,7 @@ from reefknot.nn.bounds import Dim, Layers, Probability, check_rates, check_size
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, to_state_dtype
 
 LayerState = tuple[Tensor, ...]
-"""The state of one layer: hidden_BH, and cell_BH if the layer is an LSTM."""
+"""The state of one layer: (hidden_BH, cell_BH) for an LSTM, and (hidden_BH,) for the other layers."""
 
 Biases = Literal[1, 2]
 """Number of bias vectors per gate."""
@@ -84,14 +87,15 @@ class RecurrentEncoder(Encoder):
 
         For an LSTM of two layers, {"h": hidden_LBH, "c": cell_LBH} becomes (hidden_BH, cell_BH), (hidden_BH, cell_BH).
         """
-        tensors_by_name = [state[name].to(dtype).unbind() for name in self.state_names]
-        return zip(*tensors_by_name, strict=True)
+        layer_tensors_by_name = [state[name].to(dtype).unbind() for name in self.state_names]
+        return zip(*layer_tensors_by_name, strict=True)
 
-    def join_states(self, states: Sequence[LayerState]) -> State:
-        """Join the states of all layers into one state, as `split_state` received it."""
+    def join_states(self, layer_states: Sequence[LayerState]) -> State:
+        """Join the states of all layers into one state. This is the inverse of `split_state`."""
         joined = {}
         for index, name in enumerate(self.state_names):
-            joined[name] = to_state_dtype(torch.stack([layer_state[index] for layer_state in states]))
+            layer_tensors = [layer_state[index] for layer_state in layer_states]
+            joined[name] = to_state_dtype(torch.stack(layer_tensors))
         return joined
 
 
@@ -119,14 +123,15 @@ class LayerDropoutEncoder(RecurrentEncoder):
         self.dropout = dropout
 
     def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
-        # The vectors before and after dropout: (B, T, D) of the inputs, then (B, T, H) of each layer.
-        raw, dropped = inputs_BTD, F.dropout(inputs_BTD, self.dropout, self.training)
-        states: list[LayerState] = []
+        # `raw` has the vectors before dropout and `dropped` after it: (B, T, D) for the inputs, (B, T, H) for a layer.
+        raw = inputs_BTD
+        dropped = F.dropout(raw, self.dropout, self.training)
+        next_states: list[LayerState] = []
         for layer, layer_state in zip(self.layers, self.split_state(state, inputs_BTD.dtype), strict=True):
             raw, next_layer_state = run_layer(layer, dropped, layer_state)
             dropped = F.dropout(raw, self.dropout, self.training)
-            states.append(next_layer_state)
-        return Encoded(output=dropped, raw=raw, state=self.join_states(states))
+            next_states.append(next_layer_state)
+        return Encoded(output=dropped, raw=raw, state=self.join_states(next_states))
 
 
 class LSTM(LayerDropoutEncoder):
@@ -150,15 +155,10 @@ class RNN(LayerDropoutEncoder):
 # -- running torch's layers ----------------------------------------------------------------------------------------
 
 
-def get_weights(layer: Any) -> list[Tensor]:
-    """Return the weights of a layer in cuDNN's order: input matrix, recurrent matrix, and their biases."""
-    return [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
-
-
 def run_layer(
     layer: Any, inputs_BTD: Tensor, state: LayerState, weights: list[Tensor] | None = None
 ) -> tuple[Tensor, LayerState]:
-    """Run one layer over a window. Return the outputs hidden_BTH and the state after the window.
+    """Run one layer over a window (T steps). Return the outputs hidden_BTH and the state after the window.
 
     Args:
         layer: A recurrent layer of torch.
@@ -166,17 +166,21 @@ def run_layer(
         state: The state of the layer before the window.
         weights: Weights to use instead of the layer's own, in the order of `get_weights`.
     """
-    initial_states = tuple(
-        tensor[None].contiguous() for tensor in state
-    )  # torch wants a dimension of layers, (1, B, H)
-    # This calls the function behind the layer's `forward`, which cannot be used itself, for two reasons. The weights
-    # may be others. And gradients may be needed in evaluation mode, but cuDNN computes them in training mode only.
-    # Training mode does not change the values here, because the dropout rate is 0.
+    if weights is None:
+        weights = get_weights(layer)
+    # Torch expects a dimension of layers, (1, B, H), and a tuple only if the state has several tensors.
+    initial_states = tuple(tensor[None].contiguous() for tensor in state)
+    torch_state = initial_states if len(initial_states) > 1 else initial_states[0]
+
+    # This calls the function behind the layer's `forward`, because `forward` itself does not work here. It always uses
+    # the layer's own weights. And gradients may be needed in evaluation mode, but cuDNN computes them in training mode
+    # only. Training mode does not change the values here, because the dropout rate is 0.
+    torch_function = _TORCH_FUNCTIONS[layer.mode]
     with _without_unsupported_onednn(inputs_BTD):
-        output_BTH, *final_states = _TORCH_FUNCTIONS[layer.mode](
+        output_BTH, *final_states = torch_function(
             inputs_BTD,
-            initial_states if len(initial_states) > 1 else initial_states[0],
-            get_weights(layer) if weights is None else weights,
+            torch_state,
+            weights,
             has_biases=True,
             num_layers=1,
             dropout=0.0,
@@ -187,17 +191,24 @@ def run_layer(
     return output_BTH, tuple(tensor[0] for tensor in final_states)
 
 
+def get_weights(layer: Any) -> list[Tensor]:
+    """Return the weights of a layer in cuDNN's order: input matrix, recurrent matrix, and their biases."""
+    return [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
+
+
 @contextmanager
 def _without_unsupported_onednn(inputs_BTD: Tensor) -> Iterator[None]:
-    """Disable oneDNN inside the context if it does not support bfloat16 on this CPU.
+    """Disable oneDNN inside the `with` block if it does not support bfloat16 on this CPU.
 
     oneDNN is the library that torch uses for layers on CPUs; torch's code has its old name, mkldnn. Without AVX-512,
     it does not support recurrent layers in bfloat16, and torch raises an error instead of using its own implementation.
     """
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else inputs_BTD.dtype
-    if inputs_BTD.device.type != "cpu" or dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    is_cpu_bfloat16 = inputs_BTD.device.type == "cpu" and dtype == torch.bfloat16
+    if not is_cpu_bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield
         return
+
     was_enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:

@@ -1,21 +1,16 @@
 """A decoder-only transformer (Baevski & Auli 2019): a stack of blocks of causal self-attention.
 
-Start reading at `Transformer`. It adds sinusoidal positions to its input and runs the blocks. A block is pre-norm:
+Start reading at `Transformer`. It adds sinusoidal positions to its input x and runs the blocks. A block is pre-norm:
 
     x = x + dropout(attention(norm(x)))
     x = x + dropout(W2 dropout_relu(relu(W1 norm(x))))
 
-In training, every window of text is computed independently, and its positions start again. In step-by-step decoding,
-the state is a KV cache: `block.N` has the keys and values of block N for the steps so far, (2, B, H, S, K). The cache
-grows with every step, or it has a fixed capacity U from the start. With a fixed capacity all steps have the same
-shapes, which a CUDA graph needs. `cached_steps` then counts the steps of each stream, (1, B), and `CacheSlots` says
-where new steps go.
-
-`encoder_decoder.py` uses `ResidualBlock`, `CacheSlots` and `SinusoidalPositions` too. Its blocks may be post-norm.
+In training, every window (T steps of text that are computed at once) is independent of other windows. In step-by-step
+decoding, the state is a KV cache (see `create_cache`). `encoder_decoder.py` shares the classes of this file.
 
 Shapes: B streams (rows of a batch), T steps, S cached steps, U = S + T or the capacity of the cache, D dimensions, H
-heads, K = D / H dimensions of a head, F feed-forward units; 2 stands for keys and values, 3 for queries, keys and
-values.
+heads, K = D / H dimensions of a head, F feed-forward units, E concatenated queries, keys or values. 2 stands for keys
+and values, 3 for queries, keys and values.
 """
 
 from __future__ import annotations
@@ -104,42 +99,47 @@ class Transformer(Encoder):
         """
         return create_cache(len(self.blocks), streams, self.heads, self.dim, device, steps)
 
-    def forward(self, hidden_BTD: Tensor, state: State) -> Encoded:
+    def forward(self, inputs_BTD: Tensor, state: State) -> Encoded:
         """Return the hidden states of a window, and the state after it.
 
         If the state is a KV cache, the window follows the cached steps, and the returned state is the extended cache.
         If the state is empty, the window is computed independently of other windows.
 
         Args:
-            hidden_BTD: Input vectors, with shape (B, T, D).
+            inputs_BTD: Input vectors, with shape (B, T, D).
             state: An empty state or a KV cache.
         """
-        slots = CacheSlots.for_window(state, hidden_BTD)
+        slots = CacheSlots.for_window(state, inputs_BTD)
         # In the type of the parameters: under autocast, the residual stream and the norms stay in float32.
-        hidden_BTD = hidden_BTD.to(next(self.parameters()).dtype)
-        hidden_BTD = F.dropout(hidden_BTD + self._positions(state, slots, hidden_BTD), self.dropout, self.training)
-        cache: State = {}
+        hidden_BTD = inputs_BTD.to(next(self.parameters()).dtype)
+        hidden_BTD = hidden_BTD + self._positions(state, slots, hidden_BTD)
+        hidden_BTD = F.dropout(hidden_BTD, self.dropout, self.training)
+
+        next_cache: State = {}
         if slots is not None:
-            cache["cached_steps"] = slots.cached_steps
+            next_cache["cached_steps"] = slots.cached_steps
         for index, block in enumerate(self.blocks):
             name = f"block.{index}"
             hidden_BTD, block_cache = block(hidden_BTD, state.get(name), slots)
             if block_cache is not None:
-                cache[name] = block_cache
+                next_cache[name] = block_cache
+
         if self.final_norm is not None:
             hidden_BTD = self.final_norm(hidden_BTD)
-        return Encoded(hidden_BTD, hidden_BTD, cache)
+        return Encoded(hidden_BTD, hidden_BTD, next_cache)
 
     def flops(self, lengths_B: Tensor) -> int:
+        weight_products = int(lengths_B.sum()) * count_matrix_weights(self)
         # Each block computes two products of T x T by D (scores and weighted values). The mask leaves half of each.
         attention_products = len(self.blocks) * self.dim * int(lengths_B.square().sum())
-        return FLOPS_PER_WEIGHT * (int(lengths_B.sum()) * count_matrix_weights(self) + attention_products)
+        return FLOPS_PER_WEIGHT * (weight_products + attention_products)
 
 
 class CacheSlots(NamedTuple):
     """The slots that the steps of a window fill in a KV cache of fixed capacity.
 
-    For a window of two steps after one cached step, in a cache with capacity 4:
+    A slot is the place of one step in the cache. For a window of two steps after one cached step, in a cache with
+    capacity 4:
 
         cached_steps   3
         positions      1, 2
@@ -158,19 +158,24 @@ class CacheSlots(NamedTuple):
 
     @classmethod
     def for_window(cls, state: State, hidden_BTD: Tensor) -> CacheSlots | None:
-        """Return the slots of the window x, or None if the state does not have a cache of fixed capacity."""
+        """Return the slots of a window, or None if the state does not have a cache of fixed capacity."""
         cached_steps_1B = state.get("cached_steps")
         if cached_steps_1B is None:
             return None
-        new_steps, capacity, device = hidden_BTD.shape[1], state["block.0"].shape[-2], hidden_BTD.device
+        new_steps = hidden_BTD.shape[1]
+        capacity = state["block.0"].shape[-2]
+        device = hidden_BTD.device
+
         # On a GPU, reading the counts would wait for the device, so the caller must count the steps there.
-        can_read = device.type == "cpu" and not torch.compiler.is_compiling()
-        cached_steps = max(cached_steps_1B[0].tolist(), default=0) if can_read else 0
-        if cached_steps + new_steps > capacity:
+        most_cached_steps = 0
+        if device.type == "cpu" and not torch.compiler.is_compiling():
+            most_cached_steps = max(cached_steps_1B[0].tolist(), default=0)
+        if most_cached_steps + new_steps > capacity:
             raise ArgumentError(
-                f"{new_steps} more steps after {cached_steps} do not fit into a KV cache of {capacity} steps; "
+                f"{new_steps} more steps after {most_cached_steps} do not fit into a KV cache of {capacity} steps; "
                 "use a larger capacity"
             )
+
         positions_BT = cached_steps_1B[0, :, None] + torch.arange(new_steps, device=device)
         slots_U = torch.arange(capacity, device=device)
         return cls(
@@ -189,6 +194,9 @@ class CacheSlots(NamedTuple):
 
 class ResidualBlock(nn.Module):
     """Base class of blocks: self-attention and a feed-forward network, each with a residual connection.
+
+    Attention and feed-forward network are the sublayers of the block. The residual stream is the sum of the block's
+    input and the outputs of the sublayers so far.
 
     Args:
         dim: Dimension of the residual stream, D.
@@ -230,21 +238,50 @@ class ResidualBlock(nn.Module):
             init_linear(layer)
 
     def _run(self, compute: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Compute the block now or, with `recompute`, now and again in the backward pass."""
+        """Call `compute` with the arguments or, with `recompute`, call it now and again in the backward pass."""
         if self.recompute and torch.is_grad_enabled():
             # The checkpoint is inside the block instead of around it, so that sharded parameters are gathered once for
             # the backward pass.
             return cast(Result, checkpoint(compute, *arguments, use_reentrant=False))
         return compute(*arguments)
 
-    def _normalise_input(self, hidden_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Return the input of a sublayer: the residual stream, normalised if the block is pre-norm."""
-        return cast(Tensor, norm(hidden_BTD)) if self.norm == "pre" else hidden_BTD
+    def _self_attention(
+        self, hidden_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the residual stream after causal self-attention, and the KV cache with the new steps, if there is one.
 
-    def _add_residual(self, hidden_BTD: Tensor, output_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """Add the output of a sublayer to the residual stream, and normalise the sum if the block is post-norm."""
-        hidden_BTD = hidden_BTD + F.dropout(output_BTD, self.dropout, self.training)
-        return cast(Tensor, norm(hidden_BTD)) if self.norm == "post" else hidden_BTD
+        Args:
+            hidden_BTD: The residual stream.
+            past_2BHSK: The KV cache of this block, or None without a cache.
+            slots: The slots of the new steps, if the cache has a fixed capacity.
+        """
+        joined_BTE = self.attention_in(self._normalise_input(hidden_BTD, self.attention_norm))
+        qkv_3BHTK = split_heads(joined_BTE, 3, self.heads)
+        # Unbound together: the gradient of each of the three alone would be written into zeros of the full size.
+        queries_BHTK, keys_BHUK, values_BHUK = qkv_3BHTK.unbind()
+
+        extended_2BHUK = None
+        if past_2BHSK is not None:
+            extended_2BHUK = _extend_cache(past_2BHSK.to(queries_BHTK.dtype), qkv_3BHTK[1:], slots)
+            keys_BHUK, values_BHUK = extended_2BHUK.unbind()
+
+        num_queries = queries_BHTK.shape[2]
+        num_keys = keys_BHUK.shape[2]
+        mask = _mask_after_cache(num_queries, num_keys, slots, hidden_BTD.device)
+        is_causal = mask is None and num_queries == num_keys
+        attended_BTD = self._attend(queries_BHTK, keys_BHUK, values_BHUK, mask, is_causal)
+        hidden_BTD = self._add_residual(hidden_BTD, self.attention_out(attended_BTD), self.attention_norm)
+        return hidden_BTD, extended_2BHUK
+
+    def _attend(
+        self, queries_BHTK: Tensor, keys_BHUK: Tensor, values_BHUK: Tensor, mask: Tensor | None, is_causal: bool = False
+    ) -> Tensor:
+        """Return the attended values with all heads concatenated, (B, T, D)."""
+        dropout_rate = self.dropout_attention if self.training else 0.0
+        attended_BHTK = F.scaled_dot_product_attention(
+            queries_BHTK, keys_BHUK, values_BHUK, mask, dropout_p=dropout_rate, is_causal=is_causal
+        )
+        return attended_BHTK.transpose(1, 2).flatten(2)
 
     def _feed_forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return the residual stream after the feed-forward network."""
@@ -252,33 +289,18 @@ class ResidualBlock(nn.Module):
         units_BTF = F.dropout(units_BTF, self.dropout_relu, self.training)
         return self._add_residual(hidden_BTD, self.ffn_out(units_BTF), self.ffn_norm)
 
-    def _self_attention(
-        self, hidden_BTD: Tensor, past_2BHSK: Tensor | None, slots: CacheSlots | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the residual stream after causal self-attention, and the cache `past`, if any, with the new steps."""
-        joined_BTE = self.attention_in(self._normalise_input(hidden_BTD, self.attention_norm))
-        qkv_3BHTK = split_heads(joined_BTE, 3, self.heads)
-        # Unbound together: the gradient of each of the three alone would be written into zeros of the full size.
-        queries_BHTK, keys_BHUK, values_BHUK = qkv_3BHTK.unbind()
-        extended_2BHUK = None
-        if past_2BHSK is not None:
-            extended_2BHUK = _extend_cache(past_2BHSK.to(queries_BHTK.dtype), qkv_3BHTK[1:], slots)
-            keys_BHUK, values_BHUK = extended_2BHUK.unbind()
-        num_queries, num_keys = queries_BHTK.shape[2], keys_BHUK.shape[2]
-        mask = _mask_after_cache(num_queries, num_keys, slots, hidden_BTD.device)
-        is_causal = mask is None and num_queries == num_keys
-        attended_BTD = self._attend(queries_BHTK, keys_BHUK, values_BHUK, mask, is_causal)
-        return self._add_residual(hidden_BTD, self.attention_out(attended_BTD), self.attention_norm), extended_2BHUK
+    def _normalise_input(self, hidden_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """Return the input of a sublayer: the residual stream, normalised if the block is pre-norm."""
+        if self.norm == "pre":
+            return cast(Tensor, norm(hidden_BTD))
+        return hidden_BTD
 
-    def _attend(
-        self, queries_BHTK: Tensor, keys_BHUK: Tensor, values_BHUK: Tensor, mask: Tensor | None, is_causal: bool = False
-    ) -> Tensor:
-        """Return the attended values with all heads concatenated, (B, T, D)."""
-        rate = self.dropout_attention if self.training else 0.0
-        attended_BHTK = F.scaled_dot_product_attention(
-            queries_BHTK, keys_BHUK, values_BHUK, mask, dropout_p=rate, is_causal=is_causal
-        )
-        return attended_BHTK.transpose(1, 2).flatten(2)
+    def _add_residual(self, hidden_BTD: Tensor, output_BTD: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """Add the output of a sublayer to the residual stream, and normalise the sum if the block is post-norm."""
+        sum_BTD = hidden_BTD + F.dropout(output_BTD, self.dropout, self.training)
+        if self.norm == "post":
+            return cast(Tensor, norm(sum_BTD))
+        return sum_BTD
 
 
 class Block(ResidualBlock):
@@ -287,7 +309,7 @@ class Block(ResidualBlock):
     def forward(
         self, hidden_BTD: Tensor, past_2BHSK: Tensor | None = None, slots: CacheSlots | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the block and, if there is a cache, `past`, the cache extended by these steps."""
+        """Return the output of the block, and its KV cache `past` extended by these steps or None without a cache."""
         return self._run(self._compute, hidden_BTD, past_2BHSK, slots)
 
     def _compute(
@@ -307,8 +329,8 @@ def _extend_cache(past_2BHSK: Tensor, new_2BHTK: Tensor, slots: CacheSlots | Non
 def _mask_after_cache(num_queries: int, num_keys: int, slots: CacheSlots | None, device: torch.device) -> Tensor | None:
     """Return the causal mask of steps that follow a KV cache, or None if they need no mask.
 
-    Without a cache, torch's `is_causal` does the same. It counts from the first key, so it does not work with a cache.
-    A single step sees all keys. For two steps after one cached step, the mask is [1 1 0] and [1 1 1].
+    For two steps after one cached step, the mask is [1 1 0] and [1 1 1]. A single step sees all keys. Without a cache,
+    torch's `is_causal` does the same. With a cache, `is_causal` does not work, because it counts from the first key.
     """
     if slots is not None:
         return slots.is_visible[:, None]
@@ -329,8 +351,8 @@ def init_attention(layer: nn.Linear, projections: int) -> None:
 
     Each projection is initialised as a separate matrix, with smaller weights than `init_linear` gives.
     """
-    for weight in layer.weight.detach().chunk(projections):
-        nn.init.xavier_uniform_(weight, gain=2**-0.5)
+    for projection_weight in layer.weight.detach().chunk(projections):
+        nn.init.xavier_uniform_(projection_weight, gain=2**-0.5)
     nn.init.zeros_(layer.bias)
 
 
@@ -339,19 +361,28 @@ def split_heads(joined_BTE: Tensor, projections: int, heads: int) -> Tensor:
 
     E = projections x D is the dimension of the concatenated vectors.
     """
-    return torch.unflatten(joined_BTE, -1, (projections, heads, -1)).permute(2, 0, 3, 1, 4)
+    split = torch.unflatten(joined_BTE, -1, (projections, heads, -1))
+    return split.permute(2, 0, 3, 1, 4)
 
 
 def create_cache(
     blocks: int, streams: int, heads: int, dim: int, device: torch.device | None, steps: int | None
 ) -> State:
-    """Return an empty KV cache: for each block (2, B, H, 0, K), or with a capacity of `steps` (2, B, H, U, K)."""
+    """Return an empty KV cache for step-by-step decoding.
+
+        block.N         keys and values of block N for the steps so far, (2, B, H, S, K)
+        cached_steps    with a fixed capacity: the number of steps so far of each stream, (1, B)
+
+    Without `steps`, the cache grows with every step. With `steps`, it has this capacity from the start, (2, B, H, U,
+    K), so all steps have the same shapes, which a CUDA graph needs. `CacheSlots` then says where new steps are stored.
+    """
     shape = (2, streams, heads, steps or 0, dim // heads)
-    cache = {f"block.{index}": torch.zeros(shape, device=device) for index in range(blocks)}
+    block_caches = {f"block.{index}": torch.zeros(shape, device=device) for index in range(blocks)}
     if steps is None:
-        return cache
+        return block_caches
     check_sizes("KV cache", steps=steps)
-    return {"cached_steps": torch.zeros(1, streams, dtype=torch.int64, device=device)} | cache
+    cached_steps = torch.zeros(1, streams, dtype=torch.int64, device=device)
+    return {"cached_steps": cached_steps} | block_caches
 
 
 def check_heads(module: str, heads: int, dim: int) -> None:
@@ -366,9 +397,10 @@ def check_heads(module: str, heads: int, dim: int) -> None:
 class SinusoidalPositions:
     """Encodings of positions by sines and cosines, computed once and cached for lengths that are powers of two.
 
-    They are not buffers, because they follow from the dimension and must not move or change type with the parameters.
-    The cache is never emptied, because a CUDA graph reads the tensor with which it was captured. A compiled call does
-    not use the cache. While a CUDA graph is captured, new positions are not cached, because they have no values yet.
+    The encodings are not buffers, because they follow from the dimension and must not move or change type with the
+    parameters. The cache is never emptied, because a CUDA graph reads the tensor with which it was captured. A compiled
+    call does not use the cache. While a CUDA graph is captured, new encodings are not cached, because their values do
+    not exist yet.
 
     Args:
         dim: Dimension of the encodings, D.
@@ -379,19 +411,29 @@ class SinusoidalPositions:
         self._cache: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
     def __call__(self, state: State, slots: CacheSlots | None, hidden_BTD: Tensor) -> Tensor:
-        """Return the positions of the steps x that follow a state, (T, D), or in a fixed KV cache (B, T, D)."""
-        cache_length = state["block.0"].shape[-2] if "block.0" in state else 0
+        """Return the encodings of steps that follow a state: (T, D), or (B, T, D) with a KV cache of fixed capacity.
+
+        Args:
+            state: The state before the steps.
+            slots: The slots of the steps, if the KV cache has a fixed capacity.
+            hidden_BTD: The vectors of the steps, which give the number of steps, the type and the device.
+        """
+        cache_length = 0
+        if "block.0" in state:
+            cache_length = state["block.0"].shape[-2]
         if slots is not None:
-            return F.embedding(slots.positions, self._encode_range(0, cache_length, hidden_BTD))
-        return self._encode_range(cache_length, cache_length + hidden_BTD.shape[1], hidden_BTD)
+            all_encodings_UD = self._encode_range(0, cache_length, hidden_BTD)
+            return F.embedding(slots.positions, all_encodings_UD)
+        new_steps = hidden_BTD.shape[1]
+        return self._encode_range(cache_length, cache_length + new_steps, hidden_BTD)
 
     def _encode_range(self, start: int, stop: int, hidden_BTD: Tensor) -> Tensor:
-        """Return the encodings of positions `start` to `stop`, (T, D), with the type and device of x."""
+        """Return the encodings of positions `start` to `stop`, (T, D), with the type and device of `hidden_BTD`."""
         device = hidden_BTD.device
         if torch.compiler.is_compiling():
             return sinusoids(start, stop, self.dim, device).to(hidden_BTD.dtype)
         length = 1 << max(stop - 1, 0).bit_length()  # the next power of two
-        key = length, hidden_BTD.dtype, device
+        key = (length, hidden_BTD.dtype, device)
         encodings = self._cache.get(key)
         if encodings is None:
             encodings = sinusoids(0, length, self.dim, device).to(hidden_BTD.dtype)
@@ -403,9 +445,11 @@ class SinusoidalPositions:
 
 def sinusoids(start: int, stop: int, dim: int, device: torch.device) -> Tensor:
     """Return the encodings of positions `start` to `stop`, (T, D): sines in the first half, cosines in the second."""
-    half = dim // 2
-    exponents = torch.arange(half, dtype=torch.float64, device=device) / max(half - 1, 1)
+    half_dim = dim // 2
+    exponents = torch.arange(half_dim, dtype=torch.float64, device=device) / max(half_dim - 1, 1)
+    frequencies = torch.exp(-math.log(MAX_TIMESCALE) * exponents)
     positions = torch.arange(start, stop, dtype=torch.float64, device=device) + FIRST_POSITION
-    angles = positions[:, None] * torch.exp(-math.log(MAX_TIMESCALE) * exponents)
-    # An odd dimension has one more number than the two halves; it stays zero.
-    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=-1), (0, dim % 2))
+    angles = positions[:, None] * frequencies
+    encodings = torch.cat([angles.sin(), angles.cos()], dim=-1)
+    # An odd dimension has one more number than the two halves. This number stays zero.
+    return F.pad(encodings, (0, dim % 2))

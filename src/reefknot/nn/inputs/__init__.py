@@ -1,1 +1,1 @@
-"""Input ends (embeddings): word ids to vectors. `contract.py` has the interface that they share."""
+"""Input ends: the first stage of a language model, word ids to vectors. `contract.py` has their interface."""

@@ -1,7 +1,11 @@
 """Adaptive input embeddings (Baevski & Auli 2019, section 3): the vectors of rare words have fewer dimensions.
 
-`AdaptiveLookup` looks up every word in the band (cluster of words of similar frequency) that it belongs to, and
-projects its vector to the dimension of the model. `nn/outputs/adaptive.py` is its output counterpart.
+    table = BandedTable(267_744, 1024, sizes=[20_000, 40_000])
+    input = AdaptiveLookup(table, BandProjections(table, 1024))
+    vectors_BTD = input(ids_BT)
+
+The table is cut into bands: groups of words of similar frequency. `AdaptiveLookup` looks up every word in its band, and
+projects its vector to the dimension of the model. `nn/outputs/adaptive.py` is the output counterpart.
 
 Shapes: B streams (rows of a batch), T steps, V words, D dimensions of the model, N tokens.
 """
@@ -62,12 +66,14 @@ class AdaptiveLookup(InputEnd):
         self.dropout = dropout
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        inputs_BTD = self.scale * self.table.compute_by_band(ids_BT, self._project_band)
-        return F.dropout(inputs_BTD, self.dropout, self.training)
+        vectors_BTD = self.scale * self.table.compute_by_band(ids_BT, self._project_band)
+        return F.dropout(vectors_BTD, self.dropout, self.training)
 
     def vectors(self) -> Tensor:
         """Return one vector per word, (V, D), projected and scaled."""
-        return self.scale * torch.cat([self._project_band(band) for band in range(len(self.table.sizes))])
+        num_bands = len(self.table.sizes)
+        vectors_VD = torch.cat([self._project_band(band) for band in range(num_bands)])
+        return self.scale * vectors_VD
 
     def tables(self) -> list[WordTable]:
         """Return the bands of the table. An output end that uses one of them is tied to this input end."""
@@ -76,9 +82,9 @@ class AdaptiveLookup(InputEnd):
     def flops(self, ids_N: Tensor) -> int:
         # Each vector is multiplied by the matrix of its band.
         counts = count_by_band(ids_N, self.table.bounds)
-        products = sum(
-            count * band_dim * self.dim for count, band_dim in zip(counts, self.projections.band_dims, strict=True)
-        )
+        products = 0
+        for count, band_dim in zip(counts, self.projections.band_dims, strict=True):
+            products += count * band_dim * self.dim
         return FLOPS_PER_WEIGHT * products
 
     def _project_band(self, band: int, band_ids: Tensor | None = None) -> Tensor:
@@ -91,4 +97,5 @@ class AdaptiveLookup(InputEnd):
             band: Index of the band, from 0.
             band_ids: Ids counted from the first id of the band. By default all words of the band.
         """
-        return self.projections.to_model_dim(band, self.table.tables[band].vectors(band_ids))
+        band_vectors = self.table.tables[band].vectors(band_ids)
+        return self.projections.to_model_dim(band, band_vectors)

@@ -1,11 +1,11 @@
 """Character CNN: computes word vectors from the bytes of a word (Kim et al. 2016; Baevski & Auli 2019).
 
-Start reading at `CharCNN`, an input end (ids to vectors). A word passes through these steps:
+Start reading at `CharCNN`, an input end (a module that turns word ids into vectors). A word passes through these steps:
 
     bytes -> byte vectors -> convolutions of several widths, maximum over the word -> highway layers -> projection
 
-Shapes: B streams (rows of a batch), T steps, N tokens, U distinct words, V all words, L bytes, C dimensions of a byte's
-vector, W = C x the width of a filter, F features, D dimensions of a word's vector.
+Shapes: B streams (rows of a batch), T steps, N tokens, U distinct words, V all words, L bytes of a word, C dimensions
+of a byte's vector, W = C x the width of a filter, F features, D dimensions of a word's vector.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from reefknot.nn.inputs.spelling import FIRST_SYMBOL, SYMBOLS, spell
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
 Filter = Annotated[Sequence[Count], Length(2, 2)]
+"""A convolution: its width in bytes and its number of features."""
 Filters = Annotated[Sequence[Filter], Length(1)]
 HighwayLayers = Annotated[int, Ge(0), Le(256)]
 PAPER_FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
@@ -35,7 +36,10 @@ WORDS_PER_CHUNK = 1024
 
 
 class Highway(nn.Module):
-    """Highway layer: g x + (1 - g) relu(A x + a), with the gate g = sigmoid(B x + b) (Srivastava et al. 2015).
+    """Highway layer (Srivastava et al. 2015), which mixes its input x with a transformed input by a gate g:
+
+        g = sigmoid(B x + b)
+        output = g x + (1 - g) relu(A x + a)
 
     A and B are stored as one matrix. The bias of the gate starts at 1, so that most of x is carried through at first.
 
@@ -58,10 +62,10 @@ class Highway(nn.Module):
 class CharCNN(InputEnd):
     """An input end that computes word vectors from the bytes of a word, by convolutions and highway layers.
 
-    It does not have a table. Convolution windows start at each byte of the word and see zeros after its end, so a
-    word's vector depends on the word only. Symbols such as `<eos>` (see `spelling.py`) have learned vectors. There may
-    be more spellings than classes, so that words that the output end does not know keep their spellings. The vectors of
-    bytes and symbols and the projection are initialised as in the authors' code (Xavier).
+    It does not have a word table. A filter is applied at each byte of the word and reads zeros after the end of the
+    word, so a word's vector depends on the word only. Symbols such as `<eos>` (see `spelling.py`) have learned vectors.
+    There may be more spellings than classes, so that words that the output end does not know keep their spellings. The
+    vectors of bytes and symbols and the projection are initialised as in the authors' code (Xavier).
 
     Args:
         spellings: Spellings of all words, with shape (V, L), as `spell` returns them.
@@ -74,7 +78,7 @@ class CharCNN(InputEnd):
     """
 
     spellings: Tensor
-    # Each distinct word of a window is computed once. The number of distinct words is known only on the device.
+    # Each distinct word of a batch is computed once. The number of distinct words is known only on the GPU.
     synchronizes = True
 
     def __init__(
@@ -117,14 +121,18 @@ class CharCNN(InputEnd):
         Args:
             ids_BT: Token ids, with shape (B, T).
         """
-        distinct_U, index_BT = torch.unique(ids_BT, return_inverse=True)
-        vectors_UD = self._compute_vectors(F.embedding(distinct_U, self.spellings))
-        return F.dropout(self.scale * F.embedding(index_BT, vectors_UD), self.dropout, self.training)
+        distinct_ids_U, indices_BT = torch.unique(ids_BT, return_inverse=True)
+        spellings_UL = F.embedding(distinct_ids_U, self.spellings)
+        vectors_UD = self._compute_vectors(spellings_UL)
+        vectors_BTD = self.scale * F.embedding(indices_BT, vectors_UD)
+        return F.dropout(vectors_BTD, self.dropout, self.training)
 
     def vectors(self) -> Tensor:
         """Return one vector per word, (V, D)."""
-        chunks = torch.split(self.spellings, WORDS_PER_CHUNK)
-        return self.scale * torch.cat([self._compute_vectors(spellings_UL) for spellings_UL in chunks])
+        chunks = []
+        for spellings_UL in torch.split(self.spellings, WORDS_PER_CHUNK):
+            chunks.append(self._compute_vectors(spellings_UL))
+        return self.scale * torch.cat(chunks)
 
     def with_spelled_words(self, words: Sequence[str]) -> CharCNN:
         """Return a copy of this end for more words. The copy shares the weights.
@@ -135,44 +143,54 @@ class CharCNN(InputEnd):
         # deepcopy() does not copy the tensors that are already in its memo.
         memo = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
         extended = deepcopy(self, memo)
-        _, max_bytes = self.spellings.shape
-        extended.spellings = torch.cat([self.spellings, spell(words, max_bytes).to(self.spellings)])
+        max_bytes = self.spellings.shape[1]
+        new_spellings = spell(words, max_bytes).to(self.spellings)
+        extended.spellings = torch.cat([self.spellings, new_spellings])
         extended.vocab_size = len(extended.spellings)
         return extended
 
     def flops(self, ids_N: Tensor) -> int:
         # Every distinct word is computed once.
-        is_byte_UL = self.spellings[torch.unique(ids_N).to(self.spellings.device)] > 0
-        windows = int(is_byte_UL.sum(dim=1).clamp(min=1).sum())
+        distinct_ids_U = torch.unique(ids_N).to(self.spellings.device)
+        is_byte_UL = self.spellings[distinct_ids_U] > 0
+        num_bytes = int(is_byte_UL.sum(dim=1).clamp(min=1).sum())
+        weights_per_byte = count_matrix_weights(self.convolutions)
         weights_per_word = count_matrix_weights(self.highway) + count_matrix_weights(self.projection)
-        products = windows * count_matrix_weights(self.convolutions) + len(is_byte_UL) * weights_per_word
+        products = num_bytes * weights_per_byte + len(distinct_ids_U) * weights_per_word
         return FLOPS_PER_WEIGHT * products
 
     def _compute_vectors(self, spellings_UL: Tensor) -> Tensor:
-        """Return the vectors of words with these spellings."""
+        """Return the vectors of words with these spellings, (U, D)."""
         bytes_UL = spellings_UL.where(spellings_UL < FIRST_SYMBOL, 0)
-        from_bytes_UD = self.projection(self.highway(self._compute_features(bytes_UL)))
-        symbol_U = spellings_UL[:, 0] - FIRST_SYMBOL  # negative unless the word is a symbol
-        symbol_UD = F.embedding(symbol_U.clamp(min=0), self.symbols).to(from_bytes_UD.dtype)
-        return torch.where((symbol_U >= 0)[:, None], symbol_UD, from_bytes_UD)
+        features_UF = self.highway(self._compute_features(bytes_UL))
+        word_vectors_UD = self.projection(features_UF)
+
+        symbol_index_U = spellings_UL[:, 0] - FIRST_SYMBOL  # negative unless the word is a symbol
+        symbol_vectors_UD = F.embedding(symbol_index_U.clamp(min=0), self.symbols).to(word_vectors_UD.dtype)
+        is_symbol_U1 = (symbol_index_U >= 0)[:, None]
+        return torch.where(is_symbol_U1, symbol_vectors_UD, word_vectors_UD)
 
     def _compute_features(self, bytes_UL: Tensor) -> Tensor:
-        """Return the maximum of each filter over the windows that start inside the word, (U, F)."""
+        """Return the maximum of each filter over the positions inside the word, (U, F)."""
+        # Leave out the columns that are padding in all words, except the first.
         is_used_L = (bytes_UL > 0).any(dim=0)
         is_used_L[0] = True
         bytes_UL = bytes_UL[:, is_used_L]
-        padding_UL = bytes_UL == 0
+
+        is_padding_UL = bytes_UL == 0
         # The padding row may not be zero: an initialisation of the whole model draws it too.
-        vectors_ULC = self.bytes(bytes_UL).masked_fill(padding_UL[..., None], 0.0)
-        # A word without bytes counts as one byte long, because the maximum over no windows would be minus infinity.
-        outside_UL = F.pad(padding_UL[:, 1:], (1, 0), value=False)
+        vectors_ULC = self.bytes(bytes_UL).masked_fill(is_padding_UL[..., None], 0.0)
+        # A word without bytes counts as one byte long, because the maximum over no positions would be minus infinity.
+        is_outside_UL = F.pad(is_padding_UL[:, 1:], (1, 0), value=False)
+
         features = []
         for width, convolution in zip(self.filter_widths, cast(Iterable[nn.Conv1d], self.convolutions), strict=True):
             # A plain matrix product, because cuDNN prepares a convolution for each input size, and the number of words
-            # differs from window to window.
-            windows_ULW = F.pad(vectors_ULC, (0, 0, 0, width - 1)).unfold(1, width, 1).flatten(2)
-            responses_ULF = F.linear(windows_ULW, convolution.weight.flatten(1), convolution.bias)
-            features.append(responses_ULF.masked_fill(outside_UL[..., None], -torch.inf).max(dim=1).values.relu())
+            # differs from batch to batch.
+            patches_ULW = F.pad(vectors_ULC, (0, 0, 0, width - 1)).unfold(1, width, 1).flatten(2)
+            responses_ULF = F.linear(patches_ULW, convolution.weight.flatten(1), convolution.bias)
+            maxima_UF = responses_ULF.masked_fill(is_outside_UL[..., None], -torch.inf).max(dim=1).values
+            features.append(maxima_UF.relu())
         return torch.cat(features, dim=-1)
 
 

@@ -1,6 +1,8 @@
-"""Base class of input ends (the embedding side of a language model), which turn word ids into vectors.
+"""The interface of input ends: the first stage of a language model, which turns word ids into vectors.
 
-`lookup.py` is the simplest implementation: it looks up the rows of a word table.
+    vectors_BTD = input_end(ids_BT)
+
+`lookup.py` is the simplest implementation: it looks up the rows of a word table (the matrix of embeddings).
 
 Shapes: B streams (rows of a batch), T steps, N tokens, V words, D dimensions.
 """
@@ -36,7 +38,10 @@ class InputEnd(nn.Module, InheritsDocstrings):
         raise NotImplementedError
 
     def tables(self) -> list[WordTable]:
-        """Return the tables that this end reads, band by band. An output end that holds one of these tables is tied."""
+        """Return the word tables that this end reads. An output end that holds one of them is tied to this end.
+
+        A table in bands (groups of words of similar frequency) is returned band by band.
+        """
         return []
 
     def flops(self, ids_N: Tensor) -> int:

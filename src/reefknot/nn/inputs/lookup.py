@@ -1,7 +1,8 @@
-"""Embedding lookup: the input end (ids to vectors) of most language models.
+"""Embedding lookup: the input end (first stage, word ids to vectors) of most language models.
 
-`Lookup` looks up the rows of a word table. Its word dropout is that of Gal & Ghahramani (2016), which Pappas &
-Henderson (2019) and AWD-LSTM use too: in each training step, a word is dropped at all its positions or at none.
+    vectors_BTD = Lookup(WordTable(10_000, 200))(ids_BT)
+
+`Lookup` looks up the rows of a word table.
 
 Shapes: B streams (rows of a batch), T steps, V words, D dimensions.
 """
@@ -17,20 +18,14 @@ from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.tables import BandedTable, WordTable, build_projection
 
 
-def check_scale_and_dropout(module: str, scale: float, dropout: float) -> None:
-    """Raise a `SettingsError` unless the scale is positive and the dropout rate is in [0, 1)."""
-    if not scale > 0.0:
-        raise SettingsError(f"{module}: scale = {scale}: must be greater than 0")
-    check_rates(module, dropout=dropout)
-
-
 class Lookup(InputEnd):
     """An input end that looks up the rows of a table. The bands of a banded table must have the same dimension.
 
-    The order of operations is: row, word dropout, scale, projection, dropout. Word dropout acts on the rows that are
-    looked up and not on the table, so an output end with the same table is not affected. The option to
-    scale vectors to unit length belongs to the table (`unit_norm`), not to `Lookup`, so that a tied output end and the
-    augmented loss see the same vectors.
+    The order of operations is: row, word dropout, scale, projection, dropout. With word dropout, each training step
+    drops a word at all its positions or at none (Gal & Ghahramani 2016; also in AWD-LSTM and Pappas & Henderson 2019).
+    Word dropout acts on the rows that are looked up and not on the table, so an output end with the same table is not
+    affected. The option to scale vectors to unit length belongs to the table (`unit_norm`), not to `Lookup`, so that a
+    tied output end and the augmented loss see the same vectors.
 
     Args:
         table: The table to look words up in.
@@ -73,7 +68,8 @@ class Lookup(InputEnd):
             keep_rate = 1.0 - self.word_dropout
             mask_V1 = rows_BTD.new_empty(self.vocab_size, 1).bernoulli_(keep_rate).div_(keep_rate)
             rows_BTD = rows_BTD * F.embedding(ids_BT, mask_V1)
-        return F.dropout(self._scale_and_project(rows_BTD), self.dropout, self.training)
+        vectors_BTD = self._scale_and_project(rows_BTD)
+        return F.dropout(vectors_BTD, self.dropout, self.training)
 
     def vectors(self) -> Tensor:
         """Return one vector per word, (V, D), scaled and projected."""
@@ -84,8 +80,17 @@ class Lookup(InputEnd):
 
         An output end that uses one of these tables is tied to this input end.
         """
-        return self.table.tables if isinstance(self.table, BandedTable) else [self.table]
+        if isinstance(self.table, BandedTable):
+            return self.table.tables
+        return [self.table]
 
     def _scale_and_project(self, rows: Tensor) -> Tensor:
         projected: Tensor = self.projection(self.scale * rows)
         return projected
+
+
+def check_scale_and_dropout(module: str, scale: float, dropout: float) -> None:
+    """Raise a `SettingsError` unless the scale is positive and the dropout rate is in [0, 1). It names `module`."""
+    if not scale > 0.0:
+        raise SettingsError(f"{module}: scale = {scale}: must be greater than 0")
+    check_rates(module, dropout=dropout)

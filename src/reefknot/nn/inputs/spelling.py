@@ -1,6 +1,8 @@
 """Spellings of words as rows of UTF-8 bytes, which the character CNN reads (Baevski & Auli 2019).
 
-    spell(["be", "<unk>"], max_bytes=3)     # [[99, 102, 0], [258, 0, 0]]: each byte plus 1, zeros after the end
+    spell(["be", "<unk>"], max_bytes=3)     # [[99, 102, 0], [258, 0, 0]]
+
+A number is a byte plus 1, or stands for a whole symbol such as `<unk>`. Zeros follow after the end of a word.
 
 Shapes: V words, L bytes.
 """
@@ -34,8 +36,8 @@ def spell(words: Sequence[str], max_bytes: int = 50, symbols: Sequence[str] = SY
     """
     if max_bytes < 1:
         raise SettingsError(f"max_bytes = {max_bytes}: spellings need at least 1 byte")
-    spellings_VL = np.zeros((len(words), max_bytes), dtype=np.int16)
     symbol_numbers = {symbol: FIRST_SYMBOL + index for index, symbol in enumerate(symbols)}
+    spellings_VL = np.zeros((len(words), max_bytes), dtype=np.int16)
     for spelling_L, word in zip(spellings_VL, words, strict=True):
         if word in symbol_numbers:
             spelling_L[0] = symbol_numbers[word]

@@ -1,1 +1,1 @@
-"""Whole models: `LanguageModel` and `Translator` join input, encoder and output; `SkipGram` has two tables."""
+"""Whole models: `LanguageModel` and `Translator` join input, encoder and output. `SkipGram` has two word tables."""

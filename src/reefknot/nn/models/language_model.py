@@ -1,9 +1,11 @@
-"""A language model: an input end (ids to vectors), an encoder, and an output end (classifier and loss).
+"""A language model: an input end (word ids to vectors), an encoder, and an output end (classifier and loss).
 
-Start reading at `LanguageModel`. Its `loss` runs one window (the tokens that are computed at once) of B streams (rows
-of a batch) and returns `Losses`: sums, counts and the state for the next window.
+Start reading at `LanguageModel`. Training cuts a text into B streams, which are the rows of a batch, and reads them
+window by window. A window has T steps of every stream. `LanguageModel.loss` runs one window and returns `Losses`: sums,
+counts and the state for the next window.
 
-Shapes: B streams, T steps, D dimensions, V classes, N = B x T positions, M positions that the output end reads.
+Shapes: B streams, T steps, D dimensions, N = B x T positions, M positions that the output end reads
+(by default all N).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Losses:
 
     def sum(self) -> Tensor:
         """Return the weighted sum of the parts without the penalties, a scalar."""
-        return torch.stack([part.weight * part.sum for part in self.parts.values()]).sum()
+        weighted_sums = [part.weight * part.sum for part in self.parts.values()]
+        return torch.stack(weighted_sums).sum()
 
     def mean(self) -> Tensor:
         """Return the mean loss per token, a scalar, for a training loop that makes one optimiser step per window.
@@ -46,8 +49,8 @@ class Losses:
         number of tokens. A recipe selects the same with `divisor = "tokens"`.
         """
         means = [part.weight * part.sum / max(part.count, 1) for part in self.parts.values()]
-        tokens = max(self.parts["nll"].count, 1)
-        means += [penalty / tokens for penalty in self.penalties.values()]
+        num_tokens = max(self.parts["nll"].count, 1)
+        means += [penalty / num_tokens for penalty in self.penalties.values()]
         return torch.stack(means).sum()
 
 
@@ -56,9 +59,9 @@ class LanguageModel(nn.Module):
 
         words = WordTable(10_000, 200)
         model = LanguageModel(Lookup(words), LSTM(200, 200), Softmax(Plain(words)))
-        losses = model.loss(tokens)             # tokens: ids with shape (B, T + 1)
+        losses = model.loss(tokens)                           # tokens: ids with shape (B, T + 1)
         losses.mean().backward()
-        model.loss(more_tokens, state=losses.state)   # the next window of the same streams
+        losses = model.loss(next_tokens, state=losses.state)  # the next window of the same streams
 
     Args:
         input: The input end, which turns ids into vectors.
@@ -139,21 +142,29 @@ class LanguageModel(nn.Module):
                 positions.
         """
         if targets_BT is None:
-            tokens_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
-        return self._compute_losses(self(tokens_BT, state), targets_BT, plan, positions_M)
+            targets_BT = tokens_BT[:, 1:]
+            tokens_BT = tokens_BT[:, :-1]
+        encoded = self(tokens_BT, state)
+        return self._compute_losses(encoded, targets_BT, plan, positions_M)
 
     def _compute_losses(
         self, encoded: Encoded, targets_BT: Tensor, plan: Plan | None, positions_M: Tensor | None
     ) -> Losses:
-        hidden_ND, targets_N = encoded.output.flatten(0, 1), targets_BT.reshape(-1)
+        """Return the losses of a window from its hidden states. The arguments are those of `loss`."""
+        hidden_MD = encoded.output.flatten(0, 1)
+        targets_M = targets_BT.reshape(-1)
+        mask_BT = None
         if positions_M is not None:
             # Positions are distinct, so the gradient of this selection involves no sum whose order could vary.
-            hidden_ND, targets_N = hidden_ND.index_select(0, positions_M), targets_N.index_select(0, positions_M)
-        plan = plan or self.output.prepare(targets_N)
-        parts = self.output.loss(hidden_ND, targets_N, plan)
-        mask_BT = None if positions_M is None else targets_BT != IGNORE
-        parts |= activation_losses(encoded, self.regularisation, mask_BT, plan.count)
-        return Losses(parts, self.output.penalties(), detach(encoded.state))
+            hidden_MD = hidden_MD.index_select(0, positions_M)
+            targets_M = targets_M.index_select(0, positions_M)
+            mask_BT = targets_BT != IGNORE
+        if plan is None:
+            plan = self.output.prepare(targets_M)
+
+        loss_parts = self.output.loss(hidden_MD, targets_M, plan)
+        loss_parts |= activation_losses(encoded, self.regularisation, mask_BT, plan.count)
+        return Losses(loss_parts, self.output.penalties(), detach(encoded.state))
 
     def target_log_probs(
         self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None
@@ -166,7 +177,8 @@ class LanguageModel(nn.Module):
             state: The state before the window. By default the window starts a text.
         """
         encoded = self(tokens_BT, state)
-        log_probs_N = self.output.target_log_probs(encoded.output.flatten(0, 1), targets_BT.reshape(-1))
+        hidden_ND = encoded.output.flatten(0, 1)
+        log_probs_N = self.output.target_log_probs(hidden_ND, targets_BT.reshape(-1))
         return log_probs_N.view_as(targets_BT), encoded.state
 
     def flops(self, inputs_BT: Tensor, targets_BT: Tensor) -> int:
@@ -177,14 +189,17 @@ class LanguageModel(nn.Module):
             targets_BT: Target ids, with shape (B, T), on the host. Targets of -100 count as padding on the right.
         """
         is_scored_BT = targets_BT != IGNORE
+        input_flops = self.input.flops(inputs_BT[is_scored_BT])
         encoder_flops = self.encoder.flops(is_scored_BT.sum(dim=1))
-        return encoder_flops + self.input.flops(inputs_BT[is_scored_BT]) + self.output.flops(targets_BT[is_scored_BT])
+        output_flops = self.output.flops(targets_BT[is_scored_BT])
+        return input_flops + encoder_flops + output_flops
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the number of parameters of `input`, `encoder` and `output`. A shared tensor counts once."""
-        counts = {name: 0 for name, _ in self.named_children()}
-        for name, parameter in self.named_parameters():
-            counts[name.partition(".")[0]] += parameter.numel()
+        counts = {child_name: 0 for child_name, _ in self.named_children()}
+        for parameter_name, parameter in self.named_parameters():
+            child_name = parameter_name.partition(".")[0]
+            counts[child_name] += parameter.numel()
         return counts
 
     def parameter_counts_by_module(self) -> dict[str, int]:
@@ -194,13 +209,16 @@ class LanguageModel(nn.Module):
         """
         counts: dict[str, int] = {}
         for parameter_name, parameter in self.named_parameters():
-            *path, attribute = parameter_name.split(".")
-            module = self.get_submodule(".".join(path))
+            *module_path, attribute = parameter_name.split(".")
+            module = self.get_submodule(".".join(module_path))
             # The weight of a table, and all parameters of torch's own layers, are listed under the module's name.
-            if attribute != "weight" and not type(module).__module__.startswith("torch.nn"):
-                path.append(attribute)
-            name = ".".join(component for component in path if not component.isdigit())
-            counts[name] = counts.get(name, 0) + parameter.numel()
+            is_torch_layer = type(module).__module__.startswith("torch.nn")
+            listed_path = module_path
+            if attribute != "weight" and not is_torch_layer:
+                listed_path = [*module_path, attribute]
+            # Without the indices of lists of layers.
+            listed_name = ".".join(component for component in listed_path if not component.isdigit())
+            counts[listed_name] = counts.get(listed_name, 0) + parameter.numel()
         return counts
 
     @property
@@ -211,8 +229,10 @@ class LanguageModel(nn.Module):
 
 def _check_parts_fit(input: InputEnd, encoder: Encoder, output: OutputEnd) -> None:
     """Raise an error unless vocabularies and dimensions agree and every parameter is trained."""
-    # An input end that reads spellings may know more words than there are classes.
-    if input.vocab_size < output.vocab_size or (input.tables() and input.vocab_size > output.vocab_size):
+    # An input end without tables, which reads spellings, may know more words than there are classes.
+    has_too_few_words = input.vocab_size < output.vocab_size
+    has_too_many_words = bool(input.tables()) and input.vocab_size > output.vocab_size
+    if has_too_few_words or has_too_many_words:
         raise SettingsError(
             f"the input end has {input.vocab_size} words but the output end has {output.vocab_size}; "
             "give their tables the same vocabulary"
@@ -228,17 +248,17 @@ def _check_parts_fit(input: InputEnd, encoder: Encoder, output: OutputEnd) -> No
             "make the output's table as large as the encoder's hidden state, or use a classifier that projects "
             "(kind = 'projected')"
         )
-    trained_ids = {id(parameter) for parameter in input.parameters()}
+    input_parameter_ids = {id(parameter) for parameter in input.parameters()}
     for parameter, message in output.untrained_parameters():
-        if id(parameter) not in trained_ids:
+        if id(parameter) not in input_parameter_ids:
             raise SettingsError(message)
 
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
-    """Put the model into evaluation mode inside the context, and back into its previous mode afterwards.
+    """Put the model into evaluation mode inside the `with` block, and back into its previous mode afterwards.
 
-    No parameter may change inside the context, because class vectors are computed only once.
+    No parameter may change inside the block, because class vectors are computed only once.
     """
     was_training = model.training
     model.eval()
@@ -250,5 +270,6 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 
 
 def share_table(tables: Sequence[WordTable], other_tables: Sequence[WordTable]) -> bool:
-    """Return whether a table object is in both sequences."""
-    return any(table is other for table in tables for other in other_tables)
+    """Return whether at least one table object is in both sequences."""
+    table_ids = {id(table) for table in tables}
+    return any(id(table) in table_ids for table in other_tables)

@@ -1,9 +1,11 @@
 """Skip-gram with negative sampling (word2vec; Mikolov et al. 2013). Its two tables can be tied (Press & Wolf 2017).
 
-    loss(centre o, context i, negatives) = - log sigmoid(u_o . v_i) - sum_k log sigmoid(- u_k . v_i)
+A pair is a centre word o and a word i of its context. For each pair, K random words k, the negatives, are drawn:
 
-v are rows of the input table and u of the output table. As in the word2vec program, the context word is the input and
-the centre word the output. If the model is tied, both are rows of the same table.
+    loss = - log sigmoid(u_o . v_i) - sum_k log sigmoid(- u_k . v_i)
+
+v_i is a row of the input table, and u_o and u_k are rows of the output table. As in the word2vec program, the context
+word is the input and the centre word the output. If the model is tied, both tables are the same object.
 
 Shapes: N pairs, K negatives, V words, D dimensions.
 """
@@ -50,13 +52,13 @@ class SkipGram(nn.Module):
             dim: Dimension of the vectors, D.
             tied: Use one table for both ends.
         """
-        table = WordTable(vocab_size, dim)
-        nn.init.uniform_(table.weight, -0.5 / dim, 0.5 / dim)
+        input_table = WordTable(vocab_size, dim)
+        nn.init.uniform_(input_table.weight, -0.5 / dim, 0.5 / dim)
         if tied:
-            return cls(table, table)
-        output = WordTable(vocab_size, dim)
-        nn.init.zeros_(output.weight)
-        return cls(table, output)
+            return cls(input_table, input_table)
+        output_table = WordTable(vocab_size, dim)
+        nn.init.zeros_(output_table.weight)
+        return cls(input_table, output_table)
 
     @property
     def tied(self) -> bool:
@@ -65,7 +67,8 @@ class SkipGram(nn.Module):
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the number of parameters of each end. A shared table is counted once, at the input."""
-        return {"input": self.input.weight.numel(), "output": 0 if self.tied else self.output.weight.numel()}
+        output_count = 0 if self.tied else self.output.weight.numel()
+        return {"input": self.input.weight.numel(), "output": output_count}
 
     def parameter_counts_by_module(self) -> dict[str, int]:
         """Return the number of parameters of each table by name, without the output if it shares the input's table."""
@@ -80,7 +83,12 @@ class SkipGram(nn.Module):
             negatives_NK: Ids of the negatives, with shape (N, K). A negative that equals the pair's centre is ignored.
         """
         context_vectors_ND = self.input.vectors(contexts_N)
-        positive_scores_N = (self.output.vectors(centres_N) * context_vectors_ND).sum(-1)
-        negative_scores_NK = torch.einsum("nkd,nd->nk", self.output.vectors(negatives_NK), context_vectors_ND)
+        centre_vectors_ND = self.output.vectors(centres_N)
+        centre_scores_N = (centre_vectors_ND * context_vectors_ND).sum(-1)
+        negative_vectors_NKD = self.output.vectors(negatives_NK)
+        negative_scores_NK = torch.einsum("nkd,nd->nk", negative_vectors_NKD, context_vectors_ND)
+
         is_valid_NK = negatives_NK != centres_N[:, None]
-        return -F.logsigmoid(positive_scores_N).sum() - (F.logsigmoid(-negative_scores_NK) * is_valid_NK).sum()
+        log_prob_centres = F.logsigmoid(centre_scores_N).sum()
+        log_prob_negatives = (F.logsigmoid(-negative_scores_NK) * is_valid_NK).sum()
+        return -log_prob_centres - log_prob_negatives

@@ -1,11 +1,12 @@
 """A translator: a language model of the target that reads a source first (Press & Wolf 2017; Pappas & Henderson 2019).
 
-Start reading at `Translator`. It has one more input end (ids to vectors) than a language model, for the source. In
-three-way tying, the input ends of source and target and the classes share one word table.
+Start reading at `Translator`. It has one more input end (word ids to vectors) than a language model, for the source. In
+three-way tying, the input ends of source and target and the output classifier share one word table.
 
-A window of pairs holds both sides in one tensor, pairs_BU: the source in the first S columns and the inputs of the
-target in the last T, where T is the number of columns of the targets. So a translator is trained by the same code as a
-language model.
+A batch of sentence pairs is one tensor, pairs_BU, so that the training code of language models works for translators
+too. The source is in the first S columns, and the inputs of the target are in the last T:
+
+    pairs_BU = [ source_BS | inputs_BT ]
 
 Shapes: B pairs, S source tokens, T target tokens, U = S + T, D dimensions, M positions with a target.
 """
@@ -31,9 +32,12 @@ PAD = IGNORE
 class Translator(LanguageModel):
     """A translator: predicts the next word of a target from a source and the target's words so far.
 
-        losses = model.loss(torch.cat([source_BS, target_BT[:, :-1]], dim=1), target_BT[:, 1:])
-        state = model.start_decoding(source_BS)                 # to decode step by step
-        encoded = model(first_B1, state)                        # then use encoded.state
+        pairs = torch.cat([source, target[:, :-1]], dim=1)      # source: (B, S), target: (B, T + 1)
+        losses = model.loss(pairs, target[:, 1:])
+
+        state = model.start_decoding(source)                    # to decode step by step
+        encoded = model(first_tokens, state)                    # first_tokens: (B, 1)
+        encoded = model(second_tokens, encoded.state)
 
     Args:
         source: The input end of the source.
@@ -70,14 +74,15 @@ class Translator(LanguageModel):
         return self.tied and share_table(self.source.tables(), self.output.tables())
 
     def encode_source(self, source_BS: Tensor) -> State:
-        """Return the state before the first target step, which has everything that target steps need from the source.
+        """Return the state before the first target step. It has everything that target steps need from the source.
 
         Args:
             source_BS: Ids of the source tokens, with shape (B, S), padded on the right with -100.
         """
         mask_BS = source_BS != PAD
+        vectors_BSD = self.source(source_BS.where(mask_BS, 0))
         encoder = cast(SourceEncoder, self.encoder)
-        return encoder.encode_source(self.source(source_BS.where(mask_BS, 0)), mask_BS)
+        return encoder.encode_source(vectors_BSD, mask_BS)
 
     def start_decoding(self, source_BS: Tensor) -> State:
         """Return the state before a target that is decoded step by step, as in a beam search.
@@ -107,64 +112,71 @@ class Translator(LanguageModel):
             tokens_BT: Ids of the target tokens, with shape (B, T).
             state: The state that `encode_source`, `start_decoding` or an earlier call returned.
         """
-        return cast(SourceEncoder, self.encoder).attention(self.input(tokens_BT), state)
+        encoder = cast(SourceEncoder, self.encoder)
+        return encoder.attention(self.input(tokens_BT), state)
 
     def loss(
         self,
-        tokens_BT: Tensor,
+        pairs_BU: Tensor,
         targets_BT: Tensor | None = None,
         state: State | None = None,
         plan: Plan | None = None,
         positions_M: Tensor | None = None,
     ) -> Losses:
-        """Return the loss of a window of pairs. Pairs are independent.
+        """Return the loss of a batch of sentence pairs. Pairs are independent.
 
         Args:
-            tokens_BT: Sources and target inputs in one tensor, with shape (B, S + T). Sources are padded with -100.
+            pairs_BU: Sources and target inputs in one tensor, with shape (B, S + T). Sources are padded with -100.
             targets_BT: Target ids, with shape (B, T), padded with -100. They are required, because their number of
                 columns shows where the source ends.
             state: Not used.
             plan: The result of `output.prepare` for the targets. By default it is computed here.
-            positions_M: For a window with padding, the positions that the output end reads, with shape (M,), counted
+            positions_M: For a batch with padding, the positions that the output end reads, with shape (M,), counted
                 over pairs and steps. They must include all positions that have a target. The plan is for these
                 positions.
         """
         if targets_BT is None:
             raise ArgumentError("a translator needs targets: their number of columns shows where the source ends")
-        source_BS, inputs_BT = split_sides(tokens_BT, targets_BT)
+        source_BS, inputs_BT = split_sides(pairs_BU, targets_BT)
         encoded = self(inputs_BT, self.encode_source(source_BS))
-        # No window follows, so the keys and values of the source can be freed.
-        return self._compute_losses(encoded._replace(state={}), targets_BT, plan, positions_M)
+        # Nothing follows these pairs, so the keys and values of the source can be freed.
+        encoded = encoded._replace(state={})
+        return self._compute_losses(encoded, targets_BT, plan, positions_M)
 
     def target_log_probs(
-        self, tokens_BT: Tensor, targets_BT: Tensor, state: State | None = None
+        self, pairs_BU: Tensor, targets_BT: Tensor, state: State | None = None
     ) -> tuple[Tensor, State]:
-        """Return the log-probability of every target of a window of pairs, with shape (B, T), and the state after it.
+        """Return the log-probability of every target of a batch of pairs, with shape (B, T), and the state after it.
 
         Args:
-            tokens_BT: Sources and target inputs in one tensor, with shape (B, S + T).
+            pairs_BU: Sources and target inputs in one tensor, with shape (B, S + T).
             targets_BT: Target ids, with shape (B, T). The result is 0 where the target is -100.
             state: Not used.
         """
-        source_BS, inputs_BT = split_sides(tokens_BT, targets_BT)
+        source_BS, inputs_BT = split_sides(pairs_BU, targets_BT)
         return super().target_log_probs(inputs_BT, targets_BT, self.encode_source(source_BS))
 
-    def flops(self, inputs_BT: Tensor, targets_BT: Tensor) -> int:
-        """Return the number of floating-point operations of a training step on a window of pairs (see `nn/part.py`).
+    def flops(self, pairs_BU: Tensor, targets_BT: Tensor) -> int:
+        """Return the number of floating-point operations of a training step on a batch of pairs (see `nn/part.py`).
 
         Args:
-            inputs_BT: Sources and target inputs in one tensor, with shape (B, S + T), on the host.
+            pairs_BU: Sources and target inputs in one tensor, with shape (B, S + T), on the host.
             targets_BT: Target ids, with shape (B, T), on the host.
         """
-        source_BS, inputs_BT = split_sides(inputs_BT, targets_BT)
-        is_scored_BT, is_source_BS = targets_BT != IGNORE, source_BS != PAD
+        source_BS, inputs_BT = split_sides(pairs_BU, targets_BT)
+        is_source_BS = source_BS != PAD
+        is_scored_BT = targets_BT != IGNORE
+
+        source_flops = self.source.flops(source_BS[is_source_BS])
+        input_flops = self.input.flops(inputs_BT[is_scored_BT])
         encoder = cast(SourceEncoder, self.encoder)
         encoder_flops = encoder.translation_flops(is_source_BS.sum(dim=1), is_scored_BT.sum(dim=1))
-        input_flops = self.source.flops(source_BS[is_source_BS]) + self.input.flops(inputs_BT[is_scored_BT])
-        return encoder_flops + input_flops + self.output.flops(targets_BT[is_scored_BT])
+        output_flops = self.output.flops(targets_BT[is_scored_BT])
+        return source_flops + input_flops + encoder_flops + output_flops
 
 
 def split_sides(pairs_BU: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Split a window of pairs into its sources, source_BS, and the inputs of its targets, inputs_BT."""
-    source_BS, inputs_BT = pairs_BU.tensor_split([pairs_BU.shape[1] - targets_BT.shape[1]], dim=1)
+    """Split a batch of pairs into the sources, source_BS, and the inputs of the targets, inputs_BT."""
+    num_source_columns = pairs_BU.shape[1] - targets_BT.shape[1]
+    source_BS, inputs_BT = pairs_BU.tensor_split([num_source_columns], dim=1)
     return source_BS, inputs_BT

@@ -1,1 +1,1 @@
-"""Output ends (classifier and loss): hidden states to log-probabilities. `contract.py` has their interface."""
+"""Output ends: the last stage of a language model, hidden states to log-probabilities. Start with `contract.py`."""

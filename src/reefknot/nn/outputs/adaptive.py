@@ -1,21 +1,22 @@
 """The adaptive softmax (Grave et al. 2017): frequent words are classified directly, rarer words in two steps.
 
-The vocabulary is cut into bands (clusters of words of similar frequency, most frequent first). The head classifies the
-words of the first band and one cluster per later band. A tail classifies the words of a later band:
+The vocabulary is cut into bands: groups of words of similar frequency, most frequent first. The *head* is a softmax
+over the words of the first band and one *cluster* per later band, which stands for all words of that band. A *tail* is
+a softmax over the words of a later band:
 
-    p(y | h) = p(y | head)                               for a word of the first band
-    p(y | h) = p(band i | head) p(y | band i)            for a word of a later band
+    p(y | h) = p(y | head)                                  for a word y of the first band
+    p(y | h) = p(cluster of band i | head) p(y | tail i)    for a word y of band i
 
-A tail reads the hidden state projected to the dimension of its band, and only for the rows (tokens) whose target lies
-in its band, so rare words are cheap. Start reading at `AdaptiveSoftmax`. Its input counterpart is
-`nn/inputs/adaptive.py`. Both may share their tables and projections (Baevski & Auli 2019).
+Start reading at `AdaptiveSoftmax`. A tail is computed only for the rows (tokens) whose target lies in its band, so rare
+words are cheap. The input counterpart, `nn/inputs/adaptive.py`, may share the tables and projections.
 
-Shapes: N rows (tokens), D dimensions, V classes, H classes of the head, S classes of a tail, R rows of a tail, K best
-classes.
+Shapes: N rows (one row per token), D dimensions, V classes, H classes of the head, S classes of a tail, R rows of a
+tail, K best classes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -39,36 +40,32 @@ from reefknot.nn.tables import BandedTable, BandProjections, WordTable, build_pr
 HeadProjection = Literal["none", "own", "shared"]
 
 PAD_MULTIPLE = 32
-"""The rows of a tail are padded to a multiple of this number. From 512 rows on, they are padded to a multiple of an
-eighth of the largest power of two up to their number. A training step is captured in a CUDA graph once for each shape,
-so there should be few shapes: for 4,096 tokens of text there are about 24. All micro-batches of a step have the same
-length."""
+"""The rows of a tail are padded to a multiple of this number (see `_compute_padded_length`)."""
 
 
 @dataclass(frozen=True)
 class BandPlan(Plan):
-    """How the targets of a batch are grouped by band.
+    """The plan of a batch: its targets, grouped by band.
 
-    It is computed on the host, so that the loss does not read it from the device. With the bands 0 to 9 and 10 to 99,
-    the targets 3, 42, 7 give
+    With two bands, the ids 0 to 9 and 10 to 99, the targets 3, 42, 7 give
 
         head    3, 10, 7        42 lies in the second band, whose cluster is class 10 of the head
         tails   ([1], [32])     row 1 has word 42, which is word 32 of its band
     """
 
     head: Tensor
-    """The targets of the head, targets_N: a word of the first band, or the cluster of a later band."""
+    """The target of each of the N rows in the head: a word of the first band, or the cluster of a later band."""
     tails: tuple[tuple[Tensor, Tensor], ...]
-    """For each tail, its rows and their targets, counted from the first id of the band. Rows of other bands may follow
-    as padding, with the target `IGNORE`. All rows of a tail are distinct."""
+    """For each tail, rows_R and targets_R: the rows whose target lies in its band, and these targets, counted from the
+    first id of the band. Rows of other bands may follow as padding, with the target `IGNORE`. All rows of a tail are
+    distinct."""
 
     def pad(self, lengths: Sequence[int]) -> BandPlan:
-        """Return the plan with the tails padded to these lengths, but to at most the number of rows."""
+        """Return the plan with each tail padded to its length in `lengths`, but to at most N rows."""
         max_length = len(self.head)
-        padded_tails = [
-            _pad_tail(rows_R, targets_R, min(length, max_length))
-            for (rows_R, targets_R), length in zip(self.tails, lengths, strict=True)
-        ]
+        padded_tails = []
+        for (rows_R, targets_R), length in zip(self.tails, lengths, strict=True):
+            padded_tails.append(_pad_tail(rows_R, targets_R, min(length, max_length)))
         return replace(self, tails=tuple(padded_tails))
 
 
@@ -106,7 +103,7 @@ class AdaptiveSoftmax(OutputEnd):
         project_to: First map the hidden state to this dimension, by a matrix without bias. By default it is not mapped.
     """
 
-    synchronizes = True  # `topk` and `target_log_probs` read from the device which rows need a tail
+    synchronizes = True  # `topk` and `target_log_probs` read from the GPU which rows need a tail
 
     def __init__(
         self,
@@ -128,7 +125,9 @@ class AdaptiveSoftmax(OutputEnd):
         self.context_dim = projections.dim if context_dim is None else context_dim
         dim = project_to or self.context_dim
         _check_dimensions(classifiers, projections, dim, head_projection)
-        self.bounds = (0, *accumulate(band.vocab_size for band in classifiers))
+
+        # The first id of every band, and the end of the last band.
+        self.bounds = (0, *accumulate(band_classifier.vocab_size for band_classifier in classifiers))
         self.vocab_size = self.bounds[-1]
         self.bands = len(classifiers)
         self.head_projection = head_projection
@@ -136,16 +135,19 @@ class AdaptiveSoftmax(OutputEnd):
         self.tail_dropout = tail_dropout
         self.classifiers = nn.ModuleList(classifiers)
         self.projections = projections
+
+        # The optional maps of the hidden state: `front` for head and tails, `head` for the head only.
+        head_classifier = classifiers[0]
         self.front = build_projection(self.context_dim, dim) if project_to else None
-        head = classifiers[0]
-        self.head = build_projection(dim, head.context_dim) if head_projection == "own" else None
-        # The vectors and biases of the clusters, which the head scores next to the words of the first band.
+        self.head = build_projection(dim, head_classifier.context_dim) if head_projection == "own" else None
+
+        # The vectors and biases of the clusters, which the head scores together with the words of the first band.
         num_tails = len(classifiers) - 1
         self.clusters: nn.Parameter | None = None
         self.cluster_bias: nn.Parameter | None = None
         if num_tails:
-            self.clusters = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_tails, head.dim)))
-            if head.bias is not None:
+            self.clusters = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_tails, head_classifier.dim)))
+            if head_classifier.bias is not None:
                 self.cluster_bias = nn.Parameter(torch.zeros(num_tails))
 
     def prepare(self, targets: Tensor) -> BandPlan:
@@ -163,16 +165,19 @@ class AdaptiveSoftmax(OutputEnd):
             micro_batches: The target classes of each micro-batch, on the host.
         """
         plans = [self._plan_without_padding(targets.reshape(-1)) for targets in micro_batches]
-        lengths = []
-        for tail in range(len(self.classifiers) - 1):
-            longest = max((len(plan.tails[tail][0]) for plan in plans), default=0)
-            lengths.append(_compute_padded_length(longest))
-        return [plan.pad(lengths) for plan in plans]
+        padded_lengths = []
+        for tail_index in range(len(self.classifiers) - 1):
+            most_rows = 0
+            for plan in plans:
+                rows_R, _ = plan.tails[tail_index]
+                most_rows = max(most_rows, len(rows_R))
+            padded_lengths.append(_compute_padded_length(most_rows))
+        return [plan.pad(padded_lengths) for plan in plans]
 
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the negative log-likelihood of the targets as the part `nll`.
 
-        The head is computed for all rows, a tail only for the rows whose target lies in it.
+        The head is computed for all rows, a tail only for the rows whose target lies in its band.
 
         Args:
             hidden_ND: Hidden states, with shape (N, D).
@@ -183,34 +188,44 @@ class AdaptiveSoftmax(OutputEnd):
             plan = self.prepare(targets_N)
         plan = plan.to(hidden_ND.device)
         hidden_ND = self._project_and_drop(hidden_ND)
-        band_losses = [summed_loss(self._head_context(hidden_ND), *self._head_classes(), plan.head)]
+
+        head = self._head_inputs(hidden_ND)
+        band_losses = [summed_loss(head.context, head.weight, head.bias, plan.head)]
         for band, (rows_R, targets_R) in enumerate(plan.tails, start=1):
-            # A tail without rows takes part too: other processes expect a gradient of its parameters, if only zero.
-            band_losses.append(summed_loss(*self._tail_inputs(band, hidden_ND, rows_R), targets_R))
+            # A tail without rows takes part too, because other processes expect a gradient of its parameters.
+            tail = self._tail_inputs(band, hidden_ND.index_select(0, rows_R))
+            band_losses.append(summed_loss(tail.context, tail.weight, tail.bias, targets_R))
+
         return {"nll": LossPart(torch.stack(band_losses).sum(), plan.count)}
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the penalties of the bands' classifiers. Penalties of the same name are added."""
-        total: dict[str, Tensor] = {}
+        totals: dict[str, Tensor] = {}
         for band in range(len(self.classifiers)):
             for name, penalty in self._classifier(band).penalties().items():
-                total[name] = total[name] + penalty if name in total else penalty
-        return total
+                if name in totals:
+                    totals[name] = totals[name] + penalty
+                else:
+                    totals[name] = penalty
+        return totals
 
     def log_probs(self, hidden_ND: Tensor) -> Tensor:
         hidden_ND = self._project_and_drop(hidden_ND)
-        head_NH = self._head_log_probs(hidden_ND)
-        log_probs = [head_NH[:, : self.bounds[1]]]
+        head_log_probs_NH = self._head_log_probs(hidden_ND)
+        band_log_probs = [head_log_probs_NH[:, : self.bounds[1]]]
         for band in range(1, len(self.classifiers)):
-            log_probs.append(head_NH[:, self._cluster_class(band), None] + self._tail_log_probs(band, hidden_ND))
-        return torch.cat(log_probs, dim=-1)
+            cluster_log_probs_N = head_log_probs_NH[:, self._cluster_class(band)]
+            band_log_probs.append(cluster_log_probs_N[:, None] + self._tail_log_probs(band, hidden_ND))
+        return torch.cat(band_log_probs, dim=-1)
 
     def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         plan = self._plan_without_padding(targets_N)
         hidden_ND = self._project_and_drop(hidden_ND)
-        nll_N = row_losses(self._head_context(hidden_ND), *self._head_classes(), plan.head).nll
+        head = self._head_inputs(hidden_ND)
+        nll_N = row_losses(head.context, head.weight, head.bias, plan.head).nll
         for band, (rows_R, targets_R) in enumerate(plan.tails, start=1):
-            tail_nll_R = row_losses(*self._tail_inputs(band, hidden_ND, rows_R), targets_R).nll
+            tail = self._tail_inputs(band, hidden_ND.index_select(0, rows_R))
+            tail_nll_R = row_losses(tail.context, tail.weight, tail.bias, targets_R).nll
             nll_N = nll_N.index_add(0, rows_R, tail_nll_R)
         return -nll_N
 
@@ -231,32 +246,40 @@ class AdaptiveSoftmax(OutputEnd):
         """
         self.check_topk_size(k)
         hidden_ND = self._project_and_drop(hidden_ND)
-        head_NH = self._head_log_probs(hidden_ND)
-        # The best classes so far, first of the head alone. -inf marks places that no class has taken yet.
-        best_NK = head_NH.new_full((len(hidden_ND), k), -torch.inf)
+        head_log_probs_NH = self._head_log_probs(hidden_ND)
+
+        # Start with the best words of the head. -inf marks places that no class has taken yet.
+        best_NK = head_log_probs_NH.new_full((len(hidden_ND), k), -torch.inf)
         ids_NK = torch.zeros_like(best_NK, dtype=torch.long)
         head_k = min(k, self.bounds[1])
-        best_NK[:, :head_k], ids_NK[:, :head_k] = head_NH[:, : self.bounds[1]].topk(head_k)
+        head_best, head_ids = head_log_probs_NH[:, : self.bounds[1]].topk(head_k)
+        best_NK[:, :head_k] = head_best
+        ids_NK[:, :head_k] = head_ids
+
         num_computed = 0
         for band in range(1, len(self.classifiers)):
-            cluster_N = head_NH[:, self._cluster_class(band)]
-            rows_R = (cluster_N > best_NK[:, -1]).nonzero().squeeze(-1)
+            # Compute the tail only for the rows in which one of its words may be among the best.
+            cluster_log_probs_N = head_log_probs_NH[:, self._cluster_class(band)]
+            rows_R = (cluster_log_probs_N > best_NK[:, -1]).nonzero().squeeze(-1)
             if not len(rows_R):
                 continue
             num_computed += len(rows_R)
-            tail_RS = cluster_N[rows_R, None] + self._tail_log_probs(band, hidden_ND[rows_R])
+            tail_RS = cluster_log_probs_N[rows_R, None] + self._tail_log_probs(band, hidden_ND[rows_R])
             tail_best, tail_words = tail_RS.topk(min(k, tail_RS.shape[1]))
-            # Merge the best classes so far with the best of this tail.
+
+            # Merge the best classes so far with the best words of this tail.
             candidate_log_probs = torch.cat([best_NK[rows_R], tail_best], dim=-1)
             candidate_ids = torch.cat([ids_NK[rows_R], tail_words + self.bounds[band]], dim=-1)
             best_RK, indices_RK = candidate_log_probs.topk(k)
             best_NK = best_NK.index_copy(0, rows_R, best_RK)
             ids_NK = ids_NK.index_copy(0, rows_R, candidate_ids.gather(1, indices_RK))
+
         num_pairs = len(hidden_ND) * (len(self.classifiers) - 1)
-        return SearchResult(best_NK, ids_NK, num_computed / num_pairs if num_pairs else 0.0)
+        computed_share = num_computed / num_pairs if num_pairs else 0.0
+        return SearchResult(best_NK, ids_NK, computed_share)
 
     def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class per row: from the head and, if that gives a cluster, from its tail. The result has shape (N,).
+        """Draw one class per row: from the head and, if this gives a cluster, from its tail. The result has shape (N,).
 
         Args:
             hidden_ND: Hidden states, with shape (N, D).
@@ -269,7 +292,7 @@ class AdaptiveSoftmax(OutputEnd):
             if not len(rows_R):
                 continue
             words_R = _sample_classes(self._tail_log_probs(band, hidden_ND[rows_R]), generator)
-            # Shifted out of the vocabulary, so that no word of this tail is mistaken for the cluster of a later band.
+            # Shift the ids out of the vocabulary, so that no word of this tail looks like the cluster of a later band.
             ids_N = ids_N.index_copy(0, rows_R, words_R + self.bounds[band] + self.vocab_size)
         return torch.where(ids_N < self.vocab_size, ids_N, ids_N - self.vocab_size)
 
@@ -281,7 +304,10 @@ class AdaptiveSoftmax(OutputEnd):
         band_vectors = []
         for band in range(len(self.classifiers)):
             classifier = self._classifier(band)
-            vectors = classifier.weight() if classifier.dim == classifier.table.dim else classifier.table.vectors()
+            if classifier.dim == classifier.table.dim:
+                vectors = classifier.weight()
+            else:
+                vectors = classifier.table.vectors()
             if band > 0:
                 vectors = self.projections.to_model_dim(band, vectors)
             elif self.head_projection == "shared":
@@ -297,18 +323,25 @@ class AdaptiveSoftmax(OutputEnd):
 
     def flops(self, targets_N: Tensor) -> int:
         # The head is computed for all targets, a tail for the targets of its band.
-        rows_per_band = [len(targets_N), *count_by_band(targets_N, self.bounds)[1:]]
+        num_targets = len(targets_N)
+        rows_per_band = [num_targets, *count_by_band(targets_N, self.bounds)[1:]]
         dim = self.projections.dim
-        weights_per_row = 0 if self.front is None else count_matrix_weights(self.front)
+
+        # The work of every target in addition to the classifiers.
+        weights_per_target = 0
+        if self.front is not None:
+            weights_per_target += count_matrix_weights(self.front)
         if self.clusters is not None:
-            weights_per_row += self.clusters.numel()
+            weights_per_target += self.clusters.numel()
         if self.head_projection != "none":
-            weights_per_row += dim * self.projections.band_dims[0]
-        total = FLOPS_PER_WEIGHT * len(targets_N) * weights_per_row
-        for band, rows in enumerate(rows_per_band):
-            total += self._classifier(band).flops(rows)
+            weights_per_target += dim * self.projections.band_dims[0]
+        total = FLOPS_PER_WEIGHT * num_targets * weights_per_target
+
+        # The classifiers, and the projections of the tails.
+        for band, num_rows in enumerate(rows_per_band):
+            total += self._classifier(band).flops(num_rows)
             if band > 0:
-                total += FLOPS_PER_WEIGHT * rows * dim * self.projections.band_dims[band]
+                total += FLOPS_PER_WEIGHT * num_rows * dim * self.projections.band_dims[band]
         return total
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
@@ -323,59 +356,69 @@ class AdaptiveSoftmax(OutputEnd):
 
     # -- head and tails --------------------------------------------------------------------------------------------
 
-    def _plan_without_padding(self, targets_N: Tensor) -> BandPlan:
-        head_N = targets_N.clone()
-        tails = group_by_band(targets_N, self.bounds)[1:]
-        for band, (rows_R, _) in enumerate(tails, start=1):
-            head_N[rows_R] = self._cluster_class(band)
-        return BandPlan(super().prepare(targets_N).count, head_N, tuple(tails))
-
-    def _tail_inputs(self, band: int, hidden_ND: Tensor, rows_R: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the context of a tail's rows, its class vectors and its biases."""
-        classifier = self._classifier(band)
-        # Rows are distinct, so the gradient of this selection involves no sum whose order could vary.
-        return self._tail_context(band, hidden_ND.index_select(0, rows_R)), classifier.weight(), classifier.bias
-
     def _classifier(self, band: int) -> Classifier:
         return cast(Classifier, self.classifiers[band])
 
     def _cluster_class(self, band: int) -> int:
-        """Return the class that stands for a later band in the head."""
+        """Return the class of the head that stands for all words of a later band."""
         return self.bounds[1] + band - 1
 
+    def _plan_without_padding(self, targets_N: Tensor) -> BandPlan:
+        count = super().prepare(targets_N).count
+        tails = group_by_band(targets_N, self.bounds)[1:]
+        head_targets_N = targets_N.clone()
+        for band, (rows_R, _) in enumerate(tails, start=1):
+            head_targets_N[rows_R] = self._cluster_class(band)
+        return BandPlan(count, head_targets_N, tuple(tails))
+
     def _project_and_drop(self, hidden_ND: Tensor) -> Tensor:
-        """Apply what head and tails share: the projection of `project_to`, if any, and dropout."""
+        """Apply the steps that head and tails share: the projection of `project_to`, if any, and dropout."""
         if self.front is not None:
             hidden_ND = self.front(hidden_ND)
         return F.dropout(hidden_ND, self.softmax_dropout, self.training)
 
-    def _head_context(self, hidden_ND: Tensor) -> Tensor:
+    def _head_inputs(self, hidden_ND: Tensor) -> _SoftmaxInputs:
+        """Return the inputs of the head's softmax. Words and clusters are scored with the same context."""
+        classifier = self._classifier(0)
         if self.head is not None:
             hidden_ND = self.head(hidden_ND)
         elif self.head_projection == "shared":
             hidden_ND = self.projections.to_band_dim(0, hidden_ND)
-        return self._classifier(0).context(hidden_ND)
+        context_ND = classifier.context(hidden_ND)
 
-    def _head_classes(self) -> tuple[Tensor, Tensor | None]:
-        """Return the vectors and biases of the head's words and clusters. Both are scored with the same context."""
-        classifier = self._classifier(0)
         if self.clusters is None:
-            return classifier.weight(), classifier.bias
-        bias = None if classifier.bias is None else torch.cat([classifier.bias, cast(Tensor, self.cluster_bias)])
-        return torch.cat([classifier.weight(), self.clusters]), bias
+            return _SoftmaxInputs(context_ND, classifier.weight(), classifier.bias)
+        bias_H = None
+        if classifier.bias is not None:
+            bias_H = torch.cat([classifier.bias, cast(Tensor, self.cluster_bias)])
+        weight_HD = torch.cat([classifier.weight(), self.clusters])
+        return _SoftmaxInputs(context_ND, weight_HD, bias_H)
+
+    def _tail_inputs(self, band: int, hidden_RD: Tensor) -> _SoftmaxInputs:
+        """Return the inputs of a tail's softmax for some rows of the batch.
+
+        The rows are distinct, so the gradient of their selection involves no sum whose order could vary.
+        """
+        classifier = self._classifier(band)
+        projected = self.projections.to_band_dim(band, hidden_RD)
+        projected = F.dropout(projected, self.tail_dropout, self.training)
+        return _SoftmaxInputs(classifier.context(projected), classifier.weight(), classifier.bias)
 
     def _head_log_probs(self, hidden_ND: Tensor) -> Tensor:
-        return torch.log_softmax(linear_scores(self._head_context(hidden_ND), *self._head_classes()), dim=-1)
-
-    def _tail_context(self, band: int, hidden_RD: Tensor) -> Tensor:
-        projected = F.dropout(self.projections.to_band_dim(band, hidden_RD), self.tail_dropout, self.training)
-        return self._classifier(band).context(projected)
+        head = self._head_inputs(hidden_ND)
+        return torch.log_softmax(linear_scores(head.context, head.weight, head.bias), dim=-1)
 
     def _tail_log_probs(self, band: int, hidden_RD: Tensor) -> Tensor:
-        classifier = self._classifier(band)
-        return torch.log_softmax(
-            linear_scores(self._tail_context(band, hidden_RD), classifier.weight(), classifier.bias), dim=-1
-        )
+        tail = self._tail_inputs(band, hidden_RD)
+        return torch.log_softmax(linear_scores(tail.context, tail.weight, tail.bias), dim=-1)
+
+
+class _SoftmaxInputs(NamedTuple):
+    """The arguments of the softmax of a band: hidden states mapped for its classifier, class vectors and biases."""
+
+    context: Tensor
+    weight: Tensor
+    bias: Tensor | None
 
 
 def _check_settings(head_projection: str, softmax_dropout: float, tail_dropout: float) -> None:
@@ -419,18 +462,28 @@ def _check_dimensions(
         )
 
 
-def _compute_padded_length(rows: int) -> int:
-    """Return the number of rows, rounded up as `PAD_MULTIPLE` describes."""
-    multiple = max(PAD_MULTIPLE, (1 << rows.bit_length()) // 16)
-    return -(-rows // multiple) * multiple
+def _compute_padded_length(num_rows: int) -> int:
+    """Return the padded number of rows of a tail.
+
+    It is a multiple of `PAD_MULTIPLE`. From 512 rows on, it is a multiple of an eighth of the largest power of two up
+    to `num_rows`. A training step is captured in a CUDA graph once for each shape, so there should be few shapes: for
+    4,096 tokens of text there are about 24.
+    """
+    next_power_of_two = 1 << num_rows.bit_length()
+    multiple = max(PAD_MULTIPLE, next_power_of_two // 16)
+    return math.ceil(num_rows / multiple) * multiple
 
 
 def _pad_tail(rows_R: Tensor, targets_R: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Pad the rows and targets of a tail with the first rows of other bands, which have no target in this tail."""
+    """Return the rows and targets of a tail, padded to `length` rows.
+
+    The padding consists of the first rows of other bands, which do not have a target in this tail.
+    """
     is_free = torch.ones(length, dtype=torch.bool, device=rows_R.device)
     is_free[rows_R[rows_R < length]] = False
-    padding = is_free.nonzero().squeeze(-1)[: length - len(rows_R)]
-    return torch.cat([rows_R, padding]), torch.cat([targets_R, torch.full_like(padding, IGNORE)])
+    padding_rows = is_free.nonzero().squeeze(-1)[: length - len(rows_R)]
+    padding_targets = torch.full_like(padding_rows, IGNORE)
+    return torch.cat([rows_R, padding_rows]), torch.cat([targets_R, padding_targets])
 
 
 def _sample_classes(log_probs_NV: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -1,20 +1,17 @@
 """A softmax with the augmented loss (Inan et al. 2017, section 3), which also rewards words similar to the target.
 
-Start reading at `Augmented.loss`. It adds a second loss to the negative log-likelihood J: J_aug = KL(soft target ||
-soft prediction), both at the temperature tau:
+Start reading at `Augmented.loss`. It adds a second term, J_aug, to the negative log-likelihood J. Both distributions in
+J_aug are at the temperature tau:
 
-    soft target      q = softmax(L l_y / tau)      l_y is the input vector of the target, L has all input vectors
+    soft target      q = softmax(L l_y / tau)      L has all input vectors, l_y is the input vector of the target y
     soft prediction  p = softmax(W c / tau)        W has the class vectors, c is the context; no bias, as in the paper
+    J_aug = KL(q || p)
 
-The soft target depends only on the target word. So its work over V classes is done once per distinct target u of a
-batch. With m_u = sum_v (q_uv - 1 / V) w_v, the divergence of row n is
+The soft target depends only on the target word, so it is computed once per distinct target of a batch. The docstring of
+`Augmented.loss` gives the formula that this uses.
 
-    KL_n = -H(q_u) - c_n . m_u / tau + logsumexp((W c_n - mean) / tau).
-
-At a high temperature p and q are both close to 1 / V, and the gradient is their difference. Terms that are the same for
-all classes cancel in it and are never added: the mean of the class vectors, the mean of the scores, and 1 / V.
-
-Shapes: N rows (tokens), M of them scored, U distinct targets, D dimensions of the class vectors, V classes.
+Shapes: N rows (one row per token), M rows with a target that is not ignored, U distinct targets, D dimensions of the
+class vectors, V classes.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.kernels.losses import row_losses
 from reefknot.kernels.scores import IGNORE
-from reefknot.kernels.soft_target import soft_targets
+from reefknot.kernels.soft_target import SoftTargets, soft_targets
 from reefknot.nn.bounds import NonNegative, Positive, Share
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, Plan
@@ -44,16 +41,20 @@ once for each shape, so there should be few shapes."""
 
 @dataclass(frozen=True)
 class DistinctTargets(Plan):
-    """The scored rows and the distinct targets of a batch.
+    """The plan of a batch: its scored rows and its distinct targets.
 
-    The targets 7, 3, IGNORE, 7 give rows 0, 1, 3, targets 3, 7 (before padding) and positions 1, 0, 1.
+    The targets 7, 3, IGNORE, 7 give, before padding:
+
+        rows         0, 1, 3
+        targets      3, 7
+        positions    1, 0, 1
     """
 
     rows: Tensor
-    """The M scored rows."""
+    """The M rows whose target is not ignored."""
     targets: Tensor
-    """The U distinct targets, padded with copies of the first to a multiple of `PAD_MULTIPLE`. All micro-batches of a
-    step have the same number of targets."""
+    """The U distinct targets, padded with copies of the first target to a multiple of `PAD_MULTIPLE`. All micro-batches
+    of a step have the same number of targets."""
     positions: Tensor
     """For each of the M rows, the position of its target among the U distinct targets."""
 
@@ -66,9 +67,12 @@ class DistinctTargets(Plan):
 class Augmented(Softmax):
     """A softmax with the augmented loss, which also predicts the target's neighbours in a table (Inan et al. 2017).
 
-    The augmented loss is a loss part of its own, so log-probabilities and perplexity are those of the plain softmax.
-    Give its weight in one of three ways: `alpha`; `gamma`, for alpha = gamma tau (the paper's experiments); or `beta`,
-    for the objective beta tau^2 V J_aug + (1 - beta) J (the paper's validation experiment).
+    The augmented loss is a separate part of the loss, so log-probabilities and perplexity are those of the plain
+    softmax. Give its weight in one of three ways:
+
+        alpha    J + alpha J_aug
+        gamma    alpha = gamma tau (the paper's experiments)
+        beta     (1 - beta) J + beta tau^2 V J_aug (the paper's validation experiment)
 
     Args:
         classifier: The classifier whose scores are normalised, such as `Plain(table)`.
@@ -117,7 +121,7 @@ class Augmented(Softmax):
         return self.prepare_micro_batches([targets])[0]
 
     def prepare_micro_batches(self, micro_batches: Sequence[Tensor]) -> list[DistinctTargets]:
-        """Return one plan for each micro-batch of an optimiser step, all padded to the same number of distinct targets.
+        """Return one plan for each micro-batch of an optimiser step, all with the same number of distinct targets.
 
         Args:
             micro_batches: The target classes of each micro-batch, on the host.
@@ -130,6 +134,15 @@ class Augmented(Softmax):
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the parts `nll` and `augmented`, the KL divergence of the soft targets.
 
+        Row n has the target u. With m_u = sum_v (q_uv - 1 / V) w_v, where w_v is the vector of class v, its divergence
+        is
+
+            KL_n = -H(q_u) - c_n . m_u / tau + logsumexp((W c_n - mean) / tau)
+
+        H is the entropy, and `mean` is the mean of the scores W c_n. At a high temperature p and q are both close to
+        1 / V, and the gradient is their difference. Terms that are the same for all classes cancel in this difference
+        and are never added: the mean of the class vectors, the mean of the scores, and 1 / V.
+
         Args:
             hidden_ND: Hidden states, with shape (N, D).
             targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
@@ -138,28 +151,33 @@ class Augmented(Softmax):
         if not isinstance(plan, DistinctTargets):
             plan = self.prepare(targets_N)
         plan = plan.to(hidden_ND.device)
-        context_ND, weight_VD = self.classifier.context(hidden_ND), self.classifier.weight()
+        context_ND = self.classifier.context(hidden_ND)
+        weight_VD = self.classifier.weight()
         losses = row_losses(context_ND, weight_VD, self.classifier.bias, targets_N, tau=self.tau)
         assert losses.lse_tau is not None
-        mean_MD, negentropy_M = self._soft_targets(plan, weight_VD)
+
+        soft = self._soft_targets(plan, weight_VD)
         context_MD = context_ND.index_select(0, plan.rows)
         lse_M = losses.lse_tau.index_select(0, plan.rows)
-        kl_M = negentropy_M - (context_MD * mean_MD).sum(-1) / self.tau + lse_M
+        kl_M = soft.negentropy - (context_MD * soft.mean).sum(-1) / self.tau + lse_M
+
         return {
             "nll": LossPart(losses.nll.sum(), plan.count, self.nll_weight),
             "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
         }
 
-    def _soft_targets(self, plan: DistinctTargets, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean_MD and -H(q) of every scored row (see the top of the file), computed once per distinct target."""
-        queries_UD, keys_VD = self.table.vectors(plan.targets), self.table.vectors()
+    def _soft_targets(self, plan: DistinctTargets, weight_VD: Tensor) -> SoftTargets:
+        """Return m and -H(q) (see `loss`) for each of the M scored rows, computed once per distinct target."""
+        queries_UD = self.table.vectors(plan.targets)
+        keys_VD = self.table.vectors()
         if self.detach_target:
-            queries_UD, keys_VD = queries_UD.detach(), keys_VD.detach()
+            queries_UD = queries_UD.detach()
+            keys_VD = keys_VD.detach()
         mean_UD, negentropy_U = soft_targets(queries_UD, keys_VD, weight_VD, self.tau)
-        # Rows share targets. The gradient of an embedding is summed in a fixed order, that of indexing in any order.
+        # Rows share targets. `F.embedding` sums its gradient in a fixed order, but indexing does not.
         mean_MD = F.embedding(plan.positions, mean_UD)
         negentropy_M = F.embedding(plan.positions, negentropy_U[:, None])[:, 0]
-        return mean_MD, negentropy_M
+        return SoftTargets(mean_MD, negentropy_M)
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
         """Return the weight of the table if only the detached soft targets use it."""
@@ -171,15 +189,16 @@ class Augmented(Softmax):
     def flops(self, targets_N: Tensor) -> int:
         # Soft targets are computed once per distinct target: scores, means of vectors and, unless detached, the
         # gradients of both.
-        distinct = len(torch.unique(targets_N))
-        flops_per_score = 6 if self.detach_target else 10
-        soft_target_flops = flops_per_score * distinct * self.classifier.dim * self.vocab_size
+        num_distinct = len(torch.unique(targets_N))
+        flops_per_weight = 6 if self.detach_target else 10
+        soft_target_flops = flops_per_weight * num_distinct * self.classifier.dim * self.vocab_size
         return self.classifier.flops(len(targets_N)) + soft_target_flops
 
     def _plan_without_padding(self, targets_N: Tensor) -> DistinctTargets:
+        count = super().prepare(targets_N).count
         rows_M = (targets_N != IGNORE).nonzero().squeeze(-1)
         targets_U, positions_M = torch.unique(targets_N[rows_M], return_inverse=True)
-        return DistinctTargets(super().prepare(targets_N).count, rows_M, targets_U, positions_M)
+        return DistinctTargets(count, rows_M, targets_U, positions_M)
 
     def extra_repr(self) -> str:
         """Return the temperature and the weights that `print(model)` shows."""
@@ -189,17 +208,22 @@ class Augmented(Softmax):
 def _compute_weights(
     alpha: float | None, gamma: float | None, beta: float | None, tau: float, vocab_size: int
 ) -> tuple[float, float]:
-    """Return the weights of the nll and of the augmented loss."""
+    """Return two weights: that of the nll and that of the augmented loss."""
     settings = {"alpha": alpha, "gamma": gamma, "beta": beta}
     given_settings = {name: value for name, value in settings.items() if value is not None}
     if len(given_settings) != 1:
-        error = f"{' and '.join(given_settings)} are given" if given_settings else "none is given"
-        raise SettingsError(f"augmented: give one of alpha, gamma (alpha = gamma tau) and beta; {error}")
-    name, value = next(iter(given_settings.items()))
-    if name == "beta":
-        if not 0 <= value <= 1:
-            raise SettingsError(f"augmented: beta = {value}: must be from 0 to 1")
-        return 1.0 - value, value * tau**2 * vocab_size
-    if not value >= 0:
-        raise SettingsError(f"augmented: {name} = {value}: must be 0 or greater")
-    return 1.0, value * tau if name == "gamma" else value
+        problem = f"{' and '.join(given_settings)} are given" if given_settings else "none is given"
+        raise SettingsError(f"augmented: give one of alpha, gamma (alpha = gamma tau) and beta; {problem}")
+
+    if beta is not None:
+        if not 0 <= beta <= 1:
+            raise SettingsError(f"augmented: beta = {beta}: must be from 0 to 1")
+        return 1.0 - beta, beta * tau**2 * vocab_size
+
+    for name, value in given_settings.items():
+        if not value >= 0:
+            raise SettingsError(f"augmented: {name} = {value}: must be 0 or greater")
+    if gamma is not None:
+        return 1.0, gamma * tau
+    assert alpha is not None
+    return 1.0, alpha

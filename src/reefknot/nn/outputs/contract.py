@@ -1,11 +1,15 @@
-"""Base class of output ends (classifier and loss of a language model), and the types that they return.
+"""The interface of output ends: the last stage of a language model, which predicts words and computes the loss.
 
-An output end turns hidden states into a distribution over classes, usually words, and owns its loss. Start reading at
-`OutputEnd`. Its first five methods are all that an implementation must define; `softmax.py` is the shortest one.
-`LossPart` is one named term of a loss, and a `Plan` is what an output end computes from the targets of a batch before
-the forward pass.
+An output end turns hidden states into a distribution over classes, which are usually the words of the vocabulary. Start
+reading at `OutputEnd`. An implementation must define only its first five methods. `softmax.py` is the shortest
+implementation.
 
-Shapes: N rows (tokens), D dimensions of the hidden state, V classes, K best classes.
+Two small types come first:
+
+    LossPart    one named term of the loss: a sum over the targets, with a count and a weight
+    Plan        everything that an output end computes from the targets of a batch before the forward pass
+
+Shapes: N rows (one row per token), D dimensions of the hidden state, V classes, K best classes.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -28,13 +33,13 @@ from reefknot.nn.tables import WordTable
 
 @dataclass(frozen=True)
 class LossPart:
-    """One named part of a loss: a sum over targets, and their number.
+    """One named part of a loss: a sum over targets, and the number of targets.
 
     To average over several batches, add the sums, add the counts and divide once.
     """
 
     sum: Tensor
-    """The sum over all targets, a scalar. It does not include the weight, so that metrics show the paper's quantity."""
+    """The sum over all targets, a scalar. The weight is not applied, so that metrics show the quantity of the paper."""
     count: int
     """The number of targets in the sum."""
     weight: float = 1.0
@@ -43,10 +48,10 @@ class LossPart:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of `OutputEnd.prepare`: what an output end computes from the targets of a batch on the host (the CPU).
+    """The result of `OutputEnd.prepare`: everything that an output end computes from the targets of a batch on the CPU.
 
-    It is computed before the targets are copied to the device, so that the loss does not have to wait for the device.
-    Subclasses add tensors: an adaptive softmax, for example, groups the targets by word frequency.
+    A plan is computed on the host (the CPU) before the targets are copied to the GPU, so that the loss does not wait
+    for the GPU. Subclasses add tensors. An adaptive softmax, for example, groups the targets by word frequency.
     """
 
     count: int
@@ -54,37 +59,42 @@ class Plan:
 
     def to(self, device: torch.device) -> Self:
         """Return the plan with all tensors on a device, or the plan itself if they are already on it."""
-        return self.map(lambda tensor: send(tensor, device))
+        return self.map(partial(send, device=device))
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors of the plan, in a fixed order."""
-        return [tensor for field in fields(self) for tensor in _list_tensors(getattr(self, field.name))]
+        tensors: list[Tensor] = []
+        for field in fields(self):
+            tensors += _list_tensors(getattr(self, field.name))
+        return tensors
 
     def map(self, function: Callable[[Tensor], Any]) -> Self:
         """Return the plan with `function` applied to every tensor, or the plan itself if no tensor changes."""
-        changed: dict[str, Any] = {}
+        changed_fields: dict[str, Any] = {}
         for field in fields(self):
-            value = getattr(self, field.name)
-            mapped = _map_tensors(value, function)
-            if mapped is not value:
-                changed[field.name] = mapped
-        return replace(self, **changed) if changed else self
+            old_value = getattr(self, field.name)
+            new_value = _map_tensors(old_value, function)
+            if new_value is not old_value:
+                changed_fields[field.name] = new_value
+        if not changed_fields:
+            return self
+        return replace(self, **changed_fields)
 
 
 class OutputEnd(nn.Module, InheritsDocstrings):
-    """Base class of output ends, which turn hidden states into a distribution over the classes and own its loss.
+    """Base class of output ends, which turn hidden states into a distribution over the classes and compute its loss.
 
     Training calls `prepare` on the host and `loss` on the device:
 
-        plan = output.prepare(targets)
-        parts = output.loss(hidden, targets, plan)
-        parts["nll"].sum.backward()
+        plan = output.prepare(targets_N)
+        loss_parts = output.loss(hidden_ND, targets_N, plan)
+        loss_parts["nll"].sum.backward()
 
     A subclass sets `vocab_size` and `context_dim`, and defines `loss`, `log_probs`, `target_log_probs`, `vectors` and
     `tables`. All other members have a default.
     """
 
-    # -- what every output end defines ------------------------------------------------------------------------------
+    # -- members that every output end defines ----------------------------------------------------------------------
 
     vocab_size: int
     """Number of classes, V."""
@@ -125,7 +135,10 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         raise NotImplementedError
 
     def tables(self) -> list[WordTable]:
-        """Return the tables from which the class vectors are made. An input end with one of these tables is tied."""
+        """Return the word tables from which the class vectors are made.
+
+        An input end that holds one of these tables is tied to this output end.
+        """
         raise NotImplementedError
 
     # -- the plan of a batch ----------------------------------------------------------------------------------------
@@ -137,7 +150,8 @@ class OutputEnd(nn.Module, InheritsDocstrings):
             targets: Target classes on the host, with any shape. Targets of -100 are ignored.
         """
         is_scored = targets != IGNORE
-        is_invalid = is_scored & ((targets < 0) | (targets >= self.vocab_size))
+        is_outside = (targets < 0) | (targets >= self.vocab_size)
+        is_invalid = is_scored & is_outside
         if bool(is_invalid.any()):
             first_invalid = int(targets[is_invalid].flatten()[0])
             raise ArgumentError(
@@ -181,17 +195,19 @@ class OutputEnd(nn.Module, InheritsDocstrings):
             hidden_ND: Hidden states, with shape (N, D).
             generator: Random number generator on the device of `hidden_ND`. The default is torch's own.
         """
-        return torch.multinomial(self.log_probs(hidden_ND).exp(), 1, generator=generator).squeeze(-1)
+        probabilities_NV = self.log_probs(hidden_ND).exp()
+        return torch.multinomial(probabilities_NV, 1, generator=generator).squeeze(-1)
 
     # -- penalties, costs and limits --------------------------------------------------------------------------------
 
     bands: int = 1
-    """Number of bands (clusters of words of similar frequency): more than 1 only for an adaptive softmax."""
+    """Number of bands (groups of words of similar frequency): more than 1 only for an adaptive softmax."""
     rows_per_token: int = 1
-    """Number of rows of scores per token: more than 1 only for a mixture. Used to estimate the memory of a window."""
+    """Number of rows of scores per token: more than 1 only for a mixture of softmaxes. The memory estimate of a window
+    (the tokens that are computed at once) uses it."""
     synchronizes: bool = False
     """Whether `topk` or `target_log_probs` reads a value from the GPU. Such a call cannot be captured in a CUDA graph.
-    `loss` does not read values from the GPU, because its plan has them."""
+    `loss` never reads values from the GPU, because the plan contains them."""
 
     def penalties(self) -> dict[str, Tensor]:
         """Return named penalties on the parameters, as scalars. Each is added to the loss sums once per step."""
@@ -203,12 +219,14 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         Args:
             targets_N: Target classes, with shape (N,), without ignored targets.
         """
-        return FLOPS_PER_WEIGHT * len(targets_N) * (count_matrix_weights(self) + self.context_dim * self.vocab_size)
+        weights_per_target = count_matrix_weights(self) + self.context_dim * self.vocab_size
+        return FLOPS_PER_WEIGHT * len(targets_N) * weights_per_target
 
     def untrained_parameters(self) -> list[tuple[nn.Parameter, str]]:
-        """Return parameters of shared objects that this end holds but does not train, with error messages.
+        """Return pairs of a parameter that this end holds but does not train, and an error message.
 
-        A model raises an error with the message if its input end does not train the parameter either.
+        Such a parameter belongs to an object that both ends may share. A model raises an error with the message if its
+        input end does not train the parameter either.
         """
         return []
 
@@ -216,22 +234,23 @@ class OutputEnd(nn.Module, InheritsDocstrings):
 
     @contextmanager
     def cache_for_evaluation(self) -> Iterator[None]:
-        """Compute the class vectors once for all calls without gradients inside the context, as for an evaluation.
+        """Compute the class vectors once for all calls without gradients inside the `with` block, as for an evaluation.
 
-        No parameter may change inside the context.
+        No parameter may change inside the `with` block.
         """
         with self._use_caches(EvaluationCache):
             yield
 
     @contextmanager
     def cache_for_step(self) -> Iterator[Callable[[], None]]:
-        """Compute the class vectors once for all micro-batches of an optimiser step inside the context.
+        """Compute the class vectors once for all micro-batches of an optimiser step inside the `with` block.
 
             with output.cache_for_step() as announce_last_micro_batch:
-                for index, (hidden, targets) in enumerate(micro_batches):
+                for index, (hidden_ND, targets_N) in enumerate(micro_batches):
                     if index == len(micro_batches) - 1:
                         announce_last_micro_batch()
-                    output.loss(hidden, targets, output.prepare(targets))["nll"].sum.backward()
+                    plan = output.prepare(targets_N)
+                    output.loss(hidden_ND, targets_N, plan)["nll"].sum.backward()
 
         The last backward pass continues into the label encoder (the network that computes the class vectors), with the
         gradients of all micro-batches. The label encoder uses one dropout mask for the whole step.
@@ -248,27 +267,33 @@ class OutputEnd(nn.Module, InheritsDocstrings):
 
     @contextmanager
     def _use_caches(self, cache_class: Callable[[], CacheType]) -> Iterator[list[CacheType]]:
-        """Give a new cache to every classifier of this output end inside the context."""
+        """Give a new cache to every classifier of this output end inside the `with` block."""
+        caches: list[CacheType] = []
         with ExitStack() as stack:
-            classifiers = [module for module in self.modules() if isinstance(module, Classifier)]
-            yield [stack.enter_context(classifier.use_cache(cache_class())) for classifier in classifiers]
+            for module in self.modules():
+                if isinstance(module, Classifier):
+                    caches.append(stack.enter_context(module.use_cache(cache_class())))
+            yield caches
 
 
 def _list_tensors(value: Any) -> list[Tensor]:
     """Return a tensor, or the tensors in nested tuples, as a flat list."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, tuple):
-        return [tensor for item in value for tensor in _list_tensors(item)]
-    return []
+    if not isinstance(value, tuple):
+        return []
+    tensors: list[Tensor] = []
+    for item in value:
+        tensors += _list_tensors(item)
+    return tensors
 
 
 def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to a tensor or to the tensors in nested tuples; return any other value unchanged."""
+    """Apply a function to a tensor or to the tensors in nested tuples. Return any other value unchanged."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, tuple):
-        mapped = tuple(_map_tensors(item, function) for item in value)
-        is_unchanged = all(old is new for old, new in zip(value, mapped, strict=True))
-        return value if is_unchanged else mapped
-    return value
+    if not isinstance(value, tuple):
+        return value
+    mapped = tuple(_map_tensors(item, function) for item in value)
+    is_unchanged = all(old is new for old, new in zip(value, mapped, strict=True))
+    return value if is_unchanged else mapped

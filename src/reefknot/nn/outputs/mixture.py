@@ -1,13 +1,15 @@
 """Mixture of softmaxes (Yang et al. 2018): a weighted average of the distributions of several softmaxes.
 
-    p(y | h) = sum_k prior_k(h) softmax_y(scores of latent_k(h)),   latent_k = tanh(W_k h + b_k)
+    latent_k(h) = tanh(W_k h + b_k)
+    p(y | h) = sum_k prior_k(h) softmax_y(scores of latent_k(h))
 
-Start reading at `MixtureOfSoftmaxes.loss`. All K softmaxes, the experts, share one classifier, so a token has K rows of
-scores. The loss of a token is -logsumexp_k(log prior_k - nll_k) over its K rows. Its gradient is that of the rows,
-weighted by the posterior of the experts. Neither the scores nor the mixture of distributions over V classes are stored.
-Pappas & Henderson (2019, section 4) compare DRILL with this mixture.
+Start reading at `MixtureOfSoftmaxes.loss`. The K softmaxes are called experts. They share one classifier, so a token
+has K rows of scores, one row per expert. With the negative log-likelihood nll_k of expert k, the loss of a token is
 
-Shapes: N tokens, D dimensions of the hidden state, K experts, L dimensions of a latent, R = N x K rows, V classes.
+    nll = -logsumexp_k(log prior_k - nll_k)
+
+Shapes: N tokens, D dimensions of the hidden state, K experts, L dimensions of a latent vector, R = N x K rows, C
+dimensions of a class vector, V classes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ class MixtureOfSoftmaxes(Softmax):
     """A weighted mixture of several softmaxes over one classifier (Yang et al. 2018).
 
     Each softmax, called an expert, has its own map of the hidden state to a latent vector. A learned prior gives the
-    weights. Dropout masks of the latent vectors are drawn for every token; the authors' code uses one mask per window.
+    weights of the experts. The gradient of a token's loss is the gradient of its rows, weighted by the posterior of the
+    experts. The loss stores neither the scores nor the mixed distribution over V classes.
+
+    Dropout masks of the latent vectors are drawn for every token. The authors' code uses one mask per window of text.
+    Pappas & Henderson (2019, section 4) compare DRILL with this mixture.
 
     Args:
         classifier: The classifier that all experts share. It reads a latent vector instead of the hidden state.
@@ -60,7 +66,8 @@ class MixtureOfSoftmaxes(Softmax):
                 "leave latent_dim out, or use a classifier that projects (kind = 'projected')"
             )
         self.context_dim = context_dim
-        self.experts = self.rows_per_token = experts
+        self.experts = experts
+        self.rows_per_token = experts
         self.dropout = dropout
         self.latent = nn.Linear(context_dim, experts * classifier.context_dim)
         self.prior = nn.Linear(context_dim, experts, bias=False)
@@ -73,34 +80,34 @@ class MixtureOfSoftmaxes(Softmax):
             targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
-        classifier = self.classifier
-        context_RD = classifier.context(self._compute_latents(hidden_ND).flatten(0, 1))
-        nll = summed_loss(
-            context_RD, classifier.weight(), classifier.bias, targets_N, self._compute_log_prior(hidden_ND)
-        )
-        return {"nll": LossPart(nll, plan.count)}
+        latents_NKL = self._compute_latents(hidden_ND)
+        context_RC = self.classifier.context(latents_NKL.flatten(0, 1))
+        log_prior_NK = self._compute_log_prior(hidden_ND)
+        nll_sum = summed_loss(context_RC, self.classifier.weight(), self.classifier.bias, targets_N, log_prior_NK)
+        return {"nll": LossPart(nll_sum, plan.count)}
 
     def log_probs(self, hidden_ND: Tensor) -> Tensor:
-        log_probs_RV = super().log_probs(self._compute_latents(hidden_ND).flatten(0, 1))
+        latents_NKL = self._compute_latents(hidden_ND)
+        log_probs_RV = super().log_probs(latents_NKL.flatten(0, 1))
         log_probs_NKV = log_probs_RV.view(-1, self.experts, self.vocab_size)
-        return torch.logsumexp(self._compute_log_prior(hidden_ND)[..., None] + log_probs_NKV, dim=1)
+        log_prior_NK = self._compute_log_prior(hidden_ND)
+        return torch.logsumexp(log_prior_NK[..., None] + log_probs_NKV, dim=1)
 
     def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        # Every expert predicts the same target.
         targets_NK = targets_N[:, None].expand(-1, self.experts)
-        log_probs_R = super().target_log_probs(self._compute_latents(hidden_ND).flatten(0, 1), targets_NK.flatten())
-        return -mixture_losses(self._compute_log_prior(hidden_ND), -log_probs_R.view(targets_NK.shape), targets_N)
+        latents_NKL = self._compute_latents(hidden_ND)
+        log_probs_R = super().target_log_probs(latents_NKL.flatten(0, 1), targets_NK.flatten())
+        nll_NK = -log_probs_R.view(targets_NK.shape)
+        return -mixture_losses(self._compute_log_prior(hidden_ND), nll_NK, targets_N)
 
     def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_topk_size(k)
+        latents_NKL = self._compute_latents(hidden_ND)
+        context_RC = self.classifier.context(latents_NKL.flatten(0, 1))
+        log_prior_NK = self._compute_log_prior(hidden_ND)
         classifier = self.classifier
-        context_RD = classifier.context(self._compute_latents(hidden_ND).flatten(0, 1))
-        return linear_topk(
-            context_RD,
-            classifier.weight(),
-            k,
-            linear_bias=classifier.bias,
-            log_prior=self._compute_log_prior(hidden_ND),
-        )
+        return linear_topk(context_RC, classifier.weight(), k, linear_bias=classifier.bias, log_prior=log_prior_NK)
 
     def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw one class per row: an expert from the prior, then a class from its softmax. The result has shape (N,).
@@ -111,23 +118,29 @@ class MixtureOfSoftmaxes(Softmax):
             hidden_ND: Hidden states, with shape (N, D).
             generator: Random number generator on the device of `hidden_ND`. The default is torch's own.
         """
-        expert_N = torch.multinomial(self._compute_log_prior(hidden_ND).exp(), 1, generator=generator).squeeze(-1)
-        latent_NL = self._compute_latents(hidden_ND)[torch.arange(len(hidden_ND), device=hidden_ND.device), expert_N]
-        log_probs_NV = super().log_probs(latent_NL)
-        return torch.multinomial(log_probs_NV.exp(), 1, generator=generator).squeeze(-1)
+        prior_NK = self._compute_log_prior(hidden_ND).exp()
+        experts_N = torch.multinomial(prior_NK, 1, generator=generator).squeeze(-1)
+
+        latents_NKL = self._compute_latents(hidden_ND)
+        token_indices_N = torch.arange(len(hidden_ND), device=hidden_ND.device)
+        drawn_latents_NL = latents_NKL[token_indices_N, experts_N]
+
+        probabilities_NV = super().log_probs(drawn_latents_NL).exp()
+        return torch.multinomial(probabilities_NV, 1, generator=generator).squeeze(-1)
 
     def flops(self, targets_N: Tensor) -> int:
         # Every expert scores all classes.
+        num_tokens = len(targets_N)
         weights_per_token = count_matrix_weights(self.latent) + count_matrix_weights(self.prior)
-        return FLOPS_PER_WEIGHT * len(targets_N) * weights_per_token + self.classifier.flops(
-            self.experts * len(targets_N)
-        )
+        latent_and_prior_flops = FLOPS_PER_WEIGHT * num_tokens * weights_per_token
+        return latent_and_prior_flops + self.classifier.flops(self.experts * num_tokens)
 
     def _compute_latents(self, hidden_ND: Tensor) -> Tensor:
         """Return one latent vector per token and expert, (N, K, L)."""
-        latent_NKL = torch.tanh(self.latent(hidden_ND)).view(-1, self.experts, self.classifier.context_dim)
-        return F.dropout(latent_NKL, self.dropout, self.training)
+        latents_NKL = torch.tanh(self.latent(hidden_ND)).view(-1, self.experts, self.classifier.context_dim)
+        return F.dropout(latents_NKL, self.dropout, self.training)
 
     def _compute_log_prior(self, hidden_ND: Tensor) -> Tensor:
-        """Return the log of the weights of the experts, (N, K)."""
-        return torch.log_softmax(at_least_float32(self.prior(hidden_ND)), dim=-1)
+        """Return the logarithms of the weights of the experts, (N, K)."""
+        scores_NK = at_least_float32(self.prior(hidden_ND))
+        return torch.log_softmax(scores_NK, dim=-1)

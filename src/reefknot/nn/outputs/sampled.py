@@ -1,16 +1,16 @@
 """Sampled softmax (Jean et al. 2015): trained on a random sample of the classes, for large vocabularies.
 
-Start reading at `SampledSoftmax`. In training, a batch is scored against its targets and one sample of the classes, so
-only their class vectors are computed. Evaluation is exact. Pappas & Henderson (2019, section 3.4) suggest it for DRILL,
-whose class vectors are expensive.
+Start reading at `SampledSoftmax`. In training, `prepare` draws one sample of the classes per batch. `loss` then scores
+a row against its target and the sampled classes only, so only these class vectors are computed. Evaluation is exact.
 
-The sample is drawn with replacement, and duplicates are removed: with S draws, a class v of probability p_v is in the
-sample with probability Q_v = 1 - (1 - p_v)^S. The softmax of a row is over its target and the sampled classes. log Q_v
-is subtracted from the score of class v, because a rare class in the sample also stands for rare classes that are not in
-the sample. With this correction the true model is a stationary point of the loss, and if every Q is 1 the loss is
-exact.
+The sample is drawn with replacement, and duplicates are removed. With S draws, a class v of probability p_v is in the
+sample with probability Q_v. The score of the class is corrected by log Q_v:
 
-Shapes: N rows (tokens), S draws, R distinct classes that are sampled or targets, D dimensions, V classes.
+    Q_v = 1 - (1 - p_v)^S
+    corrected score_v = score_v - log Q_v
+
+Shapes: N rows (one row per token), S draws, R distinct classes that are sampled or targets, M rows whose target is not
+sampled, D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -36,32 +36,42 @@ Distribution = Literal["log_uniform", "uniform"]
 
 @dataclass(frozen=True)
 class Candidates(Plan):
-    """The classes that a batch is scored against.
+    """The plan of a training batch: the classes that the rows are scored against.
 
-    A batch with the targets 5, 9, 5 and the sample 2, 5 has ids 2, 5, 9. Rows 0 and 2 have a sampled target, at
-    position 1. Row 1 has a target that was not sampled, at position 2.
+    For the targets 5, 9, 5 and the sample 2, 5:
+
+        ids                  2, 5, 9          the sampled classes, then the target 9, which is not sampled
+        num_sampled          2
+        sampled_targets      1, IGNORE, 1     rows 0 and 2 have the target 5, at position 1 of `ids`
+        unsampled_rows       1                row 1 has the target 9
+        unsampled_targets    2                at position 2 of `ids`
     """
 
     num_sampled: int
-    """The number of distinct classes that were sampled. They are the first of `ids`."""
+    """The number of distinct sampled classes. They come first in `ids`."""
     ids: Tensor
-    """The R classes: first the sampled classes, then the targets that were not sampled. A target that was not sampled
-    is scored only in its own rows."""
+    """The ids of the R classes: first the sampled classes, then the targets that are not sampled. A target that is not
+    sampled is scored only in its own rows."""
     log_q: Tensor
-    """For each of the R classes, the logarithm of the probability that it is in the sample."""
+    """For each of the R classes, the logarithm of the probability that the class is in the sample."""
     sampled_targets: Tensor
     """For each of the N rows, the position of its target among the sampled classes, or `IGNORE`."""
     unsampled_rows: Tensor
-    """The rows whose target was not sampled."""
+    """The M rows whose target is not sampled."""
     unsampled_targets: Tensor
-    """For each of `unsampled_rows`, the position of its target among the R classes."""
+    """For each of the M rows, the position of its target in `ids`."""
 
 
 class SampledSoftmax(Softmax):
     """A softmax that is trained on a sample of the classes and exact in evaluation.
 
     In training mode, the part `nll` of the loss is computed over the sample and is usually below the true negative
-    log-likelihood. In evaluation mode it is exact. The mode at the time of `prepare` decides.
+    log-likelihood. In evaluation mode it is exact. The mode at the time of `prepare` decides. Pappas & Henderson (2019,
+    section 3.4) suggest this output end for DRILL, whose class vectors are expensive.
+
+    log Q_v is subtracted from the score of class v (see the top of the file), because a rare class in the sample also
+    stands for rare classes that are not in the sample. With this correction the true model is a stationary point of the
+    loss. If every Q is 1, the loss is exact.
 
     Args:
         classifier: The classifier whose scores are normalised, such as `Plain(table)`.
@@ -84,7 +94,7 @@ class SampledSoftmax(Softmax):
         self.distribution = distribution
 
     def prepare(self, targets: Tensor) -> Plan:
-        """Draw a sample for these targets, from torch's CPU generator. In evaluation mode, only count the targets.
+        """Draw a sample of the classes from torch's CPU generator. In evaluation mode, only count the targets.
 
         Args:
             targets: Target classes on the host, with any shape. Targets of -100 are ignored.
@@ -93,21 +103,27 @@ class SampledSoftmax(Softmax):
         if not self.training:
             return plan
         targets_N = targets.reshape(-1).cpu()
-        sampled = torch.unique(self._sample_classes())  # sorted
-        positions_N = torch.searchsorted(sampled, targets_N).clamp(max=len(sampled) - 1)
-        is_sampled_N = sampled[positions_N] == targets_N
-        unsampled_rows = (~is_sampled_N & (targets_N != IGNORE)).nonzero().squeeze(-1)
-        unsampled, unsampled_targets = torch.unique(targets_N[unsampled_rows], return_inverse=True)
-        ids_R = torch.cat([sampled, unsampled])
-        log_q_R = torch.log(-torch.expm1(self.samples * torch.log1p(-self._probabilities(ids_R))))
+
+        # Find each target in the sample, which `unique` sorts.
+        sampled_ids = torch.unique(self._sample_classes())
+        num_sampled = len(sampled_ids)
+        positions_N = torch.searchsorted(sampled_ids, targets_N).clamp(max=num_sampled - 1)
+        is_sampled_N = sampled_ids[positions_N] == targets_N
+
+        # The other targets follow the sample.
+        is_unsampled_N = ~is_sampled_N & (targets_N != IGNORE)
+        unsampled_rows_M = is_unsampled_N.nonzero().squeeze(-1)
+        unsampled_ids, unsampled_positions_M = torch.unique(targets_N[unsampled_rows_M], return_inverse=True)
+        ids_R = torch.cat([sampled_ids, unsampled_ids])
+
         return Candidates(
             count=plan.count,
-            num_sampled=len(sampled),
+            num_sampled=num_sampled,
             ids=ids_R,
-            log_q=log_q_R,
+            log_q=self._log_sample_probabilities(ids_R),
             sampled_targets=positions_N.where(is_sampled_N, IGNORE),
-            unsampled_rows=unsampled_rows,
-            unsampled_targets=unsampled_targets + len(sampled),
+            unsampled_rows=unsampled_rows_M,
+            unsampled_targets=num_sampled + unsampled_positions_M,
         )
 
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
@@ -122,21 +138,30 @@ class SampledSoftmax(Softmax):
             return super().loss(hidden_ND, targets_N, plan)
         plan = plan.to(hidden_ND.device)
         classifier = self.classifier
-        context_ND, weight_RD = classifier.context(hidden_ND), classifier.weight(plan.ids)
+        context_ND = classifier.context(hidden_ND)
+        weight_RD = classifier.weight(plan.ids)
+
+        # The correction of the scores is added to the biases.
         bias_R = -plan.log_q.to(torch.promote_types(weight_RD.dtype, torch.float32))
         if classifier.bias is not None:
             bias_R = bias_R + classifier.bias[plan.ids]
+
         # Rows with a sampled target have a softmax over the sampled classes.
-        losses = row_losses(context_ND, weight_RD[: plan.num_sampled], bias_R[: plan.num_sampled], plan.sampled_targets)
-        # In other rows, the target is one more class. With its score t, the loss is
+        sampled_weight = weight_RD[: plan.num_sampled]
+        sampled_bias = bias_R[: plan.num_sampled]
+        losses = row_losses(context_ND, sampled_weight, sampled_bias, plan.sampled_targets)
+
+        # In the other rows, the target is one more class. With its score t, the loss is
         # -log(e^t / (e^lse + e^t)) = softplus(lse - t).
-        # Rows may share a target. The gradient of an embedding is summed in a fixed order, unlike that of indexing.
-        target_w = F.embedding(plan.unsampled_targets, weight_RD)
-        target_bias = F.embedding(plan.unsampled_targets, bias_R[:, None])[:, 0]
-        context = context_ND.index_select(0, plan.unsampled_rows)
-        target_scores = (context * target_w).sum(-1, dtype=bias_R.dtype) + target_bias
-        unsampled_nll = F.softplus(losses.lse.index_select(0, plan.unsampled_rows) - target_scores)
-        return {"nll": LossPart(losses.nll.sum() + unsampled_nll.sum(), plan.count)}
+        # Rows may share a target. `F.embedding` sums its gradient in a fixed order, but indexing does not.
+        target_weight_MD = F.embedding(plan.unsampled_targets, weight_RD)
+        target_bias_M = F.embedding(plan.unsampled_targets, bias_R[:, None])[:, 0]
+        context_MD = context_ND.index_select(0, plan.unsampled_rows)
+        target_scores_M = (context_MD * target_weight_MD).sum(-1, dtype=bias_R.dtype) + target_bias_M
+        lse_M = losses.lse.index_select(0, plan.unsampled_rows)
+        unsampled_nll_M = F.softplus(lse_M - target_scores_M)
+
+        return {"nll": LossPart(losses.nll.sum() + unsampled_nll_M.sum(), plan.count)}
 
     def flops(self, targets_N: Tensor) -> int:
         # Targets are scored against a sample of the classes.
@@ -150,12 +175,19 @@ class SampledSoftmax(Softmax):
         """Draw S classes with replacement."""
         if self.distribution == "uniform":
             return torch.randint(self.vocab_size, (self.samples,))
-        # This inverts the distribution function log(k + 1) / log(V + 1).
-        ranks_S = torch.exp(torch.rand(self.samples, dtype=torch.float64) * math.log(self.vocab_size + 1)).long()
+        # Invert the distribution function of the rank k, counted from 1: log(k + 1) / log(V + 1).
+        uniform_S = torch.rand(self.samples, dtype=torch.float64)
+        ranks_S = torch.exp(uniform_S * math.log(self.vocab_size + 1)).long()
         return (ranks_S - 1).clamp(max=self.vocab_size - 1)
 
-    def _probabilities(self, ids: Tensor) -> Tensor:
+    def _log_sample_probabilities(self, ids_R: Tensor) -> Tensor:
+        """Return log Q, the logarithm of the probability that each of these classes is in the sample."""
+        draw_probabilities_R = self._draw_probabilities(ids_R)
+        # log(1 - (1 - p)^S), computed so that it stays exact for small p.
+        return torch.log(-torch.expm1(self.samples * torch.log1p(-draw_probabilities_R)))
+
+    def _draw_probabilities(self, ids_R: Tensor) -> Tensor:
         """Return the probability of each of these classes in one draw."""
         if self.distribution == "uniform":
-            return torch.full(ids.shape, 1 / self.vocab_size, dtype=torch.float64)
-        return torch.log1p(1 / (ids.double() + 1)) / math.log(self.vocab_size + 1)
+            return torch.full(ids_R.shape, 1 / self.vocab_size, dtype=torch.float64)
+        return torch.log1p(1 / (ids_R.double() + 1)) / math.log(self.vocab_size + 1)

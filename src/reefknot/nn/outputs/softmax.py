@@ -1,13 +1,12 @@
 """Softmax over the whole vocabulary, with optional label smoothing (Szegedy et al. 2016).
 
-This is the simplest output end (classifier and loss of a language model). `Softmax` calls kernels that compute the loss
-in blocks, so the N x V scores are never stored.
+    output = Softmax(Plain(WordTable(10_000, 200)))
+    log_probs_NV = output.log_probs(hidden_ND)
 
-Label smoothing spreads a share s of every target over all classes, so the loss of a target is (1 - s) nll + s
-mean_v(-log p_v). This equals nll + s (z_y - mean_v z_v), where z are the scores, so only the log-probability of the
-target is needed.
+This is the simplest output end (the last stage of a language model: a classifier and its loss). `Softmax.loss` calls
+kernels that compute the loss block by block, so the N x V scores are never stored.
 
-Shapes: N rows (tokens), D dimensions, V classes.
+Shapes: N rows (one row per token), D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -28,8 +27,11 @@ from reefknot.nn.tables import WordTable
 class Softmax(OutputEnd):
     """A softmax over the scores of a classifier.
 
-    Label smoothing is a separate part of the loss, so log-probabilities and perplexity are those of the targets without
-    smoothing.
+    Label smoothing spreads a share s of every target over all classes. With the scores z, the loss of a target y is
+
+        (1 - s) nll + s mean_v(-log p_v)  =  nll + s (z_y - mean_v z_v)
+
+    The second term is a separate part of the loss, so log-probabilities and perplexity do not include the smoothing.
 
     Args:
         classifier: The classifier whose scores are normalised, such as `Plain(table)`.
@@ -56,34 +58,38 @@ class Softmax(OutputEnd):
             targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
-        classifier = self.classifier
-        context_ND, weight_VD = classifier.context(hidden_ND), classifier.weight()
-        parts = {"nll": LossPart(summed_loss(context_ND, weight_VD, classifier.bias, targets_N), plan.count)}
+        context_ND = self.classifier.context(hidden_ND)
+        weight_VD = self.classifier.weight()
+        bias_V = self.classifier.bias
+
+        nll_sum = summed_loss(context_ND, weight_VD, bias_V, targets_N)
+        loss_parts = {"nll": LossPart(nll_sum, plan.count)}
         if self.smoothing:
-            smoothing_loss = smoothing_losses(context_ND, weight_VD, classifier.bias, targets_N).sum()
-            parts["smoothing"] = LossPart(smoothing_loss, plan.count, self.smoothing)
-        return parts
+            smoothing_sum = smoothing_losses(context_ND, weight_VD, bias_V, targets_N).sum()
+            loss_parts["smoothing"] = LossPart(smoothing_sum, plan.count, self.smoothing)
+        return loss_parts
 
     def penalties(self) -> dict[str, Tensor]:
         """Return the penalties of the classifier. They are added once per optimiser step to the loss sums."""
         return self.classifier.penalties()
 
     def log_probs(self, hidden_ND: Tensor) -> Tensor:
-        classifier = self.classifier
-        scores_NV = linear_scores(classifier.context(hidden_ND), classifier.weight(), classifier.bias)
+        context_ND = self.classifier.context(hidden_ND)
+        scores_NV = linear_scores(context_ND, self.classifier.weight(), self.classifier.bias)
         return torch.log_softmax(scores_NV, dim=-1)
 
     def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        classifier = self.classifier
-        return -row_losses(classifier.context(hidden_ND), classifier.weight(), classifier.bias, targets_N).nll
+        context_ND = self.classifier.context(hidden_ND)
+        losses = row_losses(context_ND, self.classifier.weight(), self.classifier.bias, targets_N)
+        return -losses.nll
 
     def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_topk_size(k)
-        classifier = self.classifier
-        return linear_topk(classifier.context(hidden_ND), classifier.weight(), k, linear_bias=classifier.bias)
+        context_ND = self.classifier.context(hidden_ND)
+        return linear_topk(context_ND, self.classifier.weight(), k, linear_bias=self.classifier.bias)
 
     def vectors(self) -> Tensor:
-        """Return the class vectors of the classifier, one row per class, for example to find neighbours."""
+        """Return the class vectors of the classifier, one row per class, for example to find nearest neighbours."""
         return self.classifier.weight()
 
     def tables(self) -> list[WordTable]:

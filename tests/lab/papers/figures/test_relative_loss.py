@@ -18,7 +18,7 @@ from reefknot.lab.reports.results import Result
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
-from reefknot.lab.text.vocabulary import VocabularySettings
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 from .conftest import Write
 

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.bench import printing
-from reefknot.lab.cli.bench.record import Graph, RecordFile, Seconds, check_gpu_options, check_names, open_record
-from reefknot.lab.cli.options import Device
+from reefknot.lab.cli.bench.record import (
+    GraphOption,
+    RecordFileOption,
+    SecondsOption,
+    check_gpu_options,
+    check_names,
+    open_record,
+)
+from reefknot.lab.cli.options import DeviceOption
 
 if TYPE_CHECKING:
     from reefknot.lab.bench.encoders import Row
@@ -36,10 +43,10 @@ def encoders(
     weights: Annotated[
         str | None, typer.Option(help="Data type of the matrix products: float32, bfloat16 or tf32. [default: all]")
     ] = None,
-    seconds: Seconds = 2.0,
-    graph: Graph = False,
-    json: RecordFile = None,
-    device: Device = "auto",
+    seconds: SecondsOption = 2.0,
+    graph: GraphOption = False,
+    json: RecordFileOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure the recurrent encoders: time, gradient error, and whether results are reproducible bit for bit."""
     from reefknot.lab.bench.encoders import DTYPES, SHAPES, Bench, Shape, describe_machine, measure_all
@@ -48,17 +55,26 @@ def encoders(
     record = open_record("encoders", device, json)
     check_gpu_options(record, weights, graph)
     dtypes = (weights,) if weights else DTYPES[record.device]
-    shapes = [Shape.parse(text) for text in shape] if shape else SHAPES[record.device]
-    # If the benchmark is stopped, its record says which cases were not reached.
-    unmeasured = {f"{shape}, {dtype}": "not reached" for shape in shapes for dtype in dtypes}
+    shapes = SHAPES[record.device]
+    if shape:
+        shapes = tuple(Shape.parse(shape_option) for shape_option in shape)
+
+    # If the benchmark is stopped, its record says which cases (a shape and a data type) were not reached.
+    unmeasured = {}
+    for measured_shape in shapes:
+        for dtype in dtypes:
+            unmeasured[f"{measured_shape}, {dtype}"] = "not reached"
     record.print_header(describe_machine(), not_measured=unmeasured)
-    for rows in measure_all(Bench(record.device, dtypes, seconds, graph), shapes, record.print_progress):
+
+    settings = Bench(record.device, dtypes, seconds, graph)
+    for rows in measure_all(settings, shapes, record.print_progress):
         case = f"{rows[0].shape}, {rows[0].dtype}"
         del unmeasured[case]
         record.add_table(case, rows, partial(_format_cells, graph=graph))
 
 
 def _format_cells(row: Row, graph: bool) -> dict[str, str]:
+    """Return the cells by column title. `graph` adds a column with the time of a captured CUDA graph."""
     graph_cell = {"graph ms": printing.format_number(row.graph_ms)} if graph else {}
     return {
         "competitor": row.competitor,

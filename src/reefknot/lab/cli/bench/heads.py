@@ -1,6 +1,7 @@
-"""`reefknot bench heads`: measure the output ends (classifier and loss) of reefknot and of other implementations.
+"""`reefknot bench heads`: measure the output layers of language models, in reefknot and in other packages.
 
-This subcommand parses the options and prints the results; `lab/bench/heads.py` does the measuring.
+An output end is a classifier with its loss. This subcommand parses the options and prints the results;
+`lab/bench/heads.py` does the measuring.
 """
 
 from __future__ import annotations
@@ -12,8 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.bench import printing
-from reefknot.lab.cli.bench.record import Graph, RecordFile, Seconds, check_gpu_options, check_names, open_record
-from reefknot.lab.cli.options import Device
+from reefknot.lab.cli.bench.record import (
+    GraphOption,
+    RecordFileOption,
+    SecondsOption,
+    check_gpu_options,
+    check_names,
+    open_record,
+)
+from reefknot.lab.cli.options import DeviceOption
 
 if TYPE_CHECKING:
     from reefknot.lab.bench.heads import Row
@@ -59,10 +67,10 @@ def heads(
             help="Working memory that reefknot may use, in MiB. Can be repeated. [default: 256 on a GPU, 32 on a CPU]"
         ),
     ] = None,
-    seconds: Seconds = 2.0,
-    graph: Graph = False,
-    json: RecordFile = None,
-    device: Device = "auto",
+    seconds: SecondsOption = 2.0,
+    graph: GraphOption = False,
+    json: RecordFileOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure the output ends: time, memory, gradient error, and whether results are reproducible bit for bit."""
     from reefknot.lab.bench.competitors import FAMILIES
@@ -71,6 +79,7 @@ def heads(
     from reefknot.lab.bench.problems import ENDS, Shape
     from reefknot.lab.training.throughput import measure_matrix_rate
 
+    # Check the options.
     check_names("--end", end or [], ENDS)
     check_names("--competitor", competitor or [], FAMILIES)
     check_names("--weights", [weights] if weights else [], ("float32", "bfloat16"))
@@ -78,15 +87,21 @@ def heads(
     _check_vocabulary(vocabulary, end or [], shape or [])
     record = open_record("heads", device, json)
     check_gpu_options(record, weights, graph)
-    budgets = memory or (LOW_MEMORY_MIB[record.device],)
-    settings = Bench(record.device, competitor or FAMILIES, weights, budgets, seconds, graph)
-    ends_and_shapes = choose_cases(record.device, end or [], [Shape.parse(text) for text in shape or []], vocabulary)
+    memory_budgets = memory or (LOW_MEMORY_MIB[record.device],)
+    settings = Bench(record.device, competitor or FAMILIES, weights, memory_budgets, seconds, graph)
+    shapes = [Shape.parse(shape_option) for shape_option in shape or []]
+    ends_and_shapes = choose_cases(record.device, end or [], shapes, vocabulary)
+
+    # Measure how fast the device multiplies large matrices, and print the header.
     rate = measure_matrix_rate(record.device, settings.dtype, 2 * SUSTAINED_SECONDS)
     machine = describe_machine(settings, rate)
     notes = [machine["dtype"], f"{machine['matrix_tflops']:,.3g} TFLOP/s in large products"]
     record.print_header(machine, notes, vocabulary=vocabulary)
+
+    # Measure and print one table per end and shape.
     for rows in measure_all(settings, rate, ends_and_shapes, record.print_progress):
-        heading = f"{rows[0].end}, {rows[0].shape}: floor {printing.format_number(rows[0].floor_ms)} ms"
+        first_row = rows[0]
+        heading = f"{first_row.end}, {first_row.shape}: floor {printing.format_number(first_row.floor_ms)} ms"
         record.add_table(heading, rows, partial(_format_cells, graph=graph))
 
 
@@ -116,6 +131,7 @@ def _check_vocabulary(vocabulary: bool, ends: Sequence[str], shapes: Sequence[st
 
 
 def _format_cells(row: Row, graph: bool) -> dict[str, str]:
+    """Return the cells by column title. `graph` adds a column with the time of a captured CUDA graph."""
     graph_cell = {"graph ms": printing.format_number(row.graph_ms)} if graph else {}
     return {
         "competitor": row.competitor,

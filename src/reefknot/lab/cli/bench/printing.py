@@ -21,15 +21,16 @@ def print_table(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Se
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(titles[0] if titles else "", no_wrap=True)
-    for title in titles[1:]:
-        table.add_column(title, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     if lines:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(titles[0], no_wrap=True)
+        for title in titles[1:]:
+            table.add_column(title, justify="right", no_wrap=True)
+        for cells in lines:
+            table.add_row(*cells)
         console.print(table)
+
     names_by_note: dict[str, list[str]] = {}
     for name, note in notes:
         if note:
@@ -39,16 +40,19 @@ def print_table(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Se
 
 
 def filled_columns(lines: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the titles of the columns that have a value in at least one line."""
-    titles = list(lines[0]) if lines else []
-    return [title for title in titles if any(line[title] for line in lines)]
+    """Return the titles of the columns that have a value in at least one line. A line has its cells by title."""
+    if not lines:
+        return []
+    return [title for title in lines[0] if any(cells[title] for cells in lines)]
 
 
 def format_number(value: float | None) -> str:
     """Format a number with three significant digits, or without decimals from 100 on."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def format_integer(value: float | None) -> str:
@@ -73,4 +77,6 @@ def format_error(value: float | None) -> str:
 
 def format_bool(value: bool | None) -> str:
     """Return "yes" or "no", or an empty text if the value is unknown."""
-    return {True: "yes", False: "no", None: ""}[value]
+    if value is None:
+        return ""
+    return "yes" if value else "no"

@@ -19,15 +19,17 @@ from reefknot.lab.cli.bench import printing
 if TYPE_CHECKING:
     from reefknot.lab.recipes.recipe import Recipe, Row
 
-Seconds = Annotated[float, typer.Option(min=0.0, help="Approximate number of seconds to time each implementation for.")]
-Graph = Annotated[bool, typer.Option("--graph", help="Also time a captured CUDA graph. Needs a GPU.")]
-RowPatterns = Annotated[
+SecondsOption = Annotated[
+    float, typer.Option(min=0.0, help="Approximate number of seconds to time each implementation for.")
+]
+GraphOption = Annotated[bool, typer.Option("--graph", help="Also time a captured CUDA graph. Needs a GPU.")]
+RowPatternsOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Row to measure, or a pattern with * for several rows. Can be repeated. [default: all rows of RECIPE]"
     ),
 ]
-RecordFile = Annotated[
+RecordFileOption = Annotated[
     Path | None, typer.Option("--json", help="Write all measurements to this JSON file.", show_default=False)
 ]
 
@@ -55,10 +57,14 @@ class Record:
     """The measurements of one benchmark. They are printed, and written to a file if `path` is set."""
 
     benchmark: str
+    """The name of the benchmark, such as "heads"."""
     device: str
+    """`cuda` or `cpu`."""
     path: Path | None
     header: dict[str, Any] = field(default_factory=dict)
+    """The part of the file that is not measurements: the benchmark, the machine and the options."""
     rows: list[dict[str, Any]] = field(default_factory=list)
+    """The measurements of all tables so far, as plain JSON values."""
 
     def print_header(self, machine: dict[str, Any], notes: Sequence[str] = (), **details: Any) -> None:
         """Print the machine, its software and `notes`, and record them together with `details`."""
@@ -98,15 +104,21 @@ class Record:
             format_cells: Returns the cells of a measurement by column title. The first cell is its name.
             hide_empty: Leave out columns that are empty in every line.
         """
+        timed_lines: list[Mapping[str, str]] = []
+        notes: list[tuple[str, str]] = []
+        for measurement in measurements:
+            cells = format_cells(measurement)
+            name = next(iter(cells.values()))
+            notes.append((name, measurement.note))
+            if measurement.ms is not None:
+                timed_lines.append(cells)
+
+        titles = list(format_cells(measurements[0]))
+        if hide_empty:
+            titles = printing.filled_columns(timed_lines)
+        table_lines = [[cells[title] for title in titles] for cells in timed_lines]
         self.print(f"\n{heading}")
-        cells = [format_cells(measurement) for measurement in measurements]
-        timed = [line for line, measurement in zip(cells, measurements, strict=True) if measurement.ms is not None]
-        titles = printing.filled_columns(timed) if hide_empty else list(cells[0])
-        names = [next(iter(line.values())) for line in cells]
-        notes = [measurement.note for measurement in measurements]
-        printing.print_table(
-            titles, [[line[title] for title in titles] for line in timed], list(zip(names, notes, strict=True))
-        )
+        printing.print_table(titles, table_lines, notes)
         self.add(measurement.record() for measurement in measurements)
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -129,7 +141,7 @@ def open_record(benchmark: str, device: str, path: Path | None) -> Record:
 def load_rows(
     recipe: str, overrides: Sequence[str] | None, patterns: Sequence[str] | None, data: Path | None
 ) -> tuple[Recipe, list[Row]]:
-    """Load a recipe, and return it with the rows to measure.
+    """Load a recipe, and return it with its rows (experiments) to measure.
 
     Args:
         recipe: The recipe's name or path.
@@ -140,18 +152,22 @@ def load_rows(
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.recipes.recipe import load_recipe
 
-    loaded = load_recipe(recipe, overrides or [], patterns or None, alone=True)
-    rows = [row for row in loaded.rows if row.trained]
-    check_data(data, [loaded.experiments[row.name].corpus.name for row in rows], recipe)
-    return loaded, rows
+    loaded_recipe = load_recipe(recipe, overrides or [], patterns or None, alone=True)
+    rows = [row for row in loaded_recipe.rows if row.trained]
+    corpora = [loaded_recipe.experiments[row.name].corpus.name for row in rows]
+    check_data(data, corpora, recipe)
+    return loaded_recipe, rows
 
 
 def check_output_file(option: str, path: Path | None) -> None:
-    """Raise an error if `path` is a folder, or if its parent folder does not exist."""
-    if path is not None and path.is_dir():
+    """Raise an error if `path` is a folder, or if its parent folder does not exist. None is valid."""
+    if path is None:
+        return
+    if path.is_dir():
         raise SettingsError(f"{option} {path}: is a folder; use the path of a file")
-    if path is not None and not path.resolve().parent.is_dir():
-        raise SettingsError(f"{option} {path}: the folder {path.resolve().parent} does not exist; create it first")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise SettingsError(f"{option} {path}: the folder {folder} does not exist; create it first")
 
 
 def check_names(option: str, names: Sequence[str], choices: Sequence[str]) -> None:

@@ -15,8 +15,8 @@ import typer
 
 from reefknot.errors import CorpusNotFound, SettingsError
 from reefknot.lab.cli.bench import printing
-from reefknot.lab.cli.bench.record import Record, RecordFile, open_record
-from reefknot.lab.cli.options import Data, Device, monolingual_corpus
+from reefknot.lab.cli.bench.record import Record, RecordFileOption, open_record
+from reefknot.lab.cli.options import DataOption, DeviceOption, monolingual_corpus
 
 if TYPE_CHECKING:
     from reefknot.lab.bench.skip_gram import Job, Row
@@ -41,9 +41,9 @@ def skip_gram(
     seeds: Annotated[
         int, typer.Option(min=1, max=100, help="Number of seeds to train. With two or more, intervals are printed.")
     ] = 1,
-    json: RecordFile = None,
-    data: Data = None,
-    device: Device = "auto",
+    json: RecordFileOption = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure skip-gram against gensim: words per second, and the quality of the vectors.
 
@@ -52,22 +52,27 @@ def skip_gram(
     from reefknot.lab.bench.skip_gram import DEFAULT_CORPUS, MIN_COUNT, Job, measure_all
     from reefknot.lab.tasks.skip_gram import SkipGramSettings
     from reefknot.lab.text.dataset import open_dataset
-    from reefknot.lab.text.vocabulary import VocabularySettings
+    from reefknot.lab.text.vocabulary_settings import VocabularySettings
     from reefknot.lab.training.skip_gram import SkipGramTraining
 
+    # Open the text and the benchmarks.
     record = open_record("skip-gram", device, json)
     thread_counts = _parse_thread_counts(workers)
-    settings = monolingual_corpus(corpus or DEFAULT_CORPUS)
-    dataset = open_dataset(settings, VocabularySettings(min_count=MIN_COUNT), data=data, notify=record.print_progress)
+    corpus_settings = monolingual_corpus(corpus or DEFAULT_CORPUS)
+    vocabulary_settings = VocabularySettings(min_count=MIN_COUNT)
+    dataset = open_dataset(corpus_settings, vocabulary_settings, data=data, notify=record.print_progress)
     job = Job(dataset, SkipGramSettings(), SkipGramTraining(epochs=epochs), _find_benchmarks(data), seeds)
     _print_header(record, job)
+
+    # Measure, and print one table per number of threads.
     benchmarks = list(job.benchmarks)
     spread_titles = ["slowest", "fastest"] if seeds > 1 else []
+    titles = ["competitor", "words/s", *spread_titles, "x gensim", *benchmarks]
     for rows in measure_all(job, thread_counts, record.device, record.print_progress):
         record.print(f"\nworkers: {rows[0].workers}")
-        titles = ["competitor", "words/s", *spread_titles, "x gensim", *benchmarks]
         lines = [_format_line(row, benchmarks) for row in rows if row.trials]
-        printing.print_table(titles, lines, [(row.competitor, row.note) for row in rows])
+        notes = [(row.competitor, row.note) for row in rows]
+        printing.print_table(titles, lines, notes)
         quality = _estimate_quality(rows)
         if quality:
             record.print("")
@@ -84,8 +89,15 @@ def _print_header(record: Record, job: Job) -> None:
     machine = describe_machine()
     settings = job.settings.model_dump() | job.training.model_dump(include={"epochs", "learning_rate", "lowest_rate"})
     notes = [f"{name} {machine[name] or 'absent'}" for name in ("numba", "gensim")]
-    text = {"corpus": dataset.name, "fingerprint": dataset.fingerprint, "pairs": coverage}
-    record.print_header(machine, notes, **text, settings=settings, seeds=job.seeds)
+    record.print_header(
+        machine,
+        notes,
+        corpus=dataset.name,
+        fingerprint=dataset.fingerprint,
+        pairs=coverage,
+        settings=settings,
+        seeds=job.seeds,
+    )
     epochs = job.training.epochs
     record.print(f"{dataset.summary}; dimension {job.settings.dim}, epochs {epochs}, seeds {job.seeds}")
     if coverage:
@@ -94,12 +106,15 @@ def _print_header(record: Record, job: Job) -> None:
 
 
 def _format_line(row: Row, benchmarks: Sequence[str]) -> list[str]:
+    """Return the cells of a row: the competitor, its speeds, its speed divided by gensim's, and its correlations."""
     speeds = [row.words_per_second]
     if len(row.trials) > 1:
         speeds += row.spread or ()
-    ratio = "" if row.over_gensim is None else f"{row.over_gensim:.2f}"
-    rhos = [f"{row.similarity[name]:.3f}" if name in row.similarity else "" for name in benchmarks]
-    return [row.competitor, *(f"{speed:,.0f}" for speed in speeds), ratio, *rhos]
+    speed_cells = [f"{speed:,.0f}" for speed in speeds]
+    ratio_cell = "" if row.over_gensim is None else f"{row.over_gensim:.2f}"
+    rhos = row.similarity
+    rho_cells = [f"{rhos[name]:.3f}" if name in rhos else "" for name in benchmarks]
+    return [row.competitor, *speed_cells, ratio_cell, *rho_cells]
 
 
 def _estimate_quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -111,39 +126,47 @@ def _estimate_quality(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     from reefknot.lab.bench.skip_gram import GENSIM
     from reefknot.lab.papers.figures.intervals import estimate_difference, estimate_mean
 
-    measured = [row for row in rows if row.trials]
-    benchmarks = measured[0].similarity if measured else ()
-    shared_benchmarks = [name for name in benchmarks if all(name in row.similarity for row in measured)]
+    measured_rows = [row for row in rows if row.trials]
+    benchmarks = measured_rows[0].similarity if measured_rows else ()
+    shared_benchmarks = [name for name in benchmarks if all(name in row.similarity for row in measured_rows)]
     if not shared_benchmarks:
         return {}
-    means: dict[str, list[float]] = {}
-    for row in measured:
-        means[row.competitor] = [fmean(trial.rhos[name] for name in shared_benchmarks) for trial in row.trials]
-    quality: dict[str, dict[str, Any]] = {
-        name: {"mean_rho": estimate_mean(rhos).json()} for name, rhos in means.items()
-    }
-    if GENSIM in means:
-        for name in quality.keys() - {GENSIM}:
-            quality[name]["less_gensim"] = estimate_difference(means[name], means[GENSIM]).json()
+
+    # The mean of rho over the benchmarks, of each competitor and seed.
+    mean_rhos: dict[str, list[float]] = {}
+    for row in measured_rows:
+        mean_rhos[row.competitor] = [fmean(trial.rhos[name] for name in shared_benchmarks) for trial in row.trials]
+
+    quality: dict[str, dict[str, Any]] = {}
+    for competitor, rhos in mean_rhos.items():
+        quality[competitor] = {"mean_rho": estimate_mean(rhos).json()}
+        if GENSIM in mean_rhos and competitor != GENSIM:
+            difference = estimate_difference(rhos, mean_rhos[GENSIM])
+            quality[competitor]["less_gensim"] = difference.json()
     return quality
 
 
 def _format_quality(quality: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Return one line of cells per competitor: its name and the two estimates of `_estimate_quality`."""
     from reefknot.lab.papers.figures.intervals import format_estimate
 
     lines = []
-    for name, estimates in quality.items():
-        cells = [format_estimate(estimates[key], 3) if key in estimates else "" for key in ("mean_rho", "less_gensim")]
-        lines.append([name, *cells])
+    for competitor, estimates in quality.items():
+        cells = [competitor]
+        for key in ("mean_rho", "less_gensim"):
+            cells.append(format_estimate(estimates[key], 3) if key in estimates else "")
+        lines.append(cells)
     return lines
 
 
-def _parse_thread_counts(text: str) -> list[int]:
+def _parse_thread_counts(workers: str) -> list[int]:
     """Parse the value of --workers: "1,2" becomes [1, 2]."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and 1 <= int(part) <= 1024 for part in parts):
-        raise SettingsError(f"--workers {text}: must be numbers of threads from 1 to 1,024, such as 1,2")
-    return [int(part) for part in parts]
+    thread_counts = []
+    for count in workers.split(","):
+        if not count.strip().isdecimal() or not 1 <= int(count) <= 1024:
+            raise SettingsError(f"--workers {workers}: must be numbers of threads from 1 to 1,024, such as 1,2")
+        thread_counts.append(int(count))
+    return thread_counts
 
 
 def _find_benchmarks(data: Path | None) -> dict[str, Benchmark]:

@@ -1,7 +1,7 @@
 """`reefknot bench steps`: measure complete training steps of language models.
 
 Every model is a row (one experiment) of a recipe. `_build_job` combines a row with its text, and `lab/bench/steps.py`
-measures it in several modes, such as eager and compiled.
+measures it in several modes, such as eager and captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from reefknot.lab.cli.bench import printing
-from reefknot.lab.cli.bench.record import RecordFile, RowPatterns, Seconds, load_rows, open_record
-from reefknot.lab.cli.options import Data, Device, Overrides, Recipe
+from reefknot.lab.cli.bench.record import RecordFileOption, RowPatternsOption, SecondsOption, load_rows, open_record
+from reefknot.lab.cli.options import DataOption, DeviceOption, OverridesArgument, RecipeArgument
 
 if TYPE_CHECKING:
-    from reefknot.lab.bench.steps import Job, Row, Text
-    from reefknot.lab.recipes.recipe import Recipe as LoadedRecipe
-    from reefknot.lab.recipes.recipe import Row as RecipeRow
+    from reefknot.lab.bench.steps import Job, ModeMeasurement, Text
+    from reefknot.lab.recipes.recipe import Recipe, Row
     from reefknot.lab.tasks.language_model import LanguageModelExperiment
     from reefknot.lab.text.vocabulary import Vocabulary
 
@@ -31,13 +30,13 @@ Examples:
 
 
 def steps(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    row: RowPatterns = None,
-    seconds: Seconds = 2.0,
-    json: RecordFile = None,
-    data: Data = None,
-    device: Device = "auto",
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    row: RowPatternsOption = None,
+    seconds: SecondsOption = 2.0,
+    json: RecordFileOption = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure the training steps of a recipe's language models: time, tokens per second, seconds per epoch and memory.
 
@@ -46,19 +45,25 @@ def steps(
     from reefknot.lab.bench.encoders import describe_machine
     from reefknot.lab.bench.steps import measure_all
 
+    # Open the texts.
     record = open_record("steps", device, json)
-    loaded, recipe_rows = load_rows(recipe, overrides, row, data)
-    jobs, missing = _build_jobs(loaded, recipe_rows, data)
+    loaded_recipe, recipe_rows = load_rows(recipe, overrides, row, data)
+    jobs, missing = _build_jobs(loaded_recipe, recipe_rows, data)
+
+    # Print the header. If the benchmark is stopped, its record says which rows were not reached.
     rates = _measure_matrix_rates(record.device, [job.settings.precision for job in jobs])
     notes = [f"{rate / 1e12:,.3g} TFLOP/s in large {precision} products" for precision, rate in rates.items()]
-    # If the benchmark is stopped, its record says which rows were not reached.
-    unmeasured = missing | {row.name: "not reached" for row in recipe_rows if row.name not in missing}
+    unmeasured = dict(missing)
+    changes_by_row = {}
+    for recipe_row in recipe_rows:
+        unmeasured.setdefault(recipe_row.name, "not reached")
+        changes_by_row[recipe_row.name] = [change.record() for change in loaded_recipe.changed[recipe_row.name]]
     record.print_header(
         describe_machine() | {"matrix_flops": rates},
         notes,
-        recipe=loaded.name,
+        recipe=loaded_recipe.name,
         overrides=list(overrides or []),
-        changed={row.name: [change.record() for change in loaded.changed[row.name]] for row in recipe_rows},
+        changed=changes_by_row,
         not_measured=unmeasured,
     )
     for description in dict.fromkeys(job.text.description for job in jobs):
@@ -68,13 +73,16 @@ def steps(
         names_by_reason.setdefault(reason, []).append(name)
     for reason, names in names_by_reason.items():
         record.print(f"not measured: {', '.join(names)}, because their vocabulary is made from the corpus: {reason}")
-    for modes in measure_all(jobs, record.device, rates, seconds, record.print_progress):
-        row_name = modes[0].row
+
+    # Measure and print one table per row, with one line per mode.
+    for measurements in measure_all(jobs, record.device, rates, seconds, record.print_progress):
+        row_name = measurements[0].row
         del unmeasured[row_name]
-        record.add_table(f"{row_name}: {_format_update(modes[0])}", modes, _format_cells, hide_empty=True)
+        heading = f"{row_name}: {_format_update(measurements[0])}"
+        record.add_table(heading, measurements, _format_cells, hide_empty=True)
 
 
-def _build_jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | None) -> tuple[list[Job], dict[str, str]]:
+def _build_jobs(recipe: Recipe, rows: Iterable[Row], data: Path | None) -> tuple[list[Job], dict[str, str]]:
     """Return the jobs of the rows that can be measured, and for each other row the reason why it cannot be measured.
 
     It is an error if no row can be measured.
@@ -85,7 +93,7 @@ def _build_jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | No
     missing: dict[str, CorpusNotFound] = {}
     for row in rows:
         try:
-            jobs.append(_build_job(loaded, row, data))
+            jobs.append(_build_job(recipe, row, data))
         except CorpusNotFound as error:
             missing[row.name] = error
     if not jobs:
@@ -93,14 +101,14 @@ def _build_jobs(loaded: LoadedRecipe, rows: Iterable[RecipeRow], data: Path | No
     return jobs, {name: str(error) for name, error in missing.items()}
 
 
-def _build_job(loaded: LoadedRecipe, row: RecipeRow, data: Path | None) -> Job:
+def _build_job(recipe: Recipe, row: Row, data: Path | None) -> Job:
     """Combine the model and the training settings of a row with its text."""
     from reefknot.lab.bench.steps import Job
     from reefknot.lab.tasks import build_model
     from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
     advice = "use reefknot bench translation for translators and bench skip-gram for skip-gram"
-    experiment = cast(LanguageModelExperiment, loaded.experiment(row, "language_model", advice))
+    experiment = cast(LanguageModelExperiment, recipe.experiment(row, "language_model", advice))
     text, vocabulary = _open_text(experiment, data)
     build = partial(build_model, experiment, vocabulary)
     return Job(row.name, experiment.training, build, text, experiment.carries_state)
@@ -128,9 +136,17 @@ def _open_text(experiment: LanguageModelExperiment, data: Path | None) -> tuple[
         corpus = known_corpus(experiment.corpus.name)
         if corpus is None or "train" not in corpus.tokens:
             raise
-        return Text.random(vocabulary_size, corpus.tokens["train"], corpus.name), vocabulary_size
-    train = dataset.splits["train"]
-    text = Text(train.ids, train.tokens, dataset.summary, dataset.name, train.inputs, dataset.vocabulary.eos)
+        random_text = Text.random(vocabulary_size, corpus.tokens["train"], corpus.name)
+        return random_text, vocabulary_size
+    train_split = dataset.splits["train"]
+    text = Text(
+        train_split.ids,
+        train_split.tokens,
+        dataset.summary,
+        dataset.name,
+        train_split.inputs,
+        dataset.vocabulary.eos,
+    )
     return text, dataset.vocabulary
 
 
@@ -145,14 +161,13 @@ def _measure_matrix_rates(device: str, precisions: Iterable[str]) -> dict[str, f
 
     if device == "cpu":
         return {}
-    distinct = dict.fromkeys(precisions)
-    return {
-        precision: measure_matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED_SECONDS)
-        for precision in distinct
-    }
+    rates = {}
+    for precision in dict.fromkeys(precisions):
+        rates[precision] = measure_matrix_rate(device, AUTOCAST_DTYPES[precision], 2 * SUSTAINED_SECONDS)
+    return rates
 
 
-def _format_update(row: Row) -> str:
+def _format_update(row: ModeMeasurement) -> str:
     """Describe the tokens of one update, such as "20 streams of 35 steps"."""
     parts = f", in {row.accumulate} parts" if row.accumulate > 1 else ""
     if row.batching == "sentences":
@@ -160,15 +175,16 @@ def _format_update(row: Row) -> str:
     return f"{row.batch} {row.batching} of {row.steps} steps{parts}"
 
 
-def _format_cells(row: Row) -> dict[str, str]:
+def _format_cells(row: ModeMeasurement) -> dict[str, str]:
     """Return the cells by column title. A cell is empty if its value was not measured."""
+    tflops = None if row.flops is None else row.flops / 1e12
     return {
         "mode": row.mode,
         "ms": printing.format_number(row.ms),
         "tokens/s": printing.format_integer(row.tokens_per_second),
         "s/epoch": printing.format_number(row.epoch_seconds),
         "GiB": printing.format_gib(row.memory_bytes),
-        "TFLOP/s": printing.format_number(None if row.flops is None else row.flops / 1e12),
+        "TFLOP/s": printing.format_number(tflops),
         "of rate": printing.format_percent(row.matrix_share),
         "encoder": printing.format_percent(row.encoder_share),
         "ends": printing.format_percent(row.ends_share),

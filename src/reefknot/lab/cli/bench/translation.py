@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.bench import printing
-from reefknot.lab.cli.bench.record import RecordFile, RowPatterns, Seconds, load_rows, open_record
-from reefknot.lab.cli.options import RECIPE_HELP, Data, Device, Overrides
+from reefknot.lab.cli.bench.record import RecordFileOption, RowPatternsOption, SecondsOption, load_rows, open_record
+from reefknot.lab.cli.options import RECIPE_HELP, DataOption, DeviceOption, OverridesArgument
 
 if TYPE_CHECKING:
-    from reefknot.lab.bench.translation import Row
+    from reefknot.lab.bench.translation import ModeMeasurement
 
 EXAMPLES = """\b
 Examples:
@@ -29,12 +29,12 @@ def translation(
         str | None,
         typer.Argument(help=f"{RECIPE_HELP} [default: pappas2019/multi30k, row TWWT]"),
     ] = None,
-    overrides: Overrides = None,
-    row: RowPatterns = None,
-    seconds: Seconds = 2.0,
-    json: RecordFile = None,
-    data: Data = None,
-    device: Device = "auto",
+    overrides: OverridesArgument = None,
+    row: RowPatternsOption = None,
+    seconds: SecondsOption = 2.0,
+    json: RecordFileOption = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure training against nn.Transformer, and beam search against a search without a KV cache.
 
@@ -47,16 +47,19 @@ def translation(
     patterns = row
     if not recipe and not row:
         patterns = [DEFAULT_ROW]
-    loaded, rows = load_rows(recipe or DEFAULT_RECIPE, overrides, patterns, data)
-    jobs = [build_job(loaded, row, data) for row in rows]
-    record.print_header(describe_machine(), recipe=loaded.name, overrides=list(overrides or []))
+    loaded_recipe, recipe_rows = load_rows(recipe or DEFAULT_RECIPE, overrides, patterns, data)
+    jobs = [build_job(loaded_recipe, recipe_row, data) for recipe_row in recipe_rows]
+    record.print_header(describe_machine(), recipe=loaded_recipe.name, overrides=list(overrides or []))
     for description in dict.fromkeys(job.description for job in jobs):
         record.print(description)
-    for modes in measure_all(jobs, record.device, seconds, record.print_progress):
-        record.add_table(f"{modes[0].row}, {modes[0].what}", modes, _format_cells, hide_empty=True)
+
+    # Print two tables per row, training and decoding, with one line per mode.
+    for measurements in measure_all(jobs, record.device, seconds, record.print_progress):
+        heading = f"{measurements[0].row}, {measurements[0].what}"
+        record.add_table(heading, measurements, _format_cells, hide_empty=True)
 
 
-def _format_cells(row: Row) -> dict[str, str]:
+def _format_cells(row: ModeMeasurement) -> dict[str, str]:
     """Return the cells by column title. A cell is empty if its value was not measured."""
     return {
         "mode": row.mode,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, VectorSource, print_result
+from reefknot.lab.cli.options import JsonOption, VectorSourceArgument, print_result
 
 EXAMPLES = """\b
 Examples:
@@ -19,7 +19,7 @@ Examples:
 
 
 def export(
-    source: VectorSource,
+    source: VectorSourceArgument,
     format: Annotated[
         str,
         typer.Option(
@@ -38,7 +38,7 @@ def export(
             show_default=False,
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write word vectors in a format that gensim, TensorBoard and other programs read.
 
@@ -56,6 +56,7 @@ def export(
     table = table or next(iter(tables))
     if table not in tables:
         raise SettingsError(f"--table {table}: {source} does not have this table; it has: {', '.join(tables)}")
+
     vectors = tables[table]
     write_vectors(vectors, output, format, notify=notify)
     record = {"output": str(output), "format": format, "table": table, "words": len(vectors), "dim": vectors.dim}

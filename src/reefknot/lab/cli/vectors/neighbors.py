@@ -1,28 +1,44 @@
 """`reefknot vectors neighbors`: print the nearest words of a word, in the tables of a run or in a file of vectors.
 
-A language model may read a word as sub-words or by its spelling, so its words are looked up with the model's vocabulary
-(`_find_in_model`). In all other sources, a word is a line of the table (`_find_in_tables`).
+A table holds one vector per word. A language model may read a word as sub-words or by its spelling, so its words are
+looked up with the model's vocabulary (`_find_in_model`). In all other sources, a word is a line of the table
+(`_find_in_tables`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, VectorSource, is_run_folder, open_tables, open_trained, print_result
+from reefknot.lab.cli.options import (
+    JsonOption,
+    VectorSourceArgument,
+    is_run_folder,
+    open_tables,
+    open_trained,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.runs.result import NearestWords
     from reefknot.vectors.word_vectors import WordVectors
 
-    TablesAndNeighbors: TypeAlias = tuple[dict[str, WordVectors], dict[str, NearestWords]]
-    """Two mappings from the names of tables: to the vectors of a table, and to the nearest words of each word."""
-
 Neighbors = Sequence[tuple[str, float]]
 """Words with their cosines, the nearest first."""
+
+
+class TableNeighbors(NamedTuple):
+    """The nearest words of each word in one table."""
+
+    vectors: WordVectors
+    """The table."""
+    nearest: NearestWords
+    """The neighbours by word."""
+
 
 EXAMPLES = """\b
 Examples:
@@ -33,34 +49,36 @@ Examples:
 
 
 def neighbors(
-    source: VectorSource,
+    source: VectorSourceArgument,
     words: Annotated[
         list[str],
         typer.Argument(help="Words of the vocabulary. If the model reads spellings (char-CNN), any words."),
     ],
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Number of neighbours to print per word.")] = 8,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the nearest words by cosine, in every table of a run or in a file.
 
     A run has an input table and an output table, which holds the class vectors, or one tied table for both.
     """
     if _has_language_model(source):
-        tables, nearest = _find_in_model(source, words, k)
+        neighbors_by_table = _find_in_model(source, words, k)
     else:
-        tables, nearest = _find_in_tables(source, words, k)
+        neighbors_by_table = _find_in_tables(source, words, k)
+
     record: dict[str, dict[str, Neighbors]] = {}
-    for table, neighbors_by_word in nearest.items():
+    for table, table_neighbors in neighbors_by_table.items():
         record[table] = {}
-        for word, word_neighbors in neighbors_by_word.items():
-            record[table][word] = check_neighbors(word_neighbors, tables[table], [word], f"{word} ({table})")
+        for word, nearest in table_neighbors.nearest.items():
+            record[table][word] = check_neighbors(nearest, table_neighbors.vectors, [word], f"{word} ({table})")
+
     # Only the input table has the neighbours of a word that is outside the vocabulary and read by its spelling.
-    all_words = dict.fromkeys(word for table_record in record.values() for word in table_record)
+    all_words = dict.fromkeys(chain.from_iterable(record.values()))
     lines = []
     for word in all_words:
-        for table, table_record in record.items():
-            if word in table_record:
-                lines.append(f"{word} ({table}): {format_neighbors(table_record[word])}")
+        for table, nearest_by_word in record.items():
+            if word in nearest_by_word:
+                lines.append(f"{word} ({table}): {format_neighbors(nearest_by_word[word])}")
     print_result(record, "\n".join(lines), as_json)
 
 
@@ -93,24 +111,30 @@ def _has_language_model(source: Path) -> bool:
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks import load_task
 
-    return is_run_folder(source) and load_task(RunFolder.open(source).task).scores_text
+    if not is_run_folder(source):
+        return False
+    task = load_task(RunFolder.open(source).task)
+    return task.scores_text
 
 
-def _find_in_tables(source: Path, words: list[str], k: int) -> TablesAndNeighbors:
-    """Look the words up in every table of a file or of a skip-gram run."""
+def _find_in_tables(source: Path, words: list[str], k: int) -> dict[str, TableNeighbors]:
+    """Look the words up in every table of a file or of a skip-gram run, and return their neighbours by table."""
     from reefknot.lab.evaluation.neighbors import nearest_words
     from reefknot.vectors.lookup import Lookup
 
-    tables = open_tables(source)
-    neighbors = {}
-    for name, vectors in tables.items():
-        rows = Lookup(vectors).require(words, str(source))
-        neighbors[name] = nearest_words(vectors, [vectors.words[row] for row in rows], k)
-    return tables, neighbors
+    neighbors_by_table = {}
+    for table, vectors in open_tables(source).items():
+        table_rows = Lookup(vectors).require(words, str(source))
+        table_words = [vectors.words[table_row] for table_row in table_rows]
+        neighbors_by_table[table] = TableNeighbors(vectors, nearest_words(vectors, table_words, k))
+    return neighbors_by_table
 
 
-def _find_in_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
-    """Look the words up with a model's vocabulary, and return their neighbours in the tables that have them."""
+def _find_in_model(run: Path, words: list[str], k: int) -> dict[str, TableNeighbors]:
+    """Look the words up with a model's vocabulary, and return their neighbours by table.
+
+    A table that does not have a word has no neighbours of it.
+    """
     import torch
 
     from reefknot.errors import DataError
@@ -130,6 +154,8 @@ def _find_in_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
             f"not in the vocabulary, so these words have neighbours at the input only: {', '.join(input_only_words)}",
             err=True,
         )
+
+    # Every word must be one token of the model, because sub-words have the vectors.
     tokens_by_word = {word: vocabulary.split_word(word) for word in words}
     for word, tokens in tokens_by_word.items():
         if len(tokens) > 1:
@@ -137,9 +163,10 @@ def _find_in_model(run: Path, words: list[str], k: int) -> TablesAndNeighbors:
                 f"{word} does not have its own vector in {run}: it is split into {' '.join(tokens)}; use another word"
             )
     word_tokens = [token for (token,) in tokens_by_word.values()]
-    tables = trained.vectors()
-    neighbors = {}
-    for name, vectors in tables.items():
+
+    neighbors_by_table = {}
+    for table, vectors in trained.vectors().items():
         table_words = [token for token in word_tokens if token in vectors]
-        neighbors[name] = nearest_neighbors(torch.from_numpy(vectors.vectors_VD), vocabulary, table_words, k)
-    return tables, neighbors
+        nearest = nearest_neighbors(torch.from_numpy(vectors.vectors_VD), vocabulary, table_words, k)
+        neighbors_by_table[table] = TableNeighbors(vectors, nearest)
+    return neighbors_by_table

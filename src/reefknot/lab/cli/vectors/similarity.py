@@ -1,7 +1,8 @@
 """`reefknot vectors similarity`: compare word vectors with human judgements, or with each other.
 
-The score is Spearman's rank correlation over pairs of words. `_compare_with_benchmarks` correlates the cosine of a pair
-with people's rating of the pair; `_compare_tables` correlates the cosines in two tables.
+A table holds one vector per word. The score is Spearman's rank correlation over pairs of words.
+`_compare_with_benchmarks` correlates the cosine of a pair with people's rating of the pair. `_compare_tables`
+correlates the cosines in two tables.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from reefknot.lab.cli.options import AsJson, Data, open_tables, print_result, reject_options, user_options
+from reefknot.lab.cli.options import DataOption, JsonOption, open_tables, print_result, reject_options, user_options
 
 if TYPE_CHECKING:
     from reefknot.errors import SettingsError
@@ -31,8 +32,17 @@ Examples:
 """
 
 BETWEEN_PANEL = "Options with --between"
-NamedTable: TypeAlias = "tuple[Path, str, WordVectors]"
-"""The source of a table, the name of the table in its source, and its vectors."""
+"""Heading of the help page."""
+
+
+class NamedTable(NamedTuple):
+    """A table of a run or of a file."""
+
+    source: Path
+    """The run folder or the file."""
+    name: str
+    """The name of the table in its source, such as "input"."""
+    vectors: WordVectors
 
 
 def similarity(
@@ -66,15 +76,14 @@ def similarity(
         ),
     ] = 1_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap and of sampled pairs.")] = 0,
-    data: Data = None,
-    as_json: AsJson = False,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare word vectors with human judgements of similarity, or with each other.
 
     Prints Spearman's rank correlation over word pairs, with a 95 % interval and the number of pairs whose words are
     known.
     """
-
     if between:
         reject_options(ctx, ("sets", "data"), "with --between; leave one of them out")
         tables = _open_all_tables(sources)
@@ -90,7 +99,8 @@ def _open_all_tables(sources: Sequence[Path]) -> list[NamedTable]:
     """Return the tables of all sources. A source that is named twice is read once."""
     tables = []
     for source in dict.fromkeys(sources):
-        tables += [(source, name, vectors) for name, vectors in open_tables(source).items()]
+        for name, vectors in open_tables(source).items():
+            tables.append(NamedTable(source, name, vectors))
     return tables
 
 
@@ -100,21 +110,24 @@ def _open_benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benc
     from reefknot.lab.evaluation.benchmarks import BENCHMARKS
     from reefknot.lab.evaluation.similarity import find_benchmarks, read_benchmark
 
-    name_by_lower_case = {name.lower(): name for name in BENCHMARKS}
     if sets is None:
         return list(find_benchmarks(data).values())
-    # None stands for a file.
-    names = [name_by_lower_case.get(text.lower()) for text in sets]
-    for text, name in zip(sets, names, strict=True):
-        if name is None and not Path(text).is_file():
-            raise _unknown_set_error(text, name_by_lower_case)
+
+    # The name of the benchmark that each value of --set means, or None if the value is a file.
+    name_by_lower_case = {name.lower(): name for name in BENCHMARKS}
+    names = [name_by_lower_case.get(set_value.lower()) for set_value in sets]
+    for set_value, name in zip(sets, names, strict=True):
+        if name is None and not Path(set_value).is_file():
+            raise _unknown_set_error(set_value, name_by_lower_case)
     if data is not None and not any(names):
         raise SettingsError("--data has no effect, because every --set names a file; leave --data out")
+
+    # Read the benchmarks.
     available = find_benchmarks(data) if any(names) else {}
     chosen = {}
-    for text, name in zip(sets, names, strict=True):
+    for set_value, name in zip(sets, names, strict=True):
         if name is None:
-            chosen[text] = read_benchmark(Path(text))
+            chosen[set_value] = read_benchmark(Path(set_value))
         elif name in available:
             chosen[name] = available[name]
         else:
@@ -122,18 +135,18 @@ def _open_benchmarks(sets: Sequence[str] | None, data: Path | None) -> list[Benc
     return list(chosen.values())
 
 
-def _unknown_set_error(text: str, name_by_lower_case: dict[str, str]) -> SettingsError:
-    """Return the error for a --set that is neither a benchmark nor a file, with a suggestion."""
+def _unknown_set_error(set_value: str, name_by_lower_case: dict[str, str]) -> SettingsError:
+    """Return the error for a value of --set that is neither a benchmark nor a file, with a suggestion."""
     from difflib import get_close_matches
 
     from reefknot.errors import SettingsError, shorten
 
-    suggestions = get_close_matches(text.lower(), name_by_lower_case, n=1)
+    suggestions = get_close_matches(set_value.lower(), name_by_lower_case, n=1)
     if suggestions:
         hint = f"did you mean {name_by_lower_case[suggestions[0]]}?"
     else:
         hint = f"the benchmarks are {', '.join(name_by_lower_case.values())}"
-    return SettingsError(f"--set {shorten(text)}: neither a benchmark nor a file; {hint}")
+    return SettingsError(f"--set {shorten(set_value)}: neither a benchmark nor a file; {hint}")
 
 
 def _compare_with_benchmarks(tables: list[NamedTable], benchmarks: list[Benchmark], seed: int, as_json: bool) -> None:
@@ -143,17 +156,17 @@ def _compare_with_benchmarks(tables: list[NamedTable], benchmarks: list[Benchmar
     records: list[dict[str, Any]] = []
     lines: list[str] = []
     width = max(len(benchmark.name) for benchmark in benchmarks)
-    for source, name, vectors in tables:
-        judgements = [score_benchmark(vectors, benchmark, seed=seed) for benchmark in benchmarks]
+    for table in tables:
+        judgements = [score_benchmark(table.vectors, benchmark, seed=seed) for benchmark in benchmarks]
         records.append(
             {
-                "source": str(source),
-                "table": name,
-                "words": len(vectors),
+                "source": str(table.source),
+                "table": table.name,
+                "words": len(table.vectors),
                 "judgements": [judgement.record() for judgement in judgements],
             }
         )
-        lines.append(f"{source}, {name}: {len(vectors):,} words")
+        lines.append(f"{table.source}, {table.name}: {len(table.vectors):,} words")
         lines += [f"  {judgement.name:<{width}}  {_format_judgement(judgement)}" for judgement in judgements]
     print_result(records, "\n".join(lines), as_json)
 
@@ -164,16 +177,14 @@ def _format_judgement(judgement: Judgement) -> str:
 
     coverage = f"{judgement.pairs:,} of {judgement.of:,} pairs"
     if judgement.rho is None:
-        too_few = judgement.pairs < FEWEST_PAIRS
-        reason = f"fewer than {FEWEST_PAIRS} pairs" if too_few else "all scores or all cosines are equal"
+        reason = "all scores or all cosines are equal"
+        if judgement.pairs < FEWEST_PAIRS:
+            reason = f"fewer than {FEWEST_PAIRS} pairs"
         return f"undefined: {reason} ({coverage})"
     if judgement.low is None:
-        too_few = judgement.pairs < FEWEST_RESAMPLED
-        reason = (
-            f"fewer than {FEWEST_RESAMPLED} pairs"
-            if too_few
-            else "the two orders agree perfectly, even in every resample"
-        )
+        reason = "the two orders agree perfectly, even in every resample"
+        if judgement.pairs < FEWEST_RESAMPLED:
+            reason = f"fewer than {FEWEST_RESAMPLED} pairs"
         return f"{judgement.rho:6.3f}  (no interval: {reason}), {coverage}"
     return f"{judgement.rho:6.3f}  ({judgement.low:6.3f} to {judgement.high:6.3f}), {coverage}"
 
@@ -181,12 +192,18 @@ def _format_judgement(judgement: Judgement) -> str:
 def _check_sampling_options(
     tables: list[NamedTable], exact_below: int, samples: int, options: Mapping[str, str]
 ) -> None:
-    """Raise an error if --samples or --seed is set, but no two tables share enough words for pairs to be sampled."""
+    """Raise an error if --samples or --seed is set, but no two tables share enough words for pairs to be sampled.
+
+    `options` are the options that the user has set, such as {"samples": "--samples"}.
+    """
     from reefknot.errors import SettingsError
 
+    # The number of words that two tables share, for every pair of tables.
     shared_counts = []
-    for (_, _, table_a), (_, _, table_b) in combinations(tables, 2):
-        shared_counts.append(sum(word in table_b for word in table_a.words))
+    for table_a, table_b in combinations(tables, 2):
+        shared_counts.append(sum(word in table_b.vectors for word in table_a.vectors.words))
+
+    # Pairs of words are sampled only if there are more than `samples` of them.
     uses_samples = any(count > exact_below for count in shared_counts)
     uses_seed = any(count > exact_below and count * (count - 1) // 2 > samples for count in shared_counts)
     for name, has_effect in (("samples", uses_samples), ("seed", uses_seed)):
@@ -208,16 +225,24 @@ def _compare_tables(tables: list[NamedTable], exact_below: int, samples: int, se
         )
     records: list[dict[str, Any]] = []
     lines: list[str] = []
-    for (source_a, name_a, vectors_a), (source_b, name_b, vectors_b) in combinations(tables, 2):
-        correlation = pairwise_correlation(vectors_a, vectors_b, exact_below=exact_below, samples=samples, seed=seed)
-        table_a = {"source": str(source_a), "table": name_a}
-        table_b = {"source": str(source_b), "table": name_b}
-        records.append({"a": table_a, "b": table_b, **asdict(correlation)})
-        lines.append(f"{source_a}, {name_a} and {source_b}, {name_b}: {_format_correlation(correlation)}")
+    for table_a, table_b in combinations(tables, 2):
+        correlation = pairwise_correlation(
+            table_a.vectors, table_b.vectors, exact_below=exact_below, samples=samples, seed=seed
+        )
+        records.append(
+            {
+                "a": {"source": str(table_a.source), "table": table_a.name},
+                "b": {"source": str(table_b.source), "table": table_b.name},
+                **asdict(correlation),
+            }
+        )
+        names = f"{table_a.source}, {table_a.name} and {table_b.source}, {table_b.name}"
+        lines.append(f"{names}: {_format_correlation(correlation)}")
     print_result(records, "\n".join(lines), as_json)
 
 
 def _format_correlation(correlation: PairwiseCorrelation) -> str:
+    """Format the correlation with its interval and the number of word pairs."""
     pairs = f"all {correlation.pairs:,} pairs" if correlation.exact else f"{correlation.pairs:,} randomly drawn pairs"
     if correlation.rho is None:
         return f"undefined: fewer than 3 pairs, or all cosines of a table are equal ({pairs})"

@@ -1,4 +1,9 @@
-"""The registry of the papers' figures. `open_figure` imports the module of a figure only when it is needed."""
+"""Reproduce the figures and tables of the papers, measured on our own runs.
+
+`FIGURES` lists all figures, and `open_figure` imports the module of a figure only when it is needed:
+
+    figure = open_figure("inan2017/2")      # see `contract.py` for its methods
+"""
 
 from __future__ import annotations
 
@@ -32,8 +37,13 @@ def open_figure(name: str) -> Figure:
     """Return the figure with this name."""
     if name not in FIGURES:
         suggestions = get_close_matches(name, FIGURES, n=1)
-        hint = f"did you mean {suggestions[0]}?" if suggestions else f"choose one of {', '.join(FIGURES)}"
+        if suggestions:
+            hint = f"did you mean {suggestions[0]}?"
+        else:
+            hint = f"choose one of {', '.join(FIGURES)}"
         raise SettingsError(f"unknown figure {name[:100]!r}; {hint}")
-    module, _, class_name = FIGURES[name].partition(":")
-    figure: Figure = getattr(importlib.import_module(module), class_name)()
+
+    module_name, _, class_name = FIGURES[name].partition(":")
+    figure_class = getattr(importlib.import_module(module_name), class_name)
+    figure: Figure = figure_class()
     return figure

@@ -1,11 +1,14 @@
-"""The interface of a figure of a paper: measure it on our runs, draw it, and write it as text.
-
-Subclass `Figure` to add a figure: one class in one file, and one line in `FIGURES` of `__init__.py`. `measure` returns
-plain JSON. `draw` and `format_lines` see nothing but this JSON, so that a record can be shown later without the runs.
+"""Define the interface of a figure: measure it on our runs, draw it, and write it as text.
 
     measured = figure.measure(runs)     # {"curves": [...]}
     figure.draw(measured).svg_file      # the picture
     figure.format_lines(measured)       # the table
+
+`measure` returns plain JSON. `draw` and `format_lines` see nothing but this JSON, so that a figure can be stored and
+shown later without the runs. To add a figure, write a subclass of `Figure` in a new file, and add one line to `FIGURES`
+of `__init__.py`.
+
+A recipe is a file of experiments, and each of its experiments is a row. A row has one run per random seed.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ class Figure(ABC):
     recipe: ClassVar[str]
     """The recipe whose rows the figure shows."""
     extra_recipes: ClassVar[tuple[str, ...]] = ()
-    """Other recipes whose rows (experiments) it shows."""
+    """Other recipes whose rows it shows."""
     fallback_recipe: ClassVar[str | None] = None
     """A recipe of ours that replaces the last of `recipes` if that recipe has no runs."""
     tasks: ClassVar[tuple[str, ...]] = ("language_model",)
-    """The tasks whose runs it can show, by their names in `lab/tasks`."""
+    """The tasks (kinds of experiment) whose runs it can show, by their names in `lab/tasks`."""
     title: ClassVar[str]
     description: ClassVar[str]
     """What the paper's figure shows, in a sentence or two."""
@@ -56,6 +59,11 @@ class Figure(ABC):
     @abstractmethod
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the runs and return plain JSON, with intervals over seeds.
+
+        Args:
+            runs: The runs of the figure's rows.
+            data: The folder of the corpora; None for the default folder.
+            device: The device on which models run.
 
         Raises:
             DataError: The runs do not have what the figure needs.

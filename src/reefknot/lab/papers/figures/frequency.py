@@ -1,12 +1,13 @@
 """Baevski & Auli 2019, Figures 2 to 5: test loss by how often a word was seen in training.
 
-The figures compare pairs of an input end (embedding) and an output end (classifier and loss). All four are subclasses
-of `_LossByFrequency`:
+A model is a pair of ends: an input end (embedding) and an output end (classifier and loss). The figures compare such
+pairs. All four are subclasses of `_LossByFrequency`:
 
     Figure 2, 3    WikiText-103; tokens grouped by the target (2) or by the word before it (3)
     Figure 4, 5    Billion Word corpus; grouped by the target (4) or by the word before it (5)
 
-A band is a range of training counts. The paper's bands differ from ours, which are the powers of ten in every result.
+A band is a range of training counts, such as 10 to 99. The paper's bands differ from ours, which are the powers of ten
+in every result. A row is one experiment of a recipe, with one run per random seed.
 """
 
 from __future__ import annotations
@@ -37,36 +38,47 @@ class _LossByFrequency(Figure):
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the mean loss by band over the seeds of each row.
 
-        Rows must have the same tokens. Rows with sub-words, or whose tokens differ from those of the first row, are
-        left out and listed.
+        Rows must have the same tokens. Rows with sub-words, or with other tokens than the first row, are left out and
+        listed.
         """
-        rows, left_out = [], []
-        reference: list[tuple[int, int | None, int]] = []  # the bands and token counts of the first row
+        rows = []
+        left_out = []
+        reference_counts: list[tuple[int, int | None, int]] = []  # low, high and tokens of the first row's bands
         runs_by_row = group_by_row(runs)
         for name, results in runs_by_row.items():
-            seed_bands = [bands for result in results if result.record and (bands := self._bands(result.record))]
-            if not seed_bands:
+            bands_by_seed = [self._read_bands(result.record) for result in results if result.record]
+            bands_by_seed = [bands for bands in bands_by_seed if bands]
+            if not bands_by_seed:
                 continue
-            band_tokens = [(band.low, band.high, band.tokens) for band in seed_bands[0]]
-            if not reference and not results[0].uses_subwords:
-                reference = band_tokens
-            if band_tokens != reference:
+
+            token_counts = [(band.low, band.high, band.tokens) for band in bands_by_seed[0]]
+            if not reference_counts and not results[0].uses_subwords:
+                reference_counts = token_counts
+            if token_counts != reference_counts:
                 left_out.append(name)
                 continue
-            losses = [estimate_mean([band.nll for band in bands]).json() for bands in zip(*seed_bands, strict=True)]
+
+            losses = []
+            for same_band in zip(*bands_by_seed, strict=True):
+                losses.append(estimate_mean([band.nll for band in same_band]).json())
             rows.append({"row": name, "seeds": [result.seed for result in results], "nll": losses})
         if not rows:
             raise DataError("these runs have no losses by frequency; pass finished language models over whole words")
-        total = sum(tokens for _, _, tokens in reference)
+
+        first_row_runs = runs_by_row[str(rows[0]["row"])]
+        total_tokens = sum(tokens for _, _, tokens in reference_counts)
         return {
             "side": self.position,
-            "corpus": next(run.record.corpus.name for run in runs_by_row[str(rows[0]["row"])] if run.record),
-            "bands": [{"low": low, "high": high, "share": tokens / total} for low, high, tokens in reference],
+            "corpus": next(run.record.corpus.name for run in first_row_runs if run.record),
+            "bands": [
+                {"low": low, "high": high, "share": tokens / total_tokens} for low, high, tokens in reference_counts
+            ],
             "rows": rows,
             "left_out": left_out,
         }
 
-    def _bands(self, record: RunResult) -> list[Band]:
+    def _read_bands(self, record: RunResult) -> list[Band]:
+        """Return the losses by training count of a run, without bands that have no tokens."""
         return [band for band in getattr(record.frequency, self.position) if band.tokens]
 
     def draw(self, measured: Measurements) -> Drawing:
@@ -78,8 +90,11 @@ class _LossByFrequency(Figure):
             first_name, first_losses = next(iter(losses.items()))
             gaps = {}
             for name, row_losses in losses.items():
-                gaps[name] = [_subtract(*pair) for pair in zip(row_losses, first_losses, strict=True)]
+                gaps[name] = [
+                    _subtract_means(loss, first_loss) for loss, first_loss in zip(row_losses, first_losses, strict=True)
+                ]
             panels.append(Panel("", labels, gaps, y_label=f"minus {first_name}"))
+
         caption = (
             f"Mean test loss by the training frequency of {self.word}, and its share of the text; lower is better."
         )
@@ -88,20 +103,17 @@ class _LossByFrequency(Figure):
 
     def format_lines(self, measured: Measurements) -> list[str]:
         """Return a line for each row with a column for each band."""
+        # The first line has the titles, and the others have the name and the losses of a row.
         titles = [format_count_range(band["low"], band["high"]) for band in measured["bands"]]
-        cells = [[format_estimate(loss) for loss in row["nll"]] for row in measured["rows"]]
-        widths = [max(len(title), *(len(row[column]) for row in cells)) for column, title in enumerate(titles)]
-        name_width = max(len("row"), *(len(row["row"]) for row in measured["rows"]))
+        cell_rows = [["row", *titles]]
+        for row in measured["rows"]:
+            cell_rows.append([row["row"], *(format_estimate(loss) for loss in row["nll"])])
+        name_width, *widths = [max(map(len, column)) for column in zip(*cell_rows, strict=True)]
 
-        def format_line(name: str, columns: Sequence[str]) -> str:
-            aligned = [f"{text:>{width}}" for text, width in zip(columns, widths, strict=True)]
-            return "  ".join([f"{name:<{name_width}}", *aligned])
-
-        lines = [
-            f"loss in nats by the training frequency of {self.word}, {measured['corpus']}",
-            format_line("row", titles),
-        ]
-        lines += [format_line(row["row"], row_cells) for row, row_cells in zip(measured["rows"], cells, strict=True)]
+        lines = [f"loss in nats by the training frequency of {self.word}, {measured['corpus']}"]
+        for name, *cells in cell_rows:
+            aligned_cells = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+            lines.append("  ".join([f"{name:<{name_width}}", *aligned_cells]))
         if measured["left_out"]:
             lines.append(f"left out, because their tokens differ: {', '.join(measured['left_out'])}")
         return lines
@@ -161,5 +173,6 @@ class ByPreviousBillionWord(ByPrevious):
     )
 
 
-def _subtract(loss: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    return {"mean": loss["mean"] - reference["mean"], "low": None, "high": None}
+def _subtract_means(loss: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
+    """Return the difference of two means, without an interval."""
+    return {"mean": loss["mean"] - baseline["mean"], "low": None, "high": None}

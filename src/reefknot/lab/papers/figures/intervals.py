@@ -1,7 +1,10 @@
 """Estimate means over seeds with 95 % intervals, and check the claims of papers against them.
 
-An interval shows how much a measurement changes when training is repeated with another seed. `estimate_mean` is the
-usual case, `estimate_difference` compares two sets of runs, and `format_verdict` turns an estimate into a sentence.
+An interval shows how much a measurement changes when training is repeated with another seed:
+
+    estimate_mean([110.2, 111.0, 110.5])               # one value per run
+    estimate_difference([110.2, 111.0], [114.0, 113.1])
+    format_verdict(estimate.json(), "AL lowers it")    # "AL lowers it: confirmed, 3.112 [2.204, 4.020]."
 
 Intervals use Student's t distribution. For bounded quantities they are computed on the logit scale, which for
 correlations is Fisher's z. A single run has no interval, so a claim that rests on one run is undecided.
@@ -28,6 +31,7 @@ class Estimate:
     low: float | None
     high: float | None
     runs: int
+    """The number of runs; for a difference, the smaller of the two numbers."""
 
     def json(self) -> dict[str, Any]:
         """Return the estimate as plain JSON values."""
@@ -54,12 +58,12 @@ def estimate_bounded_mean(values: Sequence[float], lower: float, upper: float) -
     student = estimate_mean(values)
     if student.high is None or not lower < student.mean < upper:
         return student
-    below, above = student.mean - lower, upper - student.mean
-    logit = math.log(below / above)
-    half_width = (student.high - student.mean) * (upper - lower) / (below * above)
-    low, high = (
-        lower + (upper - lower) * float(special.expit(end)) for end in (logit - half_width, logit + half_width)
-    )
+    above_lower = student.mean - lower
+    below_upper = upper - student.mean
+    logit = math.log(above_lower / below_upper)
+    half_width = (student.high - student.mean) * (upper - lower) / (above_lower * below_upper)
+    low = lower + (upper - lower) * float(special.expit(logit - half_width))
+    high = lower + (upper - lower) * float(special.expit(logit + half_width))
     return Estimate(student.mean, low, high, student.runs)
 
 
@@ -77,34 +81,46 @@ def estimate_difference(values: Sequence[float], baseline_values: Sequence[float
 
 
 def subtract_estimates(estimate: Mapping[str, Any], baseline: Mapping[str, Any]) -> Estimate:
-    """Return the difference of two means over seeds (Welch's t). Variances are computed from the intervals."""
-    gap, runs = estimate["mean"] - baseline["mean"], min(estimate["runs"], baseline["runs"])
+    """Return the difference of two means over seeds (Welch's t). Variances are computed from the intervals.
+
+    Args:
+        estimate: A mean with its interval, from `Estimate.json`.
+        baseline: The mean that is subtracted.
+    """
+    gap = estimate["mean"] - baseline["mean"]
+    runs = min(estimate["runs"], baseline["runs"])
     if runs < 2:
         return Estimate(gap, None, None, runs)
-    degrees_of_freedom = [operand["runs"] - 1 for operand in (estimate, baseline)]
-    variances = [  # of the two means
-        ((operand["high"] - operand["mean"]) / _t_quantile(degrees)) ** 2
-        for operand, degrees in zip((estimate, baseline), degrees_of_freedom, strict=True)
-    ]
-    total = sum(variances)
-    if not total:
+
+    degrees, baseline_degrees = estimate["runs"] - 1, baseline["runs"] - 1
+    mean_variance = _variance_of_mean(estimate)
+    baseline_variance = _variance_of_mean(baseline)
+    gap_variance = mean_variance + baseline_variance
+    if not gap_variance:
         return Estimate(gap, gap, gap, runs)
-    welch_degrees = total**2 / sum(
-        variance**2 / degrees for variance, degrees in zip(variances, degrees_of_freedom, strict=True)
-    )
-    half_width = _t_quantile(welch_degrees) * math.sqrt(total)
+
+    welch_degrees = gap_variance**2 / (mean_variance**2 / degrees + baseline_variance**2 / baseline_degrees)
+    half_width = _t_quantile(welch_degrees) * math.sqrt(gap_variance)
     return Estimate(gap, gap - half_width, gap + half_width, runs)
+
+
+def _variance_of_mean(estimate: Mapping[str, Any]) -> float:
+    """Compute the variance of a mean over seeds from its interval."""
+    half_width: float = estimate["high"] - estimate["mean"]
+    return (half_width / _t_quantile(estimate["runs"] - 1)) ** 2
 
 
 def format_estimate(estimate: dict[str, Any], digits: int = 2) -> str:
     """Format an estimate for a table: 0.31 [0.28, 0.34]."""
-    mean, *bounds = (
-        f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 avoids a negative zero
-        for value in (estimate["mean"], estimate["low"], estimate["high"])
-        if value is not None
-    )
-    text = f"{mean} [{', '.join(bounds)}]" if bounds else mean
-    return text.replace("-", "−")
+
+    def format_number(value: float) -> str:
+        return f"{round(value, digits) + 0.0:.{digits}f}"  # adding 0.0 avoids a negative zero
+
+    formatted = format_number(estimate["mean"])
+    bounds = [format_number(bound) for bound in (estimate["low"], estimate["high"]) if bound is not None]
+    if bounds:
+        formatted += f" [{', '.join(bounds)}]"
+    return formatted.replace("-", "−")
 
 
 def format_verdict(
@@ -112,9 +128,12 @@ def format_verdict(
 ) -> str:
     """Return a sentence on whether a paper's claim, that a value lies between `low` and `high`, is confirmed.
 
-    By default the claim is that a difference is above zero. The sentence begins with the claim.
+    The claim is confirmed if the whole interval lies between the bounds, and contradicted if all of it lies on one side
+    of them. By default the claim is that a difference is above zero. The sentence begins with the claim.
     """
-    value = format_estimate(estimate, 3) + (f" {unit}" if unit else "")
+    value = format_estimate(estimate, 3)
+    if unit:
+        value += f" {unit}"
     if estimate["low"] is None:
         return f"{claim}: undecided, {value}; a single run has no interval."
     if low < estimate["low"] and estimate["high"] < high:
@@ -125,4 +144,5 @@ def format_verdict(
 
 
 def _t_quantile(degrees_of_freedom: float) -> float:
+    """Return the factor from the standard error to half of the interval's width."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees_of_freedom))

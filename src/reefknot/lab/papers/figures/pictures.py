@@ -1,6 +1,10 @@
 """Draw bar charts with intervals, which most figures use.
 
-`draw_bars` draws one or more `Panel`s. Our values are bars with 95 % intervals; the paper's values are open markers.
+`draw_bars` draws one or more `Panel`s. A panel has several series, each with its own colour. Our values are bars with
+95 % intervals, and the paper's values are open markers:
+
+    panel = Panel("PTB", ["MEN", "WS-353"], {"tied": [estimate, estimate]}, {"tied": [0.52, 0.6]})
+    draw_bars("quality", [panel], x_label="benchmark", caption="...").svg_file
 """
 
 from __future__ import annotations
@@ -46,37 +50,46 @@ class Panel:
 def draw_bars(name: str, panels: Sequence[Panel], *, x_label: str, caption: str) -> Drawing:
     """Draw the panels one below the other, with one legend. A series has the same colour in all panels."""
     series = list(dict.fromkeys(name for panel in panels for name in (*panel.estimates, *panel.paper_values)))
-    legend = [*series, PAPER_LABEL] if any(panel.paper_values for panel in panels) else series
+    has_paper_values = any(panel.paper_values for panel in panels)
+    legend = [*series, PAPER_LABEL] if has_paper_values else series
 
     def draw(figure: Figure) -> None:
         have_same_labels = len({tuple(panel.labels) for panel in panels}) == 1
         grid: Any = figure.subplots(len(panels), 1, sharex=have_same_labels, squeeze=False)
-        for panel, (axes,) in zip(panels, grid, strict=True):
-            _draw_panel(axes, panel, series)
+        for panel, (axes,) in zip(panels, grid, strict=True):  # the grid has one column
+            _draw_series(axes, panel, series)
+            _set_y_scale(axes, panel)
+            _label_groups(axes, panel)
         axes.set_xlabel(x_label)
+
         handles: list[Any] = [Patch(color=_series_colour(index)) for index in range(len(series))]
-        if len(legend) > len(series):
+        if has_paper_values:
             handles.append(Line2D([], [], **_PAPER_MARKER, markeredgecolor=_text_colour()))
         figure.legend(handles, legend, loc="outside lower center", ncols=2)
 
     return Drawing(name, 0.4 + 2.2 * len(panels), legend, draw, caption)
 
 
-def _draw_panel(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
-    names = [name for name in series if name in panel.estimates or name in panel.paper_values]
-    width = 0.8 / len(names)
-    for position, name in enumerate(names):
+def _draw_series(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
+    """Draw the bars and markers of a panel. `series` has the names of all panels, which decide the colours."""
+    panel_series = [name for name in series if name in panel.estimates or name in panel.paper_values]
+    width = 0.8 / len(panel_series)
+    for position, name in enumerate(panel_series):
         colour = _series_colour(series.index(name))
-        offset = (position - (len(names) - 1) / 2) * width
+        offset = (position - (len(panel_series) - 1) / 2) * width
         for x, estimate in enumerate(panel.estimates.get(name, ())):
             if estimate is not None:
                 axes.bar(x + offset, estimate["mean"], width=0.92 * width, color=colour)
                 if estimate["low"] is not None:
                     interval = [estimate["low"], estimate["high"]]
                     axes.plot([x + offset] * 2, interval, color=_text_colour(), linewidth=1)
-        for x, value in enumerate(panel.paper_values.get(name, ())):
-            if value is not None:
-                axes.plot(x + offset, value, **_PAPER_MARKER, markeredgecolor=_text_colour())
+        for x, paper_value in enumerate(panel.paper_values.get(name, ())):
+            if paper_value is not None:
+                axes.plot(x + offset, paper_value, **_PAPER_MARKER, markeredgecolor=_text_colour())
+
+
+def _set_y_scale(axes: Axes, panel: Panel) -> None:
+    """Set the scale of the vertical axis, and draw a line at zero if the axis has a zero."""
     if panel.logarithmic:
         axes.set_yscale("log")
         # Plain numbers, because the default formatter uses formulas, which are not rendered in pages.
@@ -86,11 +99,6 @@ def _draw_panel(axes: Axes, panel: Panel, series: Sequence[str]) -> None:
         if panel.linear_limit is not None:
             _limit_linear_range(axes, panel.linear_limit)
         axes.axhline(0, color="#888888", linewidth=0.8)
-    longest_line = max(len(line) for label in panel.labels for line in label.split("\n"))
-    is_crowded = len(panel.labels) * longest_line > 60
-    rotation, alignment = (30, "right") if is_crowded else (0, "center")
-    axes.set_xticks(range(len(panel.labels)), panel.labels, rotation=rotation, ha=alignment)
-    axes.set(ylabel=panel.y_label, title=panel.title)
 
 
 def _limit_linear_range(axes: Axes, linear_limit: float) -> None:
@@ -101,11 +109,23 @@ def _limit_linear_range(axes: Axes, linear_limit: float) -> None:
         return
     decades = math.ceil(math.log10(largest / linear_limit))
     axes.set_yscale("symlog", linthresh=linear_limit, linscale=max(1.0, decades / 2))
-    sizes = [linear_limit / 2, *(linear_limit * 10**n for n in range(1 + decades))]
+
+    # Place ticks at half the limit, at the limit, and at its multiples by powers of ten, on both sides of zero.
+    positive_ticks = [linear_limit / 2, *(linear_limit * 10**power for power in range(1 + decades))]
+    negative_ticks = [-tick for tick in reversed(positive_ticks)]
     bottom, top = axes.get_ylim()
-    ticks = [tick for tick in (*(-size for size in reversed(sizes)), 0.0, *sizes) if bottom <= tick <= top]
+    ticks = [tick for tick in (*negative_ticks, 0.0, *positive_ticks) if bottom <= tick <= top]
     axes.set_yticks(ticks, [f"{tick:,g}".replace("-", "\N{MINUS SIGN}") for tick in ticks])
     axes.minorticks_off()
+
+
+def _label_groups(axes: Axes, panel: Panel) -> None:
+    """Label the groups of bars and the vertical axis. Labels that would overlap are rotated."""
+    longest_line = max(len(line) for label in panel.labels for line in label.split("\n"))
+    is_crowded = len(panel.labels) * longest_line > 60
+    rotation, alignment = (30, "right") if is_crowded else (0, "center")
+    axes.set_xticks(range(len(panel.labels)), panel.labels, rotation=rotation, ha=alignment)
+    axes.set(ylabel=panel.y_label, title=panel.title)
 
 
 def _text_colour() -> str:

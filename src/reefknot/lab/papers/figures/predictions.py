@@ -3,9 +3,9 @@
 REAL means reused embeddings (input and output share one table of word vectors) and the augmented loss. Start reading at
 `NextWords`; `CONTEXTS` has the paper's contexts and predictions.
 
-The paper prints the last words of four contexts from the test text
-of the Penn Treebank. If that text is available, a model reads the line of a context from its beginning to the end of
-the context. Otherwise it reads the printed words as the beginning of a line.
+The paper prints the last words of four contexts from the test text of the Penn Treebank. If that text is available, a
+model reads the line of a context from its beginning to the end of the context. Otherwise it reads the printed words as
+the beginning of a line.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from reefknot.lab.tasks.language_model import open_language_model, open_texts
 from reefknot.lab.text.dataset import Dataset
 
 TOP_COUNT = 10
+"""The number of words that are shown for each model and context."""
+WordProbabilities = Sequence[tuple[str, float]]
+"""Words with their probabilities, most likely first."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,17 @@ class Context:
 
     end: str
     next: str
-    plain: Sequence[tuple[str, float]]
-    """Words and probabilities of the paper's VD-LSTM large."""
-    real: Sequence[tuple[str, float]]
-    """Words and probabilities of the paper's VD-LSTM+REAL large."""
+    plain: WordProbabilities
+    """Predictions of the paper's VD-LSTM large."""
+    real: WordProbabilities
+    """Predictions of the paper's VD-LSTM+REAL large."""
 
 
-def _parse_words(text: str) -> tuple[tuple[str, float], ...]:
+def _parse_words(prediction: str) -> WordProbabilities:
     """Parse words and probabilities: "the .27 a .13"."""
-    parts = text.split()
-    return tuple((word, float(value)) for word, value in zip(parts[::2], parts[1::2], strict=True))
+    items = prediction.split()
+    words, probabilities = items[::2], items[1::2]
+    return tuple((word, float(probability)) for word, probability in zip(words, probabilities, strict=True))
 
 
 CONTEXTS = (
@@ -85,6 +89,7 @@ CONTEXTS = (
     ),
 )
 PAPER_COLUMNS = {"paper: VD-LSTM large": "plain", "paper: VD-LSTM+REAL large": "real"}
+"""Titles of the columns of the paper's models, with the field of `Context` that they show."""
 
 
 class NextWords(Figure):
@@ -103,30 +108,27 @@ class NextWords(Figure):
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the mean probability over seeds of the top ten words and of the next word, by context and row."""
-        lines = {result.folder: _find_lines(result, data) for result in runs}
-        predictions: dict[str, list[list[Mapping[str, float]]]] = {}  # by row; one list of contexts per run
+        test_lines = {result.folder: _find_lines(result, data) for result in runs}
         runs_by_row = group_by_row(runs)
+
+        # Predict the next word of every context with every run.
+        predictions_by_row = {}
         for name, results in runs_by_row.items():
-            for result in results:
-                trained = open_language_model(result.folder, device)
-                word_count = len(trained.vocabulary)  # the rank of the next word needs the probabilities of all words
-                run_predictions: list[Mapping[str, float]] = []
-                for line, context in zip(lines[result.folder], CONTEXTS, strict=True):
-                    prompt = line or context.end.split()
-                    prediction = predict(trained.model, prompt, trained.vocabulary, word_count)
-                    run_predictions.append(dict(prediction.words))
-                predictions.setdefault(name, []).append(run_predictions)
+            predictions_by_row[name] = [
+                _predict_contexts(result, test_lines[result.folder], device) for result in results
+            ]
+
+        # Average the predictions of each row over its runs.
         contexts = []
         for index, context in enumerate(CONTEXTS):
-            rows = {
-                name: _average_predictions([run[index] for run in row_runs], context)
-                for name, row_runs in predictions.items()
-            }
+            rows = {}
+            for name, run_predictions in predictions_by_row.items():
+                rows[name] = _average_predictions([predictions[index] for predictions in run_predictions], context)
             contexts.append(
                 {
                     "end": context.end,
                     "next": context.next,
-                    "whole_line": all(run_lines[index] for run_lines in lines.values()),
+                    "whole_line": all(lines[index] for lines in test_lines.values()),
                     "rows": rows,
                 }
             )
@@ -139,20 +141,23 @@ class NextWords(Figure):
     def draw(self, measured: Measurements) -> Drawing:
         """Draw the ten words of each context and model as bars, with the actual next word in another colour."""
         contexts = measured["contexts"]
-        columns = [_collect_columns(context) for context in contexts]
+        columns_by_context = [_collect_columns(context) for context in contexts]
+        model_count = len(columns_by_context[0])
 
         def draw(figure: Canvas) -> None:
-            grid: Any = figure.subplots(len(contexts), len(columns[0]), sharex="row", squeeze=False)
-            for context, models, row_axes in zip(contexts, columns, grid, strict=True):
-                for (name, words), axes in zip(models.items(), row_axes, strict=True):
-                    colours = [COLOURS[1] if word == context["next"] else COLOURS[0] for word, _ in words]
-                    axes.barh([word for word, _ in words], [value for _, value in words], color=colours)
+            grid: Any = figure.subplots(len(contexts), model_count, sharex="row", squeeze=False)
+            for context, columns, row_axes in zip(contexts, columns_by_context, grid, strict=True):
+                for (model_name, predictions), axes in zip(columns.items(), row_axes, strict=True):
+                    words = [word for word, _ in predictions]
+                    probabilities = [probability for _, probability in predictions]
+                    colours = [COLOURS[1] if word == context["next"] else COLOURS[0] for word in words]
+                    axes.barh(words, probabilities, color=colours)
                     axes.invert_yaxis()
-                    axes.set_title(f"{name}\n{context['end']} ...", fontsize=8)
+                    axes.set_title(f"{model_name}\n{context['end']} ...", fontsize=8)
                     axes.tick_params(labelsize=8)
 
         caption = "The ten most likely next words after each context; the actual next word is in another colour."
-        return Drawing(self.slug, 2.1 * len(contexts), [], draw, caption, width=2.6 * len(columns[0]))
+        return Drawing(self.slug, 2.1 * len(contexts), [], draw, caption, width=2.6 * model_count)
 
     def format_lines(self, measured: Measurements) -> list[str]:
         """Return a column for each model, first ours and then the paper's."""
@@ -160,12 +165,21 @@ class NextWords(Figure):
         for context in measured["contexts"]:
             columns = _collect_columns(context)
             prompt = "its line of the test text" if context["whole_line"] else "the beginning of a line"
-            lines += [f"{context['end']} [{context['next']}]   read as {prompt}"]
+            lines.append(f"{context['end']} [{context['next']}]   read as {prompt}")
+
+            # The titles, and the words of all models by rank.
             lines.append("  ".join(f"{name:<26}" for name in columns).rstrip())
             for rank in range(TOP_COUNT):
-                entries = [words[rank] if rank < len(words) else None for words in columns.values()]
-                cells = [f"{entry[1]:.2f} {entry[0]}" if entry else "" for entry in entries]
+                cells = []
+                for predictions in columns.values():
+                    cell = ""
+                    if rank < len(predictions):
+                        word, probability = predictions[rank]
+                        cell = f"{probability:.2f} {word}"
+                    cells.append(cell)
                 lines.append("  ".join(f"{cell:<26}" for cell in cells).rstrip())
+
+            # The rank of the actual next word in our models.
             for name, row in context["rows"].items():
                 if row["rank"] is not None:
                     outcome = f"rank {row['rank']:,} in {name}, probability {row['probability']:.4f}"
@@ -178,11 +192,13 @@ class NextWords(Figure):
         return [*lines, "Our probabilities are means over seeds."]
 
 
-def _collect_columns(context: Mapping[str, Any]) -> dict[str, Sequence[tuple[str, float]]]:
-    """Return the words of each model after a context, first ours and then the paper's."""
+def _collect_columns(context: Mapping[str, Any]) -> dict[str, WordProbabilities]:
+    """Return the predictions of each model after a context, first ours and then the paper's."""
     columns = {name: row["words"] for name, row in context["rows"].items()}
     (paper_context,) = [candidate for candidate in CONTEXTS if candidate.end == context["end"]]
-    return columns | {title: getattr(paper_context, field) for title, field in PAPER_COLUMNS.items()}
+    for title, field in PAPER_COLUMNS.items():
+        columns[title] = getattr(paper_context, field)
+    return columns
 
 
 def _find_lines(result: Result, data: Path | None) -> list[list[str] | None]:
@@ -196,21 +212,46 @@ def _find_lines(result: Result, data: Path | None) -> list[list[str] | None]:
 
 def _find_line(texts: Dataset, context: Context) -> list[str] | None:
     """Return the words of a test line from its beginning to the end of the context; None if no line has the context."""
-    vocabulary_words, context_words = texts.vocabulary.words, context.end.split()
-    line: list[str] = []
+    vocabulary_words = texts.vocabulary.words
+    context_words = context.end.split()
+    line_words: list[str] = []
     for token_id in texts.splits["test"].ids:
         if token_id == texts.vocabulary.eos:
-            line = []
+            line_words = []
             continue
-        line.append(vocabulary_words[token_id])
-        if line[-len(context_words) :] == context_words:
-            return line
+        line_words.append(vocabulary_words[token_id])
+        if line_words[-len(context_words) :] == context_words:
+            return line_words
     return None
 
 
-def _average_predictions(runs: Sequence[Mapping[str, float]], context: Context) -> dict[str, Any]:
+def _predict_contexts(result: Result, lines: Sequence[list[str] | None], device: str) -> list[dict[str, float]]:
+    """Return the probabilities of all words after each context, according to one run.
+
+    Args:
+        result: The run.
+        lines: The test line of each context up to its end; None if it is not available.
+        device: The device of the model.
+    """
+    trained = open_language_model(result.folder, device)
+    word_count = len(trained.vocabulary)  # the rank of the next word needs the probabilities of all words
+    predictions = []
+    for line, context in zip(lines, CONTEXTS, strict=True):
+        prompt = line or context.end.split()
+        prediction = predict(trained.model, prompt, trained.vocabulary, word_count)
+        predictions.append(dict(prediction.words))
+    return predictions
+
+
+def _average_predictions(run_predictions: Sequence[Mapping[str, float]], context: Context) -> dict[str, Any]:
     """Return the top words by mean probability over the runs of a row, and the rank of the actual next word."""
-    means = {word: sum(probabilities[word] for probabilities in runs) / len(runs) for word in runs[0]}
-    ordered = sorted(means.items(), key=lambda entry: -entry[1])
-    rank = next((rank for rank, (word, _) in enumerate(ordered, 1) if word == context.next), None)
-    return {"words": ordered[:TOP_COUNT], "rank": rank, "probability": means.get(context.next)}
+    means = {}
+    for word in run_predictions[0]:
+        means[word] = sum(probabilities[word] for probabilities in run_predictions) / len(run_predictions)
+    ranking = sorted(means.items(), key=lambda entry: -entry[1])
+
+    next_word_rank = None
+    for rank, (word, _) in enumerate(ranking, 1):
+        if word == context.next:
+            next_word_rank = rank
+    return {"words": ranking[:TOP_COUNT], "rank": next_word_rank, "probability": means.get(context.next)}

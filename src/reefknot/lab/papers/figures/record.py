@@ -2,7 +2,7 @@
 
     reefknot figure inan2017/2 RUN ... --json results/figures/inan2017-2.json
 
-`script/papers` draws the records of results/figures into PAPERS.md.
+writes such a record, and `script/papers` shows all records of results/figures in PAPERS.md.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from reefknot.lab.reports.results import Result
 from reefknot.lab.runs import environment
 
 FORMAT = 1
+"""The version of the record's format."""
 
 
 def build_record(
     figure: Figure, measured: Measurements, runs: Sequence[Result], notes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return everything that is needed to reproduce the figure."""
+    """Return everything that is needed to reproduce the figure, as plain JSON.
+
+    Args:
+        figure: The figure.
+        measured: What it measured.
+        runs: The runs that were measured.
+        notes: Sentences on how the runs were selected.
+    """
     return {
         "format": FORMAT,
         "figure": figure.name,
@@ -36,7 +44,13 @@ def _describe_origin(result: Result) -> dict[str, Any]:
     record = result.record
     assert record is not None
     return {
-        **{key: getattr(record, key) for key in ("recipe", "row", "seed", "command", "commit", "dirty", "config_hash")},
+        "recipe": record.recipe,
+        "row": record.row,
+        "seed": record.seed,
+        "command": record.command,
+        "commit": record.commit,
+        "dirty": record.dirty,
+        "config_hash": record.config_hash,
         "changed": [change.record() for change in record.changed],
         "corpus": f"{record.corpus.name} ({record.corpus.fingerprint[:12]})",
         "device": record.training.device,

@@ -1,8 +1,12 @@
 """Select the runs that a figure shows, from folders that the user names or from the default folder.
 
-`select_runs` is used by `reefknot figure`: it raises an error if there is nothing to show. `find_figure_runs` is used
-by the report, which leaves a figure out if it has no runs. Both prefer runs of the figure's rows (experiments of its
-recipes), then runs of its fallback recipe; both return notes on rows without runs.
+A figure shows rows (experiments) of one or more recipes. If there are no runs of these rows, it can show runs of its
+fallback recipe. There are two functions to start with:
+
+    select_runs         for `reefknot figure`; raises an error if there is nothing to show
+    find_figure_runs    for the report; returns None if there is nothing to show
+
+Both return the runs with notes, for example on rows without runs.
 """
 
 from __future__ import annotations
@@ -30,9 +34,11 @@ class FigureRows:
     """Rows of one recipe that a figure shows."""
 
     recipe: str
+    """The recipe whose runs are shown."""
     selection: str
     """The recipe that the figure names. It may be a selection of rows of `recipe`."""
     names: tuple[str, ...]
+    """The names of the rows."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ def select_runs(figure: Figure, folders: Sequence[Path]) -> SelectedRuns:
     """Select the runs of a figure.
 
     These are the runs of the figure's rows or of its fallback recipe. If there are none, these are the given runs of a
-    task that the figure can show.
+    task (kind of experiment) that the figure can show.
 
     Args:
         figure: The figure.
@@ -60,38 +66,46 @@ def select_runs(figure: Figure, folders: Sequence[Path]) -> SelectedRuns:
     """
     results = collect_runs(folders) if folders else _collect_default_runs(figure)
     finished = [result for result in results if result.record]
-    selected, reason = find_figure_runs(figure, finished), "not rows of the figure"
+
+    selected = find_figure_runs(figure, finished)
+    reason_left_out = "not rows of the figure"
     if selected is None:
-        selected, reason = _select_other_rows(figure, finished, folders), f"not {_nouns(figure.tasks)}"
+        selected = _select_other_rows(figure, finished, folders)
+        reason_left_out = f"not {_nouns(figure.tasks)}"
     _check_weights(figure, selected.runs)
+
+    # Add notes on changed settings and on the runs that are not shown.
     notes = list(selected.notes)
-    notes += changed_settings(
-        [TableRow(name, results=row_results) for name, row_results in group_by_row(selected.runs).items()]
-    )
+    rows = [TableRow(name, results=row_results) for name, row_results in group_by_row(selected.runs).items()]
+    notes += changed_settings(rows)
     selected_folders = {result.folder for result in selected.runs}
-    unused = Counter(
-        result.recipe or str(result.folder) for result in finished if result.folder not in selected_folders
-    )
+    unused = [result for result in finished if result.folder not in selected_folders]
     if folders and unused:
-        counts = ", ".join(f"{recipe} ({count} run{'s' * (count > 1)})" for recipe, count in unused.items())
-        notes.append(f"left out, {reason}: {counts}")
+        notes.append(f"left out, {reason_left_out}: {_count_runs(unused)}")
     notes += [f"left out, not finished: {result.folder}" for result in results if not result.record]
     return SelectedRuns(selected.runs, notes)
 
 
+def _count_runs(runs: Sequence[Result]) -> str:
+    """Return the number of runs of each recipe: "demo (2 runs), inan2017/table1 (1 run)"."""
+    run_counts = Counter(run.recipe or str(run.folder) for run in runs)
+    return ", ".join(f"{recipe} ({count} run{'s' if count > 1 else ''})" for recipe, count in run_counts.items())
+
+
 def _select_other_rows(figure: Figure, finished: Sequence[Result], folders: Sequence[Path]) -> SelectedRuns:
-    """Select given runs of other rows, if the figure can show their task."""
+    """Select given runs of other rows, if the figure can show their task. Raise a DataError if there are none."""
     runs = [result for result in finished if folders and result.task in figure.tasks]
-    if not runs:
-        if not folders:
-            problem = f"there are no runs of its rows in {DEFAULT_FOLDER}/"
-        elif not finished:
-            problem = "the given runs are not finished"
-        else:
-            problem = f"it shows {_nouns(figure.tasks)}, but {finished[0].folder} is {_nouns([finished[0].task])}"
-        commands = "; ".join(map(_format_command, figure_rows(figure)))
-        raise DataError(f"{figure.name}: {problem}; pass run folders, or train them: {commands}")
-    return SelectedRuns(runs, [_substitution_note(figure.recipes, runs)])
+    if runs:
+        return SelectedRuns(runs, [_substitution_note(figure.recipes, runs)])
+
+    if not folders:
+        problem = f"there are no runs of its rows in {DEFAULT_FOLDER}/"
+    elif not finished:
+        problem = "the given runs are not finished"
+    else:
+        problem = f"it shows {_nouns(figure.tasks)}, but {finished[0].folder} is {_nouns([finished[0].task])}"
+    commands = "; ".join(map(_format_command, figure_rows(figure)))
+    raise DataError(f"{figure.name}: {problem}; pass run folders, or train them: {commands}")
 
 
 def _nouns(tasks: Sequence[str]) -> str:
@@ -117,11 +131,15 @@ def find_figure_runs(figure: Figure, results: Sequence[Result]) -> SelectedRuns 
     fallback_runs: list[Result] = []
     if figure.fallback_recipe and not _filter_runs([last_rows], results):
         fallback_runs = _filter_runs([_read_rows(figure.fallback_recipe)], results)
-    rows = other_rows if fallback_runs else [*other_rows, last_rows]
+
+    notes = []
+    rows = [*other_rows, last_rows]
+    if fallback_runs:
+        rows = other_rows
+        notes.append(_substitution_note([last_rows.selection], fallback_runs))
     runs = [*_filter_runs(rows, results), *fallback_runs]
     if not runs:
         return None
-    notes = [_substitution_note([last_rows.selection], fallback_runs)] if fallback_runs else []
     return SelectedRuns(runs, [*notes, *_missing_row_notes(rows, runs)])
 
 
@@ -133,9 +151,9 @@ def _substitution_note(recipes: Sequence[str], runs: Sequence[Result]) -> str:
 
 def _filter_runs(rows: Sequence[FigureRows], results: Sequence[Result]) -> list[Result]:
     """Return the finished runs of some rows, in the order of the rows."""
-    order = [(recipe_rows.recipe, name) for recipe_rows in rows for name in recipe_rows.names]
-    matches = [result for result in results if result.record and (result.recipe, result.row) in order]
-    return sorted(matches, key=lambda result: (order.index((result.recipe, result.row)), result.seed))
+    row_order = [(recipe_rows.recipe, name) for recipe_rows in rows for name in recipe_rows.names]
+    matches = [result for result in results if result.record and (result.recipe, result.row) in row_order]
+    return sorted(matches, key=lambda result: (row_order.index((result.recipe, result.row)), result.seed))
 
 
 def check_one_row(runs: Sequence[Result]) -> None:
@@ -146,26 +164,31 @@ def check_one_row(runs: Sequence[Result]) -> None:
         pair = f"{first.folder} and {result.folder}"
         if (first.recipe, first.row) != (result.recipe, result.row):
             raise DataError(f"{pair} are runs of different rows, so they cannot be averaged; pass runs of one row")
-        if keys := differing_keys([distinguishing_settings(run.settings) for run in (first, result)]):
+        keys = differing_keys([distinguishing_settings(run.settings) for run in (first, result)])
+        if keys:
             raise DataError(f"{pair} are runs of one row but differ in {keys[0]}; pass runs with equal settings")
         earlier = by_seed.setdefault(result.seed, result)
         if earlier is not result:
             raise DataError(f"{earlier.folder} and {result.folder} have the same row and seed; pass only one of them")
 
 
-def _read_rows(name: str) -> FigureRows:
-    path, recipe_name = find_recipe(name)
-    file = read_recipe_file(path, name)
-    return FigureRows(file.extends or recipe_name, name, tuple(row.name for row in file.rows if row.trained))
+def _read_rows(selection: str) -> FigureRows:
+    """Return the trained rows of a recipe, which may be a selection of rows of another recipe."""
+    path, recipe_name = find_recipe(selection)
+    recipe_file = read_recipe_file(path, selection)
+    trained_rows = tuple(row.name for row in recipe_file.rows if row.trained)
+    return FigureRows(recipe_file.extends or recipe_name, selection, trained_rows)
 
 
 def _collect_default_runs(figure: Figure) -> list[Result]:
+    """Return the runs of the figure's recipes in the default folder."""
     rows = figure_rows(figure)
     if figure.fallback_recipe:
         rows.append(_read_rows(figure.fallback_recipe))
     recipes = dict.fromkeys(recipe_rows.recipe for recipe_rows in rows)
-    folders = [folder for name in recipes if (folder := DEFAULT_FOLDER / name).is_dir()]
-    return collect_runs(folders) if folders else []
+    folders = [DEFAULT_FOLDER / recipe for recipe in recipes]
+    existing_folders = [folder for folder in folders if folder.is_dir()]
+    return collect_runs(existing_folders) if existing_folders else []
 
 
 def _missing_row_notes(rows: Sequence[FigureRows], runs: Sequence[Result]) -> list[str]:
@@ -182,6 +205,7 @@ def _missing_row_notes(rows: Sequence[FigureRows], runs: Sequence[Result]) -> li
 
 def _format_command(rows: FigureRows, missing: Sequence[str] = ()) -> str:
     """Return the command that trains the rows, or only the missing ones."""
-    selected = missing if len(missing) < len(rows.names) else ()
-    options = [f"--row {shlex.quote(name)}" for name in selected]
+    options = []
+    if len(missing) < len(rows.names):
+        options = [f"--row {shlex.quote(name)}" for name in missing]
     return " ".join(["reefknot table", rows.selection, *options, "--data DIR"])

@@ -1,4 +1,8 @@
-"""Write figures of the papers as HTML: `build_sections` for the report, `render_page` for a separate page."""
+"""Write figures of the papers as HTML.
+
+`build_sections` returns sections of the report (`reefknot report`), and `render_page` returns a page of its own
+(`reefknot figure`).
+"""
 
 from __future__ import annotations
 
@@ -35,14 +39,15 @@ body {{ font-family: system-ui, sans-serif; max-width: 50rem; margin: 2rem auto;
 
 
 def build_sections(results: Sequence[Result], *, weights: bool, data: Path | None) -> tuple[list[Section], list[str]]:
-    """Return a section for each figure whose rows are among the runs, and messages about figures that failed.
+    """Return a section for each figure whose rows (experiments) are among the runs, and messages about failed figures.
 
     Args:
         results: The runs.
         weights: Whether to include figures that read weights or token losses.
         data: The folder of the corpora.
     """
-    sections, messages = [], []
+    sections = []
+    messages = []
     for name in FIGURES:
         figure = open_figure(name)
         selected = find_figure_runs(figure, results)
@@ -54,18 +59,19 @@ def build_sections(results: Sequence[Result], *, weights: bool, data: Path | Non
         except ReefknotError as error:
             messages.append(f"{name} is left out: {error}")
             continue
-        sections.append(Section(figure.title.partition(": ")[0], html, f"figure-{figure.slug}"))
+        short_title, _, _ = figure.title.partition(": ")
+        sections.append(Section(short_title, html, f"figure-{figure.slug}"))
     return sections, messages
 
 
 def render_page(figure: Figure, measured: Measurements, notes: Sequence[str]) -> str:
     """Return a self-contained page for one figure, without scripts or network access."""
-    return _PAGE_TEMPLATE.format(
-        title=escape(figure.title), body=_format_body(figure, measured, figure.draw(measured), notes)
-    )
+    body = _format_body(figure, measured, figure.draw(measured), notes)
+    return _PAGE_TEMPLATE.format(title=escape(figure.title), body=body)
 
 
 def _format_body(figure: Figure, measured: Measurements, drawing: Drawing, notes: Sequence[str]) -> str:
+    """Return the description, the notes, the picture and the table of a figure as HTML."""
     table = escape("\n".join(figure.format_lines(measured)))
     notes_html = "".join(f"<p>Note: {escape(note)}.</p>\n" for note in notes)
     return (

@@ -1,7 +1,8 @@
 """Inan et al. 2017, Figure 1: how far apart the subspaces of the input vectors and of the output vectors are.
 
-The paper varies the share of the augmented loss (beta), and its temperature (tau). Start reading at `SubspaceDistance`;
-`_check_claims` compares the measured distances with what the paper says about its curves.
+The paper trains with the loss beta tau^2 V J_aug + (1 - beta) J, and measures two sweeps: one over the share of the
+augmented loss (beta), and one over its temperature (tau). Start reading at `SubspaceDistance`; `_check_claims` compares
+the measured distances with what the paper says about its curves.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Canvas
 
@@ -52,27 +53,35 @@ class SubspaceDistance(Figure):
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the distance by beta at tau = 10, and by tau at beta = 1, as means over seeds with intervals."""
-        by_point: dict[tuple[float, float], list[Result]] = {}
+        runs_by_point: dict[tuple[float, float], list[Result]] = {}  # by beta and tau
         for run in runs:
             settings = flatten(run.settings)
-            beta, tau = settings.get("output.beta"), settings.get("output.tau")
+            beta = settings.get("output.beta")
+            tau = settings.get("output.tau")
             if beta is None or tau is None:
                 raise DataError(f"{run.folder}: not trained with output.beta; pass runs of {self.recipe}")
-            by_point.setdefault((beta, tau), []).append(run)
+            runs_by_point.setdefault((beta, tau), []).append(run)
         _check_settings(runs)
-        for seeds in by_point.values():
-            check_one_row(seeds)
-        subspaces = {point: [_read_subspace(run, device) for run in seeds] for point, seeds in sorted(by_point.items())}
-        # Distances are between 0 and 1 and come close to both ends, so plain intervals could exceed these bounds.
-        distances = {point: [subspace.distance for subspace in seeds] for point, seeds in subspaces.items()}
-        means = {point: estimate_bounded_mean(values, 0.0, 1.0).json() for point, values in distances.items()}
+        for point_runs in runs_by_point.values():
+            check_one_row(point_runs)
+
+        # Average the distances over seeds. They are between 0 and 1 and come close to both bounds, so plain intervals
+        # could exceed these bounds.
+        chance_levels = []
+        estimates = {}
+        for point, point_runs in sorted(runs_by_point.items()):
+            subspaces = [_read_subspace(run, device) for run in point_runs]
+            distances = [subspace.distance for subspace in subspaces]
+            estimates[point] = estimate_bounded_mean(distances, 0.0, 1.0).json()
+            chance_levels.append(subspaces[0].chance)
+
         sweeps = {
-            "beta": [{"at": beta, **mean} for (beta, tau), mean in means.items() if tau == BETA_SWEEP_TAU],
-            "tau": [{"at": tau, **mean} for (beta, tau), mean in means.items() if beta == 1.0],
+            "beta": [{"at": beta, **estimate} for (beta, tau), estimate in estimates.items() if tau == BETA_SWEEP_TAU],
+            "tau": [{"at": tau, **estimate} for (beta, tau), estimate in estimates.items() if beta == 1.0],
         }
         if not any(sweeps.values()):
             raise DataError(f"none of these runs has tau = {BETA_SWEEP_TAU:g} or beta = 1; pass runs of {self.recipe}")
-        return {**sweeps, "chance": next(iter(subspaces.values()))[0].chance}
+        return {**sweeps, "chance": chance_levels[0]}
 
     def draw(self, measured: Measurements) -> Drawing:
         """Draw two panels with a common scale."""
@@ -122,33 +131,50 @@ def _check_settings(runs: Sequence[Result]) -> None:
             )
 
 
+class _Claim(NamedTuple):
+    """A statement of the paper: at this value of beta or tau, the distance lies between two bounds."""
+
+    sweep: str
+    value: float
+    description: str
+    lower: float
+    upper: float
+
+
 def _check_claims(measured: Measurements) -> list[str]:
     """Check the paper's three statements. The bounds are our interpretation of its words."""
     chance = measured["chance"]
     low_distance = LOW_SHARE * chance
-    statements = {
-        ("beta", 0.0): (
-            f"near its chance level (within {TOLERANCE} of {chance:.3f})",
-            chance - TOLERANCE,
-            chance + TOLERANCE,
+    claims = [
+        _Claim(
+            sweep="beta",
+            value=0.0,
+            description=f"near its chance level (within {TOLERANCE} of {chance:.3f})",
+            lower=chance - TOLERANCE,
+            upper=chance + TOLERANCE,
         ),
-        ("beta", 1.0): (
-            f"about {PAPER_DISTANCE} (within {TOLERANCE})",
-            PAPER_DISTANCE - TOLERANCE,
-            PAPER_DISTANCE + TOLERANCE,
+        _Claim(
+            sweep="beta",
+            value=1.0,
+            description=f"about {PAPER_DISTANCE} (within {TOLERANCE})",
+            lower=PAPER_DISTANCE - TOLERANCE,
+            upper=PAPER_DISTANCE + TOLERANCE,
         ),
-        ("tau", 2.0): (
-            f"already low (below {low_distance:.3f}, which is {LOW_SHARE} times chance)",
-            -math.inf,
-            low_distance,
+        _Claim(
+            sweep="tau",
+            value=2.0,
+            description=f"already low (below {low_distance:.3f}, which is {LOW_SHARE} times chance)",
+            lower=-math.inf,
+            upper=low_distance,
         ),
-    }
-    points = {(sweep, point["at"]): point for sweep in ("beta", "tau") for point in measured[sweep]}
-    return [
-        format_verdict(points[sweep, value], f"At {sweep} = {value:g} the distance is {claim}", lower, upper)
-        for (sweep, value), (claim, lower, upper) in statements.items()
-        if (sweep, value) in points
     ]
+    verdicts = []
+    for claim in claims:
+        sentence = f"At {claim.sweep} = {claim.value:g} the distance is {claim.description}"
+        for point in measured[claim.sweep]:
+            if point["at"] == claim.value:
+                verdicts.append(format_verdict(point, sentence, claim.lower, claim.upper))
+    return verdicts
 
 
 def _read_subspace(run: Result, device: str) -> Subspace:
@@ -162,6 +188,7 @@ def _read_subspace(run: Result, device: str) -> Subspace:
 
 
 def _draw_sweep(axes: Any, points: Sequence[dict[str, Any]], descriptions: dict[float, str]) -> None:
+    """Draw the mean distances with their intervals, and the paper's descriptions next to their points."""
     means = {point["at"]: point["mean"] for point in points}
     style = row_style(0)
     axes.plot(list(means), list(means.values()), **style)

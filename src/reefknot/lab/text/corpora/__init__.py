@@ -36,8 +36,9 @@ def known_corpus(name: str) -> Corpus | None:
     """Return the corpus with this name, or None if the name is not in `CORPORA`."""
     if name not in CORPORA:
         return None
-    module, _, attribute = CORPORA[name].partition(":")
-    return cast("Corpus", getattr(importlib.import_module(module), attribute))
+    module_name, _, attribute = CORPORA[name].partition(":")
+    module = importlib.import_module(module_name)
+    return cast("Corpus", getattr(module, attribute))
 
 
 def known_corpora() -> dict[str, Corpus]:

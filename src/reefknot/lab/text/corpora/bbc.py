@@ -22,6 +22,7 @@ _TOPICS = ("business", "entertainment", "politics", "sport", "tech")
 
 
 def _find_files(folder: Path) -> list[Path]:
+    """Return the archive, or all articles, sorted by topic and file name."""
     if (folder / _ARCHIVE).is_file():
         return [folder / _ARCHIVE]
     for root in (folder, folder / "bbc", folder / "bbc-fulltext" / "bbc"):
@@ -33,20 +34,30 @@ def _find_files(folder: Path) -> list[Path]:
 
 def _read_lines(files: list[Path]) -> NamedLines:
     for article in _read_articles(files):
-        paragraphs = [line for line in map(tokenise, _decode(article).split("\n")) if line]
+        lines = [tokenise(line) for line in article.split("\n")]
+        paragraphs = [line for line in lines if line]
         split = _choose_split("\n".join(paragraphs))
-        yield from ((split, paragraph) for paragraph in paragraphs)
+        for paragraph in paragraphs:
+            yield split, paragraph
 
 
-def _read_articles(files: list[Path]) -> Iterator[bytes]:
+def _read_articles(files: list[Path]) -> Iterator[str]:
+    """Yield the text of each article, from the archive or from the files that it unpacks to."""
     if [path.name for path in files] != [_ARCHIVE]:
-        yield from (path.read_bytes() for path in files)
+        for path in files:
+            yield _decode(path.read_bytes())
         return
+
     with zipfile.ZipFile(files[0]) as archive:
-        names = (PurePosixPath(name) for name in archive.namelist())
-        article_names = [name for name in names if name.suffix == ".txt" and name.parent.name in _TOPICS]
-        for name in sorted(article_names, key=lambda name: name.parts[-2:]):
-            yield archive.read(str(name))
+        members = [PurePosixPath(name) for name in archive.namelist()]
+        articles = [member for member in members if member.suffix == ".txt" and member.parent.name in _TOPICS]
+        articles.sort(key=_topic_and_file_name)
+        for article in articles:
+            yield _decode(archive.read(str(article)))
+
+
+def _topic_and_file_name(path: PurePosixPath) -> tuple[str, ...]:
+    return path.parts[-2:]
 
 
 def _decode(article: bytes) -> str:
@@ -57,7 +68,9 @@ def _decode(article: bytes) -> str:
 
 
 def _choose_split(text: str) -> str:
-    remainder = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % 10
+    """Return the split of an article, by the hash of its text."""
+    digest = hashlib.sha256(text.encode()).digest()
+    remainder = int.from_bytes(digest[:8]) % 10
     return {0: "valid", 1: "test"}.get(remainder, "train")
 
 

@@ -32,11 +32,16 @@ def _read_lines(files: list[Path]) -> NamedLines:
                     raise DataError(
                         f"{path}, line {line_number}: not an article with an id and a text; download the file again"
                     )
-            yield from ((split, line) for line in map(separate_punctuation, text.split("\n")) if line)
+            for paragraph in text.split("\n"):
+                line = separate_punctuation(paragraph)
+                if line:
+                    yield split, line
 
 
 def _choose_split(article_id: str) -> str:
-    remainder = int.from_bytes(hashlib.sha256(article_id.encode()).digest()[:8]) % 100
+    """Return the split of an article, by the hash of its id."""
+    digest = hashlib.sha256(article_id.encode()).digest()
+    remainder = int.from_bytes(digest[:8]) % 100
     return {0: "valid", 1: "test"}.get(remainder, "train")
 
 

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import lzma
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from reefknot.lab.text.prepared import NamedLines, PreparedCorpus, tokenise
 from reefknot.lab.text.published import find_all_files
 
 _FOLDERS = ("train/neg", "train/pos", "train/unsup", "test/neg", "test/pos")
-_TSV_FILES = {f"{folder.replace('/', '_')}.tsv.xz": folder for folder in _FOLDERS}
-_BREAK = re.compile(r"<br\s*/?>")
+_TSV_FOLDERS = {f"{folder.replace('/', '_')}.tsv.xz": folder for folder in _FOLDERS}  # by the name of the TSV file
+_LINE_BREAK = re.compile(r"<br\s*/?>")
 
 
 def _find_files(folder: Path) -> list[Path]:
-    tsv_paths = find_all_files(folder, *_TSV_FILES)
+    """Return the TSV files, or all reviews, sorted by folder and number."""
+    tsv_paths = find_all_files(folder, *_TSV_FOLDERS)
     if tsv_paths:
         return tsv_paths
     for root in (folder, folder / "aclImdb"):
@@ -36,16 +37,22 @@ def _find_files(folder: Path) -> list[Path]:
 
 
 def _sort_key(path: Path) -> tuple[int, str]:
-    """Return the sort key of a file name, which has a number and a rating, such as 17_9.txt."""
-    number = path.stem.partition("_")[0]
-    return (int(number), path.name) if number.isdecimal() else (-1, path.name)
+    """Return the number and the name of a file, such as (17, "17_9.txt") for review 17 with the rating 9."""
+    number, _, _ = path.stem.partition("_")
+    if not number.isdecimal():
+        return -1, path.name
+    return int(number), path.name
 
 
 def _read_lines(files: list[Path]) -> NamedLines:
     for path in files:
-        reviews = _read_tsv(path) if path.name in _TSV_FILES else [_read_review(path)]
+        reviews: Iterable[tuple[str, str]]
+        if path.name in _TSV_FOLDERS:
+            reviews = _read_tsv(path)
+        else:
+            reviews = [_read_review(path)]
         for split, text in reviews:
-            for paragraph in _BREAK.split(text):
+            for paragraph in _LINE_BREAK.split(text):
                 line = tokenise(paragraph)
                 if line:
                     yield split, line
@@ -54,29 +61,33 @@ def _read_lines(files: list[Path]) -> NamedLines:
 def _read_tsv(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the split and the text of every review in a file."""
     with lzma.open(path) as file:
-        for row in file:
-            review_number, _, text = row.decode().split("\t", 2)
-            yield _choose_split(_TSV_FILES[path.name], int(review_number)), text
+        for line in file:
+            review_number, _, text = line.decode().split("\t", 2)
+            split = _choose_split(_TSV_FOLDERS[path.name], int(review_number))
+            yield split, text
 
 
 def _read_review(path: Path) -> tuple[str, str]:
     """Return the split and the text of a published review."""
     folder = "/".join(path.parts[-3:-1])
     review_number, _ = _sort_key(path)
-    return _choose_split(folder, review_number), path.read_text(encoding="utf-8")
+    split = _choose_split(folder, review_number)
+    return split, path.read_text(encoding="utf-8")
 
 
 def _choose_split(folder: str, review_number: int) -> str:
     if folder.startswith("train"):
         return "train"
-    return "test" if review_number % 2 else "valid"
+    if review_number % 2 == 0:
+        return "valid"
+    return "test"
 
 
 IMDB = PreparedCorpus(
     name="imdb",
     description="IMDB film reviews in lower case; of the test folders, even reviews are validation text, odd ones test",
     how_to_get="It is published at https://ai.stanford.edu/~amaas/data/sentiment/.",
-    expected=f"aclImdb, or {', '.join(_TSV_FILES)}",
+    expected=f"aclImdb, or {', '.join(_TSV_FOLDERS)}",
     folders=("imdb", "aclImdb"),
     files=_find_files,
     lines=_read_lines,

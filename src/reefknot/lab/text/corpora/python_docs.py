@@ -6,7 +6,8 @@ tables, markup and repeated paragraphs are left out. The text is split by module
 splits.
 
 The source files, and hence the corpus, differ between builds of the same Python version: quote the hash with a result.
-Reading order: `_read_lines` collects the paragraphs of all modules, and `_extract_paragraphs` cleans a text.
+
+Start with `_read_lines`, which collects the paragraphs of all modules. `_extract_paragraphs` cleans a text.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class PythonDocs(Corpus):
 
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         sources = _find_sources(Path(sysconfig.get_path("stdlib")))
-        identity = json.dumps([(module, path.stat().st_size) for module, path in sources.items()])
-        digest = hashlib.sha256(identity.encode()).hexdigest()
-        entry = f"python-docs-{platform.python_version()}-{_VERSION}-{digest[:12]}"
-        return write_texts(cache, entry, lambda: _read_lines(sources))
+        module_sizes = [(module, path.stat().st_size) for module, path in sources.items()]
+        digest = hashlib.sha256(json.dumps(module_sizes).encode()).hexdigest()
+        entry_name = f"python-docs-{platform.python_version()}-{_VERSION}-{digest[:12]}"
+        return write_texts(cache, entry_name, lambda: _read_lines(sources))
 
 
 PYTHON_DOCS = PythonDocs(
@@ -56,54 +57,67 @@ PYTHON_DOCS = PythonDocs(
 
 
 def _read_lines(sources: dict[str, Path]) -> NamedLines:
-    paragraphs_by_split = _split_modules(_read_modules(sources))
+    """Yield the paragraphs of all modules, each with its split."""
+    paragraphs_by_module = _read_modules(sources)
+    paragraphs_by_split = _split_modules(paragraphs_by_module)
     if not all(paragraphs_by_split.values()):
         raise DataError("this Python does not include the sources of its standard library; use another corpus")
     for split, paragraphs in paragraphs_by_split.items():
-        yield from ((split, paragraph) for paragraph in paragraphs)
+        for paragraph in paragraphs:
+            yield split, paragraph
 
 
 def _find_sources(library: Path) -> dict[str, Path]:
     """Return the source files of the library by module name, sorted by name."""
-    modules = {}
-    for folder, subfolders, files in os.walk(library):
+    sources = {}
+    for folder, subfolders, file_names in os.walk(library):
         # os.walk visits the subfolders that are left in its list.
         subfolders[:] = [name for name in subfolders if name not in _EXCLUDED_FOLDERS and "-" not in name]
-        for file in files:
-            path = Path(folder, file)
+        for file_name in file_names:
+            path = Path(folder, file_name)
             if path.suffix == ".py":
-                modules[".".join(path.relative_to(library).with_suffix("").parts)] = path
-    return dict(sorted(modules.items()))
+                module = ".".join(path.relative_to(library).with_suffix("").parts)
+                sources[module] = path
+    return dict(sorted(sources.items()))
 
 
 def _read_modules(sources: dict[str, Path]) -> dict[str, list[str]]:
     """Return the paragraphs of each module, without paragraphs that occur in an earlier module."""
     earlier_paragraphs: set[str] = set()
-    modules = {}
+    paragraphs_by_module = {}
     for module, path in sources.items():
         texts = _read_texts(module, path)
+        # A dict is a set that keeps the order of insertion.
         paragraphs = dict.fromkeys(paragraph for text in texts for paragraph in _extract_paragraphs(text))
-        modules[module] = [paragraph for paragraph in paragraphs if paragraph not in earlier_paragraphs]
+        paragraphs_by_module[module] = [paragraph for paragraph in paragraphs if paragraph not in earlier_paragraphs]
         earlier_paragraphs.update(paragraphs)
-    return modules
+    return paragraphs_by_module
 
 
-def _split_modules(modules: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Divide the paragraphs into splits by module.
+def _split_modules(paragraphs_by_module: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the paragraphs of each split. All paragraphs of a module are in the same split.
 
     Modules, sorted by the hash of their names, go to valid and then to test until each has its share of the tokens.
     """
-    sizes = {module: sum(len(paragraph.split()) for paragraph in paragraphs) for module, paragraphs in modules.items()}
+    sizes = {}
+    for module, paragraphs in paragraphs_by_module.items():
+        sizes[module] = sum(len(paragraph.split()) for paragraph in paragraphs)
     min_held_out = _HELD_OUT_FRACTION * sum(sizes.values())
-    by_hash = sorted(modules, key=lambda module: hashlib.sha256(module.encode()).digest())
-    candidates = iter(module for module in by_hash if module != _REFERENCE_MODULE)
-    valid = _take_modules(candidates, sizes, min_held_out)
-    test = _take_modules(candidates, sizes, min_held_out)
-    train = modules.keys() - {*valid, *test}
-    return {
-        split: [paragraph for module in sorted(names) for paragraph in modules[module]]
-        for split, names in {"valid": valid, "test": test, "train": train}.items()
-    }
+
+    # Choose the modules of each split.
+    modules_by_hash = sorted(paragraphs_by_module, key=lambda module: hashlib.sha256(module.encode()).digest())
+    candidates = iter(module for module in modules_by_hash if module != _REFERENCE_MODULE)
+    valid_modules = _take_modules(candidates, sizes, min_held_out)
+    test_modules = _take_modules(candidates, sizes, min_held_out)
+    train_modules = paragraphs_by_module.keys() - {*valid_modules, *test_modules}
+
+    # Collect the paragraphs of each split.
+    paragraphs_by_split: dict[str, list[str]] = {}
+    for split, modules in (("valid", valid_modules), ("test", test_modules), ("train", train_modules)):
+        paragraphs_by_split[split] = []
+        for module in sorted(modules):
+            paragraphs_by_split[split] += paragraphs_by_module[module]
+    return paragraphs_by_split
 
 
 def _take_modules(candidates: Iterator[str], sizes: Mapping[str, int], min_size: float) -> set[str]:
@@ -129,8 +143,9 @@ def _read_texts(module: str, path: Path) -> Iterator[str]:
     except (OSError, ValueError, SyntaxError, RecursionError):  # such files are skipped
         return
     if module == _REFERENCE_MODULE:
-        constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-        yield from (inspect.cleandoc(value) for value in constants if isinstance(value, str))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield inspect.cleandoc(node.value)
         return
     yield from _find_docstrings(tree)
     yield from _find_comments(source)
@@ -145,6 +160,7 @@ def _find_docstrings(node: ast.AST) -> Iterator[str]:
             yield from _find_docstrings(statement)
 
 
+# Consecutive lines that are comments, and the marks at the beginning of such lines.
 _COMMENT_BLOCK = re.compile(r"(?:^[ \t]*#.*\n)+", re.MULTILINE)
 _COMMENT_MARK = re.compile(r"^[ \t]*#+", re.MULTILINE)
 
@@ -155,8 +171,10 @@ def _find_comments(source: str) -> Iterator[str]:
         yield _COMMENT_MARK.sub("", block)
 
 
+# The beginning of a list item: "* ", "1. " or "(a) ".
 _LIST_ITEM = re.compile(r"^[ \t]*(?:[-*+o•]|\(?[0-9a-z][.)])[ \t]+", re.MULTILINE)
 
+# Markup of reStructuredText, and the plain text that replaces it.
 _MARKUP = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -174,6 +192,7 @@ _MARKUP = [
     ]
 ]
 
+# A paragraph of prose consists of these characters, and does not contain a match of _NOT_PROSE.
 _PROSE = re.compile(r"""["'(]?[a-z][\w .,;:!?'"()/%-]+""", re.ASCII | re.IGNORECASE)
 _NOT_PROSE = re.compile(
     r"copyright|licen[cs]e|https?:|www\.|\bxxx\b|"  # legal notices, addresses, reminders
@@ -199,7 +218,8 @@ def _extract_paragraphs(text: str) -> Iterator[str]:
             for pattern, replacement in _MARKUP:
                 paragraph = pattern.sub(replacement, paragraph)
             if _is_prose(paragraph):
-                yield " ".join(_TOKEN.findall(paragraph.lower()))
+                tokens = _TOKEN.findall(paragraph.lower())
+                yield " ".join(tokens)
 
 
 def _is_prose(paragraph: str) -> bool:
@@ -208,5 +228,8 @@ def _is_prose(paragraph: str) -> bool:
         return False
     words = paragraph.replace("-", " ").split()
     plain_words = [word for word in words if _PLAIN_WORD.fullmatch(word)]
-    num_common = sum(_COMMON_ENGLISH_WORD.fullmatch(word) is not None for word in plain_words)
-    return len(words) >= 6 and len(plain_words) >= 0.75 * len(words) and num_common >= 0.08 * len(words)
+    common_words = [word for word in plain_words if _COMMON_ENGLISH_WORD.fullmatch(word)]
+    is_long_enough = len(words) >= 6
+    is_plain = len(plain_words) >= 0.75 * len(words)
+    is_english = len(common_words) >= 0.08 * len(words)
+    return is_long_enough and is_plain and is_english

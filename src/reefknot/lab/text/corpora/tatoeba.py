@@ -2,13 +2,17 @@
 
 Many sentences have several translations, or occur again with different punctuation. If pairs were split at random,
 translations of the test text would be in the training text. Therefore groups of sentences that share translations stay
-together. The groups are the connected components of a graph: its nodes are the sentences of both languages, normalised
-(without case, punctuation and spaces), and each pair is an edge. Components are sorted by the SHA-256 of their smallest
-English sentence. The first 2,000 are the validation text, the next 2,000 are the test text, and the others are the
-training text. So no normalised sentence of either language is in two splits.
+together:
 
-The validation and test texts keep one pair for each normalised English sentence, the one with the lowest SHA-256, so
-that no sentence counts twice in BLEU. This gives 164,418 training, 2,156 validation and 2,165 test pairs.
+* The groups are the connected components of a graph. Its nodes are the sentences of both languages, normalised (without
+  case, punctuation and spaces), and each pair is an edge.
+* Components are sorted by the SHA-256 of their smallest English sentence. The first 2,000 are the validation text, the
+  next 2,000 are the test text, and the others are the training text.
+* The validation and test texts keep one pair for each normalised English sentence, so that no sentence counts twice in
+  BLEU: the pair with the lowest SHA-256.
+
+So no normalised sentence of either language is in two splits. There are 164,418 training, 2,156 validation and 2,165
+test pairs.
 
 deu-eng.zip is read as it is published: English, tab, German.
 """
@@ -27,7 +31,7 @@ from reefknot.lab.text.published import find_all_files
 
 _ARCHIVE = "deu-eng.zip"
 _ARCHIVE_MEMBER = "deu.txt"
-_HELD_OUT = 2_000  # components for each of valid and test
+_NUM_HELD_OUT = 2_000  # components for each of valid and test
 
 _Pair = tuple[str, str]  # English, German
 _Node = tuple[str, str]  # language, normalised sentence
@@ -35,10 +39,13 @@ _Node = tuple[str, str]  # language, normalised sentence
 
 def _read_lines(files: list[Path]) -> NamedLines:
     (path,) = files
-    components = sorted(_find_components(_read_pairs(path)), key=_component_hash)
+    components = _find_components(_read_pairs(path))
+    components.sort(key=_component_hash)
     for index, component in enumerate(components):
         split = _choose_split(index)
-        pairs = component if split == "train" else _keep_one_translation(component)
+        pairs = component
+        if split != "train":
+            pairs = _keep_one_translation(component)
         for english, german in pairs:
             yield f"{split}.en", english
             yield f"{split}.de", german
@@ -53,17 +60,20 @@ def _read_pairs(path: Path) -> Iterator[_Pair]:
         columns = line.removesuffix("\r").split("\t")
         if len(columns) != 2:
             raise DataError(f"{path}, line {line_number}: not English, tab, German; download it again")
-        yield columns[0], columns[1]
+        english, german = columns
+        yield english, german
 
 
 def _choose_split(index: int) -> str:
     """Return the split of a component, from its index in the order of the hashes."""
-    if index < _HELD_OUT:
+    if index < _NUM_HELD_OUT:
         return "valid"
-    return "test" if index < 2 * _HELD_OUT else "train"
+    if index < 2 * _NUM_HELD_OUT:
+        return "test"
+    return "train"
 
 
-def _find_components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
+def _find_components(pairs: Iterable[_Pair]) -> list[list[_Pair]]:
     """Return the pairs of each connected component of the graph of normalised sentences, by union-find.
 
     Every node points to a parent in its component, and the root of a component points to itself. For each pair, the
@@ -72,33 +82,46 @@ def _find_components(pairs: Iterable[_Pair]) -> Iterable[list[_Pair]]:
     parents: dict[_Node, _Node] = {}
 
     def find_root(node: _Node) -> _Node:
-        while (parent := parents.setdefault(node, node)) != node:
+        parents.setdefault(node, node)
+        while parents[node] != node:
+            parent = parents[node]
             parents[node] = parents[parent]  # path halving
             node = parent
         return node
 
-    edges = []
-    for pair in pairs:
-        english, german = pair
-        english_node, german_node = ("en", _normalise(english)), ("de", _normalise(german))
-        parents[find_root(german_node)] = find_root(english_node)
-        edges.append((english_node, pair))
+    # Join the components of both sentences of each pair.
+    pairs_with_nodes = []
+    for english, german in pairs:
+        english_node = ("en", _normalise(english))
+        german_node = ("de", _normalise(german))
+        english_root = find_root(english_node)
+        german_root = find_root(german_node)
+        parents[german_root] = english_root
+        pairs_with_nodes.append(((english, german), english_node))
+
+    # Collect the pairs of each component.
     components: dict[_Node, list[_Pair]] = defaultdict(list)
-    for english_node, pair in edges:
+    for pair, english_node in pairs_with_nodes:
         components[find_root(english_node)].append(pair)
-    return components.values()
+    return list(components.values())
 
 
 def _component_hash(component: list[_Pair]) -> bytes:
-    return _hash(min(english for english, _ in component))
+    smallest_sentence = min(english for english, _ in component)
+    return _hash(smallest_sentence)
 
 
-def _keep_one_translation(component: list[_Pair]) -> Iterable[_Pair]:
+def _keep_one_translation(component: list[_Pair]) -> list[_Pair]:
     """Return the translation with the lowest hash for each English sentence."""
     pair_by_english: dict[str, _Pair] = {}
-    for pair in sorted(component, key=lambda pair: _hash("\t".join(pair))):
-        pair_by_english.setdefault(_normalise(pair[0]), pair)
-    return pair_by_english.values()
+    for pair in sorted(component, key=_pair_hash):
+        english, _ = pair
+        pair_by_english.setdefault(_normalise(english), pair)
+    return list(pair_by_english.values())
+
+
+def _pair_hash(pair: _Pair) -> bytes:
+    return _hash("\t".join(pair))
 
 
 def _normalise(sentence: str) -> str:

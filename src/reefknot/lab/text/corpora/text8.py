@@ -16,7 +16,7 @@ from reefknot.lab.text.prepared import NamedLines, PreparedCorpus
 from reefknot.lab.text.published import find_all_files
 
 NUM_CHARACTERS = 100_000_000
-NUM_HELD_OUT = 1_000_000  # characters
+NUM_HELD_OUT = 1_000_000  # characters at the end
 WORDS_PER_LINE = 1_000
 _BLOCK_SIZE = 1 << 20
 
@@ -27,7 +27,8 @@ def _read_lines(files: list[Path]) -> NamedLines:
     if size != NUM_CHARACTERS:
         raise DataError(f"{path}: {size:,} bytes, but text8 has {NUM_CHARACTERS:,}; download it again")
     with path.open("rb") as file:
-        yield from (("train", line) for line in _cut_lines(file, NUM_CHARACTERS - NUM_HELD_OUT))
+        for line in _cut_lines(file, NUM_CHARACTERS - NUM_HELD_OUT):
+            yield "train", line
         for line in _cut_lines(file, NUM_HELD_OUT):
             yield "valid", line
             yield "test", line
@@ -45,7 +46,7 @@ def _cut_lines(file: BinaryIO, num_characters: int) -> Iterator[str]:
         block = file.read(min(remaining, _BLOCK_SIZE))
         remaining -= len(block)
         *complete_words, partial_word = (partial_word + block).split(b" ")
-        words += filter(None, complete_words)
+        words += [word for word in complete_words if word]
         while len(words) >= WORDS_PER_LINE:
             yield b" ".join(words[:WORDS_PER_LINE]).decode("ascii")
             del words[:WORDS_PER_LINE]

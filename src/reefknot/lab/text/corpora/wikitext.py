@@ -7,24 +7,28 @@ from __future__ import annotations
 
 from reefknot.lab.text.published import PublishedCorpus
 
-_TRAIN, _VALID, _TEST = "wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"
+_FILE_NAMES = {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"}
 _HELD_OUT_SHA256 = {
-    _VALID: "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-    _TEST: "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+    "wiki.valid.tokens": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+    "wiki.test.tokens": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
 }
 
 
 def _define_wikitext(
     millions: int, *, train_tokens: int, types: int, train_sha256: str | None = None
 ) -> PublishedCorpus:
+    """Define WikiText-2 or WikiText-103, by the millions of training tokens in its name."""
+    sha256 = dict(_HELD_OUT_SHA256)
+    if train_sha256 is not None:
+        sha256[_FILE_NAMES["train"]] = train_sha256
     return PublishedCorpus(
         name=f"wikitext-{millions}",
         description=f"WikiText-{millions}, word level",
         how_to_get=f"The files are in wikitext-{millions}-v1.zip.",
-        files={"train": _TRAIN, "valid": _VALID, "test": _TEST},
+        files=_FILE_NAMES,
         tokens={"train": train_tokens, "valid": 217_646, "test": 245_569},
         types=types,
-        sha256=({_TRAIN: train_sha256} if train_sha256 else {}) | _HELD_OUT_SHA256,
+        sha256=sha256,
     )
 
 

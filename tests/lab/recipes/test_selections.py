@@ -1,4 +1,4 @@
-"""Recipes that extend another recipe: the same settings, the same runs, and clear errors."""
+"""Recipes that select rows of another recipe: the same settings, the same runs, and clear errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.changes import Change
 
-PARTS = {
+EXTENDED_RECIPES = {
     "inan2017/figure2": "inan2017/table1",
     "inan2017/table4": "inan2017/table1",
     "pappas2019/figure3": "pappas2019/table4",
@@ -22,19 +22,22 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize(("part", "whole"), PARTS.items())
-def test_part_has_the_rows_of_the_extended_recipe(part: str, whole: str) -> None:
-    loaded_part, loaded_whole = load_recipe(part), load_recipe(whole)
-    assert (loaded_part.given_name, loaded_part.name, loaded_part.paper) == (part, whole, loaded_whole.paper)
-    assert loaded_part.title != loaded_whole.title
-    for row in loaded_part.rows:
-        assert row == loaded_whole.row(row.name)
-        assert loaded_part.experiments[row.name] == loaded_whole.experiments[row.name]
+@pytest.mark.parametrize(("name", "extended_name"), EXTENDED_RECIPES.items())
+def test_selection_has_the_rows_of_the_extended_recipe(name: str, extended_name: str) -> None:
+    recipe = load_recipe(name)
+    extended_recipe = load_recipe(extended_name)
+    assert recipe.given_name == name
+    assert recipe.name == extended_name
+    assert recipe.paper == extended_recipe.paper
+    assert recipe.title != extended_recipe.title
+    for row in recipe.rows:
+        assert row == extended_recipe.row(row.name)
+        assert recipe.experiments[row.name] == extended_recipe.experiments[row.name]
 
 
-def test_invalid_part_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "part.toml"
-    head = 'title = "Part"\nextends = "{}"\n'
+def test_invalid_selection_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "selection.toml"
+    head = 'title = "Selection"\nextends = "{}"\n'
     for text, message in (
         (head.format("demo") + 'rows = ["zebra"]', 'demo has no row "zebra"; there are: "'),
         (head.format("demo") + "rows = []", "rows: "),
@@ -48,12 +51,12 @@ def test_invalid_part_is_rejected(tmp_path: Path) -> None:
         assert message in str(caught.value)
 
 
-def test_part_accepts_overrides_and_row_patterns() -> None:
-    part = load_recipe("inan2017/figure2", ["training.epochs=2"], ["*large"])
-    assert [row.name for row in part.rows] == [
+def test_selection_accepts_overrides_and_row_patterns() -> None:
+    recipe = load_recipe("inan2017/figure2", ["training.epochs=2"], ["*large"])
+    assert [row.name for row in recipe.rows] == [
         "VD-LSTM large",
         "VD-LSTM+AL large",
         "VD-LSTM+RE large",
         "VD-LSTM+REAL large",
     ]
-    assert part.changed["VD-LSTM large"] == [Change(key="training.epochs", old=100, new=2)]
+    assert recipe.changed["VD-LSTM large"] == [Change(key="training.epochs", old=100, new=2)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,14 @@ from torch import Tensor
 
 from reefknot.kernels.choice import Impl, using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.kernels.log_probs import LogProbs, linear_log_probs
 from reefknot.kernels.losses import row_losses, summed_loss
 from reefknot.kernels.passes import LossInputs
 from reefknot.kernels.soft_target import soft_targets
 
 from .dense import IGNORE, Problem, dense_losses, largest_error, problem, relative_error
 from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter, run_in_interpreter, starts_the_interpreter
+from .scored import TRANSFORMS, Transform, dense_cross_entropy, dense_log_probs, objective
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -35,6 +38,7 @@ ONE_PASS, TWO_PASSES = 64.0, 1e-6
 """Memory budgets in MiB. With a few bytes, classes are computed in blocks of 256."""
 
 budgets = pytest.mark.parametrize("memory", [ONE_PASS, TWO_PASSES])
+some_transforms = pytest.mark.parametrize("transform", [TRANSFORMS["negative scale"], TRANSFORMS["all"]])
 
 
 @starts_the_interpreter
@@ -102,6 +106,42 @@ def test_row_losses_match_dense(shape: tuple[int, int, int], memory: float, bias
         actual = row_losses(p.h, p.w, p.b, p.y, tau)
         assert largest_error(actual, losses) < 2e-6
         assert largest_error(p.gradients(weighted_sum(actual)), exact.gradients(weighted_sum(losses))) < 4e-6
+
+
+@gpu_or_interpreter
+@budgets
+@some_transforms
+@pytest.mark.parametrize("bias", [True, False])
+def test_transformed_losses_match_dense(memory: float, transform: Transform, bias: bool) -> None:
+    exact = problem(33, 12, 300, bias).to(torch.float32).to(torch.float64)
+    p = exact.to(torch.float32, DEVICE)
+    class_weight_V = torch.linspace(0.2, 2.0, 300, dtype=torch.float64)
+    for weight, smoothing, z_loss in ((None, 0.0, 0.0), (class_weight_V, 0.0, 0.0), (class_weight_V, 0.1, 1e-2)):
+        settings: dict[str, Any] = {"reduction": "mean", "label_smoothing": smoothing, "z_loss": z_loss}
+        expected = dense_cross_entropy(exact, transform, weight=weight, **settings)
+        device_weight = None if weight is None else weight.to(DEVICE, torch.float32)
+        actual = linear_cross_entropy(
+            *(p.h, p.w, p.y, p.b), weight=device_weight, **settings, **transform.arguments, impl="triton", memory=memory
+        )
+        assert relative_error(actual, expected) < 2e-6
+        assert largest_error(p.gradients(actual), exact.gradients(expected)) < 1e-5
+
+
+@gpu_or_interpreter
+@budgets
+@some_transforms
+@pytest.mark.parametrize("bias", [True, False])
+def test_log_probs_and_entropies_match_dense(memory: float, transform: Transform, bias: bool) -> None:
+    exact = problem(33, 12, 300, bias).to(torch.float32).to(torch.float64)
+    p = exact.to(torch.float32, DEVICE)
+    expected = dense_log_probs(exact, transform)
+    actual = linear_log_probs(*(p.h, p.w, p.y), linear_bias=p.b, **transform.arguments, impl="triton", memory=memory)
+    assert largest_error(actual[:3], expected[:3]) < 4e-6
+    assert torch.equal(actual.argmax.cpu(), expected.argmax)
+    for which in ("log_probs", "entropy", "lse", "all"):
+        total = objective(LogProbs(*(result.cpu() for result in actual)), which)
+        gradients = torch.autograd.grad(total, p.leaves, retain_graph=True)
+        assert largest_error(gradients, exact.gradients(objective(dense_log_probs(exact, transform), which))) < 1e-5
 
 
 @gpu_or_interpreter

@@ -212,8 +212,8 @@ def _row_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     loss_inputs = options.loss_inputs(*inputs)
     # A result that was not requested is an empty tensor, and so is its gradient.
     is_requested = _requested_results(request)
-    grads = [grad if is_wanted else None for grad, is_wanted in zip(grads, is_requested, strict=False)]
-    gradients = compute_row_gradients(loss_inputs, request, lse, lse_tau, entropy, RowGrads(*grads), needs_grad)
+    row_grads = RowGrads(*(grad if is_wanted else None for grad, is_wanted in zip(grads, is_requested, strict=False)))
+    gradients = compute_row_gradients(loss_inputs, request, lse, lse_tau, entropy, row_grads, needs_grad)
     return _fill_unneeded(needs_grad, gradients, hidden)
 
 

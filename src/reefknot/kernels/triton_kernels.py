@@ -154,7 +154,7 @@ def _add_bias(scores, bias_ptr, columns, V, BIAS: tl.constexpr):
 @triton.jit
 def _tanh(x):
     """Return tanh(x), computed from exp2 without overflow."""
-    decay = tl.exp2(-2.0 * LOG2_E * tl.abs(x))
+    decay = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
     return tl.where(x < 0, -1.0, 1.0) * (1.0 - decay) / (1.0 + decay)
 
 

@@ -46,6 +46,7 @@ _MODULE_OF_NAME = {
     "GRU": "nn.encoders.stacked",
     "LSTM": "nn.encoders.stacked",
     "LanguageModel": "nn.models.language_model",
+    "LinearCrossEntropyLoss": "nn.linear_cross_entropy_loss",
     "Lookup": "nn.inputs.lookup",
     "MixtureOfSoftmaxes": "nn.outputs.mixture",
     "NonFiniteError": "errors",
@@ -69,6 +70,8 @@ _MODULE_OF_NAME = {
     "WordVectors": "vectors.word_vectors",
     "linear_cross_entropy": "kernels.linear_cross_entropy",
     "linear_divergence": "kernels.divergence",
+    "linear_log_probs": "kernels.log_probs",
+    "linear_topk": "kernels.topk",
     "load_recipe": "lab.recipes.recipe",
     "open_dataset": "lab.text.dataset",
     "open_run": "lab.tasks",
@@ -92,6 +95,8 @@ if TYPE_CHECKING:
     from reefknot.kernels.choice import using as using
     from reefknot.kernels.divergence import linear_divergence as linear_divergence
     from reefknot.kernels.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from reefknot.kernels.log_probs import linear_log_probs as linear_log_probs
+    from reefknot.kernels.topk import linear_topk as linear_topk
     from reefknot.lab.recipes.recipe import load_recipe as load_recipe
     from reefknot.lab.tasks import open_run as open_run
     from reefknot.lab.tasks.word_vectors import open_vectors as open_vectors
@@ -117,6 +122,7 @@ if TYPE_CHECKING:
     from reefknot.nn.inputs.char_cnn import CharCNN as CharCNN
     from reefknot.nn.inputs.lookup import Lookup as Lookup
     from reefknot.nn.inputs.spelling import spell as spell
+    from reefknot.nn.linear_cross_entropy_loss import LinearCrossEntropyLoss as LinearCrossEntropyLoss
     from reefknot.nn.models.language_model import LanguageModel as LanguageModel
     from reefknot.nn.models.regularisation import RegularisationSettings as RegularisationSettings
     from reefknot.nn.models.skip_gram import SkipGram as SkipGram

@@ -6,6 +6,7 @@ Shapes: N rows, D dimensions, V classes.
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.nn.linear_cross_entropy_loss import LinearCrossEntropyLoss
 
 from .dense import IGNORE, MEMORY, Problem, largest_error, problem, relative_error
 from .scored import TRANSFORMS, Transform, dense_cross_entropy
@@ -150,6 +152,28 @@ def test_class_probabilities_and_groups_of_classes_equal_torch() -> None:
         linear_cross_entropy(hidden, groups, target, linear_bias=bias),
         F.linear_cross_entropy(hidden, groups, target, linear_bias=bias),
     )
+
+
+@torch_function
+@pytest.mark.parametrize("out_features", [(), (3, 2)])
+def test_module_loads_the_state_of_torchs_module(out_features: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    theirs = torch.nn.LinearCrossEntropyLoss(5, 9, out_features=out_features, bias=True, label_smoothing=0.1)
+    ours = LinearCrossEntropyLoss(5, 9, out_features=out_features, bias=True, label_smoothing=0.1)
+    ours.load_state_dict(theirs.state_dict())
+    hidden, target = torch.randn(6, 5), torch.randint(9, (6, *out_features))
+    torch.testing.assert_close(ours(hidden, target), theirs(hidden, target))
+
+
+def test_module_moves_with_its_class_weights_and_copies() -> None:
+    p = problem(20, 5, 9)
+    criterion = LinearCrossEntropyLoss(5, 9, weight=class_weights(p), softcap=3.0, dtype=torch.float64)
+    loss = criterion(p.h, p.y)
+    expected = linear_cross_entropy(p.h, criterion.linear.weight, p.y, weight=class_weights(p), softcap=3.0)
+    assert torch.equal(loss, expected)
+    copied = copy.deepcopy(criterion).to(torch.float32)
+    assert copied(p.h.float(), p.y).dtype == torch.float32
+    assert "softcap=3.0" in repr(criterion)
 
 
 def test_old_keywords_work_with_a_warning() -> None:

@@ -19,8 +19,8 @@ from reefknot.kernels.linear_cross_entropy import Reduction, linear_cross_entrop
 class LinearCrossEntropyLoss(nn.Module):
     """A linear classifier with its cross-entropy, which never stores all scores at once.
 
-    The arguments and the parameter names (`linear.weight`, `linear.bias`) are those of `torch.nn.LinearCrossEntropyLoss`,
-    so that a state dict of one fits the other. The keyword arguments after `options` are ours; see
+    The arguments up to `options` and the parameter names (`linear.weight`, `linear.bias`) are those of
+    `torch.nn.LinearCrossEntropyLoss`, so a state dict of one fits the other. The other arguments are ours; see
     `linear_cross_entropy`.
 
     Args:
@@ -90,7 +90,8 @@ class LinearCrossEntropyLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of hidden states, with shape (..., D), and their targets, with shape (...)."""
-        weight, bias = self.linear.weight, self.linear.bias
+        weight: Tensor = self.linear.weight
+        bias: Tensor | None = self.linear.bias
         if self.out_features:
             weight = weight.view(self.num_classes, *self.out_features, -1)
             bias = None if bias is None else bias.view(self.num_classes, *self.out_features)

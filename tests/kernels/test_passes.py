@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from reefknot.kernels import losses
 from reefknot.kernels.choice import using
 from reefknot.kernels.losses import row_losses, summed_loss
 from reefknot.kernels.passes import LossInputs
@@ -256,3 +257,18 @@ def test_extreme_scores_do_not_overflow(dtype: torch.dtype, memory: float) -> No
             assert grad_hidden_ND[:, 0].tolist() == [0.0, -2e4, 2e4]
             assert grad_weight_VD[:2, 0].tolist() == [2.0, -2.0]
             assert not grad_weight_VD[2:].any()
+
+
+@pytest.mark.parametrize("dim", [1, 7, 8, 13])
+def test_padded_dimensions_give_the_same_losses_and_gradients(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU needs rows of a multiple of 8 dimensions. Here the padding is made on the CPU."""
+    p = problem(20, dim, 50)
+    expected = [*p.gradients(summed(p)), *p.gradients(row_losses(p.h, p.w, p.b, p.y).nll.square().sum())]
+
+    def pad(hidden_ND: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+        padding = (0, -dim % losses.DIMENSION_MULTIPLE)
+        return torch.nn.functional.pad(hidden_ND, padding), torch.nn.functional.pad(weight_VD, padding)
+
+    monkeypatch.setattr(losses, "align_dimensions", pad)
+    actual = [*p.gradients(summed(p)), *p.gradients(row_losses(p.h, p.w, p.b, p.y).nll.square().sum())]
+    assert largest_error(actual, expected) < 1e-13

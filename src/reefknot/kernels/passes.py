@@ -11,7 +11,7 @@ The autograd functions in `autograd` call them. A backend (`scores`, `triton_sco
 
 `weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), `lse` for log-sum-exps of
 the scores, and `lse_tau` for log-sum-exps at temperature tau. The gradient of `x` is `grad_x`.
-Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
+Shapes: N rows (tokens), D dimensions, V classes.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ def compute_losses_with_gradients(
 
     Args:
         inputs: The inputs of the pass.
-        row_weights: Called with the losses of each block of rows. It returns their weights.
+        weigh_rows: Called with the losses of each block of rows. It returns the weights of the rows.
         needs_grad: Whether the gradients of hidden, weight and bias are needed.
-        group: Number of consecutive rows that `row_weights` needs at once.
+        group: Number of consecutive rows that `weigh_rows` needs at once.
     """
     block_size = inputs.block_size(group)
     sums = GradientSums(inputs, needs_grad, block_size)

@@ -63,6 +63,16 @@ def test_record_is_rendered_as_tables(script: dict[str, Any]) -> None:
     assert "|  | CCE |  |  |  |  |  | not installed |" in text
 
 
+def test_ratio_to_the_matrix_products_is_a_column_if_it_was_measured(script: dict[str, Any]) -> None:
+    record = _record()
+    assert "x products" not in script["format_results"]({"engine": record}), "records of earlier versions have none"
+    record["rows"] = [row | {"over_products": 1.5 if row["ms"] else None} for row in record["rows"]]
+    text = script["format_results"]({"engine": record})
+    assert "| ms | x floor | x products | over MiB |" in text
+    assert "| 16, 8, 50 (0.5) | reefknot | 1 | 2 | 1.5 | 0 | 1.0e-06 | yes |  |" in text
+    assert "|  | CCE |  |  |  |  |  |  | not installed |" in text
+
+
 def test_steps_are_rendered_with_seconds_per_epoch(script: dict[str, Any]) -> None:
     row = {"row": "tied", "mode": "captured", "ms": 12.6, "epoch_seconds": 8.719}
     text = script["format_results"]({"engine": _record(bench="steps", rows=[row])})

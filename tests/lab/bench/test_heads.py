@@ -10,8 +10,8 @@ import torch
 
 from reefknot.errors import ResourceError
 from reefknot.lab.bench import heads
-from reefknot.lab.bench.heads import Bench, Row, choose_cases, measure_all
-from reefknot.lab.bench.problems import DRILL_LAYERS, ENDS, NUM_EXPERTS, Shape, make_problem
+from reefknot.lab.bench.heads import PRODUCTS_FAMILY, Bench, Row, choose_cases, measure_all, merge_products_rows
+from reefknot.lab.bench.problems import DRILL_LAYERS, ENDS, NUM_EXPERTS, NUM_PRODUCTS, Shape, make_problem
 
 SHAPE = Shape(16, 8, 50)
 QUICK = Bench("cpu", families=("reefknot", "eager", "liger"), seconds=0.0)
@@ -30,7 +30,7 @@ def test_every_end_is_measured() -> None:
     rows = _run(QUICK, *ENDS)
     assert {row.end for row in rows} == set(ENDS)
     for row in rows:
-        if row.family != "liger":
+        if row.family not in ("liger", PRODUCTS_FAMILY):
             assert row.note == ""
             assert row.ms is not None
             assert row.over_mib is not None
@@ -40,9 +40,46 @@ def test_every_end_is_measured() -> None:
         assert json.loads(json.dumps(row.record(), allow_nan=False))["shape"] == [16, 8, 50]
 
 
+def test_matrix_products_have_a_row_and_all_rows_a_ratio() -> None:
+    for end in ENDS:
+        rows = _run(Bench("cpu", ("eager",), seconds=0.0), end)
+        if end not in NUM_PRODUCTS:
+            assert [row.products_ms for row in rows] == [None]
+            continue
+        products, eager = rows
+        assert products.competitor == f"{NUM_PRODUCTS[end]} matrix products"
+        assert products.record()["over_products"] == 1.0
+        assert (products.note, products.errors, products.over_mib) == ("", None, None)
+        assert products.ms is not None
+        assert eager.ms is not None
+        assert eager.record()["over_products"] == eager.ms / products.ms
+
+
+def test_matrix_products_are_measured_before_every_competitor_on_a_gpu() -> None:
+    problem = make_problem("log_probs", SHAPE, "cpu", torch.float32)
+    entries = heads._build_entries(Bench("cuda", ("reefknot", "eager", "trl")), problem, 1.0)
+    names = [entry.row.competitor for entry in entries]
+    assert set(names[::2]) == {"4 matrix products"}
+    others = ["reefknot", "reefknot, chunked", "reefknot, fp32 weights", "eager torch", "chunks as in TRL"]
+    assert names[1::2] == others
+
+
+def test_turns_of_the_matrix_products_are_merged() -> None:
+    """On a GPU, the products are timed before every competitor."""
+    empty = Row("plain", SHAPE, "eager", "bfloat16", 1.0, competitor="eager torch")
+    products = replace(empty, family=PRODUCTS_FAMILY, competitor="3 matrix products", repeats=5)
+    turns = [replace(products, ms=milliseconds) for milliseconds in (2.0, 9.0, 4.0)]
+    merged, *others = merge_products_rows([turns[0], replace(empty, ms=8.0), turns[1], empty, turns[2], empty])
+    assert (merged.ms, merged.repeats, merged.over_products) == (4.0, 15, 1.0)
+    assert [row.over_products for row in others] == [2.0, None, None]
+    failed = replace(products, note="out of memory")
+    merged, other = merge_products_rows([failed, replace(empty, ms=8.0)])
+    assert (merged.ms, merged.note, other.over_products) == (None, "out of memory", None)
+
+
 def test_every_memory_budget_is_a_row() -> None:
     names = [row.competitor for row in _run(Bench("cpu", ("reefknot",), memory=(1.0, 64.0), seconds=0.0), "plain")]
-    assert names == ["reefknot", "reefknot, 1 MiB", "reefknot, 64 MiB", "reefknot, chunked"]
+    assert names == ["3 matrix products", "reefknot", "reefknot, 1 MiB", "reefknot, 64 MiB", "reefknot, chunked"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +98,7 @@ def test_failing_competitor_is_noted_and_others_are_measured(
         raise error
 
     monkeypatch.setattr("reefknot.lab.bench.competitors.LOSSES", {"plain": fail})
-    reefknot, *_, eager = _run(Bench("cpu", ("reefknot", "eager"), seconds=0.0), "plain")
+    _, reefknot, *_, eager = _run(Bench("cpu", ("reefknot", "eager"), seconds=0.0), "plain")
     assert reefknot.ms is not None
     assert eager.ms is None
     assert eager.note.startswith(reason)
@@ -69,7 +106,7 @@ def test_failing_competitor_is_noted_and_others_are_measured(
 
 def test_nonfinite_gradients_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "compute_relative_errors", lambda gradients, exact: {"hidden": float("nan")})
-    (row,) = _run(Bench("cpu", ("eager",), seconds=0.0), "plain")
+    _, row = _run(Bench("cpu", ("eager",), seconds=0.0), "plain")
     assert row.errors is None
     assert row.note == "gradients are not finite"
 
@@ -83,6 +120,8 @@ def test_minimum_operation_counts_match_values_by_hand() -> None:
     assert problems["augmented-detached"].floor_flops == 6 * N * D * V + 6 * num_distinct * D * V
     assert problems["augmented"].floor_flops == 6 * N * D * V + 10 * num_distinct * D * V
     assert problems["mixture"].floor_flops == NUM_EXPERTS * (6 * N * D * V + 6 * N * D * D)
+    assert problems["softcap"].floor_flops == problems["log_probs"].floor_flops == 6 * N * D * V
+    assert problems["distil"].floor_flops == 8 * N * D * V
     assert problems["drill"].floor_flops == 6 * N * D * V + DRILL_LAYERS * 6 * V * D * D
 
     targets_N = problems["adaptive"].targets

@@ -18,7 +18,8 @@ def test_problem_is_reproducible(end: str) -> None:
     assert torch.equal(first.hidden, second.hidden)
     assert torch.equal(first.targets, second.targets)
     assert first.weights.keys() == second.weights.keys()
-    assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)
+    assert first.tensors.keys() == second.tensors.keys()
+    assert all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
 
 
 def test_targets_follow_zipf() -> None:
@@ -29,14 +30,14 @@ def test_targets_follow_zipf() -> None:
         assert float(counts[word]) / 20_000 == pytest.approx(1 / ((word + 1) * float(harmonic)), rel=0.1)
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [end for end in ENDS if end != "log_probs"])
 def test_loss_is_in_the_range_of_a_trained_model(end: str) -> None:
     """The loss is well below the unigram entropy and well above zero."""
     problem = make_problem(end, SHAPE, "cpu", torch.float64)
     unigram = 1.0 / torch.arange(1, SHAPE.classes + 1, dtype=torch.float64)
     unigram /= unigram.sum()
     entropy = float(-(unigram * unigram.log()).sum())
-    loss = float(LOSSES[end](problem.hidden, problem.targets, problem.weights) / SHAPE.tokens)
+    loss = float(LOSSES[end](problem.hidden, problem.targets, problem.tensors) / SHAPE.tokens)
     assert 0.15 * entropy < loss < 0.9 * entropy
 
 

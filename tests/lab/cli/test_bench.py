@@ -37,6 +37,23 @@ def test_heads_print_a_table_and_write_a_record(cli: Cli, tmp_path: Path) -> Non
     assert all(row["over_floor"] > 0 for row in record["rows"] if row["ms"] is not None)
 
 
+def test_functions_are_compared_with_the_matrix_products(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    ends = ("--end", "softcap", "--end", "log_probs", "--end", "distil")
+    competitors = ("--competitor", "reefknot", "--competitor", "eager", "--competitor", "trl")
+    options = ("--shape", "16,8,50", "--seconds", "0", "--device", "cpu", "--json", path)
+    outcome = cli("bench", "heads", *ends, *competitors, *options)
+    assert outcome.code == 0, outcome.err
+    assert all(text in outcome.out for text in ("x products", "4 matrix products", "chunks as in TRL"))
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["end"] for row in rows} == {"softcap", "log_probs", "distil"}
+    assert all(row["note"] == "" for row in rows)
+    assert all(row["over_products"] == row["ms"] / row["products_ms"] for row in rows)
+    without_products = cli("bench", "heads", "--end", "drill", *competitors[:4], *options[:-2])
+    assert "x floor" in without_products.out
+    assert "x products" not in without_products.out
+
+
 def test_encoders_print_a_table_and_write_a_record(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     shapes = ("--shape", "2,3,4-5-5", "--shape", "2,3,4-6-6-4")

@@ -1,7 +1,8 @@
 """The implementations of output layers that `bench heads` compares: reefknot and its competitors.
 
 An output end is a classifier with its loss. `COMPETITORS`, at the end of the file, lists the competitors: plain torch,
-torch's own losses, and other packages. `build_reefknot_step` builds the same training step with reefknot's end.
+torch's own losses, and other packages. `build_reefknot_step` builds the same training step with reefknot's end, or with
+its function if the end is one of the library's functions. `build_products_step` computes only the matrix products.
 
 To add a package that has a fused cross-entropy of a linear classifier, write a function that imports it and returns a
 `FusedLoss`, such as `_load_liger`, and add one line to `COMPETITORS`:
@@ -19,6 +20,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -28,15 +30,28 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from reefknot.kernels.choice import Impl, using
+from reefknot.kernels.divergence import linear_divergence
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.kernels.log_probs import linear_log_probs
 from reefknot.lab.bench.measure import Step, Unavailable
-from reefknot.lab.bench.plain_ends import LOSSES, LossFunction, compute_experts, encode_classes
+from reefknot.lab.bench.plain_ends import (
+    LOSSES,
+    LossFunction,
+    at_least_float32,
+    compute_experts,
+    encode_classes,
+    policy_objective,
+)
 from reefknot.lab.bench.problems import (
     ALPHA,
     DRILL_LAYERS,
     ENDS,
     NUM_EXPERTS,
+    NUM_PRODUCTS,
+    SOFTCAP,
     TAU,
     Problem,
     Weights,
@@ -52,7 +67,12 @@ from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
 
 FusedLoss = Callable[..., Tensor]
-"""A fused cross-entropy of a linear classifier: (hidden_ND, weight_VD, targets_N, reduction) -> loss."""
+"""A fused cross-entropy of a linear classifier: (hidden_ND, weight_VD, targets_N, reduction) -> loss.
+
+If it can cap scores, it also has an argument `softcap`.
+"""
+CHECKPOINTED_ROWS = 1024
+"""Rows of a chunk of the competitor that computes log-probabilities in chunks, as TRL does."""
 COMPOSED_ENDS = ("plain", "adaptive", "mixture", "drill")
 """The ends that can be composed of a fused loss.
 
@@ -86,20 +106,31 @@ class Competitor:
         Raises:
             Unavailable: The competitor cannot be used here. Its code may raise other errors too.
         """
-        hidden_ND = problem.hidden.clone().requires_grad_()
-        weights = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in problem.weights.items()}
-        leaves = {"hidden": hidden_ND, **weights}
-        targets_N = problem.targets.to(hidden_ND.device)
-        compute_summed_loss = self.build_loss(problem)
+        return _build_loss_step(problem, dtype, self.build_loss(problem))
 
-        def compute_mean_loss() -> Tensor:
-            with _autocast(problem, dtype):
-                return compute_summed_loss(hidden_ND, targets_N, weights) / problem.shape.tokens
 
-        def get_gradients() -> dict[str, Tensor | None]:
-            return {name: leaf.grad for name, leaf in leaves.items()}
+def _build_loss_step(
+    problem: Problem,
+    dtype: torch.dtype,
+    compute_summed_loss: LossFunction,
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Step:
+    """Return a training step of a loss function, with the problem's weights in `dtype`."""
+    hidden_ND = problem.hidden.clone().requires_grad_()
+    weights = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in problem.weights.items()}
+    constants = {name: constant.to(dtype) for name, constant in problem.constants.items()}
+    tensors = {**weights, **constants, **problem.row_constants}
+    leaves = {"hidden": hidden_ND, **weights}
+    targets_N = problem.targets.to(hidden_ND.device)
 
-        return Step(compute_mean_loss, list(leaves.values()), get_gradients)
+    def compute_mean_loss() -> Tensor:
+        with _autocast(problem, dtype):
+            return compute_summed_loss(hidden_ND, targets_N, tensors) / problem.shape.tokens
+
+    def get_gradients() -> dict[str, Tensor | None]:
+        return {name: leaf.grad for name, leaf in leaves.items()}
+
+    return Step(compute_mean_loss, list(leaves.values()), get_gradients, context)
 
 
 def competitors_for(end: str) -> list[Competitor]:
@@ -117,7 +148,7 @@ def _autocast(problem: Problem, weight_dtype: torch.dtype) -> torch.autocast:
 
 
 def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto", memory: float | None = None) -> Step:
-    """Return a training step of reefknot's end, with the problem's weights in `dtype`.
+    """Return a training step of reefknot's end or function, with the problem's weights in `dtype`.
 
     Args:
         problem: Hidden states, targets and weights.
@@ -125,6 +156,10 @@ def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto
         impl: The implementation of the kernels.
         memory: The budget of working memory in MiB.
     """
+    context = partial(using, impl=impl, memory=memory)
+    if problem.end in _REEFKNOT_FUNCTIONS:
+        return _build_loss_step(problem, dtype, _REEFKNOT_FUNCTIONS[problem.end], context)
+
     hidden_ND = problem.hidden.clone().requires_grad_()
     device = hidden_ND.device
     with device:
@@ -150,8 +185,33 @@ def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto
             gradients[name] = torch.cat(parameter_gradients) if is_complete else None
         return gradients
 
-    context = partial(using, impl=impl, memory=memory)
     return Step(compute_loss, [hidden_ND, *end.parameters()], get_gradients, context)
+
+
+def _reefknot_softcap_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return linear_cross_entropy(
+        hidden_ND, weights["table"], targets_N, reduction="sum", softcap=SOFTCAP, check_targets=False
+    )
+
+
+def _reefknot_log_probs_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    policy = linear_log_probs(hidden_ND, weights["table"], targets_N, check_targets=False)
+    return policy_objective(policy.log_probs, policy.entropy, weights["advantages"])
+
+
+def _reefknot_distil_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    student = (hidden_ND, weights["table"])
+    teacher = (weights["teacher_hidden"], weights["teacher_table"])
+    return linear_divergence(student, teacher, reduction="sum")
+
+
+_REEFKNOT_FUNCTIONS: dict[str, LossFunction] = {
+    "softcap": _reefknot_softcap_loss,
+    "log_probs": _reefknot_log_probs_loss,
+    "distil": _reefknot_distil_loss,
+}
+"""The ends that are functions of the library, not modules. Like their competitors, they do not check the targets, which
+would make the host wait for a GPU."""
 
 
 def _build_end(problem: Problem) -> OutputEnd:
@@ -230,6 +290,32 @@ def _compile_eager_loss(problem: Problem) -> LossFunction:
     return compiled
 
 
+def _build_checkpointed_log_probs(problem: Problem) -> LossFunction:
+    """Compute log-probabilities as TRL does: in chunks of rows, whose scores the backward pass computes again."""
+
+    def compute_summed_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+        chunks = []
+        hidden_chunks = torch.split(hidden_ND, CHECKPOINTED_ROWS)
+        target_chunks = torch.split(targets_N, CHECKPOINTED_ROWS)
+        for hidden_chunk, target_chunk in zip(hidden_chunks, target_chunks, strict=True):
+            arguments = (hidden_chunk, target_chunk, weights["table"])
+            chunks.append(checkpoint(_selective_log_probs, *arguments, use_reentrant=False, preserve_rng_state=False))
+        log_probs_N, entropy_N = (torch.cat(results) for results in zip(*chunks, strict=True))
+        return policy_objective(log_probs_N, entropy_N, weights["advantages"])
+
+    return compute_summed_loss
+
+
+def _selective_log_probs(hidden_ND: Tensor, targets_N: Tensor, table_VD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each target, without those of the other classes, and the entropy of each row."""
+    scores_NV = at_least_float32(F.linear(hidden_ND, table_VD))
+    target_scores_N = scores_NV.gather(-1, targets_N[:, None]).squeeze(-1)
+    target_log_probs_N = target_scores_N - torch.logsumexp(scores_NV, dim=-1)
+    log_probs_NV = torch.log_softmax(scores_NV, dim=-1)
+    entropy_N = -(log_probs_NV.exp() * log_probs_NV).sum(-1)
+    return target_log_probs_N, entropy_N
+
+
 def _load_torch() -> FusedLoss:
     """Load torch's own fused cross-entropy, which only recent releases have."""
     if not hasattr(F, "linear_cross_entropy"):
@@ -271,8 +357,10 @@ def _import_module(name: str) -> Any:
 def _load_liger() -> FusedLoss:
     loss_class = _import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
 
-    def compute_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, reduction: str) -> Tensor:
-        loss: Tensor = loss_class(reduction=reduction)(weight_VD, hidden_ND, targets_N)
+    def compute_loss(
+        hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, reduction: str, **options: float
+    ) -> Tensor:
+        loss: Tensor = loss_class(reduction=reduction, **options)(weight_VD, hidden_ND, targets_N)
         return loss
 
     return compute_loss
@@ -307,12 +395,28 @@ def _build_liger_augmented(problem: Problem) -> LossFunction:
     return compute_summed_loss
 
 
+def _build_liger_distil(problem: Problem) -> LossFunction:
+    """Use Liger's fused divergence, which is KL(teacher || student) with `jsd_beta` = 0."""
+    divergence = _import_module("liger_kernel.transformers").LigerFusedLinearJSD(jsd_beta=0.0, temperature=1.0)
+
+    def compute_summed_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+        student = (hidden_ND, weights["table"])
+        teacher = (weights["teacher_hidden"], weights["teacher_table"])
+        mean_divergence: Tensor = divergence(*student, *teacher, None)
+        return mean_divergence * len(hidden_ND)
+
+    return compute_summed_loss
+
+
 # -- ends composed of a fused loss -----------------------------------------------------------------------------------
 
 
-def _fused_competitor(family: str, label: str, load: Callable[[], FusedLoss], package: str | None = None) -> Competitor:
+def _fused_competitor(
+    family: str, label: str, load: Callable[[], FusedLoss], package: str | None = None, has_softcap: bool = True
+) -> Competitor:
     """Return a competitor that is composed of a fused loss. `load` is called when the competitor is measured."""
-    return Competitor(family, label, partial(_compose_loss, load), COMPOSED_ENDS, package)
+    ends = (*COMPOSED_ENDS, "softcap") if has_softcap else COMPOSED_ENDS
+    return Competitor(family, label, partial(_compose_loss, load), ends, package)
 
 
 def _compose_loss(load: Callable[[], FusedLoss], problem: Problem) -> LossFunction:
@@ -320,12 +424,21 @@ def _compose_loss(load: Callable[[], FusedLoss], problem: Problem) -> LossFuncti
     fused_loss = load()
     if problem.end == "adaptive":
         return _compose_adaptive(fused_loss, problem)
-    composed_losses = {"plain": _composed_plain_loss, "mixture": _composed_mixture_loss, "drill": _composed_drill_loss}
+    composed_losses = {
+        "plain": _composed_plain_loss,
+        "softcap": _composed_softcap_loss,
+        "mixture": _composed_mixture_loss,
+        "drill": _composed_drill_loss,
+    }
     return partial(composed_losses[problem.end], fused_loss)
 
 
 def _composed_plain_loss(fused_loss: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
     return fused_loss(hidden_ND, weights["table"], targets_N, reduction="sum")
+
+
+def _composed_softcap_loss(fused_loss: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    return fused_loss(hidden_ND, weights["table"], targets_N, reduction="sum", softcap=SOFTCAP)
 
 
 def _composed_drill_loss(fused_loss: FusedLoss, hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
@@ -377,15 +490,50 @@ def _compose_adaptive(fused_loss: FusedLoss, problem: Problem) -> LossFunction:
     return compute_summed_loss
 
 
+# -- matrix products alone -------------------------------------------------------------------------------------------
+
+
+def build_products_step(problem: Problem) -> Step:
+    """Return a step that computes only the matrix products of a problem, as many as `NUM_PRODUCTS` says.
+
+    They are computed by torch, in the data type of the problem. The scores take the place of their gradients.
+    """
+    hidden_ND = problem.hidden
+    table_VD = problem.weights["table"]
+    scores_NV = hidden_ND.new_empty(len(hidden_ND), len(table_VD))
+    grad_hidden_ND = torch.empty_like(hidden_ND)
+    grad_table_VD = torch.empty_like(table_VD)
+    # The classifiers whose scores are computed. The backward pass of `log_probs` computes the same scores again.
+    classifiers = [(hidden_ND, table_VD)]
+    if problem.end == "log_probs":
+        classifiers.append((hidden_ND, table_VD))
+    if problem.end == "distil":
+        classifiers.append((problem.row_constants["teacher_hidden"], problem.constants["teacher_table"]))
+    assert len(classifiers) + 2 == NUM_PRODUCTS[problem.end]
+    # All products are in the forward pass. The loss is a leaf, so its backward pass does nothing.
+    loss = hidden_ND.new_zeros((), requires_grad=True)
+
+    def multiply() -> Tensor:
+        for inputs_ND, classes_VD in classifiers:
+            torch.mm(inputs_ND, classes_VD.T, out=scores_NV)
+        torch.mm(scores_NV, table_VD, out=grad_hidden_ND)
+        torch.mm(scores_NV.T, hidden_ND, out=grad_table_VD)
+        return loss
+
+    return Step(multiply, [loss], dict)
+
+
 # -- all competitors -------------------------------------------------------------------------------------------------
 
 COMPETITORS = (
     Competitor("eager", "eager torch", _get_eager_loss, ENDS),
-    Competitor("compile", "torch.compile", _compile_eager_loss, ("plain", "mixture")),
+    Competitor("compile", "torch.compile", _compile_eager_loss, ("plain", "mixture", "softcap", "log_probs", "distil")),
     Competitor("torch", "nn.AdaptiveLogSoftmax", _build_torch_adaptive, ("adaptive",)),
-    _fused_competitor("torch", "F.linear_cross_entropy", _load_torch),
+    Competitor("trl", "chunks as in TRL", _build_checkpointed_log_probs, ("log_probs",)),
+    _fused_competitor("torch", "F.linear_cross_entropy", _load_torch, has_softcap=False),
     _fused_competitor("liger", "Liger", _load_liger, package="liger-kernel"),
     Competitor("liger", "Liger CE + JSD", _build_liger_augmented, ("augmented-detached",), package="liger-kernel"),
+    Competitor("liger", "Liger JSD", _build_liger_distil, ("distil",), package="liger-kernel"),
     _fused_competitor("cce", "CCE", _load_cce, package="cut-cross-entropy"),
     _fused_competitor("cce", "CCE, unfiltered", _load_unfiltered_cce, package="cut-cross-entropy"),
 )

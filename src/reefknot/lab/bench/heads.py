@@ -4,11 +4,13 @@ An output end is a classifier with its loss. `measure_all` yields one table for 
 competitor (implementation). `competitors.py` lists the competitors, and `problems.py` builds the inputs that they
 share. A row has four measurements:
 
-- the time, also relative to the floor, which is the time of the necessary matrix products at the rate that this
-  machine reaches;
+- the time, also relative to two others: the floor, which is the computed time of the necessary matrix products at the
+  rate that this machine reaches, and the products, which is the measured time of the matrix products alone;
 - the working memory;
 - the worst error of a gradient against float64 on the same inputs;
 - whether two runs are equal bit for bit.
+
+The matrix products have a row of their own, and take turns with the competitors.
 """
 
 from __future__ import annotations
@@ -17,13 +19,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reefknot.errors import ResourceError
-from reefknot.lab.bench.competitors import FAMILIES, PACKAGES, build_reefknot_step, competitors_for
+from reefknot.lab.bench.competitors import (
+    FAMILIES,
+    PACKAGES,
+    build_products_step,
+    build_reefknot_step,
+    competitors_for,
+)
 from reefknot.lab.bench.measure import (
     MIB,
     OUT_OF_MEMORY,
@@ -39,10 +48,12 @@ from reefknot.lab.bench.measure import (
     measure_working_memory,
 )
 from reefknot.lab.bench.plain_ends import compute_exact_gradients
-from reefknot.lab.bench.problems import Problem, Shape, make_problem
+from reefknot.lab.bench.problems import NUM_PRODUCTS, Problem, Shape, make_problem
 
 LOW_MEMORY_MIB = {"cuda": 256.0, "cpu": 32.0}
 """Default memory budget of reefknot's low-memory row."""
+PRODUCTS_FAMILY = "products"
+"""The family of the row with the matrix products alone."""
 SWEEP_SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 """Vocabulary sizes that `--vocabulary` measures."""
 SWEEP_ENDS = ("plain", "adaptive", "drill")
@@ -53,6 +64,8 @@ _PENN_TREEBANK = Shape(1400, 400, 10_000)
 # Shapes of current language models with sub-words.
 _LLM_SMALL = Shape(8192, 2048, 128_256)
 _LLM_LARGE = Shape(16_384, 4096, 128_256)
+_GEMMA_2 = Shape(8192, 2304, 256_000)
+_QWEN_3 = Shape(8192, 4096, 151_936)
 GPU_SHAPES = {
     "plain": (_WIKITEXT_103, _LLM_SMALL, _LLM_LARGE, _WIKITEXT_2, _PENN_TREEBANK),
     "adaptive": (_WIKITEXT_103, _LLM_SMALL, _WIKITEXT_2),
@@ -60,6 +73,9 @@ GPU_SHAPES = {
     "augmented-detached": (_WIKITEXT_2, _WIKITEXT_103, _PENN_TREEBANK),
     "mixture": (_PENN_TREEBANK, _WIKITEXT_2),
     "drill": (_WIKITEXT_2, _WIKITEXT_103, _PENN_TREEBANK),
+    "softcap": (_GEMMA_2, _LLM_SMALL),
+    "log_probs": (_QWEN_3, _LLM_SMALL),
+    "distil": (_QWEN_3, _LLM_SMALL),
 }
 """The default shapes of each end on a GPU."""
 CPU_SHAPE = Shape(700, 200, 10_000)
@@ -73,11 +89,14 @@ class Row(Measurement):
     end: str
     shape: Shape
     family: str
-    """The value of `--competitor` that chooses the competitor."""
+    """The value of `--competitor` that chooses the competitor, or `PRODUCTS_FAMILY`."""
     weights: str
     """The data type of the weights."""
     floor_ms: float
-    """The time of the matrix products that no exact method avoids."""
+    """The time of the matrix products that no exact method avoids, computed from the matrix rate of the machine."""
+    products_ms: float | None = None
+    """The measured time of the matrix products of a method that stores no scores (`NUM_PRODUCTS`), if the end has no
+    other products."""
     over_mib: float | None = None
     """Working memory in MiB: the peak, not counting inputs, weights and gradients."""
 
@@ -86,11 +105,17 @@ class Row(Measurement):
         """The time of a step, divided by the floor."""
         return divide(self.ms, self.floor_ms)
 
+    @property
+    def over_products(self) -> float | None:
+        """The time of a step, divided by the time of the matrix products alone."""
+        return divide(self.ms, self.products_ms)
+
     def record(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
         return asdict(self) | {
             "shape": list(self.shape),
             "over_floor": self.over_floor,
+            "over_products": self.over_products,
             "worst_error": self.worst_error,
         }
 
@@ -156,7 +181,10 @@ def choose_cases(
 def measure_all(
     bench: Bench, rate: float, cases: Sequence[tuple[str, Shape]], notify: Callable[[str], None]
 ) -> Iterator[list[Row]]:
-    """Yield the rows of every case. On a GPU, each competitor is timed on its own; on a CPU, they take turns.
+    """Yield the rows of every case.
+
+    On a CPU, the competitors and the matrix products take turns. On a GPU, each competitor is timed on its own, and the
+    matrix products are timed before each of them.
 
     Args:
         bench: The settings of the benchmark.
@@ -175,7 +203,7 @@ def measure_all(
         floor_ms = 1e3 * problem.floor_flops / rate
         entries = _build_entries(bench, problem, floor_ms)
         check_step = partial(_check_step, device=bench.device, exact_gradients=exact_gradients)
-        yield measure_entries(entries, check_step, bench.device, bench.seconds, notify)
+        yield merge_products_rows(measure_entries(entries, check_step, bench.device, bench.seconds, notify))
 
 
 def _prepare_case(bench: Bench, end: str, shape: Shape) -> tuple[Problem, dict[str, Tensor]]:
@@ -217,7 +245,41 @@ def _build_entries(bench: Bench, problem: Problem, floor_ms: float) -> list[Entr
         if competitor.family in bench.families:
             row = replace(empty_row, competitor=competitor.label, family=competitor.family)
             add_entry(row, partial(competitor.build_step, problem, bench.weight_dtype))
+    if problem.end in NUM_PRODUCTS:
+        return _insert_products(bench, problem, empty_row, entries)
     return entries
+
+
+def _insert_products(bench: Bench, problem: Problem, empty_row: Row, entries: Sequence[Entry[Row]]) -> list[Entry[Row]]:
+    """Add the matrix products alone: before each competitor on a GPU, and once on a CPU, where all take turns."""
+    row = replace(
+        empty_row,
+        competitor=f"{NUM_PRODUCTS[problem.end]} matrix products",
+        family=PRODUCTS_FAMILY,
+        weights=str(bench.dtype).removeprefix("torch."),
+    )
+    products = Entry(row, partial(build_products_step, problem), time_graph=bench.graph)
+    if bench.device != "cuda":
+        return [products, *entries]
+    return [turn for entry in entries for turn in (products, entry)]
+
+
+def merge_products_rows(rows: Sequence[Row]) -> list[Row]:
+    """Merge the rows of the matrix products into one, the first, and add its time to all rows."""
+    products_rows = [row for row in rows if row.family == PRODUCTS_FAMILY]
+    other_rows = [row for row in rows if row.family != PRODUCTS_FAMILY]
+    if not products_rows:
+        return other_rows
+
+    times = [row.ms for row in products_rows if row.ms is not None]
+    graph_times = [row.graph_ms for row in products_rows if row.graph_ms is not None]
+    merged_row = replace(
+        products_rows[0],
+        ms=median(times) if times else None,
+        graph_ms=median(graph_times) if graph_times else None,
+        repeats=sum(row.repeats for row in products_rows),
+    )
+    return [replace(row, products_ms=merged_row.ms) for row in (merged_row, *other_rows)]
 
 
 def _can_be_captured(row: Row) -> bool:
@@ -234,9 +296,11 @@ def _can_be_captured(row: Row) -> bool:
 def _check_step(row: Row, step: Step, device: str, exact_gradients: dict[str, Tensor]) -> Row:
     """Return the row with all measurements except time.
 
-    Memory is measured after the first run, which compiles and tunes kernels.
+    Memory is measured after the first run, which compiles and tunes kernels. The matrix products have only a time.
     """
     step.run()
+    if row.family == PRODUCTS_FAMILY:
+        return row
     errors = compute_relative_errors(step.get_gradients(), exact_gradients)
     is_finite = all(map(math.isfinite, errors.values()))
     deterministic = is_deterministic(step)

@@ -24,7 +24,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reefknot.lab.bench.problems import ALPHA, DRILL_LAYERS, NUM_EXPERTS, TAU, Problem, Weights
+from reefknot.lab.bench.problems import (
+    ALPHA,
+    DRILL_LAYERS,
+    ENTROPY_WEIGHT,
+    NUM_EXPERTS,
+    SOFTCAP,
+    TAU,
+    Problem,
+    Weights,
+)
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.inputs.adaptive import AdaptiveLookup
 from reefknot.nn.inputs.contract import InputEnd
@@ -34,7 +43,7 @@ from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
 from reefknot.nn.outputs.softmax import Softmax
 
 LossFunction = Callable[[Tensor, Tensor, Weights], Tensor]
-"""(hidden_ND, targets_N, weights) -> the loss summed over the tokens."""
+"""(hidden_ND, targets_N, weights) -> the loss summed over the tokens. `weights` also has the constants of a problem."""
 ScoreFunction = Callable[[Tensor], Tensor]
 """hidden_RD -> scores_RS, the scores of the classes of a band."""
 MAX_EXACT_SCORES = {"cuda": 2**27, "cpu": 2**24}
@@ -75,6 +84,35 @@ def plain_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor
     return summed_cross_entropy(F.linear(hidden_ND, weights["table"]), targets_N)
 
 
+def softcap_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the loss of a softmax over scores that tanh limits to -SOFTCAP to SOFTCAP."""
+    scores_NV = F.linear(hidden_ND, weights["table"])
+    return summed_cross_entropy(SOFTCAP * torch.tanh(scores_NV / SOFTCAP), targets_N)
+
+
+def log_probs_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the objective of a policy gradient, from log-probabilities of all classes."""
+    log_probs_NV = torch.log_softmax(at_least_float32(F.linear(hidden_ND, weights["table"])), dim=-1)
+    target_log_probs_N = log_probs_NV.gather(-1, targets_N[:, None]).squeeze(-1)
+    entropy_N = -(log_probs_NV.exp() * log_probs_NV).sum(-1)
+    return policy_objective(target_log_probs_N, entropy_N, weights["advantages"])
+
+
+def policy_objective(log_probs_N: Tensor, entropy_N: Tensor, advantages_N: Tensor) -> Tensor:
+    """Return the summed objective of a policy gradient: tokens with an advantage become likelier, and entropy grows."""
+    return (-(advantages_N * log_probs_N) - ENTROPY_WEIGHT * entropy_N).sum()
+
+
+def distil_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
+    """Return the divergence KL(teacher || student) of a softmax. The targets are not used."""
+    with torch.no_grad():
+        teacher_scores_NV = F.linear(weights["teacher_hidden"], weights["teacher_table"])
+        teacher_log_probs_NV = torch.log_softmax(at_least_float32(teacher_scores_NV), dim=-1)
+        del teacher_scores_NV  # memory is measured
+    log_probs_NV = torch.log_softmax(at_least_float32(F.linear(hidden_ND, weights["table"])), dim=-1)
+    return F.kl_div(log_probs_NV, teacher_log_probs_NV, reduction="sum", log_target=True)
+
+
 def adaptive_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
     """Return the loss of an adaptive softmax. `_Sampler.sample_adaptive_weights` documents its weights."""
     num_tails = sum(name.startswith("band") for name in weights)
@@ -109,9 +147,9 @@ def _augmented_loss(hidden_ND: Tensor, targets_N: Tensor, table_VD: Tensor, soft
 
     The soft targets of a token are a softmax over the similarities of its target to all classes, in `soft_table_VD`.
     """
-    scores_NV = _at_least_float32(F.linear(hidden_ND, table_VD))
+    scores_NV = at_least_float32(F.linear(hidden_ND, table_VD))
     # Not split into named steps: a name would keep another N x V matrix in memory, and memory is measured.
-    soft_targets_NV = torch.softmax(_at_least_float32(F.linear(soft_table_VD[targets_N], soft_table_VD)) / TAU, dim=-1)
+    soft_targets_NV = torch.softmax(at_least_float32(F.linear(soft_table_VD[targets_N], soft_table_VD)) / TAU, dim=-1)
     divergence = F.kl_div(torch.log_softmax(scores_NV / TAU, dim=-1), soft_targets_NV, reduction="sum")
     return summed_cross_entropy(scores_NV, targets_N) + ALPHA * divergence
 
@@ -119,7 +157,7 @@ def _augmented_loss(hidden_ND: Tensor, targets_N: Tensor, table_VD: Tensor, soft
 def mixture_loss(hidden_ND: Tensor, targets_N: Tensor, weights: Weights) -> Tensor:
     """Return the loss of a mixture of softmaxes. It stores one distribution for every token and expert."""
     latent_NKD, log_prior_NK = compute_experts(hidden_ND, weights)
-    probs_NKV = torch.softmax(_at_least_float32(F.linear(latent_NKD, weights["table"])), dim=-1)
+    probs_NKV = torch.softmax(at_least_float32(F.linear(latent_NKD, weights["table"])), dim=-1)
     probs_NV = (log_prior_NK.exp()[..., None] * probs_NKV).sum(1)
     return F.nll_loss(probs_NV.log(), targets_N, reduction="sum")
 
@@ -128,7 +166,7 @@ def compute_experts(hidden_ND: Tensor, weights: Weights) -> tuple[Tensor, Tensor
     """Return the hidden states of the experts of a mixture, latent_NKD, and their log-weights, log_prior_NK."""
     latent = torch.tanh(F.linear(hidden_ND, weights["latent"], weights["latent_bias"]))
     latent_NKD = latent.view(len(hidden_ND), NUM_EXPERTS, -1)
-    log_prior_NK = torch.log_softmax(_at_least_float32(F.linear(hidden_ND, weights["prior"])), dim=-1)
+    log_prior_NK = torch.log_softmax(at_least_float32(F.linear(hidden_ND, weights["prior"])), dim=-1)
     return latent_NKD, log_prior_NK
 
 
@@ -148,7 +186,7 @@ def encode_classes(weights: Weights) -> Tensor:
     return encoded_VD
 
 
-def _at_least_float32(scores: Tensor) -> Tensor:
+def at_least_float32(scores: Tensor) -> Tensor:
     """Convert bfloat16 and float16 to float32. Other types do not change."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
@@ -160,6 +198,9 @@ LOSSES: dict[str, LossFunction] = {
     "augmented-detached": augmented_detached_loss,
     "mixture": mixture_loss,
     "drill": drill_loss,
+    "softcap": softcap_loss,
+    "log_probs": log_probs_loss,
+    "distil": distil_loss,
 }
 """The loss of each end of `problems.ENDS`."""
 
@@ -171,6 +212,7 @@ def compute_exact_gradients(problem: Problem) -> dict[str, Tensor]:
     computed at a time, to limit the memory.
     """
     weights = {name: weight.double().requires_grad_() for name, weight in problem.weights.items()}
+    constants = {name: constant.double() for name, constant in problem.constants.items()}
     hidden_ND = problem.hidden.double().requires_grad_()
     targets_N = problem.targets.to(hidden_ND.device)
 
@@ -180,10 +222,11 @@ def compute_exact_gradients(problem: Problem) -> dict[str, Tensor]:
     chunk_size = max(1, MAX_EXACT_SCORES[targets_N.device.type] // scores_per_token)
 
     compute_loss = LOSSES[problem.end]
-    hidden_chunks = torch.split(hidden_ND, chunk_size)
-    target_chunks = torch.split(targets_N, chunk_size)
-    for hidden_chunk, target_chunk in zip(hidden_chunks, target_chunks, strict=True):
-        torch.autograd.backward(compute_loss(hidden_chunk, target_chunk, weights) / problem.shape.tokens)
+    for first_row in range(0, problem.shape.tokens, chunk_size):
+        rows = slice(first_row, first_row + chunk_size)
+        row_constants = {name: constant[rows].double() for name, constant in problem.row_constants.items()}
+        loss = compute_loss(hidden_ND[rows], targets_N[rows], {**weights, **constants, **row_constants})
+        torch.autograd.backward(loss / problem.shape.tokens)
 
     gradients = {}
     for name, leaf in {"hidden": hidden_ND, **weights}.items():

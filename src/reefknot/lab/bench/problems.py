@@ -6,6 +6,9 @@ problem:
 
     problem = make_problem("plain", Shape(tokens=700, dim=200, classes=10_000), "cpu", torch.float32)
 
+Three of the ends are functions of the library instead of modules: a softmax over capped scores, the log-probabilities
+and entropies of a policy, and the divergence of a student from a teacher.
+
 An adaptive softmax divides the classes into bands, which are groups of words of similar frequency. Its head scores the
 first band and one class for each of the other bands, which are the tails.
 
@@ -15,7 +18,7 @@ Shapes: N tokens, D dimensions, V classes, S classes of a band, R tokens whose t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,9 +27,38 @@ from torch import Tensor
 
 from reefknot.errors import SettingsError
 
-ENDS = ("plain", "adaptive", "augmented", "augmented-detached", "mixture", "drill")
-"""The output ends: a softmax, an adaptive softmax, the augmented loss with and without gradients of its soft targets, a
-mixture of softmaxes, and DRILL (a softmax over class vectors that a label encoder computes)."""
+ENDS = (
+    "plain",
+    "adaptive",
+    "augmented",
+    "augmented-detached",
+    "mixture",
+    "drill",
+    "softcap",
+    "log_probs",
+    "distil",
+)
+"""The output ends:
+
+- plain: a softmax;
+- adaptive: an adaptive softmax;
+- augmented, augmented-detached: the augmented loss, with and without gradients of its soft targets;
+- mixture: a mixture of softmaxes;
+- drill: DRILL, a softmax over class vectors that a label encoder computes;
+- softcap: a softmax over capped scores, as in Gemma 2;
+- log_probs: the log-probabilities of the targets and the entropies, in the objective of a policy gradient;
+- distil: the forward divergence KL(teacher || student) of a softmax from that of a frozen teacher.
+"""
+NUM_PRODUCTS = {"plain": 3, "softcap": 3, "log_probs": 4, "distil": 4}
+"""The N x D x V matrix products that a method without stored scores computes, for ends that have no other products.
+
+The scores and the gradients of the hidden states and of the class vectors take three products. The fourth product of
+`log_probs` computes the scores again in the backward pass, and that of `distil` computes the scores of the teacher.
+"""
+SOFTCAP = 30.0
+"""The cap of the scores, as in Gemma 2."""
+ENTROPY_WEIGHT = 0.01
+"""Weight of the entropy in the objective of `log_probs`."""
 NUM_EXPERTS = 15
 """Softmaxes of the mixture."""
 DRILL_LAYERS = 4
@@ -41,7 +73,7 @@ NOISE_SCALE = 1.0
 """Scale of the noise in hidden states."""
 SEED = 11
 Weights = Mapping[str, Tensor]
-"""The weights of an end by name, such as {"table": table_VD}."""
+"""The tensors of an end by name, such as {"table": table_VD}."""
 
 
 class Shape(NamedTuple):
@@ -78,6 +110,16 @@ class Problem:
     """The targets, targets_N. They are on the CPU, like a batch of text."""
     weights: Weights
     """The weights by name. Their gradients are compared under the same names."""
+    constants: Weights = field(default_factory=dict)
+    """Tensors by name that are not trained: `teacher_table`, the class vectors of a teacher, teacher_table_VD."""
+    row_constants: Weights = field(default_factory=dict)
+    """Tensors by name that are not trained and have one row per token: `advantages`, advantages_N, of the objective of
+    `log_probs`, and `teacher_hidden`, the hidden states of a teacher, teacher_hidden_ND."""
+
+    @property
+    def tensors(self) -> Weights:
+        """The weights and all constants by name. A loss function gets them."""
+        return {**self.weights, **self.constants, **self.row_constants}
 
     @property
     def cutoffs(self) -> tuple[int, ...]:
@@ -94,6 +136,8 @@ class Problem:
         N, D, V = self.shape
         distinct_targets = len(torch.unique(self.targets))
         plain_flops = 6.0 * N * D * V
+        if self.end == "distil":
+            return plain_flops + 2.0 * N * D * V  # the scores of the teacher
         if self.end == "adaptive":
             return self._count_adaptive_flops()
         if self.end == "augmented":
@@ -171,8 +215,18 @@ def make_problem(end: str, shape: Shape, device: str, dtype: torch.dtype) -> Pro
     if end == "drill":
         weights |= sampler.sample_label_encoder_weights()
 
+    # Sample what is not trained. The teacher is another model of the same text.
+    constants: dict[str, Tensor] = {}
+    row_constants: dict[str, Tensor] = {}
+    if end == "log_probs":
+        row_constants["advantages"] = sampler.sample_noise(shape.tokens).to(torch.promote_types(dtype, torch.float32))
+    if end == "distil":
+        teacher_VD = sampler.sample_class_vectors(sampler.unigram.log(), shape.dim)
+        constants["teacher_table"] = teacher_VD.to(dtype)
+        row_constants["teacher_hidden"] = sampler.sample_hidden(teacher_VD[sampler.targets]).to(dtype)
+
     rounded_weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    return Problem(end, shape, hidden_ND.to(dtype), targets_N, rounded_weights)
+    return Problem(end, shape, hidden_ND.to(dtype), targets_N, rounded_weights, constants, row_constants)
 
 
 def choose_cutoffs(num_classes: int) -> tuple[int, ...]:

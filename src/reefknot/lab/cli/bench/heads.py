@@ -31,6 +31,7 @@ Examples:
   reefknot bench heads
   reefknot bench heads --end plain --shape 2048,256,50000 --competitor reefknot --competitor eager
   reefknot bench heads --end plain --shape 8192,1024,267735 --memory 128 --memory 1024
+  reefknot bench heads --end softcap --end log_probs --end distil --shape 512,128,20000
   reefknot bench heads --vocabulary --json sweep.json     # from 10 K to 1 M words
 """
 
@@ -39,8 +40,9 @@ def heads(
     end: Annotated[
         list[str] | None,
         typer.Option(
-            help="Output end (classifier and loss) to measure: plain, adaptive, augmented, augmented-detached, mixture "
-            "or drill. Can be repeated. [default: all]"
+            help="Output end (classifier and loss) to measure: plain, adaptive, augmented, augmented-detached, "
+            "mixture, drill, softcap (capped scores), log_probs (log-probabilities and entropies) or distil "
+            "(divergence from a teacher). Can be repeated. [default: all]"
         ),
     ] = None,
     shape: Annotated[
@@ -53,7 +55,7 @@ def heads(
     competitor: Annotated[
         list[str] | None,
         typer.Option(
-            help="Implementation to measure: reefknot, eager, compile, torch, liger or cce. Can be repeated. "
+            help="Implementation to measure: reefknot, eager, compile, torch, trl, liger or cce. Can be repeated. "
             "[default: all]"
         ),
     ] = None,
@@ -102,7 +104,8 @@ def heads(
     for rows in measure_all(settings, rate, ends_and_shapes, record.print_progress):
         first_row = rows[0]
         heading = f"{first_row.end}, {first_row.shape}: floor {printing.format_number(first_row.floor_ms)} ms"
-        record.add_table(heading, rows, partial(_format_cells, graph=graph))
+        # Only some ends are compared with the time of the matrix products alone.
+        record.add_table(heading, rows, partial(_format_cells, graph=graph), hide_empty=True)
 
 
 def _check_memory(budgets: Sequence[float], competitors: Sequence[str]) -> None:
@@ -137,6 +140,7 @@ def _format_cells(row: Row, graph: bool) -> dict[str, str]:
         "competitor": row.competitor,
         "ms": printing.format_number(row.ms),
         "x floor": printing.format_number(row.over_floor),
+        "x products": printing.format_number(row.over_products),
         "over MiB": printing.format_number(row.over_mib),
         "worst error": printing.format_error(row.worst_error),
         "same bits": printing.format_bool(row.deterministic),

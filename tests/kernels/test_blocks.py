@@ -57,7 +57,13 @@ def test_every_score_is_in_exactly_one_block(plan: tuple[int, int, BlockCosts, i
 def test_blocks_fit_the_memory_budget(plan: tuple[int, int, BlockCosts, int, int]) -> None:
     rows, _, costs, budget, group = plan
     blocks = choose_block_size(*plan)
-    assert bytes_of(blocks, rows, costs) <= budget or is_smallest(blocks, costs, group)
+    if bytes_of(blocks, rows, costs) <= budget or is_smallest(blocks, costs, group):
+        return
+    # Blocks of few rows would need an accumulator that takes even more memory.
+    smallest = BlockSize(max(costs.min_rows, group), MIN_CLASSES)
+    assert blocks.rows == rows
+    assert blocks.classes <= costs.min_classes
+    assert bytes_of(replace(blocks, classes=MIN_CLASSES), rows, costs) <= bytes_of(smallest, rows, costs)
 
 
 @given(plans())
@@ -112,3 +118,27 @@ def test_planned_blocks_for_typical_sizes(rows: int, classes: int, budget: int, 
 
 def test_zero_rows_give_no_blocks() -> None:
     assert list(BlockSize(8, 8).row_slices(0)) == []
+
+
+LARGE = BlockCosts(
+    bytes_per_score=2.0,
+    bytes_per_row=8 * 4096,
+    accumulator_bytes=2 * 4096 * 151_936,
+    min_rows=512,
+    size_multiple=128,
+)
+"""A large model in bfloat16, whose accumulator takes more than a gibibyte."""
+
+
+def test_small_budget_does_not_lead_to_tiny_blocks_with_a_large_accumulator() -> None:
+    blocks = choose_block_size(8192, 151_936, LARGE, budget=2**28)
+    assert blocks == BlockSize(8192, 1024)
+
+
+def test_gradients_with_known_normalisers_need_no_accumulator() -> None:
+    blocks = choose_block_size(8192, 151_936, LARGE, budget=2**30, all_rows=True)
+    assert blocks.rows == 8192
+    assert blocks.classes >= 30_000
+    assert bytes_of(blocks, 8192, LARGE) <= 2**30
+    without_accumulator = replace(LARGE, accumulator_bytes=0)
+    assert choose_block_size(8192, 151_936, without_accumulator, 2**30, all_rows=True).classes == 151_936

@@ -62,7 +62,9 @@ class BlockCosts:
         return scores + classes * self.bytes_per_class + several * self.accumulator_bytes
 
 
-def choose_block_size(num_rows: int, num_classes: int, costs: BlockCosts, budget: int, group: int = 1) -> BlockSize:
+def choose_block_size(
+    num_rows: int, num_classes: int, costs: BlockCosts, budget: int, group: int = 1, all_rows: bool = False
+) -> BlockSize:
     """Return the fastest block size within a budget of bytes, or the smallest sensible one if none fits.
 
     Args:
@@ -71,11 +73,18 @@ def choose_block_size(num_rows: int, num_classes: int, costs: BlockCosts, budget
         costs: The memory that a block takes.
         budget: Working memory in bytes.
         group: Number of consecutive rows that must be in the same block, such as the experts of a mixture.
+        all_rows: Prefer blocks with all rows and some classes to blocks with all classes and some rows, if the latter
+            need an accumulator. The gradient of a class then comes from a single block.
     """
     num_rows, num_classes = max(num_rows, 1), max(num_classes, 1)
     # First choice: the whole matrix is one block.
     if costs.total_bytes(num_rows, num_classes, several=False) <= budget:
         return BlockSize(num_rows, num_classes)
+    if all_rows and costs.accumulator_bytes:
+        budget_for_classes = budget - costs.total_bytes(num_rows, 0, several=False)
+        max_classes = int(budget_for_classes // (costs.bytes_per_score * num_rows + costs.bytes_per_class))
+        if max_classes >= min(num_classes, costs.min_classes):
+            return BlockSize(num_rows, _even_size(num_classes, max_classes, 1, max(costs.size_multiple, MIN_CLASSES)))
     # Second choice: all classes of some rows.
     min_rows = min(num_rows, max(costs.min_rows, group))
     budget_for_rows = budget - costs.total_bytes(0, num_classes, several=True)
@@ -106,7 +115,10 @@ def _cut_rows_and_classes(
     if candidates:
         rows = max(candidates, key=lambda rows: min(max_classes[rows], costs.min_classes))
     else:
-        rows = min(max_classes)
+        # Nothing fits. Take the rows that need the least memory; an accumulator may need more than many rows.
+        rows = min(max_classes, key=lambda rows: costs.total_bytes(rows, min_classes, several=rows < num_rows))
+        if rows == num_rows and costs.accumulator_bytes:
+            min_classes = min(num_classes, costs.min_classes)
     classes = _even_size(num_classes, max(max_classes[rows], min_classes), 1, max(costs.size_multiple, MIN_CLASSES))
     return BlockSize(min(rows, num_rows), classes)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from reefknot.kernels.arguments import (
 )
 from reefknot.kernels.choice import Choice, Impl
 from reefknot.kernels.losses import row_results, smoothing_losses, summed_loss
+from reefknot.kernels.parallel import ClassShard, ShardTensors, is_distributed, open_shard, transform_numbers
 from reefknot.kernels.reference import transform_scores
 from reefknot.kernels.scores import IGNORE, ScoreTransform, SummaryRequest, accumulation_dtype, safe_class_ids
 
@@ -64,6 +66,7 @@ def linear_cross_entropy(
     check_targets: bool = True,
     impl: Impl | None = None,
     memory: float | None = None,
+    group: dist.ProcessGroup | None = None,
     **old_names: Any,
 ) -> Tensor:
     """Compute the cross-entropy of a linear classifier without storing all scores at once.
@@ -103,6 +106,13 @@ def linear_cross_entropy(
             of `using`.
         memory: Working memory in MiB, not counting inputs and gradients. More memory is faster on a GPU. The default
             is the choice of `using`.
+        group: A group of processes that divide the classes among them. Every process passes the same `input`,
+            `target` and settings, and its own consecutive rows of `linear_weight`, `linear_bias` and `weight`, in the
+            order of the ranks; their numbers may differ. Targets are ids of all classes. Every process gets the same
+            loss, the gradients of its own rows, and the whole gradient of `input`, which is summed over the group. All
+            processes call the backward pass. Training takes a third more arithmetic. A `linear_weight` that is a
+            `DTensor`, divided with `Shard(0)` over a one-dimensional mesh, needs no `group`; it gets a `DTensor` as its
+            gradient. Not for compiled graphs or `impl = "reference"`.
         **old_names: The names of earlier versions: `hidden`, `targets` and `bias`.
 
     Like torch's function, it also accepts class probabilities as `target`, (N, V), and a `linear_weight` of shape (V,
@@ -118,29 +128,34 @@ def linear_cross_entropy(
     _check_settings(reduction, label_smoothing, z_loss, ignore_index, divisor)
     transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
     settings = _Settings(transform, float(label_smoothing), float(z_loss))
-    if _needs_plain_formula(linear_weight, target):
+    ignored = IGNORE if ignore_index is None else ignore_index
+    choice = choose(impl, memory)
+    shard = None
+    if group is not None or is_distributed(linear_weight):
+        parts = ShardTensors(input, linear_weight, target, linear_bias, weight)  # type: ignore[arg-type]
+        numbers = settings.numbers() | {"ignore_index": ignored}
+        shard, parts = open_shard(_FUNCTION, group, parts, _check_shard, choice, numbers, check_targets)
+        input, linear_weight, target, linear_bias, weight = parts
+    elif _needs_plain_formula(linear_weight, target):
         return _plain_formula(input, linear_weight, target, linear_bias, weight, reduction, ignore_index, settings)
+    else:
+        _check_tensors(input, linear_weight, target, linear_bias, weight)
 
-    check_classifier(_FUNCTION, input, linear_weight, linear_bias)
     assert input is not None
     assert linear_weight is not None
-    check_target_type(_FUNCTION, input, target)
     assert target is not None
-    _check_class_weight(weight, linear_weight.shape[0])
-    check_devices(_FUNCTION, input, linear_weight, target, linear_bias, weight)
-    ignore_index = IGNORE if ignore_index is None else ignore_index
+    num_classes = linear_weight.shape[0] if shard is None else shard.num_classes
     hidden_ND = input.reshape(-1, input.shape[-1])
-    targets_N = replace_ignore_index(target.reshape(-1).long(), ignore_index, linear_weight.shape[0])
+    targets_N = replace_ignore_index(target.reshape(-1).long(), ignored, num_classes)
     if check_targets:
-        check_target_values(_FUNCTION, targets_N, target, linear_weight.shape[0], ignore_index)
+        check_target_values(_FUNCTION, targets_N, target, num_classes, ignored)
 
-    row_weight_N = _row_weights(weight, targets_N, accumulation_dtype(input.dtype))
+    row_weight_N = _row_weights(weight, targets_N, accumulation_dtype(input.dtype), shard)
     tensors = (hidden_ND, linear_weight, linear_bias, targets_N)
-    choice = choose(impl, memory)
-    if reduction != "none" and not label_smoothing and not z_loss:
+    if shard is None and reduction != "none" and not label_smoothing and not z_loss:
         total = summed_loss(*tensors, row_weight_N=row_weight_N, transform=transform, choice=choice)
     else:
-        loss_N = _losses_of_rows(*tensors, weight, row_weight_N, settings, choice)
+        loss_N = _losses_of_rows(*tensors, weight, row_weight_N, settings, choice, shard)
         if reduction == "none":
             return loss_N.view(target.shape)
         total = loss_N.sum()
@@ -162,6 +177,10 @@ class _Settings:
     label_smoothing: float
     z_loss: float
 
+    def numbers(self) -> dict[str, float]:
+        """Return the settings by the names of the arguments. A softcap of 0 stands for none."""
+        return transform_numbers(self.transform) | {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+
 
 def _losses_of_rows(
     hidden_ND: Tensor,
@@ -172,13 +191,15 @@ def _losses_of_rows(
     row_weight_N: Tensor | None,
     settings: _Settings,
     choice: Choice,
+    shard: ClassShard | None,
 ) -> Tensor:
     """Return one loss per row, with the weights of the classes, label smoothing and the z-loss."""
     smoothing = settings.label_smoothing
     # Without transform and class weights, the mean score follows from the mean class vector.
-    is_simple = settings.transform.is_identity and class_weight_V is None
+    is_simple = settings.transform.is_identity and class_weight_V is None and shard is None
     request = SummaryRequest(total=bool(smoothing) and not is_simple)
-    results = row_results(
+    compute_results = row_results if shard is None else shard.row_results
+    results = compute_results(
         hidden_ND, weight_VD, bias_V, targets_N, request, settings.transform, class_weight_V, choice=choice
     )
     nll_N, lse_N, total_N = results.nll, results.lse, results.total
@@ -191,18 +212,25 @@ def _losses_of_rows(
     elif smoothing:
         assert total_N is not None
         # sum_v c_v (-log p_v), with c_v the weight of class v, is lse sum_v c_v - sum_v c_v z_v.
-        sum_of_weights = weight_VD.shape[0] if class_weight_V is None else class_weight_V.sum(dtype=lse_N.dtype)
-        uniform_loss_N = (lse_N * sum_of_weights - total_N) / weight_VD.shape[0]
+        num_classes = weight_VD.shape[0] if shard is None else shard.num_classes
+        sum_of_weights: float | Tensor = num_classes
+        if class_weight_V is not None:
+            sum_of_weights = class_weight_V.sum(dtype=lse_N.dtype) if shard is None else shard.sum_of_weights
+        uniform_loss_N = (lse_N * sum_of_weights - total_N) / num_classes
         loss_N = (1 - smoothing) * loss_N + smoothing * uniform_loss_N.where(is_scored_N, 0.0)
     if settings.z_loss:
         loss_N = loss_N + settings.z_loss * lse_N.square().where(is_scored_N, 0.0)
     return loss_N
 
 
-def _row_weights(class_weight_V: Tensor | None, targets_N: Tensor, dtype: torch.dtype) -> Tensor | None:
+def _row_weights(
+    class_weight_V: Tensor | None, targets_N: Tensor, dtype: torch.dtype, shard: ClassShard | None
+) -> Tensor | None:
     """Return the weight of each row's target, zero if it is ignored."""
     if class_weight_V is None:
         return None
+    if shard is not None:
+        return shard.row_weights(class_weight_V, targets_N, dtype)
     weight_N = class_weight_V.detach()[safe_class_ids(targets_N, class_weight_V.shape[0])]
     return weight_N.to(dtype).where(targets_N != IGNORE, 0.0)
 
@@ -304,6 +332,20 @@ def _check_settings(
             raise ArgumentError(f"{_FUNCTION}: divisor is {tuple(divisor.shape)}; it must be one number")
     else:
         check_number(_FUNCTION, "divisor", divisor, 0, above=True)
+
+
+def _check_tensors(input: Any, linear_weight: Any, target: Any, linear_bias: Any, class_weight: Any) -> None:
+    check_classifier(_FUNCTION, input, linear_weight, linear_bias)
+    check_target_type(_FUNCTION, input, target)
+    _check_class_weight(class_weight, linear_weight.shape[0])
+    check_devices(_FUNCTION, input, linear_weight, target, linear_bias, class_weight)
+
+
+def _check_shard(input: Any, linear_weight: Any, target: Any, linear_bias: Any, class_weight: Any) -> None:
+    """Check the tensors of a process that has some of the classes."""
+    if _needs_plain_formula(linear_weight, target):
+        raise ArgumentError(f"{_FUNCTION}: group works with class ids and a weight of shape (classes, dim) only")
+    _check_tensors(input, linear_weight, target, linear_bias, class_weight)
 
 
 def _check_class_weight(class_weight: Any, num_classes: int) -> None:

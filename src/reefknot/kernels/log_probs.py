@@ -11,8 +11,9 @@ Shapes: N rows (tokens), D dimensions, V classes.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
@@ -27,6 +28,7 @@ from reefknot.kernels.arguments import (
 )
 from reefknot.kernels.choice import Impl
 from reefknot.kernels.losses import row_results
+from reefknot.kernels.parallel import ShardTensors, is_distributed, open_shard, transform_numbers
 from reefknot.kernels.scores import IGNORE, SummaryRequest
 
 _FUNCTION = "linear_log_probs"
@@ -58,6 +60,7 @@ def linear_log_probs(
     check_targets: bool = True,
     impl: Impl | None = None,
     memory: float | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> LogProbs:
     """Compute log-probabilities of targets, entropies and best classes without storing all scores at once.
 
@@ -82,23 +85,38 @@ def linear_log_probs(
             Without it, and in a compiled or captured graph, the log-probability of such a target is NaN.
         impl: The implementation, as in `linear_cross_entropy`.
         memory: Working memory in MiB, as in `linear_cross_entropy`.
+        group: A group of processes that divide the classes among them, as in `linear_cross_entropy`. Every process
+            gets the results over all classes.
     """
-    check_classifier(_FUNCTION, input, linear_weight, linear_bias)
-    check_target_type(_FUNCTION, input, target)
-    check_devices(_FUNCTION, input, linear_weight, target, linear_bias)
     if not isinstance(ignore_index, int):
         raise ArgumentError(f"{_FUNCTION}: ignore_index = {ignore_index!r}: must be an integer")
     transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
+    choice = choose(impl, memory)
+    shard = None
+    if group is not None or is_distributed(linear_weight):
+        arguments = ShardTensors(input, linear_weight, target, linear_bias)
+        numbers = transform_numbers(transform) | {"ignore_index": ignore_index}
+        shard, arguments = open_shard(_FUNCTION, group, arguments, _check_tensors, choice, numbers, check_targets)
+        input, linear_weight, target, linear_bias, _ = arguments
+    else:
+        _check_tensors(input, linear_weight, target, linear_bias)
+    num_classes = linear_weight.shape[0] if shard is None else shard.num_classes
     hidden_ND = input.reshape(-1, input.shape[-1])
-    targets_N = replace_ignore_index(target.reshape(-1).long(), ignore_index, linear_weight.shape[0])
+    targets_N = replace_ignore_index(target.reshape(-1).long(), ignore_index, num_classes)
     if check_targets:
-        check_target_values(_FUNCTION, targets_N, target, linear_weight.shape[0], ignore_index)
+        check_target_values(_FUNCTION, targets_N, target, num_classes, ignore_index)
 
     request = SummaryRequest(expected=True, best=True)
-    choice = choose(impl, memory)
-    results = row_results(hidden_ND, linear_weight, linear_bias, targets_N, request, transform, choice=choice)
+    compute_results = row_results if shard is None else shard.row_results
+    results = compute_results(hidden_ND, linear_weight, linear_bias, targets_N, request, transform, choice=choice)
     assert results.entropy is not None
     assert results.best_class is not None
     log_probs_N = -results.nll
     per_row = (log_probs_N, results.entropy, results.lse, results.best_class)
     return LogProbs(*(result_N.view(target.shape) for result_N in per_row))
+
+
+def _check_tensors(input: Any, linear_weight: Any, target: Any, linear_bias: Any, _: None = None) -> None:
+    check_classifier(_FUNCTION, input, linear_weight, linear_bias)
+    check_target_type(_FUNCTION, input, target)
+    check_devices(_FUNCTION, input, linear_weight, target, linear_bias)

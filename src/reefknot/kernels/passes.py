@@ -120,13 +120,16 @@ class LossInputs:
         """Return a mask of the rows whose target is a class."""
         return is_class(self.targets[rows], self.num_classes)
 
-    def block_size(self, group: int = 1, gradients: bool = True, matrices: int = 1) -> BlockSize:
+    def block_size(
+        self, group: int = 1, gradients: bool = True, matrices: int = 1, all_rows: bool = False
+    ) -> BlockSize:
         """Return a block size that fits into the budget.
 
         Args:
             group: Number of consecutive rows that must be in the same block.
             gradients: The blocks are for gradients and not only for losses.
             matrices: Number of matrices of the size of the block that exist at the same time.
+            all_rows: Prefer blocks with all rows, for gradients with known normalisers (see `choose_block_size`).
         """
         dim = self.hidden.shape[1]
         compute_bytes, sum_bytes = self.dtype.itemsize, accumulation_dtype(self.dtype).itemsize
@@ -146,7 +149,7 @@ class LossInputs:
             min_rows=self.backend.min_rows(self.dtype),
             size_multiple=self.backend.size_multiple,
         )
-        return choose_block_size(self.num_rows, self.num_classes, costs, self.budget, group)
+        return choose_block_size(self.num_rows, self.num_classes, costs, self.budget, group, all_rows)
 
 
 # -- the passes ----------------------------------------------------------------------------------------------------
@@ -231,7 +234,7 @@ def compute_gradients(
             terms = replace(terms, lse=terms.lse - shift)
         elif terms.lse_tau is not None:
             terms = replace(terms, lse_tau=terms.lse_tau + shift / tau)
-    block_size = inputs.block_size()
+    block_size = inputs.block_size(all_rows=True)
     sums = GradientSums(inputs, needs_grad, block_size)
     for rows in block_size.row_slices(inputs.num_rows):
         sums.add_recomputed_rows(rows, terms.select(rows), block_size)
@@ -254,7 +257,7 @@ def _compute_losses_of_rows(
         if block.best_class is not None:
             block = block._replace(best_class=block.best_class + classes.start)
         blocks.append(block)
-    summary = _combine_summaries(blocks)
+    summary = combine_summaries(blocks)
     assert summary.lse is not None
     targets = inputs.targets[rows]
     target_scores = inputs.backend.target_scores(
@@ -264,7 +267,7 @@ def _compute_losses_of_rows(
     return mask_ignored(nll, targets, inputs.num_classes), summary
 
 
-def _combine_summaries(blocks: list[RowSummary]) -> RowSummary:
+def combine_summaries(blocks: list[RowSummary]) -> RowSummary:
     """Return the summary of all classes, given the summaries of blocks of classes."""
     if len(blocks) == 1:
         return blocks[0]

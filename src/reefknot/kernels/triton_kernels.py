@@ -153,31 +153,28 @@ def _add_bias(scores, bias_ptr, columns, V, BIAS: tl.constexpr):
 
 @triton.jit
 def _tanh(x):
-    """Return tanh(x), computed from exp2 without overflow."""
-    decay = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
-    return tl.where(x < 0, -1.0, 1.0) * (1.0 - decay) / (1.0 + decay)
+    """Return tanh(x). The exponential may overflow to infinity, which gives the right limit."""
+    return 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2_E)))
 
 
 @triton.jit
 def _transform(scores, scale, softcap, inverse_temperature, TRANSFORM: tl.constexpr, SOFTCAP: tl.constexpr):
     """Return softcap(scale * scores) / temperature (see `ScoreTransform`)."""
     if TRANSFORM:
-        scores *= scale
         if SOFTCAP:
-            scores = softcap * _tanh(scores / softcap)
-        scores *= inverse_temperature
+            scores = _tanh(scores * (scale / softcap)) * (softcap * inverse_temperature)
+        else:
+            scores *= scale * inverse_temperature
     return scores
 
 
 @triton.jit
-def _slope(transformed, scale, softcap, inverse_temperature, TRANSFORM: tl.constexpr, SOFTCAP: tl.constexpr):
+def _slope(transformed, scale, softcap, inverse_temperature, SOFTCAP: tl.constexpr):
     """Return the derivative of `_transform`, given its result."""
-    slope = transformed * 0.0 + 1.0
-    if TRANSFORM:
-        if SOFTCAP:
-            capped = transformed / (inverse_temperature * softcap)
-            slope = 1.0 - capped * capped
-        slope *= scale * inverse_temperature
+    slope = scale * inverse_temperature
+    if SOFTCAP:
+        capped = transformed * (1.0 / (softcap * inverse_temperature))
+        slope = slope - slope * capped * capped
     return slope
 
 
@@ -241,7 +238,7 @@ def loss_and_gradient_kernel(
         # An ignored target is replaced by class 0; `target_scores_kernel` does the same.
         target = tl.maximum(tl.load(targets_ptr + rows, mask=rows < N, other=0), 0)
         is_other_class = (columns[None, :] < V) & (columns[None, :] != target[:, None])
-        slope = _slope(scores, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
+        transformed = scores
         scores = tl.where(is_other_class, scores, -float("inf"))
         shift = tl.maximum(target_score, MIN_SCORE)
         largest = tl.max(scores, 1)
@@ -251,7 +248,7 @@ def loss_and_gradient_kernel(
         tl.store(shifts_ptr + offsets_NT, shift, mask=rows < N)
         tl.store(sums_ptr + offsets_NT, tl.sum(exponentials, 1), mask=rows < N)
         if TRANSFORM:
-            exponentials *= slope
+            exponentials *= _slope(transformed, scale, softcap, inverse_temperature, SOFTCAP)
         _store_tile(out, exponentials.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
 
 
@@ -410,7 +407,7 @@ def score_gradient_kernel(
                 else:
                     grad += total_weight[:, None]
             if TRANSFORM:
-                grad *= _slope(transformed, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
+                grad *= _slope(transformed, scale, softcap, inverse_temperature, SOFTCAP)
             if BIAS_SUMS:
                 grad = tl.where(rows[:, None] < N, grad, 0.0)
                 sums = bias_sums_ptr + (tile % num_row_tiles).to(tl.int64) * V + columns
@@ -605,8 +602,10 @@ def finish_rows_kernel(
     tl.store(nll_ptr + n, tl.where(has_target, loss, loss_without_target))
     tl.store(scale_ptr + n, tl.where(has_target, 1.0 / (target_exp + others), 0.0))
     # p_y - 1 = -others / (target_exp + others): no cancellation.
-    slope = _slope(target_score, scale, softcap, inverse_temperature, TRANSFORM, SOFTCAP)
-    target_entry = (-others * slope).to(out_ptr.dtype.element_ty)
+    target_gradient = -others
+    if TRANSFORM:
+        target_gradient *= _slope(target_score, scale, softcap, inverse_temperature, SOFTCAP)
+    target_entry = target_gradient.to(out_ptr.dtype.element_ty)
     row_ptr = out_ptr + n.to(tl.int64) * stride
     if row_shift == target_shift:
         tl.store(row_ptr + target, target_entry, mask=has_target)

@@ -14,8 +14,9 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 
 from reefknot.kernels import triton_kernels as kernels  # noqa: E402
 from reefknot.kernels import triton_recurrence as recurrence  # noqa: E402
+from reefknot.kernels import triton_row_kernels as row_kernels  # noqa: E402
 
-if not hasattr(kernels.scale_kernel, "arg_names"):
+if not hasattr(row_kernels.scale_kernel, "arg_names"):
     pytest.skip("triton is in interpreter mode", allow_module_level=True)
 
 DIM = 1024
@@ -140,7 +141,8 @@ def test_tile_kernels_compile_and_fit_shared_memory(
 @pytest.mark.parametrize(("name", "constants"), SMALL)
 def test_row_kernels_compile_and_fit_shared_memory(name: str, constants: dict[str, Any]) -> None:
     assert (
-        shared_memory(getattr(kernels, name), 90, {}, {"D": DIM, "BIAS": True, **UNUSED, **constants}, 4, 3) <= 49_152
+        shared_memory(getattr(row_kernels, name), 90, {}, {"D": DIM, "BIAS": True, **UNUSED, **constants}, 4, 3)
+        <= 49_152
     )
 
 

@@ -174,17 +174,7 @@ def compute_row_gradients(
         output_grads: The gradients of the results.
         needs_grad: Whether the gradients of hidden, weight and bias are needed.
     """
-    # nll = lse - z_y, so the gradient of nll counts at the target, and those of nll and lse in the softmax.
-    if output_grads.nll is None:
-        target_weight = torch.zeros_like(lse)
-    else:
-        target_weight = output_grads.nll.where(inputs.has_target(slice(None)), 0.0)
-    plain_weight = target_weight if output_grads.lse is None else target_weight + output_grads.lse
-    terms = GradientTerms(lse, plain_weight, target_weight, transform=inputs.transform)
-    if output_grads.entropy is not None and entropy is not None:
-        terms = replace(terms, entropy_weight=output_grads.entropy, expected=lse - entropy)
-    if output_grads.total is not None:
-        terms = replace(terms, total_weight=output_grads.total)
+    terms = build_gradient_terms(inputs.has_target(slice(None)), lse, entropy, output_grads, inputs.transform)
     tau = request.tau
     if output_grads.lse_tau is not None and tau is not None:
         tempered_weight = output_grads.lse_tau / tau
@@ -194,6 +184,32 @@ def compute_row_gradients(
     needs_hidden, needs_weight, needs_bias = needs_grad
     with torch.autocast(lse.device.type, enabled=False):
         return compute_gradients(inputs, terms, (needs_hidden, needs_weight, needs_bias), tau).in_input_dtypes()
+
+
+def build_gradient_terms(
+    has_target_N: Tensor, lse_N: Tensor, entropy_N: Tensor | None, output_grads: RowGrads, transform: ScoreTransform
+) -> GradientTerms:
+    """Return the terms of the gradient of the scores, without the tempered one.
+
+    Args:
+        has_target_N: A mask of the rows whose target is a class.
+        lse_N: The log-sum-exps over all classes.
+        entropy_N: The entropies, or None.
+        output_grads: The gradients of the results.
+        transform: The transform of the scores.
+    """
+    # nll = lse - z_y, so the gradient of nll counts at the target, and those of nll and lse in the softmax.
+    if output_grads.nll is None:
+        target_weight_N = torch.zeros_like(lse_N)
+    else:
+        target_weight_N = output_grads.nll.where(has_target_N, 0.0)
+    plain_weight_N = target_weight_N if output_grads.lse is None else target_weight_N + output_grads.lse
+    terms = GradientTerms(lse_N, plain_weight_N, target_weight_N, transform=transform)
+    if output_grads.entropy is not None and entropy_N is not None:
+        terms = replace(terms, entropy_weight=output_grads.entropy, expected=lse_N - entropy_N)
+    if output_grads.total is not None:
+        terms = replace(terms, total_weight=output_grads.total)
+    return terms
 
 
 # -- the sum of the losses -----------------------------------------------------------------------------------------

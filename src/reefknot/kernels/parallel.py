@@ -20,7 +20,7 @@ Shapes: N rows (tokens), D dimensions, v classes of this process, V classes of a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -30,13 +30,18 @@ from torch import Tensor
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.arguments import check_is_tensor, needs_operators
-from reefknot.kernels.autograd import LossOptions, RowGrads, RowResults, compute_once_differentiable
+from reefknot.kernels.autograd import (
+    LossOptions,
+    RowGrads,
+    RowResults,
+    build_gradient_terms,
+    compute_once_differentiable,
+)
 from reefknot.kernels.choice import Choice, resolve_impl
 from reefknot.kernels.passes import LossInputs, combine_summaries, compute_gradients, compute_losses
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.scores import (
     IDENTITY,
-    GradientTerms,
     RowSummary,
     ScoreTransform,
     SummaryRequest,
@@ -154,7 +159,9 @@ class ParallelRowLossesFunction(torch.autograd.Function):
 
         def compute(*tensors: Any) -> tuple[Tensor | None, ...]:
             hidden, weight, bias, targets, class_weight, lse, entropy = tensors[:7]
-            terms = _gradient_terms(targets, lse, entropy, RowGrads(*tensors[7:]), options.transform, shard)
+            # The terms are the same in every process: a target counts in the softmax, whichever process has it.
+            has_target = is_class(targets, shard.num_classes)
+            terms = build_gradient_terms(has_target, lse, entropy, RowGrads(*tensors[7:]), options.transform)
             # The gradient of float32 hidden states is in float32, so that it is rounded only after the sum.
             local_targets = shard.local_ids(targets)
             inputs = options.loss_inputs(at_least_float32(hidden), weight, bias, local_targets, class_weight)
@@ -209,31 +216,6 @@ def _local_target_scores(inputs: LossInputs) -> Tensor:
             hidden, inputs.weight, inputs.bias, targets, transform=inputs.transform
         )
     return scores_N.where(inputs.has_target(slice(None)), 0.0)
-
-
-def _gradient_terms(
-    targets_N: Tensor,
-    lse_N: Tensor,
-    entropy_N: Tensor | None,
-    output_grads: RowGrads,
-    transform: ScoreTransform,
-    shard: ClassShard,
-) -> GradientTerms:
-    """Return the terms of the gradient of this process's scores.
-
-    They are the same in every process: a target counts in the softmax over all classes, whichever process has it.
-    """
-    if output_grads.nll is None:
-        target_weight_N = torch.zeros_like(lse_N)
-    else:
-        target_weight_N = output_grads.nll.where(is_class(targets_N, shard.num_classes), 0.0)
-    plain_weight_N = target_weight_N if output_grads.lse is None else target_weight_N + output_grads.lse
-    terms = GradientTerms(lse_N, plain_weight_N, target_weight_N, transform=transform)
-    if output_grads.entropy is not None and entropy_N is not None:
-        terms = replace(terms, entropy_weight=output_grads.entropy, expected=lse_N - entropy_N)
-    if output_grads.total is not None:
-        terms = replace(terms, total_weight=output_grads.total)
-    return terms
 
 
 def _gather(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

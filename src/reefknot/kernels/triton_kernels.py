@@ -8,11 +8,10 @@ computed and stored the scores (STORED):
     score_gradient_kernel           the gradient that `GradientTerms` describes
     soft_target_gradients_kernel    a tempered softmax, and the gradient of its scores
 
-The others work on rows: `target_scores_kernel`, `finish_rows_kernel` and `scale_kernel`. Functions that start with an
-underscore are parts of kernels. `triton_scores` launches the kernels and chooses these constants:
+Functions that start with an underscore are parts of kernels. `triton_row_kernels` has kernels that work on rows.
+`triton_scores` launches the kernels and chooses these constants:
 
     BLOCK_N, BLOCK_V, BLOCK_D    rows of a tile; classes of a tile; dimensions that one step of a product reads
-    BLOCK_T                      tiles whose row sums are loaded at once
     NUM_PROGRAMS                 programs of the launch; each computes every NUM_PROGRAMS-th tile
     TMA                          whether the GPU's copy engine moves tiles; if so, h, w and out are tensor descriptors
     STORED                       whether torch has already computed the products; if so, the kernel reads them from the
@@ -169,7 +168,7 @@ def _transform(scores, scale, softcap, inverse_temperature, TRANSFORM: tl.conste
 
 
 @triton.jit
-def _slope(transformed, scale, softcap, inverse_temperature, SOFTCAP: tl.constexpr):
+def slope_of_transform(transformed, scale, softcap, inverse_temperature, SOFTCAP: tl.constexpr):
     """Return the derivative of `_transform`, given its result."""
     slope = scale * inverse_temperature
     if SOFTCAP:
@@ -248,7 +247,7 @@ def loss_and_gradient_kernel(
         tl.store(shifts_ptr + offsets_NT, shift, mask=rows < N)
         tl.store(sums_ptr + offsets_NT, tl.sum(exponentials, 1), mask=rows < N)
         if TRANSFORM:
-            exponentials *= _slope(transformed, scale, softcap, inverse_temperature, SOFTCAP)
+            exponentials *= slope_of_transform(transformed, scale, softcap, inverse_temperature, SOFTCAP)
         _store_tile(out, exponentials.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
 
 
@@ -407,7 +406,7 @@ def score_gradient_kernel(
                 else:
                     grad += total_weight[:, None]
             if TRANSFORM:
-                grad *= _slope(transformed, scale, softcap, inverse_temperature, SOFTCAP)
+                grad *= slope_of_transform(transformed, scale, softcap, inverse_temperature, SOFTCAP)
             if BIAS_SUMS:
                 grad = tl.where(rows[:, None] < N, grad, 0.0)
                 sums = bias_sums_ptr + (tile % num_row_tiles).to(tl.int64) * V + columns
@@ -511,122 +510,3 @@ def soft_target_gradients_kernel(
             probs_out, (probs - uniform).to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA
         )
         _store_tile(grad_out, grad_scores.to(DTYPE), row_start, column_start, N, V, stride, BLOCK_N, BLOCK_V, TMA)
-
-
-@triton.jit
-def target_scores_kernel(
-    hidden_ptr,
-    weight_ptr,
-    bias_ptr,
-    targets_ptr,
-    centre_ptr,
-    out_ptr,
-    V,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BIAS: tl.constexpr,
-    CENTRED: tl.constexpr,
-):
-    """Compute h_n . w_y + b_y of each row.
-
-    Operands are rounded to the dtype of h, as in the tiled products, but float32 operands are never rounded to TF32.
-    """
-    n = tl.program_id(0)
-    target = tl.load(targets_ptr + n)
-    target = tl.where((target >= 0) & (target < V), target, 0).to(tl.int64)
-    scores = tl.zeros((BLOCK_D,), dtype=tl.float32)
-    for d in range(0, D, BLOCK_D):
-        columns = d + tl.arange(0, BLOCK_D)
-        hidden = tl.load(hidden_ptr + n.to(tl.int64) * D + columns, mask=columns < D, other=0.0)
-        weight = tl.load(weight_ptr + target * D + columns, mask=columns < D, other=0.0)
-        if CENTRED:
-            weight = weight.to(tl.float32) - tl.load(centre_ptr + columns, mask=columns < D, other=0.0)
-        scores += hidden.to(tl.float32) * weight.to(hidden.dtype).to(tl.float32)
-    score = tl.sum(scores, 0)
-    if BIAS:
-        score += tl.load(bias_ptr + target).to(tl.float32)
-    tl.store(out_ptr + n, score)
-
-
-@triton.jit
-def finish_rows_kernel(
-    targets_ptr,
-    out_ptr,
-    target_scores_ptr,
-    shifts_ptr,
-    sums_ptr,
-    nll_ptr,
-    scale_ptr,
-    V,
-    T,
-    stride,
-    scale,
-    softcap,
-    inverse_temperature,
-    TRANSFORM: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    TILE_V: tl.constexpr,
-):
-    """From the row sums, compute the losses, the factor that turns `out` into a gradient, and the target's entry.
-
-    A program finishes one row. The tiles of a row may have different shifts; the row gets the largest.
-    """
-    n = tl.program_id(0)
-    target_score = tl.load(target_scores_ptr + n)
-    target_shift = tl.maximum(target_score, MIN_SCORE)
-    shifts_ptr += n.to(tl.int64) * T
-    sums_ptr += n.to(tl.int64) * T
-    shifts = tl.full((BLOCK_T,), MIN_SCORE, dtype=tl.float32)
-    t = 0
-    while t < T:
-        tiles = t + tl.arange(0, BLOCK_T)
-        shifts = tl.maximum(shifts, tl.load(shifts_ptr + tiles, mask=tiles < T, other=MIN_SCORE))
-        t += BLOCK_T
-    row_shift = tl.maximum(tl.max(shifts, 0), target_shift)
-    sums = tl.zeros((BLOCK_T,), dtype=tl.float32)
-    t = 0
-    while t < T:
-        tiles = t + tl.arange(0, BLOCK_T)
-        difference = tl.load(shifts_ptr + tiles, mask=tiles < T, other=MIN_SCORE) - row_shift
-        sums += tl.load(sums_ptr + tiles, mask=tiles < T, other=0.0) * tl.exp2(difference * LOG2_E)
-        t += BLOCK_T
-    # exp(score - row_shift) of the target, and its sum over all other classes (`others`).
-    others = tl.sum(sums, 0)
-    target_exp = tl.exp2((target_shift - row_shift) * LOG2_E)
-    target = tl.load(targets_ptr + n)
-    has_target = (target >= 0) & (target < V)
-    loss_without_target = tl.where(target == IGNORE, 0.0, float("nan"))
-    loss = tl.log(target_exp + others) + (row_shift - target_score)
-    tl.store(nll_ptr + n, tl.where(has_target, loss, loss_without_target))
-    tl.store(scale_ptr + n, tl.where(has_target, 1.0 / (target_exp + others), 0.0))
-    # p_y - 1 = -others / (target_exp + others): no cancellation.
-    target_gradient = -others
-    if TRANSFORM:
-        target_gradient *= _slope(target_score, scale, softcap, inverse_temperature, SOFTCAP)
-    target_entry = target_gradient.to(out_ptr.dtype.element_ty)
-    row_ptr = out_ptr + n.to(tl.int64) * stride
-    if row_shift == target_shift:
-        tl.store(row_ptr + target, target_entry, mask=has_target)
-    elif has_target:
-        # Some tile has a different shift from the row, so all entries are scaled to the shift of the row.
-        v = 0
-        while v < V:
-            classes = v + tl.arange(0, BLOCK_V)
-            difference = tl.load(shifts_ptr + classes // TILE_V, mask=classes < V, other=0.0) - row_shift
-            entries = tl.load(row_ptr + classes, mask=classes < V, other=0.0).to(tl.float32)
-            entries = entries * tl.exp2(difference * LOG2_E)
-            entries = tl.where(classes == target, target_entry, entries.to(out_ptr.dtype.element_ty))
-            tl.store(row_ptr + classes, entries, mask=classes < V)
-            v += BLOCK_V
-
-
-@triton.jit
-def scale_kernel(x_ptr, factor_ptr, count, BLOCK: tl.constexpr):
-    """Compute x *= factor. If the factor is 1, as when the loss itself is differentiated, x is not read."""
-    factor = tl.load(factor_ptr)
-    if factor != 1.0:
-        offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + offsets, mask=offsets < count, other=0.0)
-        tl.store(x_ptr + offsets, (x.to(tl.float32) * factor).to(x.dtype), mask=offsets < count)

@@ -41,14 +41,12 @@ from reefknot.kernels.scores import (
     matmul_into,
 )
 from reefknot.kernels.triton_kernels import (
-    finish_rows_kernel,
     loss_and_gradient_kernel,
-    scale_kernel,
     score_gradient_kernel,
     soft_target_gradients_kernel,
     summary_kernel,
-    target_scores_kernel,
 )
+from reefknot.kernels.triton_row_kernels import finish_rows_kernel, scale_kernel, target_scores_kernel
 
 
 class TritonBackend(TorchBackend):

@@ -98,5 +98,6 @@ class LinearCrossEntropyLoss(nn.Module):
         return linear_cross_entropy(input, weight, target, bias, weight=self.weight, **self.settings)
 
     def extra_repr(self) -> str:
+        """Return the settings that are not None, for `repr`."""
         changed = {name: value for name, value in self.settings.items() if value is not None}
         return ", ".join(f"{name}={value!r}" for name, value in changed.items())

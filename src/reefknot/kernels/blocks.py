@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MIN_CLASSES = 256
-"""The least number of classes in a block, whatever the budget: a product with fewer classes is too slow."""
+"""The minimum number of classes in a block, whatever the budget: a product with fewer classes is too slow."""
 
 
 @dataclass(frozen=True)

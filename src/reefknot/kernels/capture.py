@@ -133,7 +133,7 @@ class GraphCache(Generic[Outputs]):
 
     Args:
         device: The GPU.
-        limit: The most graphs to store.
+        limit: The maximum number of graphs to store.
     """
 
     def __init__(self, device: torch.device, limit: int) -> None:
@@ -169,7 +169,7 @@ class RepeatedSteps(Generic[Outputs]):
 
     Args:
         device: The device on which the steps run.
-        limit: The most graphs to store.
+        limit: The maximum number of graphs to store.
     """
 
     def __init__(self, device: torch.device, limit: int = 1) -> None:

@@ -19,7 +19,7 @@ from reefknot.kernels.skip_gram import CLIP, TrainingRange
 from reefknot.kernels.skip_gram_draws import build_pairs, find_kept_words
 
 MAX_BATCH_SIZE = {"cpu": 512, "cuda": 65_536}
-"""The most pairs in a batch. Larger batches are not faster."""
+"""The maximum number of pairs in a batch. Larger batches are not faster."""
 POSITIONS_PER_CHUNK = 65_536
 """Number of words whose pairs are in memory at a time."""
 

@@ -62,16 +62,16 @@ def load_or_create(entry: Path, write: Callable[[Path], None], read: Callable[[P
     raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
 
 
-def load_or_rebuild(
+def load_or_repair(
     entry: Path, write: Callable[[Path], None], read: Callable[[Path], T], notify: Callable[[str], None]
 ) -> T:
-    """Return a cache entry as `load_or_create` does, and report if a damaged entry is written again.
+    """Return a cache entry as `load_or_create` does, but report if the entry is damaged.
 
     Args:
         entry: The folder of the entry.
         write: Writes the entry into an empty folder.
-        read: Reads the entry. It raises a DataError if the entry is damaged.
-        notify: Called with the error before the entry is written again.
+        read: Reads the entry, which exists. It raises a `DataError` if the entry is damaged.
+        notify: Called with a message before a damaged entry is written again.
     """
 
     def read_if_intact(folder: Path) -> T | None:
@@ -80,7 +80,7 @@ def load_or_rebuild(
         try:
             return read(folder)
         except DataError as error:
-            notify(f"the cached text is damaged and is encoded again: {error}")
+            notify(f"a cache entry is damaged and is written again: {error}")
             return None
 
     return load_or_create(entry, write, read_if_intact)

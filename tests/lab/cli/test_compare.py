@@ -96,7 +96,9 @@ def test_different_unknown_words_are_rejected(cli: Cli, recipe: Path, runs: Runs
     fewer = train(cli, recipe, tmp_path / "fewer", "vocabulary.max_size=9")
     outcome = cli("compare", runs.tied, fewer)
     assert outcome.code == 2
-    assert re.search(r"0 unknown words, scored as <unk>, against \d+; compare runs whose vocabularies", outcome.err)
+    assert re.search(
+        r"one scores 0 unknown words as <unk>, the other \d+; compare runs whose vocabularies", outcome.err
+    )
     ends = train(cli, recipe, tmp_path / "ends", "vocabulary.end_of_line=false")
     assert "one scores line ends, the other does not" in cli("compare", runs.tied, ends).err
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
+from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 
 from .conftest import Outcome, Runs
 from .test_compare import copy_run
@@ -95,7 +95,7 @@ def test_bleu_equals_the_metric_on_saved_translations(
     cli: Cli, tied: Path, untied: Path, pairs: Path, copy_with_translations: Callable[..., Path]
 ) -> None:
     runs = copy_with_translations(untied, 0.5, "a"), copy_with_translations(tied, 0.7, "b")
-    metrics = open_metrics(BleuSettings(tokenize="none"))
+    metrics = create_metrics(BleuSettings(tokenize="none"))
     for split, num_sentences in (("valid", 30), ("test", SENTENCES)):
         references = (pairs / f"{split}.de").read_text(encoding="utf-8").splitlines()
         texts = [(run / "translations" / f"{split}.txt").read_text(encoding="utf-8").splitlines() for run in runs]

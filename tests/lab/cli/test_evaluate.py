@@ -274,7 +274,7 @@ def test_transformer_is_scored_in_windows(cli: Cli, transformer: Path) -> None:
     dropped = cli("evaluate", transformer, "--monte-carlo", 2, "--limit", 40, "--json").json()
     assert "masks drawn for every window" in dropped["definition"]
     assert cli("rank", transformer, "--contexts", 30, "--json").json()["contexts"] == 30
-    assert "mean probability over" in cli("predict", transformer, "--split", "valid").out
+    assert "mean probabilities over" in cli("predict", transformer, "--split", "valid").out
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_split_prints_means_over_a_text(cli: Cli, runs: Runs) -> None:
     assert (text["split"], text["contexts"], text["k"]) == ("test", 60 * 7 + 30 - 1, 11)
     assert text["target"] + text["neighbors"] == pytest.approx(1.0, abs=1e-5)
     text = cli("predict", runs.tied, "green", "--split", "valid", "--neighbors", 2).out
-    assert "valid text, mean probability over 149 contexts, one before every token but the first" in text
+    assert "valid text: mean probabilities over 149 contexts (one for each token except the first)" in text
     assert "its 2 nearest neighbours at the input end" in text
 
 

@@ -96,4 +96,4 @@ def test_runs_with_different_unknown_words_are_rejected(
     assert fewer.code == 0, fewer.err
     outcome = cli("compare", subword_run, tmp_path / "fewer")
     assert outcome.code == 2
-    assert "0 unknown words, scored as <unk>, against " in outcome.err
+    assert "one scores 0 unknown words as <unk>, the other " in outcome.err

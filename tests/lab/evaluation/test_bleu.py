@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from reefknot.errors import SettingsError
-from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
+from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 
 WORDS = ["ein", "Hund", "läuft", ".", "über", "die", "Wiese,", "und", "(sieht)", "eine", "Katze", "日本語", "3.14"]
 
@@ -61,7 +61,7 @@ def test_scores_equal_the_sacrebleu_command(
 ) -> None:
     lines = corrupted(references)
     printed = run_sacrebleu(tmp_path, lines, references, *options)
-    scores = open_metrics(settings).score(lines, references)
+    scores = create_metrics(settings).score(lines, references)
     assert 20 < scores.bleu < 95
     assert scores.bleu == pytest.approx(printed["BLEU"]["score"], abs=1e-10)
     assert scores.chrf == pytest.approx(printed["chrF2"]["score"], abs=1e-10)
@@ -71,7 +71,7 @@ def test_scores_equal_the_sacrebleu_command(
 
 
 def test_length_bands_hold_every_pair_once(references: list[str]) -> None:
-    metrics = open_metrics(BleuSettings(tokenize="none"))
+    metrics = create_metrics(BleuSettings(tokenize="none"))
     lines = corrupted(references)
     lengths = np.array([len(line.split()) for line in references])
     lengths[:3] = (0, 10, 11)
@@ -89,7 +89,7 @@ def test_length_bands_hold_every_pair_once(references: list[str]) -> None:
 
 
 def test_empty_length_bands_are_left_out() -> None:
-    metrics = open_metrics(BleuSettings())
+    metrics = create_metrics(BleuSettings())
     bands = metrics.score_by_length(["a b c d", "a b c d"], ["a b c d", "a b c d"], np.array([4, 45]))
     assert [(band.low, band.high) for band in bands] == [(0, 10), (41, 50)]
     assert [band.bleu for band in bands] == pytest.approx([100.0, 100.0])
@@ -98,7 +98,7 @@ def test_empty_length_bands_are_left_out() -> None:
 def test_missing_sacrebleu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
     with pytest.raises(SettingsError, match="BLEU needs the package sacrebleu; pip install sacrebleu"):
-        open_metrics(BleuSettings())
+        create_metrics(BleuSettings())
 
 
 def test_missing_tokeniser_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +106,13 @@ def test_missing_tokeniser_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
     with pytest.raises(SettingsError, match=r"tokenize = ja-mecab: .*pip install sacrebleu\[ja\]"):
-        open_metrics(BleuSettings(tokenize="ja-mecab"))
+        create_metrics(BleuSettings(tokenize="ja-mecab"))
 
 
 def test_tokenize_none_suppresses_the_tokenised_text_warning(caplog: pytest.LogCaptureFixture) -> None:
     """sacrebleu warns about tokenised text unless tokenize = none says that it is intended."""
     lines = ["das ist gut ."] * 120
-    open_metrics(BleuSettings(tokenize="none")).score(lines, lines)
+    create_metrics(BleuSettings(tokenize="none")).score(lines, lines)
     assert not caplog.records
-    open_metrics(BleuSettings()).score(lines, lines)
+    create_metrics(BleuSettings()).score(lines, lines)
     assert any("tokenized period" in record.message for record in caplog.records)

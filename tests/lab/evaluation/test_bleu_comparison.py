@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from reefknot.errors import DataError
-from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
+from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 from reefknot.lab.evaluation.bleu_comparison import BleuComparison, bleu_of_sums, compare_bleu, sentence_statistics
 from reefknot.lab.evaluation.comparison import resample_counts
 
@@ -38,7 +38,7 @@ def make_translation(references: Lines, right: float, seed: int) -> Lines:
 
 
 def compare_untokenised(a: list[Lines], b: list[Lines], references: Lines, **options: Any) -> BleuComparison:
-    return compare_bleu(open_metrics(BleuSettings(tokenize="none")).bleu, a, b, references, **options)
+    return compare_bleu(create_metrics(BleuSettings(tokenize="none")).bleu, a, b, references, **options)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def compare_untokenised(a: list[Lines], b: list[Lines], references: Lines, **opt
 )
 @pytest.mark.parametrize("right", [0.0, 0.3, 0.9])
 def test_bleu_of_summed_statistics_equals_sacrebleu(settings: BleuSettings, right: float) -> None:
-    bleu = open_metrics(settings).bleu
+    bleu = create_metrics(settings).bleu
     references = make_text(60)
     lines = make_translation(references, right, seed=1)
     statistics_NK = sentence_statistics(bleu, lines, references)
@@ -67,7 +67,7 @@ def test_interval_equals_scores_of_resampled_texts() -> None:
     """Each resampled text is scored as a whole by sacrebleu."""
     references = make_text(40)
     a, b = (make_translation(references, right, seed) for right, seed in ((0.6, 1), (0.65, 2)))
-    bleu = open_metrics(BleuSettings(tokenize="none")).bleu
+    bleu = create_metrics(BleuSettings(tokenize="none")).bleu
     (times_RN,) = resample_counts(40, 50, np.random.default_rng(7))
     differences = []
     for times_N in times_RN:

@@ -132,12 +132,12 @@ def test_definition_states_tokens_context_and_unknown_words(opened: Open, model_
     model = model_for(len(dataset.vocabulary))
     text = score(model, dataset.splits["test"], dataset.vocabulary).definition
     assert "tokens: 228 scored once each, of 228 in the test text" in text
-    assert "one stream from an empty state" in text
+    assert "one stream; the state is empty at its start" in text
     assert "every token is scored" in text
     assert text.endswith("computed in float32; independent of how the text is divided into windows")
     assert "unknown words: 24 here, scored as the token <unk>" in text
     assert "over 228 words and line ends; bits per byte: over 708 bytes" in text
-    assert "20 contiguous streams, each from an empty state" in (
+    assert "20 contiguous streams; each starts with an empty state" in (
         score(model, dataset.splits["test"], dataset.vocabulary, streams=20).definition
     )
 

@@ -94,7 +94,9 @@ def test_target_counts_match_values_computed_by_hand() -> None:
 
 def test_definition_states_what_was_counted() -> None:
     text = Counting(10, window=4).describe(text_of(103, "valid"))
-    assert text.startswith("valid text: 10 contiguous streams of 10 tokens, each from an empty state that is carried")
+    assert text.startswith(
+        "valid text: 10 contiguous streams of 10 tokens; each starts with an empty state, which is carried"
+    )
     assert "the last 3 tokens of the text are dropped" in text
     assert "the last 1 of a stream, which do not fill a window of 4, are dropped" in text
     assert text.endswith("80 of 103 tokens are scored and the total is divided by 80")

@@ -178,12 +178,10 @@ def test_training_ends_at_the_minimum_of_the_last_cycle(name: str, cycles: int) 
     training = next(iter(recipe(name).experiments.values())).training
     schedule = SCHEDULES.build(training.schedule, {})
     assert training.updates is not None
-    assert training.updates == schedule.warmup_updates + sum(
-        schedule.first_cycle_updates * 2**cycle for cycle in range(cycles)
-    )
-    lowest = schedule.peak_shrink ** (cycles - 1) * 1e-5
+    assert training.updates == schedule.warmup + sum(schedule.period * 2**cycle for cycle in range(cycles))
+    lowest = schedule.shrink ** (cycles - 1) * 1e-5
     assert schedule.learning_rate_factor(1, training.updates - 1) == pytest.approx(lowest, rel=1e-3)
-    assert schedule.learning_rate_factor(1, training.updates) == pytest.approx(schedule.peak_shrink**cycles)
+    assert schedule.learning_rate_factor(1, training.updates) == pytest.approx(schedule.shrink**cycles)
     assert (schedule.learning_rate_factor(1, 0), schedule.learning_rate_factor(1, 16_000)) == (1e-7, 1.0)
 
 

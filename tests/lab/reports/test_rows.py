@@ -67,7 +67,8 @@ def test_sub_word_rows_are_marked_and_compared_per_word(tmp_path: Path) -> None:
     marked, notes = add_footnotes(rows)
     assert [row.name for row in marked] == ["Small", "Small + WT †", "Small + WT + PR"]
     assert notes == (
-        "† perplexity per word: the probability of a word is the product over its sub-words (2.0 on average)",
+        "† perplexity per word: the probability of a word is the product of the probabilities of its sub-words "
+        "(on average, 2.0 sub-words per word)",
     )
     assert build_table(rows).best == {1}  # 10 per sub-word, 100 per word
 

@@ -103,8 +103,8 @@ def test_of_text_splits_sub_words_the_text_does_not_have() -> None:
     assert part.split_word("wide") == ("wide",)
     assert part.split_at_unknown("wide") == ["w", "<unk>", "e"]  # the text has no i and no d
     assert part.file_content == bpe.file_content
-    assert bpe.restrict_to(part.subwords) == part
-    assert bpe.restrict_to([*bpe.subwords, "other"]) is bpe
+    assert bpe.restrict_to_tokens(part.subwords) == part
+    assert bpe.restrict_to_tokens([*bpe.subwords, "other"]) is bpe
 
 
 @given(

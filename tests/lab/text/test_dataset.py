@@ -157,7 +157,7 @@ def test_damaged_cache_entry_is_encoded_again(
         (entry / file).write_bytes(intact[:-1] if damage == "short" else intact + b"x")
     messages: list[str] = []
     after = opened(folder, notify=messages.append)
-    assert "damaged and is encoded again" in messages[0]
+    assert "damaged and is written again" in messages[0]
     assert (entry / file).read_bytes() == intact
     assert decoded_text(after) == decoded_text(before)
     assert opened(folder, notify=messages.append).fingerprint == before.fingerprint
@@ -193,7 +193,7 @@ def test_bpe_encodes_words_as_sub_words(corpus: Corpus, opened: Open, cache: Pat
     assert (train.words, train.lines, train.unknown) == (11, 4, 0)
     assert train.tokens == sum(vocabulary.counts) > 15
     assert dataset.splits["test"].unknown == 1  # no f in the training text
-    assert "sub-words by byte-pair encoding with 3 merges" in dataset.describe()
+    assert "sub-words learned from it by byte-pair encoding (3 merges)" in dataset.describe()
     [entry] = (cache / "datasets").iterdir()
     (entry / "tokenizer.json").write_bytes(b"{}")
     messages: list[str] = []

@@ -280,7 +280,7 @@ def test_damaged_cache_entry_is_encoded_again(file: str, damage: str, write: Wri
         (entry / file).write_bytes(intact[:-1] if damage == "short" else intact + b"x")
     messages: list[str] = []
     after = opened(folder, notify=messages.append, sides="separate")
-    assert "damaged and is encoded again" in messages[0]
+    assert "damaged and is written again" in messages[0]
     assert (entry / file).read_bytes() == intact
     assert decoded_pairs(after) == decoded_pairs(before)
     assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]

@@ -45,9 +45,9 @@ def test_matrix_rate_is_not_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(throughput, "measure_matrix_rate", lambda *_: pytest.fail("nothing is measured on a CPU"))
     meter = Throughput(_model(), World(), torch.float32)
     inputs_BT = torch.zeros(2, 5, dtype=torch.long)
-    speed = meter.speed(1000.0, inputs_BT, inputs_BT)
-    assert speed.share is None
-    assert speed.flops == 1000.0 * 6 * (8 * 8 * 8 + 8 * 20)
+    speed = meter.compute_speed(1000.0, inputs_BT, inputs_BT)
+    assert speed.matrix_rate_share is None
+    assert speed.flops_per_second == 1000.0 * 6 * (8 * 8 * 8 + 8 * 20)
     assert speed.memory_bytes > 2**20
     assert set(speed.record()) == {"tokens_per_second", "flops", "memory_bytes"}
     assert not any("matrix rate" in fact for fact in speed.describe())
@@ -63,9 +63,9 @@ def test_share_of_the_matrix_rate_counts_all_processes(monkeypatch: pytest.Monke
     meter = Throughput(model, world, torch.bfloat16)
     assert meter.matrix_rate == 4e9
     inputs_BT = torch.zeros(2, 5, dtype=torch.long)
-    speed = meter.speed(1e5, inputs_BT, inputs_BT)
-    assert speed.share == pytest.approx(1e5 * model.flops(inputs_BT, inputs_BT) / 10 / 4e9)
-    assert json.loads(json.dumps(speed.record()))["share"] == speed.share
+    speed = meter.compute_speed(1e5, inputs_BT, inputs_BT)
+    assert speed.matrix_rate_share == pytest.approx(1e5 * model.flops(inputs_BT, inputs_BT) / 10 / 4e9)
+    assert json.loads(json.dumps(speed.record()))["share"] == speed.matrix_rate_share
     assert Throughput(model, World(rank=1, size=4, device=torch.device("cuda")), torch.bfloat16).matrix_rate is None
 
 
@@ -74,8 +74,11 @@ def test_flops_per_target_come_from_the_window() -> None:
     inputs_BT = torch.zeros(2, 5, dtype=torch.long)
     padded = inputs_BT.clone()
     padded[1:] = IGNORE
-    assert meter.speed(7.0, inputs_BT, padded).flops == meter.speed(7.0, inputs_BT, inputs_BT).flops
-    assert meter.speed(7.0, inputs_BT, torch.full_like(inputs_BT, IGNORE)).flops == 0.0
+    assert (
+        meter.compute_speed(7.0, inputs_BT, padded).flops_per_second
+        == meter.compute_speed(7.0, inputs_BT, inputs_BT).flops_per_second
+    )
+    assert meter.compute_speed(7.0, inputs_BT, torch.full_like(inputs_BT, IGNORE)).flops_per_second == 0.0
 
 
 def test_progress_line_shows_speed_memory_and_time_left() -> None:

@@ -88,7 +88,9 @@ def test_untrained_target_table_is_rejected() -> None:
 
     assert model(words).loss(TOKENS).parts.keys() == {"nll", "augmented"}
     model(classes, detach_target=False)
-    with pytest.raises(SettingsError, match="with detach_target its table is not trained here; give it the table of"):
+    with pytest.raises(
+        SettingsError, match="this end does not train the table of the soft targets; use the table of the input end"
+    ):
         model(classes)
 
 

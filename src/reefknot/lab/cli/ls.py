@@ -30,8 +30,8 @@ def ls(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A family of choices, such as recipes, corpora or classifiers; or a recipe, to list its rows. "
-            "[default: all families]"
+            help="What to list: a category such as recipes, corpora or classifiers, or the name of a recipe to list "
+            "its rows. [default: all categories]"
         ),
     ] = None,
     as_json: JsonOption = False,

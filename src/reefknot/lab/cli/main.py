@@ -41,7 +41,7 @@ HELP = """The two ends of a language model: how words go in, how words come out,
 
 A recipe is a TOML file with experiments, which are called rows. Training a row with one seed writes a run folder: the
 settings, the weights and the scores. Most other commands read run folders. The ends are the input embeddings and the
-output classifier; the tables hold their word vectors.
+output classifier. Each end reads its word vectors from a word table; tied ends share one.
 """
 
 VERBS = (
@@ -142,7 +142,7 @@ class Reefknot(VerbGroup):
     verbs = VERBS
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name of the verb, its command and its arguments, as `args` calls it.
+        """Parse `args`. Return the name of the verb, its command and the remaining arguments.
 
         Exit with a message if the verb or one of its options has a new name.
         """
@@ -248,7 +248,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning of reefknot in one line, and the warning of a library as Python does."""
+    """Print reefknot's own warnings on one line, and warnings of other libraries in Python's usual format."""
     if category.__module__.startswith("reefknot"):
         formatted = f"reefknot: {message}\n"
     else:
@@ -298,7 +298,7 @@ def _print_error(error: ReefknotError) -> int:
 
 
 def _convert_system_error(error: MemoryError | OSError | RuntimeError) -> ReefknotError:
-    """Convert a full disk, an unreadable file or a lack of memory to an error of reefknot.
+    """Convert the system's error for a full disk, an unreadable file or too little memory to a `ReefknotError`.
 
     Any other error is a bug in reefknot. It is raised again and keeps its traceback.
     """

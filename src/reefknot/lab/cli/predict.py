@@ -51,7 +51,7 @@ def predict(
         int,
         typer.Option(
             min=1,
-            help="With --split: number of nearest neighbours of the next word whose total probability is printed.",
+            help="With --split: also print the total probability of this many nearest neighbours of the next word.",
         ),
     ] = 10,
     data: DataOption = None,
@@ -60,7 +60,8 @@ def predict(
 ) -> None:
     """Print the most probable next words after a phrase, with their probabilities.
 
-    The probabilities of <unk>, a, an and the are always printed, because these words are a safe guess anywhere.
+    The probabilities of `<unk>`, `a`, `an` and `the` are always printed, because these words are safe guesses in any
+    context.
     """
     from itertools import chain
 
@@ -112,14 +113,14 @@ def _check_options(ctx: typer.Context, phrases: Sequence[str], split: str | None
 def _format_means(split: str, means: Tendency) -> list[str]:
     """Return lines with the mean probabilities over a text."""
     return [
-        f"{split} text, mean probability over {means.contexts:,} contexts, one before every token but the first",
+        f"{split} text: mean probabilities over {means.contexts:,} contexts (one for each token except the first)",
         f"  next word {means.target:.4f}, its {means.k} nearest neighbours at the input end {means.neighbors:.4f}",
         _format_safe_guesses(means.watched),
     ]
 
 
 def _format_safe_guesses(probabilities: dict[str, float]) -> str:
-    """Format the probabilities of words that are a safe guess in any context."""
+    """Format the probabilities of words that are safe guesses in any context."""
     guesses = ", ".join(f"{word} {probability:.4f}" for word, probability in probabilities.items())
     if not guesses:
         guesses = "none of them is in the vocabulary"

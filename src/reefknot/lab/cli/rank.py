@@ -43,7 +43,7 @@ def rank(
         float | None,
         typer.Option(
             min=0.0,
-            help="Also compute the rank with this tolerance: the number of larger singular values.",
+            help="Also compute the rank with this tolerance: the number of singular values above the tolerance.",
             show_default=False,
         ),
     ] = None,
@@ -97,7 +97,8 @@ def rank(
         *(_format_rank(whose, limit, spectrum) for whose, limit in tolerances.items()),
         f"dimension of the hidden state {output.context_dim:,}; the rank of this end is at most {bound:,}"
         f"{context_bound}",
-        f"singular values {largest:.4g} to {smallest:.3g}, in float64, in at most {_format_memory(memory_bytes)}",
+        f"singular values from {largest:.4g} down to {smallest:.3g}; computed in float64 with at most "
+        f"{_format_memory(memory_bytes)} of memory",
     ]
     print_result(record, "\n".join(lines), as_json)
 

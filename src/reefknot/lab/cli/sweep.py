@@ -57,9 +57,9 @@ def sweep(
     """Train every combination of some settings, and print a table with the best combination first.
 
     The table is also written to sweep.json and report.html. Combinations are ranked by their validation perplexity.
-    Test perplexities are hidden, so that they cannot influence your choice of settings; --test prints the one of the
-    best combination. Run the same command again to continue where it stopped. If you add values to the command, only
-    the new combinations are trained.
+    Test perplexities are hidden, so that they cannot influence your choice of settings. --test prints the test
+    perplexity of the best combination. Run the same command again to continue where it stopped. If you add values to
+    the command, only the new combinations are trained.
     """
     from reefknot.lab.cli.combinations import combine, parse_settings
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished

@@ -46,7 +46,7 @@ def table(
     data: DataOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train every row of a recipe, print a table with the paper's scores, and write report.html.
+    """Train every row of a recipe, print a table of the scores next to the paper's, and write report.html.
 
     A row is one experiment of the recipe. Run the same command again to continue where it stopped. Rows whose corpus is
     not on this machine are left out. If --row names such a row exactly, without a *, that is an error.

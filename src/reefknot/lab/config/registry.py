@@ -1,7 +1,8 @@
-"""Registries: they find the class of a part by its `kind` in a recipe, derive its settings, and build it.
+"""A registry finds the class of a part by its `kind` in a recipe, derives its settings, and builds it.
 
-A part is anything that a recipe names by a `kind`: an encoder, a classifier, an optimiser. A family of parts has one
-`Registry`, which maps each kind to the location of a class (`parts.py` lists all registries):
+A part is anything that a recipe names by a `kind`: an encoder, a classifier, an optimiser. Parts that can replace each
+other, such as all encoders, are a family. A family has one `Registry`, which maps each kind to the location of a class
+(`parts.py` lists all registries):
 
     ENCODERS = Registry("encoders", {"gru": "reefknot.nn.encoders.stacked:GRU"})
     settings = ENCODERS.settings_class("gru")(kind="gru", hidden_dim=200)
@@ -10,6 +11,9 @@ A part is anything that a recipe names by a `kind`: an encoder, a classifier, an
 The settings of a part are the arguments of its constructor. Types, bounds and defaults come from the signature, and
 descriptions from the `Args:` section of the docstring. So the Python call and the recipe cannot disagree. Start reading
 at `Registry.build`, which calls the constructor of a part; `Argument` explains where the values come from.
+
+A recipe is a TOML file. A section is one of its top-level tables, such as [encoder] or [tables]. An entry is a table
+with a `kind`, such as { kind = "gru", hidden_dim = 200 }. It has the settings of one part.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from reefknot.lab.config.settings import WRONG_KIND, Settings, translate_bounds
 
 PACKAGE = Path(__file__).resolve().parents[2]
 """The folder of the package `reefknot`."""
+Available = Mapping[str, Any]
+"""Values that a constructor can use in addition to the settings of its part; see `Registry.build`."""
 DERIVED_ARGUMENTS = frozenset({"vocab_size", "source_dim", "input_dim", "context_dim", "spellings", "parameters"})
 """Arguments whose values follow from the rest of the model."""
 
@@ -45,8 +51,8 @@ class Argument:
 
         derived    The name is in `DERIVED_ARGUMENTS`. The value, such as a dimension, follows from the rest of the
                    model.
-        part       The class is in `nested` of the registry, such as `Classifier`. The recipe has a table with its own
-                   `kind`, and the argument is a nested part.
+        nested     The class is in `nested` of the registry, such as `Classifier`. The argument is a nested part, for
+                   which the recipe has a table with its own `kind`.
         shared     The class is in `shared` of the registry, such as `WordTable`. Several parts can share the object,
                    and the recipe has its name.
         setting    Every other argument. The recipe has its value.
@@ -59,10 +65,10 @@ class Argument:
     default: Any
     """The default value, or `...` if there is none."""
     description: str
-    role: Literal["derived", "shared", "part", "setting"] = "setting"
+    role: Literal["derived", "nested", "shared", "setting"] = "setting"
     section: str = ""
     """For a shared object, the section of the recipe that has its name."""
-    family: Registry | None = None
+    registry: Registry | None = None
     """For a nested part, the registry of its family."""
 
 
@@ -73,16 +79,17 @@ class Registry:
     A part is imported when it is first used. So a missing optional dependency affects only the parts that need it.
 
     Args:
-        family: Name of the family, in the plural.
+        family: Name of the family, in the plural, such as `encoders`.
         parts: For each kind of part, the location of its class as `module:Class`.
         nested: For the base class of a family, as `module:Class`, the registry of that family.
         shared: For the class of a shared object, as `module:Class`, the section of the recipe that has its name.
-        scopes: Functions, as `module:function`, for kinds whose nested parts are built with values that differ from
-            those of the part itself. A function gets the settings of the part and the available values (see `build`).
-            It returns the available values of the nested part, or a list of them if there are several nested parts.
-        extra_settings: `Settings` classes, as `module:Class`, for kinds that have settings in addition to the
-            arguments of the constructor. The fields are added before the argument that the class attribute `before`
-            names.
+        scopes: For a kind whose nested parts are built with other values than the part itself, a function, as
+            `module:function`, that computes these values (`scopes.py`). It gets the settings of the part and the
+            available values (see `build`). It returns the available values of the nested part, or a list of them if
+            there are several nested parts.
+        extra_settings: For a kind that has settings in addition to the arguments of the constructor, a `Settings`
+            class, as `module:Class`, with these settings. Its class attribute `before` is the name of the argument
+            before which they are listed.
     """
 
     def __init__(
@@ -180,7 +187,7 @@ class Registry:
         """Return the names of a part's settings."""
         return frozenset(self.settings_class(kind).model_fields)
 
-    def build(self, settings: Settings, available: Mapping[str, Any]) -> Any:
+    def build(self, settings: Settings, available: Available) -> Any:
         """Build the part that `settings` describe.
 
         Args:
@@ -191,7 +198,7 @@ class Registry:
         kind = _kind_of(settings)
 
         # Nested parts of some kinds are built with other values.
-        nested_available: Any = available
+        nested_available: Available | list[Available] = available
         if kind in self._scopes:
             scope_function = _import_object(self._scopes[kind])
             nested_available = scope_function(settings, available)
@@ -204,8 +211,8 @@ class Registry:
             value = getattr(settings, argument.name)
             if argument.role == "shared" and value is not None:
                 value = available[argument.section][value]
-            elif argument.family is not None and value is not None:
-                value = _build_nested(argument.family, value, nested_available)
+            elif argument.registry is not None and value is not None:
+                value = _build_nested(argument.registry, value, nested_available)
             values[argument.name] = value
 
         part_class = self.load(kind)
@@ -222,8 +229,8 @@ class Registry:
             value = getattr(settings, argument.name, None)
             if argument.role == "shared" and argument.section == section and value is not None:
                 yield value
-            elif argument.family is not None and value is not None:
-                yield from argument.family.references(value, section)
+            elif argument.registry is not None and value is not None:
+                yield from argument.registry.references(value, section)
 
 
 def derive_settings(documented_class: type) -> type[Settings]:
@@ -233,11 +240,11 @@ def derive_settings(documented_class: type) -> type[Settings]:
     return create_model(documented_class.__name__, __base__=Settings, **fields)
 
 
-def _build_nested(family: Registry, settings: Settings, available: Any) -> Any:
+def _build_nested(registry: Registry, settings: Settings, available: Available | list[Available]) -> Any:
     """Build a nested part, or a list of parts if `available` is a list with the available values of each part."""
     if isinstance(available, list):
-        return [family.build(settings, available_to_part) for available_to_part in available]
-    return family.build(settings, available)
+        return [registry.build(settings, available_to_part) for available_to_part in available]
+    return registry.build(settings, available)
 
 
 def _import_object(location: str) -> Any:
@@ -275,9 +282,9 @@ def _assign_role(argument: Argument, nested: Mapping[str, Registry], shared: Map
     if argument.name in DERIVED_ARGUMENTS:
         return replace(argument, role="derived")
     locations = set(_class_locations(argument.annotation))
-    for location, family in nested.items():
+    for location, registry in nested.items():
         if location in locations:
-            return replace(argument, role="part", family=family)
+            return replace(argument, role="nested", registry=registry)
     for location, section in shared.items():
         if location in locations:
             return replace(argument, role="shared", section=section)
@@ -300,8 +307,8 @@ def _pydantic_field(argument: Argument) -> tuple[Any, Any]:
     if argument.role == "shared":
         annotation = str if argument.default is ... else str | None
         description = f"{description} The name of an entry in [{argument.section}]."
-    elif argument.family is not None:
-        annotation = argument.family.entry_type()
+    elif argument.registry is not None:
+        annotation = argument.registry.entry_type()
     return Annotated[annotation, Field(description=description or None)], argument.default
 
 
@@ -365,9 +372,9 @@ _ARGUMENT_INDENT = 4
 def parse_argument_descriptions(documented: Any) -> dict[str, str]:
     """Return the description of each argument that the docstring of a class or function lists.
 
-    For example, `Registry` gives {"family": "Name of the family, in the plural.", ...}. A docstring without an `Args:`
-    section gives an empty dictionary. A line that is neither an argument nor its continuation raises a `ValueError`, so
-    that a typo cannot lose a description.
+    For example, `Registry` gives {"family": "Name of the family, in the plural, such as `encoders`.", ...}. A docstring
+    without an `Args:` section gives an empty dictionary. A line that is neither an argument nor its continuation raises
+    a `ValueError`, so that a typo cannot lose a description.
     """
     descriptions: dict[str, str] = {}
     current_name = None

@@ -1,8 +1,8 @@
 """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) of translations, computed by sacrebleu (Post 2018).
 
-Start with `open_metrics`:
+Start with `create_metrics`:
 
-    metrics = open_metrics(BleuSettings())
+    metrics = create_metrics(BleuSettings())
     scores = metrics.score(hypotheses=["the cat sat"], references=["the cat sat down"])
     scores.bleu, scores.chrf
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.chrf import CHRF
 
 BAND_BOUNDS = (10, 20, 30, 40, 50)
-"""Upper bounds of the bands (ranges) of source lengths, in tokens. A last band has no upper bound."""
+"""Maximum length of a source sentence in each length band, in tokens. A further band has all longer sentences."""
 
 
 class BleuSettings(Settings):
@@ -64,25 +64,25 @@ class Metrics(NamedTuple):
     def score_by_length(
         self, hypotheses: Sequence[str], references: Sequence[str], source_lengths: NDArray[np.int64]
     ) -> tuple[LengthBand, ...]:
-        """Return BLEU for each band (range) of source lengths. Bands without sentences are left out."""
+        """Return BLEU for each band of source lengths, such as 11 to 20 tokens. Empty bands are left out."""
         bands = []
-        shortest = 0
-        for longest in (*BAND_BOUNDS, None):
-            in_band = source_lengths >= shortest
-            if longest is not None:
-                in_band &= source_lengths <= longest
-            sentences = np.flatnonzero(in_band).tolist()
-            if sentences:
-                band_hypotheses = [hypotheses[sentence] for sentence in sentences]
-                band_references = [references[sentence] for sentence in sentences]
+        low = 0
+        for high in (*BAND_BOUNDS, None):  # the last band has no upper bound
+            in_band = source_lengths >= low
+            if high is not None:
+                in_band &= source_lengths <= high
+            indices = np.flatnonzero(in_band).tolist()
+            if indices:
+                band_hypotheses = [hypotheses[index] for index in indices]
+                band_references = [references[index] for index in indices]
                 bleu_score = self.bleu.corpus_score(band_hypotheses, [band_references])
-                bands.append(LengthBand(low=shortest, high=longest, pairs=len(sentences), bleu=bleu_score.score))
-            if longest is not None:
-                shortest = longest + 1
+                bands.append(LengthBand(low=low, high=high, pairs=len(indices), bleu=bleu_score.score))
+            if high is not None:
+                low = high + 1
         return tuple(bands)
 
 
-def open_metrics(settings: BleuSettings) -> Metrics:
+def create_metrics(settings: BleuSettings) -> Metrics:
     """Create the metrics. Raise an error if a package is missing.
 
     Training calls this function before its first step, so that a missing package does not fail at the end.

@@ -9,8 +9,11 @@ Start with `generate`:
 For every token, `_IncrementalReader` runs the model on the tokens that it has not read yet, and `_TokenSampler` samples
 the next token from the hidden state. `beam.py` uses the functions at the end of this file to sample translations.
 
-Shapes: N rows (texts that are generated together; 1 in `generate`), D hidden dimension, K candidates for the next
-token.
+The output end (`model.output`) turns hidden states into probabilities of the next token. It has a class vector for each
+token of the vocabulary.
+
+Shapes: N texts that are generated together (N = 1 in `generate`), T tokens of a text, D hidden dimension, K candidates
+for the next token.
 """
 
 from __future__ import annotations
@@ -58,8 +61,9 @@ def generate(
 ) -> Iterator[int]:
     """Yield the ids of `num_tokens` tokens that follow the prompt.
 
-    A model in training mode is back in training mode whenever an id is yielded. The weights of a model in evaluation
-    mode must not change until the last id is yielded, because its class vectors are computed only once.
+    If the model is in training mode, it is switched to evaluation mode to compute each token, and back before the id is
+    yielded. If the model is in evaluation mode, its weights must not change until the last id is yielded, because its
+    class vectors are computed only once.
 
     Args:
         model: The language model.
@@ -70,8 +74,7 @@ def generate(
         top_p: Sample from the fewest tokens whose probabilities add up to p. It can be combined with `top_k`.
         banned: Ids that are never generated, such as <unk>.
         seed: Seed of the random numbers.
-        window: Maximum number of tokens in the KV cache of an encoder that does not carry its state. Other encoders
-            ignore it.
+        window: Maximum number of tokens in the KV cache of a transformer. Recurrent encoders ignore it.
     """
     check_sampling_options(temperature, top_k, top_p)
     reader = _IncrementalReader(model, prompt, window)
@@ -79,8 +82,8 @@ def generate(
     sampler = _TokenSampler(model, generator, temperature=temperature, top_k=top_k, top_p=top_p, banned=banned)
 
     def generate_token() -> int:
-        hidden_1D = reader.read()
-        token = sampler.sample(hidden_1D)
+        hidden_ND = reader.read()
+        token = sampler.sample(hidden_ND)
         reader.append(token)
         return token
 
@@ -112,7 +115,8 @@ class _IncrementalReader:
             raise SettingsError(f"window = {window}: must be at least 1 token, or left out")
         self.device = next(model.parameters()).device
         self._model = model
-        self._unread_ids = prompt
+        self._unread_ids = list(prompt)
+        # A recurrent encoder carries a state of fixed size instead of a KV cache, so it needs no window.
         self._window = None if model.encoder.carries_state else window
         self._state = model.decoding_state(1)
         self._num_cached = 0
@@ -124,19 +128,20 @@ class _IncrementalReader:
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
-        self._unread_ids = [token]
+        self._unread_ids.append(token)
 
     def read(self) -> Tensor:
-        """Read the tokens that were added since the last call. Return the hidden state after the last token, (1, D)."""
+        """Read the tokens that were added since the last call. Return the hidden state after the last token, (N, D)."""
         ids = self._unread_ids
+        self._unread_ids = []
         self._recent_ids.extend(ids)
         self._num_cached += len(ids)
         if self._window and self._num_cached > self._window:
             ids = list(self._recent_ids)
             self._state = self._model.decoding_state(1)
             self._num_cached = len(ids)
-        inputs_1T = torch.tensor([ids], device=self.device)
-        encoded: Encoded = self._model(inputs_1T, self._state)
+        inputs_NT = torch.tensor([ids], device=self.device)
+        encoded: Encoded = self._model(inputs_NT, self._state)
         self._state = encoded.state
         return encoded.output[:, -1]
 
@@ -152,29 +157,29 @@ class _TokenSampler:
     top_p: float | None
     banned: tuple[int, ...]
 
-    def sample(self, hidden_1D: Tensor) -> int:
+    def sample(self, hidden_ND: Tensor) -> int:
         """Sample a token that follows a text with this last hidden state.
 
-        Without temperature, top-k and top-p, the output end (classifier) can sample a token without computing all
-        probabilities. If that token is banned, it is rejected, and a token is sampled from the allowed tokens. This
-        gives exactly the distribution of the allowed tokens. For example, with p = 0.5, 0.3, 0.2 and the last token
-        banned, the first token has the probability 0.5 + 0.2 x (0.5 / 0.8) = 0.625 = 0.5 / 0.8.
+        Without temperature, top-k and top-p, the output end can sample a token without computing all probabilities. If
+        that token is banned, it is rejected, and a token is sampled from the allowed tokens. This gives exactly the
+        distribution of the allowed tokens. For example, with p = 0.5, 0.3, 0.2 and the last token banned, the first
+        token has the probability 0.5 + 0.2 x (0.5 / 0.8) = 0.625 = 0.5 / 0.8.
         """
         if self.temperature == 1.0 and self.top_k is None and self.top_p is None:
-            token = int(self.model.output.sample(hidden_1D, self.generator))
+            token = int(self.model.output.sample(hidden_ND, self.generator))
             if token not in self.banned:
                 return token
-        return self._sample_allowed(hidden_1D)
+        return self._sample_allowed(hidden_ND)
 
-    def _sample_allowed(self, hidden_1D: Tensor) -> int:
+    def _sample_allowed(self, hidden_ND: Tensor) -> int:
         """Sample one of the allowed tokens, from the probabilities of the best candidates."""
         num_candidates = self.top_k
         if self.temperature < MIN_TEMPERATURE:
             num_candidates = 1
-        log_probs_1K, ids_1K = top_candidates(self.model, hidden_1D, num_candidates, self.banned)
-        weights_1K = sampling_weights(log_probs_1K, self.temperature, self.top_p)
-        candidate = torch.multinomial(weights_1K[0], 1, generator=self.generator)
-        return int(ids_1K[0, candidate])
+        log_probs_NK, ids_NK = top_candidates(self.model, hidden_ND, num_candidates, self.banned)
+        weights_NK = sampling_weights(log_probs_NK, self.temperature, self.top_p)
+        candidate = torch.multinomial(weights_NK[0], 1, generator=self.generator)
+        return int(ids_NK[0, candidate])
 
 
 def check_sampling_options(temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -192,7 +197,7 @@ def top_candidates(
 ) -> tuple[Tensor, Tensor]:
     """Return the k most probable ids of each row that are not in `banned`, (log_probs_NK, ids_NK), best first.
 
-    k = None returns all ids. An adaptive output end may find the best ids without scoring all of them. The best
+    k = None returns all ids. An adaptive softmax may find the best ids without scoring all of them. The best
     k + len(banned) ids always contain the best k allowed ids, so only these are computed.
     """
     vocab_size = model.output.vocab_size
@@ -205,11 +210,11 @@ def top_candidates(
     if not banned:
         return log_probs_NK, ids_NK
 
-    # One comparison per id, because the host would wait while it copies a list of ids to the device.
+    # Compare with one id at a time: copying the list of ids to the device would make the host wait.
     is_banned_NK = torch.stack([ids_NK == token for token in banned]).any(0)
     # A stable sort of the booleans puts the allowed ids first and keeps their order.
-    allowed_NK = is_banned_NK.sort(dim=-1, stable=True).indices[:, :k]
-    return log_probs_NK.gather(1, allowed_NK), ids_NK.gather(1, allowed_NK)
+    allowed_columns_NK = is_banned_NK.sort(dim=-1, stable=True).indices[:, :k]
+    return log_probs_NK.gather(1, allowed_columns_NK), ids_NK.gather(1, allowed_columns_NK)
 
 
 def sampling_weights(log_probs_NK: Tensor, temperature: float, top_p: float | None) -> Tensor:

@@ -78,7 +78,7 @@ def project_words(
     """Return the positions of words in the plane of the first two principal components, for each end.
 
     Vectors are scaled to length 1, so that distances in a picture agree with the cosines that define neighbours. In the
-    result, `groups[i]` says which centre word `words[i]` is shown around, as an index into the centre words.
+    result, `groups[i]` is the index of the centre word that `words[i]` belongs to.
 
     Args:
         vectors: The vectors of each end, by name.

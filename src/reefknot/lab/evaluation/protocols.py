@@ -81,10 +81,11 @@ class Counting:
         num_targets = self.targets_per_stream(split)
         length = split.tokens // self.streams
         if self.streams == 1:
-            reading = f"one stream of {length:,} tokens from an empty state that is carried to its end"
+            reading = f"one stream of {length:,} tokens; the state is empty at its start and is carried to its end"
         else:
             reading = (
-                f"{self.streams:,} contiguous streams of {length:,} tokens, each from an empty state that is carried"
+                f"{self.streams:,} contiguous streams of {length:,} tokens; each starts with an empty state, which is "
+                "carried to its end"
             )
         clauses = [f"{split.name} text: {reading}"]
 

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from reefknot.errors import ArgumentError
 from reefknot.lab.evaluation.beam import Hypothesis, SearchSettings, beam_search
-from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
+from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 from reefknot.lab.evaluation.decoding import Decoder, decoding
 from reefknot.lab.evaluation.grid import Progress, ignore_progress
 from reefknot.lab.evaluation.perplexity import autocast
@@ -246,7 +246,7 @@ def evaluate_translations(
     progress: Progress = ignore_progress,
 ) -> TranslationEvaluation:
     """Translate a text and score the translations against the references."""
-    metrics = open_metrics(bleu)
+    metrics = create_metrics(bleu)
     pair_split = dataset.splits[split]
     sources = pair_split.read_text("source")
     references = pair_split.read_text("target")

@@ -407,8 +407,9 @@ def _group_runs(results: Iterable[Result]) -> list[_RunGroup]:
 def group_comparable(rows: Sequence[TableRow]) -> list[list[TableRow]]:
     """Return groups of rows whose perplexities can be compared, one group for each corpus and evaluation mode.
 
-    If the rows of a corpus and mode cannot all be compared, their group is the largest set of rows that can be compared
-    with one of them. If several sets are equally large, it is the first.
+    If not all rows of a corpus and mode are comparable, each row is tried as the reference. The group is then the
+    largest set of rows that are comparable with their reference (the first such set if there are several), and the
+    other rows are left out.
     """
     rows_by_corpus: dict[tuple[str, str | None], list[TableRow]] = {}  # by corpus and evaluation mode
     for row in rows:
@@ -525,8 +526,10 @@ def _describe_row(row: TableRow, reference: TableRow | None) -> str:
     """Return the remarks on a row, compared with the reference row of its corpus and mode, as one string."""
     remarks = _training_remarks(row)
     if row.score and row.uses_subwords:
-        mean = f"{row.score.tokens_per_word:.1f} on average"
-        remarks.append(f"perplexity per word: the probability of a word is the product over its sub-words ({mean})")
+        remarks.append(
+            "perplexity per word: the probability of a word is the product of the probabilities of its sub-words "
+            f"(on average, {row.score.tokens_per_word:.1f} sub-words per word)"
+        )
     if reference:
         difference = _score_difference(row, reference)
         if difference:

@@ -4,10 +4,10 @@
     if difference is not None and difference.prevents:
         print(explain_in_table(difference, "the row of the other score"))
 
-The probability of a word under a sub-word model is the product over its sub-words, so perplexities per word can be
-compared even if the tokens differ. Four conditions must hold: the text is the same, both scores include line ends or
-neither does, the same words are scored as <unk>, and the amount of context is similar. A value that is not known, as in
-old results, is assumed to be equal.
+The probability of a word under a sub-word model is the product of the probabilities of its sub-words, so perplexities
+per word can be compared even if the tokens differ. Four conditions must hold: the text is the same, both scores include
+line ends or neither does, the same words are scored as <unk>, and the amount of context is similar. A value that is not
+known, as in old results, is assumed to be equal.
 
 Losses of individual tokens can be paired only if the tokens are the same, too (`have_same_tokens`).
 """
@@ -121,12 +121,12 @@ def explain_in_comparison(difference: Difference, split: str) -> str:
             count = _unknown_words(score) or 0
             other_count = _unknown_words(other) or 0
             if count != other_count:
-                contrast = f"against {other_count:,}"
+                contrast = f"one scores {count:,} unknown words as <unk>, the other {other_count:,}"
             else:
-                contrast = "but other words"
+                contrast = f"both score {count:,} unknown words as <unk>, but not the same words"
             return (
-                f"{count:,} unknown words, scored as <unk>, {contrast}; "
-                "compare runs whose vocabularies know the same words (vocabulary.min_count, max_size, bpe)"
+                f"{contrast}; compare runs whose vocabularies contain the same words "
+                "(vocabulary.min_count, max_size, bpe)"
             )
         case Aspect.MODE:
             modes = f"{_mode_name(score)} and {_mode_name(other)}"
@@ -145,7 +145,7 @@ def _compared_values(score: TextScore) -> dict[Aspect, tuple[object | None, ...]
     text = score.text or ScoredText(split="")
     windows = None
     if score.streams is not None:
-        windows = score.windows or ""  # empty if the state was carried along, which is known too
+        windows = score.windows or ""  # "" means that the state was carried; this is a known value, unlike None
     return {
         Aspect.TEXT: (score.bytes, text.sha256),
         Aspect.LINE_ENDS: (text.line_ends,),

@@ -5,7 +5,7 @@ key `definition`, for people who read the file. No code parses it. Its first lin
 
     perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1
     tokens: 82,430 scored once each, of 82,430 in the test text
-    context: one stream from an empty state that is carried to its end; <eos> precedes the first token, and ...
+    context: one stream; the state is empty at its start and is carried to its end; <eos> precedes ...
 
 Details that an old result does not have are left out. Reports use this module, so it does not import torch.
 """
@@ -70,9 +70,9 @@ def describe_context(score: TextScore) -> str:
 
         context = describe_windows_in_full(score.windows)
     elif score.streams == 1:
-        context += " from an empty state that is carried to its end"
+        context += "; the state is empty at its start and is carried to its end"
     else:
-        context += ", each from an empty state that is carried to its end"
+        context += "; each starts with an empty state, which is carried to its end"
     return f"context: {context}{_describe_first_token(score.text)}"
 
 
@@ -139,7 +139,10 @@ def _describe_units(score: TextScore) -> str:
         if text and text.line_ends is False:
             units = "words"
         if text and text.tokenisation == "pieces":
-            units += f" in {score.tokens:,} sub-words; the probability of a word is the product over its sub-words"
+            units += (
+                f" in {score.tokens:,} sub-words; the probability of a word is the product of the probabilities of its "
+                "sub-words"
+            )
         details.append(f"word perplexity: the same total over {score.words:,} {units}")
     if score.bytes is not None:
         details.append(f"bits per byte: over {score.bytes:,} bytes of UTF-8 text, unknown words included")

@@ -1,9 +1,11 @@
-"""Names of evaluation modes and of windows over a text, as saved evaluations and recipes use them.
+"""Names of evaluation modes and of window layouts, as saved evaluations and recipes use them.
 
 A mode is a way to evaluate a model. A window is a part of the text that is scored on its own, without the hidden state
 of the text before it. These names exist:
 
-    dynamic, cache, mc      the model learns, remembers or drops units while it reads
+    dynamic                 the model is trained while it reads
+    cache                   the model has a cache of the words that it has read
+    mc                      the model has dropout, and its probabilities are averaged over several passes
     context-C-stride-S      each window scores S tokens after up to C tokens of context
     complete-L              blocks of whole lines, of at most L tokens
     lines                   single lines
@@ -20,7 +22,7 @@ import re
 from typing import NamedTuple
 
 MODES = {"dynamic": "dynamic evaluation", "cache": "continuous cache", "mc": "Monte-Carlo dropout"}
-"""Modes in which a model learns, remembers or drops units while it reads."""
+"""Modes in which, while it reads, a model is trained (dynamic), has a cache (cache), or has dropout (mc)."""
 
 MAX_TOKENS = 10**9
 """Largest context, stride or block, in tokens. `training.steps` has the same limit."""
@@ -30,7 +32,7 @@ _WINDOWS_NAME = re.compile(f"context-(0|{_NUMBER})-stride-({_NUMBER})|complete-(
 
 
 class WindowSizes(NamedTuple):
-    """The numbers in the name of windows. A number is 0 if the name does not have it.
+    """The numbers in a window name such as `context-480-stride-32`. A number is 0 if the name does not have it.
 
     Windows with neither a stride nor a length are single lines.
     """
@@ -44,7 +46,7 @@ class WindowSizes(NamedTuple):
 
 
 def parse_window_sizes(name: str) -> WindowSizes | None:
-    """Return the numbers in the name of windows, or None if it is not the name of windows."""
+    """Return the numbers in a window name, or None if `name` is not a window name."""
     match = _WINDOWS_NAME.fullmatch(name)
     if match is None:
         return None
@@ -53,7 +55,7 @@ def parse_window_sizes(name: str) -> WindowSizes | None:
 
 
 def check_mode(name: str) -> str:
-    """Return the name of a mode or of windows unchanged.
+    """Return the name of a mode, or a window name, unchanged.
 
     Raises:
         ValueError: `reefknot evaluate` does not save evaluations of this name.

@@ -407,7 +407,7 @@ class SavedEvaluation(_SplitScores):
 
     format: Literal[2]
     kind: str
-    """The name of the file: a mode, the name of windows, or a search for translations."""
+    """The name of the file: a mode, a window name (`modes.py`), or a search for translations."""
     settings: dict[str, Any] = Field({})
     search: Search | None = None
     valid: Annotated[TextScore | None, OMIT_NONE] = None

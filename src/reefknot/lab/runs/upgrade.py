@@ -190,7 +190,7 @@ def _parse_context(description: str) -> Json:
 
 
 def _parse_windows(description: str) -> str | None:
-    """Return the name of windows (`modes.py`) from their description."""
+    """Return the window name (`modes.py`) that a description stands for."""
     windows = re.fullmatch(r"windows of ([\d,]+) tokens of which the last ([\d,]+) are scored", description)
     if windows:
         length = _parse_integer(windows[1])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reefknot.errors import SettingsError
-from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
+from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 from reefknot.lab.evaluation.bleu_comparison import BleuComparison, compare_bleu
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import create_task_for_run
@@ -32,7 +32,7 @@ def compare_translators(
     evaluation_set = _open_shared_evaluation_set(systems, split, request.data)
     _note_different_searches(systems, split, notify)
 
-    bleu = open_metrics(evaluation_set.bleu).bleu
+    bleu = create_metrics(evaluation_set.bleu).bleu
     references = evaluation_set.references
     translations_by_system = [[run.read_translations(split) for run in system.runs] for system in systems]
     baseline, *other_systems = systems

@@ -23,7 +23,7 @@ from reefknot.lab.config.parts import INPUTS, OUTPUTS
 from reefknot.lab.config.settings import check_settings
 from reefknot.lab.evaluation import translation
 from reefknot.lab.evaluation.beam import SearchSettings
-from reefknot.lab.evaluation.bleu import BleuSettings, open_metrics
+from reefknot.lab.evaluation.bleu import BleuSettings, create_metrics
 from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.runs.folder import RunFolder
@@ -168,7 +168,7 @@ class TranslationTask(SequenceTask[TranslationExperiment, PairDataset, Translato
 
     def check_data(self, dataset: PairDataset, world: World) -> None:
         super().check_data(dataset, world)
-        open_metrics(self.experiment.bleu)  # raises an error if a package that the metric needs is not installed
+        create_metrics(self.experiment.bleu)  # raises an error if a package that the metric needs is not installed
 
     def score_split(self, model: Translator, dataset: PairDataset, split: str) -> Score:
         precision = self.experiment.training.precision

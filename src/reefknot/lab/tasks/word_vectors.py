@@ -1,4 +1,4 @@
-"""Word vectors of trained models: opens them, and evaluates them.
+"""Open and evaluate the word vectors of trained models.
 
     vectors_by_end = open_vectors("runs/demo/untied/seed0")     # {"input": WordVectors, "output": WordVectors}
 

@@ -1,7 +1,7 @@
 """Cut the training text into batches of inputs and targets.
 
 `build_batches` turns an array of token ids into a `Batches` object. The training loop calls `set_epoch` and reads one
-training window (the batch of one update) after the other:
+training window after the other. A training window is the batch of one update:
 
     batches = build_batches(settings, split.ids)
     batches.set_epoch(1)
@@ -12,7 +12,7 @@ There are four kinds of batches:
     streams      contiguous parts of the text, read in parallel; for encoders that carry their state to the next window
     blocks       shuffled blocks of equal length
     sentences    shuffled lines of similar length
-    pairs        shuffled pairs of source and target lines, for translation
+    pairs        shuffled pairs of source and target lines, for translation, built by `PairBatches`
 
 A window depends only on the settings, the epoch and its index, so a resumed run can continue at any window.
 
@@ -30,6 +30,8 @@ from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Count, Settings
+from reefknot.lab.text.blocks import Blocks
+from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.text.streams import RandomSteps, Streams
 
 Batching = Literal["streams", "blocks", "sentences", "pairs"]
@@ -85,7 +87,11 @@ class Batches(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Batch size of this process: number of rows in a window if every row has `steps` tokens."""
+        """Batch size of this process: its share of the streams, or of the blocks of a window.
+
+        Windows of sentences and pairs have at most `batch_size` x `steps` tokens instead: more rows than `batch_size`
+        if lines are shorter than `steps`, and fewer rows if lines are longer.
+        """
 
     @property
     def num_windows(self) -> int:
@@ -99,9 +105,10 @@ class Batches(Protocol):
         """Switch to the windows of this epoch, counted from 1."""
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the `inputs_BT` and `targets_BT` of this process. Targets are padded on the right with `IGNORE`.
+        """Return the `inputs_BT` and `targets_BT` of this process.
 
-        All processes have the same number of rows and steps. Some rows may have no target at all.
+        Targets are padded on the right with -100 (`IGNORE`), which the loss ignores. All processes have the same number
+        of rows and steps. Some rows may have no target at all.
         """
 
     def count_targets(self, index: int) -> int:
@@ -117,12 +124,12 @@ class Batches(Protocol):
 def build_batches(
     settings: BatchSettings, ids: NDArray[np.int32], inputs: NDArray[np.int32] | None = None, eos: int | None = None
 ) -> Batches:
-    """Return the training windows of a text. `PairBatches` does the same for parallel text.
+    """Return the training windows of a monolingual text. `PairBatches` does the same for parallel text.
 
     Args:
         settings: How the text is cut.
-        ids: The text as target ids.
-        inputs: The text as input ids, if they differ from `ids`.
+        ids: The ids of the text. Targets are read from them, and inputs too unless `inputs` is given.
+        inputs: The ids that the model reads, if they differ from `ids`.
         eos: Id of `<eos>`, which precedes the first token of the text.
     """
     if settings.batching == "pairs":
@@ -136,9 +143,5 @@ def build_batches(
     if settings.batching == "streams":
         return Streams(ids, batch_size, steps, inputs, random_steps=settings.random_steps, seed=seed)
     if settings.batching == "blocks":
-        from reefknot.lab.text.blocks import Blocks
-
         return Blocks(ids, batch_size, steps, inputs, eos=eos, seed=seed)
-    from reefknot.lab.text.sentence_batches import Sentences
-
     return Sentences(ids, batch_size, steps, inputs, eos=eos, seed=seed)

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 UNSPLIT_WORDS = (UNKNOWN, END_OF_LINE)
-"""Words that are never split."""
+"""Words of a text that are never split."""
 _RESERVED_SYMBOLS = (*UNSPLIT_WORDS, START, PADDING, END_OF_WORD)
+"""Strings that merges must not create. A longer word that contains one is split into characters."""
 _WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # separates words in storage/lines.py, and therefore in tokenizer.json
 # Training time is quadratic in the length of a word, and a line without spaces is one word.
 _MAX_TRAINING_WORD_LENGTH = 4_096
@@ -49,8 +50,8 @@ class BPE:
 
     file_content: bytes
     """The content of tokenizer.json."""
-    restricted_to: frozenset[str] | None = field(default=None, repr=False)
-    """The sub-words that may be used; all sub-words of the file if None."""
+    allowed_subwords: frozenset[str] | None = field(default=None, repr=False)
+    """The sub-words to which the encoding is restricted, or None to allow all sub-words of the file."""
 
     # -- learn merges ----------------------------------------------------------------------------------------------
 
@@ -79,20 +80,20 @@ class BPE:
         subwords: set[str] = set()
         for word in divisible_words:
             subwords.update(self.split_word(word))
-        return self.restrict_to(subwords | characters | final_characters)
+        return self.restrict_to_tokens(subwords | characters | final_characters)
 
-    def restrict_to(self, tokens: Iterable[str]) -> BPE:
+    def restrict_to_tokens(self, tokens: Iterable[str]) -> BPE:
         """Return the encoding restricted to the sub-words that are among `tokens`."""
         allowed_subwords = self.subwords.intersection(tokens)
         if allowed_subwords == self.subwords:
             return self
-        return replace(self, restricted_to=allowed_subwords)
+        return replace(self, allowed_subwords=allowed_subwords)
 
     @cached_property
     def subwords(self) -> frozenset[str]:
         """All sub-words that may be used."""
-        if self.restricted_to is not None:
-            return self.restricted_to
+        if self.allowed_subwords is not None:
+            return self.allowed_subwords
         file_subwords = json.loads(self.file_content)["model"]["vocab"]
         return frozenset(file_subwords) - {UNKNOWN}
 
@@ -226,7 +227,9 @@ def _learn_merges(counts: Mapping[str, int], base_subwords: list[str], num_merge
     learner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=len(base_subwords) + num_merges,
-        special_tokens=base_subwords,  # ids that are fixed in advance break ties between pairs
+        # Special tokens get their ids before training. The ids decide which of two equally frequent pairs is merged, so
+        # that equal counts always give the same merges.
+        special_tokens=base_subwords,
         end_of_word_suffix=END_OF_WORD,
         show_progress=False,
     )

@@ -1,7 +1,7 @@
 """Batches of source lines with their translations, of similar length on both sides (Vaswani et al. 2017).
 
-`PairBatches` returns training windows (the batch of one update) of two tensors. `pairs_BU` holds the source lines and,
-to their right, the inputs of the target side. `targets_BT` holds the targets:
+`PairBatches` returns training windows. A window is the batch of one update and consists of two tensors. `pairs_BU`
+holds the source lines and, to their right, the inputs of the target side. `targets_BT` holds the targets:
 
     pairs_BU    a dog barks <eos> | <eos> ein Hund bellt
     targets_BT                        ein Hund bellt <eos>

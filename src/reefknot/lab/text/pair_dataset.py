@@ -26,7 +26,7 @@ from reefknot.lab.text.pair_encoding import (
 )
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.text.vocabulary_settings import VocabularySettings
-from reefknot.storage.cache import cache_folder, load_or_rebuild
+from reefknot.storage.cache import cache_folder, load_or_repair
 from reefknot.storage.progress import Notify, silent
 
 __all__ = ["Lines", "PairDataset", "PairSplit", "open_pairs"]
@@ -93,7 +93,7 @@ class PairDataset:
         assert filters is not None
         yield f"{filters.source} is translated into {filters.target}; the numbers above are source / target"
         if self.corpus_settings.part:
-            yield f"the training text is cut to part {self.corpus_settings.part} of its pairs"
+            yield f"only part {self.corpus_settings.part} of the training pairs is used"
 
         reasons = ["an empty side"]
         if filters.longest:
@@ -143,7 +143,7 @@ def open_pairs(
     def read(folder: Path) -> tuple[VocabularyPair, dict[str, PairSplit]]:
         return read_encoded_pairs(folder, pair_files)
 
-    vocabulary_pair, splits = load_or_rebuild(cache_entry, encode, read, notify)
+    vocabulary_pair, splits = load_or_repair(cache_entry, encode, read, notify)
     if vocabulary.bpe is None:
         _warn_of_missing_spaces(splits["train"], notify)
 

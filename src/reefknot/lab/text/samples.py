@@ -77,7 +77,7 @@ class Samples(ABC):
 
     @property
     def batch_size(self) -> int:
-        """Batch size of this process: number of rows in a window if every row has `steps` tokens."""
+        """Batch size of this process: its share of the number of rows in a window whose rows have `steps` tokens."""
         return -(-self._global_batch_size // self._world_size)
 
     @property

@@ -202,7 +202,7 @@ class Vocabulary:
 
         bpe = None
         if "tokenizer" in contents:
-            bpe = _load_bpe(path, contents["tokenizer"]).restrict_to(contents["words"])
+            bpe = _load_bpe(path, contents["tokenizer"]).restrict_to_tokens(contents["words"])
         vocabulary = cls(
             words=tuple(contents["words"]),
             counts=tuple(contents["counts"]),

@@ -101,10 +101,10 @@ class VocabularySettings(Settings):
 
     def describe(self) -> str:
         """Return a human-readable description of the tokens."""
-        tokens = "the words"
+        phrases = ["the words of the training text"]
         if self.bpe is not None:
-            tokens = f"sub-words by byte-pair encoding with {self.bpe.merges:,} merges, and the characters,"
-        phrases = [f"{tokens} of the training text"]
+            subwords = f"sub-words learned from it by byte-pair encoding ({self.bpe.merges:,} merges)"
+            phrases = [f"the characters of the training text, and {subwords}"]
         if self.min_count > 1:
             phrases.append(f"seen at least {self.min_count:,} times")
         if self.max_size:

@@ -6,8 +6,10 @@
         parallel = world.wrap_model(model)     # a `ParallelModel`, through which the training loop uses the model
 
 Each process holds the whole model (DDP), or with `training.shard` one shard of it (`sharding.py`). Every process trains
-on some of the rows (sequences) of each training window, which is the part of the text that one update reads. Losses are
-sums over tokens, so gradients are summed over the processes, and the result does not depend on their number.
+on some of the rows (sequences) of each training window, which is the part of the text that one update reads.
+
+The gradient of an update is the sum of the gradients of all processes, so it does not depend on their number. DDP and
+FSDP average gradients instead. `update.py` therefore multiplies the loss by the number of processes.
 
 Shapes: B rows, T steps, M of the B x T positions that the output end (classifier and loss) reads.
 """
@@ -53,7 +55,7 @@ class WindowResult(NamedTuple):
     """Terms of the objective that depend on the weights alone, by name."""
 
 
-class WindowLoss(nn.Module):
+class LossModule(nn.Module):
     """A module whose forward pass computes the loss of a training window, because DDP and FSDP wrap forward passes."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -69,7 +71,7 @@ class WindowLoss(nn.Module):
             inputs_BT: Input ids, with shape (B, T).
             targets_BT: Target ids, with shape (B, T).
             state: The hidden state before the window, or None to start from an empty state.
-            plan: What the output end computed from the targets in advance, on the host (`nn/outputs/contract.py`).
+            plan: The result of `OutputEnd.prepare` for these targets, computed on the host.
             positions_M: The positions that the output end reads, with shape (M,), or None for all positions.
         """
         losses = self.model.loss(inputs_BT, targets_BT, state, plan, positions_M)
@@ -77,15 +79,19 @@ class WindowLoss(nn.Module):
         return WindowResult(losses.sum(), part_sums, losses.state, losses.penalties)
 
     def run(self, function: Callable[[], float]) -> float:
-        """Call a function that uses the model. FSDP gathers the parameters for the duration of the call."""
+        """Call a function that uses the model, and return its result.
+
+        FSDP gathers the parameters only while a method of this module runs, so `ShardedModel` evaluates the model here.
+        """
         return function()
 
 
 class ParallelModel:
     """A model in training, in a single process or as one of several replicas.
 
-    The training loop calls `window_loss` and its backward pass, `clip_gradients`, and then steps an optimiser of
-    `trainable_parameters`. `ShardedModel` overrides all methods below whose work depends on the other processes.
+    The training loop computes the loss with `loss_module`, runs the backward pass, calls `clip_gradients` and steps an
+    optimiser of `trainable_parameters`. `ShardedModel` overrides all methods below whose work depends on the other
+    processes.
     """
 
     def __init__(self, model: LanguageModel, world: World) -> None:
@@ -93,9 +99,9 @@ class ParallelModel:
         self.world = world
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         """The parameters, or this process's shards of them, by their names in the model."""
-        self.window_loss: nn.Module = WindowLoss(model)
+        self.loss_module: nn.Module = LossModule(model)
         if world.size > 1:
-            self.window_loss = self._wrap(self.window_loss)
+            self.loss_module = self._wrap(self.loss_module)
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
@@ -104,20 +110,20 @@ class ParallelModel:
         """The parameters to optimise. Frozen tables are left out, because weight decay would change them."""
         return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
 
-    def _wrap(self, window_loss: nn.Module) -> nn.Module:
-        """Return a module whose backward pass averages gradients over the processes."""
-        ddp_loss = DistributedDataParallel(window_loss, gradient_as_bucket_view=True)
+    def _wrap(self, loss_module: nn.Module) -> nn.Module:
+        """Wrap the module in DDP, which averages gradients over the processes (see the top of the file)."""
+        ddp_module = DistributedDataParallel(loss_module, gradient_as_bucket_view=True)
         # Buffers follow from the settings and never change. The constructor argument is deprecated in newer versions.
-        ddp_loss.broadcast_buffers = False
-        return ddp_loss
+        ddp_module.broadcast_buffers = False
+        return ddp_module
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which gradients accumulate locally, to be exchanged by a later backward pass.
 
         A sharded model exchanges gradients in every backward pass, because no process has the memory for all of them.
         """
-        if isinstance(self.window_loss, DistributedDataParallel):
-            context: AbstractContextManager[None] = self.window_loss.no_sync()
+        if isinstance(self.loss_module, DistributedDataParallel):
+            context: AbstractContextManager[None] = self.loss_module.no_sync()
             return context
         return nullcontext()
 
@@ -133,7 +139,7 @@ class ParallelModel:
 
     # -- validation and checkpoints --------------------------------------------------------------------------------
 
-    def score(self, validate: Callable[[], float]) -> float:
+    def run_validation(self, validate: Callable[[], float]) -> float:
         """Call `validate`, which uses the model, in the first process. Return its result in every process."""
         result = math.nan
         if self.world.is_first:
@@ -145,8 +151,8 @@ class ParallelModel:
 
         Args:
             name: Name of the parameter in the model.
-            tensor: The parameter, or a tensor that the optimiser or the averages keep for it. A tensor that does not
-                have the shape of the local parameter is returned unchanged.
+            tensor: The parameter, or a tensor that belongs to it, such as a moment of the optimiser or an averaged
+                weight. A tensor that does not have the shape of the local parameter is returned unchanged.
 
         Returns:
             The full tensor in the first process. The other processes may get None.

@@ -229,7 +229,7 @@ class Trainer:
         self.display.update(f"{self.name}  validating")
         started_at = time.monotonic()
         with averages.swap_in() if averages else nullcontext():
-            nll = self.state.parallel.score(self.validate)
+            nll = self.state.parallel.run_validation(self.validate)
         line = {
             "kind": "valid",
             "step": progress.step,
@@ -426,7 +426,7 @@ class Trainer:
         mean_parts = {name: part_sum / progress.logged_tokens for name, part_sum in progress.logged.items()}
         nll = mean_parts.pop("nll")
         inputs_BT, targets_BT = self._window
-        speed = self.throughput.speed(self._clock.speed(progress), inputs_BT, targets_BT)
+        speed = self.throughput.compute_speed(self._clock.speed(progress), inputs_BT, targets_BT)
         line: MetricsDict = {
             "kind": "train",
             "step": progress.step,

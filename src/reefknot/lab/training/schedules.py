@@ -4,8 +4,8 @@
 
     rate = initial_rate * Decay(hold=2, factor=0.5).learning_rate_factor(epoch=3, step=4000)    # 0.5 * initial_rate
 
-The arguments of a constructor are the settings of `training.schedule` in a recipe, which are shorter than the names of
-the attributes.
+The arguments of a constructor are the settings of `training.schedule` in a recipe. Attributes have the same names. An
+update is a step of the optimiser.
 
 The papers on recurrent models change the rate once per epoch (`Decay`). Baevski & Auli (2019) change it in every
 update: after a linear warm-up, the rate follows cosine cycles (Loshchilov & Hutter 2017), each of which is longer and
@@ -58,12 +58,14 @@ class Decay(Schedule):
     """
 
     def __init__(self, hold: Epochs, factor: Positive) -> None:
-        self.num_constant_epochs = hold
-        self.factor_per_epoch = factor
+        _check_argument("hold", hold, hold >= 0, "must be at least 0")
+        _check_argument("factor", factor, 0.0 < factor < math.inf, "must be above 0")
+        self.hold = hold
+        self.factor = factor
 
     def learning_rate_factor(self, epoch: int, step: int) -> float:
-        num_decays = max(epoch - self.num_constant_epochs, 0)
-        return float(self.factor_per_epoch**num_decays)
+        num_decays = max(epoch - self.hold, 0)
+        return float(self.factor**num_decays)
 
 
 class Cosine(Schedule):
@@ -101,39 +103,39 @@ class Cosine(Schedule):
         _check_argument("growth", growth, 1.0 <= growth < math.inf, "must be at least 1")
         _check_argument("shrink", shrink, 0.0 < shrink <= 1.0, "must be above 0 and at most 1")
         _check_argument("least", least, 0.0 <= least <= 1.0, "must lie between 0 and 1")
-        self.warmup_updates = warmup
-        self.warmup_start_factor = warmup_from
-        self.first_cycle_updates = period
-        self.length_growth = growth
-        self.peak_shrink = shrink
-        self.min_factor = least
+        self.warmup = warmup
+        self.warmup_from = warmup_from
+        self.period = period
+        self.growth = growth
+        self.shrink = shrink
+        self.least = least
 
     def learning_rate_factor(self, epoch: int, step: int) -> float:
-        if step < self.warmup_updates:
-            return self.warmup_start_factor + (1.0 - self.warmup_start_factor) * step / self.warmup_updates
-        cycle, fraction_of_cycle = self._cycle_position(step - self.warmup_updates)
+        if step < self.warmup:
+            return self.warmup_from + (1.0 - self.warmup_from) * step / self.warmup
+        cycle, fraction_of_cycle = self._cycle_position(num_updates=step - self.warmup)
         cosine = (1.0 + math.cos(math.pi * fraction_of_cycle)) / 2  # from 1 at the start of a cycle to 0 at its end
-        peak = self.peak_shrink**cycle
-        return float(peak * (self.min_factor + (1.0 - self.min_factor) * cosine))
+        scale = self.shrink**cycle
+        return float(scale * (self.least + (1.0 - self.least) * cosine))
 
-    def _cycle_position(self, step: int) -> tuple[int, float]:
-        """Return the index of the cycle of a step, and the fraction of this cycle that has passed.
+    def _cycle_position(self, num_updates: int) -> tuple[int, float]:
+        """Return the index of the current cycle, and the fraction of this cycle that has passed.
 
         Args:
-            step: Number of updates since the end of the warm-up.
+            num_updates: Number of updates since the end of the warm-up.
         """
-        if self.length_growth == 1.0:
-            cycle, steps_into_cycle = divmod(step, self.first_cycle_updates)
-            return cycle, steps_into_cycle / self.first_cycle_updates
+        if self.growth == 1.0:
+            cycle, updates_into_cycle = divmod(num_updates, self.period)
+            return cycle, updates_into_cycle / self.period
         # A loop, because a logarithm may round the first update of a cycle into the previous cycle.
         cycle = 0
-        steps_into_cycle = step
-        cycle_length = self.first_cycle_updates
-        while steps_into_cycle >= cycle_length:
+        updates_into_cycle = num_updates
+        cycle_length = self.period
+        while updates_into_cycle >= cycle_length:
             cycle += 1
-            steps_into_cycle -= cycle_length
-            cycle_length = round(self.first_cycle_updates * self.length_growth**cycle)
-        return cycle, steps_into_cycle / cycle_length
+            updates_into_cycle -= cycle_length
+            cycle_length = round(self.period * self.growth**cycle)
+        return cycle, updates_into_cycle / cycle_length
 
 
 class InverseSqrt(Schedule):
@@ -145,12 +147,12 @@ class InverseSqrt(Schedule):
 
     def __init__(self, warmup: Count) -> None:
         _check_argument("warmup", warmup, warmup >= 1, "must be at least 1")
-        self.warmup_updates = warmup
+        self.warmup = warmup
 
     def learning_rate_factor(self, epoch: int, step: int) -> float:
-        if step < self.warmup_updates:
-            return step / self.warmup_updates
-        return math.sqrt(self.warmup_updates / step)
+        if step < self.warmup:
+            return step / self.warmup
+        return math.sqrt(self.warmup / step)
 
 
 def _check_argument(name: str, value: float, is_valid: bool, constraint: str) -> None:

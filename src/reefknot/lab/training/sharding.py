@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from reefknot.errors import SettingsError
-from reefknot.lab.training.distributed import ParallelModel, WindowLoss, World
+from reefknot.lab.training.distributed import LossModule, ParallelModel, World
 from reefknot.nn.models.language_model import LanguageModel
 
 try:
@@ -42,22 +42,22 @@ except ImportError as error:
 class ShardedModel(ParallelModel):
     """A model that is sharded over several processes."""
 
-    window_loss: WindowLoss
+    loss_module: LossModule
 
     def __init__(self, model: LanguageModel, world: World) -> None:
         self._full_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         super().__init__(model, world)
         # torch may change the layout of the shards in the first forward pass. Tensors taken earlier would be copies.
-        self.score(validate=lambda: 0.0)
+        self.run_validation(lambda: 0.0)
         self.parameters = {name: _local_parameter(parameter) for name, parameter in model.named_parameters()}
 
-    def _wrap(self, window_loss: nn.Module) -> nn.Module:
+    def _wrap(self, loss_module: nn.Module) -> nn.Module:
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
         for block in getattr(self.model.encoder, "blocks", ()):
             fully_shard(block, mesh=mesh)
-        fully_shard(window_loss, mesh=mesh, reshard_after_forward=False)
-        register_fsdp_forward_method(window_loss, "run")
-        return window_loss
+        fully_shard(loss_module, mesh=mesh, reshard_after_forward=False)
+        register_fsdp_forward_method(loss_module, "run")
+        return loss_module
 
     def clip_gradients(self, max_norm: float | None) -> Tensor:
         if max_norm is None:
@@ -73,15 +73,15 @@ class ShardedModel(ParallelModel):
         return ShardedGradScaler(self.world.device.type, enabled=enabled)
 
     @torch.no_grad()
-    def score(self, validate: Callable[[], float]) -> float:
+    def run_validation(self, validate: Callable[[], float]) -> float:
         """Return the result of `validate` in every process.
 
         All processes compute it, because every process needs the shards of the others. This takes no longer than
         waiting for the first process, and needs no more memory than training.
         """
-        assert isinstance(self.window_loss, FSDPModule)
-        result = self.window_loss.run(validate)
-        self.window_loss.reshard()
+        assert isinstance(self.loss_module, FSDPModule)
+        result = self.loss_module.run(validate)
+        self.loss_module.reshard()
         return self.world.broadcast(result)
 
     def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:

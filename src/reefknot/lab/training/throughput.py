@@ -1,12 +1,15 @@
 """Speed of training: tokens and floating-point operations per second, memory, and hardware utilisation.
 
-`Throughput.speed` returns a `Speed` for each line of metrics. Its hardware utilisation is
+`Throughput.compute_speed` returns a `Speed` for each line of metrics. Its hardware utilisation is
 
-    share = (minimum number of operations of a step, see `nn/part.py`) / (time of the step) / (matrix rate)
+    matrix_rate_share = (operations of an update) / (seconds of the update) / (matrix rate)
 
-The matrix rate is the number of operations per second that the device reaches when it multiplies large matrices. It is
-measured at the start of a run, in the precision of the run. The rate of a CPU is not measured, because other programs
-use the CPU at the same time.
+The operations are those of the matrix products in the forward and backward pass, without padding and recomputation
+(`nn/part.py`). The matrix rate is the number of operations per second that the device reaches when it multiplies large
+matrices. `Throughput` measures it at the start of a run on a GPU, in the precision of the run. Runs on a CPU have no
+matrix rate, because other programs use the CPU at the same time. `reefknot bench` measures it on any device.
+
+A token counts once, as a target. Padding does not count.
 
 Shapes: B rows (sequences) of a training window, T steps.
 """
@@ -37,28 +40,28 @@ class Speed:
     """The speed of all processes together, and the peak memory of this process."""
 
     tokens_per_second: float
-    flops: float
+    flops_per_second: float
     """Floating-point operations per second."""
     memory_bytes: int
-    share: float | None
-    """Share of the matrix rate, or None if the rate is not known."""
+    matrix_rate_share: float | None
+    """`flops_per_second` as a share of the matrix rate, or None if the matrix rate is not known."""
 
     def record(self) -> dict[str, Any]:
         """Return the speed as it is written to a line of metrics."""
-        record: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "tokens_per_second": self.tokens_per_second,
-            "flops": self.flops,
+            "flops": self.flops_per_second,
             "memory_bytes": self.memory_bytes,
         }
-        if self.share is not None:
-            record["share"] = self.share
-        return record
+        if self.matrix_rate_share is not None:
+            metrics["share"] = self.matrix_rate_share
+        return metrics
 
     def describe(self) -> list[str]:
         """Return the speed as short texts for the progress line."""
         texts = [f"{self.tokens_per_second:,.0f} tokens/s", f"{self.memory_bytes / 2**30:.1f} GiB"]
-        if self.share is not None:
-            texts.append(f"{self.share:.0%} of the matrix rate")
+        if self.matrix_rate_share is not None:
+            texts.append(f"{self.matrix_rate_share:.0%} of the matrix rate")
         return texts
 
 
@@ -66,7 +69,7 @@ class Throughput:
     """Computes the speed of training from the tokens per second."""
 
     def __init__(self, model: LanguageModel, world: World, dtype: torch.dtype) -> None:
-        """Measure the matrix rate on a GPU. Only the first process does so, because it reports the speed."""
+        """Measure the matrix rate if the device is a GPU. Only the first process does, because it reports the speed."""
         self.model = model
         self.world = world
         self.matrix_rate: float | None = None
@@ -74,24 +77,25 @@ class Throughput:
         if world.is_first and world.device.type == "cuda":
             self.matrix_rate = world.size * measure_matrix_rate(world.device, dtype)
 
-    def speed(self, tokens_per_second: float, inputs_BT: Tensor, targets_BT: Tensor) -> Speed:
+    def compute_speed(self, tokens_per_second: float, inputs_BT: Tensor, targets_BT: Tensor) -> Speed:
         """Return the speed of training.
 
         Args:
-            tokens_per_second: Number of targets that training reads per second.
-            inputs_BT: Inputs of a typical training window, on which the operations per target are counted.
+            tokens_per_second: Number of tokens (targets) that training reads per second.
+            inputs_BT: Inputs of a typical training window, on which the operations per token are counted.
             targets_BT: Targets of the same window.
         """
-        target_count = max(int((targets_BT != IGNORE).sum()), 1)
-        flops = tokens_per_second * self.model.flops(inputs_BT, targets_BT) / target_count
-        share = None
+        num_tokens = max(int((targets_BT != IGNORE).sum()), 1)
+        flops_per_token = self.model.flops(inputs_BT, targets_BT) / num_tokens
+        flops_per_second = tokens_per_second * flops_per_token
+        matrix_rate_share = None
         if self.matrix_rate is not None:
-            share = flops / self.matrix_rate
+            matrix_rate_share = flops_per_second / self.matrix_rate
         return Speed(
             tokens_per_second=tokens_per_second,
-            flops=flops,
+            flops_per_second=flops_per_second,
             memory_bytes=peak_memory_bytes(self.world.device),
-            share=share,
+            matrix_rate_share=matrix_rate_share,
         )
 
 

@@ -203,7 +203,7 @@ class Updater:
     ) -> WindowResult:
         """Add the gradients of one micro-batch, and return the result of its forward pass."""
         with autocast(self.world.device, self.settings.precision):
-            result: WindowResult = self.parallel.window_loss(
+            result: WindowResult = self.parallel.loss_module(
                 batch.inputs, batch.targets, previous_state, batch.plan, batch.positions
             )
         # Gradients are averaged over the processes, so the loss is multiplied by their number. Penalties are the same

@@ -178,7 +178,7 @@ class AttentionGRU(SourceEncoder):
         annotations_BSA = state["annotations"][0]
         keys_BSA = state["keys"][0]
         is_padding_BS = ~state["source_mask"][0]
-        # In the type of the parameters: under autocast the state is accumulated in float32.
+        # Convert the state to the type of the parameters, so that it stays in float32 under autocast.
         state_BH = state["h"][0].to(self.start.weight.dtype)
 
         states: list[Tensor] = []
@@ -209,7 +209,7 @@ def gru_step(inputs_BG: Tensor, recurrent_BG: Tensor, state_BH: Tensor) -> Tenso
         state_BH: State before the step.
     """
     units = state_BH.shape[-1]
-    # Split instead of sliced: the gradient of each slice would be written into zeros of the full size.
+    # Split rather than slice: the backward pass of every slice would allocate a full-size tensor of zeros.
     input_gates, input_candidate = inputs_BG.split_with_sizes([2 * units, units], dim=-1)
     recurrent_gates, recurrent_candidate = recurrent_BG.split_with_sizes([2 * units, units], dim=-1)
     reset_BH, update_BH = torch.sigmoid(input_gates + recurrent_gates).chunk(2, dim=-1)

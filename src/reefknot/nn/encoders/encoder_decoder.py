@@ -9,8 +9,12 @@ tensors:
     block.N          (2, B, H, P, K)    in step-by-step decoding: KV cache of target block N
     cached_steps     (1, B)             if the KV cache has a fixed capacity: number of cached steps
 
-Shapes: B streams (rows of a batch), S source tokens, T target steps, P cached target steps, D dimensions, H heads,
-K = D / H dimensions of a head, E concatenated queries, keys or values. 2 stands for keys and values.
+The sublayers that the blocks share with other transformers (`_self_attention`, `_feed_forward`) and their helpers
+(`_attend`, `_normalise_input`, `_add_residual`) are methods of `ResidualBlock` in `transformer.py`.
+
+Shapes: B streams (rows of a batch), S source tokens, T target steps, P cached target steps, U cached target steps with
+the new ones, D dimensions, H heads, K = D / H dimensions of a head, E concatenated queries, keys or values. A leading 2
+stands for keys and values.
 """
 
 from __future__ import annotations
@@ -139,6 +143,12 @@ class EncoderDecoder(SourceEncoder):
         return create_cache(len(self.target_blocks), streams, self.heads, self.dim, device, steps)
 
     def encode_source(self, source_BSD: Tensor, mask_BS: Tensor) -> State:
+        """Run the source stack. Return the source mask, and the keys and values of the source for each target block.
+
+        Args:
+            source_BSD: Vectors of the source tokens, with shape (B, S, D).
+            mask_BS: True for tokens and False for padding, which must be on the right.
+        """
         source_BSD = self._add_positions(source_BSD, {}, None)
         for block in self.source_blocks:
             source_BSD = block(source_BSD, mask_BS)
@@ -164,9 +174,16 @@ class EncoderDecoder(SourceEncoder):
         slots = CacheSlots.for_window(state, inputs_BTD)
         hidden_BTD, next_cache = self._run_target_blocks(len(self.target_blocks), inputs_BTD, state, slots)
         hidden_BTD = self.target_norm(hidden_BTD)
-        return Encoded(hidden_BTD, hidden_BTD, state | next_cache)
+        # There is no dropout after the last block, so `output` and `raw` are the same.
+        return Encoded(output=hidden_BTD, raw=hidden_BTD, state=state | next_cache)
 
     def attention(self, inputs_BTD: Tensor, state: State) -> Tensor:
+        """Return the attention weights of the last target block over the source, averaged over its heads, (B, T, S).
+
+        Args:
+            inputs_BTD: Vectors of the target tokens, with shape (B, T, D).
+            state: The state before these tokens.
+        """
         last_index = len(self.target_blocks) - 1
         slots = CacheSlots.for_window(state, inputs_BTD)
         hidden_BTD, _ = self._run_target_blocks(last_index, inputs_BTD, state, slots)
@@ -176,6 +193,12 @@ class EncoderDecoder(SourceEncoder):
         return last_block.source_attention_weights(hidden_BTD, past_2BHPK, source_2BHSK, mask_BS, slots)
 
     def translation_flops(self, source_lengths_B: Tensor, target_lengths_B: Tensor) -> int:
+        """Return the number of floating-point operations of a training step (see `nn/part.py`).
+
+        Args:
+            source_lengths_B: Number of tokens of each source, with shape (B,).
+            target_lengths_B: Number of tokens of each target, with shape (B,).
+        """
         source_weights = count_matrix_weights(self.source_blocks) + count_matrix_weights(self.source_in)
         target_weights = count_matrix_weights(self.target_blocks)
         weight_products = int(source_lengths_B.sum()) * source_weights + int(target_lengths_B.sum()) * target_weights
@@ -213,7 +236,8 @@ class EncoderDecoder(SourceEncoder):
 
     def _add_positions(self, inputs_BTD: Tensor, state: State, slots: CacheSlots | None) -> Tensor:
         """Return the input of a stack: the vectors plus the encodings of their positions, with dropout."""
-        # Convert to the dtype of the parameters: under autocast, the residual stream and the norms stay in float32.
+        # Convert the input to the type of the parameters, so that under autocast the residual stream and the norms stay
+        # in float32.
         hidden_BTD = inputs_BTD.to(next(self.parameters()).dtype)
         hidden_BTD = hidden_BTD + self._positions(state, slots, hidden_BTD)
         return F.dropout(hidden_BTD, self.dropout, self.training)
@@ -281,7 +305,7 @@ class TargetBlock(ResidualBlock):
         mask_BS: Tensor,
         slots: CacheSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the block, and its KV cache extended by these steps or None without a cache.
+        """Return the output of the block and its KV cache, extended by these steps (None without a cache).
 
         Args:
             hidden_BTD: The residual stream.
@@ -317,12 +341,12 @@ class TargetBlock(ResidualBlock):
         mask_BS: Tensor,
         slots: CacheSlots | None,
     ) -> tuple[Tensor, Tensor | None]:
-        hidden_BTD, extended_2BHPK = self._self_attention(hidden_BTD, past_2BHPK, slots)
+        hidden_BTD, extended_2BHUK = self._self_attention(hidden_BTD, past_2BHPK, slots)
         queries_BHTK = self._source_queries(hidden_BTD)
         keys_BHSK, values_BHSK = source_2BHSK.to(queries_BHTK.dtype).unbind()
         attended_BTD = self._attend(queries_BHTK, keys_BHSK, values_BHSK, mask_BS[:, None, None])
         hidden_BTD = self._add_residual(hidden_BTD, self.cross_out(attended_BTD), self.cross_norm)
-        return self._feed_forward(hidden_BTD), extended_2BHPK
+        return self._feed_forward(hidden_BTD), extended_2BHUK
 
     def _source_queries(self, hidden_BTD: Tensor) -> Tensor:
         """Return the queries of the attention over the source, (B, H, T, K)."""

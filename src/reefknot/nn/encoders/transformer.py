@@ -110,7 +110,8 @@ class Transformer(Encoder):
             state: An empty state or a KV cache.
         """
         slots = CacheSlots.for_window(state, inputs_BTD)
-        # In the type of the parameters: under autocast, the residual stream and the norms stay in float32.
+        # Convert the input to the type of the parameters, so that under autocast the residual stream and the norms stay
+        # in float32.
         hidden_BTD = inputs_BTD.to(next(self.parameters()).dtype)
         hidden_BTD = hidden_BTD + self._positions(state, slots, hidden_BTD)
         hidden_BTD = F.dropout(hidden_BTD, self.dropout, self.training)
@@ -126,7 +127,8 @@ class Transformer(Encoder):
 
         if self.final_norm is not None:
             hidden_BTD = self.final_norm(hidden_BTD)
-        return Encoded(hidden_BTD, hidden_BTD, next_cache)
+        # There is no dropout after the last block, so `output` and `raw` are the same.
+        return Encoded(output=hidden_BTD, raw=hidden_BTD, state=next_cache)
 
     def flops(self, lengths_B: Tensor) -> int:
         weight_products = int(lengths_B.sum()) * count_matrix_weights(self)
@@ -166,13 +168,14 @@ class CacheSlots(NamedTuple):
         capacity = state["block.0"].shape[-2]
         device = hidden_BTD.device
 
-        # On a GPU, reading the counts would wait for the device, so the caller must count the steps there.
-        most_cached_steps = 0
+        # The capacity is checked only on a CPU. On a GPU, reading the counts would make the host wait, so the caller
+        # must make sure that the steps fit.
+        max_cached_steps = 0
         if device.type == "cpu" and not torch.compiler.is_compiling():
-            most_cached_steps = max(cached_steps_1B[0].tolist(), default=0)
-        if most_cached_steps + new_steps > capacity:
+            max_cached_steps = max(cached_steps_1B[0].tolist(), default=0)
+        if max_cached_steps + new_steps > capacity:
             raise ArgumentError(
-                f"{new_steps} more steps after {most_cached_steps} do not fit into a KV cache of {capacity} steps; "
+                f"{new_steps} more steps after {max_cached_steps} do not fit into a KV cache of {capacity} steps; "
                 "use a larger capacity"
             )
 
@@ -257,7 +260,8 @@ class ResidualBlock(nn.Module):
         """
         joined_BTE = self.attention_in(self._normalise_input(hidden_BTD, self.attention_norm))
         qkv_3BHTK = split_heads(joined_BTE, 3, self.heads)
-        # Unbound together: the gradient of each of the three alone would be written into zeros of the full size.
+        # Unbind all three at once: if they were indexed one by one, each backward pass would allocate a full-size
+        # tensor of zeros.
         queries_BHTK, keys_BHUK, values_BHUK = qkv_3BHTK.unbind()
 
         extended_2BHUK = None
@@ -309,7 +313,7 @@ class Block(ResidualBlock):
     def forward(
         self, hidden_BTD: Tensor, past_2BHSK: Tensor | None = None, slots: CacheSlots | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the block, and its KV cache `past` extended by these steps or None without a cache."""
+        """Return the output of the block and its KV cache, extended by these steps (None without a cache)."""
         return self._run(self._compute, hidden_BTD, past_2BHSK, slots)
 
     def _compute(

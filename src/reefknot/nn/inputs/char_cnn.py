@@ -64,7 +64,7 @@ class CharCNN(InputEnd):
 
     It does not have a word table. A filter is applied at each byte of the word and reads zeros after the end of the
     word, so a word's vector depends on the word only. Symbols such as `<eos>` (see `spelling.py`) have learned vectors.
-    There may be more spellings than classes, so that words that the output end does not know keep their spellings. The
+    Words that the model reads but cannot predict also have spellings, so there may be more spellings than classes. The
     vectors of bytes and symbols and the projection are initialised as in the authors' code (Xavier).
 
     Args:
@@ -78,7 +78,8 @@ class CharCNN(InputEnd):
     """
 
     spellings: Tensor
-    # Each distinct word of a batch is computed once. The number of distinct words is known only on the GPU.
+    # `forward` makes the host wait for the GPU: it computes each distinct word of a batch once, and the number of
+    # distinct words is known only on the GPU.
     synchronizes = True
 
     def __init__(
@@ -108,7 +109,8 @@ class CharCNN(InputEnd):
         self.filter_widths = [width for width, _ in filters]
         self.convolutions = nn.ModuleList(nn.Conv1d(byte_dim, features, width) for width, features in filters)
         total_features = sum(features for _, features in filters)
-        self.highway = nn.Sequential(*(Highway(total_features) for _ in range(highway)))
+        num_highway_layers = highway
+        self.highway = nn.Sequential(*(Highway(total_features) for _ in range(num_highway_layers)))
         self.projection = nn.Linear(total_features, dim)
         self.symbols = nn.Parameter(nn.init.xavier_normal_(torch.empty(len(SYMBOLS), dim)))
         nn.init.xavier_normal_(self.bytes.weight[1:])
@@ -150,7 +152,11 @@ class CharCNN(InputEnd):
         return extended
 
     def flops(self, ids_N: Tensor) -> int:
-        # Every distinct word is computed once.
+        """Return the number of floating-point operations of a training step. Each distinct word counts once.
+
+        Args:
+            ids_N: Token ids, with shape (N,).
+        """
         distinct_ids_U = torch.unique(ids_N).to(self.spellings.device)
         is_byte_UL = self.spellings[distinct_ids_U] > 0
         num_bytes = int(is_byte_UL.sum(dim=1).clamp(min=1).sum())
@@ -172,13 +178,13 @@ class CharCNN(InputEnd):
 
     def _compute_features(self, bytes_UL: Tensor) -> Tensor:
         """Return the maximum of each filter over the positions inside the word, (U, F)."""
-        # Leave out the columns that are padding in all words, except the first.
+        # Leave out columns that are padding in every word, but always keep the first column.
         is_used_L = (bytes_UL > 0).any(dim=0)
         is_used_L[0] = True
         bytes_UL = bytes_UL[:, is_used_L]
 
         is_padding_UL = bytes_UL == 0
-        # The padding row may not be zero: an initialisation of the whole model draws it too.
+        # The padding row is not always zero, because `init.uniform` initialises it like every other parameter.
         vectors_ULC = self.bytes(bytes_UL).masked_fill(is_padding_UL[..., None], 0.0)
         # A word without bytes counts as one byte long, because the maximum over no positions would be minus infinity.
         is_outside_UL = F.pad(is_padding_UL[:, 1:], (1, 0), value=False)

@@ -167,11 +167,11 @@ class AdaptiveSoftmax(OutputEnd):
         plans = [self._plan_without_padding(targets.reshape(-1)) for targets in micro_batches]
         padded_lengths = []
         for tail_index in range(len(self.classifiers) - 1):
-            most_rows = 0
+            max_rows = 0
             for plan in plans:
                 rows_R, _ = plan.tails[tail_index]
-                most_rows = max(most_rows, len(rows_R))
-            padded_lengths.append(_compute_padded_length(most_rows))
+                max_rows = max(max_rows, len(rows_R))
+            padded_lengths.append(_compute_padded_length(max_rows))
         return [plan.pad(padded_lengths) for plan in plans]
 
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:

@@ -127,12 +127,12 @@ class Augmented(Softmax):
             micro_batches: The target classes of each micro-batch, on the host.
         """
         plans = [self._plan_without_padding(targets.reshape(-1)) for targets in micro_batches]
-        most_targets = max(len(plan.targets) for plan in plans)
-        length = math.ceil(most_targets / PAD_MULTIPLE) * PAD_MULTIPLE
+        max_targets = max(len(plan.targets) for plan in plans)
+        length = math.ceil(max_targets / PAD_MULTIPLE) * PAD_MULTIPLE
         return [plan.pad(length) for plan in plans]
 
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        """Return the loss of the targets as the parts `nll` and `augmented`, the KL divergence of the soft targets.
+        """Return the loss as two parts: `nll`, and `augmented`, which is the KL divergence from the soft targets.
 
         Row n has the target u. With m_u = sum_v (q_uv - 1 / V) w_v, where w_v is the vector of class v, its divergence
         is
@@ -140,8 +140,9 @@ class Augmented(Softmax):
             KL_n = -H(q_u) - c_n . m_u / tau + logsumexp((W c_n - mean) / tau)
 
         H is the entropy, and `mean` is the mean of the scores W c_n. At a high temperature p and q are both close to
-        1 / V, and the gradient is their difference. Terms that are the same for all classes cancel in this difference
-        and are never added: the mean of the class vectors, the mean of the scores, and 1 / V.
+        1 / V, and the gradient is their difference. Terms that are the same for all classes (the mean of the class
+        vectors, the mean of the scores, and 1 / V) would cancel in this difference. They are left out from the start,
+        which keeps the difference precise.
 
         Args:
             hidden_ND: Hidden states, with shape (N, D).
@@ -183,7 +184,10 @@ class Augmented(Softmax):
         """Return the weight of the table if only the detached soft targets use it."""
         if not self.detach_target or self.table is self.classifier.table:
             return []
-        message = "augmented: with detach_target its table is not trained here; give it the table of the input end"
+        message = (
+            "augmented: with detach_target = true, this end does not train the table of the soft targets; "
+            "use the table of the input end for it"
+        )
         return [(self.table.weight, message)]
 
     def flops(self, targets_N: Tensor) -> int:

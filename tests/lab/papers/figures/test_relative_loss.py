@@ -120,7 +120,7 @@ def test_paper_has_one_value_per_band(baseline: str) -> None:
 
 def test_no_baseline_with_the_same_tokens_is_rejected(write_scored: Score) -> None:
     runs = [write_scored("DRILL", "drill"), write_scored("fewer words", "plain", vocabulary={"max_size": 5})]
-    with pytest.raises(DataError, match="fewer words: no fair comparison with DRILL: 0 unknown words, scored as"):
+    with pytest.raises(DataError, match="fewer words: no fair comparison with DRILL: one scores 0 unknown words as"):
         RelativeLoss().measure(runs)
 
 

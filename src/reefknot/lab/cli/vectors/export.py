@@ -42,8 +42,9 @@ def export(
 ) -> None:
     """Write word vectors in a format that gensim, TensorBoard and other programs read.
 
-    All words of the run's vocabulary are written, with symbols such as <eos>; only skip-gram has no symbols. It is an
-    error if the format cannot store a word; safetensors can store any word. The file is read back to check it.
+    All words of the run's vocabulary are written, including symbols such as <eos>. (Skip-gram vocabularies have no
+    symbols.) It is an error if the format cannot store a word; safetensors can store any word. The file is read back to
+    check it.
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.tasks.word_vectors import open_vectors

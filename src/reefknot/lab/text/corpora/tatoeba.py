@@ -8,8 +8,8 @@ together:
   case, punctuation and spaces), and each pair is an edge.
 * Components are sorted by the SHA-256 of their smallest English sentence. The first 2,000 are the validation text, the
   next 2,000 are the test text, and the others are the training text.
-* The validation and test texts keep one pair for each normalised English sentence, so that no sentence counts twice in
-  BLEU: the pair with the lowest SHA-256.
+* For each normalised English sentence, the validation and test texts keep only the pair with the lowest SHA-256, so
+  that no sentence counts twice in BLEU.
 
 So no normalised sentence of either language is in two splits. There are 164,418 training, 2,156 validation and 2,165
 test pairs.

@@ -30,8 +30,6 @@ from pydantic import Field, model_validator
 
 from reefknot.errors import SettingsError
 from reefknot.lab.config.settings import Count, Settings
-from reefknot.lab.text.blocks import Blocks
-from reefknot.lab.text.sentence_batches import Sentences
 from reefknot.lab.text.streams import RandomSteps, Streams
 
 Batching = Literal["streams", "blocks", "sentences", "pairs"]
@@ -143,5 +141,9 @@ def build_batches(
     if settings.batching == "streams":
         return Streams(ids, batch_size, steps, inputs, random_steps=settings.random_steps, seed=seed)
     if settings.batching == "blocks":
+        from reefknot.lab.text.blocks import Blocks  # training imports only the batching that it uses
+
         return Blocks(ids, batch_size, steps, inputs, eos=eos, seed=seed)
+    from reefknot.lab.text.sentence_batches import Sentences
+
     return Sentences(ids, batch_size, steps, inputs, eos=eos, seed=seed)

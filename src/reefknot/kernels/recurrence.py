@@ -256,7 +256,7 @@ class _ScanFunction(torch.autograd.Function):
         grad_gates_LTBG = grad_gates_LTB4P[..., :num_units].flatten(-2)
         _, needs_h, _, _, _, *needs_weights = ctx.needs_input_grad
         grad_hidden_LBH = _state_gradients(grad_gates_LTBG[:, 0], results.weights, masks) if needs_h else None
-        # In the order of `weights`: recurrent weights of L layers, upward weights of L - 1, biases of L - 1.
+        # As in `weights`, the order is: recurrent weights of L layers, upward weights of L - 1, biases of L - 1.
         d_recurrent: Sequence[Tensor | None] = [None] * num_layers
         d_upward: Sequence[Tensor | None] = [None] * (num_layers - 1)
         d_biases: Sequence[Tensor | None] = [None] * (num_layers - 1)

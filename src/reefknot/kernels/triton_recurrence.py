@@ -333,7 +333,8 @@ def _choose_held_units(num_units: int, block_b: int, block_h: int, dtype: torch.
 _NUM_STAGES = 4
 """Depth of a product's pipeline: how many blocks of `block_k` units are loaded ahead."""
 _MAX_HELD_UNITS = 256
-"""The most units of a layer whose weights stay on the chip. More units or rows, or float32, take too many registers."""
+"""The maximum number of units of a layer whose weights stay on the chip. More units or rows, or float32, need too many
+registers."""
 
 
 @cache

@@ -217,7 +217,7 @@ def test_word_perplexity_of_a_sub_word_model(opened: Open, model_for: Build, mer
     assert words.sum() == pytest.approx(total)
     assert summary.word_perplexity == pytest.approx(math.exp(total / len(words)))
     assert summary.bits_per_byte == pytest.approx(total / math.log(2) / split.bytes)
-    assert f"in {len(result.nll):,} sub-words; the probability of a word is the product over" in result.definition
+    assert f"in {len(result.nll):,} sub-words; the probability of a word is the product of" in result.definition
     assert f"over {len(words):,} words" in result.definition
 
 

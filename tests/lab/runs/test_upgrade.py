@@ -67,6 +67,11 @@ REWORDED = {
     "line ends are no tokens": "line ends are not tokens",
     "pieces, where a word's probability is the product over its pieces": "sub-words; the probability of a word is the "
     "product over its sub-words",
+    "is the product over its sub-words": "is the product of the probabilities of its sub-words",
+    "one stream from an empty state that is carried to its end": "one stream; the state is empty at its start and is "
+    "carried to its end",
+    "streams, each from an empty state that is carried to its end": "streams; each starts with an empty state, which "
+    "is carried to its end",
     "dynamic evaluation: every ": "dynamic evaluation: segments of ",
     "tokens are scored, then learned from, so this figure depends on the cut": "tokens are scored, then trained on, so "
     "the score depends on the segments",
@@ -102,6 +107,8 @@ def test_committed_records_keep_their_definitions() -> None:
     [
         ("one stream from an empty state that is carried to its end", 1, None, None),
         ("2,000 contiguous streams, each from an empty state that is carried to its end", 2000, None, None),
+        ("one stream; the state is empty at its start and is carried to its end", 1, None, None),
+        ("2,000 contiguous streams; each starts with an empty state, which is carried to its end", 2000, None, None),
         (
             "windows of 3,072 tokens of which the last 512 are scored, each computed afresh",
             1,

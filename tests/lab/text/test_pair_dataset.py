@@ -295,7 +295,7 @@ def test_describe_states_languages_filters_and_vocabulary(write: Write, opened: 
         "en is translated into de",
         "pairs with an empty side or more than 100 tokens on a side or one side more than 2.5 times as long as the",
         "vocabulary: the words of the training text, seen at least 2 times, each side separately",
-        "cut to part 1/1 of its pairs",
+        "only part 1/1 of the training pairs is used",
     ):
         assert phrase in text
     assert dataset.summary == f"corpus/ (hash {dataset.fingerprint[:12]}): 3 / 2 / 2 pairs, {sizes} types"

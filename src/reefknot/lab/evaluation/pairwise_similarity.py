@@ -149,7 +149,7 @@ class _BinnedCosines:
         """Yield, for each block, the bin nearest to each cosine."""
         scale = (BINS - 1) / (self.high - self.low)
         for cosines_N in _cosine_blocks(self.unit):
-            # In place: round((cosine - low) * scale).
+            # Compute round((cosine - low) * scale) in place.
             cosines_N -= self.low
             cosines_N *= scale
             cosines_N += 0.5

@@ -42,7 +42,7 @@ class InitialisationSettings(Settings):
 
     uniform: Annotated[
         Positive | None,
-        Field(description="Draw all parameters, including biases, from [-uniform, uniform] (Zaremba, Inan, Press)."),
+        Field(description="Initialise all parameters and biases from U[-uniform, uniform] (Zaremba, Inan, Press)."),
     ] = None
     tables: Annotated[
         Positive | Literal["normal"] | None,
@@ -56,7 +56,7 @@ class InitialisationSettings(Settings):
 
 
 def initialise(model: nn.Module, settings: InitialisationSettings) -> None:
-    """Draw all parameters, then the word tables.
+    """Initialise all parameters at random, then the word tables.
 
     The distribution of an individual table (`WordTable.uniform`) takes precedence over the distribution for all tables.
     """

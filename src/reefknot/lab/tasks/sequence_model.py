@@ -325,7 +325,7 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
     # -- the model -----------------------------------------------------------------------------------------------------
 
     def build_model(self, vocabulary: Vocabulary | VocabularyPair | int) -> LanguageModelT:
-        """Build the model from its parts, and draw its parameters.
+        """Build the model from its parts, and initialise its parameters.
 
         The vocabulary may also be just a number of words, which is enough to count parameters; an input end that reads
         spellings then gets empty spellings. If a translator gets a single vocabulary, it uses it for both sides.

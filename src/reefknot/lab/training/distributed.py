@@ -225,7 +225,7 @@ class World:
         if self.size == 1:
             return state
         states: list[State] = [{} for _ in range(self.size)]
-        # Sorted, because all processes must gather in the same order.
+        # Sort by name, because all processes must gather in the same order.
         for name, tensor in sorted(state.items()):
             for rank, rank_tensor in enumerate(self.gather(tensor)):
                 states[rank][name] = rank_tensor
@@ -265,7 +265,7 @@ def join_world(device: str) -> Iterator[World]:
         local_device = torch.device("cpu")
 
     for module in ("torch.distributed.nn", "torch.distributed.fsdp.sharded_grad_scaler"):
-        # Imported later, the default arguments of their functions would keep the process group alive forever.
+        # Import them before the group exists. Otherwise the default arguments of their functions keep it alive forever.
         import_module(module)
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=TIMEOUT)

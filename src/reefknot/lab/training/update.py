@@ -215,7 +215,7 @@ class Updater:
             objective = objective + penalty_sum / divisor
         scaled_objective = self.state.scaler.scale(objective)
         scaled_objective.backward()  # type: ignore[no-untyped-call]
-        # Detached, so that the graph of this micro-batch does not live on during the next micro-batch.
+        # Detach the sum, so that the graph of this micro-batch does not live on during the next micro-batch.
         return result._replace(loss_sum=result.loss_sum.detach())
 
 

@@ -190,12 +190,12 @@ def part_settings(
     for argument in registry.arguments(kind):
         if argument.role == "shared":
             settings[argument.name] = shared_names[argument.name]
-        elif argument.family is not None:
-            nested_kind = next(iter(argument.family))
-            if argument.family is CLASSIFIERS and classifier:
+        elif argument.registry is not None:
+            nested_kind = next(iter(argument.registry))
+            if argument.registry is CLASSIFIERS and classifier:
                 nested_kind = classifier
             nested_names = classifier_shared_names or shared_names
-            settings[argument.name] = part_settings(argument.family, nested_kind, nested_names)
+            settings[argument.name] = part_settings(argument.registry, nested_kind, nested_names)
         elif argument.role == "setting" and argument.default is ... and argument.name not in test_values:
             pytest.fail(f'{entry} needs {argument.name}: add "{entry}": {{"{argument.name}": ...}} to SETTINGS')
     return settings
@@ -222,7 +222,7 @@ def _iterate_cases(encoders: Sequence[str]) -> Iterator[Case]:
     for input_kind in INPUTS:
         for encoder in encoders:
             for output in OUTPUTS:
-                takes_classifier = any(argument.family is CLASSIFIERS for argument in OUTPUTS.arguments(output))
+                takes_classifier = any(argument.registry is CLASSIFIERS for argument in OUTPUTS.arguments(output))
                 classifiers = list(CLASSIFIERS) if takes_classifier else [None]
                 for classifier in classifiers:
                     for tied in (True, False):

@@ -286,3 +286,52 @@ def test_mistakes_raise_clear_errors(changes: dict[str, Any], message: str) -> N
     }
     with pytest.raises(ArgumentError, match=message):
         linear_divergence(**(arguments | changes))
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse", "jsd"])
+@pytest.mark.parametrize("both", [True, False], ids=["both sides", "the teacher"])
+def test_ruled_out_classes_add_nothing(kind: Any, both: bool) -> None:
+    """A bias of minus infinity rules out a class. With both sides ruled out, the others give the divergence."""
+    student, teacher = make_side(12, 4, 33), make_side(12, 3, 33)
+    ruled_out_V = torch.zeros(33, dtype=torch.float64)
+    ruled_out_V[20:] = -torch.inf
+    masked_teacher = (*teacher[:2], ruled_out_V)
+    masked_student = (*student[:2], ruled_out_V if both else torch.zeros(33, dtype=torch.float64))
+    value = linear_divergence(masked_student, masked_teacher, kind)
+    if kind == "reverse" and not both:
+        assert value.isposinf()  # the student finds possible what the teacher rules out
+        return
+    gradients = torch.autograd.grad(value, student[:2])
+    assert all(tensor.isfinite().all() for tensor in (value, *gradients))
+    if both:
+        kept = torch.arange(20)
+        expected = linear_divergence(student[:2], teacher[:2], kind, classes=kept)
+        torch.testing.assert_close(value, expected)
+
+
+def test_masked_rows_may_be_nan() -> None:
+    student, teacher = make_side(12, 4, 33), make_side(12, 3, 33)
+    mask = torch.arange(12) != 5
+    expected = linear_divergence(student, teacher, mask=mask)
+    hidden = teacher[0].detach().clone()
+    hidden[5] = torch.nan
+    actual = linear_divergence(student, (hidden, *teacher[1:]), mask=mask)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, leaves(student)), torch.autograd.grad(expected, leaves(student))
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mask": [True] * 12}, "mask is a list"),
+        ({"teacher_rows": [0] * 12}, "teacher_rows is a list"),
+        ({"teacher_rows": torch.full((12,), 12)}, "from 0 to 11"),
+        ({"classes": [1, 2]}, "tensor of integers"),
+        ({"temperature": True}, "must be a Python number"),
+    ],
+)
+def test_plain_mistakes_get_one_clear_sentence(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        linear_divergence(make_side(12, 4, 33), make_side(12, 3, 33), **settings)

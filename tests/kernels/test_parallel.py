@@ -342,6 +342,14 @@ def case_dtensor(process: Process) -> None:
     assert isinstance(b.grad, DTensor)
     assert largest_error([h.grad, w.grad.full_tensor(), b.grad.full_tensor()], [grad_h, grad_w, grad_b]) < 1e-12
 
+    loss = linear_cross_entropy(h, w, whole.y, b)
+    with torch.no_grad():
+        w.mul_(2.0)
+    with pytest.raises(RuntimeError, match="was changed in place after the forward pass"):
+        loss.backward()
+    with torch.no_grad():
+        w.div_(2.0)
+
     results = linear_log_probs(distribute_tensor(h.detach(), mesh, [Replicate()]), w, whole.y)  # type: ignore[arg-type]
     assert largest_error(results[:3], linear_log_probs(whole.h, whole.w, whole.y)[:3]) < 1e-12
     assert torch.equal(sharded_embedding(whole.y.clamp(min=0), w), whole.w[whole.y.clamp(min=0)])
@@ -417,6 +425,12 @@ def case_different_arguments(process: Process) -> None:
     assert_differs("whether input needs a gradient", p.h.detach() if is_last else p.h, p.w, p.y)
     weight = p.w.new_ones(len(p.w)) if is_last else None
     assert_differs("whether classes have a weight", p.h, p.w, p.y, weight=weight)
+    assert_differs("whether there is a bias", p.h, p.w, p.y, linear_bias=p.b if is_last else None)
+    assert_differs("reduction", p.h, p.w, p.y, reduction="none" if is_last else "mean")
+    assert_all_raise("temperature = 0", rejected, p.h, p.w, p.y, temperature=0.0 if is_last else 1.0)
+    assert_all_raise("memory = -1", rejected, p.h, p.w, p.y, memory=-1.0 if is_last else None)
+    with pytest.raises(ArgumentError, match="softcap = -2" if is_last else rejected):
+        linear_log_probs(p.h, p.w, p.y, softcap=-2.0 if is_last else None, group=process.group)
 
 
 def case_no_second_derivatives(process: Process) -> None:

@@ -10,6 +10,7 @@ import copy
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -183,6 +184,41 @@ def test_old_keywords_work_with_a_warning() -> None:
         assert torch.equal(linear_cross_entropy(hidden=p.h, linear_weight=p.w, targets=p.y, bias=p.b), expected)
 
 
+def test_divisor_works_with_probabilities_and_groups_of_classes() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(6, 5, dtype=torch.float64), torch.randn(9, 5, dtype=torch.float64)
+    probabilities = torch.rand(6, 9, dtype=torch.float64).softmax(-1)
+    groups, target = torch.randn(9, 3, 5, dtype=torch.float64), torch.randint(9, (6, 3))
+    for arguments in ((hidden, weight, probabilities), (hidden, groups, target)):
+        total = linear_cross_entropy(*arguments, reduction="sum")
+        torch.testing.assert_close(linear_cross_entropy(*arguments, divisor=7), total / 7)
+    assert linear_cross_entropy(hidden, groups, torch.full((6, 3), IGNORE)).item() == 0
+
+
+@torch_function
+def test_means_with_weights_of_zero_equal_torch() -> None:
+    p = problem(20, 5, 9, ignored=False)
+    weight = torch.ones(9, dtype=torch.float64)
+    weight[3] = 0
+    all_zero = torch.full_like(p.y, 3)
+    for target in (p.y, all_zero):
+        for smoothing in (0.0, 0.1):
+            settings: dict[str, Any] = {"weight": weight, "label_smoothing": smoothing}
+            expected = F.cross_entropy(F.linear(p.h, p.w), target, **settings)
+            torch.testing.assert_close(linear_cross_entropy(p.h, p.w, target, **settings), expected, equal_nan=True)
+
+
+def test_numbers_of_numpy_are_accepted() -> None:
+    p = problem(20, 5, 9)
+    arguments: dict[str, Any] = {
+        "softcap": np.float32(2.0),
+        "temperature": np.float64(0.5),
+        "ignore_index": np.int64(3),
+    }
+    expected = linear_cross_entropy(p.h, p.w, p.y.clamp(min=0), softcap=2.0, temperature=0.5, ignore_index=3)
+    assert torch.equal(linear_cross_entropy(p.h, p.w, p.y.clamp(min=0), **arguments), expected)
+
+
 # -- errors --------------------------------------------------------------------------------------------------------
 
 H, W, Y = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([0, 1, 2, 8, IGNORE, 3])
@@ -211,6 +247,12 @@ H, W, Y = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([0, 1, 2, 8, IGNORE
         ({"input": torch.nested.nested_tensor([H, H]), "linear_weight": W, "target": Y}, "nested tensor"),
         ({"input": H, "linear_weight": torch.nn.Linear(4, 9), "target": Y}, "pass its weight, not the layer"),
         ({"input": H, "linear_weight": W, "target": torch.rand(6, 8)}, r"class probabilities must be \(6, 9\)"),
+        ({"input": H.view(2, 3, 4), "linear_weight": W, "target": torch.rand(2, 3, 9)}, r"must be \(N, dim\)"),
+        ({"input": H, "linear_weight": Y, "target": W}, "linear_weight is torch.int64"),
+        ({"input": H, "linear_weight": W, "target": torch.rand(6, 9), "ignore_index": 3}, "class ids only"),
+        ({"input": H, "linear_weight": W, "target": Y, "temperature": torch.tensor(2.0)}, "must be a Python number"),
+        ({"input": H, "linear_weight": W, "target": Y, "logit_scale": torch.tensor(2.0)}, "scale that is learned"),
+        ({"input": H, "linear_weight": W, "target": Y, "label_smoothing": True}, "must be a Python number"),
     ],
 )
 def test_mistakes_get_one_clear_sentence(arguments: dict[str, Any], message: str) -> None:
@@ -222,3 +264,20 @@ def test_mistakes_get_one_clear_sentence(arguments: dict[str, Any], message: str
 def test_unknown_keywords_are_rejected() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'wieght'"):
         linear_cross_entropy(H, W, Y, wieght=None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reduction": "average"},
+        {"temperature": 0.0},
+        {"memory": -2.0},
+        {"impl": "fastest"},
+        {"label_smoothing": 2.0},
+        {"weight": torch.ones(8)},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_module_rejects_settings_when_it_is_built(settings: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(settings))):
+        LinearCrossEntropyLoss(5, 9, **settings)

@@ -130,3 +130,25 @@ def test_inference_mode_and_nested_autocast(loss: Loss) -> None:
             torch.testing.assert_close(loss(p.h, p.w, p.y), expected)
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - expected).abs().item() < 0.1 * max(expected.abs().item(), 1)
+
+
+def test_reference_has_second_derivatives_in_torch_func() -> None:
+    p = problem(6, 3, 7, bias=False)
+    hidden, weight = p.h.detach(), p.w.detach()
+
+    def plain(hidden: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(hidden @ weight.T, p.y)
+
+    def reference(hidden: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, weight, p.y, impl="reference", check_targets=False)
+
+    for transform in (torch.func.grad, lambda function: torch.func.jacrev(torch.func.grad(function))):
+        torch.testing.assert_close(transform(reference)(hidden), transform(plain)(hidden))
+
+
+@pytest.mark.parametrize("loss", [mean, capped, policy], ids=["mean", "capped", "policy"])
+def test_graphs_with_dynamic_shapes_are_whole(loss: Loss) -> None:
+    compiled = torch.compile(loss, backend="aot_eager", dynamic=True, fullgraph=True)
+    for rows in (12, 17):
+        p = problem(rows, 5, 33, bias=False)
+        torch.testing.assert_close(compiled(p.h, p.w, p.y), loss(p.h, p.w, p.y))

@@ -7,6 +7,7 @@ Every check raises an `ArgumentError` whose message begins with the name of the 
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -87,8 +88,7 @@ def check_target_values(function: str, targets_N: Tensor, target: Tensor, num_cl
         num_classes: Number of classes.
         ignore_index: The value of targets that are ignored.
     """
-    is_capturing = target.is_cuda and torch.cuda.is_current_stream_capturing()
-    if torch.compiler.is_compiling() or has_no_values(target) or is_capturing:
+    if needs_operators(target) or is_capturing(target):
         return
     outside_N = (targets_N != IGNORE) & ~is_class(targets_N, num_classes)
     try:
@@ -111,22 +111,40 @@ def replace_ignore_index(targets_N: Tensor, ignore_index: int, num_classes: int)
     return torch.where(targets_N == ignore_index, IGNORE, other_targets_N)
 
 
+def check_is_number(function: str, name: str, value: Any, hint: str = "") -> None:
+    """Raise an error unless the value is a number of Python or numpy."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ArgumentError(f"{function}: {name} is a {type(value).__name__}; it must be a Python number{hint}")
+
+
+def check_integer(function: str, name: str, value: Any) -> None:
+    """Raise an error unless the value is an integer that fits into 64 bits, as targets do."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ArgumentError(f"{function}: {name} = {value!r}: must be an integer")
+    if not -(2**63) <= int(value) < 2**63:
+        raise ArgumentError(f"{function}: {name} = {value}: must fit into 64 bits, as targets do")
+
+
 def check_number(function: str, name: str, value: Any, least: float, above: bool = False) -> None:
     """Raise an error unless the value is a finite number of at least `least`, or above it."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not value < math.inf or value < least or (above and value == least):
+    if torch.compiler.is_compiling():
+        return  # a graph may have symbols in place of numbers
+    check_is_number(function, name, value)
+    if not value < math.inf or value < least or (above and value == least):
         bound = f"above {least:g}" if above else f"{least:g} or more"
         raise ArgumentError(f"{function}: {name} = {value!r}: must be {bound}, and finite")
 
 
-def score_transform(function: str, logit_scale: float, softcap: float | None, temperature: float) -> ScoreTransform:
+def score_transform(function: str, logit_scale: Any, softcap: float | None, temperature: float) -> ScoreTransform:
     """Return the transform of the scores, or raise an error if a setting is out of range."""
     check_number(function, "temperature", temperature, 0, above=True)
     if softcap is not None:
         check_number(function, "softcap", softcap, 0, above=True)
-    is_number = isinstance(logit_scale, int | float) and not isinstance(logit_scale, bool)
-    if not is_number or not math.isfinite(logit_scale) or logit_scale == 0:
-        raise ArgumentError(f"{function}: logit_scale = {logit_scale!r}: must be a finite number other than 0")
+    if not torch.compiler.is_compiling():
+        hint = "; multiply input by a scale that is learned" if isinstance(logit_scale, Tensor) else ""
+        check_is_number(function, "logit_scale", logit_scale, hint)
+        if not math.isfinite(logit_scale) or logit_scale == 0:
+            raise ArgumentError(f"{function}: logit_scale = {logit_scale!r}: must be a finite number other than 0")
     return ScoreTransform(float(logit_scale), None if softcap is None else float(softcap), float(temperature))
 
 
@@ -141,6 +159,11 @@ def choose(impl: Impl | None, memory: float | None) -> Choice:
 def has_no_values(tensor: Tensor) -> bool:
     """Return whether a tensor has a shape but no values: it is on the meta device, or a `FakeTensor`."""
     return tensor.is_meta or hasattr(tensor, "fake_mode")
+
+
+def is_capturing(tensor: Tensor) -> bool:
+    """Return whether a CUDA graph is being captured. Values cannot be read then."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def needs_operators(tensor: Tensor) -> bool:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.arguments import needs_operators
+from reefknot.kernels.arguments import check_is_number, check_is_tensor, check_number, is_capturing, needs_operators
 from reefknot.kernels.autograd import apply_in_loop, compute_once_differentiable
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.choice import Choice, Impl, current_choice
@@ -126,7 +126,7 @@ def linear_divergence(
         losses_N = losses_N if mask_N is None else losses_N.where(mask_N, 0.0)
         if reduction == "none":
             return losses_N.view(shape)
-        return (losses_N * _row_weights(left.hidden, mask_N, reduction)).sum()
+        return weighted_sum(losses_N, _row_weights(left.hidden, mask_N, reduction))
     dtypes = compute_dtype(left.hidden, left.weight), compute_dtype(right.hidden, right.weight)
     inputs = DivergenceInputs(left, right, options, dtypes, choice.budget(left.hidden.device))
     if reduction == "none":
@@ -165,6 +165,9 @@ def _check_head(tensors: Sequence[Tensor | None], name: str) -> Head:
 
 def _check_rows(student: Head, teacher: Head, mask: Tensor | None, teacher_rows: Tensor | None) -> None:
     """Raise an error unless the two sides have the same classes and one teacher row per student row."""
+    for name, argument in (("mask", mask), ("teacher_rows", teacher_rows)):
+        if argument is not None:
+            check_is_tensor(_NAME, name, argument)
     if student.weight.shape[0] != teacher.weight.shape[0]:
         raise ArgumentError(
             f"{_NAME}: the student has {student.weight.shape[0]} classes and the teacher {teacher.weight.shape[0]}; "
@@ -182,6 +185,10 @@ def _check_rows(student: Head, teacher: Head, mask: Tensor | None, teacher_rows:
             f"{_NAME}: teacher_rows is {tuple(teacher_rows.shape)} {teacher_rows.dtype}; with the student's rows "
             f"{tuple(shape)} it must be {tuple(shape)} integers, and the teacher's hidden must be a matrix"
         )
+    if teacher_rows is not None and not (needs_operators(teacher_rows) or is_capturing(teacher_rows)):
+        num_rows = teacher.hidden.shape[0]
+        if bool(((teacher_rows < 0) | (teacher_rows >= num_rows)).any()):
+            raise ArgumentError(f"{_NAME}: teacher_rows must be rows of the teacher, from 0 to {num_rows - 1}")
     if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
         raise ArgumentError(
             f"{_NAME}: mask is {tuple(mask.shape)} {mask.dtype}; it must be {tuple(shape)} and torch.bool"
@@ -197,16 +204,17 @@ def _check_settings(kind: str, beta: float, temperature: float, reduction: str) 
         raise ArgumentError(f"{_NAME}: kind = {kind!r}: must be one of {', '.join(get_args(Kind))}")
     if reduction not in get_args(Reduction):
         raise ArgumentError(f"{_NAME}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
-    if not (isinstance(beta, int | float) and 0 < beta < 1):
+    check_is_number(_NAME, "beta", beta)
+    if not 0 < beta < 1:
         raise ArgumentError(f"{_NAME}: beta = {beta!r}: must be above 0 and below 1")
-    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
-        raise ArgumentError(f"{_NAME}: temperature = {temperature!r}: must be above 0, and finite")
+    check_number(_NAME, "temperature", temperature, 0, above=True)
 
 
 def _check_classes(classes: Tensor, num_classes: int) -> None:
     if not isinstance(classes, Tensor) or classes.dim() != 1 or classes.is_floating_point() or not len(classes):
-        raise ArgumentError(f"{_NAME}: classes must be a vector of at least one class id")
-    if not torch.compiler.is_compiling() and bool(((classes < 0) | (classes >= num_classes)).any()):
+        raise ArgumentError(f"{_NAME}: classes must be a tensor of integers, with shape (C,) and at least one class id")
+    can_read = not (needs_operators(classes) or is_capturing(classes))
+    if can_read and bool(((classes < 0) | (classes >= num_classes)).any()):
         raise ArgumentError(f"{_NAME}: classes must be ids from 0 to {num_classes - 1}")
 
 
@@ -228,6 +236,11 @@ def _row_weights(hidden: Tensor, mask_N: Tensor | None, reduction: Reduction) ->
     return weight_N if reduction == "sum" else weight_N / weight_N.sum().clamp(min=1)
 
 
+def weighted_sum(losses_N: Tensor, weight_N: Tensor) -> Tensor:
+    """Return the weighted sum. A row of weight zero adds zero, even if its loss is not finite."""
+    return (losses_N * weight_N).where(weight_N != 0, 0.0).sum()
+
+
 # -- formulas ------------------------------------------------------------------------------------------------------
 
 
@@ -245,13 +258,20 @@ def _reference_losses(student: Head, teacher: Head, options: _Options) -> Tensor
     student_log_probs_NV = torch.log_softmax(linear_scores(*student) / options.temperature, dim=-1)
     teacher_log_probs_NV = torch.log_softmax(linear_scores(*teacher) / options.temperature, dim=-1)
     if options.kind == "forward":
-        return (teacher_log_probs_NV.exp() * (teacher_log_probs_NV - student_log_probs_NV)).sum(-1)
+        return _reference_kl(teacher_log_probs_NV, student_log_probs_NV)
     if options.kind == "reverse":
-        return (student_log_probs_NV.exp() * (student_log_probs_NV - teacher_log_probs_NV)).sum(-1)
+        return _reference_kl(student_log_probs_NV, teacher_log_probs_NV)
     log_mixture_NV = _log_mixture(student_log_probs_NV, teacher_log_probs_NV, options.beta)
-    to_teacher_N = (teacher_log_probs_NV.exp() * (teacher_log_probs_NV - log_mixture_NV)).sum(-1)
-    to_student_N = (student_log_probs_NV.exp() * (student_log_probs_NV - log_mixture_NV)).sum(-1)
+    to_teacher_N = _reference_kl(teacher_log_probs_NV, log_mixture_NV)
+    to_student_N = _reference_kl(student_log_probs_NV, log_mixture_NV)
     return options.beta * to_teacher_N + (1 - options.beta) * to_student_N
+
+
+def _reference_kl(log_probs_NV: Tensor, other_log_probs_NV: Tensor) -> Tensor:
+    """Return KL(p || q) of each row, given log p and log q. A class of probability zero under p adds zero."""
+    probs_NV = log_probs_NV.exp()
+    log_ratio_NV = (log_probs_NV - other_log_probs_NV).masked_fill(probs_NV == 0, 0.0)
+    return (probs_NV * log_ratio_NV).sum(-1)
 
 
 def _log_mixture(student_log_probs_NV: Tensor, teacher_log_probs_NV: Tensor, beta: float) -> Tensor:
@@ -311,7 +331,11 @@ def _compare_rows(
 def _weigh(
     student_probs_NV: Tensor, log_ratio_NV: Tensor, scale: float, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return sum_v p_v f_v and, if needed, scale p_v (f_v - sum_v p_v f_v), which overwrites f."""
+    """Return sum_v p_v f_v and, if needed, scale p_v (f_v - sum_v p_v f_v), which overwrites f.
+
+    A class of probability zero adds zero, although its log-ratio may not be finite.
+    """
+    log_ratio_NV.masked_fill_(student_probs_NV == 0, 0.0)
     mean_N = torch.linalg.vecdot(student_probs_NV, log_ratio_NV)
     return mean_N, log_ratio_NV.sub_(mean_N[:, None]).mul_(student_probs_NV).mul_(scale) if gradient else None
 
@@ -349,6 +373,7 @@ class _Side:
         if grad_scores_NV is None or not self.needs_grad:
             return
         grad_scores_NV *= weight_N[:, None]
+        grad_scores_NV.masked_fill_((weight_N == 0)[:, None], 0.0)  # even if the scores of the row are not finite
         if self.grad_bias is not None:
             self.grad_bias += grad_scores_NV.sum(0)
         grad_scores_NV = grad_scores_NV.to(self.dtype)
@@ -476,7 +501,7 @@ class _SummedDivergenceFunction(torch.autograd.Function):
         inputs = DivergenceInputs.from_flat(tensors, *options)
         with torch.autocast(weight_N.device.type, enabled=False):
             loss_N, gradients = inputs.compute(weight_N if any(needs_grad) else None, needs_grad)
-        return (loss_N * weight_N).sum(), *gradients
+        return weighted_sum(loss_N, weight_N), *gradients
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:

@@ -26,6 +26,8 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.arguments import (
     check_classifier,
     check_devices,
+    check_integer,
+    check_is_number,
     check_is_tensor,
     check_number,
     check_target_type,
@@ -36,7 +38,14 @@ from reefknot.kernels.arguments import (
 )
 from reefknot.kernels.choice import Choice, Impl
 from reefknot.kernels.losses import row_results, smoothing_losses, summed_loss
-from reefknot.kernels.parallel import ClassShard, ShardTensors, is_distributed, open_shard, transform_numbers
+from reefknot.kernels.parallel import (
+    ClassShard,
+    ShardTensors,
+    is_distributed,
+    open_shard,
+    report_failure,
+    transform_numbers,
+)
 from reefknot.kernels.reference import transform_scores
 from reefknot.kernels.scores import IGNORE, ScoreTransform, SummaryRequest, accumulation_dtype, safe_class_ids
 
@@ -45,6 +54,16 @@ _FUNCTION = "linear_cross_entropy"
 """The name of the public function, with which error messages begin."""
 _OLD_NAMES = {"hidden": "input", "targets": "target", "bias": "linear_bias"}
 """Keywords of earlier versions, and today's names, which are torch's."""
+_SHARED_SETTINGS = (
+    "logit_scale",
+    "softcap",
+    "temperature",
+    "label_smoothing",
+    "z_loss",
+    "ignore_index",
+    "reduction",
+)
+"""Settings that must be the same in all processes of a group."""
 
 
 def linear_cross_entropy(
@@ -125,19 +144,25 @@ def linear_cross_entropy(
         arguments = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
         arguments = _rename_old_names(arguments, old_names, weight)
         input, linear_weight, target, linear_bias = arguments.values()
-    _check_settings(reduction, label_smoothing, z_loss, ignore_index, divisor)
-    transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
+    parts = ShardTensors(input, linear_weight, target, linear_bias, weight)  # type: ignore[arg-type]
+    is_parallel = group is not None or is_distributed(linear_weight)
+    try:
+        check_settings(reduction, label_smoothing, z_loss, ignore_index, divisor)
+        transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
+        choice = choose(impl, memory)
+    except ArgumentError as error:
+        if is_parallel:
+            report_failure(_FUNCTION, group, parts, _SHARED_SETTINGS, error)
+        raise
     settings = _Settings(transform, float(label_smoothing), float(z_loss))
-    ignored = IGNORE if ignore_index is None else ignore_index
-    choice = choose(impl, memory)
+    ignored = IGNORE if ignore_index is None else int(ignore_index)
     shard = None
-    if group is not None or is_distributed(linear_weight):
-        parts = ShardTensors(input, linear_weight, target, linear_bias, weight)  # type: ignore[arg-type]
-        numbers = settings.numbers() | {"ignore_index": ignored}
+    if is_parallel:
+        numbers = settings.numbers() | {"ignore_index": ignored, "reduction": get_args(Reduction).index(reduction)}
         shard, parts = open_shard(_FUNCTION, group, parts, _check_shard, choice, numbers, check_targets)
         input, linear_weight, target, linear_bias, weight = parts
     elif _needs_plain_formula(linear_weight, target):
-        return _plain_formula(input, linear_weight, target, linear_bias, weight, reduction, ignore_index, settings)
+        return _plain_formula(*parts, reduction, ignore_index, divisor, settings)
     else:
         _check_tensors(input, linear_weight, target, linear_bias, weight)
 
@@ -161,12 +186,7 @@ def linear_cross_entropy(
         total = loss_N.sum()
     if reduction == "sum":
         return total
-    if divisor is not None:
-        return total / (divisor.reshape(()) if isinstance(divisor, Tensor) else divisor)
-    if row_weight_N is None:
-        return total / (targets_N != IGNORE).sum().clamp(min=1)
-    total_weight = row_weight_N.sum()
-    return total / total_weight.where(total_weight > 0, 1.0)
+    return _divide(total, targets_N, row_weight_N, divisor)
 
 
 @dataclass(frozen=True)
@@ -223,6 +243,20 @@ def _losses_of_rows(
     return loss_N
 
 
+def _divide(total: Tensor, targets_N: Tensor, row_weight_N: Tensor | None, divisor: float | Tensor | None) -> Tensor:
+    """Return a sum of losses divided by `divisor`, or else by the sum of the targets' weights or their number."""
+    if divisor is not None:
+        return total / _scalar(divisor)
+    is_scored_N = targets_N != IGNORE
+    if row_weight_N is None:
+        return total / is_scored_N.sum().clamp(min=1)
+    return total / row_weight_N.sum().where(is_scored_N.any(), 1.0)
+
+
+def _scalar(divisor: float | Tensor) -> float | Tensor:
+    return divisor.reshape(()) if isinstance(divisor, Tensor) else divisor
+
+
 def _row_weights(
     class_weight_V: Tensor | None, targets_N: Tensor, dtype: torch.dtype, shard: ClassShard | None
 ) -> Tensor | None:
@@ -252,6 +286,7 @@ def _plain_formula(
     class_weight: Tensor | None,
     reduction: Reduction,
     ignore_index: int | None,
+    divisor: float | Tensor | None,
     settings: _Settings,
 ) -> Tensor:
     """Compute the loss with all scores in memory, for arguments whose loss cannot be computed in blocks."""
@@ -259,27 +294,49 @@ def _plain_formula(
         raise ArgumentError(f"{_FUNCTION}: z_loss works with class ids and a weight of shape (classes, dim) only")
     for name, argument in (("input", hidden), ("linear_weight", weight), ("target", target)):
         check_is_tensor(_FUNCTION, name, argument)
+        if name != "target" and not argument.is_floating_point():
+            raise ArgumentError(f"{_FUNCTION}: {name} is {argument.dtype}; it must be a floating-point tensor")
     check_devices(_FUNCTION, hidden, weight, target, bias, class_weight)
+    if hidden.dim() not in (1, 2) or weight.dim() < 2 or weight.shape[-1] != hidden.shape[-1]:
+        raise ArgumentError(
+            f"{_FUNCTION}: input is {tuple(hidden.shape)} and linear_weight is {tuple(weight.shape)}; with class "
+            "probabilities or groups of classes they must be (N, dim) and (classes, ..., dim), with the same dim"
+        )
+    target_shape = (*hidden.shape[:-1], *(weight.shape[:-1] if target.is_floating_point() else weight.shape[1:-1]))
+    if target.shape != target_shape:
+        kind = "class probabilities" if target.is_floating_point() else "class ids"
+        raise ArgumentError(
+            f"{_FUNCTION}: target is {tuple(target.shape)} {target.dtype}; {kind} must be {target_shape}, and class "
+            "ids must be integers"
+        )
+    ignored = IGNORE if ignore_index is None else int(ignore_index)
+    if not target.is_floating_point():
+        targets_N = replace_ignore_index(target.reshape(-1).long(), ignored, weight.shape[0])
+        check_target_values(_FUNCTION, targets_N, target, weight.shape[0], ignored)
+    elif ignore_index is not None and ignore_index >= 0:
+        raise ArgumentError(f"{_FUNCTION}: ignore_index works with class ids only; drop it with class probabilities")
+
     scores = F.linear(hidden, weight.reshape(-1, weight.shape[-1]), None if bias is None else bias.reshape(-1))
     scores = scores.reshape(*hidden.shape[:-1], *weight.shape[:-1])
-    if target.is_floating_point() and target.shape != scores.shape:
-        raise ArgumentError(
-            f"{_FUNCTION}: target is {tuple(target.shape)} {target.dtype}; class probabilities must be "
-            f"{tuple(scores.shape)}, and class ids must be integers"
-        )
     transformed = transform_scores(scores.to(accumulation_dtype(scores.dtype)), settings.transform)
     if class_weight is not None:
         class_weight = class_weight.to(transformed.dtype)
     if target.is_floating_point():
         target = target.to(transformed.dtype)
-    return F.cross_entropy(
+    loss = F.cross_entropy(
         transformed,
         target,
         weight=class_weight,
-        ignore_index=IGNORE if ignore_index is None else ignore_index,
-        reduction=reduction,
+        ignore_index=ignored,
+        reduction="none" if reduction == "none" else "sum",
         label_smoothing=settings.label_smoothing,
     )
+    if reduction != "mean":
+        return loss
+    if target.is_floating_point():
+        return loss / _scalar(target.numel() // weight.shape[0] if divisor is None else divisor)
+    row_weight_N = _row_weights(class_weight, targets_N, transformed.dtype, None)
+    return _divide(loss, targets_N, row_weight_N, divisor)
 
 
 # -- checks --------------------------------------------------------------------------------------------------------
@@ -309,16 +366,16 @@ def _rename_old_names(
     return arguments
 
 
-def _check_settings(
+def check_settings(
     reduction: str, label_smoothing: float, z_loss: float, ignore_index: int | None, divisor: float | Tensor | None
 ) -> None:
-    if ignore_index is not None and (not isinstance(ignore_index, int) or isinstance(ignore_index, bool)):
-        raise ArgumentError(f"{_FUNCTION}: ignore_index = {ignore_index!r}: must be an integer")
-    if ignore_index is not None and not -(2**63) <= ignore_index < 2**63:
-        raise ArgumentError(f"{_FUNCTION}: ignore_index = {ignore_index}: must fit into 64 bits, as targets do")
+    """Raise an error unless these settings of the loss are valid."""
+    if ignore_index is not None:
+        check_integer(_FUNCTION, "ignore_index", ignore_index)
     if reduction not in get_args(Reduction):
         raise ArgumentError(f"{_FUNCTION}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
-    if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
+    check_is_number(_FUNCTION, "label_smoothing", label_smoothing)
+    if not 0 <= label_smoothing <= 1:
         raise ArgumentError(f"{_FUNCTION}: label_smoothing = {label_smoothing!r}: must be from 0 to 1")
     check_number(_FUNCTION, "z_loss", z_loss, 0)
     if divisor is None:
@@ -337,7 +394,7 @@ def _check_settings(
 def _check_tensors(input: Any, linear_weight: Any, target: Any, linear_bias: Any, class_weight: Any) -> None:
     check_classifier(_FUNCTION, input, linear_weight, linear_bias)
     check_target_type(_FUNCTION, input, target)
-    _check_class_weight(class_weight, linear_weight.shape[0])
+    check_class_weight(class_weight, linear_weight.shape[0])
     check_devices(_FUNCTION, input, linear_weight, target, linear_bias, class_weight)
 
 
@@ -348,7 +405,8 @@ def _check_shard(input: Any, linear_weight: Any, target: Any, linear_bias: Any, 
     _check_tensors(input, linear_weight, target, linear_bias, class_weight)
 
 
-def _check_class_weight(class_weight: Any, num_classes: int) -> None:
+def check_class_weight(class_weight: Any, num_classes: int) -> None:
+    """Raise an error unless there is one weight per class, or None."""
     if class_weight is None:
         return
     check_is_tensor(_FUNCTION, "weight", class_weight)

@@ -20,6 +20,7 @@ from reefknot.errors import ArgumentError
 from reefknot.kernels.arguments import (
     check_classifier,
     check_devices,
+    check_integer,
     check_target_type,
     check_target_values,
     choose,
@@ -28,10 +29,12 @@ from reefknot.kernels.arguments import (
 )
 from reefknot.kernels.choice import Impl
 from reefknot.kernels.losses import row_results
-from reefknot.kernels.parallel import ShardTensors, is_distributed, open_shard, transform_numbers
+from reefknot.kernels.parallel import ShardTensors, is_distributed, open_shard, report_failure, transform_numbers
 from reefknot.kernels.scores import IGNORE, SummaryRequest
 
 _FUNCTION = "linear_log_probs"
+_SHARED_SETTINGS = ("logit_scale", "softcap", "temperature", "ignore_index")
+"""Settings that must be the same in all processes of a group."""
 
 
 class LogProbs(NamedTuple):
@@ -88,13 +91,18 @@ def linear_log_probs(
         group: A group of processes that divide the classes among them, as in `linear_cross_entropy`. Every process
             gets the results over all classes.
     """
-    if not isinstance(ignore_index, int):
-        raise ArgumentError(f"{_FUNCTION}: ignore_index = {ignore_index!r}: must be an integer")
-    transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
-    choice = choose(impl, memory)
+    arguments = ShardTensors(input, linear_weight, target, linear_bias)
+    is_parallel = group is not None or is_distributed(linear_weight)
+    try:
+        check_integer(_FUNCTION, "ignore_index", ignore_index)
+        transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
+        choice = choose(impl, memory)
+    except ArgumentError as error:
+        if is_parallel:
+            report_failure(_FUNCTION, group, arguments, _SHARED_SETTINGS, error)
+        raise
     shard = None
-    if group is not None or is_distributed(linear_weight):
-        arguments = ShardTensors(input, linear_weight, target, linear_bias)
+    if is_parallel:
         numbers = transform_numbers(transform) | {"ignore_index": ignore_index}
         shard, arguments = open_shard(_FUNCTION, group, arguments, _check_tensors, choice, numbers, check_targets)
         input, linear_weight, target, linear_bias, _ = arguments

@@ -31,7 +31,7 @@ from reefknot.kernels.autograd import (
     compute_row_results,
 )
 from reefknot.kernels.choice import Choice, Impl, resolve_impl
-from reefknot.kernels.divergence import DivergenceInputs
+from reefknot.kernels.divergence import DivergenceInputs, weighted_sum
 from reefknot.kernels.scores import (
     ScoreTransform,
     SummaryRequest,
@@ -363,7 +363,7 @@ def _summed_divergence(*arguments: Any) -> tuple[Tensor, ...]:
     inputs = DivergenceInputs.from_flat(tensors, *options)
     with torch.autocast(weight.device.type, enabled=False):
         losses, gradients = inputs.compute(weight if any(needs_grad) else None, needs_grad)
-    return (losses * weight).sum(), *_fill_unneeded(needs_grad, gradients, weight)
+    return weighted_sum(losses, weight), *_fill_unneeded(needs_grad, gradients, weight)
 
 
 @_summed_divergence.register_fake

@@ -19,8 +19,8 @@ Shapes: N rows (tokens), D dimensions, v classes of this process, V classes of a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -75,6 +75,17 @@ class ClassShard:
     """Number of classes of all processes, V."""
     sum_of_weights: float
     """The sum of the weights of all classes. It is 0 if classes have no weights."""
+    watched: tuple[tuple[Tensor, int], ...] = ()
+    """The arguments of type `DTensor`, and their versions in the forward pass."""
+
+    def check_unchanged(self) -> None:
+        """Raise an error if a `DTensor` was changed in place. Autograd sees only its local part, and misses that."""
+        for tensor, version in self.watched:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "a DTensor that the gradient depends on was changed in place after the forward pass; call "
+                    "backward() before you change it"
+                )
 
     def local_ids(self, ids: Tensor) -> Tensor:
         """Return ids that count from this process's first class. Ids of other processes are out of range."""
@@ -156,6 +167,7 @@ class ParallelRowLossesFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
         needs_grad, options, shard = ctx.needs_input_grad[:3], ctx.options, ctx.shard
+        shard.check_unchanged()
 
         def compute(*tensors: Any) -> tuple[Tensor | None, ...]:
             hidden, weight, bias, targets, class_weight, lse, entropy = tensors[:7]
@@ -272,6 +284,8 @@ def open_shard(
             f"{function}: impl = 'reference' does not divide the classes among processes; use impl = 'auto'"
         )
     group = _find_group(function, group, tensors)
+    distributed: list[Any] = [tensor for tensor in tensors if is_distributed(tensor)]
+    watched = tuple((tensor, tensor._version) for tensor in distributed if not tensor.is_inference())
     tensors = ShardTensors(*(_to_local(function, name, tensor) for name, tensor in tensors._asdict().items()))
     check_is_tensor(function, "input", tensors.input)
     if needs_operators(tensors.input):
@@ -288,7 +302,29 @@ def open_shard(
         failure = error
         facts = _Facts.of_failure(tensors.input, settings)
     shard = facts.exchange(function, group, failure)
-    return shard, tensors
+    return replace(shard, watched=watched), tensors
+
+
+def report_failure(
+    function: str,
+    group: dist.ProcessGroup | None,
+    tensors: ShardTensors,
+    setting_names: Sequence[str],
+    failure: ArgumentError,
+) -> None:
+    """Raise an error about a setting of this process, after the other processes, which wait for it, know of it.
+
+    Args:
+        function: The name of the public function.
+        group: The group, or None if `linear_weight` is a `DTensor`.
+        tensors: The arguments of this process.
+        setting_names: The names of the settings that the other processes exchange.
+        failure: The error.
+    """
+    group = _find_group(function, group, tensors)
+    check_is_tensor(function, "input", tensors.input)
+    facts = _Facts.of_failure(tensors.input, dict.fromkeys(setting_names, 0.0))
+    facts.exchange(function, group, failure)
 
 
 @dataclass(frozen=True)
@@ -306,13 +342,14 @@ class _Facts:
 
     @classmethod
     def of(cls, tensors: ShardTensors, settings: dict[str, float], check_targets: bool) -> _Facts:
-        hidden, weight, target, _, class_weight = tensors
+        hidden, weight, target, bias, class_weight = tensors
         no_number = hidden.new_zeros((), dtype=torch.float64)
         numbers = (
             target.numel(),
             hidden.shape[-1],
             _DTYPES.index(hidden.dtype),
             _DTYPES.index(weight.dtype),
+            bias is not None,
             class_weight is not None,
             torch.is_grad_enabled() and hidden.requires_grad,
         )
@@ -361,6 +398,7 @@ _SHARED_FACTS = (
     "the dimension of input",
     "the type of input",
     "the type of linear_weight",
+    "whether there is a bias",
     "whether classes have a weight",
     "whether input needs a gradient",
 )

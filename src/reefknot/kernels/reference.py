@@ -60,10 +60,15 @@ def compute_dtype(hidden_ND: Tensor, weight_VD: Tensor) -> torch.dtype:
 class _WideMatmul(torch.autograd.Function):
     """The product h W^T in float32 or wider, even for half-precision matrices, and its gradients."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
-        ctx.save_for_backward(hidden_ND, weight_VD)
+    def forward(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
         return matmul_wide(hidden_ND, weight_VD.T)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, Tensor]:

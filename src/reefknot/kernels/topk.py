@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
-from reefknot.kernels.arguments import check_classifier, check_devices, choose, score_transform
+from reefknot.kernels.arguments import check_classifier, check_devices, check_integer, choose, score_transform
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.choice import Choice, Impl
 from reefknot.kernels.losses import row_results
@@ -71,11 +71,17 @@ def linear_topk(
     check_classifier(_FUNCTION, input, linear_weight, linear_bias)
     check_devices(_FUNCTION, input, linear_weight, linear_bias, log_prior)
     transform = score_transform(_FUNCTION, logit_scale, softcap, temperature)
-    if not isinstance(k, int) or not 0 < k <= linear_weight.shape[0]:
+    check_integer(_FUNCTION, "k", k)
+    if not 0 < k <= linear_weight.shape[0]:
         raise ArgumentError(
             f"{_FUNCTION}: k = {k!r}: must be from 1 to {linear_weight.shape[0]}, the number of classes"
         )
     hidden_RD = input.reshape(-1, input.shape[-1])
+    if log_prior is not None and (log_prior.dim() != 2 or log_prior.numel() != len(hidden_RD)):
+        raise ArgumentError(
+            f"{_FUNCTION}: log_prior is {tuple(log_prior.shape)} and input has {len(hidden_RD)} rows; they must be "
+            "(N, K) and (N * K, dim)"
+        )
     choice = choose(impl, memory)
     best = _topk(hidden_RD, linear_weight, linear_bias, k, log_prior, transform, choice)
     if log_prior is not None:

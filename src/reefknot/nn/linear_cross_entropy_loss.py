@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reefknot.kernels.arguments import choose, score_transform
 from reefknot.kernels.choice import Impl
-from reefknot.kernels.linear_cross_entropy import Reduction, linear_cross_entropy
+from reefknot.kernels.linear_cross_entropy import (
+    Reduction,
+    check_class_weight,
+    check_settings,
+    linear_cross_entropy,
+)
 
 
 class LinearCrossEntropyLoss(nn.Module):
@@ -69,6 +75,11 @@ class LinearCrossEntropyLoss(nn.Module):
         memory: float | None = None,
     ) -> None:
         super().__init__()
+        check_settings(reduction, label_smoothing, z_loss, ignore_index, None)
+        score_transform("LinearCrossEntropyLoss", logit_scale, softcap, temperature)
+        choose(impl, memory)
+        if weight is not None:
+            check_class_weight(weight, num_classes)
         self.num_classes = num_classes
         self.out_features = out_features
         num_rows = math.prod(out_features, start=num_classes)

@@ -42,7 +42,10 @@ class InitialisationSettings(Settings):
 
     uniform: Annotated[
         Positive | None,
-        Field(description="Initialise all parameters and biases from U[-uniform, uniform] (Zaremba, Inan, Press)."),
+        Field(
+            description="Initialise all parameters, including biases, uniformly from [-uniform, uniform] "
+            "(Zaremba, Inan, Press)."
+        ),
     ] = None
     tables: Annotated[
         Positive | Literal["normal"] | None,

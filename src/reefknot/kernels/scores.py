@@ -44,7 +44,7 @@ class LossAndGradient(NamedTuple):
 
 
 # MKL chooses its code for exp() at the first call. If two threads make the first call at the same time, they may get
-# different code, whose results differ in the last digit. This happened in one run of twenty. So exp() is called once
+# different code, whose results differ in the last digit. This happened in one run in twenty. So exp() is called once
 # here.
 torch.zeros(1).exp_()
 
@@ -167,9 +167,9 @@ class SoftTargetTerms:
 class TorchBackend:
     """Computes blocks of scores h W^T + b in plain torch, on any device.
 
-    `h` and `w` have the type of the matrix products, and `b` has the type of the sums. A target may lie outside the
-    block; then no class of the block is the target. Every method computes its scores again, so that no block outlives
-    the call.
+    Hidden states and class vectors have the type of the matrix products, and biases have the type of the sums. A target
+    may lie outside the block; then no class of the block is the target. Every method computes its scores again, so that
+    no block outlives the call.
     """
 
     size_multiple = 8
@@ -434,11 +434,12 @@ def add_class_gradient(out_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor, overw
 def _count_aligned_classes(grad_NV: Tensor) -> int:
     """Return the number of classes that a GPU's matrix units process at full speed.
 
-    An odd number would make the whole product slow, so the last few classes get a separate product.
+    If their rows are not a multiple of 16 bytes, the whole product is slow, so the last few classes get a product of
+    their own.
     """
     num_classes, size = grad_NV.shape[1], grad_NV.element_size()
     multiple = 16 // size  # classes per 16 bytes
-    # With float32 rows that are not aligned the whole product is slow anyway.
+    # If float32 rows are not aligned, the whole product is slow anyway.
     if not grad_NV.is_cuda or size > 4 or num_classes < multiple or (size == 4 and grad_NV.stride(0) % multiple):
         return num_classes
     return num_classes // multiple * multiple

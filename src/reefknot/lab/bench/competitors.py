@@ -74,7 +74,7 @@ If it can cap scores, it also has an argument `softcap`.
 CHECKPOINTED_ROWS = 1024
 """Rows of a chunk of the competitor that computes log-probabilities in chunks, as TRL does."""
 COMPOSED_ENDS = ("plain", "adaptive", "mixture", "drill")
-"""The ends that can be composed of a fused loss.
+"""The ends that can be built from a fused loss.
 
 The loss is called once (plain), once per band (adaptive), on the hidden states of all experts (mixture), or on the
 class vectors that the label encoder computes (drill).
@@ -319,8 +319,8 @@ def _selective_log_probs(hidden_ND: Tensor, targets_N: Tensor, table_VD: Tensor)
 def _load_torch() -> FusedLoss:
     """Load torch's own fused cross-entropy, which only recent releases have."""
     if not hasattr(F, "linear_cross_entropy"):
-        raise Unavailable("not in this torch")
-    # Without options, torch composes it of eager operations. With default options, torch computes it in chunks.
+        raise Unavailable("this version of torch does not have it")
+    # Without options, torch computes it by eager operations. With default options, torch computes it in chunks.
     return partial(F.linear_cross_entropy, options=torch.nn.LinearCrossEntropyOptions())
 
 
@@ -373,7 +373,7 @@ def _load_cce() -> FusedLoss:
 
 
 def _load_unfiltered_cce() -> FusedLoss:
-    """Load cut-cross-entropy without its filter. It sums gradients in float32 if the release can, to be exact."""
+    """Load cut-cross-entropy without its filter. It sums gradients in float32 if the release supports it."""
     loss_function = _import_module("cut_cross_entropy").linear_cross_entropy
     supported_options = signature(loss_function).parameters
     options = {name: True for name in ("accum_e_fp32", "accum_c_fp32") if name in supported_options}
@@ -408,13 +408,13 @@ def _build_liger_distil(problem: Problem) -> LossFunction:
     return compute_summed_loss
 
 
-# -- ends composed of a fused loss -----------------------------------------------------------------------------------
+# -- ends built from a fused loss --------------------------------------------------------------------------------------
 
 
 def _fused_competitor(
     family: str, label: str, load: Callable[[], FusedLoss], package: str | None = None, has_softcap: bool = True
 ) -> Competitor:
-    """Return a competitor that is composed of a fused loss. `load` is called when the competitor is measured."""
+    """Return a competitor that is built from a fused loss. `load` is called when the competitor is measured."""
     ends = (*COMPOSED_ENDS, "softcap") if has_softcap else COMPOSED_ENDS
     return Competitor(family, label, partial(_compose_loss, load), ends, package)
 

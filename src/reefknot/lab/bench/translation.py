@@ -82,7 +82,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A row of a recipe: its settings of training and search, a function that builds its model, and the pairs."""
+    """A row of a recipe: its training and search settings, a function that builds its model, and the sentence pairs."""
 
     name: str
     settings: TrainingSettings

@@ -66,7 +66,8 @@ def heads(
     memory: Annotated[
         list[float] | None,
         typer.Option(
-            help="Working memory that reefknot may use, in MiB. Can be repeated. [default: 256 on a GPU, 32 on a CPU]"
+            help="Also measure reefknot with this working memory, in MiB. Can be repeated. "
+            "[default: 256 on a GPU, 32 on a CPU]"
         ),
     ] = None,
     seconds: SecondsOption = 2.0,

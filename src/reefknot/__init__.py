@@ -15,7 +15,8 @@ each file explains its own:
 
     B streams (rows of a batch)   T steps   N = B x T tokens   D dimensions   V words or classes
 
-Names are imported when they are first used, so `import reefknot` is fast.
+Names are imported when they are first used, so `import reefknot` is fast. `rk.hf`, for Hugging Face models, needs the
+extra `hf`: `pip install 'reefknot[hf]'`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _MODULE_OF_NAME = {
     "RegularisationSettings": "nn.models.regularisation",
     "ResourceError": "errors",
     "SampledSoftmax": "nn.outputs.sampled",
+    "Scorer": "nn.models.scorer",
     "SettingsError": "errors",
     "SkipGram": "nn.models.skip_gram",
     "Softmax": "nn.outputs.softmax",
@@ -85,6 +87,7 @@ _MODULE_OF_NAME = {
 __all__ = sorted(_MODULE_OF_NAME)
 
 if TYPE_CHECKING:
+    from reefknot import hf as hf
     from reefknot.errors import ArgumentError as ArgumentError
     from reefknot.errors import DataError as DataError
     from reefknot.errors import NonFiniteError as NonFiniteError
@@ -125,6 +128,7 @@ if TYPE_CHECKING:
     from reefknot.nn.linear_cross_entropy_loss import LinearCrossEntropyLoss as LinearCrossEntropyLoss
     from reefknot.nn.models.language_model import LanguageModel as LanguageModel
     from reefknot.nn.models.regularisation import RegularisationSettings as RegularisationSettings
+    from reefknot.nn.models.scorer import Scorer as Scorer
     from reefknot.nn.models.skip_gram import SkipGram as SkipGram
     from reefknot.nn.models.translator import Translator as Translator
     from reefknot.nn.outputs.adaptive import AdaptiveSoftmax as AdaptiveSoftmax
@@ -142,6 +146,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name == "hf":
+        return importlib.import_module("reefknot.hf")
     if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'reefknot' has no attribute '{name}'")
     module = importlib.import_module(f"reefknot.{_MODULE_OF_NAME[name]}")

@@ -231,7 +231,7 @@ def test_compiled_function_is_one_graph_and_equals_eager(reduction: Any) -> None
 
 def test_operators_pass_opcheck() -> None:
     student, teacher = make_side(5, 4, 13), make_side(5, 3, 13, bias=False)
-    options = ("jsd", 0.4, 1.5, torch.float64, torch.float64, 2**20)
+    options = ("jsd", 0.4, 1.5, torch.float64, torch.float64, "chunked", 2**20)
     needs_grad = [True, True, True, False, True, False]
     teacher = (teacher[0].detach(), teacher[1], None)
     weight_N, grad_N = torch.rand(2, 5, dtype=torch.float64)

@@ -12,6 +12,7 @@ import torch
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
+from reefknot.kernels import triton_divergence_kernels as divergence_kernels  # noqa: E402
 from reefknot.kernels import triton_kernels as kernels  # noqa: E402
 from reefknot.kernels import triton_recurrence as recurrence  # noqa: E402
 from reefknot.kernels import triton_row_kernels as row_kernels  # noqa: E402
@@ -144,6 +145,14 @@ def test_row_kernels_compile_and_fit_shared_memory(name: str, constants: dict[st
         shared_memory(getattr(row_kernels, name), 90, {}, {"D": DIM, "BIAS": True, **UNUSED, **constants}, 4, 3)
         <= 49_152
     )
+
+
+@pytest.mark.parametrize("kind", ["FORWARD", "REVERSE", "JSD"])
+def test_divergence_kernel_compiles(kind: str) -> None:
+    flags = dict.fromkeys(("STUDENT_BIAS", "TEACHER_BIAS", "STUDENT_GRAD", "TEACHER_GRAD"), True)
+    constants = {"KIND": getattr(divergence_kernels, kind).value, "BLOCK_V": 2048, **flags}
+    types = {"beta": "fp32", "student_grad_ptr": "*bf16", "teacher_grad_ptr": "*bf16"}
+    assert shared_memory(divergence_kernels.compare_rows_kernel, 90, types, constants, 8, 3) <= 49_152
 
 
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])

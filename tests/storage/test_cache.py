@@ -9,6 +9,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -95,10 +96,31 @@ def test_unwritable_cache_folder_is_reported(tmp_path: Path) -> None:
         load_or_create(tmp_path / "file" / "entry", write_value, read_value)
 
 
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock of the cache forward by a minute, so that files are old enough for their hashes to be cached."""
+    now = time.time_ns()
+    monkeypatch.setattr(cache_module.time, "time_ns", lambda: now + 60 * 10**9)
+
+
+@pytest.mark.usefixtures("later")
+def test_change_that_keeps_size_and_modification_time_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"one")
+    status = path.stat()
+    assert file_hash(path, tmp_path / "cache") == hashlib.sha256(b"one").hexdigest()
+    assert (tmp_path / "cache" / "hashes").is_dir()
+    time.sleep(0.05)  # longer than a tick of the kernel's clock
+    path.write_bytes(b"two")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_mtime_ns == status.st_mtime_ns
+    assert file_hash(path, tmp_path / "cache") == hashlib.sha256(b"two").hexdigest()
+
+
+@pytest.mark.usefixtures("later")
 def test_hash_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"one")
-    os.utime(path, (1, 1))
     one = hashlib.sha256(b"one").hexdigest()
     assert file_hash(path, tmp_path / "cache") == one
 
@@ -116,6 +138,7 @@ def test_hash_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: pyte
 def test_hash_of_a_file_just_written_is_not_cached(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"one")
+    os.utime(path, (1, 1))  # the time of the last change of the inode remains
     file_hash(path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 

@@ -84,13 +84,13 @@ def choose_block_size(
         budget_for_classes = budget - costs.total_bytes(num_rows, 0, several=False)
         max_classes = int(budget_for_classes // (costs.bytes_per_score * num_rows + costs.bytes_per_class))
         if max_classes >= min(num_classes, costs.min_classes):
-            return BlockSize(num_rows, _even_size(num_classes, max_classes, 1, max(costs.size_multiple, MIN_CLASSES)))
+            return BlockSize(num_rows, even_size(num_classes, max_classes, max(costs.size_multiple, MIN_CLASSES)))
     # Second choice: all classes of some rows.
     min_rows = min(num_rows, max(costs.min_rows, group))
     budget_for_rows = budget - costs.total_bytes(0, num_classes, several=True)
     max_rows = int(budget_for_rows // (costs.bytes_per_score * num_classes + costs.bytes_per_row))
     if max_rows >= min_rows:
-        return BlockSize(_even_size(num_rows, max_rows, group, costs.size_multiple), num_classes)
+        return BlockSize(even_size(num_rows, max_rows, costs.size_multiple, group), num_classes)
     return _cut_rows_and_classes(num_rows, num_classes, costs, budget, group, min_rows)
 
 
@@ -119,11 +119,11 @@ def _cut_rows_and_classes(
         rows = min(max_classes, key=lambda rows: costs.total_bytes(rows, min_classes, several=rows < num_rows))
         if rows == num_rows and costs.accumulator_bytes:
             min_classes = min(num_classes, costs.min_classes)
-    classes = _even_size(num_classes, max(max_classes[rows], min_classes), 1, max(costs.size_multiple, MIN_CLASSES))
+    classes = even_size(num_classes, max(max_classes[rows], min_classes), max(costs.size_multiple, MIN_CLASSES))
     return BlockSize(min(rows, num_rows), classes)
 
 
-def _even_size(total: int, limit: int, group: int, multiple: int) -> int:
+def even_size(total: int, limit: int, multiple: int, group: int = 1) -> int:
     """Return a block size of at most `limit` that cuts `total` evenly, rounded up to `multiple` if that fits.
 
     For example, 100 rows with a limit of 99 are cut into two blocks of 50 to 56 rows, not into 99 rows and 1 row.

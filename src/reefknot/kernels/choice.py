@@ -1,8 +1,9 @@
 """Choose the implementation of losses and LSTMs (plain torch or Triton kernels) and its working memory.
 
 Users call `using`. The kernels call `current_choice` to learn what the user asked for. Then `resolve_impl` (for LSTMs:
-`should_use_triton`) decides what runs on the device. Without `using`, the environment variables REEFKNOT_KERNELS and
-REEFKNOT_KERNEL_MEMORY apply.
+`should_use_triton`) decides what runs on the device. On a GPU on which the kernels have not been tested, they are
+checked first (`self_check`). Without `using`, the environment variables REEFKNOT_KERNELS and REEFKNOT_KERNEL_MEMORY
+apply.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Literal, get_args
 import torch
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels import self_check
 
 Impl = Literal["auto", "reference", "chunked", "triton"]
 """The implementations of a loss, which `using` describes."""
@@ -79,7 +81,8 @@ def using(impl: Impl = "auto", memory: float | None = None) -> Iterator[None]:
 
     Args:
         impl: `reference` stores all scores at once. `chunked` computes blocks of scores in plain torch. `triton`
-            computes blocks in Triton kernels, on a GPU. `auto` chooses `triton` or `chunked` by device and type.
+            computes blocks in Triton kernels, on a GPU. `auto` chooses `triton` or `chunked` by device and type, and
+            checks the kernels first on a GPU on which they have not been tested.
         memory: Working memory in MiB, not counting inputs and gradients. The default is 2048 on a GPU and 128 on a
             CPU.
     """
@@ -100,25 +103,30 @@ def current_choice() -> Choice:
 def resolve_impl(choice: Choice, device: torch.device, dtype: torch.dtype) -> Impl:
     """Return the implementation for a device and for the dtype of the matrix products. The result is never `auto`."""
     if choice.impl == "triton":
-        _check_triton(device, dtype)
+        _check_triton(device, dtype, "losses")
     impl = choice.impl
     if impl == "auto":
-        is_supported = dtype in (torch.bfloat16, torch.float32) and _supports_triton(device)
+        is_supported = dtype in (torch.bfloat16, torch.float32) and _supports_triton(device, dtype, "losses")
         impl = "triton" if is_supported else "chunked"
     if not torch.compiler.is_compiling():  # a graph cannot log
         log_once("cross-entropy", impl, device.type, dtype)
     return impl
 
 
-def should_use_triton(device: torch.device, dtype: torch.dtype) -> bool:
+def should_use_triton(device: torch.device, dtype: torch.dtype, kernels: self_check.Kernels | None = None) -> bool:
     """Return whether to use a Triton kernel.
 
     It is used if `using` selects it, or if the choice is `auto` and the device supports it.
+
+    Args:
+        device: The device of the tensors.
+        dtype: The type of the matrix products.
+        kernels: The kernels to check on a GPU on which they have not been tested. None skips the check.
     """
     if current_choice().impl == "triton":
-        _check_triton(device, dtype)
+        _check_triton(device, dtype, kernels)
         return True
-    return current_choice().impl == "auto" and _supports_triton(device)
+    return current_choice().impl == "auto" and _supports_triton(device, dtype, kernels)
 
 
 def rounds_to_tf32() -> bool:
@@ -135,9 +143,21 @@ def log_once(operation: str, impl: str, device: str, dtype: torch.dtype) -> None
     _LOG.info("%s on %s in %s: %s", operation, device, str(dtype).removeprefix("torch."), impl)
 
 
-def _supports_triton(device: torch.device) -> bool:
-    """Return whether the triton kernels are available and written for this device."""
+def _supports_triton(device: torch.device, dtype: torch.dtype, kernels: self_check.Kernels | None) -> bool:
+    """Return whether the triton kernels are available, written for this device, and work on it."""
+    if not _is_written_for(device):
+        return False
+    return kernels is None or _skips_check() or self_check.works(kernels, device, dtype)
+
+
+def _is_written_for(device: torch.device) -> bool:
+    """Return whether triton is available and the kernels are written for this kind of device."""
     return device.type == "cuda" and _has_tensor_cores(device) and triton_available()
+
+
+def _skips_check() -> bool:
+    """Return whether the user has set REEFKNOT_KERNELS=triton, which also skips the check of the kernels."""
+    return _DEFAULT.impl == "triton"
 
 
 @cache
@@ -149,13 +169,15 @@ def triton_available() -> bool:
     return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
-def _check_triton(device: torch.device, dtype: torch.dtype) -> None:
+def _check_triton(device: torch.device, dtype: torch.dtype, kernels: self_check.Kernels | None) -> None:
     if not triton_available():
         raise ArgumentError("impl = 'triton' needs triton 3.4 or newer, which is not installed; use impl = 'auto'")
     if dtype == torch.float64:
         raise ArgumentError("impl = 'triton' does not compute in float64; use impl = 'auto'")
     if device.type != "cuda" and not _is_interpreted():
         raise ArgumentError(f"impl = 'triton' runs on CUDA devices, not on {device.type}; use impl = 'auto'")
+    if kernels is not None and not _skips_check():
+        self_check.require(kernels, device, dtype)
 
 
 def _is_interpreted() -> bool:

@@ -6,10 +6,11 @@
     reverse    KL(p || q) = sum_v p_v (log p_v - log q_v)          the student keeps to what the teacher finds probable
     jsd        beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p
 
-Both score matrices are computed in blocks of rows, so the N x V scores never exist at once. `_compare_rows` has the
-formulas of one block; `DivergenceInputs` loops over the blocks and adds up the gradients. The gradients of a sum or a
-mean are computed in the forward pass, because the weights of the rows are known then. Those of individual losses are
-computed in the backward pass, which computes the scores again.
+Both score matrices are computed in blocks of rows, so the N x V scores never exist at once. `compare_rows` has the
+formulas of one block in plain torch, and `triton_divergence` has them as one kernel. `DivergenceInputs` loops over the
+blocks and adds up the gradients. The gradients of a sum or a mean are computed in the forward pass, because the weights
+of the rows are known then. Those of individual losses are computed in the backward pass, which computes the scores
+again.
 
 Shapes: N rows (tokens), D dimensions, V classes. The student and the teacher may have different D.
 """
@@ -17,7 +18,7 @@ Shapes: N rows (tokens), D dimensions, V classes. The student and the teacher ma
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -27,8 +28,8 @@ from torch import Tensor
 from reefknot.errors import ArgumentError
 from reefknot.kernels.arguments import check_is_number, check_is_tensor, check_number, is_capturing, needs_operators
 from reefknot.kernels.autograd import apply_in_loop, compute_once_differentiable
-from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
-from reefknot.kernels.choice import Choice, Impl, current_choice
+from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size, even_size
+from reefknot.kernels.choice import Choice, Impl, current_choice, resolve_impl
 from reefknot.kernels.passes import allocate_gradient
 from reefknot.kernels.reference import compute_dtype, linear_scores
 from reefknot.kernels.scores import (
@@ -36,7 +37,10 @@ from reefknot.kernels.scores import (
     add_class_gradient,
     add_row_gradient,
     at_least_float32,
+    get_backend,
+    matmul_into,
     matmul_wide,
+    needs_widening,
 )
 
 Kind = Literal["forward", "reverse", "jsd"]
@@ -95,8 +99,9 @@ def linear_divergence(
         teacher_rows: For each row of the student, the index of the teacher's row. The teacher's `hidden` is then (M,
             D'), and rows may share one of its rows. Default: row n is compared with row n.
         teacher_grad: Compute gradients of the teacher's tensors, too.
-        impl: `reference` stores all scores, and has second derivatives. Everything else computes blocks of rows. The
-            default is the choice of `using`.
+        impl: `reference` stores all scores, and has second derivatives. `chunked` computes blocks of rows in plain
+            torch, and `triton` compares the rows of a block in one kernel, on a GPU. The default is the choice of
+            `using`.
         memory: Working memory in MiB, not counting inputs and gradients. The default is the choice of `using`.
 
     Returns:
@@ -120,7 +125,7 @@ def linear_divergence(
     choice = current_choice()
     if impl is not None or memory is not None:
         choice = Choice(impl or choice.impl, choice.memory if memory is None else memory)
-    options = _Options(kind, float(beta), float(temperature))
+    options = Options(kind, float(beta), float(temperature))
     if choice.impl == "reference":
         losses_N = _reference_losses(left, right, options)
         losses_N = losses_N if mask_N is None else losses_N.where(mask_N, 0.0)
@@ -128,7 +133,10 @@ def linear_divergence(
             return losses_N.view(shape)
         return weighted_sum(losses_N, _row_weights(left.hidden, mask_N, reduction))
     dtypes = compute_dtype(left.hidden, left.weight), compute_dtype(right.hidden, right.weight)
-    inputs = DivergenceInputs(left, right, options, dtypes, choice.budget(left.hidden.device))
+    device = left.hidden.device
+    impls = {resolve_impl(choice, device, dtype) for dtype in dtypes}
+    impl = "triton" if impls == {"triton"} else "chunked"
+    inputs = DivergenceInputs(left, right, options, dtypes, impl, choice.budget(device))
     if reduction == "none":
         losses_N = _row_divergences(inputs)
         return (losses_N if mask_N is None else losses_N.where(mask_N, 0.0)).view(shape)
@@ -245,7 +253,7 @@ def weighted_sum(losses_N: Tensor, weight_N: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
     """What is computed of each row."""
 
     kind: Kind
@@ -253,7 +261,7 @@ class _Options:
     temperature: float
 
 
-def _reference_losses(student: Head, teacher: Head, options: _Options) -> Tensor:
+def _reference_losses(student: Head, teacher: Head, options: Options) -> Tensor:
     """Return the divergence of each row, (N,), by the formulas in the header, with all scores in memory."""
     student_log_probs_NV = torch.log_softmax(linear_scores(*student) / options.temperature, dim=-1)
     teacher_log_probs_NV = torch.log_softmax(linear_scores(*teacher) / options.temperature, dim=-1)
@@ -279,31 +287,49 @@ def _log_mixture(student_log_probs_NV: Tensor, teacher_log_probs_NV: Tensor, bet
     return torch.logaddexp(teacher_log_probs_NV + math.log(beta), student_log_probs_NV + math.log1p(-beta))
 
 
-class _Comparison(NamedTuple):
-    """The divergences of a block of rows, and the gradients of the scores. None for a gradient that is not needed."""
+class ScoredRows(NamedTuple):
+    """The scores of a block of rows of one classifier, and where to write the gradient of the scores."""
 
-    losses: Tensor
-    """(N,)"""
-    student_grad_scores: Tensor | None
-    """(N, V)"""
-    teacher_grad_scores: Tensor | None
-    """(N, V)"""
+    scores: Tensor
+    """h W^T without bias, (N, V), at least in float32."""
+    bias: Tensor | None
+    """(V,)"""
+    grad_scores: Tensor | None
+    """(N, V), in the type of the matrix products, not yet written. None if the gradient is not needed."""
+
+    def log_probs(self, temperature: float) -> Tensor:
+        """Return the log-probabilities, (N, V). Overwrites the scores."""
+        scores_NV = self.scores if self.bias is None else self.scores.add_(self.bias)
+        return torch.log_softmax(scores_NV.div_(temperature), dim=-1)
+
+    def write_gradient(self, grad_scores_NV: Tensor | None, weight_N: Tensor | None) -> None:
+        """Write the gradient of the scores, times the weight of each row."""
+        if grad_scores_NV is None or weight_N is None or self.grad_scores is None:
+            return
+        grad_scores_NV *= weight_N[:, None]
+        # A row of weight zero gets a gradient of zero, even if its scores are not finite.
+        self.grad_scores.copy_(grad_scores_NV.masked_fill_((weight_N == 0)[:, None], 0.0))
 
 
-def _compare_rows(
-    student_log_probs_NV: Tensor,
-    teacher_log_probs_NV: Tensor,
-    options: _Options,
-    student_grad: bool,
-    teacher_grad: bool,
-) -> _Comparison:
-    """Return the divergences of a block of rows and their gradients, given log-probabilities, which are overwritten.
+def compare_rows(student: ScoredRows, teacher: ScoredRows, options: Options, weight_N: Tensor | None) -> Tensor:
+    """Return the divergences of a block of rows, and write the gradients of their weighted sum. Overwrites the scores.
 
     Of a loss sum_v p_v f_v, where the gradient through f vanishes, the gradient of the scores is p_v (f_v - sum_v p_v
     f_v). Where only f = -log p depends on the scores, as in the forward divergence of the student, it is p - q.
+
+    Args:
+        student: The student's scores.
+        teacher: The teacher's scores.
+        options: What is computed of each row.
+        weight_N: The weight of each row in the sum. None without gradients.
     """
     kind, beta, scale = options.kind, options.beta, 1 / options.temperature
+    student_log_probs_NV = student.log_probs(options.temperature)
+    teacher_log_probs_NV = teacher.log_probs(options.temperature)
+    student_grad, teacher_grad = student.grad_scores is not None, teacher.grad_scores is not None
     student_probs_NV, teacher_probs_NV = student_log_probs_NV.exp(), teacher_log_probs_NV.exp()
+    student_grad_NV: Tensor | None
+    teacher_grad_NV: Tensor | None
     if kind == "jsd":
         log_mixture_NV = _log_mixture(student_log_probs_NV, teacher_log_probs_NV, beta)
         student_loss_N, student_grad_NV = _weigh(
@@ -312,20 +338,20 @@ def _compare_rows(
         teacher_loss_N, teacher_grad_NV = _weigh(
             teacher_probs_NV, teacher_log_probs_NV.sub_(log_mixture_NV), beta * scale, teacher_grad
         )
-        return _Comparison((1 - beta) * student_loss_N + beta * teacher_loss_N, student_grad_NV, teacher_grad_NV)
-    if kind == "forward":
+        loss_N = (1 - beta) * student_loss_N + beta * teacher_loss_N
+    elif kind == "forward":
         loss_N, teacher_grad_NV = _weigh(
             teacher_probs_NV, teacher_log_probs_NV.sub_(student_log_probs_NV), scale, teacher_grad
         )
-        return _Comparison(
-            loss_N, student_probs_NV.sub_(teacher_probs_NV).mul_(scale) if student_grad else None, teacher_grad_NV
+        student_grad_NV = student_probs_NV.sub_(teacher_probs_NV).mul_(scale) if student_grad else None
+    else:
+        loss_N, student_grad_NV = _weigh(
+            student_probs_NV, student_log_probs_NV.sub_(teacher_log_probs_NV), scale, student_grad
         )
-    loss_N, student_grad_NV = _weigh(
-        student_probs_NV, student_log_probs_NV.sub_(teacher_log_probs_NV), scale, student_grad
-    )
-    return _Comparison(
-        loss_N, student_grad_NV, teacher_probs_NV.sub_(student_probs_NV).mul_(scale) if teacher_grad else None
-    )
+        teacher_grad_NV = teacher_probs_NV.sub_(student_probs_NV).mul_(scale) if teacher_grad else None
+    student.write_gradient(student_grad_NV, weight_N)
+    teacher.write_gradient(teacher_grad_NV, weight_N)
+    return loss_N
 
 
 def _weigh(
@@ -361,22 +387,32 @@ class _Side:
     def needs_grad(self) -> bool:
         return not (self.grad_hidden is None and self.grad_weight is None and self.grad_bias is None)
 
-    def log_probs(self, rows: slice, temperature: float) -> Tensor:
-        """Return the log-probabilities of some rows, (N, V), at least in float32."""
-        scores_NV = matmul_wide(self.hidden[rows].to(self.dtype), self.weight.T)
-        if self.bias is not None:
-            scores_NV += self.bias
-        return torch.log_softmax(scores_NV.div_(temperature), dim=-1)
+    def new_gradient(self, num_rows: int) -> Tensor | None:
+        """Allocate the gradient of the scores of some rows, or return None if no gradient is needed."""
+        return self._new_block(num_rows, self.dtype) if self.needs_grad else None
 
-    def add_gradient(self, rows: slice, grad_scores_NV: Tensor | None, weight_N: Tensor) -> None:
-        """Add the gradients of some rows, given the gradient of their scores and the weight of each row."""
-        if grad_scores_NV is None or not self.needs_grad:
+    def scored_rows(self, rows: slice, group_grad: Tensor | None, part: slice) -> ScoredRows:
+        """Return the scores of some rows, with the memory for their gradient: `part` of the rows of a group."""
+        hidden_ND = self.hidden[rows].to(self.dtype)
+        if needs_widening(hidden_ND, self.dtype):
+            scores_NV = matmul_wide(hidden_ND, self.weight.T)
+        else:
+            scores_NV = self._new_block(hidden_ND.shape[0], accumulation_dtype(self.dtype))
+            matmul_into(scores_NV, hidden_ND, self.weight.T)
+        return ScoredRows(scores_NV, self.bias, None if group_grad is None else group_grad[part])
+
+    def _new_block(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        """Allocate a block of rows x classes. On a GPU, padding aligns its rows for the matrix units."""
+        num_classes = self.weight.shape[0]
+        padded_classes = -(-num_classes // 64) * 64 if self.hidden.is_cuda else num_classes
+        return self.hidden.new_empty(num_rows, padded_classes, dtype=dtype)[:, :num_classes]
+
+    def add_gradient(self, rows: slice, grad_scores_NV: Tensor | None) -> None:
+        """Add the gradients of some rows, given the gradient of their scores."""
+        if grad_scores_NV is None:
             return
-        grad_scores_NV *= weight_N[:, None]
-        grad_scores_NV.masked_fill_((weight_N == 0)[:, None], 0.0)  # even if the scores of the row are not finite
         if self.grad_bias is not None:
-            self.grad_bias += grad_scores_NV.sum(0)
-        grad_scores_NV = grad_scores_NV.to(self.dtype)
+            self.grad_bias += grad_scores_NV.sum(0, dtype=self.grad_bias.dtype)
         if self.grad_hidden is not None:
             grad_hidden_ND = self.hidden.new_empty(self.grad_hidden[rows].shape, dtype=accumulation_dtype(self.dtype))
             add_row_gradient(grad_hidden_ND, grad_scores_NV, self.weight, overwrite=True)
@@ -400,9 +436,11 @@ class DivergenceInputs:
 
     student: Head
     teacher: Head
-    options: _Options
+    options: Options
     dtypes: tuple[torch.dtype, torch.dtype]
     """The types of the matrix products, of the student and of the teacher."""
+    impl: str
+    """`chunked` or `triton`."""
     budget: int
     """Working memory in bytes."""
 
@@ -415,16 +453,17 @@ class DivergenceInputs:
         temperature: float,
         student_dtype: torch.dtype,
         teacher_dtype: torch.dtype,
+        impl: str,
         budget: int,
     ) -> DivergenceInputs:
         """Return the inputs, given the six tensors and `flat_options`, which is how an operator of torch gets them."""
         dtypes = student_dtype, teacher_dtype
-        options = _Options(kind, beta, temperature)
-        return cls(Head(*tensors[:3]), Head(*tensors[3:]), options, dtypes, budget)
+        options = Options(kind, beta, temperature)
+        return cls(Head(*tensors[:3]), Head(*tensors[3:]), options, dtypes, impl, budget)
 
-    def flat_options(self) -> tuple[str, float, float, torch.dtype, torch.dtype, int]:
+    def flat_options(self) -> tuple[str, float, float, torch.dtype, torch.dtype, str, int]:
         """Return everything but the tensors."""
-        return self.options.kind, self.options.beta, self.options.temperature, *self.dtypes, self.budget
+        return self.options.kind, self.options.beta, self.options.temperature, *self.dtypes, self.impl, self.budget
 
     @property
     def loss_dtype(self) -> torch.dtype:
@@ -437,32 +476,92 @@ class DivergenceInputs:
             weight_N: The weight of each row in the objective whose gradients are computed. None without gradients.
             needs_grad: Whether gradients are needed: of the student's hidden, weight and bias, then of the teacher's.
         """
-        block_size = self._block_size()
-        student = _Side(self.student, self.dtypes[0], needs_grad[:3], block_size)
-        teacher = _Side(self.teacher, self.dtypes[1], needs_grad[3:], block_size)
-        num_rows = self.student.hidden.shape[0]
+        sizes = self._block_sizes(needs_grad)
+        # Gradients are summed over groups of rows.
+        group_size = BlockSize(sizes.rows_of_group, self.student.weight.shape[0])
+        student = _Side(self.student, self.dtypes[0], needs_grad[:3], group_size)
+        teacher = _Side(self.teacher, self.dtypes[1], needs_grad[3:], group_size)
+        compare = _get_comparison(self.impl)
         losses = []
-        for rows in block_size.row_slices(num_rows):
-            student_log_probs_NV = student.log_probs(rows, self.options.temperature)
-            teacher_log_probs_NV = teacher.log_probs(rows, self.options.temperature)
-            block = _compare_rows(
-                student_log_probs_NV, teacher_log_probs_NV, self.options, student.needs_grad, teacher.needs_grad
-            )
-            losses.append(block.losses)
-            if weight_N is not None:
-                student.add_gradient(rows, block.student_grad_scores, weight_N[rows])
-                teacher.add_gradient(rows, block.teacher_grad_scores, weight_N[rows])
-            del student_log_probs_NV, teacher_log_probs_NV, block  # free them before the next block is computed
+        for group in group_size.row_slices(self.student.hidden.shape[0]):
+            num_rows = group.stop - group.start
+            student_grad = student.new_gradient(num_rows) if weight_N is not None else None
+            teacher_grad = teacher.new_gradient(num_rows) if weight_N is not None else None
+            for start in range(0, num_rows, sizes.rows):
+                part = slice(start, min(start + sizes.rows, num_rows))  # rows of the group
+                rows = slice(group.start + part.start, group.start + part.stop)
+                student_rows = student.scored_rows(rows, student_grad, part)
+                teacher_rows = teacher.scored_rows(rows, teacher_grad, part)
+                row_weights = None if weight_N is None else weight_N[rows]
+                losses.append(compare(student_rows, teacher_rows, self.options, row_weights))
+                del student_rows, teacher_rows  # free the scores before the next ones are computed
+            student.add_gradient(group, student_grad)
+            teacher.add_gradient(group, teacher_grad)
+            del student_grad, teacher_grad
         dtype = self.loss_dtype
         loss_N = torch.cat(losses).to(dtype) if losses else self.student.hidden.new_zeros(0, dtype=dtype)
         return loss_N, (*student.gradients(), *teacher.gradients())
 
-    def _block_size(self) -> BlockSize:
-        """Return blocks of rows with all classes: six matrices of a block exist at the same time."""
-        hidden, weight = self.student.hidden, self.student.weight
-        costs = BlockCosts(bytes_per_score=6 * accumulation_dtype(self.dtypes[0]).itemsize, min_rows=1)
-        rows = choose_block_size(hidden.shape[0], weight.shape[0], costs, self.budget).rows
-        return BlockSize(rows, weight.shape[0])
+    def _block_sizes(self, needs_grad: Sequence[bool]) -> _BlockSizes:
+        """Return how many rows are computed at once, with all their classes."""
+        num_rows, num_classes = max(self.student.hidden.shape[0], 1), self.student.weight.shape[0]
+        if self.impl != "triton":  # six matrices of a block exist at the same time
+            costs = BlockCosts(bytes_per_score=6 * accumulation_dtype(self.dtypes[0]).itemsize, min_rows=1)
+            rows = choose_block_size(num_rows, num_classes, costs, self.budget).rows
+            return _BlockSizes(rows, rows)
+        grad_bytes = any(needs_grad[:3]) * self.dtypes[0].itemsize + any(needs_grad[3:]) * self.dtypes[1].itemsize
+        accumulator_bytes = sum(
+            head.weight.shape[1] * accumulation_dtype(head.weight.dtype).itemsize
+            for head, needs_weight in ((self.student, needs_grad[1]), (self.teacher, needs_grad[4]))
+            if needs_weight and accumulation_dtype(head.weight.dtype) != head.weight.dtype
+        )
+        return _choose_block_sizes(num_rows, self.budget / max(num_classes, 1), grad_bytes, accumulator_bytes)
+
+
+class _BlockSizes(NamedTuple):
+    """Scores exist for `rows` rows at a time, and their gradients for a group of rows."""
+
+    rows: int
+    rows_of_group: int
+
+
+def _choose_block_sizes(num_rows: int, budget: float, grad_bytes: int, accumulator_bytes: int) -> _BlockSizes:
+    """Return block sizes for scores that the Triton kernel compares.
+
+    The gradients of the scores take less memory than both scores in float32, so a group of rows can be several times as
+    large as a block. Products with more rows are faster, and the gradients of the classes are summed less often.
+
+    Args:
+        num_rows: Number of rows.
+        budget: Working memory in bytes, divided by the number of classes.
+        grad_bytes: Bytes of the gradients per row and class.
+        accumulator_bytes: Bytes per class in which the gradients of half-precision class vectors are summed if there is
+            more than one group. A single group can use this memory.
+    """
+    score_bytes, min_rows, multiple = 8, 512, 128
+    bytes_without_accumulator = budget + accumulator_bytes - num_rows * grad_bytes
+    if bytes_without_accumulator >= min(num_rows, min_rows) * score_bytes:
+        max_rows = int(bytes_without_accumulator // score_bytes)
+        return _BlockSizes(even_size(num_rows, max_rows, multiple), num_rows)
+    max_group = num_rows
+    if grad_bytes:
+        max_group = int((budget - min(num_rows, min_rows) * score_bytes) // grad_bytes)
+        if max_group < min(num_rows, 2 * min_rows):  # the memory is small: blocks and groups of the same size
+            max_group = max(int(budget // (score_bytes + grad_bytes)), 1)
+            rows = even_size(num_rows, max_group, multiple)
+            return _BlockSizes(rows, rows)
+    group = even_size(num_rows, max_group, multiple)
+    max_rows = max(int((budget - group * grad_bytes) // score_bytes), 1)
+    return _BlockSizes(even_size(group, max_rows, multiple), group)
+
+
+def _get_comparison(impl: str) -> Callable[[ScoredRows, ScoredRows, Options, Tensor | None], Tensor]:
+    """Return the function that compares the rows of a block."""
+    if impl == "triton":
+        from reefknot.kernels import triton_divergence
+
+        return triton_divergence.compare_rows
+    return compare_rows
 
 
 # -- autograd ------------------------------------------------------------------------------------------------------
@@ -505,17 +604,30 @@ class _SummedDivergenceFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        *tensors, _, _ = inputs
-        gradients = output[1:]
-        ctx.mark_non_differentiable(*(gradient for gradient in gradients if gradient is not None))
-        ctx.save_for_backward(*tensors, *gradients)
+        *tensors, ctx.options, ctx.needs_grad = inputs
+        # The gradients are attributes, not saved tensors, because the backward pass scales them in place.
+        ctx.gradients = output[1:]
+        ctx.mark_non_differentiable(*(gradient for gradient in ctx.gradients if gradient is not None))
+        ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor | None, *_: Any) -> tuple[Any, ...]:
         if grad_total is None:
             return (None,) * 9
-        gradients = compute_once_differentiable(_scale_gradients, grad_total, *ctx.saved_tensors)
+        # The gradients are scaled in place, so they are used once. A second backward pass computes them again.
+        gradients, ctx.gradients = ctx.gradients, None
+        *tensors, weight_N = ctx.saved_tensors
+        if gradients is None:
+            with torch.autocast(weight_N.device.type, enabled=False):
+                gradients = DivergenceInputs.from_flat(tensors, *ctx.options).compute(weight_N, ctx.needs_grad)[1]
+        if torch.is_grad_enabled():  # with create_graph and in torch.func
+            gradients = compute_once_differentiable(_scale_gradients, grad_total, *tensors, *gradients)
+        else:
+            backend = get_backend(ctx.options[-2])
+            for gradient in gradients:
+                if gradient is not None:
+                    backend.scale_in_place(gradient, grad_total)
         return (*gradients, None, None, None)
 
     @staticmethod

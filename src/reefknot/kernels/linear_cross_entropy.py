@@ -48,6 +48,7 @@ from reefknot.kernels.parallel import (
 )
 from reefknot.kernels.reference import transform_scores
 from reefknot.kernels.scores import IGNORE, ScoreTransform, SummaryRequest, accumulation_dtype, safe_class_ids
+from reefknot.kernels.small import is_small_problem, small_mean_loss
 
 Reduction = Literal["mean", "sum", "none"]
 _FUNCTION = "linear_cross_entropy"
@@ -140,6 +141,15 @@ def linear_cross_entropy(
     Returns:
         The mean or the sum, with shape (), or one loss per target, with the shape of `target`; at least in float32.
     """
+    if (
+        (weight, linear_bias, divisor, softcap, impl, memory, group) == (None,) * 7
+        and reduction == "mean"
+        and (ignore_index is None or ignore_index == IGNORE)
+        and not (label_smoothing or z_loss or old_names)
+        and logit_scale == temperature == 1
+        and is_small_problem(input, linear_weight, target)
+    ):
+        return small_mean_loss(input, linear_weight, target, check_targets)  # type: ignore[arg-type]
     if old_names or linear_weight is None or input is None or target is None:
         arguments = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
         arguments = _rename_old_names(arguments, old_names, weight)

@@ -333,7 +333,7 @@ def _(queries: Tensor, keys: Tensor, values: Tensor | None, *options: Any) -> tu
 _SIDES = "Tensor hs, Tensor ws, Tensor? bs, Tensor ht, Tensor wt, Tensor? bt"
 """Hidden states, class vectors and biases: of the student, then of the teacher."""
 _DIVERGENCE_OPTIONS = (
-    "str kind, float beta, float temperature, ScalarType student_dtype, ScalarType teacher_dtype, int budget"
+    "str kind, float beta, float temperature, ScalarType student_dtype, ScalarType teacher_dtype, str impl, int budget"
 )
 
 
@@ -359,7 +359,7 @@ def row_divergences(inputs: DivergenceInputs) -> Tensor:
 )
 def _summed_divergence(*arguments: Any) -> tuple[Tensor, ...]:
     """Return the weighted sum, and its gradients with respect to the six tensors."""
-    tensors, weight, options, needs_grad = arguments[:6], arguments[6], arguments[7:13], arguments[13]
+    tensors, weight, options, needs_grad = arguments[:6], arguments[6], arguments[7:14], arguments[14]
     inputs = DivergenceInputs.from_flat(tensors, *options)
     with torch.autocast(weight.device.type, enabled=False):
         losses, gradients = inputs.compute(weight if any(needs_grad) else None, needs_grad)
@@ -368,7 +368,7 @@ def _summed_divergence(*arguments: Any) -> tuple[Tensor, ...]:
 
 @_summed_divergence.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    tensors, weight, options, needs_grad = arguments[:6], arguments[6], arguments[7:13], arguments[13]
+    tensors, weight, options, needs_grad = arguments[:6], arguments[6], arguments[7:14], arguments[14]
     dtype = DivergenceInputs.from_flat(tensors, *options).loss_dtype
     return weight.new_empty((), dtype=dtype), *_allocate(needs_grad, tensors, weight)
 
@@ -398,7 +398,7 @@ def _save_sides(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _row_divergences_backward(ctx: Any, g_losses: Tensor) -> tuple[Tensor | None, ...]:
     needs_grad = list(ctx.needs_input_grad[:6])
     gradients = _divergence_gradients(*ctx.saved_tensors, g_losses, *ctx.options, needs_grad)
-    return _drop_unneeded(needs_grad, gradients, num_others=6)
+    return _drop_unneeded(needs_grad, gradients, num_others=7)
 
 
 _row_divergences.register_autograd(_row_divergences_backward, setup_context=_save_sides)
@@ -411,7 +411,7 @@ _row_divergences.register_autograd(_row_divergences_backward, setup_context=_sav
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _divergence_gradients(*arguments: Any) -> tuple[Tensor, ...]:
-    tensors, g_losses, options, needs_grad = arguments[:6], arguments[6], arguments[7:13], arguments[13]
+    tensors, g_losses, options, needs_grad = arguments[:6], arguments[6], arguments[7:14], arguments[14]
     with torch.autocast(g_losses.device.type, enabled=False):
         _, gradients = DivergenceInputs.from_flat(tensors, *options).compute(g_losses, needs_grad)
     return _fill_unneeded(needs_grad, gradients, g_losses)
@@ -419,7 +419,7 @@ def _divergence_gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 @_divergence_gradients.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    return _allocate(arguments[13], arguments[:6], arguments[6])
+    return _allocate(arguments[14], arguments[:6], arguments[6])
 
 
 # -- helpers -------------------------------------------------------------------------------------------------------

@@ -185,7 +185,9 @@ def _log_impl(impl: str, inputs_TBG: Tensor, dtype: torch.dtype) -> None:
 
 def _can_use_kernels(inputs_TBG: Tensor, weight_GH: Tensor, dtype: torch.dtype, num_layers: int = 1) -> bool:
     """Return whether the kernels are used. They need a type other than float64, and layers that fit on the device."""
-    if dtype == torch.float64 or not inputs_TBG.numel() or not should_use_triton(inputs_TBG.device, dtype):
+    if dtype == torch.float64 or not inputs_TBG.numel():
+        return False
+    if not should_use_triton(inputs_TBG.device, dtype, "LSTMs"):
         return False
     from reefknot.kernels.triton_recurrence import LaunchConfig
 

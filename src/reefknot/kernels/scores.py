@@ -392,11 +392,11 @@ def matmul_wide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matmul_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
-    """Compute out = a b, all of one type. The stride between rows of `out` may be larger than their length."""
+    """Compute out = a b, in the type of `out`. The stride between rows of `out` may be larger than their length."""
     aligned = _count_aligned_classes(out_NV)
-    torch.mm(a, b[:, :aligned], out=out_NV[:, :aligned])
+    add_matmul(out_NV[:, :aligned], a, b[:, :aligned], overwrite=True)
     if aligned < out_NV.shape[1]:
-        torch.mm(a, b[:, aligned:], out=out_NV[:, aligned:])
+        add_matmul(out_NV[:, aligned:], a, b[:, aligned:], overwrite=True)
 
 
 def add_matmul(out: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:

@@ -3,6 +3,7 @@
     target_scores_kernel    the score of each row's target
     finish_rows_kernel      losses and gradients from the sums of `loss_and_gradient_kernel`
     scale_kernel            a tensor times a factor, in place
+    small_loss_kernel       losses and gradients from stored scores, for `small`
 
 `triton_scores` launches them. `triton_kernels` explains the names; also, BLOCK_T is the number of tiles whose row sums
 are loaded at once.
@@ -13,6 +14,58 @@ import triton
 import triton.language as tl
 
 from reefknot.kernels.triton_kernels import IGNORE, LOG2_E, MIN_SCORE, slope_of_transform
+
+
+@triton.jit
+def add_exponentials(scores, largest, sums):
+    """Add scores to running sums of exp(score - largest), one per lane.
+
+    Return the new largest scores and sums, the factor that the old sums were multiplied by, and the exponentials.
+    """
+    new_largest = tl.maximum(largest, scores)
+    decay = tl.exp2((largest - new_largest) * LOG2_E)
+    exponentials = tl.exp2((scores - new_largest) * LOG2_E)
+    return new_largest, sums * decay + exponentials, decay, exponentials
+
+
+@triton.jit
+def combine_lanes(largest, sums):
+    """Return the log-sum-exp of a row, and the factor that turns each lane's sums into shares of the row's sum."""
+    row_largest = tl.max(largest, 0)
+    factors = tl.exp2((largest - row_largest) * LOG2_E)
+    total = tl.sum(sums * factors, 0)
+    return row_largest + tl.log(total), factors / total
+
+
+@triton.jit
+def small_loss_kernel(scores_ptr, targets_ptr, out_ptr, sums_ptr, N, V, stride, out_stride, BLOCK_V: tl.constexpr):
+    """Compute the loss of one row and the gradient of its scores, given all scores in float32.
+
+    `sums` has two rows, (2, N): the losses, and whether the rows count.
+    """
+    n = tl.program_id(0).to(tl.int64)
+    scores_ptr += n * stride
+    lanes = tl.arange(0, BLOCK_V)
+    largest = tl.full((BLOCK_V,), MIN_SCORE, dtype=tl.float32)
+    sums = tl.zeros((BLOCK_V,), dtype=tl.float32)
+    for start in tl.range(0, V, BLOCK_V):
+        classes = start + lanes
+        scores = tl.load(scores_ptr + classes, mask=classes < V, other=-float("inf"))
+        largest, sums, _, _ = add_exponentials(scores, largest, sums)
+    lse, _ = combine_lanes(largest, sums)
+
+    target = tl.load(targets_ptr + n)
+    has_target = (target >= 0) & (target < V)
+    target_score = tl.load(scores_ptr + tl.where(has_target, target, 0))
+    loss_without_target = tl.where(target == IGNORE, 0.0, float("nan"))
+    tl.store(sums_ptr + n, tl.where(has_target, lse - target_score, loss_without_target))
+    tl.store(sums_ptr + N + n, tl.where(has_target, 1.0, 0.0))
+    for start in tl.range(0, V, BLOCK_V):
+        classes = start + lanes
+        scores = tl.load(scores_ptr + classes, mask=classes < V, other=-float("inf"))
+        probs = tl.exp2((scores - lse) * LOG2_E)
+        grad = tl.where(has_target, probs - tl.where(classes == target, 1.0, 0.0), 0.0)
+        tl.store(out_ptr + n * out_stride + classes, grad.to(out_ptr.dtype.element_ty), mask=classes < V)
 
 
 @triton.jit

@@ -90,6 +90,9 @@ def train(
     model, messages = _build_model(
         task, recipe=recipe, row=row, dataset=dataset, start_run=start_run, world=world, notify=display.print
     )
+    is_finished = existing_run is not None and existing_run.result is not None
+    if not is_finished:
+        task.check_model(model, world)
 
     # Train in the run folder.
     with _enter_folder(out, config, world) as run, _logging_errors(run, world):

@@ -7,6 +7,7 @@ The modules that read tables are called ends: an input end (`nn/inputs`) turns i
 (`nn/outputs`) is a classifier and its loss. Two ends that hold the same table object, as above, are tied.
 
     WordTable           one matrix with a vector per word
+    EmbeddingTable      the same with the matrix of your own `nn.Embedding` or `nn.Linear`
     BandedTable         one matrix per band (group of words of similar frequency), with smaller vectors for rarer words
     BandProjections     maps the vectors of a banded table to the dimension of the model
 
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reefknot.errors import SettingsError
+from reefknot.errors import ArgumentError, SettingsError
 from reefknot.nn.bounds import Count, Dim, Positive
 from reefknot.nn.constants import NO_TABLE_TO_SHARE
 
@@ -61,6 +63,21 @@ class WordTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, dim), requires_grad=not frozen)
         self.reset_parameters()
 
+    @staticmethod
+    def from_embedding(module: nn.Embedding | nn.Linear, unit_norm: bool = False) -> EmbeddingTable:
+        """Return a table that holds your own `nn.Embedding` or `nn.Linear`, so that an end is tied to it.
+
+            end = Softmax(Plain(WordTable.from_embedding(model.embedding)))
+
+        The table holds the module itself, not a copy of its weight. So the tie stays through `.to()`, `to_empty()`,
+        `copy.deepcopy`, loading, DDP and FSDP.
+
+        Args:
+            module: An embedding with one row per word, or a linear layer without bias with one output per word.
+            unit_norm: Scale every vector to length 1 wherever the table is read. The module itself does not scale.
+        """
+        return EmbeddingTable(module, unit_norm)
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the initial weights."""
@@ -91,6 +108,80 @@ class WordTable(nn.Module):
         unit_norm = ", unit_norm=True" if self.unit_norm else ""
         frozen = ", frozen=True" if self.frozen else ""
         return f"{self.vocab_size}, {self.dim}{unit_norm}{frozen}"
+
+
+class EmbeddingTable(WordTable):
+    """A word table that holds the caller's `nn.Embedding` or `nn.Linear`. `WordTable.from_embedding` makes it.
+
+    Every row is read alike. The `padding_idx` of an embedding has an effect only where the embedding itself is called.
+
+    Args:
+        module: An embedding with one row per word, or a linear layer without bias with one output per word.
+        unit_norm: Scale every vector to length 1 wherever the table is read.
+    """
+
+    def __init__(self, module: nn.Embedding | nn.Linear, unit_norm: bool = False) -> None:
+        nn.Module.__init__(self)
+        _check_embedding(module)
+        self.vocab_size, self.dim = module.weight.shape
+        self.unit_norm = unit_norm
+        self.uniform = None
+        self.layer = module
+
+    @property
+    def weight(self) -> nn.Parameter:  # type: ignore[override]
+        """The weight of the held module, with shape (V, D)."""
+        return cast(nn.Parameter, self.layer.weight)
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights as the held module does."""
+        self.layer.reset_parameters()
+
+
+def _check_embedding(module: Any) -> None:
+    """Raise an `ArgumentError` unless a table can hold the module."""
+    name = type(module).__name__
+    if not isinstance(module, nn.Embedding | nn.Linear):
+        raise ArgumentError(f"from_embedding: needs an nn.Embedding or an nn.Linear; a {name} is not one")
+    weight = module.weight
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        raise ArgumentError(f"from_embedding: the {name} has no shape yet; call it once before you make the table")
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ArgumentError(
+            f"from_embedding: the weight of the {name} is {tuple(weight.shape)} and {weight.dtype}; it must be a "
+            "matrix of floating-point numbers with one row per word"
+        )
+    if isinstance(module, nn.Linear):
+        if module.bias is not None:
+            raise ArgumentError(
+                f"from_embedding: the {name} has a bias, and a table does not; use nn.Linear(..., bias=False), and "
+                "let the classifier hold the bias: Plain(table, bias=True)"
+            )
+    elif module.sparse:
+        raise ArgumentError(
+            "from_embedding: the embedding has sparse = True, but an output end gives every row a gradient; make it "
+            "with sparse=False"
+        )
+    elif module.max_norm is not None:
+        raise ArgumentError(
+            f"from_embedding: the embedding has max_norm = {module.max_norm}, which changes rows whenever they are "
+            "looked up; make it with max_norm=None, or use unit_norm=True of the table"
+        )
+
+
+def hint_for_torch_layer(module: Any, wrapper: str | None = None) -> str:
+    """Return the end of an error message for a torch layer that was passed instead of a table, or an empty string.
+
+    Args:
+        module: The argument that was passed.
+        wrapper: Name of a class to put around the table, such as `Plain`.
+    """
+    if not isinstance(module, nn.Embedding | nn.Linear):
+        return ""
+    call = f"WordTable.from_embedding({'embedding' if isinstance(module, nn.Embedding) else 'linear'})"
+    if wrapper is not None:
+        call = f"{wrapper}({call})"
+    return f"; pass {call}"
 
 
 class BandedTable(nn.Module):

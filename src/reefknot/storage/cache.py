@@ -4,7 +4,7 @@
 
     CACHE/.../ENTRY/                          a cache entry, which is a folder
     CACHE/.../.ENTRY@MACHINE-PROCESS-XXXX/    the entry while a process writes it
-    CACHE/hashes/XXXX.json                    the SHA-256 of a file, with its path, size and modification time
+    CACHE/hashes/XXXX.json                    the SHA-256 of a file, with its path, size, mtime and ctime
 
 An entry appears complete or not at all: it is written under a temporary name, flushed to disk and renamed. If several
 processes write the same entry, one rename wins and the others use its result.
@@ -87,17 +87,23 @@ def load_or_repair(
 
 
 def file_hash(path: Path, cache: Path) -> str:
-    """Return the SHA-256 of a file. The cache keeps it while path, size and modification time stay the same.
+    """Return the SHA-256 of a file. The cache keeps it while path, size, mtime and ctime stay the same.
 
     Args:
         path: The file.
         cache: The folder of the cache.
     """
     try:
-        # A stored hash is valid only for the same path, size and modification time.
+        # A stored hash is valid only for the same path, size and times. A program can set the modification time of a
+        # file, but not the time of the last change of its inode, which is ctime.
         file_status = path.stat()
         resolved_path = str(path.resolve())
-        identity = {"path": resolved_path, "size": file_status.st_size, "mtime_ns": file_status.st_mtime_ns}
+        identity = {
+            "path": resolved_path,
+            "size": file_status.st_size,
+            "mtime_ns": file_status.st_mtime_ns,
+            "ctime_ns": file_status.st_ctime_ns,
+        }
         path_hash = hashlib.sha256(os.fsencode(resolved_path)).hexdigest()
         record_path = cache / "hashes" / f"{path_hash[:32]}.json"
         record = _read_hash_record(record_path)
@@ -109,14 +115,14 @@ def file_hash(path: Path, cache: Path) -> str:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
-    age_ns = time.time_ns() - file_status.st_mtime_ns
+    age_ns = time.time_ns() - max(file_status.st_mtime_ns, file_status.st_ctime_ns)
     if age_ns > _MIN_AGE_NS:
         _write_hash_record(record_path, {**identity, "sha256": sha256})
     return sha256
 
 
 def _read_hash_record(record_path: Path) -> dict[str, object] | None:
-    """Return the stored hash of a file, with the file's path, size and modification time, or None."""
+    """Return the stored hash of a file, with the file's path, size and times, or None."""
     with contextlib.suppress(DataError):
         record = durable.decode_object(durable.read_bytes(record_path), record_path)
         if isinstance(record.get("sha256"), str):

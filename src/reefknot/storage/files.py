@@ -224,6 +224,18 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that other code recognises by its name. A kill never leaves the name with some of its files.
+
+    The folder is renamed to a temporary name first. `remove_leftovers` removes what a killed process left. A failure is
+    ignored, because nothing depends on it.
+    """
+    temporary = temporary_path(folder)
+    with contextlib.suppress(OSError):
+        os.replace(folder, temporary)  # noqa: PTH105 - the system call by its name
+        remove(temporary)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files in `folder` whose processes have ended."""
     for path in folder.glob("*.tmp-*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -131,12 +132,14 @@ def _fused(
     return F.cross_entropy(scores_NV, targets_N, reduction=reduction)
 
 
-@pytest.mark.parametrize("end", ["plain", "adaptive", "mixture", "drill", "softcap", "distil"])
+@pytest.mark.parametrize("end", ["plain", "adaptive", "mixture", "drill", "softcap", "log_probs", "distil"])
 def test_fused_losses_are_composed_into_ends(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packages need a GPU, so a stand-in replaces them."""
     monkeypatch.setattr("reefknot.lab.bench.competitors._import_module", lambda name: _Package())
+    monkeypatch.setattr("reefknot.lab.bench.packages.import_module", lambda name: _Package())
+    monkeypatch.setattr("reefknot.lab.bench.packages.QUACK_ALIGNMENT", 2)
     for competitor in competitors_for(end):
-        if competitor.family in ("liger", "cce"):
+        if competitor.family in ("liger", "quack", "cce") and competitor.label != "Liger CuTe":
             problem = _problem(end)
             assert _worst_error(competitor.build_step(problem, torch.float64), problem) < 1e-10, competitor.label
 
@@ -151,6 +154,37 @@ class _Package:
 
         def __call__(self, weight_VD: torch.Tensor, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
             return _fused(hidden_ND, weight_VD, targets_N, self.reduction, self.softcap)
+
+    class LigerFusedLinearCrossEntropyFunction:
+        @staticmethod
+        def forward(
+            ctx: object,
+            _input: torch.Tensor,
+            weight: torch.Tensor,
+            target: torch.Tensor,
+            bias: None = None,
+            reduction: str = "mean",
+            softcap: float | None = None,
+            chunk_mem_const: int = 1,
+        ) -> tuple[torch.Tensor, None]:
+            assert chunk_mem_const > 1
+            return _fused(_input, weight, target, reduction, softcap), None
+
+        @classmethod
+        def apply(cls, *arguments: Any) -> tuple[torch.Tensor, None]:
+            return cls.forward(None, *arguments)
+
+    class LigerFusedLinearScaledCrossEntropyFunction:
+        @staticmethod
+        def apply(
+            hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor, return_entropy: bool = False
+        ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+            losses_N = _fused(hidden_ND, weight_VD, targets_N, "none")
+            log_probs_NV = torch.log_softmax(hidden_ND @ weight_VD.T, -1)
+            entropy_N = -(log_probs_NV.exp() * log_probs_NV).sum(-1)
+            return (losses_N, entropy_N) if return_entropy else losses_N
+
+    chunked_linear_cross_entropy = staticmethod(_fused)
 
     class LigerFusedLinearJSD:
         def __init__(self, jsd_beta: float, temperature: float) -> None:
@@ -183,6 +217,14 @@ def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (competitor,) = [competitor for competitor in competitors_for("plain") if competitor.label == "Liger"]
     with pytest.raises(Unavailable, match="not installed"):
+        competitor.build_step(_problem("plain"), torch.float64)
+
+
+@pytest.mark.parametrize(("label", "reason"), [("QuACK", "divisible by 8"), ("Liger CuTe", "needs a Hopper GPU")])
+def test_refused_shape_or_device_is_reported(label: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reefknot.lab.bench.packages.import_module", lambda name: _Package())
+    (competitor,) = [competitor for competitor in competitors_for("plain") if competitor.label == label]
+    with pytest.raises(Unavailable, match=reason):
         competitor.build_step(_problem("plain"), torch.float64)
 
 

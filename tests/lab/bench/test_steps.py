@@ -16,6 +16,7 @@ from reefknot.lab.bench import steps
 from reefknot.lab.bench.plain_ends import MaskedLookup, StoredAdaptive
 from reefknot.lab.bench.steps import (
     CAPTURED,
+    COMPILED,
     EAGER,
     LOOP,
     STORED,
@@ -78,8 +79,8 @@ def test_every_column_is_measured() -> None:
     assert [(row.row, row.mode) for row in rows] == [("one", LOOP), ("one", EAGER), ("two", LOOP), ("two", EAGER)]
     for row in rows:
         record = json.loads(json.dumps(row.record(), allow_nan=False))
-        assert [name for name, value in record.items() if value is None] == ["memory_bytes"], (
-            "only a GPU reports memory"
+        assert [name for name, value in record.items() if value is None] == ["memory_bytes", "over_compiled"], (
+            "only a GPU reports memory, and only self-attention on a GPU is compared with compiled torch"
         )
         assert row.note == ""
         assert row.ms is not None
@@ -111,7 +112,7 @@ def _operations(workload: Workload) -> float:
 
 def test_transformer_is_compared_with_stored_logits() -> None:
     job = _job("adaptive", _attention, batching="blocks", accumulate=2)
-    assert job.modes("cuda") == [STORED, EAGER, CAPTURED]
+    assert job.modes("cuda") == [STORED, COMPILED, EAGER, CAPTURED]
     assert _job().modes("cuda") == [LOOP, EAGER, CAPTURED]
     stored, eager = _run(job)
     assert (stored.mode, stored.note, eager.mode, eager.note) == (STORED, "", EAGER, "")
@@ -132,6 +133,36 @@ def test_stored_logits_give_equal_losses_and_gradients() -> None:
         reports.append(workload.update.stats.report())
     assert reports[0].sums["nll"] == pytest.approx(reports[1].sums["nll"])
     assert reports[0].gradient_norm == pytest.approx(reports[1].gradient_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("batching", ["blocks", "streams"])
+def test_compiled_torch_gives_equal_losses_and_gradients(monkeypatch: pytest.MonkeyPatch, batching: str) -> None:
+    """Kernels are not compiled here, which takes long, but the graphs are traced."""
+    original = torch.compile
+    monkeypatch.setattr("torch.compile", lambda function, **options: original(function, backend="aot_eager", **options))
+    reports = []
+    for mode in (STORED, COMPILED):
+        workload = Workload(_job("adaptive", _attention, batching=batching, accumulate=2), mode, "cpu")
+        torch.manual_seed(3)
+        workload.run()
+        reports.append(workload.update.stats.report())
+    torch.compiler.reset()
+    assert reports[0].sums["nll"] == pytest.approx(reports[1].sums["nll"])
+    assert reports[0].gradient_norm == pytest.approx(reports[1].gradient_norm, rel=1e-4)
+
+
+def test_rows_are_compared_with_compiled_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Job, "modes", lambda self, device: [STORED, COMPILED, EAGER])
+    monkeypatch.setattr(steps, "compile_plain_model", lambda model: None)
+    stored, compiled, eager = _run(_job("adaptive", _attention, batching="blocks"))
+    assert compiled.over_compiled == 1.0
+    assert eager.over_compiled == pytest.approx(eager.epoch_seconds / compiled.epoch_seconds)  # type: ignore[operator]
+    assert stored.over_baseline == 1.0
+
+
+def test_only_the_captured_mode_compiles_blocks() -> None:
+    job = _job("adaptive", _attention, batching="blocks", compile=True)
+    assert [Workload(job, mode, "cpu").settings.compile for mode in (STORED, EAGER)] == [False, False]
 
 
 def test_uncapturable_step_is_noted() -> None:

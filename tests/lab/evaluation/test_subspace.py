@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.linalg import qr, subspace_angles
 
@@ -127,7 +128,33 @@ def test_result_holds_distance_and_chance_distance() -> None:
         "chance": chance_distance(WORDS, DIM),
         "words": WORDS,
         "dim": DIM,
+        "centred_distance": subspace_distance(table(0) - table(0).mean(axis=0), table(1) - table(1).mean(axis=0)),
     }
+
+
+def test_untrained_mean_of_the_class_vectors_limits_only_the_plain_distance() -> None:
+    first = table(0)
+    centred = first - first.mean(axis=0)
+    untrained_mean = np.random.default_rng(2).normal(size=DIM)
+    second = centred @ np.random.default_rng(1).normal(size=(DIM, DIM)) + 30 * untrained_mean
+
+    result = between_ends(first - first.mean(axis=0), second)
+
+    assert result.distance == pytest.approx(math.sqrt(1 / DIM), rel=1e-2)
+    assert result.centred_distance is not None
+    assert result.centred_distance < 1e-12
+
+
+def test_softmax_does_not_train_the_mean_of_the_class_vectors() -> None:
+    logits = torch.nn.functional.linear(torch.randn(50, DIM), weights := torch.randn(WORDS, DIM, requires_grad=True))
+    torch.nn.functional.cross_entropy(logits, torch.arange(50)).backward()
+    assert weights.grad is not None
+    assert weights.grad.abs().max() > 1e-3
+    assert weights.grad.sum(dim=0).abs().max() < 1e-6
+
+
+def test_table_of_equal_rows_has_no_centred_distance() -> None:
+    assert between_ends(table(0), np.ones((WORDS, DIM))).centred_distance is None
 
 
 @pytest.mark.parametrize(

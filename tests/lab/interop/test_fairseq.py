@@ -315,6 +315,7 @@ def test_unsupported_architecture_is_rejected(
         (b"a 3\nb 2\n", r"has 6 words including special symbols, but .* has 31 vectors"),
         (b"a 3\nb\n", "line 2: not a dictionary: expected a word and its count, got 'b'"),
         (b"a 3\nb -2\n", "line 2: not a dictionary"),
+        (b"a 3\nb " + 5000 * b"9", "line 2: not a dictionary: expected a word and its count, got 'b 999"),
         (b"a 3\na 2\n", "line 2: the word 'a' is repeated"),
         (b"<eos> 3\n", "line 1: the word '<eos>' is repeated or a special symbol"),
         (b"\xff 3\n", "byte 0 is not valid UTF-8"),

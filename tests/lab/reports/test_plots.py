@@ -13,8 +13,9 @@ import pytest
 
 from made_results import bands, in_pieces, result, scored, write_run, write_runs
 from reefknot.lab.reports import plots
+from reefknot.lab.reports.footnotes import add_footnotes
 from reefknot.lab.reports.results import collect_runs, load_run
-from reefknot.lab.reports.rows import TableRow, add_footnotes, join_runs
+from reefknot.lab.reports.rows import TableRow, join_runs
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from made_results import in_pieces, result, scored, write_evaluation, write_run
+from reefknot.lab.reports.footnotes import add_footnotes
 from reefknot.lab.reports.results import Spread, collect_runs
 from reefknot.lab.reports.rows import (
     TableRow,
-    add_footnotes,
     add_recipe_names,
     group_by_row,
     join_runs,

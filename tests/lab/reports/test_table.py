@@ -166,7 +166,11 @@ def test_changes_shared_by_all_rows_are_noted_once(tmp_path: Path) -> None:
     for row in ("Small", "Small + WT"):
         write_run(tmp_path, row, 0, result(row, 0, changed=[change("training.epochs", 20, 13)]))
     notes = build_table(join_runs(recipe_rows(), collect_runs([tmp_path]))).notes
-    assert notes == ("Every row: settings differ from the recipe (training.epochs: 20 -> 13)",)
+    assert notes == (
+        "Every row: settings differ from the recipe (training.epochs: 20 -> 13)",
+        "Every row: trained for fewer epochs than in the paper, so not comparable with its scores; there is no "
+        "learning curve of the authors to compare with",
+    )
 
 
 def test_unstarted_averaging_and_grid_edges_are_noted(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from made_results import in_pieces, result, scored, write_run
+from reefknot.lab.reports.footnotes import add_footnotes
 from reefknot.lab.reports.results import collect_runs
-from reefknot.lab.reports.rows import add_footnotes, join_runs, largest_comparable_group
+from reefknot.lab.reports.rows import join_runs, largest_comparable_group
 from reefknot.lab.runs import definition
 from reefknot.lab.runs.comparability import (
     Aspect,

@@ -61,6 +61,18 @@ def test_evaluations_are_saved_in_their_own_folder(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / "evaluations").iterdir()] == ["mc.json"]
 
 
+def test_leftovers_of_a_killed_process_are_removed_from_all_folders_of_a_run(tmp_path: Path) -> None:
+    RunFolder.open_for_training(tmp_path, CONFIG).close()
+    for name in ("source", "translations", "evaluations", "checkpoints"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vocabulary.json.tmp-999999999").write_text("torn")
+        (tmp_path / name / "keep.json").write_text("{}")
+    (tmp_path / "checkpoints" / "step_00000001.tmp-999999999").mkdir()
+    RunFolder.open_for_training(tmp_path, CONFIG).close()
+    for name in ("source", "translations", "evaluations", "checkpoints"):
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["keep.json"]
+
+
 def test_other_settings_are_rejected_with_their_differences(tmp_path: Path) -> None:
     RunFolder.open_for_training(tmp_path, CONFIG).close()
     before = (tmp_path / "config.json").read_bytes()

@@ -208,4 +208,7 @@ def test_checkpoints_survive_a_kill_at_every_system_call(tmp_path: Path, scene: 
     for point in range(count_points(folder, scene)):
         checkpoints = prepare(folder, scene)
         assert dies_in_child(point, partial(save, checkpoints, 3))
+        if scene == "new":
+            for step_folder in checkpoints.folder.glob("step_????????"):
+                assert is_intact(checkpoints.load(step_folder))  # no folder is half deleted
         assert_survived(checkpoints)

@@ -57,8 +57,17 @@ def test_exit_code_of_a_nonfinite_loss(tmp_path: Path, run_train: RunTrain) -> N
     optimiser = '{kind = "sgd", learning_rate = 1e9, weight_decay = 1e9}'
     code, message = run_train(tmp_path / "run", f"training.optimiser={optimiser}")
     assert code == 4
+    assert "No checkpoint was saved" in message
+    assert "is kept" not in message
     assert str(tmp_path / "run" / "nonfinite.json") in message
     assert (tmp_path / "run" / "nonfinite.json").exists()
+
+
+def test_exit_code_of_a_folder_name_that_is_not_utf8(tmp_path: Path, run_train: RunTrain) -> None:
+    code, message = run_train(tmp_path / "run\udcff")
+    assert code == 2
+    assert "run\\xff' has bytes that are not UTF-8" in message
+    assert not list(tmp_path.glob("run*"))
 
 
 def test_exit_code_when_a_file_size_limit_is_reached(tmp_path: Path, run_train: RunTrain) -> None:

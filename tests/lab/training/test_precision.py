@@ -153,6 +153,7 @@ def test_encoder_without_float16_support_is_rejected(tmp_path: Path, train: Any)
         pytest.skip("this CPU trains an LSTM in float16")
     with pytest.raises(SettingsError, match=NO_FLOAT16):
         train(tmp_path / "run", "training.precision=float16")
+    assert not (tmp_path / "run").exists()
 
 
 def test_encoder_without_float16_gradients_is_rejected(
@@ -170,6 +171,7 @@ def test_encoder_without_float16_gradients_is_rejected(
     monkeypatch.setattr(LSTM, "forward", without_gradients)
     with pytest.raises(SettingsError, match=NO_FLOAT16):
         train(tmp_path / "run", "training.precision=float16")
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_fails_only_after_failures_in_a_row() -> None:

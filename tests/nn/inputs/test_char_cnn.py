@@ -152,12 +152,15 @@ def test_dropout_acts_only_in_training() -> None:
     assert set(ratio.round(decimals=9).unique().tolist()) == {0.0, 2.0}
 
 
-def test_spellings_move_with_the_module_but_are_not_saved() -> None:
+def test_spellings_survive_moving_the_module_and_are_not_saved() -> None:
     model = small_cnn()
     assert "spellings" not in model.state_dict()
     assert not model.spellings.is_floating_point()
     assert torch.equal(deepcopy(model).spellings, spell(WORDS, max_bytes=12).int())
-    assert model.to("meta").spellings.device.type == "meta"
+    assert list(model.buffers()) == []
+    emptied = deepcopy(model).to("meta").to_empty(device="cpu")
+    emptied.load_state_dict(model.state_dict())
+    assert torch.equal(emptied.vectors(), model.vectors())
 
 
 def test_added_words_have_the_same_vectors_as_initial_words() -> None:

@@ -421,3 +421,11 @@ def test_invalid_settings_are_rejected() -> None:
         AdaptiveSoftmax(bands, fitting, head_projection="shard")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match=r"tail_dropout = 1\.5: must be at least 0"):
         AdaptiveSoftmax(bands, fitting, tail_dropout=1.5)
+
+
+def test_compiled_target_log_probs_stay_in_one_graph() -> None:
+    softmax, hidden_ND, targets_N = build().eval(), hidden().detach(), targets()
+    targets_N[3] = IGNORE
+    torch.compiler.reset()
+    compiled = torch.compile(softmax.target_log_probs, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(hidden_ND, targets_N), softmax.target_log_probs(hidden_ND, targets_N))

@@ -17,15 +17,13 @@ groups of words of similar frequency. All bands but the first are tails, and R t
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +35,8 @@ from reefknot.kernels.divergence import linear_divergence
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 from reefknot.kernels.log_probs import linear_log_probs
 from reefknot.lab.bench.measure import Step, Unavailable
+from reefknot.lab.bench.packages import build_liger_chunks, build_liger_cute, build_liger_rows, build_quack
+from reefknot.lab.bench.packages import import_module as _import_module
 from reefknot.lab.bench.plain_ends import (
     LOSSES,
     LossFunction,
@@ -346,14 +346,6 @@ def _build_torch_adaptive(problem: Problem) -> LossFunction:
 # -- other packages --------------------------------------------------------------------------------------------------
 
 
-def _import_module(name: str) -> Any:
-    """Import a module of another package. Raise `Unavailable` if the package is not installed."""
-    package = name.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
-        raise Unavailable("not installed")
-    return importlib.import_module(name)
-
-
 def _load_liger() -> FusedLoss:
     loss_class = _import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
 
@@ -532,6 +524,19 @@ COMPETITORS = (
     Competitor("trl", "chunks as in TRL", _build_checkpointed_log_probs, ("log_probs",)),
     _fused_competitor("torch", "F.linear_cross_entropy", _load_torch, has_softcap=False),
     _fused_competitor("liger", "Liger", _load_liger, package="liger-kernel"),
+    *(
+        Competitor(
+            "liger",
+            f"Liger, {chunk_rows:,}-row chunks",
+            partial(build_liger_chunks, chunk_rows),
+            ("plain", "softcap"),
+            package="liger-kernel",
+        )
+        for chunk_rows in (1024, 4096)
+    ),
+    Competitor("liger", "Liger CuTe", build_liger_cute, ("plain",), package="liger-kernel"),
+    Competitor("liger", "Liger FLSCE", build_liger_rows, ("plain", "log_probs"), package="liger-kernel"),
+    Competitor("quack", "QuACK", build_quack, ("plain",), package="quack-kernels"),
     Competitor("liger", "Liger CE + JSD", _build_liger_augmented, ("augmented-detached",), package="liger-kernel"),
     Competitor("liger", "Liger JSD", _build_liger_distil, ("distil",), package="liger-kernel"),
     _fused_competitor("cce", "CCE", _load_cce, package="cut-cross-entropy"),

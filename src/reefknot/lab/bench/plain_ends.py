@@ -5,7 +5,7 @@ all classes in memory. They come in two forms:
 
 - `LOSSES` has the output ends as functions, for `bench heads`. `compute_exact_gradients` computes their gradients in
   float64, which all competitors are compared with.
-- `use_plain_ends` replaces the ends of a model, for `bench steps`.
+- `use_plain_ends` replaces the ends of a model, for `bench steps`. `compile_plain_model` then compiles the model.
 
 An adaptive softmax divides the classes into bands, which are groups of words of similar frequency. Its head scores the
 first band and one class for each of the other bands, which are the tails.
@@ -251,6 +251,20 @@ def use_plain_ends(model: LanguageModel) -> None:
         model.output = StoredSoftmax(model.output)
 
 
+def compile_plain_model(model: LanguageModel) -> None:
+    """Compile a model with plain ends by `torch.compile`, for training on windows of one shape.
+
+    The number of tokens in a band varies, so the ends are compiled with torch's default, which makes a size dynamic
+    once it has changed.
+    """
+    torch.compiler.reset()
+    setattr(model.encoder, "forward", torch.compile(model.encoder.forward, dynamic=False))  # noqa: B010
+    if isinstance(model.input, MaskedLookup):
+        setattr(model.input, "forward", torch.compile(model.input.forward))  # noqa: B010
+    if isinstance(model.output, StoredScoresEnd):
+        setattr(model.output, "nll", torch.compile(model.output.nll))  # noqa: B010
+
+
 class MaskedLookup(InputEnd):
     """An adaptive input end that finds the tokens of a band by a mask and writes their vectors through the mask."""
 
@@ -290,6 +304,13 @@ class StoredScoresEnd(OutputEnd):
         self.vocab_size = end.vocab_size
         self.context_dim = end.context_dim
 
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Return the loss, summed over the tokens."""
+        raise NotImplementedError
+
+    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+        return {"nll": LossPart(self.nll(hidden_ND, targets_N), plan.count)}
+
     def penalties(self) -> dict[str, Tensor]:
         return self.end.penalties()
 
@@ -299,9 +320,8 @@ class StoredSoftmax(StoredScoresEnd):
 
     end: Softmax
 
-    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
-        nll = summed_cross_entropy(_score(self.end.classifier, hidden_ND), targets_N)
-        return {"nll": LossPart(nll, plan.count)}
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        return summed_cross_entropy(_score(self.end.classifier, hidden_ND), targets_N)
 
 
 class StoredAdaptive(StoredScoresEnd):
@@ -309,14 +329,13 @@ class StoredAdaptive(StoredScoresEnd):
 
     end: AdaptiveSoftmax
 
-    def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         end = self.end
         if end.front is not None:
             hidden_ND = end.front(hidden_ND)
         hidden_ND = F.dropout(hidden_ND, end.softmax_dropout, self.training)
         tails = [partial(self._score_tail, band) for band in range(1, len(end.bounds) - 1)]
-        nll = adaptive_cross_entropy(hidden_ND, targets_N, end.bounds[1:], self._score_head, tails)
-        return {"nll": LossPart(nll, plan.count)}
+        return adaptive_cross_entropy(hidden_ND, targets_N, end.bounds[1:], self._score_head, tails)
 
     def _score_head(self, hidden_ND: Tensor) -> Tensor:
         """Return the scores of the first band and of one class per tail."""

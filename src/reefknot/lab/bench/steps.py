@@ -1,7 +1,8 @@
 """Measure complete training steps of language models: `reefknot bench steps RECIPE`.
 
 A recipe is a TOML file with experiments, which are called rows. Every row has a model. `measure_all` is the main
-function: it measures every row in several modes, such as eager and captured (`LOOP`, `STORED`, `EAGER`, `CAPTURED`).
+function: it measures every row in several modes, such as eager and captured (`LOOP`, `STORED`, `COMPILED`,
+`EAGER`, `CAPTURED`).
 `Workload` does the work that is timed.
 
 A step trains on one window, a batch of sequences that are computed at once. It runs the input end (embeddings), the
@@ -37,7 +38,7 @@ from reefknot.lab.bench.measure import (
     time_function,
     time_steps,
 )
-from reefknot.lab.bench.plain_ends import use_plain_ends
+from reefknot.lab.bench.plain_ends import compile_plain_model, use_plain_ends
 from reefknot.lab.config.parts import OPTIMISERS
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.runs.environment import peak_memory_bytes
@@ -57,10 +58,13 @@ without reefknot's kernels."""
 STORED = "stored logits"
 """The mode that is the baseline of self-attention models. The ends are in plain torch (`plain_ends.py`): they store all
 scores, and find the words of a band (a group of words of similar frequency) by masks on the device."""
+COMPILED = "compiled torch"
+"""The mode of a competitor of self-attention models: the model of `STORED`, compiled by `torch.compile`."""
 EAGER = "eager"
-"""The mode in which the code runs as reefknot trains."""
+"""The mode in which reefknot's code runs without CUDA graphs and without compiled blocks."""
 CAPTURED = "captured"
-"""The same as eager, captured as a CUDA graph."""
+"""The mode in which reefknot trains on a GPU: captured as a CUDA graph, with compiled blocks if the settings of the row
+ask for them (`training.compile`)."""
 MAX_WINDOWS = {"cuda": 16, "cpu": 2}
 """The largest number of windows that are trained on repeatedly. Several are used because lengths may be random."""
 ENOUGH_TOKENS = 2**17
@@ -120,10 +124,10 @@ class Job:
     def modes(self, device: str) -> list[str]:
         """Return the modes in which the row is measured. The first mode is the baseline of the others."""
         baseline = LOOP if self.carries_state else STORED
-        modes = [baseline, EAGER]
-        if device == "cuda":
-            modes.append(CAPTURED)
-        return modes
+        if device != "cuda":
+            return [baseline, EAGER]
+        competitors = [baseline] if self.carries_state else [baseline, COMPILED]
+        return [*competitors, EAGER, CAPTURED]
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,8 @@ class ModeMeasurement:
     output_share: float | None = None
     over_baseline: float | None = None
     """Seconds per epoch, divided by the seconds per epoch of the same row in plain torch."""
+    over_compiled: float | None = None
+    """Seconds per epoch, divided by the seconds per epoch of the same row in the mode `COMPILED`."""
     over_first: float | None = None
     """Seconds per epoch, divided by the seconds per epoch of the first row with the same corpus and mode."""
     note: str = ""
@@ -200,13 +206,18 @@ def measure_all(
         measurements = [_measure_mode(job, mode, device, rate, seconds, notify) for mode in job.modes(device)]
 
         baseline_seconds = measurements[0].epoch_seconds
+        seconds_by_mode = {measurement.mode: measurement.epoch_seconds for measurement in measurements}
+        compiled_seconds = seconds_by_mode.get(COMPILED)
         compared = []
         for measurement in measurements:
             epoch_seconds = measurement.epoch_seconds
             first_seconds = first_epoch_seconds.setdefault((job.text.corpus, measurement.mode), epoch_seconds)
             over_baseline = divide(epoch_seconds, baseline_seconds)
             over_first = divide(epoch_seconds, first_seconds)
-            compared.append(replace(measurement, over_baseline=over_baseline, over_first=over_first))
+            over_compiled = divide(epoch_seconds, compiled_seconds)
+            compared.append(
+                replace(measurement, over_baseline=over_baseline, over_compiled=over_compiled, over_first=over_first)
+            )
         yield compared
 
 
@@ -231,6 +242,8 @@ def _measure_mode(
         workload = Workload(job, mode, device)
         if mode == CAPTURED and not workload.update.uses_graphs:
             raise Unavailable(NOT_CAPTURABLE)
+        if workload.update.compiled_blocks.message:
+            notify(f"    {workload.update.compiled_blocks.message}")
 
         # Measure complete steps.
         if device == "cuda":
@@ -298,7 +311,8 @@ class Workload:
     """A model, the windows of a text that it is trained on, and the update that training uses."""
 
     def __init__(self, job: Job, mode: str, device: str) -> None:
-        self.settings = job.settings.model_copy(update={"capture": mode == CAPTURED})
+        changes = {"capture": True} if mode == CAPTURED else {"capture": False, "compile": False}
+        self.settings = job.settings.model_copy(update=changes)
         self.world = World(device=torch.device(device))
         set_determinism(self.settings.determinism)
         seed_everything(self.settings.seed)
@@ -314,8 +328,10 @@ class Workload:
         self.operations = sum(self.model.flops(window.inputs, window.targets) for window in self.windows)
         if mode == LOOP:
             self.model.encoder = LoopedEncoder(self.model.encoder)
-        elif mode == STORED:
+        elif mode in (STORED, COMPILED):
             use_plain_ends(self.model)
+        if mode == COMPILED:
+            compile_plain_model(self.model)
         self.update = prepare_update(self.model, self.settings, self.world, batches.batch_size)
 
     @property
@@ -359,7 +375,7 @@ class Workload:
                 return torch.sum(model.input(batch.inputs) * input_gradient_BTD)
 
         def run_encoder() -> Tensor:
-            with use_autocast():
+            with use_autocast(), self.update.compiled_blocks.use(batch.inputs.shape):
                 return torch.sum(model.encoder(inputs_BTD, state).output * hidden_gradient_BTD)
 
         def run_output() -> Tensor:

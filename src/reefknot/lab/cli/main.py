@@ -29,6 +29,7 @@ from typer.core import TyperCommand, TyperGroup
 from reefknot import __version__
 from reefknot.errors import DataError, ReefknotError, ResourceError, SettingsError
 from reefknot.lab.config.upgrade import RENAMED_OPTIONS
+from reefknot.storage.terminal import escape_terminal_output
 
 EXAMPLES = """\b
 Examples:
@@ -236,6 +237,7 @@ def _options(
 
 def main() -> None:
     """Run one command and exit with its code."""
+    escape_terminal_output()
     warnings.showwarning = _show_warning
     app()
 
@@ -264,6 +266,7 @@ def _report_errors(verb_function: Callable[..., None]) -> Callable[..., None]:
         exit_code = 0
         try:
             _check_output()
+            _check_arguments()
             verb_function(*args, **options)
         except ReefknotError as error:
             exit_code = _print_error(error)
@@ -284,6 +287,14 @@ def _check_output() -> None:
     """
     if sys.stdout is None:
         raise ResourceError("standard output is closed; send it to a file, or to /dev/null")
+
+
+def _check_arguments() -> None:
+    """Raise an error if an argument has bytes that are not UTF-8, because files and messages could not contain it."""
+    for argument in sys.argv[1:]:
+        shown_argument = os.fsencode(argument).decode(errors="backslashreplace")
+        if shown_argument != argument:
+            raise SettingsError(f"the argument '{shown_argument}' has bytes that are not UTF-8; use a name in UTF-8")
 
 
 def _print_renamed(old_name: str, new_name: str) -> int:

@@ -184,13 +184,12 @@ def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test
         title: Heading of the report.
         test: Whether to print the test perplexity of the best combination.
     """
-    from rich.console import Console
-
     from reefknot.lab.reports.cells import format_spread
     from reefknot.lab.reports.page import write_report
     from reefknot.lab.reports.sweep import rank_trials, spread_to_dict, summarise_trials
     from reefknot.lab.reports.table import print_table
     from reefknot.lab.runs.scores import PERPLEXITY
+    from reefknot.lab.training.display import open_console
     from reefknot.storage.files import write_json
 
     ranked_trials = rank_trials(trials)
@@ -202,7 +201,7 @@ def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test
     hidden_columns = ["tokens/s", "memory"]
     if len({row.parameter_count for row in rows}) == 1:
         hidden_columns.append("parameters")
-    print_table(rows, Console(), leave_out=hidden_columns)
+    print_table(rows, open_console(), leave_out=hidden_columns)
     record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summarise_trials(ranked_trials, root)}
 
     # The rows hide test scores. The row of the best trial itself has them.

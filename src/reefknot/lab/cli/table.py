@@ -123,17 +123,16 @@ def _plan_row(
 
 def _print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
     """Print the table of some runs, and write report.html."""
-    from rich.console import Console
-
     from reefknot.lab.reports.page import write_report
     from reefknot.lab.reports.results import collect_runs
     from reefknot.lab.reports.rows import join_runs
     from reefknot.lab.reports.table import print_table, rows_from_recipe
+    from reefknot.lab.training.display import open_console
 
     if not runs:
         return
     results = collect_runs(runs)
     rows = join_runs(rows_from_recipe(recipe.rows, recipe.name), results)
-    print_table(rows, Console())
+    print_table(rows, open_console())
     report_path = write_report(results, root / "report.html", rows=rows, title=recipe.title)
     typer.echo(f"report: {report_path.resolve()}")

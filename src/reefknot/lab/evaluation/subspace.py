@@ -8,6 +8,12 @@ some matrix A. With orthonormal bases U and O of the two spaces, the distance d 
 
 It is 0 for equal spaces, 1 for orthogonal spaces, and the same for L and for L A.
 
+Softmax cannot see a constant that is added to all logits. The gradient of W is therefore orthogonal to the vector of
+ones, and the mean of the class vectors is not trained. At best W = L A + 1 m', where 1 m' repeats the untrained mean m
+in every row. The spaces of W and L then differ in one direction, so the distance is up to sqrt(1 / D), which is 0.058
+for D = 300.
+The distance of the centred tables, from which their mean vectors are subtracted, does not have this limit.
+
 Shapes: V words, D dimension, R rank.
 """
 
@@ -25,10 +31,26 @@ Array = NDArray[np.floating[Any]]
 
 
 def between_ends(input_VD: Array, output_VD: Array) -> Subspace:
-    """Return the distance between the two ends (input and output) of a model, and the distance expected by chance."""
+    """Return the distance between the two ends (input and output) of a model, and the distance expected by chance.
+
+    The distance of the centred tables is included, too.
+    """
     num_words, dim = input_VD.shape
-    distance = subspace_distance(input_VD, output_VD)
-    return Subspace(distance=distance, chance=chance_distance(num_words, dim), words=num_words, dim=dim)
+    return Subspace(
+        distance=subspace_distance(input_VD, output_VD),
+        chance=chance_distance(num_words, dim),
+        words=num_words,
+        dim=dim,
+        centred_distance=_centred_distance(input_VD, output_VD),
+    )
+
+
+def _centred_distance(first_VD: Array, second_VD: Array) -> float | None:
+    """Return the distance of two tables after centring, or None if all rows of a table are equal."""
+    centred = [table - table.mean(axis=0, dtype=np.float64).astype(table.dtype) for table in (first_VD, second_VD)]
+    if not all(table.any() for table in centred):
+        return None
+    return subspace_distance(*centred)
 
 
 def subspace_distance(first_VD: Array, second_VD: Array) -> float:

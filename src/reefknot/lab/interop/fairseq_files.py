@@ -27,6 +27,7 @@ from reefknot.storage import files
 
 SPECIAL_SYMBOLS = (START, PADDING, END_OF_LINE, UNKNOWN)
 """The words with the ids 0 to 3 of every dictionary. dict.txt does not list them. fairseq spells <eos> as </s>."""
+_MAX_COUNT_DIGITS = 18  # such a count fits into 64 bits
 
 # Checkpoints of some versions contain meters, objects that measured the training. Loading them needs their classes, and
 # fairseq is not installed. These empty classes have the same names.
@@ -121,7 +122,7 @@ def read_dictionary(path: Path) -> Vocabulary:
     lines = text.removesuffix("\n").split("\n")
     for line_number, line in enumerate(lines, start=1):
         word, _, count = line.rpartition(" ")
-        is_number = count.isascii() and count.isdecimal()
+        is_number = count.isascii() and count.isdecimal() and len(count) <= _MAX_COUNT_DIGITS
         if not word or not is_number:
             raise DataError(
                 f"{path}, line {line_number}: not a dictionary: expected a word and its count, got {line[:60]!r}"

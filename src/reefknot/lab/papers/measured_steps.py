@@ -43,6 +43,8 @@ class MeasuredRow(NamedTuple):
     conditions: Conditions
 
 
+_COMPETITOR_MODE = "compiled torch"
+"""Kind of step that is neither ours nor the step in plain PyTorch that ours is compared with."""
 _DURATION_SETTINGS = ("training.epochs", "training.updates")
 """Settings that do not affect the time of a step."""
 
@@ -83,6 +85,8 @@ def _read_step_times(entries: Iterable[Mapping[str, Any]]) -> dict[str, StepTime
     """
     seconds_by_row: dict[str, list[float | None]] = {}
     for entry in entries:
+        if entry.get("mode") == _COMPETITOR_MODE:
+            continue
         seconds_by_row.setdefault(entry["row"], []).append(entry["epoch_seconds"])
 
     step_times = {}

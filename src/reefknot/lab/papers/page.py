@@ -23,8 +23,10 @@ from reefknot.lab.papers.measured_figures import PICTURE_FOLDER, RecordedFigure
 from reefknot.lab.papers.measured_figures import to_markdown as figure_to_markdown
 from reefknot.lab.papers.measured_steps import add_steps, read_measured_steps
 from reefknot.lab.papers.recorded_runs import check_run_origin, earlier_environments
+from reefknot.lab.papers.summary import format_summary
 from reefknot.lab.recipes.file import RecipeFile
 from reefknot.lab.reports.cells import (
+    format_epochs,
     format_mean_rho,
     format_paper_mean_rho,
     format_paper_points,
@@ -131,10 +133,14 @@ def _format_papers(tables: Sequence[RecipeTable], figures: Sequence[RecordedFigu
         "",
         "# From the papers to the code",
         "",
+        *format_summary({table.name: table.rows for table in tables if table.name != ENDS_RECIPE}, figures),
+        "## Ideas",
+        "",
         "This table lists the ideas of the papers. For each idea it names the file that implements it, and the row of "
         "a recipe or the figure that demonstrates it. Our score is next to the paper's score: test perplexity, BLEU "
         "or rho. rho is the mean rank correlation over the five word similarity benchmarks of Press and Wolf. It is "
-        "given as input / output vectors, or as a single value if both ends share one table.",
+        "given as input / output vectors, or as a single value if both ends share one table. A score of a shorter "
+        "training names its epochs; it is not comparable with the paper's score.",
         "",
         "| idea | paper | code | recipe, row | ours | paper's |",
         "|---|---|---|---|---:|---:|",
@@ -149,7 +155,7 @@ def _format_papers(tables: Sequence[RecipeTable], figures: Sequence[RecordedFigu
             our_score = _link_figure(figures_by_name.get(idea.shown_by))
             paper_score = ""
         lines.append(f"| {idea.name} | {idea.paper} | {code} | {source} | {our_score} | {paper_score} |")
-    return "\n".join([*lines, "", _format_results(tables, level=2)])
+    return "\n".join([*lines, "", _format_results(tables, level=2, figures=figures)])
 
 
 def _find_row(idea: Idea, rows_by_name: Mapping[tuple[str, str], TableRow]) -> TableRow:
@@ -188,29 +194,55 @@ def _format_scores(row: TableRow) -> tuple[str, str]:
     our_score = format_spread(row.mean_score(PERPLEXITY, "test")) or row.state
     if row.uses_subwords:
         our_score += " per word"
+    if row.is_shortened:
+        our_score += f" ({format_epochs(row)} epochs)"
     paper_score = format_perplexity(row.paper["test"]) if "test" in row.paper else ""
     return our_score, paper_score
 
 
-def _format_results(tables: Sequence[RecipeTable], level: int) -> str:
+def _format_results(tables: Sequence[RecipeTable], level: int, figures: Sequence[RecordedFigure] = ()) -> str:
     """Return a heading, a table and the origin of its scores for each recipe.
 
     Args:
         tables: The recipes.
         level: The level of the headings, from 1.
+        figures: The figures, some of which have the only records of a recipe's runs.
     """
     sections = []
     for table in tables:
+        heading = f"{'#' * level} {table.title}"
         records = [record for row in table.rows for record in row.records]
+        figure = _find_figure(table, figures)
+        if not records and figure:
+            sections.append(f"{heading}\n\n{_describe_figure_runs(table, figure)}")
+            continue
         if records:
             origin = _describe_origin(table, records)
         elif _has_only_steps(table):
             origin = "Not trained yet.\n"
         else:
             origin = "Not run yet.\n"
-        heading = f"{'#' * level} {table.title}"
         sections.append(f"{heading}\n\n{table_to_markdown(table.rows)}\n{origin}")
     return "\n".join(sections)
+
+
+def _find_figure(table: RecipeTable, figures: Sequence[RecordedFigure]) -> RecordedFigure | None:
+    """Return the first figure that was measured on runs of a recipe."""
+    for figure in figures:
+        if any(run["recipe"] == table.name for run in figure.record["runs"]):
+            return figure
+    return None
+
+
+def _describe_figure_runs(table: RecipeTable, figure: RecordedFigure) -> str:
+    """Describe the runs of a recipe whose only record is a figure."""
+    runs = [run for run in figure.record["runs"] if run["recipe"] == table.name]
+    row_count = len({run["row"] for run in runs})
+    return (
+        f"{row_count} of {len(table.rows)} rows were run, {len(runs)} runs in all. Their measurements are in "
+        f"[the figure]({figure.anchor}); perplexities are not recorded, because the figure does not need them. "
+        f"`reefknot table {table.name} --data DIR` trains the rows.\n"
+    )
 
 
 def _has_only_steps(table: RecipeTable) -> bool:

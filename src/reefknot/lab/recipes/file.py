@@ -27,11 +27,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
 from reefknot.errors import SettingsError, shorten
 from reefknot.lab.config.settings import OneLine, Positive, Settings, check_settings
 from reefknot.lab.config.upgrade import upgrade_settings, warn_renamed
+from reefknot.lab.recipes.curves import CURVES_FILE, Curve, read_curves
 from reefknot.lab.runs.folder import folder_name
 from reefknot.lab.text.corpus import SPLITS
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     EndName = str
 else:
     EndName = Literal["input", "output", "tied"]
-    ScoreName = Literal[(*SPLITS, "bleu_valid", "bleu_test", "seconds", "hours")]
+    ScoreName = Literal[(*SPLITS, "bleu_valid", "bleu_test", "seconds", "hours", "epochs")]
 
 
 Correlation = Annotated[float, Field(ge=-1.0, le=1.0)]
@@ -74,6 +75,8 @@ class Row(Settings):
         [rows.paper_similarity]
         input = { SimLex-999 = 0.30, MEN = 0.66 }
         output = { SimLex-999 = 0.29, MEN = 0.61 }
+
+    If the authors trained for more epochs than the recipe, `paper` also has their number, such as `epochs = 1_000`.
     """
 
     name: Annotated[OneLine, Field(min_length=1, max_length=100, description="Name of the row in the paper.")]
@@ -89,12 +92,29 @@ class Row(Settings):
         int | None, Field(ge=1, le=10**12, description="Exact number of parameters. It is checked before training.")
     ] = None
     paper: dict[ScoreName, Positive] = Field(
-        {}, description="Scores in the paper: perplexity by split, BLEU, seconds per epoch, hours of training."
+        {},
+        description="Scores in the paper: perplexity by split, BLEU, seconds per epoch, hours of training, epochs of "
+        "training.",
     )
+    paper_curve: Annotated[
+        OneLine | None,
+        Field(
+            description="Column of curves.csv, a file next to the recipe, with the authors' validation perplexity "
+            "after each epoch."
+        ),
+    ] = None
+    paper_epoch: Annotated[
+        Literal["best", "last"],
+        Field(
+            description="Epoch that the paper's scores are from: the best on the validation text, or the last. With "
+            "last, the paper's training perplexity is the running perplexity of that epoch."
+        ),
+    ] = "best"
     paper_similarity: dict[EndName, dict[str, Correlation]] = Field(
         {}, description="Rank correlations with human judgements in the paper, by end and benchmark."
     )
     set: dict[str, Any] = Field({}, description="Settings that differ from the base.")
+    _curve: Curve = PrivateAttr(())
 
     @field_validator("paper_similarity")
     @classmethod
@@ -116,6 +136,11 @@ class Row(Settings):
         if self.of is not None and (self.quoted or self.set or self.parameters is not None):
             raise ValueError("a row that evaluates another row's model has no settings; give it only of, by and paper")
         return self
+
+    @property
+    def curve(self) -> Curve:
+        """The authors' validation perplexity after each epoch; empty if they published none."""
+        return self._curve
 
     @property
     def trained(self) -> bool:
@@ -171,6 +196,7 @@ def read_recipe_file(path: Path, name: str) -> RecipeFile:
         recipe_file = _select_rows(selection, name)
     else:
         recipe_file = check_settings(RecipeFile, raw, name)
+        _add_curves(recipe_file.rows, path.with_name(CURVES_FILE), name)
     _check_folders(recipe_file.rows, name)
     _check_evaluated_rows(recipe_file.rows, name)
     return recipe_file
@@ -215,6 +241,22 @@ def _check_folders(rows: Sequence[Row], recipe: str) -> None:
             other_name = name_by_slug[row.slug]
             raise SettingsError(f'{recipe}: rows "{other_name}" and "{row.name}" would share a folder; rename one')
         name_by_slug[row.slug] = row.name
+
+
+def _add_curves(rows: Sequence[Row], curves_path: Path, recipe: str) -> None:
+    """Read the authors' curves that the rows name. `recipe` is the name of the recipe in error messages."""
+    if not any(row.paper_curve for row in rows):
+        return
+    curves = read_curves(curves_path)
+    for row in rows:
+        if row.paper_curve is None:
+            continue
+        if row.paper_curve not in curves:
+            raise SettingsError(
+                f'{recipe}, row "{row.name}":\n  paper_curve: {curves_path.name} has no column '
+                f"{shorten(row.paper_curve)!r}; there are: {', '.join(curves)}"
+            )
+        row._curve = curves[row.paper_curve]
 
 
 def _check_evaluated_rows(rows: Sequence[Row], recipe: str) -> None:

@@ -35,6 +35,10 @@ BLEU_TITLES = {"valid": "valid BLEU", "test": "test BLEU"}
 """Names of the groups of BLEU columns by split. The column of our score has the same title as its group."""
 PROTOCOL_TITLE = "paper protocol"
 """Title of our perplexity, computed by the paper's protocol."""
+AUTHORS_TITLE = "authors, same epoch"
+"""Title of the validation perplexity that the authors had after as many epochs as our scored weights."""
+NOT_RECORDED = "not recorded"
+"""The cell of a score that the paper's protocol needs and that our runs do not have."""
 STEP_SECONDS_TITLE = "s/epoch alone"
 """Title of the time of training steps, measured by `reefknot bench steps` with nothing else on the device."""
 SPEEDUP_TITLE = "x plain torch"
@@ -169,7 +173,10 @@ def _our_perplexity(split: str) -> CellFormat:
 
 def _protocol_perplexity(split: str) -> CellFormat:
     def format_cell(row: TableRow) -> str:
-        return format_spread(row.protocol_perplexity(split))
+        perplexity = row.protocol_perplexity(split)
+        if perplexity is None and row.paper_epoch == "last" and row.records and split in row.paper:
+            return NOT_RECORDED
+        return format_spread(perplexity)
 
     return format_cell
 
@@ -188,6 +195,10 @@ def _relative_difference(split: str) -> CellFormat:
         return "" if difference is None else format_percent(difference)
 
     return format_cell
+
+
+def _authors_perplexity(row: TableRow) -> str:
+    return format_perplexity(row.authors_perplexity) if row.authors_perplexity else ""
 
 
 def _paper_number(key: str) -> CellFormat:
@@ -223,15 +234,18 @@ def _format_validation(row: TableRow) -> str:
     return f"so far {format_perplexity(last_perplexity.mean)}{unit}"
 
 
-def _format_epochs(row: TableRow) -> str:
-    """Format the number of epochs that were run, and the recipe's number of epochs if it is larger."""
-    if not row.epochs:
+def format_epochs(row: TableRow) -> str:
+    """Format the number of epochs that were run, and the paper's or the recipe's number of epochs if it is larger.
+
+    An evaluation row shows the epochs of its model only if it was trained for fewer.
+    """
+    if not row.epochs or (row.mode and not row.is_shortened):
         return ""
     fewest, most = min(row.epochs), max(row.epochs)
     epochs = f"{fewest:g}" if fewest == most else f"{fewest:g}–{most:g}"
-    if fewest >= row.recipe_epochs:
+    if fewest >= row.full_epochs:
         return epochs
-    return f"{epochs} of {row.recipe_epochs:g}"
+    return f"{epochs} of {row.full_epochs:g}"
 
 
 def _format_updates(row: TableRow) -> str:
@@ -315,10 +329,12 @@ COLUMNS: tuple[ColumnFormat, ...] = (
     ColumnFormat(BLEU_TITLES["test"], "diff", _bleu_difference("test")),
     ColumnFormat(BLEU_TITLES["test"], "chrF", _format_chrf),
     ColumnFormat("training", "train", _our_perplexity("train")),
+    ColumnFormat("training", PROTOCOL_TITLE, _protocol_perplexity("train")),
     ColumnFormat("training", "paper", _paper_perplexity("train")),
     ColumnFormat("training", "diff", _relative_difference("train")),
     ColumnFormat("validation", "valid", _format_validation),
     ColumnFormat("validation", PROTOCOL_TITLE, _protocol_perplexity("valid")),
+    ColumnFormat("validation", AUTHORS_TITLE, _authors_perplexity),
     ColumnFormat("validation", "paper", _paper_perplexity("valid")),
     ColumnFormat("validation", "diff", _relative_difference("valid")),
     ColumnFormat("test", "test", _our_perplexity("test")),
@@ -326,7 +342,7 @@ COLUMNS: tuple[ColumnFormat, ...] = (
     ColumnFormat("test", "paper", _paper_perplexity("test")),
     ColumnFormat("test", "diff", _relative_difference("test")),
     *_similarity_columns(),
-    ColumnFormat("time", "epochs", _format_epochs),
+    ColumnFormat("time", "epochs", format_epochs),
     ColumnFormat("time", "updates", _format_updates),
     ColumnFormat("time", "seconds", _format_training_seconds),
     ColumnFormat("time", "s/epoch", _format_seconds_per_epoch),

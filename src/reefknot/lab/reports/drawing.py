@@ -25,7 +25,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from reefknot.lab.reports.rows import FOOTNOTE_SIGNS, TableRow
+from reefknot.lab.reports.footnotes import FOOTNOTE_SIGNS
+from reefknot.lab.reports.rows import TableRow
 
 # These colours are safe for colour-blind readers (after Okabe and Ito), and visible on white and on black.
 COLOURS = ("#0e83c4", "#d5641c", "#12966f", "#b864a0", "#a88400", "#7d7f8c", "#5a4fcf", "#c2334d")
@@ -37,6 +38,9 @@ _FONTS = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 
 # Placeholder that stands for the text colour of the page while matplotlib draws.
 _TEXT_COLOUR = "#010203"
+# A comment or a tag. Matplotlib escapes `<` and `>` in texts and in the values of attributes.
+_TAG = re.compile(r"<!--.*?-->|<[^>]*>", re.DOTALL)
+_FORBIDDEN_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _RC_PARAMS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -173,18 +177,25 @@ class Drawing:
         start_of_body = rendered.index(">", rendered.index("<svg")) + 1
         body = rendered[start_of_body:]
         body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.S)
-        body = body.replace("xlink:href", "href")
+        body = _FORBIDDEN_IN_XML.sub("\ufffd", body)
+        body = _TAG.sub(self._adapt_tag, body)
+        body = "\n".join(line.strip() for line in body.split("\n") if line.strip())
+        caption = _FORBIDDEN_IN_XML.sub("\ufffd", self.caption)
+        return f'<svg {view_box[0]} role="img" aria-label="{escape(caption)}" stroke-linejoin="round">\n{body}\n'
 
-        # Add the prefix to every id and to every reference to an id.
-        body = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{self.name}-", body)
+    def _adapt_tag(self, match: re.Match[str]) -> str:
+        """Return a tag with unique ids, which leaves the font family and the text colour to the page.
 
-        # Leave the font family and the text colour to the page.
-        body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
-        body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-        body = body.replace(_TEXT_COLOUR, "currentColor")
-
-        body = "\n".join(line.strip() for line in body.splitlines() if line.strip())
-        return f'<svg {view_box[0]} role="img" aria-label="{escape(self.caption)}" stroke-linejoin="round">\n{body}\n'
+        Only tags are changed, because a word may look like markup.
+        """
+        tag = match[0]
+        if tag.startswith("<!--"):
+            return tag
+        tag = tag.replace("xlink:href", "href")
+        tag = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=href="#)', f"{self.name}-", tag)
+        tag = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", tag)
+        tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+        return tag.replace(_TEXT_COLOUR, "currentColor")
 
     @property
     def svg_file(self) -> str:

@@ -19,9 +19,10 @@ from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports import embedding, plots, translations
 from reefknot.lab.reports.cells import format_perplexity
+from reefknot.lab.reports.footnotes import add_footnotes
 from reefknot.lab.reports.reading import summarise_rows
 from reefknot.lab.reports.results import Result, differing_keys, flatten
-from reefknot.lab.reports.rows import TableRow, add_footnotes, has_only_times, join_runs
+from reefknot.lab.reports.rows import TableRow, has_only_times, join_runs
 from reefknot.lab.reports.table import build_table
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import TextScore

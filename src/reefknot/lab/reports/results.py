@@ -19,6 +19,7 @@ Weights are not needed, and this module does not import torch. These files of a 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,6 +128,34 @@ class Result:
         if not self.best_epoch or not averaged_from_epoch:
             return False
         return 0 < self.best_epoch < averaged_from_epoch
+
+    @property
+    def running_perplexity(self) -> float | None:
+        """The training perplexity of the last epoch, computed while the weights changed and with dropout."""
+        lines = [line for line in self.metrics if line.kind == "train" and line.epoch == self.epochs]
+        if not lines:
+            return None
+        mean_nll = statistics.fmean([line.nll for line in lines], [line.tokens for line in lines])
+        return math.exp(mean_nll)
+
+    def last_epoch_perplexity(self, split: str) -> float | None:
+        """Return the perplexity after the last epoch, or None if the run has no such score.
+
+        The score is computed by the paper's protocol if these weights were scored by it. If the best epoch was an
+        earlier one, the validation perplexity comes from the metrics, and there is no test perplexity. For the training
+        text, it is the running perplexity.
+        """
+        if self.record is None:
+            return None
+        if split == "train":
+            return self.running_perplexity
+        if len(self.record.averaged) == 1 or self.best_epoch == self.epochs:
+            score = getattr(self.record.protocol, split, None) or self.record.score(split)
+            return score.perplexity if score else None
+        last_validation = self.last_metrics("valid")
+        if split == "valid" and last_validation and not self.uses_subwords:
+            return last_validation.perplexity
+        return None
 
     @property
     def seconds_per_epoch(self) -> float | None:

@@ -2,7 +2,7 @@
 
 A row is one experiment of a recipe. Its runs differ only in the random seed, so their scores are averaged. Start
 reading at `TableRow`; `join_runs` creates the rows of a table. The other functions decide which rows can be compared
-with each other and ranked, and add footnotes to rows that need a remark.
+with each other and ranked. `footnotes.py` adds remarks to rows.
 
 There are three kinds of rows:
 
@@ -22,12 +22,10 @@ from typing import Any, NamedTuple
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports.results import Result, Spread, differing_keys, distinguishing_settings, flatten
 from reefknot.lab.runs.changes import Change
-from reefknot.lab.runs.comparability import Difference, explain_in_table, find_difference
+from reefknot.lab.runs.comparability import Difference, find_difference
 from reefknot.lab.runs.modes import MODES, describe_mode
 from reefknot.lab.runs.result import Judgement, RunResult, SavedEvaluation, TranslationScores
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY, Metric, TextScore
-
-FOOTNOTE_SIGNS = "†‡§¶"
 
 
 class StepTimes(NamedTuple):
@@ -76,6 +74,10 @@ class TableRow:
     """Name of the corpus if the recipe sets it for this row; None if the row uses the corpus of the recipe's base."""
     paper_similarity: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The paper's rank correlations, by end (`input`, `output` or `tied`) and benchmark."""
+    paper_curve: tuple[float, ...] = ()
+    """The authors' validation perplexity after each epoch; empty if they published none."""
+    paper_epoch: str = "best"
+    """The epoch that the paper's scores are from, `best` or `last`."""
     step_times: StepTimes | None = None
     """The measured time of its training steps; None if it was not measured."""
     variant: str = ""
@@ -157,23 +159,32 @@ class TableRow:
         return Spread.from_values(score.value for score in scores if score.metric == metric)
 
     def protocol_perplexity(self, split: str) -> Spread | None:
-        """Return the mean perplexity by the paper's protocol, over the runs that were also scored by it."""
+        """Return the mean perplexity by the paper's protocol, over the runs that were also scored by it.
+
+        If the paper's scores are from the last epoch, it is None unless all runs have the score of that epoch.
+        """
+        if self.paper_epoch == "last":
+            values = [result.last_epoch_perplexity(split) for result in self.results if result.record]
+            return None if None in values else Spread.from_values(values)
         protocols = (record.protocol for record in self.records)
         scores = (getattr(protocol, split, None) for protocol in protocols)
         return Spread.from_values(score.perplexity for score in scores if score)
 
     def comparison_perplexity(self, split: str) -> Spread | None:
         """Return the perplexity to compare with the paper's perplexity, by the paper's protocol if it is available."""
-        return self.protocol_perplexity(split) or self.mean_score(PERPLEXITY, split)
+        perplexity = self.protocol_perplexity(split)
+        if perplexity or self.paper_epoch == "last":
+            return perplexity
+        return self.mean_score(PERPLEXITY, split)
 
     def relative_difference(self, split: str) -> float | None:
         """Return the relative difference of our perplexity from the paper's, as a signed fraction.
 
-        It is None if our settings differ from the recipe.
+        It is None if our settings differ from the recipe or if our training was shorter than the paper's.
         """
         perplexity = self.comparison_perplexity(split)
         paper_perplexity = self.paper.get(split)
-        if perplexity is None or not paper_perplexity or self.changes:
+        if perplexity is None or not paper_perplexity or not self.is_faithful:
             return None
         return perplexity.mean / paper_perplexity - 1
 
@@ -183,10 +194,10 @@ class TableRow:
         return [score for score in scores if score]
 
     def bleu_difference(self, split: str) -> float | None:
-        """Return our BLEU minus the paper's BLEU. It is None if our settings differ from the recipe."""
+        """Return our BLEU minus the paper's BLEU. It is None in the same cases as `relative_difference`."""
         bleu = self.mean_score(BLEU, split)
         paper_bleu = self.paper.get(f"bleu_{split}")
-        if bleu is None or not paper_bleu or self.changes:
+        if bleu is None or not paper_bleu or not self.is_faithful:
             return None
         return bleu.mean - paper_bleu
 
@@ -215,8 +226,9 @@ class TableRow:
 
     @property
     def epochs(self) -> list[float]:
-        """The number of epochs of each finished run that was trained for epochs."""
-        return [result.epochs for result in self.results if result.record and not result.is_limited_by_updates]
+        """The number of epochs of each finished run that was trained for epochs, or of each evaluated run."""
+        runs = (*self.results, *self.source_runs)
+        return [result.epochs for result in runs if result.record and not result.is_limited_by_updates]
 
     @property
     def updates(self) -> list[int]:
@@ -226,15 +238,49 @@ class TableRow:
         ]
 
     @property
-    def recipe_epochs(self) -> float:
-        """The number of epochs in the recipe, before any override."""
-        record = self.records[0]
+    def full_epochs(self) -> float:
+        """The number of epochs in the recipe, before any override, or in the paper if it is larger."""
+        record = next(result.record for result in (*self.results, *self.source_runs) if result.record)
         epochs = record.training.epochs
         for change in record.changed:
             if change.key == "training.epochs":
                 epochs = change.old
                 break
-        return float(epochs or 0)
+        return max(float(epochs or 0), self.paper.get("epochs", 0))
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether a run has fewer epochs than the recipe or the paper, and no rule of the recipe ended it early."""
+        if not self.epochs or min(self.epochs) >= self.full_epochs:
+            return False
+        records = [result.record for result in (*self.results, *self.source_runs) if result.record]
+        return any(not record.training.stopped or "epochs" in self.paper for record in records)
+
+    @property
+    def is_faithful(self) -> bool:
+        """Whether our scores can be compared with the paper's: the recipe's settings and the whole training."""
+        return not self.changes and not self.is_shortened
+
+    @property
+    def authors_perplexity(self) -> float | None:
+        """The authors' validation perplexity at the epoch of our scored weights, as a mean over our runs."""
+        epochs = []
+        for result in self.results:
+            if result.record:
+                epochs.append(result.epochs if result.best_epoch is None else result.best_epoch)
+        if not epochs or not all(1 <= epoch <= len(self.paper_curve) for epoch in epochs):
+            return None
+        return fmean(self.paper_curve[int(epoch) - 1] for epoch in epochs)
+
+    @property
+    def mean_curve_difference(self) -> float | None:
+        """The relative difference of our validation perplexity from the authors', as a mean over epochs and runs."""
+        lines = [line for result in self.results if result.record for line in result.metrics if line.kind == "valid"]
+        differences = []
+        for line in lines:
+            if line.perplexity and line.epoch.is_integer() and 1 <= line.epoch <= len(self.paper_curve):
+                differences.append(line.perplexity / self.paper_curve[int(line.epoch) - 1] - 1)
+        return fmean(differences) if differences else None
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -340,10 +386,12 @@ def _add_source_runs(row: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
     evaluation_rows = []
     for source, evaluated_runs in sources.values():
         name = row.name + source.variant if len(sources) > 1 else row.name
+        paper_epochs = {"epochs": source.paper["epochs"]} if "epochs" in source.paper else {}
         evaluation_rows.append(
             replace(
                 row,
                 name=name,
+                paper=paper_epochs | dict(row.paper),
                 expected_parameters=source.parameter_count,
                 source_runs=evaluated_runs,
                 corpus=source.corpus,
@@ -501,66 +549,7 @@ def _our_time_ratio(row: TableRow, first_row: TableRow) -> float | None:
     return None
 
 
-def add_footnotes(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, ...]]:
-    """Add a footnote sign to the name of each row that needs a remark, and return the rows and the footnotes.
-
-    Rows with the same remark share a sign: †, ‡, §, ¶, then ††, ‡‡ and so on.
-    """
-    # The first row of each comparable group is the reference of its corpus and evaluation mode.
-    references = {(group[0].scored_corpus, group[0].special_mode): group[0] for group in group_comparable(rows)}
-    signs_by_remark: dict[str, str] = {}
-    marked_rows = []
-    for row in rows:
-        remark = _describe_row(row, references.get((row.scored_corpus, row.special_mode)))
-        if not remark:
-            marked_rows.append(row)
-            continue
-        repeats, index = divmod(len(signs_by_remark), len(FOOTNOTE_SIGNS))
-        next_sign = FOOTNOTE_SIGNS[index] * (1 + repeats)
-        sign = signs_by_remark.setdefault(remark, next_sign)
-        marked_rows.append(replace(row, name=f"{row.name} {sign}"))
-    return marked_rows, tuple(f"{sign} {remark}" for remark, sign in signs_by_remark.items())
-
-
-def _describe_row(row: TableRow, reference: TableRow | None) -> str:
-    """Return the remarks on a row, compared with the reference row of its corpus and mode, as one string."""
-    remarks = _training_remarks(row)
-    if row.score and row.uses_subwords:
-        remarks.append(
-            "perplexity per word: the probability of a word is the product of the probabilities of its sub-words "
-            f"(on average, {row.score.tokens_per_word:.1f} sub-words per word)"
-        )
-    if reference:
-        difference = _score_difference(row, reference)
-        if difference:
-            prefix = ""
-            if difference.prevents:
-                prefix = "perplexity not comparable: " if row.translation_scores("test") else "not comparable: "
-            remarks.append(prefix + explain_in_table(difference, reference.name))
-    return "; ".join(remarks)
-
-
-def _training_remarks(row: TableRow) -> list[str]:
-    """Return remarks on the starting weights and on early stopping."""
-    remarks = []
-    if row.results and row.starting_row:
-        remarks.append(f"began with the best weights of {row.starting_row}{_not_improved_remark(row.results)}")
-    if any(result.record and result.epochs < (result.record.training.epochs or 0) for result in row.results):
-        rule = flatten(row.results[0].settings).get("training.stop.rule")
-        remarks.append(f"stopped early, by the {rule} rule" if rule else "stopped early")
-    return remarks
-
-
-def _not_improved_remark(results: Sequence[Result]) -> str:
-    """Return a remark if runs did not improve on the weights that they started from."""
-    unimproved_count = sum(result.best_epoch == 0 for result in results)
-    if not unimproved_count:
-        return ""
-    seeds = "" if unimproved_count == len(results) else f" with {unimproved_count} of {len(results)} seeds"
-    return f"; no epoch improved on them{seeds}, so their scores are shown"
-
-
-def _score_difference(row: TableRow, other: TableRow) -> Difference | None:
+def score_difference(row: TableRow, other: TableRow) -> Difference | None:
     """Return how the definitions of two rows' scores differ, or None if they do not differ."""
     if row.score is None or other.score is None:
         return None
@@ -569,7 +558,7 @@ def _score_difference(row: TableRow, other: TableRow) -> Difference | None:
 
 def _can_compare(row: TableRow, other: TableRow) -> bool:
     """Return whether the perplexities of two rows can be compared."""
-    difference = _score_difference(row, other)
+    difference = score_difference(row, other)
     return difference is None or not difference.prevents
 
 

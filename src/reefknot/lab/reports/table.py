@@ -4,7 +4,7 @@
 `to_markdown` write it; `page.html` shows the same `Table` in the HTML report. The columns are defined in `cells.py`.
 
     rows = join_runs(rows_from_recipe(recipe_file.rows, "demo"), collect_runs(["runs/demo"]))
-    print_table(rows, Console())
+    print_table(rows, open_console())
 
 The split of a corpus that ranks the rows is `test`, or `valid` if there are no test scores.
 """
@@ -22,10 +22,20 @@ from rich.text import Text
 
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.recipes.file import Row
-from reefknot.lab.reports.cells import BLEU_TITLES, COLUMNS, ENDS, PROTOCOL_TITLE, SPEEDUP_TITLE, STEP_SECONDS_TITLE
+from reefknot.lab.reports.cells import (
+    AUTHORS_TITLE,
+    BLEU_TITLES,
+    COLUMNS,
+    ENDS,
+    NOT_RECORDED,
+    PROTOCOL_TITLE,
+    SPEEDUP_TITLE,
+    STEP_SECONDS_TITLE,
+    format_percent,
+)
+from reefknot.lab.reports.footnotes import add_footnotes
 from reefknot.lab.reports.rows import (
     TableRow,
-    add_footnotes,
     group_rankable,
     has_only_similarity,
     has_only_times,
@@ -112,6 +122,8 @@ def rows_from_recipe(rows: Iterable[Row], recipe: str = "") -> list[TableRow]:
                 start=row.start,
                 corpus=trained_row.corpus,
                 paper_similarity=row.paper_similarity,
+                paper_curve=row.curve,
+                paper_epoch=row.paper_epoch,
             )
         )
     return table_rows
@@ -128,6 +140,7 @@ def build_table(rows: Sequence[TableRow]) -> Table:
         *footnotes,
         *_explain_columns(marked_rows, columns),
         *changed_settings(marked_rows),
+        *_shortened_notes(marked_rows),
         *_averaging_notes(marked_rows),
         *_search_notes(marked_rows),
     ]
@@ -299,16 +312,62 @@ def _explain_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -> lis
     titles = {column.title for column in columns}
     notes = []
     if PROTOCOL_TITLE in titles:
-        protocols = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
-        comparison = "; diff compares this score with the paper's" if "diff" in titles else ""
+        notes += _explain_protocol(rows, columns)
+    if AUTHORS_TITLE in titles:
         notes.append(
-            f"{PROTOCOL_TITLE}: our score, computed as the paper's program does ({', '.join(protocols)}){comparison}"
+            f"{AUTHORS_TITLE}: the validation perplexity of the authors' own run, from their published log, after as "
+            "many epochs as our scored weights"
         )
     if any(column.title == "diff" and column.group in BLEU_TITLES.values() for column in columns):
         notes.append("BLEU: higher is better; diff is our score minus the paper's, in points")
     if titles & set(PRESS):
         notes += _similarity_notes(rows)
     return notes + _explain_time_columns(rows, columns)
+
+
+def _explain_protocol(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]:
+    """Return notes on the columns of perplexities by the paper's protocol."""
+    protocols = dict.fromkeys(record.protocol.name for row in rows for record in row.records if record.protocol)
+    names = f" ({', '.join(protocols)})" if protocols else ""
+    comparison = "; diff compares this score with the paper's" if any(c.title == "diff" for c in columns) else ""
+    notes = [f"{PROTOCOL_TITLE}: our score, computed as the paper's program does{names}{comparison}"]
+
+    if any(row.paper_epoch == "last" and row.records for row in rows):
+        notes.append(
+            f"{PROTOCOL_TITLE}: the paper's program scores after the last epoch, and its training perplexity is the "
+            "running perplexity of that epoch, computed while the weights change and with dropout. If another epoch "
+            "was better on the validation text, our validation perplexity after the last epoch comes from the log of "
+            "the training, which scores every token"
+        )
+    if any(cell == NOT_RECORDED for column in columns for cell in column.cells):
+        notes.append(
+            f"{NOT_RECORDED}: the runs scored the test text only with the weights of the best epoch, which is not the "
+            "last; the column on its left has that score"
+        )
+    return notes
+
+
+def _shortened_notes(rows: Sequence[TableRow]) -> list[str]:
+    """Return notes on rows that were trained for fewer epochs than the paper's, and on the authors' curves."""
+    shortened = [row for row in rows if row.records and row.is_shortened]
+    if not shortened:
+        return []
+    notes = []
+    with_curve = [row for row in shortened if row.mean_curve_difference is not None]
+    without_curve = [row.name for row in shortened if row not in with_curve and {"valid", "test"} & row.paper.keys()]
+    if with_curve:
+        differences = []
+        for row in with_curve:
+            difference = format_percent(row.mean_curve_difference or 0.0)
+            differences.append(f"{row.name} {difference} over {max(row.epochs):g} epochs")
+        notes.append(f"mean difference from the authors' learning curve: {', '.join(differences)}")
+    if without_curve:
+        subject = _names_or_every_row(without_curve, [row for row in rows if row.records])
+        notes.append(
+            f"{subject}: trained for fewer epochs than in the paper, so not comparable with its scores; there is no "
+            "learning curve of the authors to compare with"
+        )
+    return notes
 
 
 def _explain_time_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]:

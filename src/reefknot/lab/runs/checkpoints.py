@@ -196,7 +196,7 @@ class Checkpoints:
                 temporary.mkdir()
                 _write_files(temporary, checkpoint, encoded_values)
                 if path.exists():
-                    shutil.rmtree(path)  # it is damaged: intact checkpoints are never written again
+                    shutil.rmtree(path)  # it is damaged, because intact checkpoints are never written again
                 stats = _file_stats(temporary)
                 files.commit(temporary, path)
                 self._verified_stats[path] = stats
@@ -248,6 +248,10 @@ class Checkpoints:
     def step_path(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step, whether it exists or not."""
         return self.folder / f"step_{step:08d}"
+
+    def describe_kept(self) -> str:
+        """Return the beginning of a sentence that says whether training has saved a checkpoint."""
+        return "The last checkpoint is kept" if self._newest_first() else "No checkpoint was saved"
 
     # -- the best checkpoint ---------------------------------------------------------------------------------------
 
@@ -332,8 +336,9 @@ class Checkpoints:
         paths_to_keep = {newest, *self._find_steps_to_keep(newest)}
         for path in self._newest_first():
             if path not in paths_to_keep and path.name != best_name:
-                files.remove(path)
+                files.remove_folder(path)
                 self._verified_stats.pop(path, None)
+        files.remove_leftovers(self.folder)
 
     def _find_steps_to_keep(self, newest: Path) -> list[Path]:
         """Return the newest intact steps, including `newest` if it is a step.

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MAX_LISTED_CHANGES = 8  # a message lists at most this many changes, and counts the others
+_SUBFOLDERS = ("checkpoints", "evaluations", "source", "translations")
+"""The folders in a run folder, in which a killed process may leave temporary files."""
 _CHANGEABLE_SETTING = "settings.training.accumulate"
 """A setting that may change until a run is finished, because the memory of the GPUs decides how large it must be."""
 
@@ -78,7 +80,8 @@ class RunFolder:
 
         run = cls(path, lock_descriptor)
         try:
-            files.remove_leftovers(path)
+            for folder in (path, *(path / name for name in _SUBFOLDERS)):
+                files.remove_leftovers(folder)
             if (path / "config.json").exists():
                 is_finished = (path / "result.json").exists()
                 _reject_other_settings(path, run.config, config, is_finished=is_finished)

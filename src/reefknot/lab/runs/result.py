@@ -218,6 +218,8 @@ class Subspace(Stored):
     """The number of words in each table."""
     dim: int
     """The dimension of the vectors."""
+    centred_distance: Annotated[float | None, OMIT_NONE] = None
+    """The distance after the mean vector of each table is subtracted from its rows; None in older results."""
 
 
 class TailsOpened(Stored):

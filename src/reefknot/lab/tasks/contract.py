@@ -304,6 +304,9 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
     def check_data(self, dataset: DataT, world: World) -> None:
         """Raise an error if a model cannot be trained on the data, or cannot score them. Called before training."""
 
+    def check_model(self, model: ModelT, world: World) -> None:
+        """Raise an error if this machine cannot train the model. Called before the run folder is created."""
+
     def prepare(self, model: ModelT, dataset: DataT, *, from_files: bool = True, notify: Notify = silent) -> list[str]:
         """Prepare a new model for training. Returns messages for the display.
 

@@ -44,6 +44,7 @@ from reefknot.lab.training.generators import set_determinism
 from reefknot.lab.training.loop import Trainer
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import Progress, load_weights
+from reefknot.lab.training.update import check_precision
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.models.regularisation import RegularisationSettings
 from reefknot.storage.progress import Notify, silent
@@ -372,6 +373,10 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
 
     def check_data(self, dataset: DataT, world: World) -> None:
         self.batches(dataset).shard(world.rank, world.size)  # raises an error if batches cannot be made
+
+    def check_model(self, model: LanguageModelT, world: World) -> None:
+        if world.device.type == "cpu":
+            check_precision(model, self.experiment.training)
 
     def prepare(
         self, model: LanguageModelT, dataset: DataT, *, from_files: bool = True, notify: Notify = silent

@@ -8,7 +8,7 @@ texts to a folder of the cache, once:
     corpora/NAME-HASH/train.en.txt, train.de.txt, ...         (parallel text) one text per split and language
     corpora/NAME-HASH/sizes.json                              size of each text, to detect a damaged folder
 
-HASH depends on the path, size and modification time of the files that the texts are made from.
+HASH depends on the path, size, mtime and ctime of the files that the texts are made from.
 """
 
 from __future__ import annotations
@@ -120,13 +120,13 @@ def write_texts(
     return {name: folder / f"{name}.txt" for name in text_names}
 
 
-def _identify_file(path: Path) -> tuple[str, int, int]:
-    """Return the path, size and modification time of a file."""
+def _identify_file(path: Path) -> tuple[str, int, int, int]:
+    """Return the path and size of a file, and the times of the last change of its content and of its inode."""
     try:
         status = path.stat()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    return str(path.absolute()), status.st_size, status.st_mtime_ns
+    return str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _raise_data_errors(lines: NamedLines, files: list[Path]) -> NamedLines:

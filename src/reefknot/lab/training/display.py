@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.text import Text
+
+from reefknot.storage.terminal import escape_control_characters, escape_terminal_output, unescaped
 
 BAR_WIDTH = 10
 """Number of characters of the progress bar."""
@@ -39,8 +42,28 @@ class Display(Protocol):
 def open_display() -> Display:
     """Return a display for the standard output: a live line on a terminal, plain lines otherwise."""
     if sys.stdout.isatty():
-        return LiveDisplay(Console())
+        return LiveDisplay(open_console())
     return LineDisplay()
+
+
+def open_console(width: int | None = None) -> Console:
+    """Return a rich console for the standard output. On a terminal, it escapes the control characters of texts.
+
+    Args:
+        width: Width in characters; that of the terminal if None.
+    """
+    return _EscapingConsole(file=unescaped(sys.stdout), width=width)
+
+
+class _EscapingConsole(Console):
+    """A console that escapes control characters in texts, but not its own sequences for cursor and colours."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            if self.is_terminal and not segment.control:
+                yield Segment(escape_control_characters(segment.text), segment.style)
+            else:
+                yield segment
 
 
 class SilentDisplay:
@@ -78,12 +101,14 @@ class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._live = Live(Text(""), console=console, refresh_per_second=8, transient=True)
         self._live.start()
+        escape_terminal_output()  # while the display is live, rich replaces the standard streams by its own
 
     def print(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
+        # Rich drops some control characters, so they are escaped before rich sees them.
+        self._live.console.print(escape_control_characters(text), markup=False, highlight=False)
 
     def update(self, line: str) -> None:
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+        self._live.update(Text(escape_control_characters(line), no_wrap=True, overflow="ellipsis"))
 
     def close(self) -> None:
         self._live.stop()

@@ -35,7 +35,7 @@ from reefknot.lab.training.signals import StopRequest
 from reefknot.lab.training.state import Progress, TrainState
 from reefknot.lab.training.throughput import Throughput
 from reefknot.lab.training.timetable import DueActions, SessionClock, Timetable
-from reefknot.lab.training.update import AUTOCAST_DTYPES, MAX_OVERFLOWS, Updater, carries_state, check_precision
+from reefknot.lab.training.update import AUTOCAST_DTYPES, MAX_OVERFLOWS, Updater, carries_state
 from reefknot.nn.encoders.contract import State
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.storage.files import write_json
@@ -93,7 +93,6 @@ class Trainer:
         self.validate = validate
 
         self.model = model.to(self.world.device)
-        check_precision(self.model, settings)
         self.schedule = SCHEDULES.build(settings.schedule, {})
         parallel = self.world.wrap_model(self.model, settings.shard)
         optimiser = OPTIMISERS.build(settings.optimiser, {"parameters": parallel.trainable_parameters})
@@ -129,6 +128,7 @@ class Trainer:
             # The output end is the classifier with its loss.
             kernels = resolve_impl(current_choice(), self.world.device, dtype)
             self.run.log(f"kernels of the output end: {kernels}")
+            self._report_compilation()
         self.throughput = Throughput(self.model, self.world, dtype)
         self.batches.set_epoch(progress.epoch)
         self._clock = SessionClock(
@@ -145,6 +145,15 @@ class Trainer:
             while not self.timetable.is_finished(progress):
                 self._advance(stop)
         return progress
+
+    def _report_compilation(self) -> None:
+        """Log whether the blocks of the encoder are compiled. A setting without effect is also displayed."""
+        compiled_blocks = self.updater.compiled_blocks
+        if not compiled_blocks.message:
+            return
+        self.run.log(compiled_blocks.message)
+        if self.settings.compile and compiled_blocks.seconds is None:
+            self.display.print(f"training.compile has no effect: {compiled_blocks.message}")
 
     def _resume(self) -> None:
         """Restore the latest checkpoint, if there is one."""
@@ -383,7 +392,7 @@ class Trainer:
         if self.world.is_first:
             write_json(path, record)
         raise NonFiniteError(
-            f"{problem}. The last checkpoint is kept, and {path} records the batch. "
+            f"{problem}. {self.checkpoints.describe_kept()}, and {path} records the batch. "
             "Try a smaller training.optimiser.learning_rate or a training.clip, with another --out"
         )
 

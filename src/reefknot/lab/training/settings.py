@@ -97,6 +97,13 @@ class TrainingSettings(BatchSettings):
         ),
     ] = "seeded"
     capture: Annotated[bool, Field(description="On a GPU, replay updates with repeated shapes as CUDA graphs.")] = True
+    compile: Annotated[
+        bool | None,
+        Field(
+            description="Compile the blocks of a transformer with torch.compile. By default, they are compiled in "
+            "bfloat16 on one GPU, unless determinism is exact."
+        ),
+    ] = None
     log_every: Annotated[Count, Field(description="Number of updates between two lines of metrics.")] = 100
     save_every: Annotated[
         Count, Field(description="Number of updates between two checkpoints. Every validation also saves a checkpoint.")
@@ -121,6 +128,15 @@ class TrainingSettings(BatchSettings):
             raise ValueError(
                 f"epochs = {self.epochs} and updates = {self.updates}: only one of them may be set; "
                 "remove the other with training.updates=default or training.epochs=default"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_compile(self) -> TrainingSettings:
+        if self.compile and self.determinism == "exact":
+            raise ValueError(
+                'compile = true: torch.compile may choose other kernels in a resumed run, but determinism = "exact" '
+                'promises equal bits; use compile = false, or determinism = "seeded"'
             )
         return self
 

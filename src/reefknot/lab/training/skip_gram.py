@@ -225,9 +225,9 @@ class SkipGramTrainer:
         path = self.run.path / "nonfinite.json"
         write_json(path, record)
         raise NonFiniteError(
-            f"a weight is NaN or infinite after step {progress.step:,}, so this step was not saved. The last "
-            f"checkpoint is kept, and {path} records the position in the text. Try a smaller training.learning_rate, "
-            "with another --out folder"
+            f"a weight is NaN or infinite after step {progress.step:,}, so this step was not saved. "
+            f"{self.checkpoints.describe_kept()}, and {path} records the position in the text. Try a smaller "
+            "training.learning_rate, with another --out folder"
         )
 
     @property

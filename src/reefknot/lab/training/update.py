@@ -30,6 +30,7 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.evaluation.perplexity import autocast
+from reefknot.lab.training.compilation import CompiledBlocks
 from reefknot.lab.training.distributed import WindowResult, World
 from reefknot.lab.training.settings import TrainingSettings
 from reefknot.lab.training.state import TrainState
@@ -53,11 +54,12 @@ AUTOCAST_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float1
 class Updater:
     """Computes and applies the updates of a model, on the device of the model.
 
-    Three things differ from a textbook training loop:
+    Four things differ from a textbook training loop:
 
     - Nothing here waits for a GPU. Results accumulate on the device until the training loop reads them.
     - An update whose loss or gradient is not finite is not applied (`UpdateStats`).
     - On a GPU, updates whose shapes repeat are replayed as CUDA graphs (`CapturedUpdates`).
+    - The blocks of a transformer may be compiled (`CompiledBlocks`).
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Updater:
             # torch's fused optimisers read this tensor.
             state.optimiser.found_inf = self.stats.found_inf  # type: ignore[attr-defined]
 
+        self.compiled_blocks = CompiledBlocks(model, settings, world)
         # A graph cannot be captured while a part of the model reads a value from the device.
         reads_device = model.input.synchronizes or model.encoder.synchronizes
         self.uses_graphs = settings.capture and not self.synchronous and world.size == 1 and not reads_device
@@ -202,7 +205,8 @@ class Updater:
         self, batch: MicroBatch, previous_state: State | None, divisor: Tensor, add_penalties: bool
     ) -> WindowResult:
         """Add the gradients of one micro-batch, and return the result of its forward pass."""
-        with autocast(self.world.device, self.settings.precision):
+        device = self.world.device
+        with autocast(device, self.settings.precision), self.compiled_blocks.use(batch.inputs.shape):
             result: WindowResult = self.parallel.loss_module(
                 batch.inputs, batch.targets, previous_state, batch.plan, batch.positions
             )
@@ -467,13 +471,12 @@ def carries_state(model: LanguageModel, settings: TrainingSettings) -> bool:
 
 
 def check_precision(model: LanguageModel, settings: TrainingSettings) -> None:
-    """Raise an error if the precision is float16 and torch cannot train this encoder with it.
+    """Raise an error if the precision is float16 and torch cannot train this encoder, which is on a CPU, with it.
 
     Few CPUs support an LSTM in float16. Some of them compute its outputs but not its gradients, so the check includes
     a backward pass.
     """
-    device = next(model.parameters()).device
-    if settings.precision != "float16" or device.type != "cpu":
+    if settings.precision != "float16":
         return
     was_training = model.training
     model.train()

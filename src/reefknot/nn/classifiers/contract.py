@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.scores import at_least_float32
 from reefknot.nn.constants import NEEDS_WORD_TABLE, NO_TABLE_TO_SHARE
 from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
-from reefknot.nn.tables import BandedTable, WordTable
+from reefknot.nn.tables import BandedTable, WordTable, hint_for_torch_layer
 
 CacheType = TypeVar("CacheType", bound="WeightCache")
 
@@ -49,14 +49,13 @@ class Classifier(nn.Module, InheritsDocstrings):
     """Dimension of the class vectors and of the output of `context`."""
     bias: nn.Parameter | None
     """One number per class, or None."""
+    label_modules: ClassVar[tuple[str, ...]] = ()
+    """Names of the submodules that only `encode` uses. `fold_classifier` leaves them out."""
     _cache: WeightCache | None = None
 
     def __init__(self, table: WordTable, context_dim: int, bias: bool, dim: int | None = None) -> None:
         super().__init__()
-        if isinstance(table, BandedTable):
-            raise SettingsError(NEEDS_WORD_TABLE)
-        if not isinstance(table, WordTable):
-            raise SettingsError(NO_TABLE_TO_SHARE)
+        check_word_table(type(self).__name__, table)
         self.table = table
         self.vocab_size = table.vocab_size
         self.context_dim = context_dim
@@ -120,6 +119,18 @@ class Classifier(nn.Module, InheritsDocstrings):
             yield cache
         finally:
             self._cache = previous_cache
+
+
+def check_word_table(classifier: str, table: Any) -> None:
+    """Raise a `SettingsError` unless the table is a `WordTable`. The message names the classifier."""
+    if isinstance(table, WordTable):
+        return
+    if isinstance(table, BandedTable):
+        raise SettingsError(NEEDS_WORD_TABLE)
+    hint = hint_for_torch_layer(table)
+    if hint:
+        raise SettingsError(f"{classifier}: needs a word table; a {type(table).__name__} is not one{hint}")
+    raise SettingsError(NO_TABLE_TO_SHARE)
 
 
 # -- caches of class vectors ---------------------------------------------------------------------------------------

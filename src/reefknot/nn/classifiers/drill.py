@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Ge, Le, Positive, Probability, check_rates
-from reefknot.nn.classifiers.contract import Classifier
+from reefknot.nn.classifiers.contract import Classifier, check_word_table
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
@@ -61,6 +61,8 @@ class Drill(Classifier):
         init: Draw the initial matrices from [-init, init].
     """
 
+    label_modules = ("layers",)
+
     def __init__(
         self,
         table: WordTable,
@@ -75,6 +77,7 @@ class Drill(Classifier):
         dropout_position: DropoutPosition = "input",
         init: Positive = INIT_RANGE,
     ) -> None:
+        check_word_table(type(self).__name__, table)
         super().__init__(table, table.dim, bias)
         if depth < 0:
             raise SettingsError(f"DRILL: depth = {depth}: must be at least 0")

@@ -42,6 +42,8 @@ class Dual(Classifier):
         variational: Drop the same dimensions for all classes. If false, each class has a dropout mask of its own.
     """
 
+    label_modules = ("label_layer",)
+
     def __init__(
         self,
         table: WordTable,

@@ -7,7 +7,7 @@ e_y is the row of class y. The base class `Classifier` does all the work.
 
 from __future__ import annotations
 
-from reefknot.nn.classifiers.contract import Classifier
+from reefknot.nn.classifiers.contract import Classifier, check_word_table
 from reefknot.nn.tables import WordTable
 
 
@@ -23,4 +23,5 @@ class Plain(Classifier):
     """
 
     def __init__(self, table: WordTable, bias: bool = True) -> None:
+        check_word_table(type(self).__name__, table)
         super().__init__(table, table.dim, bias)

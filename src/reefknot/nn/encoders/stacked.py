@@ -193,7 +193,24 @@ def run_layer(
 
 def get_weights(layer: Any) -> list[Tensor]:
     """Return the weights of a layer in cuDNN's order: input matrix, recurrent matrix, and their biases."""
-    return [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0]
+    return [layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, _get_second_bias(layer)]
+
+
+def _get_second_bias(layer: Any) -> Tensor:
+    """Return the second bias vector of a layer. If `_freeze_second_bias` made it a buffer, it is zero."""
+    bias: Tensor = layer.bias_hh_l0
+    if "bias_hh_l0" not in layer._buffers:
+        return bias
+    # The values of the buffer are never trusted, because `to_empty` leaves them unset and no checkpoint has them. With
+    # `load_state_dict(assign=True)` or mixed precision, even its device or type may differ from the parameters.
+    first_bias: Tensor = layer.bias_ih_l0
+    is_usable = bias.device == first_bias.device and bias.dtype == first_bias.dtype
+    if not is_usable or torch.compiler.is_compiling():
+        return torch.zeros_like(first_bias)
+    # Writing through `.data` does not count as a change for autograd, which may have saved the same zeros for the
+    # backward pass of an earlier window.
+    bias.data.zero_()
+    return bias
 
 
 @contextmanager
@@ -222,6 +239,9 @@ def _freeze_second_bias(layer: Any) -> None:
 
     The equations of the papers have one bias per gate. cuDNN, and so torch, adds two. Only their sum matters, except in
     the candidate state of a GRU, where the reset gate scales the second bias.
+
+    The buffer only reserves memory: cuDNN would otherwise copy all weights of the layer into one block at every call.
+    `_get_second_bias` writes the zeros where they are used.
     """
     zeros = torch.zeros_like(layer.bias_hh_l0)
     del layer.bias_hh_l0

@@ -269,10 +269,13 @@ class ResidualBlock(nn.Module):
             extended_2BHUK = _extend_cache(past_2BHSK.to(queries_BHTK.dtype), qkv_3BHTK[1:], slots)
             keys_BHUK, values_BHUK = extended_2BHUK.unbind()
 
-        num_queries = queries_BHTK.shape[2]
-        num_keys = keys_BHUK.shape[2]
-        mask = _mask_after_cache(num_queries, num_keys, slots, hidden_BTD.device)
-        is_causal = mask is None and num_queries == num_keys
+        # `is_causal` must be a plain bool, so it is not computed from sizes that `torch.export` keeps dynamic.
+        mask = None
+        is_causal = past_2BHSK is None
+        if past_2BHSK is not None:
+            num_queries = queries_BHTK.shape[2]
+            mask = _mask_after_cache(num_queries, keys_BHUK.shape[2], slots, hidden_BTD.device)
+            is_causal = mask is None and num_queries > 1  # the cache was empty
         attended_BTD = self._attend(queries_BHTK, keys_BHUK, values_BHUK, mask, is_causal)
         hidden_BTD = self._add_residual(hidden_BTD, self.attention_out(attended_BTD), self.attention_norm)
         return hidden_BTD, extended_2BHUK

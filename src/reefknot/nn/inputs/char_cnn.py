@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +77,6 @@ class CharCNN(InputEnd):
         dropout: Dropout rate of the elements of the resulting vectors.
     """
 
-    spellings: Tensor
     # `forward` makes the host wait for the GPU: it computes each distinct word of a batch once, and the number of
     # distinct words is known only on the GPU.
     synchronizes = True
@@ -98,13 +97,11 @@ class CharCNN(InputEnd):
         check_sizes("char-CNN", dim=dim, byte_dim=byte_dim)
         if highway < 0:
             raise SettingsError(f"char-CNN: highway = {highway}: must be at least 0")
+        self._spellings = _SpellingTable(spellings)
         self.vocab_size = len(spellings)
         self.dim = dim
         self.scale = scale
         self.dropout = dropout
-        # Spellings follow from the vocabulary, so checkpoints do not need them. They are int32, because NCCL does not
-        # support int16.
-        self.register_buffer("spellings", spellings.int(), persistent=False)
         self.bytes = nn.Embedding(FIRST_SYMBOL, byte_dim, padding_idx=0)
         self.filter_widths = [width for width, _ in filters]
         self.convolutions = nn.ModuleList(nn.Conv1d(byte_dim, features, width) for width, features in filters)
@@ -117,6 +114,11 @@ class CharCNN(InputEnd):
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
+    @property
+    def spellings(self) -> Tensor:
+        """The spellings of all words, with shape (V, L), on the host."""
+        return self._spellings.rows
+
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Return one vector per token, with shape (B, T, D). Each distinct word is computed once.
 
@@ -124,7 +126,7 @@ class CharCNN(InputEnd):
             ids_BT: Token ids, with shape (B, T).
         """
         distinct_ids_U, indices_BT = torch.unique(ids_BT, return_inverse=True)
-        spellings_UL = F.embedding(distinct_ids_U, self.spellings)
+        spellings_UL = F.embedding(distinct_ids_U, self._spellings.on(ids_BT.device))
         vectors_UD = self._compute_vectors(spellings_UL)
         vectors_BTD = self.scale * F.embedding(indices_BT, vectors_UD)
         return F.dropout(vectors_BTD, self.dropout, self.training)
@@ -132,7 +134,7 @@ class CharCNN(InputEnd):
     def vectors(self) -> Tensor:
         """Return one vector per word, (V, D)."""
         chunks = []
-        for spellings_UL in torch.split(self.spellings, WORDS_PER_CHUNK):
+        for spellings_UL in torch.split(self._spellings.on(self.symbols.device), WORDS_PER_CHUNK):
             chunks.append(self._compute_vectors(spellings_UL))
         return self.scale * torch.cat(chunks)
 
@@ -143,11 +145,11 @@ class CharCNN(InputEnd):
             words: The additional words. Their ids follow the ids of the present words.
         """
         # deepcopy() does not copy the tensors that are already in its memo.
-        memo = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in self.parameters()}
+        memo[id(self._spellings)] = self._spellings
         extended = deepcopy(self, memo)
         max_bytes = self.spellings.shape[1]
-        new_spellings = spell(words, max_bytes).to(self.spellings)
-        extended.spellings = torch.cat([self.spellings, new_spellings])
+        extended._spellings = _SpellingTable(torch.cat([self.spellings, spell(words, max_bytes).int()]))
         extended.vocab_size = len(extended.spellings)
         return extended
 
@@ -157,7 +159,7 @@ class CharCNN(InputEnd):
         Args:
             ids_N: Token ids, with shape (N,).
         """
-        distinct_ids_U = torch.unique(ids_N).to(self.spellings.device)
+        distinct_ids_U = torch.unique(ids_N).cpu()
         is_byte_UL = self.spellings[distinct_ids_U] > 0
         num_bytes = int(is_byte_UL.sum(dim=1).clamp(min=1).sum())
         weights_per_byte = count_matrix_weights(self.convolutions)
@@ -198,6 +200,34 @@ class CharCNN(InputEnd):
             maxima_UF = responses_ULF.masked_fill(is_outside_UL[..., None], -torch.inf).max(dim=1).values
             features.append(maxima_UF.relu())
         return torch.cat(features, dim=-1)
+
+
+class _SpellingTable:
+    """The spellings of all words on the host, and a copy on each device that reads them.
+
+    Spellings follow from the vocabulary, so checkpoints do not need them. They are not a buffer, because `to_empty`,
+    which gives memory to a model that was built on the meta device, would erase them.
+
+    Args:
+        spellings_VL: Spellings of all words, on any device that holds values.
+    """
+
+    def __init__(self, spellings_VL: Tensor) -> None:
+        if spellings_VL.is_meta:
+            raise SettingsError(
+                "char-CNN: the spellings are on the meta device, which does not store values; "
+                "pass the result of spell() itself, also if the model is built on the meta device"
+            )
+        self.rows = spellings_VL.int().cpu()
+        self._copies: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the spellings on a device."""
+        if device == self.rows.device or torch.compiler.is_compiling():
+            return self.rows.to(device)
+        if device not in self._copies:
+            self._copies[device] = self.rows.to(device)
+        return self._copies[device]
 
 
 def _check_filters(filters: Sequence[Sequence[int]]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.nn.bounds import Dim, Positive, Probability, check_rates
 from reefknot.nn.inputs.contract import InputEnd
-from reefknot.nn.tables import BandedTable, WordTable, build_projection
+from reefknot.nn.tables import BandedTable, WordTable, build_projection, hint_for_torch_layer
 
 
 class Lookup(InputEnd):
@@ -49,7 +49,10 @@ class Lookup(InputEnd):
         if project_to is not None and project_to < 1:
             raise SettingsError(f"lookup: project_to = {project_to}: must be at least 1, or left out")
         if not isinstance(table, WordTable | BandedTable):
-            raise SettingsError(f"lookup: needs a table to look words up in; a {type(table).__name__} is not one")
+            raise SettingsError(
+                f"lookup: needs a table to look words up in; a {type(table).__name__} is not one"
+                f"{hint_for_torch_layer(table)}"
+            )
         if isinstance(table, BandedTable):
             table.check_equal_dims()
         self.table = table

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, cast, get_args
 
 import torch
@@ -33,7 +33,8 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.nn.bounds import Dim, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Plain
-from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan, RowLoss
+from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_by_band, count_matrix_weights
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, build_projection, check_banded, group_by_band
 
@@ -209,6 +210,7 @@ class AdaptiveSoftmax(OutputEnd):
                     totals[name] = penalty
         return totals
 
+    @any_leading_shape
     def log_probs(self, hidden_ND: Tensor) -> Tensor:
         hidden_ND = self._project_and_drop(hidden_ND)
         head_log_probs_NH = self._head_log_probs(hidden_ND)
@@ -218,8 +220,19 @@ class AdaptiveSoftmax(OutputEnd):
             band_log_probs.append(cluster_log_probs_N[:, None] + self._tail_log_probs(band, hidden_ND))
         return torch.cat(band_log_probs, dim=-1)
 
+    @any_leading_shape_with_targets
     def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        plan = self._plan_without_padding(targets_N)
+        if torch.compiler.is_compiling():
+            return self._target_log_probs_of_all_rows(hidden_ND, targets_N)
+        return -self._compute_row_nll(hidden_ND, self._plan_without_padding(targets_N))
+
+    def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:
+        if not isinstance(plan, BandPlan):
+            plan = self.prepare(targets_N)
+        return {"nll": RowLoss(self._compute_row_nll(hidden_ND, plan.to(hidden_ND.device)))}
+
+    def _compute_row_nll(self, hidden_ND: Tensor, plan: BandPlan) -> Tensor:
+        """Return the negative log-likelihood of the target of each row, (N,)."""
         hidden_ND = self._project_and_drop(hidden_ND)
         head = self._head_inputs(hidden_ND)
         nll_N = row_losses(head.context, head.weight, head.bias, plan.head).nll
@@ -227,8 +240,30 @@ class AdaptiveSoftmax(OutputEnd):
             tail = self._tail_inputs(band, hidden_ND.index_select(0, rows_R))
             tail_nll_R = row_losses(tail.context, tail.weight, tail.bias, targets_R).nll
             nll_N = nll_N.index_add(0, rows_R, tail_nll_R)
+        return nll_N
+
+    def _target_log_probs_of_all_rows(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Compute `target_log_probs` with every tail for every row, because the rows of a tail depend on values.
+
+        A compiled or exported graph knows no values.
+        """
+        hidden_ND = self._project_and_drop(hidden_ND)
+        head_targets_N = targets_N
+        tail_losses = []
+        for band, (first_id, end_id) in enumerate(pairwise(self.bounds[1:]), start=1):
+            is_in_band_N = (targets_N >= first_id) & (targets_N < end_id)
+            head_targets_N = torch.where(is_in_band_N, self._cluster_class(band), head_targets_N)
+            band_targets_N = torch.where(is_in_band_N, targets_N - first_id, IGNORE)
+            tail = self._tail_inputs(band, hidden_ND)
+            # Rows of other bands are ignored, so their loss is zero.
+            tail_losses.append(row_losses(tail.context, tail.weight, tail.bias, band_targets_N).nll)
+        head = self._head_inputs(hidden_ND)
+        nll_N = row_losses(head.context, head.weight, head.bias, head_targets_N).nll
+        for tail_nll_N in tail_losses:
+            nll_N = nll_N + tail_nll_N
         return -nll_N
 
+    @any_leading_shape
     def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         result = self.search(hidden_ND, k)
         return result.log_probs, result.ids
@@ -278,11 +313,14 @@ class AdaptiveSoftmax(OutputEnd):
         computed_share = num_computed / num_pairs if num_pairs else 0.0
         return SearchResult(best_NK, ids_NK, computed_share)
 
+    @any_leading_shape
     def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class per row: from the head and, if this gives a cluster, from its tail. The result has shape (N,).
+        """Draw one class per hidden state: from the head and, if this gives a cluster, from its tail.
+
+        The result has shape (...).
 
         Args:
-            hidden_ND: Hidden states, with shape (N, D).
+            hidden_ND: Hidden states, with shape (..., D).
             generator: Random number generator on the device of `hidden_ND`. The default is torch's own.
         """
         hidden_ND = self._project_and_drop(hidden_ND)

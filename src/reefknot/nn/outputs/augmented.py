@@ -30,7 +30,7 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.kernels.soft_target import SoftTargets, soft_targets
 from reefknot.nn.bounds import NonNegative, Positive, Share
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.outputs.contract import LossPart, Plan
+from reefknot.nn.outputs.contract import LossPart, Plan, RowLoss
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import WordTable
 
@@ -151,7 +151,24 @@ class Augmented(Softmax):
         """
         if not isinstance(plan, DistinctTargets):
             plan = self.prepare(targets_N)
+        nll_N, kl_M = self._compute_nll_and_divergence(hidden_ND, targets_N, plan.to(hidden_ND.device))
+        return {
+            "nll": LossPart(nll_N.sum(), plan.count, self.nll_weight),
+            "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
+        }
+
+    def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:
+        if not isinstance(plan, DistinctTargets):
+            plan = self.prepare(targets_N)
         plan = plan.to(hidden_ND.device)
+        nll_N, kl_M = self._compute_nll_and_divergence(hidden_ND, targets_N, plan)
+        kl_N = torch.zeros_like(nll_N).index_copy(0, plan.rows, kl_M.to(nll_N.dtype))
+        return {"nll": RowLoss(nll_N, self.nll_weight), "augmented": RowLoss(kl_N, self.augmented_weight)}
+
+    def _compute_nll_and_divergence(
+        self, hidden_ND: Tensor, targets_N: Tensor, plan: DistinctTargets
+    ) -> tuple[Tensor, Tensor]:
+        """Return the negative log-likelihood of each of the N rows, and KL(q || p) of each of the M scored rows."""
         context_ND = self.classifier.context(hidden_ND)
         weight_VD = self.classifier.weight()
         losses = row_losses(context_ND, weight_VD, self.classifier.bias, targets_N, tau=self.tau)
@@ -161,11 +178,7 @@ class Augmented(Softmax):
         context_MD = context_ND.index_select(0, plan.rows)
         lse_M = losses.lse_tau.index_select(0, plan.rows)
         kl_M = soft.negentropy - (context_MD * soft.mean).sum(-1) / self.tau + lse_M
-
-        return {
-            "nll": LossPart(losses.nll.sum(), plan.count, self.nll_weight),
-            "augmented": LossPart(kl_M.sum(), plan.count, self.augmented_weight),
-        }
+        return losses.nll, kl_M
 
     def _soft_targets(self, plan: DistinctTargets, weight_VD: Tensor) -> SoftTargets:
         """Return m and -H(q) (see `loss`) for each of the M scored rows, computed once per distinct target."""

@@ -4,12 +4,15 @@ An output end turns hidden states into a distribution over classes, which are us
 reading at `OutputEnd`. An implementation must define only its first five methods. `softmax.py` is the shortest
 implementation.
 
-Two small types come first:
+Small types come first:
 
-    LossPart    one named term of the loss: a sum over the targets, with a count and a weight
-    Plan        everything that an output end computes from the targets of a batch before the forward pass
+    LossPart      one named term of the loss: a sum over the targets, with a count and a weight
+    RowLoss       the same term for each target, without the sum
+    OutputLoss    the result of calling an output end: the loss to minimise, the mean negative log-likelihood, a count
+    Plan          everything that an output end computes from the targets of a batch before the forward pass
 
-Shapes: N rows (one row per token), D dimensions of the hidden state, V classes, K best classes.
+Shapes: N rows (one row per token), D dimensions of the hidden state, V classes, K best classes. "..." stands for any
+leading shape, such as (B, T) for B streams and T steps.
 """
 
 from __future__ import annotations
@@ -18,15 +21,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from reefknot.errors import ArgumentError, SettingsError
+from reefknot.kernels.arguments import check_integer, check_number, check_target_values, replace_ignore_index
 from reefknot.kernels.capture import send
+from reefknot.kernels.linear_cross_entropy import Reduction
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.contract import CacheType, Classifier, EvaluationCache, StepCache
+from reefknot.nn.outputs.rows import any_leading_shape, check_hidden, check_targets
 from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
@@ -44,6 +50,26 @@ class LossPart:
     """The number of targets in the sum."""
     weight: float = 1.0
     """The weight of this part in the objective."""
+
+
+class RowLoss(NamedTuple):
+    """One named part of a loss, with one value per row."""
+
+    values: Tensor
+    """The value of each row, with shape (N,), zero where the target is ignored. The weight is not applied."""
+    weight: float = 1.0
+    """The weight of this part in the objective."""
+
+
+class OutputLoss(NamedTuple):
+    """The result of calling an output end: `loss, nll, count = end(hidden, targets)`."""
+
+    loss: Tensor
+    """The loss to minimise, with all parts and penalties."""
+    nll: Tensor
+    """The negative log-likelihood alone, without penalties and without gradient: exp(nll) is a perplexity."""
+    count: int  # type: ignore[assignment]  # hides the method `count` of tuples
+    """The number of targets that are not ignored."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +110,12 @@ class Plan:
 class OutputEnd(nn.Module, InheritsDocstrings):
     """Base class of output ends, which turn hidden states into a distribution over the classes and compute its loss.
 
-    Training calls `prepare` on the host and `loss` on the device:
+    An output end is a layer. Call it with hidden states and targets of any leading shape:
+
+        loss, nll, count = output(hidden, targets)      # (..., D) and (...)
+        loss.backward()
+
+    The trainer calls `prepare` on the host and `loss` on the device instead, which gives the parts of the loss as sums:
 
         plan = output.prepare(targets_N)
         loss_parts = output.loss(hidden_ND, targets_N, plan)
@@ -114,19 +145,23 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         raise NotImplementedError
 
     def log_probs(self, hidden_ND: Tensor) -> Tensor:
-        """Return the log-probabilities of all classes, with shape (N, V), in float32 or a wider type.
+        """Return the log-probabilities of all classes, with shape (..., V), in float32 or a wider type.
+
+        A subclass writes this method for rows, (N, D), with the decorator `any_leading_shape`.
 
         Args:
-            hidden_ND: Hidden states, with shape (N, D).
+            hidden_ND: Hidden states, with shape (..., D).
         """
         raise NotImplementedError
 
     def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        """Return the log-probability of the target of each row, with shape (N,). It is zero if the target is -100.
+        """Return the log-probability of each target, with shape (...). It is zero if the target is -100.
+
+        A subclass writes this method for rows, (N, D), with the decorator `any_leading_shape_with_targets`.
 
         Args:
-            hidden_ND: Hidden states, with shape (N, D).
-            targets_N: Target classes, with shape (N,).
+            hidden_ND: Hidden states, with shape (..., D).
+            targets_N: Target classes, with shape (...).
         """
         raise NotImplementedError
 
@@ -140,6 +175,114 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         An input end that holds one of these tables is tied to this output end.
         """
         raise NotImplementedError
+
+    # -- the end as a layer -----------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        ignore_index: int = IGNORE,
+        reduction: Reduction = "mean",
+        divisor: float | Tensor | None = None,
+        plan: Plan | None = None,
+    ) -> OutputLoss:
+        """Return the loss of the targets, their negative log-likelihood and their number.
+
+            loss, nll, count = output(hidden, targets)
+
+        With the weighted sum S of the parts of the loss, the sum P of the penalties, and the divisor d, which is the
+        number of targets unless it is given:
+
+            reduction "sum"     loss = S + P count / d
+            reduction "mean"    loss = (S + P count / d) / d
+            reduction "none"    one loss per target, each with the share P / d of the penalties
+
+        So with d = the number of targets in all micro-batches of an optimiser step, the losses of the micro-batches
+        add up to the loss of the whole batch, and the penalties count once. The result `nll` has no penalties and no
+        gradient. It is the sum, the mean over the targets of this call (whatever the divisor), or one number per
+        target.
+
+        Without a plan, the plan is made here. This does not make the host wait for a GPU if the targets are on the
+        CPU: pass them from the CPU, even if the hidden states are on a GPU. For targets on a GPU, pass the plan of
+        their copy on the CPU, or the host waits until the GPU has computed them.
+
+        Args:
+            hidden: Hidden states, with shape (..., D).
+            targets: Target classes, with shape (...), on the device of `hidden` or on the CPU.
+            ignore_index: Targets with this value have no loss and no gradient. If all targets are ignored, the loss is
+                zero.
+            reduction: `mean`, `sum`, or `none` for one loss per target, which takes a third more arithmetic in
+                training.
+            divisor: The number of targets in the whole optimiser step, if this call is one of its micro-batches: a
+                number or a tensor with one element. By default the number of targets of this call.
+            plan: The result of `prepare` for these targets. It requires the default `ignore_index`.
+        """
+        name = type(self).__name__
+        check_hidden(name, hidden, self.context_dim)
+        check_targets(name, targets, hidden)
+        _check_call_settings(name, ignore_index, reduction, divisor, plan)
+        targets_N = targets.reshape(-1).long()
+        if ignore_index != IGNORE:
+            targets_N = replace_ignore_index(targets_N, ignore_index, self.vocab_size)
+            check_target_values(name, targets_N, targets, self.vocab_size, ignore_index)
+        if plan is None:
+            plan = self.prepare(targets_N)
+        targets_N = send(targets_N, hidden.device)
+        hidden_ND = hidden.reshape(-1, self.context_dim)
+        if divisor is None:
+            divisor = max(plan.count, 1)
+        elif isinstance(divisor, Tensor):
+            divisor = divisor.reshape(())
+
+        if reduction == "none":
+            loss_N, nll_N = self._compute_row_losses(hidden_ND, targets_N, plan, divisor)
+            return OutputLoss(loss_N.reshape(targets.shape), nll_N.reshape(targets.shape), plan.count)
+        loss_sum, nll_sum = self._compute_summed_losses(hidden_ND, targets_N, plan, divisor)
+        if reduction == "sum":
+            return OutputLoss(loss_sum, nll_sum, plan.count)
+        return OutputLoss(loss_sum / divisor, nll_sum / max(plan.count, 1), plan.count)
+
+    def _compute_summed_losses(
+        self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan, divisor: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses with the share of the penalties, and the sum of the nll without gradient."""
+        loss_parts = self.loss(hidden_ND, targets_N, plan)
+        terms = [part.weight * part.sum for part in loss_parts.values()]
+        penalty_share = plan.count / divisor
+        terms += [penalty * penalty_share for penalty in self.penalties().values()]
+        terms += self._zero_terms()
+        return torch.stack(terms).sum(), loss_parts["nll"].sum.detach()
+
+    def _compute_row_losses(
+        self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan, divisor: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of each row with its share of the penalties, and the nll of each row without gradient."""
+        row_losses = self.loss_per_row(hidden_ND, targets_N, plan)
+        loss_N = torch.stack([row_loss.weight * row_loss.values for row_loss in row_losses.values()]).sum(0)
+        terms = [penalty / divisor for penalty in self.penalties().values()] + self._zero_terms()
+        if terms:
+            loss_N = loss_N + torch.stack(terms).sum() * (targets_N != IGNORE)
+        return loss_N, row_losses["nll"].values.detach()
+
+    def _zero_terms(self) -> list[Tensor]:
+        """Return a zero with a gradient of zero for each parameter that this end holds but does not train.
+
+        Data parallelism waits for the gradient of every parameter. The sum of no elements is exactly zero, even if the
+        parameter has infinite elements.
+        """
+        return [parameter.reshape(-1)[:0].sum() for parameter, _ in self.untrained_parameters()]
+
+    def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:
+        """Return the named parts of `loss` for each row. The default is for a loss that is the exact nll alone.
+
+        Args:
+            hidden_ND: Hidden states, with shape (N, D).
+            targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
+            plan: The result of `prepare` for these targets.
+        """
+        return {"nll": RowLoss(-self.target_log_probs(hidden_ND, targets_N))}
 
     # -- the plan of a batch ----------------------------------------------------------------------------------------
 
@@ -172,11 +315,12 @@ class OutputEnd(nn.Module, InheritsDocstrings):
 
     # -- predictions ------------------------------------------------------------------------------------------------
 
+    @any_leading_shape
     def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities and ids of the k best classes of each row, both with shape (N, k), best first.
+        """Return the log-probabilities and ids of the k best classes, both with shape (..., k), best first.
 
         Args:
-            hidden_ND: Hidden states, with shape (N, D).
+            hidden_ND: Hidden states, with shape (..., D).
             k: Number of classes to return, from 1 to V.
         """
         self.check_topk_size(k)
@@ -188,11 +332,12 @@ class OutputEnd(nn.Module, InheritsDocstrings):
         if not 1 <= k <= self.vocab_size:
             raise SettingsError(f"k = {k}: the best of {self.vocab_size} classes need a k from 1 to {self.vocab_size}")
 
+    @any_leading_shape
     def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class per row from the distribution. The result has shape (N,).
+        """Draw one class per hidden state from its distribution. The result has shape (...).
 
         Args:
-            hidden_ND: Hidden states, with shape (N, D).
+            hidden_ND: Hidden states, with shape (..., D).
             generator: Random number generator on the device of `hidden_ND`. The default is torch's own.
         """
         probabilities_NV = self.log_probs(hidden_ND).exp()
@@ -274,6 +419,23 @@ class OutputEnd(nn.Module, InheritsDocstrings):
                 if isinstance(module, Classifier):
                     caches.append(stack.enter_context(module.use_cache(cache_class())))
             yield caches
+
+
+def _check_call_settings(name: str, ignore_index: Any, reduction: Any, divisor: Any, plan: Plan | None) -> None:
+    """Raise an `ArgumentError` unless the keywords of a call of an output end are valid."""
+    check_integer(name, "ignore_index", ignore_index)
+    if plan is not None and ignore_index != IGNORE:
+        raise ArgumentError(
+            f"{name}: a plan is given with ignore_index = {ignore_index}, but a plan ignores {IGNORE}; replace the "
+            f"targets {ignore_index} by {IGNORE} before `prepare`, or leave out the plan"
+        )
+    if reduction not in get_args(Reduction):
+        raise ArgumentError(f"{name}: reduction = {reduction!r}: must be one of {', '.join(get_args(Reduction))}")
+    if isinstance(divisor, Tensor):
+        if divisor.numel() != 1:
+            raise ArgumentError(f"{name}: divisor is {tuple(divisor.shape)}; it must be one number")
+    elif divisor is not None:
+        check_number(name, "divisor", divisor, 0, above=True)
 
 
 def _list_tensors(value: Any) -> list[Tensor]:

@@ -25,7 +25,8 @@ from reefknot.kernels.scores import at_least_float32
 from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.outputs.contract import LossPart, Plan
+from reefknot.nn.outputs.contract import LossPart, Plan, RowLoss
+from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
@@ -86,21 +87,27 @@ class MixtureOfSoftmaxes(Softmax):
         nll_sum = summed_loss(context_RC, self.classifier.weight(), self.classifier.bias, targets_N, log_prior_NK)
         return {"nll": LossPart(nll_sum, plan.count)}
 
+    def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:
+        return {"nll": RowLoss(-self.target_log_probs(hidden_ND, targets_N))}
+
+    @any_leading_shape
     def log_probs(self, hidden_ND: Tensor) -> Tensor:
         latents_NKL = self._compute_latents(hidden_ND)
-        log_probs_RV = super().log_probs(latents_NKL.flatten(0, 1))
+        log_probs_RV = self._normalised_scores(latents_NKL.flatten(0, 1))
         log_probs_NKV = log_probs_RV.view(-1, self.experts, self.vocab_size)
         log_prior_NK = self._compute_log_prior(hidden_ND)
         return torch.logsumexp(log_prior_NK[..., None] + log_probs_NKV, dim=1)
 
+    @any_leading_shape_with_targets
     def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         # Every expert predicts the same target.
         targets_NK = targets_N[:, None].expand(-1, self.experts)
         latents_NKL = self._compute_latents(hidden_ND)
-        log_probs_R = super().target_log_probs(latents_NKL.flatten(0, 1), targets_NK.flatten())
-        nll_NK = -log_probs_R.view(targets_NK.shape)
+        nll_R = self._target_nll(latents_NKL.flatten(0, 1), targets_NK.flatten())
+        nll_NK = nll_R.view(targets_NK.shape)
         return -mixture_losses(self._compute_log_prior(hidden_ND), nll_NK, targets_N)
 
+    @any_leading_shape
     def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_topk_size(k)
         latents_NKL = self._compute_latents(hidden_ND)
@@ -109,13 +116,14 @@ class MixtureOfSoftmaxes(Softmax):
         classifier = self.classifier
         return linear_topk(context_RC, classifier.weight(), k, linear_bias=classifier.bias, log_prior=log_prior_NK)
 
+    @any_leading_shape
     def sample(self, hidden_ND: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one class per row: an expert from the prior, then a class from its softmax. The result has shape (N,).
+        """Draw one class per hidden state: an expert from the prior, then a class from its softmax.
 
-        This needs N x V numbers instead of N x K x V.
+        The result has shape (...). This needs N x V numbers instead of N x K x V.
 
         Args:
-            hidden_ND: Hidden states, with shape (N, D).
+            hidden_ND: Hidden states, with shape (..., D).
             generator: Random number generator on the device of `hidden_ND`. The default is torch's own.
         """
         prior_NK = self._compute_log_prior(hidden_ND).exp()
@@ -125,7 +133,7 @@ class MixtureOfSoftmaxes(Softmax):
         token_indices_N = torch.arange(len(hidden_ND), device=hidden_ND.device)
         drawn_latents_NL = latents_NKL[token_indices_N, experts_N]
 
-        probabilities_NV = super().log_probs(drawn_latents_NL).exp()
+        probabilities_NV = self._normalised_scores(drawn_latents_NL).exp()
         return torch.multinomial(probabilities_NV, 1, generator=generator).squeeze(-1)
 
     def flops(self, targets_N: Tensor) -> int:

@@ -28,7 +28,7 @@ from reefknot.kernels.losses import row_losses
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.bounds import Count
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.outputs.contract import LossPart, Plan
+from reefknot.nn.outputs.contract import LossPart, Plan, RowLoss
 from reefknot.nn.outputs.softmax import Softmax
 
 Distribution = Literal["log_uniform", "uniform"]
@@ -136,7 +136,23 @@ class SampledSoftmax(Softmax):
         """
         if not isinstance(plan, Candidates):
             return super().loss(hidden_ND, targets_N, plan)
+        sampled_nll_N, unsampled_nll_M = self._compute_nll(hidden_ND, plan.to(hidden_ND.device))
+        return {"nll": LossPart(sampled_nll_N.sum() + unsampled_nll_M.sum(), plan.count)}
+
+    def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:
+        if not isinstance(plan, Candidates):
+            return super().loss_per_row(hidden_ND, targets_N, plan)
         plan = plan.to(hidden_ND.device)
+        sampled_nll_N, unsampled_nll_M = self._compute_nll(hidden_ND, plan)
+        return {"nll": RowLoss(sampled_nll_N.index_add(0, plan.unsampled_rows, unsampled_nll_M))}
+
+    def _compute_nll(self, hidden_ND: Tensor, plan: Candidates) -> tuple[Tensor, Tensor]:
+        """Return the losses over the sample: of the N rows, zero where the target is not sampled, and of the M others.
+
+        Args:
+            hidden_ND: Hidden states, with shape (N, D).
+            plan: The plan of the batch, on the device of `hidden_ND`.
+        """
         classifier = self.classifier
         context_ND = classifier.context(hidden_ND)
         weight_RD = classifier.weight(plan.ids)
@@ -159,9 +175,7 @@ class SampledSoftmax(Softmax):
         context_MD = context_ND.index_select(0, plan.unsampled_rows)
         target_scores_M = (context_MD * target_weight_MD).sum(-1, dtype=bias_R.dtype) + target_bias_M
         lse_M = losses.lse.index_select(0, plan.unsampled_rows)
-        unsampled_nll_M = F.softplus(lse_M - target_scores_M)
-
-        return {"nll": LossPart(losses.nll.sum() + unsampled_nll_M.sum(), plan.count)}
+        return losses.nll, F.softplus(lse_M - target_scores_M)
 
     def flops(self, targets_N: Tensor) -> int:
         # Targets are scored against a sample of the classes.

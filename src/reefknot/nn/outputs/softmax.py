@@ -6,7 +6,7 @@
 This is the simplest output end (the last stage of a language model: a classifier and its loss). `Softmax.loss` calls
 kernels that compute the loss block by block, so the N x V scores are never stored.
 
-Shapes: N rows (one row per token), D dimensions, V classes.
+Shapes: N rows (one row per token), D dimensions, V classes, R rows of scores (several per token in a mixture).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from reefknot.kernels.reference import linear_scores
 from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
-from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
-from reefknot.nn.tables import WordTable
+from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan, RowLoss
+from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets
+from reefknot.nn.tables import WordTable, hint_for_torch_layer
 
 
 class Softmax(OutputEnd):
@@ -43,6 +44,7 @@ class Softmax(OutputEnd):
         if not isinstance(classifier, Classifier):
             raise SettingsError(
                 f"softmax: needs a classifier, such as Plain(table); a {type(classifier).__name__} is not one"
+                f"{hint_for_torch_layer(classifier, 'Plain')}"
             )
         check_rates("softmax", smoothing=smoothing)
         self.classifier = classifier
@@ -69,24 +71,44 @@ class Softmax(OutputEnd):
             loss_parts["smoothing"] = LossPart(smoothing_sum, plan.count, self.smoothing)
         return loss_parts
 
+    def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:
+        context_ND = self.classifier.context(hidden_ND)
+        weight_VD = self.classifier.weight()
+        bias_V = self.classifier.bias
+        losses = {"nll": RowLoss(row_losses(context_ND, weight_VD, bias_V, targets_N).nll)}
+        if self.smoothing:
+            smoothing_N = smoothing_losses(context_ND, weight_VD, bias_V, targets_N)
+            losses["smoothing"] = RowLoss(smoothing_N, self.smoothing)
+        return losses
+
     def penalties(self) -> dict[str, Tensor]:
         """Return the penalties of the classifier. They are added once per optimiser step to the loss sums."""
         return self.classifier.penalties()
 
+    @any_leading_shape
     def log_probs(self, hidden_ND: Tensor) -> Tensor:
-        context_ND = self.classifier.context(hidden_ND)
-        scores_NV = linear_scores(context_ND, self.classifier.weight(), self.classifier.bias)
-        return torch.log_softmax(scores_NV, dim=-1)
+        return self._normalised_scores(hidden_ND)
 
+    @any_leading_shape_with_targets
     def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        context_ND = self.classifier.context(hidden_ND)
-        losses = row_losses(context_ND, self.classifier.weight(), self.classifier.bias, targets_N)
-        return -losses.nll
+        return -self._target_nll(hidden_ND, targets_N)
 
+    @any_leading_shape
     def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
         self.check_topk_size(k)
         context_ND = self.classifier.context(hidden_ND)
         return linear_topk(context_ND, self.classifier.weight(), k, linear_bias=self.classifier.bias)
+
+    def _normalised_scores(self, hidden_RD: Tensor) -> Tensor:
+        """Return the logarithms of the softmax of the classifier's scores, with shape (R, V)."""
+        context_RD = self.classifier.context(hidden_RD)
+        scores_RV = linear_scores(context_RD, self.classifier.weight(), self.classifier.bias)
+        return torch.log_softmax(scores_RV, dim=-1)
+
+    def _target_nll(self, hidden_RD: Tensor, targets_R: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each target under the softmax of the classifier's scores, (R,)."""
+        context_RD = self.classifier.context(hidden_RD)
+        return row_losses(context_RD, self.classifier.weight(), self.classifier.bias, targets_R).nll
 
     def vectors(self) -> Tensor:
         """Return the class vectors of the classifier, one row per class, for example to find nearest neighbours."""

@@ -63,6 +63,16 @@ def test_lines_list_each_point_and_the_papers_description(runs: list[Result]) ->
     assert any(line.startswith("tau = 2 ") and line.endswith("already low") for line in lines)
 
 
+def test_centred_distances_have_a_column_if_all_runs_of_a_point_have_them(runs: list[Result]) -> None:
+    assert "centred" not in SubspaceDistance().format_lines(SubspaceDistance().measure(runs))[0]
+    subspace = {"distance": 0.1, "chance": 0.95, "words": 30, "dim": 3, "centred_distance": 0.02}
+    record = RunResult.model_validate(result("Small", 0) | {"subspace": subspace})
+    lines = SubspaceDistance().format_lines(SubspaceDistance().measure([*runs[:2], replace(runs[2], record=record)]))
+    assert "centred" in lines[0]
+    (line,) = [line for line in lines if line.startswith("beta = 1 ")]
+    assert line.split()[3:6] == ["0.100", "0.020", "1"]
+
+
 def test_picture_marks_the_papers_descriptions(runs: list[Result]) -> None:
     svg = SubspaceDistance().draw(SubspaceDistance().measure(runs)).svg
 

@@ -55,8 +55,8 @@ def heads(
     competitor: Annotated[
         list[str] | None,
         typer.Option(
-            help="Implementation to measure: reefknot, eager, compile, torch, trl, liger or cce. Can be repeated. "
-            "[default: all]"
+            help="Implementation to measure: reefknot, eager, compile, torch, trl, liger, quack or cce. Can be "
+            "repeated. [default: all]"
         ),
     ] = None,
     vocabulary: Annotated[

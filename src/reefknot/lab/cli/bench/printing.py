@@ -18,10 +18,11 @@ def print_table(titles: Sequence[str], lines: Sequence[Sequence[str]], notes: Se
         notes: Pairs (name, note), such as ("cce", "not installed"). Equal notes are printed once, with all their names.
     """
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    from reefknot.lab.training.display import open_console
+
+    console = open_console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     if lines:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
         table.add_column(titles[0], no_wrap=True)

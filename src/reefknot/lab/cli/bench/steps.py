@@ -189,5 +189,6 @@ def _format_cells(row: ModeMeasurement) -> dict[str, str]:
         "encoder": printing.format_percent(row.encoder_share),
         "ends": printing.format_percent(row.ends_share),
         "x baseline": printing.format_number(row.over_baseline),
+        "x compiled": printing.format_number(row.over_compiled),
         "x first": printing.format_number(row.over_first),
     }

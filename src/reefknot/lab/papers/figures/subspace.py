@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure as Canvas
@@ -48,7 +49,12 @@ class SubspaceDistance(Figure):
     description = (
         "The distance between the subspaces of the input and the output vectors of an untied model, trained on 20,000 "
         "words with the loss beta tau^2 V J_aug + (1 - beta) J. The distance falls as the share of the augmented loss, "
-        "beta, rises: from near 1 at beta = 0 to about 0.06 at beta = 1. At beta = 1 it is low already for tau = 2."
+        "beta, rises: from near 1 at beta = 0 to about 0.06 at beta = 1. At beta = 1 it is low already for tau = 2.\n\n"
+        "The distance cannot be expected to reach 0. Softmax cannot see a constant that is added to all logits, so one "
+        "direction of the space of the output vectors, in which all words get the same logit, is never trained. In 300 "
+        "dimensions, one orthogonal direction alone gives a distance of sqrt(1/300) = 0.058; the paper has 0.06. "
+        "The distance of the centred tables, from which their mean vectors are subtracted, does not have this limit. "
+        "Runs measure it, too; results from before this measure was added do not have it."
     )
 
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
@@ -73,6 +79,11 @@ class SubspaceDistance(Figure):
             subspaces = [_read_subspace(run, device) for run in point_runs]
             distances = [subspace.distance for subspace in subspaces]
             estimates[point] = estimate_bounded_mean(distances, 0.0, 1.0).json()
+            centred_distances = [
+                subspace.centred_distance for subspace in subspaces if subspace.centred_distance is not None
+            ]
+            if len(centred_distances) == len(distances):
+                estimates[point]["centred"] = fmean(centred_distances)
             chance_levels.append(subspaces[0].chance)
 
         sweeps = {
@@ -107,14 +118,17 @@ class SubspaceDistance(Figure):
 
     def format_lines(self, measured: Measurements) -> list[str]:
         """Return a line per point with the paper's description, and whether it is confirmed."""
-        lines = [f"{'':<12} {'distance':<24} {'runs':>4}  paper, in words"]
+        has_centred = any("centred" in point for sweep in ("beta", "tau") for point in measured[sweep])
+        centred_title = f" {'centred':>7}" if has_centred else ""
+        lines = [f"{'':<12} {'distance':<24}{centred_title} {'runs':>4}  paper, in words"]
         for sweep in ("beta", "tau"):
             for point in measured[sweep]:
                 description = PAPER_DESCRIPTIONS[sweep].get(point["at"], "")
                 setting = f"{sweep} = {point['at']:g}"
-                lines.append(
-                    f"{setting:<12} {format_estimate(point, 3):<24} {point['runs']:>4}  {description}".rstrip()
-                )
+                centred = f"{point['centred']:.3f}" if "centred" in point else ""
+                centred_cell = f" {centred:>7}" if has_centred else ""
+                cells = f"{setting:<12} {format_estimate(point, 3):<24}{centred_cell} {point['runs']:>4}"
+                lines.append(f"{cells}  {description}".rstrip())
         return [*lines, f"by chance    {measured['chance']:.3f}", *_check_claims(measured)]
 
 

@@ -1,0 +1,203 @@
+"""`logits_free`: make a transformers model compute its loss without the logits.
+
+    patch = rk.hf.logits_free(model)
+    ...
+    patch.paths       # what happened: ("loss without logits (loss_function)",)
+    patch.undo()
+
+The output layer of the model, from `get_output_embeddings()`, returns deferred logits, and the `loss_function` of the
+model takes them. Models that compute their loss themselves need nothing else, because deferred logits handle
+`cross_entropy` and what models do before it (`operations`).
+
+Shapes: (..., D) hidden states, (V, D) weight, N rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from reefknot.errors import ArgumentError
+from reefknot.hf import operations as operations  # registers the operations on deferred logits
+from reefknot.hf.deferred import DeferredLogits
+from reefknot.hf.loss import LogitsFreeLoss
+from reefknot.hf.scores import Scores, Stamp
+from reefknot.kernels.arguments import check_integer
+
+MIN_LOGITS = 2**24
+"""The default of `min_logits`: 64 MiB of logits in float32."""
+_FUNCTION = "logits_free"
+_LOG = logging.getLogger("reefknot.hf")
+
+
+class LogitsFree:
+    """The change that `logits_free` made to a model."""
+
+    def __init__(self, model: PreTrainedModel, heads: list[nn.Linear], min_logits: int) -> None:
+        self._model = model
+        self._heads = heads
+        self._own_loss = vars(model).get("_loss_function")
+        self._loss = LogitsFreeLoss(model.loss_function)
+        self._log = PathLog(type(model).__name__)
+        model.loss_function = self._loss
+        for head in heads:
+            vars(head)["_reefknot"] = HeadSettings(min_logits, self._log)
+            head.forward = types.MethodType(_forward, head)  # type: ignore[method-assign]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """How the model has used its logits so far, as logged."""
+        return tuple(self._log.paths)
+
+    def undo(self) -> None:
+        """Give the model its own output layer and loss function again. Logits that are deferred already still work."""
+        for head in self._heads:
+            vars(head).pop("forward", None)
+            vars(head).pop("_reefknot", None)
+        if vars(self._model).get("_loss_function") is self._loss:
+            del self._model._loss_function
+            if self._own_loss is not None:
+                self._model.loss_function = self._own_loss
+
+    def __enter__(self) -> LogitsFree:
+        """Return the patch. The model is restored at the end of the `with` block."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Restore the model."""
+        self.undo()
+
+
+class PathLog:
+    """Logs once how a model uses its logits."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.paths: list[str] = []
+
+    def __call__(self, operation: str, is_real: bool) -> None:
+        """Log an operation, and whether it makes real logits."""
+        kind = "real logits" if is_real else "loss without logits"
+        self.add(f"{kind} ({operation})", logging.WARNING if is_real else logging.INFO)
+
+    def add(self, path: str, level: int) -> None:
+        """Log a path, the first time only."""
+        if path not in self.paths:
+            self.paths.append(path)
+            _LOG.log(level, "%s: %s", self.name, path)
+
+
+class HeadSettings:
+    """What a patched output layer needs to know."""
+
+    def __init__(self, min_logits: int, log: PathLog) -> None:
+        self.min_logits = min_logits
+        self.log = log
+
+
+def logits_free(model: nn.Module, *, min_logits: int = MIN_LOGITS) -> LogitsFree:
+    """Make a transformers model compute its loss without storing its logits. The loss stays the same.
+
+        rk.hf.logits_free(model)
+        trainer = transformers.Trainer(model, ...)
+
+    The `logits` of the model's output are then deferred. They are computed only if an operation needs all of them, and
+    the log names this operation once. Use them before the next optimiser step, because they depend on the weights.
+
+    Args:
+        model: A transformers model with an output layer: `...ForCausalLM`, `...ForConditionalGeneration`,
+            `...ForMaskedLM` and so on. It may be wrapped by PEFT, `torch.compile` or `DistributedDataParallel`.
+        min_logits: Number of logits (rows times classes) from which a call defers them. Smaller logits are computed as
+            usual, because that is faster.
+
+    Returns:
+        An object with `undo()`. It can also be used in a `with` statement.
+    """
+    check_integer(_FUNCTION, "min_logits", min_logits)
+    inner = _unwrap_model(model)
+    head = inner.get_output_embeddings()
+    if head is None:
+        raise ArgumentError(
+            f"{_FUNCTION}: {type(inner).__name__} has no output layer (get_output_embeddings() is None); load it with "
+            "a class that has one, such as AutoModelForCausalLM"
+        )
+    return LogitsFree(inner, _linear_layers(inner, head), min_logits)
+
+
+def _unwrap_model(model: Any) -> PreTrainedModel:
+    """Return the transformers model inside of PEFT, torch.compile or DistributedDataParallel."""
+    inner = model
+    while not isinstance(inner, PreTrainedModel):
+        if hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        elif hasattr(inner, "get_base_model"):
+            inner = inner.get_base_model()
+        elif isinstance(getattr(inner, "module", None), nn.Module):
+            inner = inner.module
+        else:
+            raise ArgumentError(f"{_FUNCTION}: model is a {type(model).__name__}; pass a transformers model")
+    return inner
+
+
+def _linear_layers(model: PreTrainedModel, head: nn.Module) -> list[nn.Linear]:
+    """Return the linear layers that compute the logits: the output layer, or those that a PEFT layer wraps."""
+    linears = [module for module in head.modules() if isinstance(module, nn.Linear)]
+    num_classes = max((linear.out_features for linear in linears), default=0)
+    linears = [linear for linear in linears if linear.out_features == num_classes]
+    name = type(model).__name__
+    if not linears or any(type(linear).forward is not nn.Linear.forward for linear in linears):
+        raise ArgumentError(
+            f"{_FUNCTION}: the output layer of {name} is a {type(head).__name__}, which computes more than a linear "
+            "layer; it must be an nn.Linear"
+        )
+    if any(hasattr(linear, "_reefknot") for linear in linears):
+        raise ArgumentError(f"{_FUNCTION}: {name} is logits-free already; call undo() first to change min_logits")
+    if any("forward" in vars(linear) for linear in linears):
+        raise ArgumentError(
+            f"{_FUNCTION}: the forward method of the output layer of {name} was replaced, for example by accelerate "
+            "for a model on several devices; call logits_free before that"
+        )
+    return linears
+
+
+def _forward(self: Any, input: Tensor) -> Tensor:
+    """Return deferred logits if they are large, and otherwise logits. Replaces `forward` of the output layer."""
+    weight, bias = self.weight, self.bias
+    if torch.compiler.is_compiling():
+        return F.linear(input, weight, bias)
+    settings: HeadSettings = self._reefknot
+    reason = _reason_not_to_defer(input, weight, bias, settings.min_logits)
+    if reason is not None:
+        settings.log.add(f"logits as usual ({reason})", logging.INFO)
+        return F.linear(input, weight, bias)
+    device = input.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    named = {"the hidden state": input, "the weight of the output layer": weight, "the bias of the output layer": bias}
+    stamps = tuple(Stamp.of(name, tensor) for name, tensor in named.items() if tensor is not None)
+    scores = Scores(input, weight, bias, autocast or input.dtype, autocast, settings.log, stamps=stamps)
+    return DeferredLogits.defer(scores)
+
+
+def _reason_not_to_defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, min_logits: int) -> str | None:
+    """Return why the logits are computed at once, or None if they are deferred."""
+    if hidden.shape[:-1].numel() * weight.shape[0] < max(min_logits, 1):
+        return "they are smaller than min_logits"
+    if not torch.is_grad_enabled() and hidden.dim() > 2 and hidden.shape[-2] == 1:
+        return "generation needs them"
+    tensors = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
+        return "the weight or the hidden state is not a plain tensor"
+    if any(tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        return "torch.func or the meta device needs them"
+    device = hidden.device.type
+    if len({tensor.device for tensor in tensors}) > 1:
+        return "the output layer is on another device"
+    if len({tensor.dtype for tensor in tensors}) > 1 and not torch.is_autocast_enabled(device):
+        return "the hidden state and the weight have different types"
+    return None

@@ -1,0 +1,216 @@
+"""transformers models have the same loss and gradients with `logits_free`, without storing their logits."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import reefknot as rk
+from hf.models import ARCHITECTURES, V, loss_and_gradients, make_batch, make_model
+
+every_architecture = pytest.mark.parametrize("name", list(ARCHITECTURES))
+
+
+def check_equal(actual: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
+    torch.testing.assert_close(actual[0], expected[0], atol=1e-6, rtol=1e-6, equal_nan=True)
+    assert actual[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(actual[1][name], gradient, atol=1e-6, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+class LargeTensors(TorchDispatchMode):
+    """Records the operations that return a tensor of at least the size of the logits."""
+
+    def __init__(self, num_logits: int) -> None:
+        super().__init__()
+        self.num_logits = num_logits
+        self.makers: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for result in torch.utils._pytree.tree_leaves(results):
+            if type(result) is Tensor and not result.is_meta and result.numel() >= self.num_logits:
+                self.makers.append(str(func))
+        return results
+
+
+@every_architecture
+def test_loss_and_gradients_are_those_of_the_model(name: str) -> None:
+    model, batch = make_model(name), make_batch()
+    ignored = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+    batches = [batch, ignored]
+    if name not in ("T5", "T5 v1.1", "BART", "BERT"):  # these do not take it
+        batches.append({**batch, "num_items_in_batch": torch.tensor(29)})
+        batches.append({**batch, "num_items_in_batch": 7})
+        batches.append({**ignored, "num_items_in_batch": torch.tensor(0)})
+    expected = [loss_and_gradients(model, inputs) for inputs in batches]
+    expected = [copy.deepcopy(result) for result in expected]
+    patch = rk.hf.logits_free(model, min_logits=0)
+    for inputs, result in zip(batches, expected, strict=True):
+        check_equal(loss_and_gradients(model, inputs), result)
+    assert patch.paths
+    assert not [path for path in patch.paths if "real" in path or "usual" in path]
+
+
+@every_architecture
+def test_no_tensor_has_the_size_of_the_logits(name: str) -> None:
+    model, batch = make_model(name), make_batch(rows=8, steps=64)
+    num_logits = 8 * 64 * V
+    rk.hf.logits_free(model, min_logits=0)
+    with rk.using(memory=0.2), LargeTensors(num_logits) as large_tensors:
+        model(**batch).loss.backward()
+    assert large_tensors.makers == []
+
+
+def test_counter_of_large_tensors_sees_the_logits_of_a_model_as_it_is() -> None:
+    with LargeTensors(8 * 64 * V) as large_tensors:
+        make_model("Llama")(**make_batch(rows=8, steps=64)).loss.backward()
+    assert large_tensors.makers
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "BART"])
+def test_generation_is_the_same(name: str) -> None:
+    model, ids = make_model(name), make_batch()["input_ids"]
+    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **settings)
+    beams = model.generate(ids, num_beams=3, **settings)
+    rk.hf.logits_free(model, min_logits=0)
+    assert torch.equal(model.generate(ids, **settings), expected)
+    assert torch.equal(model.generate(ids, num_beams=3, **settings), beams)
+
+
+def test_undo_restores_the_model() -> None:
+    model, batch = make_model("Llama"), make_batch()
+    keys, own_loss = set(vars(model.lm_head)), model.loss_function
+    patch = rk.hf.logits_free(model, min_logits=0)
+    assert type(model(**batch).logits) is rk.hf.DeferredLogits
+    patch.undo()
+    assert type(model(**batch).logits) is Tensor
+    assert model.loss_function is own_loss
+    assert set(vars(model.lm_head)) == keys
+    with rk.hf.logits_free(model, min_logits=0):
+        assert type(model(**batch).logits) is rk.hf.DeferredLogits
+    assert type(model(**batch).logits) is Tensor
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_logits_of_changed_weights_are_rejected(fused: bool) -> None:
+    model = make_model("Llama")
+    rk.hf.logits_free(model, min_logits=0)
+    outputs = model(**make_batch())
+    outputs.loss.backward()
+    torch.optim.AdamW(model.parameters(), fused=fused).step()
+    with pytest.raises(rk.ArgumentError, match=r"the weight of the output layer changed after these logits"):
+        outputs.logits.softmax(-1)
+
+
+def test_logits_of_freed_weights_are_rejected() -> None:
+    model = make_model("Llama")
+    rk.hf.logits_free(model, min_logits=0)
+    logits = model(**make_batch()).logits
+    model.lm_head.weight.untyped_storage().resize_(0)
+    with pytest.raises(rk.ArgumentError, match=r"the weight of the output layer changed after these logits"):
+        logits.softmax(-1)
+
+
+def test_small_logits_are_computed_as_usual(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = make_model("Llama"), make_batch()
+    with caplog.at_level(logging.INFO, "reefknot.hf"):
+        patch = rk.hf.logits_free(model)
+        assert type(model(**batch).logits) is Tensor
+    assert patch.paths == ("logits as usual (they are smaller than min_logits)",)
+    assert [record.message for record in caplog.records] == [f"LlamaForCausalLM: {patch.paths[0]}"]
+
+
+def test_real_logits_are_the_same_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = make_model("Gemma 2"), make_batch()
+    expected = model(**batch).logits
+    patch = rk.hf.logits_free(model, min_logits=0)
+    for _ in range(2):
+        assert torch.equal(model(**batch).logits.softmax(-1), expected.softmax(-1))
+    assert patch.paths == ("loss without logits (loss_function)", "real logits (softmax)")
+    assert [r.message for r in caplog.records if r.name == "reefknot.hf"] == [
+        "Gemma2ForCausalLM: real logits (softmax)"
+    ]
+
+
+def test_copied_model_uses_its_own_weights() -> None:
+    model, batch = make_model("Llama"), make_batch()
+    rk.hf.logits_free(model, min_logits=0)
+    clone = copy.deepcopy(model)
+    nn.init.zeros_(clone.lm_head.weight)
+    assert float(clone(**batch).loss.detach()) == pytest.approx(float(torch.tensor(float(V)).log()))
+
+
+def test_bfloat16_and_autocast_are_close_to_float32() -> None:
+    model, batch = make_model("Granite"), make_batch()
+    loss = model(**batch).loss
+    rk.hf.logits_free(model, min_logits=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(**batch)
+    assert outputs.logits.dtype == torch.bfloat16
+    torch.testing.assert_close(outputs.loss, loss, atol=2e-2, rtol=0)
+    loss_in_bfloat16 = model.bfloat16()(**batch).loss
+    assert loss_in_bfloat16.dtype == torch.float32
+    torch.testing.assert_close(loss_in_bfloat16, loss, atol=2e-2, rtol=0)
+
+
+def test_gradient_checkpointing_has_the_same_gradients() -> None:
+    model, batch = make_model("Llama").train(), make_batch()
+    expected = copy.deepcopy(loss_and_gradients(model, batch))
+    rk.hf.logits_free(model, min_logits=0)
+    model.gradient_checkpointing_enable()
+    check_equal(loss_and_gradients(model, batch), expected)
+
+
+def test_compiled_model_has_the_same_loss() -> None:
+    model, batch = make_model("Llama"), make_batch()
+    expected = copy.deepcopy(loss_and_gradients(model, batch))
+    rk.hf.logits_free(model, min_logits=0)
+    loss, gradients = loss_and_gradients(torch.compile(model, backend="eager"), batch)
+    check_equal((loss, {name.removeprefix("_orig_mod."): gradients[name] for name in gradients}), expected)
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_model_without_output_layer_is_rejected() -> None:
+    with pytest.raises(rk.ArgumentError, match=r"LlamaModel has no output layer .* such as AutoModelForCausalLM"):
+        rk.hf.logits_free(make_model("Llama").model)
+
+
+def test_other_modules_are_rejected() -> None:
+    with pytest.raises(rk.ArgumentError, match="model is a Linear; pass a transformers model"):
+        rk.hf.logits_free(nn.Linear(2, 2))
+
+
+def test_second_call_is_rejected() -> None:
+    model = make_model("Llama")
+    rk.hf.logits_free(model)
+    with pytest.raises(rk.ArgumentError, match="LlamaForCausalLM is logits-free already"):
+        rk.hf.logits_free(model)
+
+
+def test_output_layer_that_is_not_linear_is_rejected() -> None:
+    model = make_model("Llama")
+    model.lm_head = nn.Sequential(nn.Identity())
+    with pytest.raises(rk.ArgumentError, match=r"the output layer of LlamaForCausalLM is a Sequential"):
+        rk.hf.logits_free(model)
+
+
+def test_missing_transformers_gives_one_sentence() -> None:
+    program = "import sys; sys.modules['transformers'] = None; import reefknot as rk; rk.hf"
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert completed.stderr.strip().endswith(
+        "reefknot.hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'"
+    )

@@ -1,0 +1,102 @@
+"""Small problems on a GPU take a path of their own, which matches float64 and behaves like the general code.
+
+Shapes: N rows, D dimensions, V classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reefknot.errors import ArgumentError
+from reefknot.kernels.choice import using
+from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+
+from .dense import largest_error, relative_error
+from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter, run_in_interpreter, starts_the_interpreter
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from reefknot.kernels import small
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+@starts_the_interpreter
+def test_kernel_passes_in_the_interpreter() -> None:
+    run_in_interpreter(__file__)
+
+
+def make_problem(rows: int, dim: int, classes: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    hidden_ND = torch.randn(rows, dim).to(DEVICE, torch.bfloat16).requires_grad_()
+    weight_VD = (torch.randn(classes, dim) / dim**0.5).to(torch.bfloat16).to(DEVICE, dtype).requires_grad_()
+    targets_N = torch.randint(classes, (rows,), device=DEVICE)
+    targets_N[::5] = -100
+    return hidden_ND, weight_VD, targets_N
+
+
+def exact_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the mean loss and its gradients in float64."""
+    leaves = [tensor.detach().double().requires_grad_() for tensor in (hidden_ND, weight_VD)]
+    loss = F.cross_entropy(F.linear(*leaves), targets_N)
+    return loss, list(torch.autograd.grad(loss, leaves))
+
+
+@gpu_or_interpreter
+@pytest.mark.parametrize("shape", [(7, 8, 31), (3, 16, 2100)], ids=str)
+def test_losses_and_gradients_match_float64(shape: tuple[int, int, int]) -> None:
+    hidden_ND, weight_VD, targets_N = make_problem(*shape)
+    loss, exact_gradients = exact_loss(hidden_ND, weight_VD, targets_N)
+    sums_2, gradients = small._compute(hidden_ND, weight_VD, targets_N, (True, True, False))
+    assert sums_2[1] == (targets_N != -100).sum()
+    # A CPU cannot write the product of bfloat16 matrices in float32.
+    assert relative_error(sums_2[0] / sums_2[1], loss) < (1e-3 if INTERPRETED else 1e-5)
+    scaled = [gradient.double() / sums_2[1] for gradient in gradients if gradient is not None]
+    assert largest_error(scaled, exact_gradients) < 1e-2
+
+
+@gpu_only
+@pytest.mark.parametrize("shape", [(128, 256, 1000), (512, 768, 50_257), (1400, 400, 10_001)], ids=str)
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_function_takes_the_path_and_matches_float64(shape: Any, weight_dtype: torch.dtype) -> None:
+    problem = hidden_ND, weight_VD, targets_N = make_problem(*shape, weight_dtype)
+    loss, exact_gradients = exact_loss(*problem)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert small.is_small_problem(*problem)
+        results = [linear_cross_entropy(hidden_ND[None], weight_VD, targets_N[None]) for _ in range(2)]
+    assert relative_error(results[0], loss) < 1e-4
+    gradients = [torch.autograd.grad(3 * result, (hidden_ND, weight_VD), retain_graph=True) for result in results]
+    assert largest_error([gradient.double() / 3 for gradient in gradients[0]], exact_gradients) < 5e-3
+    again = torch.autograd.grad(3 * results[0], (hidden_ND, weight_VD))
+    for first, second, third in zip(*gradients, again, strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+    with using("chunked"):
+        assert not small.is_small_problem(*problem)
+
+
+@gpu_only
+def test_targets_are_checked_and_ignored_as_in_the_general_code() -> None:
+    hidden_ND, weight_VD, targets_N = make_problem(130, 64, 500)
+    targets_N[3] = 500
+    with pytest.raises(ArgumentError, match="target 500 of row 3 is not a class"):
+        linear_cross_entropy(hidden_ND, weight_VD, targets_N)
+    loss = linear_cross_entropy(hidden_ND, weight_VD, targets_N, check_targets=False)
+    assert loss.isnan()
+    assert torch.autograd.grad(loss, hidden_ND)[0][3].count_nonzero() == 0
+    loss = linear_cross_entropy(hidden_ND, weight_VD, torch.full_like(targets_N, -100))
+    assert loss == 0
+    assert torch.autograd.grad(loss, weight_VD)[0].count_nonzero() == 0
+
+
+@gpu_only
+def test_second_derivative_raises_an_error() -> None:
+    problem = hidden_ND, _, _ = make_problem(130, 64, 500)
+    (gradient,) = torch.autograd.grad(linear_cross_entropy(*problem), hidden_ND, create_graph=True)
+    with pytest.raises(ArgumentError, match="reference"):
+        torch.autograd.grad(gradient.float().square().sum(), hidden_ND)

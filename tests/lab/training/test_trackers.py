@@ -53,5 +53,5 @@ def test_tensorboard_is_off_by_default(tmp_path: Path, train: Any) -> None:
 
 def test_missing_tensorboard_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(SettingsError, match=r"pip install 'reefknot\[tensorboard\]'"):
+    with pytest.raises(SettingsError, match=r"pip install 'reefknot\[track\]'"):
         open_tensorboard(tmp_path)

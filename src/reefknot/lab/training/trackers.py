@@ -20,7 +20,7 @@ def open_tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise SettingsError("TensorBoard is not installed: pip install 'reefknot[tensorboard]'") from error
+        raise SettingsError("TensorBoard is not installed: pip install 'reefknot[track]'") from error
     writer: Any = None  # a SummaryWriter, opened with the step of the first line
 
     def track(line: dict[str, Any]) -> None:

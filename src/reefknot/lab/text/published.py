@@ -100,6 +100,9 @@ class DownloadedCorpus(Corpus):
         data_folder = data or os.environ.get("REEFKNOT_DATA")
         if not data_folder:
             raise CorpusNotFound(f"{self.name} not found: {self._explain_download('DIR')}")
+        if not Path(data_folder).is_dir():
+            option = "--data" if data else "REEFKNOT_DATA"
+            raise CorpusNotFound(f"{self.name} not found: the folder {data_folder} ({option}) does not exist")
         folders = [Path(data_folder, subfolder) for subfolder in (*self._subfolders, ".")]
         for folder in folders:
             with contextlib.suppress(OSError):

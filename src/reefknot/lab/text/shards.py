@@ -21,7 +21,7 @@ import numpy as np
 from reefknot.errors import DataError
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.lab.text.vocabulary_settings import UnknownPolicy
-from reefknot.lab.text.workers import Job, OnBytes, run_jobs
+from reefknot.lab.text.workers import OnBytes, ShardJob, run_shard_jobs
 from reefknot.nn.constants import END_OF_LINE, UNKNOWN
 from reefknot.storage import files as durable
 from reefknot.storage.lines import Line, read_stream
@@ -103,9 +103,9 @@ def count_file(path: Path, *, end_of_line: bool, work_folder: Path, notify: Noti
     for index, shard in enumerate(cut_file(path)):
         result_path = work_folder / f"{path.stem}-{index:06}.counts.json"
         arguments = {**shard.arguments, "end_of_line": end_of_line}
-        jobs.append(Job("reefknot.lab.text.shards:count_words", arguments, result_path, shard.end - shard.start))
+        jobs.append(ShardJob("reefknot.lab.text.shards:count_words", arguments, result_path, shard.end - shard.start))
     counts: Counter[str] = Counter()
-    for shard_counts in run_jobs(jobs, f"{path.stem}: words counted", notify):
+    for shard_counts in run_shard_jobs(jobs, f"{path.stem}: words counted", notify):
         counts.update(shard_counts)
         if len(counts) > MAX_TYPES:
             counts = _drop_rarest(counts, notify)
@@ -176,10 +176,10 @@ def encode_file(
             "end_of_line": end_of_line,
             "unknown": unknown,
         }
-        jobs.append(Job("reefknot.lab.text.shards:encode_words", arguments, result_path, shard.end - shard.start))
+        jobs.append(ShardJob("reefknot.lab.text.shards:encode_words", arguments, result_path, shard.end - shard.start))
 
     totals: Counter[str] = Counter()
-    results = run_jobs(jobs, f"{path.stem}: encoded", notify)
+    results = run_shard_jobs(jobs, f"{path.stem}: encoded", notify)
     with ids_path.open("wb") as ids_file:
         for job, shard_totals in zip(jobs, results, strict=True):
             totals.update(shard_totals)

@@ -34,7 +34,7 @@ from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.text.prepared import check_folder, identify_file, write_sizes
 from reefknot.lab.text.published import SPLITS, Corpus
 from reefknot.lab.text.sources import DEFAULT_FIELD, Document, TextFile, TextSource, cut_line, open_text
-from reefknot.lab.text.workers import Job, OnBytes, run_jobs, work_folder
+from reefknot.lab.text.workers import OnBytes, ShardJob, run_shard_jobs, work_folder
 from reefknot.storage.cache import load_or_create
 from reefknot.storage.progress import Notify
 
@@ -135,7 +135,7 @@ class TextCorpus(Corpus):
         num_lines = dict.fromkeys(SPLITS, 0)
         with contextlib.ExitStack() as stack:
             outputs = {split: stack.enter_context((folder / f"{split}.txt").open("wb")) for split in SPLITS}
-            for job, result in zip(jobs, run_jobs(jobs, f"{self.name}: read", notify), strict=True):
+            for job, result in zip(jobs, run_shard_jobs(jobs, f"{self.name}: read", notify), strict=True):
                 for split in SPLITS:
                     num_lines[split] += result[split]
                     with Path(job.arguments["out"], f"{split}.txt").open("rb") as file:
@@ -143,7 +143,7 @@ class TextCorpus(Corpus):
         self._check_lines(num_lines)
         write_sizes(folder)
 
-    def _plan_jobs(self, shard_folder: Path) -> list[Job]:
+    def _plan_jobs(self, shard_folder: Path) -> list[ShardJob]:
         """Return one job for each group of consecutive files."""
         named_splits = [name_split(file) if self.settings.split == "names" else None for file in self.source.files]
         groups: list[list[dict[str, Any]]] = [[]]
@@ -163,7 +163,7 @@ class TextCorpus(Corpus):
         for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
             out = shard_folder / f"{number:06}"
             arguments = {"files": group, "settings": settings, "out": str(out)}
-            jobs.append(Job("reefknot.lab.text.splitting:split_files", arguments, out.with_suffix(".json"), size))
+            jobs.append(ShardJob("reefknot.lab.text.splitting:split_files", arguments, out.with_suffix(".json"), size))
         return jobs
 
     def _check_lines(self, num_lines: dict[str, int]) -> None:

@@ -3,8 +3,8 @@
 A job is a call of a function with JSON arguments. Its result is written to a JSON file, and a job whose file exists is
 not run again:
 
-    jobs = [Job("reefknot.lab.text.shards:count_words", {...}, folder / "0.json", size=1000), ...]
-    results = run_jobs(jobs, "train: words counted", notify)
+    jobs = [ShardJob("reefknot.lab.text.shards:count_words", {...}, folder / "0.json", size=1000), ...]
+    results = run_shard_jobs(jobs, "train: words counted", notify)
 
 The function's first argument is a callback that receives the number of bytes that were processed since the last call.
 
@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import reefknot
 from reefknot import errors
 from reefknot.errors import ReefknotError, ResourceError
 from reefknot.storage import files as durable
@@ -65,7 +64,7 @@ def num_cores() -> int:
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardJob:
     """A call of a function whose result is stored in a file."""
 
     function: str
@@ -78,7 +77,7 @@ class Job:
     """Number of bytes to process, for the progress."""
 
 
-def run_jobs(jobs: Sequence[Job], description: str, notify: Notify) -> Iterator[Any]:
+def run_shard_jobs(jobs: Sequence[ShardJob], description: str, notify: Notify) -> Iterator[Any]:
     """Run the jobs that are not finished yet, and yield the results of all jobs in their order.
 
     Results are read one at a time, so that only one of them is in memory.
@@ -149,9 +148,9 @@ def _format_seconds(seconds: float) -> str:
 # -- the parent ----------------------------------------------------------------------------------------------------
 
 
-def _run_in_workers(jobs: Sequence[Job], num_workers: int, progress: _Progress) -> None:
+def _run_in_workers(jobs: Sequence[ShardJob], num_workers: int, progress: _Progress) -> None:
     """Run jobs in worker processes. If one job fails, all workers are ended and its error is raised."""
-    job_queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    job_queue: queue.SimpleQueue[ShardJob | None] = queue.SimpleQueue()
     for job in jobs:
         job_queue.put(job)
     messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -173,7 +172,7 @@ def _run_in_workers(jobs: Sequence[Job], num_workers: int, progress: _Progress) 
 
 @contextlib.contextmanager
 def _start_worker() -> Iterator[subprocess.Popen[str]]:
-    source_folder = str(Path(reefknot.__file__).parent.parent)
+    source_folder = str(Path(__file__).parents[3])  # the folder that holds the package
     search_path = os.pathsep.join(filter(None, [source_folder, os.environ.get("PYTHONPATH")]))
     worker = subprocess.Popen(
         [sys.executable, "-m", "reefknot.lab.text.workers"],
@@ -192,7 +191,7 @@ def _start_worker() -> Iterator[subprocess.Popen[str]]:
 
 def _serve(
     worker: subprocess.Popen[str],
-    job_queue: queue.SimpleQueue[Job | None],
+    job_queue: queue.SimpleQueue[ShardJob | None],
     messages: queue.SimpleQueue[dict[str, Any]],
 ) -> None:
     """Give jobs to a worker until there are none left, and pass its messages on."""

@@ -81,7 +81,7 @@ def table(
     finally:
         run_folders = [planned.job.out for planned in planned_jobs]
         existing_runs = [folder for folder in run_folders if (folder / "config.json").exists()]
-        _print_and_write_table(loaded_recipe, existing_runs, root)
+        print_and_write_table(loaded_recipe, existing_runs, root)
 
 
 def _open_texts(recipe: Recipe, required_rows: Collection[str], data: Path | None) -> dict[str, Data]:
@@ -121,7 +121,7 @@ def _plan_row(
     return planned_jobs
 
 
-def _print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
+def print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
     """Print the table of some runs, and write report.html."""
     from reefknot.lab.reports.page import write_report
     from reefknot.lab.reports.results import collect_runs

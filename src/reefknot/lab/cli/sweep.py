@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, JobsOption, RecipeArgument, RowOption, StartOption
+from reefknot.lab.cli.options import (
+    DataOption,
+    DeviceOption,
+    JobsOption,
+    RecipeArgument,
+    RowOption,
+    StartOption,
+    TrackOption,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.combinations import Combination
@@ -53,6 +61,7 @@ def sweep(
     ] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
+    track: TrackOption = None,
 ) -> None:
     """Train every combination of some settings, and print a table with the best combination first.
 
@@ -63,6 +72,7 @@ def sweep(
     """
     from reefknot.lab.cli.combinations import combine, parse_settings
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
+    from reefknot.lab.cli.options import check_tracker_options
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.reports.sweep import Trial
 
@@ -71,12 +81,15 @@ def sweep(
     loaded_recipe = load_recipe(recipe, row=row)
     chosen_row = loaded_recipe.row(row)
     _check_scored(loaded_recipe, chosen_row)
+    check_tracker_options(track)
     root = out or Path("runs") / "sweeps" / loaded_recipe.name / chosen_row.slug
     combinations = {combination.name: combination for combination in combine(sweep_settings.varied)}
     typer.echo(f"{loaded_recipe.title}\n{chosen_row.name}: {len(combinations)} combinations of settings")
 
     # Plan the runs.
-    options = TrainOptions(recipe, chosen_row.name, tuple(sweep_settings.fixed), data, device, withhold_test=True)
+    options = TrainOptions(
+        recipe, chosen_row.name, tuple(sweep_settings.fixed), data, device, tuple(track or []), withhold_test=True
+    )
     jobs_by_combination = _plan_jobs(options, combinations, seeds, root, start)
     trials = []
     for name, planned_jobs in jobs_by_combination.items():

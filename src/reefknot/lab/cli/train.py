@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, OverridesArgument, RecipeArgument, RowOption, StartOption
+from reefknot.lab.cli.options import (
+    DataOption,
+    DeviceOption,
+    OverridesArgument,
+    RecipeArgument,
+    RowOption,
+    StartOption,
+    TrackOption,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
@@ -25,6 +33,7 @@ Examples:
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
   reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
+  reefknot train demo --row tied --track tensorboard
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
 """
@@ -47,7 +56,7 @@ def train(
     start: StartOption = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    track: TrackOption = None,
     withhold_test: Annotated[
         bool,
         typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
@@ -57,7 +66,7 @@ def train(
 
     A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows.
     """
-    from reefknot.lab.cli.options import check_training_data
+    from reefknot.lab.cli.options import check_tracker_options, check_training_data
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.training.display import SilentDisplay, open_display
@@ -66,6 +75,7 @@ def train(
     loaded_recipe = load_recipe(recipe, overrides or [], row)
     chosen_row = loaded_recipe.row(row)
     check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
+    check_tracker_options(track)
 
     # Several seeds: one process per run.
     if seeds > 1:
@@ -78,7 +88,7 @@ def train(
             overrides=tuple(overrides or []),
             data=data,
             device=device,
-            tensorboard=tensorboard,
+            track=tuple(track or ()),
             withhold_test=withhold_test,
         )
         _train_seeds(loaded_recipe, options, seeds, out, start)
@@ -95,7 +105,7 @@ def train(
                 data=data,
                 world=world,
                 display=display,
-                track=tensorboard,
+                track=track or (),
                 start=start,
                 show_test=not withhold_test,
             )

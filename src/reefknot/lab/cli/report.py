@@ -39,7 +39,7 @@ def report(
     csv: Annotated[
         bool, typer.Option("--csv", help="Write the results as CSV instead of a page, with one line per run.")
     ] = False,
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Reefknot report",
+    title: Annotated[str | None, typer.Option(help="Heading of the page. [default: the title of the recipe]")] = None,
     figures: Annotated[
         bool,
         typer.Option(
@@ -62,11 +62,8 @@ def report(
     results are also in the page as CSV, and --csv writes only them.
     """
     from reefknot.lab.papers.figures.section import build_sections
-    from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_recipe_file
-    from reefknot.lab.reports.page import write_report
+    from reefknot.lab.reports.page import recipe_title, rows_in_recipe_order, write_report
     from reefknot.lab.reports.results import collect_runs
-    from reefknot.lab.reports.rows import add_recipe_names, join_runs
-    from reefknot.lab.reports.table import rows_from_recipe
 
     if csv:
         reject_options(ctx, {"title", "figures", "words", "data", "as_json"}, "with --csv; leave {option} out")
@@ -76,15 +73,7 @@ def report(
     results = collect_runs(runs)
     _check_figures(results, figures, data)
 
-    # Build the rows of the tables, in the order of their recipe. Rows without runs are left out; `reefknot table` shows
-    # them.
-    recipe_names = {result.recipe for result in results}
-    recipe_rows: list[TableRow] = []
-    for name in list_shipped_recipes():
-        if name in recipe_names:
-            path, _ = find_recipe(name)
-            recipe_rows += rows_from_recipe(read_recipe_file(path, name).rows, name)
-    rows = add_recipe_names(row for row in join_runs(recipe_rows, results) if row.results)
+    rows = rows_in_recipe_order(results)
     if chosen_words:
         rows = _replace_words(rows, chosen_words)
 
@@ -93,6 +82,7 @@ def report(
     for note in notes:
         typer.echo(note, err=True)
     output = output or Path("report.html")
+    title = recipe_title(results) if title is None else title
     report_path = write_report(results, output, rows=rows, title=title, sections=figure_sections).resolve()
     record = {"report": str(report_path), "runs": len(results)}
     print_result(record, f"report: {report_path}", as_json)

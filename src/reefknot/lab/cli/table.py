@@ -134,7 +134,7 @@ def _plan_row(
 
 def _print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
     """Print the table of some runs, and write report.html."""
-    from reefknot.lab.reports.page import write_report
+    from reefknot.lab.reports.page import recipe_title, write_report
     from reefknot.lab.reports.results import collect_runs
     from reefknot.lab.reports.rows import join_runs
     from reefknot.lab.reports.table import print_table, rows_from_recipe
@@ -145,5 +145,6 @@ def _print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None
     results = collect_runs(runs)
     rows = join_runs(rows_from_recipe(recipe.rows, recipe.name), results)
     print_table(rows, open_console())
-    report_path = write_report(results, root / "report.html", rows=rows, title=recipe.title)
+    title = recipe_title(results, recipe.title)
+    report_path = write_report(results, root / "report.html", rows=rows, title=title)
     typer.echo(f"report: {report_path.resolve()}")

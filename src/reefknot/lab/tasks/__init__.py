@@ -27,7 +27,7 @@ from reefknot.lab.runs.folder import RunFolder
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.tasks.contract import Data, Experiment, Task, TrainedRun
-    from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
+    from reefknot.lab.tasks.requests import Answer, ComparisonAnswer, ComparisonRequest, EvaluationRequest, System
     from reefknot.storage.progress import Notify
 
 TASKS = {
@@ -150,7 +150,7 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, 
     return task.evaluate(run, request, notify=notify, progress=progress)
 
 
-def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> Answer:
+def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> ComparisonAnswer:
     """Compare systems with the first one, the baseline; raise an error if their tasks differ.
 
     Args:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from reefknot.lab.evaluation.grid import Progress as ProgressCallback
     from reefknot.lab.evaluation.similarity import Benchmark
-    from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
+    from reefknot.lab.tasks.requests import Answer, ComparisonAnswer, ComparisonRequest, EvaluationRequest, System
 
 
 class TrainingSection(Protocol):
@@ -374,7 +374,7 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
         """
         raise NotImplementedError
 
-    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> Answer:
+    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> ComparisonAnswer:
         """Compare systems of this task with the first one.
 
         `tasks.compare_systems` calls this method after it has rejected options that have no effect.

@@ -24,6 +24,7 @@ from reefknot.lab.reports.reading import summarise_rows
 from reefknot.lab.reports.results import Result, differing_keys, flatten
 from reefknot.lab.reports.rows import TableRow, has_only_times, join_runs
 from reefknot.lab.reports.table import build_table
+from reefknot.lab.runs.definition import format_unknown_share
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import TextScore
 from reefknot.storage.files import write_text
@@ -108,6 +109,7 @@ def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (
         lstrip_blocks=True,
     )
     environment.filters["perplexity"] = format_perplexity
+    environment.filters["share"] = format_unknown_share
 
     trained = [row for row in rows if row.results]
     runs = [result for row in trained for result in row.results]

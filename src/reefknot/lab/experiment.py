@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row, default_folder
-from reefknot.lab.runs.definition import format_perplexity
+from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
 from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import FORMAT, SPLITS, Corpus, Judgement, Parameters, RunResult, Training
@@ -127,6 +127,7 @@ def train(
             run.write_result(result)
             headline = format_headline(result) if show_test else "finished"
             display.print(f"{label}  {headline}")
+            _warn_of_unknown_words(result, display, label)
         return result
 
 
@@ -416,6 +417,12 @@ def format_headline(result: RunResult) -> str:
     return "; ".join(phrases)
 
 
+def _warn_of_unknown_words(result: RunResult, display: Display, label: str) -> None:
+    warning = warn_of_unknown_words(result.test.unknown_share, "test") if result.test else None
+    if warning:
+        display.print(f"{label}  {warning}")
+
+
 def _format_correlations(judgements: Iterable[Judgement]) -> str:
     """Return the correlations on the benchmarks of Press & Wolf, with their numbers of pairs."""
     from reefknot.lab.evaluation.benchmarks import PRESS
@@ -441,6 +448,7 @@ def _format_scores(result: RunResult, test: TextScore) -> list[str]:
     phrases.append(test_perplexity)
     if test.words != test.tokens:
         phrases.append(f"{format_perplexity(test.per_word)} per word")
+    phrases.append(describe_unknown_share(test.unknown_share))
     if result.train:
         phrases.append(f"train {format_perplexity(result.train.perplexity)}")
 

@@ -67,6 +67,7 @@ VERBS = (
     "ls",
     "advise",
     "bench",
+    "export",
     "import",
 )
 """Every verb, in the order of the help page.
@@ -80,7 +81,6 @@ MOVED = {
     "neighbors": "vectors neighbors",
     "analogy": "vectors analogy",
     "similarity": "vectors similarity",
-    "export": "vectors export",
 }
 """Verbs that have moved into a group. The old name raises an error that names the new one."""
 

@@ -21,7 +21,18 @@ from reefknot.errors import ResourceError
 if importlib.util.find_spec("transformers") is None:
     raise ResourceError("reefknot.hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'")
 
+from reefknot.hf.bands import EmbeddingBands
 from reefknot.hf.deferred import DeferredLogits
+from reefknot.hf.head_model import ReefknotHeadConfig, ReefknotHeadForCausalLM
 from reefknot.hf.patch import LogitsFree, logits_free
+from reefknot.hf.replace import replace_head
 
-__all__ = ["DeferredLogits", "LogitsFree", "logits_free"]
+__all__ = [
+    "DeferredLogits",
+    "EmbeddingBands",
+    "LogitsFree",
+    "ReefknotHeadConfig",
+    "ReefknotHeadForCausalLM",
+    "logits_free",
+    "replace_head",
+]

@@ -4,8 +4,8 @@
     end = AdaptiveSoftmax(table, BandProjections(table, dim, head=False))
 
 The classes of an adaptive softmax are ranks: class 0 is the most frequent token. `TokenOrder` translates token ids to
-ranks. `EmbeddingBands` is a banded table whose vectors are rows of the embedding of the model, in the order of ranks, so
-that the end is tied to the embedding.
+ranks. `EmbeddingBands` is a banded table whose vectors are rows of the embedding of the model, in the order of ranks.
+An end with this table is tied to the embedding.
 
 Shapes: V tokens, D dimensions.
 """
@@ -49,7 +49,9 @@ class TokenOrder(nn.Module):
         """
         if not isinstance(token_counts, Tensor) or token_counts.shape != (vocab_size,):
             shape = tuple(token_counts.shape) if isinstance(token_counts, Tensor) else type(token_counts).__name__
-            raise ArgumentError(f"token_counts is {shape}; it must be a tensor with one count per token, ({vocab_size},)")
+            raise ArgumentError(
+                f"token_counts is {shape}; it must be a tensor with one count per token, ({vocab_size},)"
+            )
         order = cls(vocab_size)
         ids_by_rank = token_counts.detach().cpu().argsort(descending=True, stable=True)
         order.ranks[ids_by_rank] = torch.arange(vocab_size)

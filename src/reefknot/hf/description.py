@@ -1,6 +1,6 @@
 """Describe an output end as JSON, for the config of a saved model, and build it again.
 
-    description = describe_end(end, embedding)       # {"end": {"class": "Softmax", "classifier": {...}}, "shared": [...]}
+    description = describe_end(end, embedding)     # {"end": {"class": "Softmax", "classifier": ...}, "shared": [...]}
     end = build_end(description, embedding, order)
 
 Every part is described by the name of its class and the arguments of its constructor (`RecordsArguments`). Tables and
@@ -142,8 +142,10 @@ def change_vocab_size(description: Description, vocab_size: int) -> Description:
         description: The result of `describe_end`, for an end without bands.
         vocab_size: The new number of words.
     """
-    changed = [{**table, "vocab_size": vocab_size} if "vocab_size" in table else table for table in description["shared"]]
-    return {**description, "shared": changed}
+    resized = []
+    for table in description["shared"]:
+        resized.append({**table, "vocab_size": vocab_size} if "vocab_size" in table else table)
+    return {**description, "shared": resized}
 
 
 def _subclasses(base: type) -> Iterator[type]:
@@ -151,6 +153,7 @@ def _subclasses(base: type) -> Iterator[type]:
     for package in (reefknot.nn.outputs, reefknot.nn.classifiers):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    for kind in base.__subclasses__():
+    kinds: list[type] = base.__subclasses__()
+    for kind in kinds:
         yield kind
         yield from _subclasses(kind)

@@ -91,8 +91,8 @@ class HiddenStateLayer(nn.Module):
 class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A causal language model of transformers with one of our output ends as its head.
 
-    With labels, `forward` returns the loss of the end. The logits are log-probabilities. `replace_head` makes the model,
-    and `from_pretrained` loads it.
+    With labels, `forward` returns the loss of the end. The logits are log-probabilities. `replace_head` makes such a
+    model, and `from_pretrained` loads it.
 
     Args:
         config: The config of the model.
@@ -123,6 +123,7 @@ class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
             remove_output_layer(language_model)
         embedding = language_model.get_input_embeddings()
         if end is None:
+            assert config.head is not None
             has_bands = _has_bands(config.head)
             token_order = TokenOrder(embedding.num_embeddings) if has_bands else None
             end = build_end(config.head, embedding, token_order)
@@ -138,17 +139,15 @@ class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
         self.post_init()
 
     def _declare_ties(self) -> None:
-        """Declare to transformers which weights of the end are those of the input embedding.
+        """Declare to transformers which parameters of the end are those of the input embedding, or occur twice.
 
-        transformers 5 reads the names of both weights. transformers 4 reads only the keys.
+        transformers 5 reads both names of a parameter. transformers 4 reads only the keys.
         """
-        embedding = self.get_input_embeddings()
-        names = {id(module): name for name, module in self.language_model.named_modules()}
-        source = f"language_model.{names[id(embedding)]}.weight"
+        first_names = {id(parameter): name for name, parameter in self.named_parameters()}
         self._tied_weights_keys = {
-            f"end.{name}": source
+            f"end.{name}": first_names[id(parameter)]
             for name, parameter in self.end.named_parameters(remove_duplicate=False)
-            if parameter is embedding.weight
+            if first_names[id(parameter)] != f"end.{name}"
         }
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -187,7 +186,6 @@ class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
         logits_to_keep: int | Tensor = 0,
         return_logits: bool | None = None,
         return_dict: bool | None = None,
-        shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -206,13 +204,13 @@ class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
                 t predicts label t + 1. Labels of -100 are ignored.
             use_cache: Return a KV cache.
             token_type_ids: Segment of each token, for models that have segments.
-            logits_to_keep: Number of last positions whose logits are computed, or the indices of positions. 0 means all.
+            logits_to_keep: Number of last positions whose logits are computed, or indices of positions. 0 means all.
             return_logits: Compute the logits. By default as in the config: only if there are no labels.
             return_dict: If false, return a tuple.
-            shift_labels: Labels that are shifted already, instead of `labels`.
             num_items_in_batch: Number of labels in all micro-batches of an optimiser step, by which losses are divided.
-            kwargs: Other arguments of the transformers model.
+            kwargs: Other arguments of the transformers model, and `shift_labels`: labels that are shifted already.
         """
+        shift_labels = kwargs.pop("shift_labels", None)  # not in the signature, because Trainer would wait for it
         inputs = {
             "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
             "past_key_values": past_key_values, "inputs_embeds": inputs_embeds, "use_cache": use_cache,
@@ -225,9 +223,9 @@ class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
             hidden_BTD = hidden_BTD * self.config.hidden_scale
 
         loss = None
-        if labels is not None or shift_labels is not None:
-            if shift_labels is None:
-                shift_labels = F.pad(labels, (0, 1), value=IGNORE)[..., 1:]
+        if shift_labels is None and labels is not None:
+            shift_labels = F.pad(labels, (0, 1), value=IGNORE)[..., 1:]
+        if shift_labels is not None:
             loss = self._compute_loss(hidden_BTD, shift_labels, num_items_in_batch)
             loss = loss + self._auxiliary_loss(outputs, loss)
         if return_logits is None:
@@ -249,7 +247,7 @@ class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
         loss: Tensor = self.end(hidden_BTD, targets_BT.to(hidden_BTD.device), divisor=divisor).loss
         return loss
 
-    def _auxiliary_loss(self, outputs: Any, loss: Tensor) -> Tensor | float:
+    def _auxiliary_loss(self, outputs: Any, loss: Tensor) -> Any:
         """Return the weighted loss of a mixture-of-experts router, if the model returns one."""
         auxiliary_loss = getattr(outputs, "aux_loss", None)
         weight = getattr(self.config.get_text_config(), "router_aux_loss_coef", None)
@@ -301,8 +299,8 @@ class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
             return self.get_input_embeddings()
         if self.end.bands > 1:
             raise ArgumentError(
-                "resize_token_embeddings: the words of an adaptive end are in bands, which cannot be resized; resize the "
-                "model before replace_head"
+                "resize_token_embeddings: the words of an adaptive end are in bands, which cannot be resized; resize "
+                "the model before replace_head"
             )
         embedding = self.language_model.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         self._resize_end(embedding)
@@ -330,8 +328,9 @@ class ReefknotHeadForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
 def _build_language_model(config: PretrainedConfig) -> Any:
     """Build the transformers model from its config, with random weights."""
     name = (config.architectures or [""])[0] if config is not None else ""
-    model_class = getattr(transformers, name, None) if name else None
-    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+    model_class: Any = getattr(transformers, name, None) if name else None
+    is_model = isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)
+    if not is_model:
         raise DataError(f"the config of the model names the class {name!r}, which this transformers does not have")
     return model_class._from_config(config)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from reefknot.errors import ArgumentError
-from reefknot.hf.bands import TokenOrder
+from reefknot.hf.bands import EmbeddingBand, TokenOrder
 from reefknot.hf.description import describe_end
 from reefknot.hf.head_model import ReefknotHeadConfig, ReefknotHeadForCausalLM, remove_output_layer
 from reefknot.hf.start import start_same
@@ -91,7 +91,8 @@ def replace_head(
         token_order.to(layer.weight.device)
     replaced = ReefknotHeadForCausalLM(config, model, end, token_order)
     replaced.generation_config = model.generation_config
-    return replaced.train(model.training)
+    replaced.train(model.training)
+    return replaced
 
 
 def _check_model(model: Any) -> None:
@@ -134,11 +135,11 @@ def _find_token_order(end: OutputEnd, token_counts: Tensor | None) -> TokenOrder
         if token_counts is not None:
             raise ArgumentError(f"replace_head: token_counts has no effect on a {type(end).__name__}; leave it out")
         return None
-    orders = [getattr(table, "order", None) for table in end.tables()]
-    if orders[0] is not None:
+    first_table = end.tables()[0]
+    if isinstance(first_table, EmbeddingBand):
         if token_counts is not None:
             raise ArgumentError("replace_head: the table has token counts already; leave token_counts out")
-        return orders[0]
+        return first_table.order
     if token_counts is None:
         raise ArgumentError(
             "replace_head: an adaptive end needs the frequencies of the tokens: pass token_counts, the number of "
@@ -147,7 +148,7 @@ def _find_token_order(end: OutputEnd, token_counts: Tensor | None) -> TokenOrder
     return TokenOrder.from_counts(token_counts, end.vocab_size)
 
 
-def _hold_input_embedding(end: OutputEnd, embedding: nn.Module) -> None:
+def _hold_input_embedding(end: OutputEnd, embedding: nn.Embedding) -> None:
     """Let tables that hold an output layer with the weight of the input embedding hold the input embedding itself."""
     for module in end.modules():
         if isinstance(module, EmbeddingTable) and module.weight is embedding.weight:
@@ -197,12 +198,9 @@ def _start_same(model: PreTrainedModel, end: OutputEnd, head: Head) -> None:
             'replace_head: start = "same" is not possible: the model caps its logits, and the ends do not; '
             'use start="new"'
         )
-    bias = None
-    if head.layer.bias is not None or bool(head.row.any()):
-        bias = head.row if head.layer.bias is None else head.scale * head.layer.bias + head.row
-    start_same(end, head.layer.weight, bias)
-    vocab_size = end.vocab_size
-    tokens = torch.arange(8, device=head.layer.weight.device)[None] % vocab_size
+    bias = cast("Tensor | None", head.layer.bias)
+    start_same(end, head.layer.weight, head.row if bias is None else head.scale * bias + head.row)
+    tokens = torch.arange(8, device=head.layer.weight.device)[None] % end.vocab_size
     hidden_states: list[Tensor] = []
     handle = head.layer.register_forward_pre_hook(lambda _, inputs: hidden_states.append(inputs[0]))
     try:

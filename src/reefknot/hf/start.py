@@ -36,13 +36,13 @@ RELU_BIAS = 0.1
 
 
 @torch.no_grad()
-def start_same(end: OutputEnd, weight: Tensor, bias: Tensor | None) -> None:
+def start_same(end: OutputEnd, weight: Tensor, bias: Tensor) -> None:
     """Set the parameters of an end so that its scores are those of a linear layer.
 
     Args:
         end: The new end.
         weight: The weight of the layer, with shape (V, D).
-        bias: The bias of the layer, with shape (V,), or None.
+        bias: The bias of the layer, with shape (V,). It is zero for a layer without bias.
     """
     if type(end) not in (Softmax, Augmented, SampledSoftmax):
         raise _impossible(f"a {type(end).__name__} cannot compute a single softmax of linear scores")
@@ -75,13 +75,11 @@ def _copy_table(classifier: Classifier, weight: Tensor) -> None:
         )
 
 
-def _copy_bias(classifier: Classifier, bias: Tensor | None) -> None:
+def _copy_bias(classifier: Classifier, bias: Tensor) -> None:
     """Copy the bias of the old layer."""
     if classifier.bias is not None:
-        classifier.bias.zero_()
-        if bias is not None:
-            classifier.bias.copy_(bias)
-    elif bias is not None and bool(bias.any()):
+        classifier.bias.copy_(bias)
+    elif bool(bias.any()):
         raise _impossible("the output layer has a bias, but the classifier does not; make it with bias=True")
 
 

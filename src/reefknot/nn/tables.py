@@ -402,9 +402,7 @@ class BandProjections(nn.Module, RecordsArguments):
         self.has_head = head
         self.band_dims = tuple(band.dim for band in table.tables)
         projected_dims = self.band_dims if head else self.band_dims[1:]
-        self.bands = nn.ParameterList(
-            nn.Parameter(torch.empty(dim, band_dim)) for band_dim in projected_dims
-        )
+        self.bands = nn.ParameterList(nn.Parameter(torch.empty(dim, band_dim)) for band_dim in projected_dims)
         for matrix in self.bands:
             nn.init.xavier_uniform_(matrix)
 

@@ -25,10 +25,21 @@ from reefknot.extras import require_extra
 
 require_extra("hf", "reefknot.hf")
 
+from reefknot.hf.bands import EmbeddingBands  # noqa: E402
 from reefknot.hf.deferred import DeferredLogits  # noqa: E402
+from reefknot.hf.head_model import ReefknotHeadConfig, ReefknotHeadForCausalLM  # noqa: E402
 from reefknot.hf.patch import LogitsFree, logits_free  # noqa: E402
+from reefknot.hf.replace import replace_head  # noqa: E402
 
-__all__ = ["DeferredLogits", "LogitsFree", "logits_free"]
+__all__ = [
+    "DeferredLogits",
+    "EmbeddingBands",
+    "LogitsFree",
+    "ReefknotHeadConfig",
+    "ReefknotHeadForCausalLM",
+    "logits_free",
+    "replace_head",
+]
 
 _MODELS = ("ReefknotConfig", "ReefknotForCausalLM", "ReefknotForSeq2SeqLM", "ReefknotSeq2SeqConfig")
 """Names of our own models, which need transformers 5."""

@@ -186,7 +186,9 @@ class Scores:
 
     def with_step(self, step: Step, dtype: torch.dtype | None = None) -> Scores:
         """Return the scores after one more operation."""
-        stamps = (*self.stamps, Stamp.of("an added row", step.value)) if step.kind == "add" else self.stamps
+        stamps = self.stamps
+        if step.kind == "add" and stamps:
+            stamps = (*stamps, Stamp.of("an added row", step.value))
         return replace(self, steps=(*self.steps, step), dtype=dtype or self.dtype, stamps=stamps)
 
     def with_classes(self, classes: slice) -> Scores:
@@ -195,6 +197,15 @@ class Scores:
         steps = tuple(Step("add", step.value[classes]) if step.kind == "add" else step for step in self.steps)
         weight = join_columns([part[classes] for part in column_parts(self.weight)])
         return replace(self, weight=weight, bias=bias, steps=steps)
+
+    def stamped(self) -> Scores:
+        """Return scores that notice if a tensor changes from now on."""
+        weight = "the weight of the output layer"
+        named = [("the hidden state", self.hidden), *((weight, part) for part in column_parts(self.weight))]
+        named += [("an added row", step.value) for step in self.steps if step.kind == "add"]
+        if self.bias is not None:
+            named.append(("the bias of the output layer", self.bias))
+        return replace(self, stamps=tuple(Stamp.of(name, tensor) for name, tensor in named))
 
     def check_current(self) -> None:
         """Raise an error if a tensor has changed since the output layer was called."""

@@ -55,9 +55,7 @@ class LogitsFreeLoss:
         **_: Any,
     ) -> Tensor | None:
         """Return the loss, or None if it needs real logits."""
-        is_deferred = isinstance(logits, TracedLogits) or (
-            isinstance(logits, DeferredLogits) and logits.dense_logits is None
-        )
+        is_deferred = isinstance(logits, DeferredLogits | TracedLogits) and logits.dense_logits is None
         if not is_deferred or logits.shape[-1] != vocab_size:
             return None
         targets = labels

@@ -21,6 +21,7 @@ from reefknot.hf import scores as compute
 from reefknot.hf.deferred import HANDLERS, DeferredLogits, Handler
 from reefknot.hf.scores import Scores, Step
 from reefknot.kernels.linear_cross_entropy import Reduction
+from reefknot.kernels.parallel import is_distributed
 
 _Function = TypeVar("_Function", bound=Handler)
 
@@ -277,7 +278,7 @@ def _tanh_in_place(logits: DeferredLogits) -> Any:
 def _add(logits: DeferredLogits, other: Any) -> Any:
     """Add a row with one number per class, or other deferred logits."""
     if isinstance(other, type(logits)):
-        if getattr(other, "dense_logits", None) is not None:
+        if other.dense_logits is not None:
             return NotImplemented
         scores = compute.combine(logits.scores, other.scores)
         return NotImplemented if scores is None else logits.derive(scores)
@@ -293,7 +294,8 @@ def _add_in_place(logits: DeferredLogits, other: Any) -> Any:
 
 def _row(logits: DeferredLogits, other: Any) -> Tensor | None:
     """Return a tensor as a row with one number per class, or None if it is something else."""
-    if type(other) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or not 0 < other.dim() <= logits.dim():
+    is_plain = isinstance(other, Tensor) and not isinstance(other, DeferredLogits) and not is_distributed(other)
+    if not is_plain or not 0 < other.dim() <= logits.dim():
         return None
     is_row = other.shape[-1] == other.numel() == logits.shape[-1]
     if not is_row or other.device != logits.device or torch.promote_types(other.dtype, logits.dtype) != logits.dtype:

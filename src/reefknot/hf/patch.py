@@ -52,7 +52,8 @@ class LogitsFree:
         self._loss = LogitsFreeLoss(model.loss_function)
         self._log = PathLog(type(model).__name__)
         model.loss_function = self._loss
-        model.forward = types.MethodType(_wrap_forward(type(model).forward), model)
+        self._own_forward = vars(model).get("forward")
+        model.forward = types.MethodType(_wrap_forward(type(model).forward, self._own_forward), model)
         for head in heads:
             vars(head)["_reefknot"] = HeadSettings(min_logits, self._log)
             head.forward = types.MethodType(_forward, head)  # type: ignore[method-assign]
@@ -68,6 +69,8 @@ class LogitsFree:
             vars(head).pop("forward", None)
             vars(head).pop("_reefknot", None)
         vars(self._model).pop("forward", None)
+        if self._own_forward is not None:
+            self._model.forward = self._own_forward
         if vars(self._model).get("_loss_function") is self._loss:
             del self._model._loss_function
             if self._own_loss is not None:
@@ -104,7 +107,8 @@ class PathLog:
 _LOGS: weakref.WeakValueDictionary[int, PathLog] = weakref.WeakValueDictionary()
 
 
-@torch.compiler.assume_constant_result  # torch.compile calls this function when it traces a graph
+# torch.compile calls this function when it traces a graph.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _add_path(key: int, path: str, level: int) -> None:
     log = _LOGS[key]
     if path not in log.paths:
@@ -185,15 +189,20 @@ def _linear_layers(model: PreTrainedModel, head: nn.Module) -> list[nn.Linear]:
     return linears
 
 
-def _wrap_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward pass of a model, with deferred logits in its outputs also if it is compiled."""
+def _wrap_forward(forward: Callable[..., Any], own_forward: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the forward pass of a class or, if given, of an object, with deferred logits also if it is compiled.
+
+    torch.compile does not trace the wrapper itself, only the forward pass in it.
+    """
 
     @functools.wraps(forward)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = forward(self, *args, **kwargs)
-        return defer_outputs(outputs) if torch.compiler.is_compiling() else outputs
+        outputs = forward(self, *args, **kwargs) if own_forward is None else own_forward(*args, **kwargs)
+        return defer_outputs(outputs)
 
-    return wrapped
+    reason = "logits_free returns deferred logits; do not use fullgraph=True"
+    untraced: Callable[..., Any] = torch._dynamo.disable(wrapped, recursive=False, reason=reason)  # type: ignore[no-untyped-call]
+    return untraced
 
 
 def _forward(self: Any, input: Tensor) -> Any:

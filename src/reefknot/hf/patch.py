@@ -213,6 +213,9 @@ def _forward(self: Any, input: Tensor) -> Any:
     if reason is not None:
         settings.log.add(f"logits as usual ({reason})", logging.INFO)
         return F.linear(input, weight, bias)
+    if hasattr(self, "set_reshard_after_forward"):
+        # The layer is a unit of FSDP2. The loss needs the weight after the forward pass of the layer.
+        self.set_reshard_after_forward(False, recurse=False)
     device = input.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     scores = Scores(input, weight, bias, autocast or input.dtype, autocast, settings.log)

@@ -20,7 +20,7 @@ from reefknot.errors import SettingsError
 from reefknot.extras import EXTRAS, import_extra, require_extra
 from reefknot.kernels.skip_gram import numba_available, resolve_impl
 from reefknot.lab.text.detokenization import build_detokenizer
-from reefknot.lab.training.trackers import open_tensorboard
+from reefknot.lab.training.trackers import check_trackers
 from reefknot.vectors.word_vectors import WordVectors, to_keyed_vectors
 
 OPTIONAL_PACKAGES = [package for packages in EXTRAS.values() for package in packages]
@@ -84,7 +84,7 @@ FEATURES: dict[str, tuple[str, Callable[[], object]]] = {
     "gensim": ("gensim", lambda: to_keyed_vectors(WordVectors(("a",), torch.ones(1, 2).numpy()))),
     "moses": ("sacremoses", lambda: build_detokenizer("de")),
     "numba": ("numba", use_numba),
-    "track": ("torch.utils.tensorboard", lambda: open_tensorboard(Path("unused"))),
+    "track": ("torch.utils.tensorboard", lambda: check_trackers(["tensorboard"])),
 }
 """For each extra, a module that it needs and a call that uses the module."""
 

@@ -11,6 +11,7 @@ frequency (`vocabulary.py`).
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +32,10 @@ _RESERVED_SYMBOLS = (*UNSPLIT_WORDS, START, PADDING, END_OF_WORD)
 _WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # separates words in storage/lines.py, and therefore in tokenizer.json
 # Training time is quadratic in the length of a word, and a line without spaces is one word.
 _MAX_TRAINING_WORD_LENGTH = 4_096
+# Time and memory of training grow with the number of distinct words. Rarer words than these hardly change the merges.
+_MAX_TRAINING_TYPES = 400_000
+_MAX_CACHED_WORDS = 1_000_000
+_REPEATS = 1_000  # words are passed to the trainer in texts of at most this many
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ class BPE:
         subwords = self._split_cache.get(word)
         if subwords is None:
             subwords = self._split_uncached(word)
+            if len(self._split_cache) >= _MAX_CACHED_WORDS:
+                self._split_cache.clear()
             self._split_cache[word] = subwords
         return subwords
 
@@ -233,6 +240,7 @@ def _learn_merges(counts: Mapping[str, int], base_subwords: list[str], num_merge
         end_of_word_suffix=END_OF_WORD,
         show_progress=False,
     )
+    learner.pre_tokenizer = tokenizers.pre_tokenizers.CharDelimiterSplit("\n")
     learner.train_from_iterator(_repeat_words(counts), trainer)
     learned_merges = json.loads(learner.to_str())["model"]["merges"]
     merges = [(left, right) for left, right in learned_merges]
@@ -264,14 +272,20 @@ def _build_tokenizer(base_subwords: list[str], merges: list[tuple[str, str]]) ->
 
 
 def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield every word as often as it occurs. Long words are cut, and words with reserved symbols are left out."""
+    """Yield texts that together hold every word as often as it occurs, one word per line.
+
+    Long words are cut, and words with reserved symbols are left out.
+    """
+    if len(counts) > _MAX_TRAINING_TYPES:
+        counts = dict(heapq.nlargest(_MAX_TRAINING_TYPES, counts.items(), key=lambda item: (item[1], item[0])))
     for word, count in counts.items():
         if _contains_reserved(word):
             continue
         starts = range(0, max(len(word), 1), _MAX_TRAINING_WORD_LENGTH)
         fragments = [word[start : start + _MAX_TRAINING_WORD_LENGTH] for start in starts]
-        for _ in range(count):
-            yield from fragments
+        lines = "\n".join(fragments)
+        for start in range(0, count, _REPEATS):
+            yield "\n".join([lines] * min(_REPEATS, count - start))
 
 
 def _contains_reserved(word: str) -> bool:

@@ -252,6 +252,11 @@ def choose_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("--device cuda: torch finds no GPU; use --device cpu")
+    if name == "mps":
+        raise SettingsError(
+            "--device mps: Apple GPUs are not supported, because training adds up losses in float64, which they do not "
+            "have; use --device cpu"
+        )
     if name not in ("cpu", "cuda"):
         raise SettingsError(f"--device {name}: must be auto, cpu or cuda")
     return name

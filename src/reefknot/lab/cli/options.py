@@ -64,6 +64,23 @@ LENGTH_PENALTY_HELP = (
 )
 TOP_K_HELP = "Sample only from the k most probable words."
 TOP_P_HELP = "Sample only from the most probable words, as many as are needed for a total probability of p."
+
+
+def _check_files(requested: bool) -> None:
+    if requested:
+        from reefknot.storage.cache import check_files
+
+        check_files()
+
+
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        callback=_check_files,
+        help="Read the files of the corpus again, even if their size and times are unchanged since they were encoded.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

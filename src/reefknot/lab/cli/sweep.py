@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, JobsOption, RecipeArgument, RowOption, StartOption
+from reefknot.lab.cli.options import (
+    CheckOption,
+    DataOption,
+    DeviceOption,
+    JobsOption,
+    RecipeArgument,
+    RowOption,
+    StartOption,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.combinations import Combination
@@ -52,6 +60,7 @@ def sweep(
         bool, typer.Option("--test", help="Also print the test perplexity of the best combination.")
     ] = False,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Train every combination of some settings, and print a table with the best combination first.

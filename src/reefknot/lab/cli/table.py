@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, JobsOption, OverridesArgument, RecipeArgument
+from reefknot.lab.cli.options import (
+    CheckOption,
+    DataOption,
+    DeviceOption,
+    JobsOption,
+    OverridesArgument,
+    RecipeArgument,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import PlannedJob, TrainOptions
@@ -44,6 +51,7 @@ def table(
     ] = 1,
     jobs: JobsOption = 1,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Train every row of a recipe, print a table of the scores next to the paper's, and write report.html.

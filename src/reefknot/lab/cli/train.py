@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, OverridesArgument, RecipeArgument, RowOption, StartOption
+from reefknot.lab.cli.options import (
+    CheckOption,
+    DataOption,
+    DeviceOption,
+    OverridesArgument,
+    RecipeArgument,
+    RowOption,
+    StartOption,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
@@ -46,6 +54,7 @@ def train(
     ] = 1,
     start: StartOption = None,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
     withhold_test: Annotated[

@@ -213,12 +213,11 @@ def split_files(
             index, named_split = entry.pop("index"), entry.pop("split")
             file = replace(TextFile(**entry), path=Path(entry["path"]))
             held_out_split = named_split if named_split != "train" else None
-            lines = _assign_lines(file.read_documents(on_bytes), rule, shares, settings["block"], index)
-            for split, line in lines:
-                split = held_out_split or split
-                for part in _cut_long_line(line, settings["longest_line"]):
-                    outputs[split].write(f"{part}\n".encode())
-                    num_lines[split] += 1
+            documents = _cut_long_lines(file.read_documents(on_bytes), settings["longest_line"])
+            for chosen_split, line in _assign_lines(documents, rule, shares, settings["block"], index):
+                split = held_out_split or chosen_split
+                outputs[split].write(f"{line}\n".encode())
+                num_lines[split] += 1
     return num_lines
 
 
@@ -246,6 +245,13 @@ def _choose_split(position: float, shares: tuple[float, float]) -> str:
     if position < valid:
         return "valid"
     return "test" if position < valid + test else "train"
+
+
+def _cut_long_lines(documents: Iterator[Document], max_length: int) -> Iterator[Document]:
+    """Yield the documents with their long lines cut."""
+    for document in documents:
+        parts = (part for line in document.lines for part in _cut_long_line(line, max_length))
+        yield document._replace(lines=parts)
 
 
 def _cut_long_line(line: str, max_length: int) -> Iterator[str]:

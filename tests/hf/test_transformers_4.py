@@ -1,4 +1,4 @@
-"""The tests of all architectures also pass with transformers 4.57, which has a folder of its own (`script/setup dev`)."""
+"""The tests of all architectures also pass with transformers 4.57, in its own folder (`script/setup dev`)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reefknot.errors import SettingsError
 from reefknot.lab.text.bpe import BPE, format_token
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.lab.text.vocabulary_settings import VocabularySettings
@@ -176,12 +175,6 @@ def test_file_is_read_by_hugging_face_tokenizers(tmp_path: Path) -> None:
     assert reader.encode(text).tokens == [token for word in words for token in bpe.split_word(word)]
     assert reader.encode("l\u00f6w").tokens == ["l", "<unk>", "w</w>"]
     assert reader.decode(reader.encode("low newest widest").ids) == "low newest widest"
-
-
-def test_missing_tokenizers_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(SettingsError, match=r"vocabulary\.bpe needs the package tokenizers"):
-        BPE.train(COUNTS, 3)
 
 
 def test_tokenizers_package_is_imported_lazily() -> None:

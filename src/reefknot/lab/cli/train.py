@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from reefknot.lab.cli.options import RECIPE_HELP, DataOption, DeviceOption, OverridesArgument, RowOption, StartOption
+from reefknot.lab.cli.options import (
+    RECIPE_HELP,
+    CheckOption,
+    DataOption,
+    DeviceOption,
+    OverridesArgument,
+    RowOption,
+    StartOption,
+    TrackOption,
+)
 from reefknot.lab.cli.own_text import EncodingOption, FieldOption, TextOption, TokensOption, WorkersOption
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ Examples:
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
   reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
+  reefknot train demo --row tied --track tensorboard
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
 """
@@ -50,8 +60,9 @@ def train(
     ] = 1,
     start: StartOption = None,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    track: TrackOption = None,
     withhold_test: Annotated[
         bool,
         typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
@@ -68,7 +79,7 @@ def train(
     text and written next to the run, and a page about the run is written at the end.
     """
     from reefknot.errors import SettingsError
-    from reefknot.lab.cli.options import check_training_data, reject_options
+    from reefknot.lab.cli.options import check_tracker_options, check_training_data, reject_options
     from reefknot.lab.cli.own_text import is_first_process
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
@@ -87,6 +98,7 @@ def train(
     loaded_recipe = load_recipe(recipe, overrides or [], row)
     chosen_row = loaded_recipe.row(row)
     check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
+    check_tracker_options(track)
 
     # Several seeds: one process per run.
     if seeds > 1:
@@ -99,7 +111,7 @@ def train(
             overrides=tuple(overrides or []),
             data=data,
             device=device,
-            tensorboard=tensorboard,
+            track=tuple(track or ()),
             withhold_test=withhold_test,
         )
         _train_seeds(loaded_recipe, options, seeds, out, start)
@@ -118,7 +130,7 @@ def train(
                 data=data,
                 world=world,
                 display=display,
-                track=tensorboard,
+                track=track or (),
                 start=start,
                 show_test=not withhold_test,
             )

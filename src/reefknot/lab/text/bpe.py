@@ -18,10 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from reefknot.errors import SettingsError
 from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
 
 if TYPE_CHECKING:
@@ -217,8 +215,9 @@ class BPE:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        tokenizer: Tokenizer = _import_tokenizers().Tokenizer.from_str(self.file_content.decode())
-        return tokenizer
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.file_content.decode())
 
 
 def format_token(token: str) -> str:
@@ -237,7 +236,8 @@ def _find_characters(words: Iterable[str]) -> set[str]:
 
 def _learn_merges(counts: Mapping[str, int], base_subwords: list[str], num_merges: int) -> list[tuple[str, str]]:
     """Return the merges in the order in which they are learned, each as the two sub-words that it joins."""
-    tokenizers = _import_tokenizers()
+    import tokenizers
+
     learner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=len(base_subwords) + num_merges,
@@ -261,7 +261,8 @@ def _build_tokenizer(base_subwords: list[str], merges: list[tuple[str, str]]) ->
     The tokenizer that learned the merges is not stored, because it may have learned too many, and because its special
     tokens include every character.
     """
-    tokenizers = _import_tokenizers()
+    import tokenizers
+
     merged_subwords = [left + right for left, right in merges]
     distinct_subwords = dict.fromkeys([*base_subwords, *merged_subwords])
     model = tokenizers.models.BPE(
@@ -270,7 +271,7 @@ def _build_tokenizer(base_subwords: list[str], merges: list[tuple[str, str]]) ->
         unk_token=UNKNOWN,
         end_of_word_suffix=END_OF_WORD,
     )
-    tokenizer: Tokenizer = tokenizers.Tokenizer(model)
+    tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WHITESPACE), "removed")
     tokenizer.decoder = tokenizers.decoders.BPEDecoder(suffix=END_OF_WORD)
     tokenizer.add_special_tokens(list(UNSPLIT_WORDS))
@@ -297,11 +298,3 @@ def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
 def _contains_reserved(word: str) -> bool:
     """Return whether merges inside a word could give a reserved symbol. Such words are split into characters."""
     return any(symbol in word for symbol in _RESERVED_SYMBOLS)
-
-
-def _import_tokenizers() -> ModuleType:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise SettingsError("vocabulary.bpe needs the package tokenizers; pip install tokenizers") from error
-    return tokenizers

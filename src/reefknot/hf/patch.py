@@ -37,6 +37,7 @@ from reefknot.kernels.arguments import check_integer
 MIN_LOGITS = 2**24
 """The default of `min_logits`: 64 MiB of logits in float32."""
 _FUNCTION = "logits_free"
+_BYPASSED = "loss of another library (the output layer is not called; TRL's trainers use only its weight)"
 _LOG = logging.getLogger("reefknot.hf")
 
 add_methods()
@@ -53,9 +54,14 @@ class LogitsFree:
         self._log = PathLog(type(model).__name__)
         model.loss_function = self._loss
         self._own_forward = vars(model).get("forward")
-        model.forward = types.MethodType(_wrap_forward(type(model).forward, self._own_forward), model)
+        self._forward = types.MethodType(_wrap_forward(type(model).forward, self._own_forward), model)
+        model.forward = self._forward
+        settings = HeadSettings(min_logits, self._log)
+        self._hooks = []
+        if model.base_model is not model:
+            self._hooks.append(model.base_model.register_forward_hook(settings.note_encoder_call))
         for head in heads:
-            vars(head)["_reefknot"] = HeadSettings(min_logits, self._log)
+            vars(head)["_reefknot"] = settings
             head.forward = types.MethodType(_forward, head)  # type: ignore[method-assign]
 
     @property
@@ -68,9 +74,12 @@ class LogitsFree:
         for head in self._heads:
             vars(head).pop("forward", None)
             vars(head).pop("_reefknot", None)
-        vars(self._model).pop("forward", None)
-        if self._own_forward is not None:
-            self._model.forward = self._own_forward
+        for hook in self._hooks:
+            hook.remove()
+        if vars(self._model).get("forward") is self._forward:  # another library may have replaced it since
+            del self._model.forward
+            if self._own_forward is not None:
+                self._model.forward = self._own_forward
         if vars(self._model).get("_loss_function") is self._loss:
             del self._model._loss_function
             if self._own_loss is not None:
@@ -93,6 +102,10 @@ class PathLog:
         self.paths: list[str] = []
         self.key = id(self)
         _LOGS[self.key] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PathLog:
+        """Share the log with copies of the model."""
+        return self
 
     def __call__(self, operation: str, is_real: bool) -> None:
         """Log an operation, and whether it makes real logits."""
@@ -122,6 +135,21 @@ class HeadSettings:
     def __init__(self, min_logits: int, log: PathLog) -> None:
         self.min_logits = min_logits
         self.log = log
+        self._is_waiting = False
+        """Whether the encoder has been called since the last call of the output layer."""
+
+    def note_encoder_call(self, *_: Any) -> None:
+        """Report that the output layer is not called. A forward hook of the encoder."""
+        if torch.compiler.is_compiling():
+            return
+        if self._is_waiting:
+            self.log.add(_BYPASSED, logging.WARNING)
+        self._is_waiting = True
+
+    def note_head_call(self) -> None:
+        """Note that the output layer is called."""
+        if not torch.compiler.is_compiling():
+            self._is_waiting = False
 
 
 def logits_free(model: nn.Module, *, min_logits: int = MIN_LOGITS) -> LogitsFree:
@@ -209,6 +237,7 @@ def _forward(self: Any, input: Tensor) -> Any:
     """Return deferred logits if they are large, and otherwise logits. Replaces `forward` of the output layer."""
     weight, bias = self.weight, self.bias
     settings: HeadSettings = self._reefknot
+    settings.note_head_call()
     reason = _reason_not_to_defer(input, weight, bias, settings.min_logits)
     if reason is not None:
         settings.log.add(f"logits as usual ({reason})", logging.INFO)

@@ -15,6 +15,7 @@ import typer
 from reefknot.lab.cli.options import (
     BEAM_HELP,
     LENGTH_PENALTY_HELP,
+    CheckOption,
     DataOption,
     DeviceOption,
     JsonOption,
@@ -261,6 +262,7 @@ def evaluate(
     length_penalty: LengthPenaltyOption = None,
     save: SaveOption = False,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

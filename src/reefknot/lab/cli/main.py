@@ -34,6 +34,7 @@ from reefknot.storage.terminal import escape_terminal_output
 
 EXAMPLES = """\b
 Examples:
+  reefknot train --text docs/             # train on any text, without a recipe
   reefknot table demo                     # train every row of a recipe, print a table, write a report
   reefknot train press2017/table6 --row "Small + WT" --data DIR
   reefknot generate runs/demo/tied/seed0 --prompt "this function"
@@ -48,6 +49,7 @@ output classifier. Each end reads its word vectors from a word table; tied ends 
 
 VERBS = (
     "train",
+    "new",
     "table",
     "sweep",
     "evaluate",
@@ -66,6 +68,7 @@ VERBS = (
     "ls",
     "advise",
     "bench",
+    "export",
     "import",
 )
 """Every verb, in the order of the help page.
@@ -79,7 +82,6 @@ MOVED = {
     "neighbors": "vectors neighbors",
     "analogy": "vectors analogy",
     "similarity": "vectors similarity",
-    "export": "vectors export",
 }
 """Verbs that have moved into a group. The old name raises an error that names the new one."""
 

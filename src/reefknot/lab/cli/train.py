@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, OverridesArgument, RecipeArgument, RowOption, StartOption
+from reefknot.lab.cli.options import RECIPE_HELP, DataOption, DeviceOption, OverridesArgument, RowOption, StartOption
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
-    from reefknot.lab.recipes.recipe import Recipe
+    from reefknot.lab.recipes.recipe import Recipe, Row
 
 EXAMPLES = """\b
 Examples:
@@ -25,13 +25,17 @@ Examples:
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
   reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
+  reefknot train runs/demo/tied/seed0 training.epochs=20    # train a finished run longer
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
 """
 
 
 def train(
-    recipe: RecipeArgument,
+    ctx: typer.Context,
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|RUN", help=f"{RECIPE_HELP} Or a finished run folder, to train it longer.")
+    ],
     overrides: OverridesArgument = None,
     row: RowOption = None,
     out: Annotated[
@@ -52,19 +56,34 @@ def train(
         bool,
         typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
     ] = False,
+    accept_difference: Annotated[
+        bool,
+        typer.Option(
+            "--accept-difference",
+            help="Train a finished run longer even if the outcome differs from a run of the new length from the start.",
+        ),
+    ] = False,
 ) -> None:
     """Train one row of a recipe, or continue its training if the run folder exists.
 
-    A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows.
+    A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows. In place of a recipe, give the folder of
+    a finished run and a new training.epochs or training.updates to train it longer.
     """
-    from reefknot.lab.cli.options import check_training_data
+    from reefknot.lab.cli.options import check_training_data, is_run_folder, reject_options
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.training.display import SilentDisplay, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
-    loaded_recipe = load_recipe(recipe, overrides or [], row)
-    chosen_row = loaded_recipe.row(row)
+    is_longer = is_run_folder(Path(recipe))
+    if is_longer:
+        reject_options(ctx, ("row", "out", "seeds", "start"), "on a run, which has its own; leave {option} out")
+        out = Path(recipe)
+        loaded_recipe, chosen_row = _load_run(out, overrides or [], accept_difference=accept_difference)
+    else:
+        reject_options(ctx, ("accept_difference",), "on a recipe; give the folder of a finished run")
+        loaded_recipe = load_recipe(recipe, overrides or [], row)
+        chosen_row = loaded_recipe.row(row)
     check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
 
     # Several seeds: one process per run.
@@ -98,9 +117,21 @@ def train(
                 track=tensorboard,
                 start=start,
                 show_test=not withhold_test,
+                longer=is_longer,
             )
         finally:
             display.close()
+
+
+def _load_run(path: Path, overrides: Sequence[str], *, accept_difference: bool) -> tuple[Recipe, Row]:
+    """Return a recipe with the settings of a run. Raise an error if the run cannot be trained to a new length."""
+    from reefknot.lab.recipes.longer import check_longer, load_run_recipe
+    from reefknot.lab.runs.folder import RunFolder
+
+    recipe, row = load_run_recipe(path, overrides)
+    for note in check_longer(RunFolder.open(path), recipe.experiments[row.name], accept_difference=accept_difference):
+        typer.echo(note, err=True)
+    return recipe, row
 
 
 def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:

@@ -16,6 +16,7 @@ The folder contains these files:
         result.json          the scores of the finished run
         scores.safetensors   negative log-likelihood of every token, per split
         evaluations/         dynamic.json, cache.json, mc.json: scores from other evaluation modes
+        earlier/             results of the run before it was trained longer, see earlier.py
         translations/        valid.txt, test.txt: a translator's output for the held-out sources
         log.txt              the messages of the run, with timestamps
         checkpoints/, best   see checkpoints.py
@@ -37,8 +38,9 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.upgrade import detect_task, upgrade_settings
-from reefknot.lab.runs.changes import canonical_json, find_changes
+from reefknot.lab.runs.changes import Change, canonical_json, find_changes
 from reefknot.lab.runs.checkpoints import RESTORE_ADVICE, Checkpoints
+from reefknot.lab.runs.earlier import earlier_folders, is_longer, move_result
 from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
 from reefknot.storage import files
 from reefknot.storage.lines import read_plain
@@ -68,8 +70,14 @@ class RunFolder:
     # -- open and close ------------------------------------------------------------------------------------------
 
     @classmethod
-    def open_for_training(cls, path: Path, config: dict[str, Any]) -> RunFolder:
-        """Start a run at `path`, or resume the existing run if it has the same settings."""
+    def open_for_training(cls, path: Path, config: dict[str, Any], *, longer: bool = False) -> RunFolder:
+        """Start a run at `path`, or resume the existing run if it has the same settings.
+
+        Args:
+            path: The run folder.
+            config: The settings.
+            longer: Accept settings with a longer training. The result of the existing run moves to `RUN/earlier`.
+        """
         path = Path(path)
         _reject_foreign_folder(path)
         try:
@@ -83,6 +91,10 @@ class RunFolder:
             for folder in (path, *(path / name for name in _SUBFOLDERS)):
                 files.remove_leftovers(folder)
             if (path / "config.json").exists():
+                old_config = run.config
+                if longer and is_longer(old_config, config, _find_config_changes(old_config, config)):
+                    move_result(path, old_config["settings"]["training"])
+                    files.write_json(path / "config.json", config)
                 is_finished = (path / "result.json").exists()
                 _reject_other_settings(path, run.config, config, is_finished=is_finished)
             else:
@@ -147,6 +159,12 @@ class RunFolder:
     def config_hash(self) -> str:
         """The hash of config.json as it was written, before any setting is renamed."""
         return config_hash(_read_object(self.path / "config.json"))
+
+    @property
+    def checkpoint_hashes(self) -> set[str]:
+        """The hashes of the settings that checkpoints may have: those of the run, now and before it was longer."""
+        folders = [self.path, *earlier_folders(self.path)]
+        return {config_hash(_read_object(folder / "config.json")) for folder in folders}
 
     @property
     def imported(self) -> bool:
@@ -359,7 +377,7 @@ def _reject_other_settings(
         new_config: The settings to resume it with.
         is_finished: Whether the run has a result.
     """
-    changes = find_changes(_without_task(old_config), _without_task(new_config))
+    changes = _find_config_changes(old_config, new_config)
     if not is_finished:
         changes = [change for change in changes if change.key != _CHANGEABLE_SETTING]
     if changes and all(change.key.startswith("start.") for change in changes):
@@ -371,7 +389,15 @@ def _reject_other_settings(
         num_unlisted = len(changes) - _MAX_LISTED_CHANGES
         if num_unlisted > 0:
             listed_changes += f"; and {num_unlisted} more"
-        raise SettingsError(f"{path} holds a run with other settings ({listed_changes}); use another --out")
+        advice = "use another --out"
+        if is_longer(old_config, new_config, changes):
+            length = changes[0].key.removeprefix("settings.")
+            advice += f", or train this run longer with: reefknot train {path} {length}={changes[0].new}"
+        raise SettingsError(f"{path} holds a run with other settings ({listed_changes}); {advice}")
+
+
+def _find_config_changes(old_config: dict[str, Any], new_config: dict[str, Any]) -> list[Change]:
+    return find_changes(_without_task(old_config), _without_task(new_config))
 
 
 def _take_lock(path: Path) -> int:

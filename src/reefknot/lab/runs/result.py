@@ -122,6 +122,8 @@ class Training(Stored):
     peak_memory_bytes: int | None = None
     device: str = ""
     processes: int = 1
+    earlier: tuple[str, ...] = ()
+    """If the run was trained longer, the names of the folders in RUN/earlier with the results of shorter lengths."""
     workers: int | None = None
     """The number of threads that train skip-gram."""
 

@@ -14,14 +14,11 @@ This package needs transformers 4.57 or newer: `pip install 'reefknot[hf]'`. It 
 
 from __future__ import annotations
 
-import importlib.util
+from reefknot.extras import require_extra
 
-from reefknot.errors import ResourceError
+require_extra("hf", "reefknot.hf")
 
-if importlib.util.find_spec("transformers") is None:
-    raise ResourceError("reefknot.hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'")
-
-from reefknot.hf.deferred import DeferredLogits
-from reefknot.hf.patch import LogitsFree, logits_free
+from reefknot.hf.deferred import DeferredLogits  # noqa: E402
+from reefknot.hf.patch import LogitsFree, logits_free  # noqa: E402
 
 __all__ = ["DeferredLogits", "LogitsFree", "logits_free"]

@@ -9,8 +9,8 @@ experiment: language models, translation or skip-gram. `train` is the same for e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from reefknot.lab.runs.definition import describe_unknown_share, format_perplexi
 from reefknot.lab.runs.earlier import earlier_folders
 from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.result import FORMAT, Corpus, Judgement, Parameters, RunResult, Training
+from reefknot.lab.runs.result import FORMAT, SPLITS, Corpus, Judgement, Parameters, RunResult, Training
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks import create_task
 from reefknot.lab.tasks.contract import Data, Experiment, Session, Task
@@ -29,6 +29,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything
 from reefknot.lab.training.signals import raise_on_signal
 from reefknot.lab.training.state import Progress, load_weights
+from reefknot.lab.training.trackers import Tracker, check_trackers, open_tracker
 from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def train(
     data: Path | None = None,
     world: World,
     display: Display,
-    track: bool = False,
+    track: Sequence[str] = (),
     show_test: bool = True,
     start: Path | None = None,
     longer: bool = False,
@@ -63,7 +64,7 @@ def train(
         data: Folder of the corpora.
         world: The processes that train together.
         display: Where progress and results are printed.
-        track: Also write TensorBoard events.
+        track: Names of the trackers that metrics are also written to (`lab/training/trackers.py`).
         show_test: Print the test scores when training ends.
         start: The finished run to start from, for a row with `training.start`. By default, this is the run of the row
             that `training.start` names, next to `out` or in its default folder.
@@ -81,6 +82,7 @@ def train(
         label = f"{row.name}, seed {experiment.seed}"
 
     # Everything that may be rejected comes before the run folder is created.
+    check_trackers(track)
     start_run = _load_start_run(recipe, row, experiment.seed, start, out, data)
     dataset = create_task(experiment).open_data(data, notify=display.print)
     existing_run = RunFolder.open(out) if (out / "config.json").is_file() else None
@@ -111,12 +113,20 @@ def train(
         for message in (f"{out}  {dataset.summary}", *messages):
             display.print(f"{label}  {message}")
 
-        trackers = _open_trackers(run) if track and world.is_first else []
-        session = Session(run, world, display, label, trackers)
         benchmarks = _load_benchmarks(experiment, data, display)
-        result = _fit_and_score(
-            task, model, recipe=recipe, row=row, dataset=dataset, session=session, benchmarks=benchmarks
-        )
+        with ExitStack() as open_trackers:
+            trackers: list[Tracker] = []
+            for name in track if world.is_first else ():
+                tracker = open_tracker(name, run, lambda message: display.print(f"{label}  {message}"))
+                trackers.append(open_trackers.enter_context(closing(tracker)))
+            session = Session(run, world, display, label, trackers)
+            result = _fit_and_score(
+                task, model, recipe=recipe, row=row, dataset=dataset, session=session, benchmarks=benchmarks
+            )
+            if result is not None:
+                score_line = _summarise_scores(result, SPLITS if show_test else ("valid",))
+                for track_line in trackers:
+                    track_line(score_line)
         if result is not None:
             run.write_result(result)
             headline = format_headline(result) if show_test else "finished"
@@ -334,12 +344,6 @@ def _load_benchmarks(experiment: Experiment, data: Path | None, display: Display
         return {}
 
 
-def _open_trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
-    from reefknot.lab.training.trackers import open_tensorboard
-
-    return [open_tensorboard(run.path / "tensorboard")]
-
-
 # -- result.json -------------------------------------------------------------------------------------------------------
 
 
@@ -393,6 +397,17 @@ def _summarise_training(experiment: Experiment, session: Session, progress: Prog
         processes=session.world.size,
         **optional_fields,
     )
+
+
+def _summarise_scores(result: RunResult, splits: Iterable[str]) -> dict[str, Any]:
+    """Return the scores of a result as a line for trackers."""
+    line: dict[str, Any] = {"kind": "result", "step": result.training.steps}
+    for split in splits:
+        scores: dict[str, float] = {}
+        for score in result.scores(split):
+            scores.setdefault(score.metric.name, score.value)  # the first perplexity is the perplexity per word
+        line[split] = scores
+    return line
 
 
 def format_headline(result: RunResult) -> str:

@@ -243,3 +243,19 @@ def test_figure_draws_the_bands(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     rejected = cli("compare", runs.tied, runs.untied, "--figure", file)
     assert (rejected.code, rejected.out) == (2, "")
     assert "--figure has no effect without --bands" in rejected.err
+
+
+def test_compare_writes_a_page_with_the_intervals(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    outcome = cli("compare", runs.untied, runs.tied, "--bands", "--html", page)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.endswith(f"report: {page.resolve()}\n")
+    html = page.read_text(encoding="utf-8")
+    [comparison] = cli("compare", runs.untied, runs.tied, "--json").json()
+    low, high = (f"{100 * (ratio - 1):+.2f}".replace("-", "−") for ratio in comparison["ratio_interval"])
+    assert f"{low} % to {high} %" in html
+    assert "tied compared with untied" in html
+    assert 'download="comparison.csv"' in html
+    assert "times seen in training" in html
+    assert "Nearest neighbours" in html
+    assert cli("compare", runs.untied, runs.tied, "--html", tmp_path).code == 2

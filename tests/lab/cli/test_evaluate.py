@@ -327,7 +327,7 @@ MISTAKES = [
     ("--save", "--save needs --dynamic, --cache, --monte-carlo, .* because training has saved the plain scores"),
     ("--context 5 --save --limit 9", "whole valid and test texts; leave --limit out"),
     ("--context 5 --windows lines", "--context and --windows both set the windows of the text; choose one"),
-    ("--windows complete", "unknown windows 'complete': use context-C-stride-S, complete-L or lines"),
+    ("--windows complete", "unknown windows 'complete': use context-C-stride-S, complete-L, context-C-complete-L or"),
     ("--context 0 --dynamic", "--context: --dynamic carries a state through the text"),
     ("--windows lines --streams 2", "--windows: --streams carries a state through the text"),
     ("--context -1", "--context"),

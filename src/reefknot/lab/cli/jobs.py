@@ -40,7 +40,8 @@ class TrainOptions:
     """Settings to change, as `key=value`."""
     data: Path | None = None
     device: str = "auto"
-    tensorboard: bool = False
+    track: tuple[str, ...] = ()
+    """Names of the trackers."""
     withhold_test: bool = False
 
     def for_run(self, seed: int, out: Path, start: Path | None = None, label: str = "") -> Job:
@@ -68,8 +69,8 @@ class Job(TrainOptions):
             arguments += ["--data", str(self.data)]
         if self.start:
             arguments += ["--start", str(self.start)]
-        if self.tensorboard:
-            arguments += ["--tensorboard"]
+        for tracker in self.track:
+            arguments += ["--track", tracker]
         if self.withhold_test:
             arguments += ["--withhold-test"]
         return arguments

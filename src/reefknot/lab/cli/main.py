@@ -33,6 +33,7 @@ from reefknot.storage.terminal import escape_terminal_output
 
 EXAMPLES = """\b
 Examples:
+  reefknot train --text docs/             # train on any text, without a recipe
   reefknot table demo                     # train every row of a recipe, print a table, write a report
   reefknot train press2017/table6 --row "Small + WT" --data DIR
   reefknot generate runs/demo/tied/seed0 --prompt "this function"
@@ -47,6 +48,7 @@ output classifier. Each end reads its word vectors from a word table; tied ends 
 
 VERBS = (
     "train",
+    "new",
     "table",
     "sweep",
     "evaluate",

@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from reefknot.lab.cli.options import RECIPE_HELP, DataOption, DeviceOption, OverridesArgument, RowOption, StartOption
+from reefknot.lab.cli.options import (
+    RECIPE_HELP,
+    DataOption,
+    DeviceOption,
+    OverridesArgument,
+    RowOption,
+    StartOption,
+    TrackOption,
+)
+from reefknot.lab.cli.own_text import EncodingOption, FieldOption, TextOption, TokensOption, WorkersOption
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
@@ -21,11 +30,14 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
+  reefknot train --text docs/                                      # any text, without a recipe; writes a page
+  reefknot train --text articles.jsonl.gz --field body training.epochs=2 --out runs/articles
   reefknot train demo --row tied
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
   reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
   reefknot train runs/demo/tied/seed0 training.epochs=20    # train a finished run longer
+  reefknot train demo --row tied --track tensorboard
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
 """
@@ -34,8 +46,9 @@ Examples:
 def train(
     ctx: typer.Context,
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE|RUN", help=f"{RECIPE_HELP} Or a finished run folder, to train it longer.")
-    ],
+        str | None,
+        typer.Argument(metavar="RECIPE|RUN", help=f"{RECIPE_HELP} Or a finished run folder, to train it longer."),
+    ] = None,
     overrides: OverridesArgument = None,
     row: RowOption = None,
     out: Annotated[
@@ -51,7 +64,7 @@ def train(
     start: StartOption = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    track: TrackOption = None,
     withhold_test: Annotated[
         bool,
         typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
@@ -63,19 +76,36 @@ def train(
             help="Train a finished run longer even if the outcome differs from a run of the new length from the start.",
         ),
     ] = False,
+    workers: WorkersOption = None,
+    text: TextOption = None,
+    field: FieldOption = "text",
+    encoding: EncodingOption = None,
+    tokens: TokensOption = "bpe",
 ) -> None:
     """Train one row of a recipe, or continue its training if the run folder exists.
 
-    A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows. In place of a recipe, give the folder of
-    a finished run and a new training.epochs or training.updates to train it longer.
+    A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows. With --text, a recipe is chosen for the
+    text and written next to the run, and a page about the run is written at the end. In place of a recipe, give the
+    folder of a finished run and a new training.epochs or training.updates to train it longer.
     """
-    from reefknot.lab.cli.options import check_training_data, is_run_folder, reject_options
+    from reefknot.errors import SettingsError
+    from reefknot.lab.cli.options import check_tracker_options, check_training_data, is_run_folder, reject_options
+    from reefknot.lab.cli.own_text import is_first_process
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
+    from reefknot.lab.text.workers import set_num_workers
     from reefknot.lab.training.display import SilentDisplay, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
-    is_longer = is_run_folder(Path(recipe))
+    set_num_workers(workers)
+    if text is not None:
+        overrides = [*([recipe] if recipe else []), *(overrides or [])]
+        recipe = _choose_recipe(text, out, row, device=device, field=field, encoding=encoding, tokens=tokens)
+    else:
+        reject_options(ctx, ("field", "encoding", "tokens"), "without --text; add --text, or leave {option} out")
+    if recipe is None:
+        raise SettingsError("train needs a recipe or a text: reefknot train RECIPE, or reefknot train --text FILE")
+    is_longer = text is None and is_run_folder(Path(recipe))
     if is_longer:
         reject_options(ctx, ("row", "out", "seeds", "start"), "on a run, which has its own; leave {option} out")
         out = Path(recipe)
@@ -85,6 +115,7 @@ def train(
         loaded_recipe = load_recipe(recipe, overrides or [], row)
         chosen_row = loaded_recipe.row(row)
     check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
+    check_tracker_options(track)
 
     # Several seeds: one process per run.
     if seeds > 1:
@@ -97,10 +128,12 @@ def train(
             overrides=tuple(overrides or []),
             data=data,
             device=device,
-            tensorboard=tensorboard,
+            track=tuple(track or ()),
             withhold_test=withhold_test,
         )
         _train_seeds(loaded_recipe, options, seeds, out, start)
+        if text is not None and not withhold_test:
+            _write_page(loaded_recipe, out)
         return
 
     # One seed: train in this process.
@@ -114,13 +147,47 @@ def train(
                 data=data,
                 world=world,
                 display=display,
-                track=tensorboard,
+                track=track or (),
                 start=start,
                 show_test=not withhold_test,
                 longer=is_longer,
             )
         finally:
             display.close()
+    if text is not None and not withhold_test and is_first_process():
+        _write_page(loaded_recipe, out)
+
+
+def _choose_recipe(
+    text: str,
+    out: Path | None,
+    row: str | None,
+    *,
+    device: str,
+    field: str,
+    encoding: str | None,
+    tokens: Literal["bpe", "words"],
+) -> str:
+    """Choose a recipe for a text, write it next to the run, and return its path."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.cli.own_text import is_first_process, recipe_path_for, write_recipe
+    from reefknot.storage.progress import silent
+
+    if row is not None:
+        raise SettingsError("--row has no effect with --text, whose recipe has only one row; leave --row out")
+    recipe_path = recipe_path_for(text, out)
+    print_line = typer.echo if is_first_process() else silent
+    write_recipe(text, recipe_path, field=field, encoding=encoding, tokens=tokens, device=device, print_line=print_line)
+    return str(recipe_path)
+
+
+def _write_page(recipe: Recipe, out: Path | None) -> None:
+    """Print the scores of the runs of a text, and write a page about them."""
+    from reefknot.lab.cli.table import print_and_write_table
+    from reefknot.lab.reports.results import collect_runs
+
+    root = out or Path("runs") / recipe.name
+    print_and_write_table(recipe, [result.folder for result in collect_runs([root])], root)
 
 
 def _load_run(path: Path, overrides: Sequence[str], *, accept_difference: bool) -> tuple[Recipe, Row]:

@@ -376,8 +376,13 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
         self.batches(dataset).shard(world.rank, world.size)  # raises an error if batches cannot be made
 
     def check_model(self, model: LanguageModelT, world: World) -> None:
+        settings = self.experiment.training
         if world.device.type == "cpu":
-            check_precision(model, self.experiment.training)
+            check_precision(model, settings)
+        if settings.shard == "vocabulary" and world.size > 1:
+            from reefknot.lab.training.vocabulary import check_vocabulary_can_be_divided
+
+            check_vocabulary_can_be_divided(model)
 
     def prepare(
         self, model: LanguageModelT, dataset: DataT, *, from_files: bool = True, notify: Notify = silent

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,16 @@ _MAX_LISTED_NAMES = 12  # in an error message
 
 def open_folder(name: str, languages: tuple[str, ...] = ()) -> TextFolder | PairFolder:
     """Return the folder at the path `name` as a corpus or, with languages, as a corpus of parallel text."""
-    try:
+    is_folder = is_file = False
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # not a possible path, or no such user
         folder = Path(name).expanduser().resolve()
         is_folder = folder.is_dir()
-    except (OSError, ValueError, RuntimeError):  # not a possible path, or no such user
-        is_folder = False
+        is_file = folder.is_file()
     if not is_folder:
-        raise DataError(f"corpus {name[:200]!r} is neither a known corpus ({', '.join(CORPORA)}) nor a folder")
+        hint = ""
+        if is_file:
+            hint = "; it is a file: use `reefknot train --text FILE`, or set corpus.text.split=lines"
+        raise DataError(f"corpus {name[:200]!r} is neither a known corpus ({', '.join(CORPORA)}) nor a folder{hint}")
     if languages:
         return PairFolder(name=f"{folder.name}/", folder=folder, languages=languages)
     return TextFolder(name=f"{folder.name}/", folder=folder)
@@ -54,7 +58,8 @@ class TextFolder(Corpus):
             if len(matches) != 1:
                 raise DataError(
                     f"{self.folder}: {_describe_matches(matches)} the {split} text; expected one file"
-                    f" [NAME.]({split_pattern})[.txt|.tokens]; the folder holds {_format_names(file_names)}"
+                    f" [NAME.]({split_pattern})[.txt|.tokens]; the folder holds {_format_names(file_names)};"
+                    " to split a text, use `reefknot train --text FOLDER`, or set corpus.text.split=lines"
                 )
             files[split] = self.folder / matches[0]
         return files

@@ -90,7 +90,7 @@ def prepare(
         version: Version of the conversion.
     """
     # The same files in another folder are converted again, and give the same texts.
-    file_identities = [_identify_file(path) for path in files]
+    file_identities = [identify_file(path) for path in files]
     identity = json.dumps([version, *languages, *file_identities])
     digest = hashlib.sha256(identity.encode()).hexdigest()
 
@@ -116,11 +116,11 @@ def write_texts(
     def write(folder: Path) -> None:
         _write_folder(folder, read_lines(), text_names)
 
-    folder = load_or_create(cache / "corpora" / entry_name, write, _check_folder)
+    folder = load_or_create(cache / "corpora" / entry_name, write, check_folder)
     return {name: folder / f"{name}.txt" for name in text_names}
 
 
-def _identify_file(path: Path) -> tuple[str, int, int, int]:
+def identify_file(path: Path) -> tuple[str, int, int, int]:
     """Return the path and size of a file, and the times of the last change of its content and of its inode."""
     try:
         status = path.stat()
@@ -146,11 +146,16 @@ def _write_folder(folder: Path, lines: NamedLines, text_names: Iterable[str]) ->
             files[name] = stack.enter_context(file)
         for name, line in lines:
             files[name].write(f"{line}\n".encode())
+    write_sizes(folder)
+
+
+def write_sizes(folder: Path) -> None:
+    """Write the sizes of the texts in a folder, for `check_folder`."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     (folder / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
 
 
-def _check_folder(folder: Path) -> Path | None:
+def check_folder(folder: Path) -> Path | None:
     """Return the folder if its texts have the recorded sizes, or else None."""
     try:
         sizes = json.loads((folder / "sizes.json").read_bytes())

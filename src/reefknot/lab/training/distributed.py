@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -177,10 +177,19 @@ class World:
         """Whether this process writes the files and reports to the user."""
         return self.rank == 0
 
-    def wrap_model(self, model: LanguageModel, shard: bool = False) -> ParallelModel:
-        """Wrap a model for training. `shard` replaces its parameters by shards, so create optimisers afterwards."""
+    def wrap_model(self, model: LanguageModel, shard: bool | Literal["vocabulary"] = False) -> ParallelModel:
+        """Wrap a model for training. `shard` replaces parameters by shards, so create optimisers afterwards.
+
+        Args:
+            model: The model.
+            shard: Divide all parameters among the processes, only those of the vocabulary, or none.
+        """
         if not shard or self.size == 1:
             return ParallelModel(model, self)
+        if shard == "vocabulary":
+            from reefknot.lab.training.vocabulary import VocabularyParallelModel
+
+            return VocabularyParallelModel(model, self)
         from reefknot.lab.training.sharding import ShardedModel  # takes half a second, and few runs need it
 
         return ShardedModel(model, self)
@@ -243,6 +252,11 @@ def choose_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("--device cuda: torch finds no GPU; use --device cpu")
+    if name == "mps":
+        raise SettingsError(
+            "--device mps: Apple GPUs are not supported, because training adds up losses in float64, which they do not "
+            "have; use --device cpu"
+        )
     if name not in ("cpu", "cuda"):
         raise SettingsError(f"--device {name}: must be auto, cpu or cuda")
     return name

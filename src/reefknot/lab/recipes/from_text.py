@@ -318,7 +318,7 @@ def _choose_model(num_tokens: int, num_types: int, device: str) -> _Model:
     speed = _GPU_SPEED if device == "cuda" else _CORE_SPEED * min(cores, 8)
     epochs = next(count for limit, count in ((5e5, 10), (5e6, 5), (5e7, 2), (1e99, 1)) if num_tokens < limit)
     dropout = next(rate for limit, rate in ((1e6, 0.3), (1e7, 0.2), (1e99, 0.1)) if num_tokens < limit)
-    models = []
+    models: list[_Model] = []
     for dim in _DIMENSIONS:
         layers = 1 if dim < 256 else 2
         lstm_parameters = 8 * dim * dim * layers

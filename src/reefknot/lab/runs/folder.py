@@ -16,6 +16,7 @@ The folder contains these files:
         result.json          the scores of the finished run
         scores.safetensors   negative log-likelihood of every token, per split
         evaluations/         dynamic.json, cache.json, mc.json: scores from other evaluation modes
+                             texts/: scores of other texts, from `evaluate --text --save`
         earlier/             results of the run before it was trained longer, see earlier.py
         translations/        valid.txt, test.txt: a translator's output for the held-out sources
         log.txt              the messages of the run, with timestamps
@@ -240,6 +241,21 @@ class RunFolder:
         with files.writing(path):
             path.parent.mkdir(exist_ok=True)
         files.remove_leftovers(path.parent)
+        files.write_json(path, evaluation.record())
+        return path
+
+    def write_text_evaluation(self, evaluation: SavedEvaluation) -> Path:
+        """Write the evaluation of a text that is not a split of the corpus, and return its path.
+
+        The name of the file has the name of the text, the first digits of its hash, and the mode.
+        """
+        score = evaluation.other
+        assert score is not None
+        assert score.text is not None
+        name = f"{folder_name(score.text.split)}-{(score.text.sha256 or 'shortened')[:12]}-{evaluation.kind}"
+        path = self._evaluation_path(f"texts/{name}")
+        with files.writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         files.write_json(path, evaluation.record())
         return path
 

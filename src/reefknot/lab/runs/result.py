@@ -416,6 +416,8 @@ class SavedEvaluation(_SplitScores):
     search: Search | None = None
     valid: Annotated[TextScore | None, OMIT_NONE] = None
     test: Annotated[TextScore | None, OMIT_NONE] = None
+    other: Annotated[TextScore | None, OMIT_NONE] = None
+    """The score of another text (`evaluate --text`). `other.text` has its name, as `split`, and its SHA-256."""
     translation: Annotated[Translations | None, OMIT_NONE] = None
     command: str | None = None
     commit: str | None = None

@@ -265,10 +265,7 @@ def _local_target_scores(inputs: LossInputs) -> Tensor:
     """Return the score of each row's target, (N,), and zero if the target is not a class of this process."""
     scores_N = inputs.hidden.new_zeros(inputs.num_rows, dtype=accumulation_dtype(inputs.dtype))
     for rows in inputs.block_size(gradients=False).row_slices(inputs.num_rows):
-        hidden, targets = inputs.hidden_block(rows), inputs.targets[rows]
-        scores_N[rows] = inputs.backend.target_scores(
-            hidden, inputs.weight, inputs.bias, targets, transform=inputs.transform
-        )
+        scores_N[rows] = inputs.target_scores(inputs.hidden_block(rows), inputs.targets[rows])
     return scores_N.where(inputs.has_target(slice(None)), 0.0)
 
 

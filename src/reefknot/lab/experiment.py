@@ -89,6 +89,7 @@ def train(
     config = build_run_config(recipe, row, experiment, dataset, start_run=start_run, existing_run=existing_run)
     if existing_run:
         _reject_changed_files(existing_run, config)
+        _restore_threads(existing_run, world, display)
         # A resumed run has its tables in its checkpoint and does not read the vector files again.
         if "vectors" in config and _has_weights(existing_run):
             experiment = experiment.without_files()
@@ -109,7 +110,7 @@ def train(
             display = LoggedDisplay(display, run.log)
             run.log(dataset.describe())
             task.save_vocabularies(run, dataset)
-            _record_environment(run, display)
+            _record_environment(run, display, world)
         for message in (f"{out}  {dataset.summary}", *messages):
             display.print(f"{label}  {message}")
 
@@ -302,9 +303,21 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
     return run.config == expected_config
 
 
-def _record_environment(run: RunFolder, display: Display) -> None:
+def _restore_threads(run: RunFolder, world: World, display: Display) -> None:
+    """Use as many threads as the first session of a run, because sums in another order have other bits."""
+    import torch
+
+    environment = run.environment or {}
+    threads = environment.get("threads")
+    same_processes = environment.get("processes", 1) == world.size
+    if isinstance(threads, int) and same_processes and threads != torch.get_num_threads():
+        display.print(f"uses {threads} CPU threads, as when the run was started, so that its results stay the same")
+        torch.set_num_threads(threads)
+
+
+def _record_environment(run: RunFolder, display: Display, world: World) -> None:
     """Record the environment of this session, and the different environments of earlier sessions."""
-    environment = capture_environment()
+    environment = capture_environment() | {"processes": world.size}
     last_environment = run.environment or {}  # empty in the first session of a run
     earlier_environments = last_environment.pop("earlier", [])
 

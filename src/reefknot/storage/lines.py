@@ -53,6 +53,12 @@ def read_plain(path: Path) -> Iterator[str]:
             yield text
 
 
+def decode_lines(data: bytes, source: Path | str) -> Iterator[str]:
+    """Yield the lines of a file that was read already; error messages call it `source`."""
+    for _number, text, _size in _parse_lines(io.BytesIO(data), str(source), _decode_without_line_end):
+        yield text
+
+
 def is_gzip(path: Path) -> bool:
     """Return whether a file is gzipped: its name ends in .gz, or its first two bytes are those of gzip."""
     if path.suffix.lower() == ".gz":

@@ -79,7 +79,7 @@ def test_saved_evaluation_has_the_name_and_the_hash_of_the_text(
     assert cli("train", recipe, "--row", "tied", "--out", run, "--device", "cpu", "training.epochs=1").code == 0
     outcome = cli("evaluate", run, "--text", news, "--save")
     assert outcome.code == 0, outcome.err
-    (path,) = (run / "evaluations/texts").iterdir()
+    (path,) = (run / "texts").iterdir()
     assert f"saved to {path}" in outcome.err
     saved = json.loads(path.read_text())
     assert path.name == f"news-txt-{saved['other']['text']['sha256'][:12]}-plain.json"
@@ -88,7 +88,7 @@ def test_saved_evaluation_has_the_name_and_the_hash_of_the_text(
     assert "--text" in saved["command"]
     # Another mode is another file, and tables have no row for these files.
     assert cli("evaluate", run, "--text", news, "--cache", "--save").code == 0
-    assert len(list((run / "evaluations/texts").iterdir())) == 2
+    assert len(list((run / "texts").iterdir())) == 2
     assert "cache" not in cli("report", run, "--out", tmp_path / "page.html").out
 
 

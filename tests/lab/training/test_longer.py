@@ -15,6 +15,7 @@ from reefknot.lab.recipes.longer import check_longer, load_run_recipe
 from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.training.distributed import World
+from reefknot.storage import manifest
 
 Outcome = Callable[[Path], dict[str, Any]]
 Lengthen = Callable[..., Any]
@@ -78,6 +79,8 @@ def test_earlier_result_stays_readable(tmp_path: Path, train: Any, lengthen: Len
     earlier = RunFolder.open(out / "earlier/epochs-1")
     assert earlier.result is not None
     assert earlier.result.record() == short
+    manifest.verify(earlier.path)
+    manifest.verify(out)
     assert set(earlier.read_scores()) == {"valid", "test"}
     assert (earlier.path / "evaluations/note.txt").is_file()
     assert not (out / "evaluations").exists(), "they belong to the weights of the shorter run"

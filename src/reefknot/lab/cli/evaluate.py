@@ -15,6 +15,7 @@ import typer
 from reefknot.lab.cli.options import (
     BEAM_HELP,
     LENGTH_PENALTY_HELP,
+    CheckOption,
     DataOption,
     DeviceOption,
     JsonOption,
@@ -232,7 +233,8 @@ SaveOption = Annotated[
     typer.Option(
         "--save",
         rich_help_panel=OUTPUT_PANEL,
-        help="Save the scores in RUN/evaluations. `reefknot table` and `report` show them, except those of --text.",
+        help="Save the scores in RUN/evaluations, where `reefknot table` and `report` show them, or in RUN/texts with "
+        "--text.",
     ),
 ]
 
@@ -268,6 +270,7 @@ def evaluate(
     field: OtherFieldOption = None,
     encoding: OtherEncodingOption = None,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.options import (
+    CheckOption,
     DataOption,
     DeviceOption,
     JobsOption,
@@ -51,6 +52,7 @@ def table(
     ] = 1,
     jobs: JobsOption = 1,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
     track: TrackOption = None,
 ) -> None:

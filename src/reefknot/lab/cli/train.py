@@ -15,6 +15,7 @@ import typer
 
 from reefknot.lab.cli.options import (
     RECIPE_HELP,
+    CheckOption,
     DataOption,
     DeviceOption,
     OverridesArgument,
@@ -63,6 +64,7 @@ def train(
     ] = 1,
     start: StartOption = None,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
     track: TrackOption = None,
     withhold_test: Annotated[

@@ -63,7 +63,7 @@ def save_evaluation(
 
 
 def save_text_evaluation(run: RunFolder, kind: str, settings: dict[str, Any], grid: Grid | None, score: Score) -> str:
-    """Save the score of a text that is not a split of the run's corpus, in RUN/evaluations/texts.
+    """Save the score of a text that is not a split of the run's corpus, in RUN/texts.
 
     An earlier evaluation of the same text in the same mode is replaced. Returns a message with the path.
     """

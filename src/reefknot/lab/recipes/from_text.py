@@ -213,12 +213,13 @@ def _choose_split(text: TextSummary, field: str, encoding: str | None) -> _Choic
         rule = "documents"
         reason = "Whole documents are held out, chosen by hash, so that none is both trained on and tested."
     else:
-        settings["block"] = min(max(lines // 400, 1), 50)
         why = "few documents" if text.source.has_documents else "no documents"
         reason = f"The text has {why}, so blocks of consecutive lines are held out, spread evenly."
     if rule != "names":
         reason = f"Split: {share:.1%} validation and {share:.1%} test text. {reason}"
     settings |= {"split": rule, "valid": share, "test": share}
+    if rule != "documents":
+        settings["block"] = min(max(lines // 400, 1), 50)
     TextSettings.model_validate(settings)
     lines_of_toml = [f"{key} = {_quote(value)}" for key, value in settings.items()]
     return _Choice(reason, "\n".join(["[base.corpus.text]", *lines_of_toml]))

@@ -3,7 +3,7 @@
 A finished run can be trained longer. Its result then moves to a subfolder that is named after the earlier length:
 
     RUN/earlier/epochs-10/config.json, environment.json, metrics.jsonl, result.json, scores.safetensors
-                          evaluations/, translations/
+                          evaluations/, texts/, translations/, MANIFEST.json
 
 Such a folder is the record of a run: it has no weights, and reports and comparisons read it like any other run. A
 folder that contains several runs is searched for runs without these records.
@@ -12,14 +12,13 @@ folder that contains several runs is searched for runs without these records.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from reefknot.errors import SettingsError
 from reefknot.lab.runs.changes import Change
-from reefknot.storage import files
+from reefknot.storage import files, manifest
 
 FOLDER = "earlier"
 LENGTH_KEYS = ("training.epochs", "training.updates")
@@ -27,7 +26,7 @@ LENGTH_KEYS = ("training.epochs", "training.updates")
 _FOLDER_NAME = re.compile(r"(epochs|updates)-\d+")
 _RESULT_FILES = ("result.json", "scores.safetensors")
 _OTHER_FILES = ("config.json", "environment.json", "metrics.jsonl")
-_RESULT_FOLDERS = ("evaluations", "translations")
+_RESULT_FOLDERS = ("evaluations", "texts", "translations")
 
 
 def format_length(training: Mapping[str, Any]) -> str:
@@ -69,22 +68,33 @@ def move_result(run_folder: Path, training: Mapping[str, Any]) -> None:
         return
     unit, length = _find_length(training)
     target = run_folder / FOLDER / f"{unit}-{length}"
+    result_paths = [run_folder / name for name in _RESULT_FILES if (run_folder / name).is_file()]
+    for name in _RESULT_FOLDERS:
+        result_paths += [path for path in (run_folder / name).glob("*") if path.is_file()]
+    other_paths = [run_folder / name for name in _OTHER_FILES if (run_folder / name).is_file()]
     with files.writing(target):
         target.parent.mkdir(exist_ok=True)
-        files.remove_leftovers(target.parent)
         if not target.exists():
             temporary = files.temporary_path(target)
-            temporary.mkdir()
-            for name in (*_OTHER_FILES, *_RESULT_FILES):
-                if (run_folder / name).is_file():
-                    shutil.copyfile(run_folder / name, temporary / name)
-                    files.sync(temporary / name)
-            for name in _RESULT_FOLDERS:
-                if (run_folder / name).is_dir():
-                    shutil.copytree(run_folder / name, temporary / name)
+            _copy_files([*other_paths, *result_paths], run_folder, temporary)
             files.commit(temporary, target)
-        for name in (*_RESULT_FILES, *_RESULT_FOLDERS):
+        for path in result_paths:
+            manifest.forget(path)
+            files.remove(path)
+        for name in _RESULT_FOLDERS:
             files.remove(run_folder / name)
+
+
+def _copy_files(paths: list[Path], source: Path, target: Path) -> None:
+    """Copy files to a new folder, with their places in the source folder, and write its manifest."""
+    target.mkdir()
+    copies = []
+    for path in paths:
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        files.write_bytes(copy, manifest.read_bytes(path))
+        copies.append(copy)
+    manifest.create(target, copies)
 
 
 def _find_length(training: Mapping[str, Any]) -> tuple[str, int]:

@@ -395,10 +395,10 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
     def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[ExperimentT, DataT, ModelT]:
         """Open a run folder with its best weights."""
         # Look for the checkpoint first: it has the best error message for a record of a run, which has no weights.
-        checkpoint = run.best_checkpoint()
+        run.best_checkpoint()
         vocabulary_pair = self.load_vocabularies(run)
         model = self.build_model(vocabulary_pair)
-        load_weights(model, run.checkpoints.load(checkpoint).weights)
+        load_weights(model, run.best_weights())
         model = model.to(choose_device(device)).eval()
         return self._wrap_trained(run, vocabulary_pair, model)
 

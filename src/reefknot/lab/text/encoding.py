@@ -9,6 +9,7 @@ The folder contains:
     SPLIT.ids          the text as little-endian 32-bit ids
     SPLIT.inputs       ids for the model's embedding, if words outside the vocabulary keep their spelling
     counts.json        sizes, with which the other files must agree
+    MANIFEST.json      size and SHA-256 of the other files; `load_or_create` writes and compares it
 """
 
 from __future__ import annotations

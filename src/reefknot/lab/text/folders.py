@@ -17,7 +17,6 @@ from typing import ClassVar
 from reefknot.errors import DataError
 from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.published import SPLITS, Corpus
-from reefknot.storage.lines import is_gzip
 from reefknot.storage.progress import Notify
 
 _SPLIT_PATTERNS = {"train": "train", "valid": "valid|validation|dev|val", "test": "test"}
@@ -79,7 +78,7 @@ class PairFolder(Corpus):
         # Gzipped files and TSV files are first converted to plain files.
         all_files = [path for split_files in files.values() for path in split_files]
         has_tsv = any(len(split_files) == 1 for split_files in files.values())
-        has_gzip = any(is_gzip(path) for path in all_files)
+        has_gzip = any(path.suffix.lower() == ".gz" for path in all_files)
         if has_tsv or has_gzip:
             from reefknot.lab.text.pairs import read_aligned
             from reefknot.lab.text.prepared import prepare

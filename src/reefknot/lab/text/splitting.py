@@ -2,7 +2,7 @@
 
 `TextSettings` is the section `corpus.text` of a recipe. `TextCorpus.open` writes three plain texts to the cache, once:
 
-    corpora/text-HASH/train.txt, valid.txt, test.txt, sizes.json
+    corpora/text-HASH/train.txt, valid.txt, test.txt, MANIFEST.json
 
 HASH depends on the settings and on the path, size and times of the files. Groups of files are read by several processes
 (`workers.py`), and a killed program continues with the groups that are not finished.
@@ -31,11 +31,11 @@ from pydantic import Field, model_validator
 
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Count, Settings
-from reefknot.lab.text.prepared import check_folder, identify_file, write_sizes
+from reefknot.lab.text.prepared import identify_file
 from reefknot.lab.text.published import SPLITS, Corpus
 from reefknot.lab.text.sources import DEFAULT_FIELD, Document, TextFile, TextSource, cut_line, open_text
 from reefknot.lab.text.workers import OnBytes, ShardJob, run_shard_jobs, work_folder
-from reefknot.storage.cache import load_or_create
+from reefknot.storage.cache import load_or_create, needs_check
 from reefknot.storage.progress import Notify
 
 _VERSION = 1  # increase it whenever the same files give different texts
@@ -126,8 +126,14 @@ class TextCorpus(Corpus):
         digest = hashlib.sha256(identity.encode()).hexdigest()
         entry = cache / "corpora" / f"text-{digest[:32]}"
         with work_folder(cache, entry, notify) as shard_folder:
-            folder = load_or_create(entry, lambda path: self._write(path, shard_folder, notify), check_folder)
-        return {split: folder / f"{split}.txt" for split in SPLITS}
+
+            def write(folder: Path) -> None:
+                self._write(folder, shard_folder, notify)
+
+            def find_texts(folder: Path) -> dict[str, Path]:
+                return {split: folder / f"{split}.txt" for split in SPLITS}
+
+            return load_or_create(entry, write, find_texts, notify, always_write=needs_check(entry))
 
     def _write(self, folder: Path, shard_folder: Path, notify: Notify) -> None:
         """Read all files and write the texts of the splits."""
@@ -141,7 +147,6 @@ class TextCorpus(Corpus):
                     with Path(job.arguments["out"], f"{split}.txt").open("rb") as file:
                         shutil.copyfileobj(file, outputs[split], 1 << 20)
         self._check_lines(num_lines)
-        write_sizes(folder)
 
     def _plan_jobs(self, shard_folder: Path) -> list[ShardJob]:
         """Return one job for each group of consecutive files."""
@@ -208,12 +213,11 @@ def split_files(
             index, named_split = entry.pop("index"), entry.pop("split")
             file = replace(TextFile(**entry), path=Path(entry["path"]))
             held_out_split = named_split if named_split != "train" else None
-            lines = _assign_lines(file.read_documents(on_bytes), rule, shares, settings["block"], index)
-            for split, line in lines:
-                split = held_out_split or split
-                for part in _cut_long_line(line, settings["longest_line"]):
-                    outputs[split].write(f"{part}\n".encode())
-                    num_lines[split] += 1
+            documents = _cut_long_lines(file.read_documents(on_bytes), settings["longest_line"])
+            for chosen_split, line in _assign_lines(documents, rule, shares, settings["block"], index):
+                split = held_out_split or chosen_split
+                outputs[split].write(f"{line}\n".encode())
+                num_lines[split] += 1
     return num_lines
 
 
@@ -241,6 +245,13 @@ def _choose_split(position: float, shares: tuple[float, float]) -> str:
     if position < valid:
         return "valid"
     return "test" if position < valid + test else "train"
+
+
+def _cut_long_lines(documents: Iterator[Document], max_length: int) -> Iterator[Document]:
+    """Yield the documents with their long lines cut."""
+    for document in documents:
+        parts = (part for line in document.lines for part in _cut_long_line(line, max_length))
+        yield document._replace(lines=parts)
 
 
 def _cut_long_line(line: str, max_length: int) -> Iterator[str]:

@@ -33,13 +33,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from reefknot.errors import SettingsError
+from reefknot.lab.training.signals import raise_on_signal
 from reefknot.nn.encoders.contract import State, join_streams
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import Plan
 
 TIMEOUT = timedelta(hours=12)
 """How long processes wait for one another. It is long, because the other processes wait while the first one scores a
-text. If a process dies, torchrun ends the others immediately."""
+text. If a process dies, `PeerWatch` ends the others."""
 
 
 class WindowResult(NamedTuple):
@@ -286,10 +287,30 @@ def join_world(device: str) -> Iterator[World]:
 
     world = World(rank, size, local_device)
     try:
-        yield world
-        world.barrier()  # torchrun kills unfinished processes if another process fails, even while it shuts down
+        with _ending_together(rank, size):
+            yield world
+            world.barrier()  # torchrun kills unfinished processes if another process fails, even while it shuts down
     finally:
         # Wrapped models hold the process group in reference cycles. If its threads still run when the interpreter
         # exits, they abort the process.
         gc.collect()
         dist.destroy_process_group()
+
+
+@contextmanager
+def _ending_together(rank: int, size: int) -> Iterator[None]:
+    """End this process with a message if another process ends, and report an error of this process to the others."""
+    from reefknot.lab.training.peers import PeerWatch  # few runs have several processes
+
+    with PeerWatch(rank, size) as watch, raise_on_signal("stopped; run the same command again to continue"):
+        try:
+            yield
+        except RuntimeError as error:
+            stopped = watch.convert_error(error)
+            if stopped is None:
+                watch.report(error)
+                raise
+            raise stopped from error
+        except BaseException as error:
+            watch.report(error)
+            raise

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.kernels.scores import at_least_float32
 from reefknot.nn.constants import NEEDS_WORD_TABLE, NO_TABLE_TO_SHARE
-from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, RecordsArguments, count_matrix_weights
 from reefknot.nn.tables import BandedTable, WordTable, hint_for_torch_layer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CacheType = TypeVar("CacheType", bound="WeightCache")
 
 
-class Classifier(nn.Module, InheritsDocstrings):
+class Classifier(nn.Module, InheritsDocstrings, RecordsArguments):
     """Base class of classifiers: class vectors from a table, a map of the hidden state, and a bias per class.
 
     A subclass usually overrides `encode`, which computes the class vectors, or `context`, which maps the hidden states.

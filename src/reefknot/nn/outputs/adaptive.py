@@ -151,7 +151,8 @@ class AdaptiveSoftmax(OutputEnd):
         self.clusters: nn.Parameter | None = None
         self.cluster_bias: nn.Parameter | None = None
         if num_tails:
-            self.clusters = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_tails, head_classifier.dim)))
+            self.clusters = nn.Parameter(torch.empty(num_tails, head_classifier.dim))
+            nn.init.xavier_uniform_(self.clusters)
             if head_classifier.bias is not None:
                 self.cluster_bias = nn.Parameter(torch.zeros(num_tails))
 

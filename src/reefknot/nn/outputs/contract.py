@@ -33,7 +33,7 @@ from reefknot.kernels.linear_cross_entropy import Reduction
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.contract import CacheType, Classifier, EvaluationCache, StepCache
 from reefknot.nn.outputs.rows import any_leading_shape, check_hidden, check_targets
-from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, RecordsArguments, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -107,7 +107,7 @@ class Plan:
         return replace(self, **changed_fields)
 
 
-class OutputEnd(nn.Module, InheritsDocstrings):
+class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
     """Base class of output ends, which turn hidden states into a distribution over the classes and compute its loss.
 
     An output end is a layer. Call it with hidden states and targets of any leading shape:

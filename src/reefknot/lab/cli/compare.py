@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, JsonOption, print_result
+from reefknot.lab.cli.options import (
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    OtherEncodingOption,
+    OtherFieldOption,
+    OtherTextOption,
+    print_result,
+)
 from reefknot.lab.cli.systems import open_system
 
 if TYPE_CHECKING:
@@ -24,6 +32,7 @@ Examples:
   reefknot compare runs/demo/untied/seed0 runs/demo/tied/seed0
   reefknot compare runs/demo/untied runs/demo/tied --json          # all seeds of both rows
   reefknot compare A B --by documents --bands --data DIR
+  reefknot compare A B --text news.txt.gz                          # on another text, which both score now
   reefknot compare BASELINE THREE-WAY --split valid                  # translators, by BLEU
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
   reefknot compare runs/demo/untied runs/demo/tied --html compare.html    # a page with the intervals
@@ -72,7 +81,11 @@ def compare(
         Path | None,
         typer.Option(help="Write a report about the runs to this HTML file, with the differences and their intervals."),
     ] = None,
+    text: OtherTextOption = None,
+    field: OtherFieldOption = None,
+    encoding: OtherEncodingOption = None,
     data: DataOption = None,
+    device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Test whether trained models differ significantly: language models by perplexity, translators by BLEU.
@@ -95,18 +108,29 @@ def compare(
 
     check_output_file("--html", html)
 
-    request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
+    request = ComparisonRequest(
+        split=split,
+        data=data,
+        text=text,
+        field=field,
+        encoding=encoding,
+        device=device,
+        by=by,
+        block=block,
+        bands=bands,
+        figure=figure,
+    )
     comparison = compare_systems(systems, request, notify=partial(typer.echo, err=True))
     record = comparison.record()
-    text = comparison.text()
+    output = comparison.text()
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
         write_text(figure, _draw_bands(record).svg_file)
-        text += f"\nfigure: {figure.resolve()}"
+        output += f"\nfigure: {figure.resolve()}"
     if html is not None:
         _write_page(html, systems, comparison)
-        text += f"\nreport: {html.resolve()}"
-    print_result(record, text, as_json)
+        output += f"\nreport: {html.resolve()}"
+    print_result(record, output, as_json)
 
 
 def _write_page(path: Path, systems: list[System], comparison: ComparisonAnswer) -> None:

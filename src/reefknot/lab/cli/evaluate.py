@@ -19,6 +19,9 @@ from reefknot.lab.cli.options import (
     DataOption,
     DeviceOption,
     JsonOption,
+    OtherEncodingOption,
+    OtherFieldOption,
+    OtherTextOption,
     RunArgument,
     print_result,
     warn_if_unfinished,
@@ -28,6 +31,7 @@ from reefknot.lab.cli.progress import live_progress
 EXAMPLES = """\b
 Examples:
   reefknot evaluate runs/demo/tied/seed0 --split valid --context 60 --stride 20
+  reefknot evaluate RUN --text news.txt.gz                     # another text
   reefknot evaluate RUN --cache --search --search-tokens 30000 --save --json
   reefknot evaluate RUN --dynamic --dynamic-rate 0.0001
   reefknot evaluate TRANSLATOR --beam 10 --length-penalty 0.6 --save
@@ -229,7 +233,8 @@ SaveOption = Annotated[
     typer.Option(
         "--save",
         rich_help_panel=OUTPUT_PANEL,
-        help="Save the scores in RUN/evaluations. `reefknot table` and `report` show them.",
+        help="Save the scores in RUN/evaluations, where `reefknot table` and `report` show them, or in RUN/texts with "
+        "--text.",
     ),
 ]
 
@@ -261,6 +266,9 @@ def evaluate(
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     save: SaveOption = False,
+    text: OtherTextOption = None,
+    field: OtherFieldOption = None,
+    encoding: OtherEncodingOption = None,
     data: DataOption = None,
     check: CheckOption = False,
     device: DeviceOption = "auto",
@@ -281,6 +289,9 @@ def evaluate(
         save=save,
         data=data,
         device=device,
+        text=text,
+        field=field,
+        encoding=encoding,
         context=context,
         stride=stride,
         windows=windows,

@@ -27,7 +27,7 @@ from reefknot.lab.cli.own_text import EncodingOption, FieldOption, TextOption, T
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
-    from reefknot.lab.recipes.recipe import Recipe
+    from reefknot.lab.recipes.recipe import Recipe, Row
 
 EXAMPLES = """\b
 Examples:
@@ -37,6 +37,7 @@ Examples:
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
   reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
+  reefknot train runs/demo/tied/seed0 training.epochs=20    # train a finished run longer
   reefknot train demo --row tied --track tensorboard
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
@@ -45,7 +46,10 @@ Examples:
 
 def train(
     ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP)] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE|RUN", help=f"{RECIPE_HELP} Or a finished run folder, to train it longer."),
+    ] = None,
     overrides: OverridesArgument = None,
     row: RowOption = None,
     out: Annotated[
@@ -67,6 +71,13 @@ def train(
         bool,
         typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
     ] = False,
+    accept_difference: Annotated[
+        bool,
+        typer.Option(
+            "--accept-difference",
+            help="Train a finished run longer even if the outcome differs from a run of the new length from the start.",
+        ),
+    ] = False,
     workers: WorkersOption = None,
     text: TextOption = None,
     field: FieldOption = "text",
@@ -76,10 +87,11 @@ def train(
     """Train one row of a recipe, or continue its training if the run folder exists.
 
     A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows. With --text, a recipe is chosen for the
-    text and written next to the run, and a page about the run is written at the end.
+    text and written next to the run, and a page about the run is written at the end. In place of a recipe, give the
+    folder of a finished run and a new training.epochs or training.updates to train it longer.
     """
     from reefknot.errors import SettingsError
-    from reefknot.lab.cli.options import check_tracker_options, check_training_data, reject_options
+    from reefknot.lab.cli.options import check_tracker_options, check_training_data, is_run_folder, reject_options
     from reefknot.lab.cli.own_text import is_first_process
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
@@ -95,8 +107,15 @@ def train(
         reject_options(ctx, ("field", "encoding", "tokens"), "without --text; add --text, or leave {option} out")
     if recipe is None:
         raise SettingsError("train needs a recipe or a text: reefknot train RECIPE, or reefknot train --text FILE")
-    loaded_recipe = load_recipe(recipe, overrides or [], row)
-    chosen_row = loaded_recipe.row(row)
+    is_longer = text is None and is_run_folder(Path(recipe))
+    if is_longer:
+        reject_options(ctx, ("row", "out", "seeds", "start"), "on a run, which has its own; leave {option} out")
+        out = Path(recipe)
+        loaded_recipe, chosen_row = _load_run(out, overrides or [], accept_difference=accept_difference)
+    else:
+        reject_options(ctx, ("accept_difference",), "on a recipe; give the folder of a finished run")
+        loaded_recipe = load_recipe(recipe, overrides or [], row)
+        chosen_row = loaded_recipe.row(row)
     check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
     check_tracker_options(track)
 
@@ -133,6 +152,7 @@ def train(
                 track=track or (),
                 start=start,
                 show_test=not withhold_test,
+                longer=is_longer,
             )
         finally:
             display.close()
@@ -170,6 +190,17 @@ def _write_page(recipe: Recipe, out: Path | None) -> None:
 
     root = out or Path("runs") / recipe.name
     print_and_write_table(recipe, [result.folder for result in collect_runs([root])], root)
+
+
+def _load_run(path: Path, overrides: Sequence[str], *, accept_difference: bool) -> tuple[Recipe, Row]:
+    """Return a recipe with the settings of a run. Raise an error if the run cannot be trained to a new length."""
+    from reefknot.lab.recipes.longer import check_longer, load_run_recipe
+    from reefknot.lab.runs.folder import RunFolder
+
+    recipe, row = load_run_recipe(path, overrides)
+    for note in check_longer(RunFolder.open(path), recipe.experiments[row.name], accept_difference=accept_difference):
+        typer.echo(note, err=True)
+    return recipe, row
 
 
 def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:

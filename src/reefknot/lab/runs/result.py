@@ -123,6 +123,8 @@ class Training(Stored):
     peak_memory_bytes: int | None = None
     device: str = ""
     processes: int = 1
+    earlier: tuple[str, ...] = ()
+    """If the run was trained longer, the names of the folders in RUN/earlier with the results of shorter lengths."""
     workers: int | None = None
     """The number of threads that train skip-gram."""
 
@@ -415,6 +417,8 @@ class SavedEvaluation(_SplitScores):
     search: Search | None = None
     valid: Annotated[TextScore | None, OMIT_NONE] = None
     test: Annotated[TextScore | None, OMIT_NONE] = None
+    other: Annotated[TextScore | None, OMIT_NONE] = None
+    """The score of another text (`evaluate --text`). `other.text` has its name, as `split`, and its SHA-256."""
     translation: Annotated[Translations | None, OMIT_NONE] = None
     command: str | None = None
     commit: str | None = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,9 @@ from reefknot.errors import ArgumentError, SettingsError
 from reefknot.nn.bounds import Count, Dim, Positive
 from reefknot.nn.constants import NO_TABLE_TO_SHARE
 from reefknot.nn.part import RecordsArguments
+
+if TYPE_CHECKING:
+    from reefknot.kernels.parallel import ClassShard
 
 
 class WordTable(nn.Module, RecordsArguments):
@@ -43,6 +46,9 @@ class WordTable(nn.Module, RecordsArguments):
             parameters differently. With `unit_norm`, a larger range makes the vectors turn more slowly in training.
         frozen: Keep the initial weights: neither updates nor weight decay change them.
     """
+
+    shard: ClassShard | None = None
+    """Where the rows of `weight` lie, if other processes have the others. `lab/training/vocabulary.py` sets it."""
 
     def __init__(
         self,
@@ -96,10 +102,19 @@ class WordTable(nn.Module, RecordsArguments):
     def vectors(self, ids: Tensor | None = None) -> Tensor:
         """Return the vectors of some words, with shape (*ids.shape, D), or of all words, with shape (V, D).
 
+        If the table is divided among processes, "all words" are those of this process.
+
         Args:
             ids: Word ids, with any shape. By default all words.
         """
-        vectors = self.weight if ids is None else F.embedding(ids, self.weight)
+        if ids is None:
+            vectors: Tensor = self.weight
+        elif self.shard is None:
+            vectors = F.embedding(ids, self.weight)
+        else:
+            from reefknot.kernels.parallel_rows import parallel_embedding  # few models divide their vocabulary
+
+            vectors = parallel_embedding(ids, self.weight, self.shard)
         if self.unit_norm:
             return F.normalize(vectors, dim=-1)
         return vectors

@@ -65,6 +65,7 @@ def test_mistakes_are_reported(cli: Cli, runs: Runs, tmp_path: Path) -> None:
         (first, first, "--bands"): "--bands has no effect on files of scores",
         (first, first, "--by", "documents"): "--by documents has no effect",
         (first, first, "--split", "valid"): "--split has no effect",
+        (first, first, "--html", tmp_path / "page.html"): "--html has no effect",
     }.items():
         outcome = cli("compare", *arguments)
         assert outcome.code in (2, 3)

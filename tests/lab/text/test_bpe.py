@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reefknot.errors import SettingsError
 from reefknot.lab.text.bpe import BPE, format_token
 
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 9, "<unk>": 4}  # the example of Sennrich et al.
@@ -174,12 +173,6 @@ def test_file_is_read_by_hugging_face_tokenizers(tmp_path: Path) -> None:
     assert reader.encode(text).tokens == [token for word in words for token in bpe.split_word(word)]
     assert reader.encode("l\u00f6w").tokens == ["l", "<unk>", "w</w>"]
     assert reader.decode(reader.encode("low newest widest").ids) == "low newest widest"
-
-
-def test_missing_tokenizers_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(SettingsError, match=r"vocabulary\.bpe needs the package tokenizers"):
-        BPE.train(COUNTS, 3)
 
 
 def test_tokenizers_package_is_imported_lazily() -> None:

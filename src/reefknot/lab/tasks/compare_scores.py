@@ -68,7 +68,7 @@ def compare_score_files(
     for system, losses in zip(others, other_losses, strict=True):
         comparisons.append(TextComparison(baseline, system, compare(baseline_losses, losses, boundaries), None))
     description = f"{num_tokens:,} tokens in {len(boundaries) - 1:,} blocks"
-    return TextComparisons("blocks", description, comparisons)
+    return TextComparisons("blocks", description, comparisons, request.split, unknown_share=None)
 
 
 def _check_options(request: ComparisonRequest) -> None:

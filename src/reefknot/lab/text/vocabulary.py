@@ -29,7 +29,7 @@ from reefknot.errors import DataError
 from reefknot.lab.text.vocabulary_checks import find_problem
 from reefknot.lab.text.vocabulary_settings import UnknownPolicy, VocabularySettings, select_tokens
 from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, UNKNOWN
-from reefknot.storage import files
+from reefknot.storage import files, manifest
 
 if TYPE_CHECKING:
     from reefknot.lab.text.bpe import BPE
@@ -188,13 +188,13 @@ class Vocabulary:
         byte-pair encoding, if there is one, is written to tokenizer.json in the same folder.
         """
         if self.bpe is not None:
-            files.write_bytes(_tokenizer_path(path), self.bpe.file_content)
-        files.write_bytes(path, self._to_bytes())
+            manifest.write_bytes(_tokenizer_path(path), self.bpe.file_content)
+        manifest.write_bytes(path, self._to_bytes())
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read a file that `save` wrote. Raise a DataError if it is damaged."""
-        data = files.read_bytes(path)
+        data = manifest.read_bytes(path)
         contents = files.decode_object(data, path)
         problem = find_problem(contents)
         if problem is not None:
@@ -254,7 +254,7 @@ def _load_bpe(vocabulary_path: Path, expected_sha256: str) -> BPE:
     from reefknot.lab.text.bpe import BPE
 
     tokenizer_path = _tokenizer_path(vocabulary_path)
-    data = files.read_bytes(tokenizer_path)
+    data = manifest.read_bytes(tokenizer_path)
     if hashlib.sha256(data).hexdigest() != expected_sha256:
         raise DataError(f"{tokenizer_path} is damaged, or was not written together with {vocabulary_path.name}")
     return BPE(data)

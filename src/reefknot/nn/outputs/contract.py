@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -131,6 +131,8 @@ class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
     """Number of classes, V."""
     context_dim: int
     """Dimension of the hidden states, D."""
+    divides_classes: ClassVar[bool] = False
+    """Whether `loss` works while the tables of the classifiers are divided among processes (`WordTable.shard`)."""
 
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets in named parts.

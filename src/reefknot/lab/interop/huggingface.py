@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -143,8 +144,6 @@ def _build_generation_config(trained: TrainedRun[Any, Any, Any]) -> Any:
 
 def check_transformers() -> None:
     """Raise an error unless transformers 5 is installed."""
-    import importlib.metadata
-
     require_extra("hf", "--format hf")
     version = importlib.metadata.version("transformers")
     if int(version.partition(".")[0]) < 5:

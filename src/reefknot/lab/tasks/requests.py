@@ -53,15 +53,17 @@ class Request:
         elif "split" in given_names:
             raise SettingsError("--split and --text both name the text; leave one of them out")
 
-    def reject_unused(self, used_options: Collection[str], subject: str) -> None:
+    def reject_unused(self, used_options: Collection[str], subject: str, *, for_all_tasks: bool = True) -> None:
         """Raise an error if an option was given that has no effect.
 
         Args:
             used_options: Fields that the task uses, in addition to the fields that every task uses.
             subject: What the option has no effect on, for the message.
+            for_all_tasks: Whether the fields that every task uses are used.
         """
+        always_used = self.options_of_all_tasks if for_all_tasks else frozenset()
         for name in self.given_options():
-            if name not in self.options_of_all_tasks and name not in used_options:
+            if name not in always_used and name not in used_options:
                 option = format_option(name)
                 raise SettingsError(f"{option} has no effect on {subject}; leave {option} out")
 

@@ -16,6 +16,7 @@ from reefknot.lab.cli.options import (
     DataOption,
     DeviceOption,
     JobsOption,
+    JsonOption,
     OverridesArgument,
     RecipeArgument,
     TrackOption,
@@ -53,6 +54,7 @@ def table(
     data: DataOption = None,
     device: DeviceOption = "auto",
     track: TrackOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train every row of a recipe, print a table of the scores next to the paper's, and write report.html.
 
@@ -60,9 +62,16 @@ def table(
     not on this machine are left out. If --row names such a row exactly, without a *, that is an error.
     """
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
-    from reefknot.lab.cli.options import check_tracker_options, check_training_data, data_folder_for
+    from reefknot.lab.cli.options import (
+        JsonOutput,
+        check_tracker_options,
+        check_training_data,
+        data_folder_for,
+        describe_runs,
+    )
     from reefknot.lab.recipes.recipe import load_recipe
 
+    output = JsonOutput(as_json)
     loaded_recipe = load_recipe(recipe, overrides or [], row)
     check_training_data(data, loaded_recipe.experiments.values(), recipe)
     check_tracker_options(track)
@@ -93,6 +102,7 @@ def table(
         run_folders = [planned.job.out for planned in planned_jobs]
         existing_runs = [folder for folder in run_folders if (folder / "config.json").exists()]
         _print_and_write_table(loaded_recipe, existing_runs, root)
+    output.print({"report": str((root / "report.html").resolve()), "runs": describe_runs(existing_runs)})
 
 
 def _open_texts(recipe: Recipe, required_rows: Collection[str], data: Path | None) -> dict[str, Data]:

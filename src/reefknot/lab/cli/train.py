@@ -16,6 +16,7 @@ import typer
 from reefknot.lab.cli.options import (
     DataOption,
     DeviceOption,
+    JsonOption,
     OverridesArgument,
     RecipeArgument,
     RowOption,
@@ -61,17 +62,19 @@ def train(
         bool,
         typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train one row of a recipe, or continue its training if the run folder exists.
 
     A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows.
     """
-    from reefknot.lab.cli.options import check_tracker_options, check_training_data
+    from reefknot.lab.cli.options import JsonOutput, check_tracker_options, check_training_data, describe_runs
     from reefknot.lab.experiment import train as train_row
-    from reefknot.lab.recipes.recipe import load_recipe
+    from reefknot.lab.recipes.recipe import default_folder, load_recipe
     from reefknot.lab.training.display import SilentDisplay, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
+    output = JsonOutput(as_json)
     loaded_recipe = load_recipe(recipe, overrides or [], row)
     chosen_row = loaded_recipe.row(row)
     check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
@@ -91,7 +94,8 @@ def train(
             track=tuple(track or ()),
             withhold_test=withhold_test,
         )
-        _train_seeds(loaded_recipe, options, seeds, out, start)
+        run_folders = _train_seeds(loaded_recipe, options, seeds, out, start)
+        output.print({"runs": describe_runs(run_folders, withhold_test=withhold_test)})
         return
 
     # One seed: train in this process.
@@ -111,6 +115,11 @@ def train(
             )
         finally:
             display.close()
+        if world.is_first:
+            run_folder = out or default_folder(
+                loaded_recipe, chosen_row, loaded_recipe.experiments[chosen_row.name].seed
+            )
+            output.print({"runs": describe_runs([run_folder], withhold_test=withhold_test)})
 
 
 def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:
@@ -123,8 +132,10 @@ def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:
         raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")
 
 
-def _train_seeds(recipe: Recipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None) -> None:
-    """Train one run for each of the seeds 0 to `num_seeds` - 1, one after another.
+def _train_seeds(
+    recipe: Recipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None
+) -> list[Path]:
+    """Train one run for each of the seeds 0 to `num_seeds` - 1, one after another. Return the run folders.
 
     Args:
         recipe: The loaded recipe.
@@ -146,3 +157,4 @@ def _train_seeds(recipe: Recipe, options: TrainOptions, num_seeds: int, out: Pat
         start_run = start / f"seed{seed}" if start else None
         jobs.append(options.for_run(seed, run_folder, start_run))
     run_jobs(jobs, max_parallel=1)
+    return [job.out for job in jobs]

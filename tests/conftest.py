@@ -59,6 +59,7 @@ name = "tied"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=20, help="number of kills in tests/crash")
+    parser.addoption("--mutations", type=int, default=400, help="number of damaged files in tests/crash")
     parser.addoption("--device", default="cpu", help="device of tests/crash: cpu or cuda")
     parser.addoption(
         "--combinations", choices=["pairs", "all"], default="pairs", help="combinations of ends in tests/contract"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row, default_folder
-from reefknot.lab.runs.definition import format_perplexity
+from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
 from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import FORMAT, SPLITS, Corpus, Judgement, Parameters, RunResult, Training
@@ -85,6 +85,7 @@ def train(
     config = build_run_config(recipe, row, experiment, dataset, start_run=start_run, existing_run=existing_run)
     if existing_run:
         _reject_changed_files(existing_run, config)
+        _restore_threads(existing_run, world, display)
         # A resumed run has its tables in its checkpoint and does not read the vector files again.
         if "vectors" in config and _has_weights(existing_run):
             experiment = experiment.without_files()
@@ -105,7 +106,7 @@ def train(
             display = LoggedDisplay(display, run.log)
             run.log(dataset.describe())
             task.save_vocabularies(run, dataset)
-            _record_environment(run, display)
+            _record_environment(run, display, world)
         for message in (f"{out}  {dataset.summary}", *messages):
             display.print(f"{label}  {message}")
 
@@ -127,6 +128,7 @@ def train(
             run.write_result(result)
             headline = format_headline(result) if show_test else "finished"
             display.print(f"{label}  {headline}")
+            _warn_of_unknown_words(result, display, label)
         return result
 
 
@@ -297,9 +299,21 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
     return run.config == expected_config
 
 
-def _record_environment(run: RunFolder, display: Display) -> None:
+def _restore_threads(run: RunFolder, world: World, display: Display) -> None:
+    """Use as many threads as the first session of a run, because sums in another order have other bits."""
+    import torch
+
+    environment = run.environment or {}
+    threads = environment.get("threads")
+    same_processes = environment.get("processes", 1) == world.size
+    if isinstance(threads, int) and same_processes and threads != torch.get_num_threads():
+        display.print(f"uses {threads} CPU threads, as when the run was started, so that its results stay the same")
+        torch.set_num_threads(threads)
+
+
+def _record_environment(run: RunFolder, display: Display, world: World) -> None:
     """Record the environment of this session, and the different environments of earlier sessions."""
-    environment = capture_environment()
+    environment = capture_environment() | {"processes": world.size}
     last_environment = run.environment or {}  # empty in the first session of a run
     earlier_environments = last_environment.pop("earlier", [])
 
@@ -416,6 +430,12 @@ def format_headline(result: RunResult) -> str:
     return "; ".join(phrases)
 
 
+def _warn_of_unknown_words(result: RunResult, display: Display, label: str) -> None:
+    warning = warn_of_unknown_words(result.test.unknown_share, "test") if result.test else None
+    if warning:
+        display.print(f"{label}  {warning}")
+
+
 def _format_correlations(judgements: Iterable[Judgement]) -> str:
     """Return the correlations on the benchmarks of Press & Wolf, with their numbers of pairs."""
     from reefknot.lab.evaluation.benchmarks import PRESS
@@ -441,6 +461,7 @@ def _format_scores(result: RunResult, test: TextScore) -> list[str]:
     phrases.append(test_perplexity)
     if test.words != test.tokens:
         phrases.append(f"{format_perplexity(test.per_word)} per word")
+    phrases.append(describe_unknown_share(test.unknown_share))
     if result.train:
         phrases.append(f"train {format_perplexity(result.train.perplexity)}")
 

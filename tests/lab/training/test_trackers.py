@@ -169,7 +169,7 @@ def test_failing_tracker_does_not_stop_training(
 @pytest.mark.parametrize(
     ("name", "module", "extra"),
     [
-        ("tensorboard", "torch.utils.tensorboard", "tensorboard"),
+        ("tensorboard", "torch.utils.tensorboard", "track"),
         ("wandb", "wandb", "track"),
         ("trackio", "trackio", "track"),
     ],

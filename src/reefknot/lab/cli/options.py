@@ -71,6 +71,23 @@ TrackOption = Annotated[
         "trackio. Can be repeated. [default: none]"
     ),
 ]
+
+
+def _check_files(requested: bool) -> None:
+    if requested:
+        from reefknot.storage.cache import check_files
+
+        check_files()
+
+
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        callback=_check_files,
+        help="Read the files of the corpus again, even if their size and times are unchanged since they were encoded.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

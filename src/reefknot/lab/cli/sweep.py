@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reefknot.lab.cli.options import (
+    CheckOption,
     DataOption,
     DeviceOption,
     JobsOption,
@@ -61,6 +62,7 @@ def sweep(
         bool, typer.Option("--test", help="Also print the test perplexity of the best combination.")
     ] = False,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
     track: TrackOption = None,
     as_json: JsonOption = False,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reefknot.lab.cli.options import (
+    CheckOption,
     DataOption,
     DeviceOption,
     JobsOption,
@@ -52,6 +53,7 @@ def table(
     ] = 1,
     jobs: JobsOption = 1,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
     track: TrackOption = None,
     as_json: JsonOption = False,
@@ -101,7 +103,7 @@ def table(
     finally:
         run_folders = [planned.job.out for planned in planned_jobs]
         existing_runs = [folder for folder in run_folders if (folder / "config.json").exists()]
-        _print_and_write_table(loaded_recipe, existing_runs, root)
+        print_and_write_table(loaded_recipe, existing_runs, root)
     output.print({"report": str((root / "report.html").resolve()), "runs": describe_runs(existing_runs)})
 
 
@@ -142,7 +144,7 @@ def _plan_row(
     return planned_jobs
 
 
-def _print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
+def print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
     """Print the table of some runs, and write report.html."""
     from reefknot.lab.reports.page import recipe_title, write_report
     from reefknot.lab.reports.results import collect_runs

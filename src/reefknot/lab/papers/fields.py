@@ -96,7 +96,7 @@ def _format_type(annotation: ast.expr, class_by_name: dict[str, type[Stored]]) -
             case ast.Constant(value=None):
                 return "null"
             case ast.Constant(value=value):
-                return f"`{value}`"
+                return f"`{value!s}`"
             case ast.Name(id=name) if name in class_by_name:
                 return f"[{name}](#{name.lower()})"
             case ast.Name(id=name):

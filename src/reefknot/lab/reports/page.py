@@ -30,6 +30,7 @@ from reefknot.lab.reports.reading import summarise_rows
 from reefknot.lab.reports.results import Result, differing_keys, flatten
 from reefknot.lab.reports.rows import TableRow, add_recipe_names, has_only_times, join_runs
 from reefknot.lab.reports.table import build_table, rows_from_recipe
+from reefknot.lab.runs.definition import format_unknown_share
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.runs.tables import frequency_rows, metrics_rows, result_rows, to_csv
@@ -121,6 +122,7 @@ def create_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["perplexity"] = format_perplexity
+    environment.filters["share"] = format_unknown_share
     return environment
 
 

@@ -33,7 +33,8 @@ from reefknot.lab.runs.scores import (
     TextScore,
 )
 from reefknot.lab.runs.stored import OMIT_NONE, Stored, parse
-from reefknot.storage.files import decode_object, read_bytes
+from reefknot.storage import manifest
+from reefknot.storage.files import decode_object
 
 FORMAT: Literal[2] = 2
 """The format of the files that this version writes."""
@@ -564,7 +565,7 @@ def read_result(path: Path) -> RunResult:
     """Read a result of any format."""
     from reefknot.lab.runs.upgrade import upgrade_result
 
-    content = decode_object(read_bytes(path), path)
+    content = manifest.read_object(path)
     return parse(RunResult, upgrade_result(content, path), path)
 
 
@@ -580,5 +581,5 @@ def read_evaluation(path: Path, result: RunResult | None) -> SavedEvaluation:
     """Read a saved evaluation of any format. `result` is the result of its run."""
     from reefknot.lab.runs.upgrade import upgrade_evaluation
 
-    content = decode_object(read_bytes(path), path)
+    content = manifest.read_object(path)
     return parse(SavedEvaluation, upgrade_evaluation(content, result, path), path)

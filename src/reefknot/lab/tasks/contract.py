@@ -395,10 +395,10 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
     def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[ExperimentT, DataT, ModelT]:
         """Open a run folder with its best weights."""
         # Look for the checkpoint first: it has the best error message for a record of a run, which has no weights.
-        checkpoint = run.best_checkpoint()
+        run.best_checkpoint()
         vocabulary_pair = self.load_vocabularies(run)
         model = self.build_model(vocabulary_pair)
-        load_weights(model, run.checkpoints.load(checkpoint).weights)
+        load_weights(model, run.best_weights())
         model = model.to(choose_device(device)).eval()
         return self._wrap_trained(run, vocabulary_pair, model)
 
@@ -429,12 +429,12 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
     def _locate_corpus(self, run: RunFolder, data_folder: Path | None) -> CorpusSettings:
         """Return the settings of the run's corpus, with the new folder of the text if its old folder is gone."""
         corpus = self.experiment.corpus
-        if corpus.name in CORPORA or Path(corpus.name).expanduser().is_dir():
+        if corpus.name in CORPORA or corpus.is_present:
             return corpus
         if data_folder is None:
+            kind = "folder with the train, valid and test text" if corpus.text is None else "file or folder of the text"
             raise DataError(
-                f"{run.path}: its text was in {corpus.name}, which does not exist here; "
-                "pass the folder with the train, valid and test text with --data"
+                f"{run.path}: its text was in {corpus.name}, which does not exist here; pass the {kind} with --data"
             )
         return corpus.model_copy(update={"name": str(data_folder)})
 
@@ -447,5 +447,5 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
         name = self.experiment.corpus.name
         corpus = known_corpus(name)
         if corpus is None:
-            return not Path(name).expanduser().is_dir()
+            return not self.experiment.corpus.is_present
         return corpus.needs_data

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from urllib.parse import urlparse
 
 from reefknot.errors import SettingsError
+from reefknot.extras import missing_packages
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.storage.progress import Notify
 
@@ -82,8 +83,7 @@ def _import(name: str) -> Any:
     try:
         return import_module(_MODULES[name])
     except ImportError as error:
-        extra = "tensorboard" if name == "tensorboard" else "track"
-        raise SettingsError(f"--track {name} needs a package: pip install 'reefknot[{extra}]'") from error
+        raise missing_packages([name], f"--track {name}") from error
 
 
 class _FailSafe:

@@ -302,6 +302,44 @@ def data_folder_for(experiment: Experiment, data: Path | None) -> Path | None:
     return None
 
 
+class JsonOutput:
+    """The output of a verb that trains: with `--json`, progress goes to stderr and only the result to stdout.
+
+    Create it before anything is printed, and call `print` at the end.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self._stdout = sys.stdout if as_json else None
+        if as_json:
+            sys.stdout = sys.stderr
+
+    def print(self, value: Any) -> None:
+        """Print the result of the verb, if it is wanted as JSON."""
+        if self._stdout is not None:
+            sys.stdout = self._stdout
+            print_result(value, "", as_json=True)
+
+
+def describe_runs(folders: Iterable[Path], *, withhold_test: bool = False) -> list[dict[str, Any]]:
+    """Return the folder and the result of runs as JSON values. The result of an unfinished run is None.
+
+    Args:
+        folders: The run folders.
+        withhold_test: Leave out everything that comes from the test text.
+    """
+    from reefknot.lab.runs.folder import RunFolder
+
+    test_fields = {"test", "protocol", "translation", "frequency"} if withhold_test else set()
+    runs = []
+    for folder in folders:
+        result = RunFolder.open(folder).result
+        fields = None
+        if result is not None:
+            fields = {name: value for name, value in result.record().items() if name not in test_fields}
+        runs.append({"run": str(folder), "result": fields})
+    return runs
+
+
 def print_result(value: Any, text: str, as_json: bool) -> None:
     """Print the result of a verb: `value` as JSON with `--json`, and `text` without it."""
     if as_json:

@@ -18,6 +18,7 @@ from reefknot.lab.cli.options import (
     CheckOption,
     DataOption,
     DeviceOption,
+    JsonOption,
     OverridesArgument,
     RowOption,
     StartOption,
@@ -83,6 +84,7 @@ def train(
     field: FieldOption = "text",
     encoding: EncodingOption = None,
     tokens: TokensOption = "bpe",
+    as_json: JsonOption = False,
 ) -> None:
     """Train one row of a recipe, or continue its training if the run folder exists.
 
@@ -91,14 +93,22 @@ def train(
     folder of a finished run and a new training.epochs or training.updates to train it longer.
     """
     from reefknot.errors import SettingsError
-    from reefknot.lab.cli.options import check_tracker_options, check_training_data, is_run_folder, reject_options
+    from reefknot.lab.cli.options import (
+        JsonOutput,
+        check_tracker_options,
+        check_training_data,
+        describe_runs,
+        is_run_folder,
+        reject_options,
+    )
     from reefknot.lab.cli.own_text import is_first_process
     from reefknot.lab.experiment import train as train_row
-    from reefknot.lab.recipes.recipe import load_recipe
+    from reefknot.lab.recipes.recipe import default_folder, load_recipe
     from reefknot.lab.text.workers import set_num_workers
     from reefknot.lab.training.display import SilentDisplay, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
+    output = JsonOutput(as_json)
     set_num_workers(workers)
     if text is not None:
         overrides = [*([recipe] if recipe else []), *(overrides or [])]
@@ -133,9 +143,10 @@ def train(
             track=tuple(track or ()),
             withhold_test=withhold_test,
         )
-        _train_seeds(loaded_recipe, options, seeds, out, start)
+        run_folders = _train_seeds(loaded_recipe, options, seeds, out, start)
         if text is not None and not withhold_test:
             _write_page(loaded_recipe, out)
+        output.print({"runs": describe_runs(run_folders, withhold_test=withhold_test)})
         return
 
     # One seed: train in this process.
@@ -158,6 +169,9 @@ def train(
             display.close()
     if text is not None and not withhold_test and is_first_process():
         _write_page(loaded_recipe, out)
+    if is_first_process():
+        run_folder = out or default_folder(loaded_recipe, chosen_row, loaded_recipe.experiments[chosen_row.name].seed)
+        output.print({"runs": describe_runs([run_folder], withhold_test=withhold_test)})
 
 
 def _choose_recipe(
@@ -213,8 +227,10 @@ def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:
         raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")
 
 
-def _train_seeds(recipe: Recipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None) -> None:
-    """Train one run for each of the seeds 0 to `num_seeds` - 1, one after another.
+def _train_seeds(
+    recipe: Recipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None
+) -> list[Path]:
+    """Train one run for each of the seeds 0 to `num_seeds` - 1, one after another. Return the run folders.
 
     Args:
         recipe: The loaded recipe.
@@ -236,3 +252,4 @@ def _train_seeds(recipe: Recipe, options: TrainOptions, num_seeds: int, out: Pat
         start_run = start / f"seed{seed}" if start else None
         jobs.append(options.for_run(seed, run_folder, start_run))
     run_jobs(jobs, max_parallel=1)
+    return [job.out for job in jobs]

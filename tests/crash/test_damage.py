@@ -30,8 +30,8 @@ from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
 from tiny import write_pairs_recipe
 
-LOGS = {".lock", "log.txt"}
-"""Files that feed no number."""
+LOGS = (".lock", "log.txt")
+"""Endings of files that feed no number."""
 
 Damage = Callable[[bytearray, random.Random], None]
 
@@ -145,7 +145,7 @@ def read_data(recipe: Path, notify: Callable[[str], None]) -> list[Any]:
 
 def numeric_files(folder: Path) -> list[Path]:
     """Return the files of a run or of a cache that feed numbers, without the copies behind the link `best`."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in LOGS]
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(LOGS)]
     best = (folder / "best").resolve() if (folder / "best").exists() else None
     return [path for path in files if best is None or "checkpoints" not in path.parts or path.parent == best]
 

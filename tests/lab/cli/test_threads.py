@@ -52,8 +52,8 @@ def test_policy_is_set_before_torch_is_imported() -> None:
 
 def test_jobs_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_cpus", lambda: 6)
-    counts = [threads.environment_for_jobs(number)["OMP_NUM_THREADS"] for number in (1, 2, 4, 64)]
-    assert counts == ["6", "3", "1", "1"]
+    counts = [threads.environment_for_jobs(number).get("OMP_NUM_THREADS") for number in (1, 2, 4, 64)]
+    assert counts == [None, "3", "1", "1"]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert threads.environment_for_jobs(2)["OMP_NUM_THREADS"] == "5"
 

@@ -22,6 +22,7 @@ from reefknot.lab.tasks.skip_gram import SkipGramSettings
 from reefknot.lab.training import skip_gram
 from reefknot.lab.training.skip_gram import SkipGramTrainer, SkipGramTraining
 from reefknot.lab.training.state import Progress
+from reefknot.storage import manifest
 
 WORDS, VOCABULARY, EOS = 2_000, 30, 0
 SETTINGS = SkipGramSettings(dim=8, window=3, negatives=3, sample=1e-2)
@@ -163,7 +164,7 @@ def test_loss_depends_on_the_seed_and_hardly_on_the_workers(tmp_path: Path, ids:
 
 def test_checkpoint_with_other_settings_is_rejected(tmp_path: Path, ids: NDArray[np.int32]) -> None:
     train(tmp_path, ids)
-    (tmp_path / "config.json").write_text('{"settings": {}}')
+    manifest.write_bytes(tmp_path / "config.json", b'{"settings": {}}')
     with (
         RunFolder.open_for_training(tmp_path, {"settings": {}}) as run,
         pytest.raises(DataError, match="a run whose settings differ"),

@@ -37,6 +37,8 @@ def configure_threads() -> None:
 
 def environment_for_jobs(num_jobs: int) -> dict[str, str]:
     """Return the environment variables of jobs that run at the same time: each gets its share of the CPUs."""
+    if num_jobs == 1:
+        return dict(os.environ)
     share = max(1, available_cpus() // num_jobs)
     return {"OMP_NUM_THREADS": str(share), **os.environ}
 

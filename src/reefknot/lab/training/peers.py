@@ -79,7 +79,10 @@ class PeerWatch:
         reason = None
         with suppress(RuntimeError):
             reason = self._find_failure()
-        return Stopped(_describe_end(reason or "another process of this training has ended"))
+        if reason is None:
+            first_line = str(error).partition("\n")[0]
+            reason = f"another process of this training has ended or cannot be reached ({first_line})"
+        return Stopped(_describe_end(reason))
 
     def _watch(self) -> None:
         """Change the value of this process, and compare the values of the others, until the block ends."""

@@ -28,28 +28,8 @@ from reefknot.lab.runs.result import SavedEvaluation
 from reefknot.lab.tasks import create_task, create_task_for_run
 from reefknot.lab.training.display import SilentDisplay
 from reefknot.lab.training.distributed import World
+from tiny import write_pairs_recipe
 
-PAIRS = """
-title = "Pairs"
-[base]
-corpus = {{ name = '{folder}', pairs = {{ source = "en", target = "de" }} }}
-vocabulary = {{ sides = "separate", bpe = {{ merges = 5 }} }}
-tables.words = {{ kind = "word", dim = 8 }}
-tables.source = {{ kind = "word", dim = 8 }}
-source = {{ kind = "lookup", table = "source" }}
-input = {{ kind = "lookup", table = "words" }}
-encoder = {{ kind = "encoder_decoder", layers = 1, heads = 2, ffn_dim = 8 }}
-output = {{ kind = "softmax", classifier = {{ kind = "plain", table = "words" }} }}
-[base.training]
-batching = "pairs"
-batch = 8
-steps = 8
-epochs = 1
-optimiser = {{ kind = "sgd", learning_rate = 0.1 }}
-schedule = {{ kind = "constant" }}
-[[rows]]
-name = "tied"
-"""
 LOGS = {".lock", "log.txt"}
 """Files that feed no number."""
 
@@ -105,15 +85,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def recipes(tmp_path: Path, tiny_recipe: Callable[..., Path]) -> list[Path]:
     """The recipes of a language model and of a translator with two vocabularies of sub-words."""
-    folder = tmp_path / "pairs"
-    folder.mkdir()
-    for split, count in (("train", 30), ("valid", 6), ("test", 6)):
-        lines = [f"the dog {number} sees a bird" for number in range(count)]
-        (folder / f"{split}.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        (folder / f"{split}.de").write_text("\n".join(lines).replace("the", "der") + "\n", encoding="utf-8")
-    path = tmp_path / "pairs.toml"
-    path.write_text(PAIRS.format(folder=folder), encoding="utf-8")
-    return [tiny_recipe(), path]
+    return [tiny_recipe(), write_pairs_recipe(tmp_path)]
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ Examples:
   reefknot compare BASELINE THREE-WAY --split valid                  # translators, by BLEU
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
   reefknot compare runs/demo/untied runs/demo/tied --html compare.html    # a page with the intervals
+  reefknot compare plain.safetensors drill.safetensors     # scores of transformers models, from rk.hf.score_tokens
 """
 
 LANGUAGE_MODELS_PANEL = "Language models"
@@ -46,7 +47,8 @@ def compare(
         list[Path],
         typer.Argument(
             help="Two or more systems: run folders, or folders that hold one run per seed. All systems are compared "
-            "with the first."
+            "with the first. Scores of Hugging Face models: files of rk.hf.score_tokens, or folders of such files, one "
+            "per seed."
         ),
     ],
     split: Annotated[str, typer.Option(help="Text to compare the systems on: valid or test.")] = "test",
@@ -97,11 +99,13 @@ def compare(
     from reefknot.errors import SettingsError
     from reefknot.lab.cli.bench.record import check_output_file
     from reefknot.lab.tasks import compare_systems
+    from reefknot.lab.tasks.compare_scores import compare_score_files, find_score_files
     from reefknot.lab.tasks.requests import ComparisonRequest
     from reefknot.storage.files import write_text
 
-    systems = [open_system(path) for path in runs]
-    if len(systems) < 2:
+    score_files = [find_score_files(path) for path in runs]
+    systems = [] if any(score_files) else [open_system(path) for path in runs]
+    if len(runs) < 2:
         raise SettingsError("compare needs at least two systems; pass two or more folders, one per system")
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
@@ -120,7 +124,15 @@ def compare(
         bands=bands,
         figure=figure,
     )
-    comparison = compare_systems(systems, request, notify=partial(typer.echo, err=True))
+    notify = partial(typer.echo, err=True)
+    comparison: ComparisonAnswer
+    if any(score_files):
+        if html is not None or text is not None:
+            option = "--text" if html is None else "--html"
+            raise SettingsError(f"{option} has no effect on files of scores, which are not runs; leave it out")
+        comparison = compare_score_files(runs, score_files, request, notify=notify)
+    else:
+        comparison = compare_systems(systems, request, notify=notify)
     record = comparison.record()
     output = comparison.text()
     if figure is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from reefknot.errors import SettingsError
+from reefknot.extras import require_extra
 from reefknot.lab.config.parts import INPUTS
 from reefknot.lab.interop.model_card import write_card
 from reefknot.lab.tasks.contract import TrainedRun
@@ -144,12 +145,8 @@ def check_transformers() -> None:
     """Raise an error unless transformers 5 is installed."""
     import importlib.metadata
 
-    try:
-        version = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        raise SettingsError(
-            "--format hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'"
-        ) from None
+    require_extra("hf", "--format hf")
+    version = importlib.metadata.version("transformers")
     if int(version.partition(".")[0]) < 5:
         raise SettingsError(
             f"--format hf needs transformers 5, but transformers {version} is installed; run: pip install --upgrade "

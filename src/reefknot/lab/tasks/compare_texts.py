@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,6 +256,14 @@ def _compare_by_frequency(losses: PairedLosses, text: TokenText) -> FrequencyCom
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 
+class NamedSystem(Protocol):
+    """A system as the answer names it: by its path, and by a description with the number of seeds (`str`)."""
+
+    @property
+    def path(self) -> Path:
+        """Where the system is stored."""
+
+
 @dataclass(frozen=True)
 class TextComparisons:
     """Comparisons of several systems with the first one."""
@@ -295,9 +303,9 @@ class TextComparisons:
 class TextComparison:
     """A comparison of one system with the baseline."""
 
-    baseline: System
+    baseline: NamedSystem
     """The first system. It is called A in the output."""
-    system: System
+    system: NamedSystem
     """The other system. It is called B in the output."""
     result: Comparison
     bands: FrequencyComparison | None

@@ -8,6 +8,7 @@ error that names the file. A damaged file of the cache must be made again, with 
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import time
@@ -166,7 +167,7 @@ def damaged(path: Path, draw: random.Random, count: int) -> Iterator[str]:
 
 
 def count_per_file(request: pytest.FixtureRequest, num_files: int) -> int:
-    return max(len(DAMAGES), request.config.getoption("--mutations") // num_files)
+    return max(len(DAMAGES), math.ceil(request.config.getoption("--mutations") / num_files))
 
 
 @pytest.mark.timeout(0)

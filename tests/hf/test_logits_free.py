@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import subprocess
 import sys
 from typing import Any
@@ -247,3 +248,25 @@ def test_missing_transformers_gives_one_sentence() -> None:
     assert completed.stderr.strip().endswith(
         "reefknot.hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'"
     )
+
+
+WITHOUT_LAB = """
+import sys
+sys.modules.update(dict.fromkeys(("pydantic", "rich", "jinja2", "matplotlib", "scipy", "sacrebleu", "reefknot.lab")))
+import reefknot as rk
+assert "transformers" not in sys.modules and "torch" not in sys.modules
+from hf.models import make_batch, make_model
+model = make_model("Llama")
+assert "reefknot.hf" not in sys.modules
+patch = rk.hf.logits_free(model, min_logits=0)
+model(**make_batch()).loss.backward()
+assert patch.paths == ("loss without logits (loss_function)",)
+"""
+
+
+def test_only_the_library_and_transformers_are_needed() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LAB], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert completed.returncode == 0, completed.stderr

@@ -238,7 +238,9 @@ def test_second_call_is_rejected() -> None:
 def test_output_layer_that_is_not_linear_is_rejected() -> None:
     model = make_model("Llama")
     model.lm_head = nn.Sequential(nn.Identity())
-    with pytest.raises(rk.ArgumentError, match=r"the output layer of LlamaForCausalLM is a Sequential"):
+    with pytest.raises(
+        rk.ArgumentError, match=r"the output layer of LlamaForCausalLM has the type Sequential; it must be an nn.Linear"
+    ):
         rk.hf.logits_free(model)
 
 

@@ -7,7 +7,7 @@
 
 `logits_free` in `patch` is where to start. It makes the output layer return *deferred logits* (`deferred`): a tensor
 that stands for the logits but stores only what they are computed from (`scores`). `operations` lists what works without
-the logits, and `loss` is the loss function that the patched model calls.
+the logits, and `loss` is the loss function that the patched model calls. `traced` does the same in compiled models.
 
 This package needs transformers 4.57 or newer: `pip install 'reefknot[hf]'`. It is imported when `rk.hf` is first used.
 """

@@ -244,14 +244,6 @@ def test_output_layer_that_is_not_linear_is_rejected() -> None:
         rk.hf.logits_free(model)
 
 
-def test_missing_transformers_gives_one_sentence() -> None:
-    program = "import sys; sys.modules['transformers'] = None; import reefknot as rk; rk.hf"
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert completed.stderr.strip().endswith(
-        "reefknot.hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'"
-    )
-
-
 WITHOUT_LAB = """
 import sys
 sys.modules.update(dict.fromkeys(("pydantic", "rich", "jinja2", "matplotlib", "scipy", "sacrebleu", "reefknot.lab")))

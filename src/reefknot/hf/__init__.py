@@ -9,19 +9,57 @@
 that stands for the logits but stores only what they are computed from (`scores`). `operations` lists what works without
 the logits, and `loss` is the loss function that the patched model calls. `traced` does the same in compiled models.
 
+`models` has our own models as transformers models, which `reefknot export RUN --format hf` writes. They need
+transformers 5. Importing this package registers them with the Auto classes.
+
 This package needs transformers 4.57 or newer: `pip install 'reefknot[hf]'`. It is imported when `rk.hf` is first used.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
+from typing import Any
 
 from reefknot.errors import ResourceError
+from reefknot.extras import require_extra
 
-if importlib.util.find_spec("transformers") is None:
-    raise ResourceError("reefknot.hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'")
+require_extra("hf", "reefknot.hf")
 
-from reefknot.hf.deferred import DeferredLogits
-from reefknot.hf.patch import LogitsFree, logits_free
+from reefknot.hf.bands import EmbeddingBands  # noqa: E402
+from reefknot.hf.deferred import DeferredLogits  # noqa: E402
+from reefknot.hf.head_model import ReefknotHeadConfig, ReefknotHeadForCausalLM  # noqa: E402
+from reefknot.hf.patch import LogitsFree, logits_free  # noqa: E402
+from reefknot.hf.replace import replace_head  # noqa: E402
 
-__all__ = ["DeferredLogits", "LogitsFree", "logits_free"]
+__all__ = [
+    "DeferredLogits",
+    "EmbeddingBands",
+    "LogitsFree",
+    "ReefknotHeadConfig",
+    "ReefknotHeadForCausalLM",
+    "logits_free",
+    "replace_head",
+]
+
+_MODELS = ("ReefknotConfig", "ReefknotForCausalLM", "ReefknotForSeq2SeqLM", "ReefknotSeq2SeqConfig")
+"""Names of our own models, which need transformers 5."""
+_TRANSFORMERS_VERSION = importlib.metadata.version("transformers")
+
+if int(_TRANSFORMERS_VERSION.partition(".")[0]) >= 5:
+    from reefknot.hf.models import ReefknotConfig as ReefknotConfig
+    from reefknot.hf.models import ReefknotForCausalLM as ReefknotForCausalLM
+    from reefknot.hf.models import ReefknotForSeq2SeqLM as ReefknotForSeq2SeqLM
+    from reefknot.hf.models import ReefknotSeq2SeqConfig as ReefknotSeq2SeqConfig
+    from reefknot.hf.models import register_models
+
+    register_models()
+
+
+def __getattr__(name: str) -> Any:
+    """Raise an error that explains why one of our models is missing."""
+    if name in _MODELS:
+        raise ResourceError(
+            f"reefknot.hf.{name} needs transformers 5, but transformers {_TRANSFORMERS_VERSION} is installed; run: "
+            "pip install --upgrade 'transformers>=5'"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

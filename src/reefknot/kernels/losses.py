@@ -19,7 +19,7 @@ Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture, R = N 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,9 @@ from reefknot.kernels.scores import (
     safe_class_ids,
 )
 
+if TYPE_CHECKING:
+    from reefknot.kernels.parallel import ClassShard
+
 DIMENSION_MULTIPLE = 8
 """Rows of half-precision matrices with a multiple of 8 dimensions begin at multiples of 16 bytes."""
 
@@ -60,6 +63,7 @@ def row_losses(
     targets_N: Tensor,
     tau: float | None = None,
     choice: Choice | None = None,
+    shard: ClassShard | None = None,
 ) -> RowLosses:
     """Return the negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
 
@@ -70,9 +74,28 @@ def row_losses(
         targets_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
         tau: If given, the log-sum-exp at this temperature is returned too.
         choice: Implementation and working memory. The default is the choice of `using`.
+        shard: Where the classes lie, if other processes have more classes.
     """
-    results = row_results(hidden_ND, weight_VD, bias_V, targets_N, SummaryRequest(tau=tau), choice=choice)
+    request = SummaryRequest(tau=tau)
+    if shard is None:
+        results = row_results(hidden_ND, weight_VD, bias_V, targets_N, request, choice=choice)
+    else:
+        results = _parallel_row_results(hidden_ND, weight_VD, bias_V, targets_N, request, shard, choice)
     return RowLosses(results.nll, results.lse, results.lse_tau)
+
+
+def _parallel_row_results(
+    hidden_ND: Tensor,
+    weight_vD: Tensor,
+    bias_v: Tensor | None,
+    targets_N: Tensor,
+    request: SummaryRequest,
+    shard: ClassShard,
+    choice: Choice | None = None,
+) -> RowResults:
+    from reefknot.kernels.parallel_rows import parallel_row_results  # few models divide their vocabulary
+
+    return parallel_row_results(hidden_ND, weight_vD, bias_v, targets_N, request, shard, choice)
 
 
 def row_results(
@@ -123,6 +146,7 @@ def summed_loss(
     row_weight_N: Tensor | None = None,
     transform: ScoreTransform = IDENTITY,
     choice: Choice | None = None,
+    shard: ClassShard | None = None,
 ) -> Tensor:
     """Return the sum of the negative log-likelihoods of all targets, under one softmax or a mixture of softmaxes.
 
@@ -138,7 +162,11 @@ def summed_loss(
             for mixtures.
         transform: Applied to the scores.
         choice: Implementation and working memory. The default is the choice of `using`.
+        shard: Where the classes lie, if other processes have more classes. Not with the four arguments before it.
     """
+    if shard is not None:
+        assert isinstance(weight_VD, Tensor)
+        return row_losses(hidden_ND, weight_VD, bias_V, targets_N, shard=shard).nll.sum()
     choice = choice or current_choice()
     dtype = compute_dtype(hidden_ND, weight_VD)
     dtypes = [part.dtype for part in (*column_parts(weight_VD), bias_V) if part is not None]
@@ -205,7 +233,12 @@ def align_dimensions(hidden_ND: Tensor, weight_VD: ClassVectors) -> tuple[Tensor
 
 
 def smoothing_losses(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, target_score_N: Tensor | None = None
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    target_score_N: Tensor | None = None,
+    shard: ClassShard | None = None,
 ) -> Tensor:
     """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
 
@@ -220,7 +253,13 @@ def smoothing_losses(
         targets_N: Target ids, or `IGNORE`.
         target_score_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
             gradient is then summed in the type of `weight_VD`.
+        shard: Where the classes lie, if other processes have more classes.
     """
+    if shard is not None:
+        results = _parallel_row_results(hidden_ND, weight_VD, bias_V, targets_N, SummaryRequest(total=True), shard)
+        assert results.total is not None
+        # nll = lse - z_y
+        return (results.lse - results.nll - results.total / shard.num_classes).where(targets_N != IGNORE, 0.0)
     with no_autocast(hidden_ND):
         hidden_ND = at_least_float32(hidden_ND)
         if target_score_N is None:

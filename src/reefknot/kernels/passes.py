@@ -70,6 +70,8 @@ class LossInputs:
     transform: ScoreTransform = IDENTITY
     class_weight: Tensor | None = None
     """The weight of each class in `RowSummary.total`, (V,). None stands for weights of 1."""
+    mean: Tensor | None = None
+    """The mean of all class vectors, (D,), if other processes have some of them. None: it is computed from `weight`."""
 
     @property
     def num_rows(self) -> int:
@@ -81,6 +83,8 @@ class LossInputs:
 
     def mean_class_vector(self) -> Tensor:
         """Return the mean of the class vectors, (D,)."""
+        if self.mean is not None:
+            return self.mean
         assert isinstance(self.weight, Tensor)
         if accumulation_dtype(self.weight.dtype) == self.weight.dtype:
             return self.weight.mean(0)

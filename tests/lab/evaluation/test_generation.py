@@ -189,14 +189,18 @@ def transformer_model() -> LanguageModel:
 def generate_without_cache(
     model: LanguageModel, prompt: list[int], length: int, seed: int | None, window: int
 ) -> list[int]:
-    """Generate by reading again, for every word, all tokens that the KV cache would hold."""
+    """Generate by reading again, for every word, all tokens that the KV cache would hold.
+
+    A long prompt is treated like a text that was generated token by token.
+    """
     model.eval()
     generator = torch.Generator().manual_seed(seed or 0)
     text = list(prompt)
-    begin = 0
     for _ in range(length):
-        if len(text) - begin > window:
-            begin = len(text) - max(1, window // 2)
+        begin = 0
+        for end in range(1, len(text) + 1):
+            if end - begin > window:
+                begin = end - max(1, window // 2)
         hidden_1D = model(torch.tensor([text[begin:]])).output[:, -1]
         drawn = (
             model.output.log_probs(hidden_1D).argmax() if seed is None else model.output.sample(hidden_1D, generator)

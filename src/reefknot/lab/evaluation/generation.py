@@ -28,6 +28,7 @@ from torch import Tensor
 from reefknot.errors import SettingsError
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.nn.encoders.contract import Encoded
+from reefknot.nn.models.context import context_length
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 MIN_TEMPERATURE = 1e-6
@@ -101,10 +102,9 @@ def generate(
 class _IncrementalReader:
     """Runs a model on a growing text. Each token is read once, and the state or KV cache is kept between calls.
 
-    A recurrent state has a fixed size, but the KV cache of a transformer grows with every token, and the model has
-    learned only positions up to the length of its training samples. So the cache is limited to a window, a maximum
-    number of tokens. When it is full, it is dropped, and the last half window of the text is read again, at positions
-    that start from 0. For example, with window = 4, reading one token at a time:
+    A recurrent state has a fixed size, but the KV cache of a transformer grows with every token. So it is limited to a
+    window, a maximum number of tokens. When it is full, it is dropped, and the last half window of the text is read
+    again, at positions that start from 0 (`context_length`). For example, with window = 4, reading one token at a time:
 
         token     a      b        c          d            e        f
         cache     a      a b      a b c      a b c d      d e      d e f
@@ -119,12 +119,10 @@ class _IncrementalReader:
         # A recurrent encoder carries a state of fixed size instead of a KV cache, so it needs no window.
         self._window = None if model.encoder.carries_state else window
         self._state = model.decoding_state(1)
+        self._num_tokens = 0
         self._num_cached = 0
-        half_window = 0
-        if self._window:
-            half_window = max(1, self._window // 2)
-        self._recent_ids: deque[int] = deque(maxlen=half_window)
-        """The last half window of the text, which is read again when the KV cache is dropped."""
+        self._recent_ids: deque[int] = deque(maxlen=self._window or 0)
+        """The last tokens of the text, some of which are read again when the KV cache is dropped."""
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
@@ -135,11 +133,13 @@ class _IncrementalReader:
         ids = self._unread_ids
         self._unread_ids = []
         self._recent_ids.extend(ids)
+        self._num_tokens += len(ids)
         self._num_cached += len(ids)
-        if self._window and self._num_cached > self._window:
-            ids = list(self._recent_ids)
+        context = context_length(self._num_tokens, self._window)
+        if context != self._num_cached:
+            ids = list(self._recent_ids)[-context:]
             self._state = self._model.decoding_state(1)
-            self._num_cached = len(ids)
+            self._num_cached = context
         inputs_NT = torch.tensor([ids], device=self.device)
         encoded: Encoded = self._model(inputs_NT, self._state)
         self._state = encoded.state

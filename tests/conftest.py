@@ -1,6 +1,7 @@
 """Fixtures of all tests (a separate cache, a small text and a small recipe) and options for longer tests.
 
 pytest tests/crash --kills 1000 [--device cuda]                 more kills than in CI, also on a GPU
+pytest tests/crash/test_damage.py --mutations 5000              more damaged files
 HYPOTHESIS_PROFILE=campaign pytest tests/fuzz --timeout 0       more damaged recipes
 pytest tests/contract --combinations all                        all combinations of ends instead of a pairwise covering
 pytest tests/contract tests/lab/cli tests/golden --freeze       write the frozen files; read and commit the difference
@@ -29,7 +30,8 @@ from recorded_graph import recorded  # noqa: F401  (a fixture)
 from tiny import MODEL, UNTIED
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("campaign", settings.get_profile("ci"), derandomize=False, max_examples=20_000)
+num_examples = int(os.environ.get("HYPOTHESIS_EXAMPLES", "20000"))
+settings.register_profile("campaign", settings.get_profile("ci"), derandomize=False, max_examples=num_examples)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # A shell starts a background job with SIGINT ignored, and nohup ignores SIGHUP. Processes that the tests start and then
@@ -59,6 +61,8 @@ name = "tied"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=20, help="number of kills in tests/crash")
+    parser.addoption("--models", default="lstm", help="models of tests/crash/test_kill.py, separated by commas")
+    parser.addoption("--mutations", type=int, default=400, help="number of damaged files in tests/crash")
     parser.addoption("--device", default="cpu", help="device of tests/crash: cpu or cuda")
     parser.addoption(
         "--combinations", choices=["pairs", "all"], default="pairs", help="combinations of ends in tests/contract"

@@ -18,7 +18,13 @@ from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 
 NAMES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-SEPARATELY_TESTED = {"CONTRIBUTING.md", "docs/export.md", "docs/vectors.md", "docs/your_model.md"}
+SEPARATELY_TESTED = {
+    "CONTRIBUTING.md",
+    "docs/export.md",
+    "docs/training_frameworks.md",
+    "docs/vectors.md",
+    "docs/your_model.md",
+}
 """Pages whose Python code has separate tests."""
 PYTHON_PAGES = [name for name in NAMES if code(Page(name).text, "python") and name not in SEPARATELY_TESTED]
 """Pages whose Python blocks form one program."""

@@ -15,8 +15,9 @@ each file explains its own:
 
     B streams (rows of a batch)   T steps   N = B x T tokens   D dimensions   V words or classes
 
-Names are imported when they are first used, so `import reefknot` is fast. `rk.hf`, for Hugging Face models, needs the
-extra `hf`: `pip install 'reefknot[hf]'`.
+Names are imported when they are first used, so `import reefknot` is fast. The names of the laboratory (`open_run`,
+`load_recipe` and others) need the extra `lab`, and `rk.hf`, for Hugging Face models, needs the extra `hf`:
+`pip install 'reefknot[lab,hf]'`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Public names and the modules that define them. Type checkers read the imports under TYPE_CHECKING instead.
 _MODULE_OF_NAME = {

@@ -2,10 +2,12 @@
 
     pytest tests/crash --kills 1000                  a longer campaign, over several runs if needed
     pytest tests/crash --kills 200 --device cuda     the same on a GPU
+    pytest tests/crash --models lstm,translator      other models; `MODELS` lists them
 
 The moments are drawn with a printed seed and spread over start-up, updates and saves. Dropout is on. To save time,
 processes that are killed after their start-up are forked from one that has imported everything. Processes that are
-killed during their start-up, and the last process of a run, start from scratch.
+killed during their start-up, and the last process of a run, start from scratch. The process that is forked has never
+used the GPU, so a kill on a GPU is as fast.
 """
 
 from __future__ import annotations
@@ -26,9 +28,17 @@ from typing import Any
 
 import pytest
 
+from tiny import encoder, write_pairs_recipe
+
 SAVE_EVERY = 40
-SETTINGS = ("training.epochs=10", "training.log_every=1", f"training.save_every={SAVE_EVERY}")
-"""About two thousand updates of two milliseconds each."""
+SETTINGS = ("training.log_every=1", f"training.save_every={SAVE_EVERY}")
+MODELS = {
+    "lstm": ("training.epochs=10",),
+    "awd_lstm": ("training.epochs=10", encoder("awd_lstm")),
+    "transformer": ("training.epochs=10", encoder("transformer")),
+    "translator": ("training.epochs=20",),
+}
+"""Settings of each model. A run has a thousand or two thousand updates of a few milliseconds each."""
 MOMENTS = {"start-up": 1, "update": 3, "save": 2}
 """Intended moments of the kills, and their weights."""
 
@@ -51,6 +61,7 @@ class Campaign:
     """A command that is killed and run again."""
 
     recipe: Path
+    model: str
     draw: random.Random
     device: str
     landed: Counter[str] = field(default_factory=Counter)
@@ -59,7 +70,7 @@ class Campaign:
     def words(self, out: Path) -> list[str]:
         exact = ["training.determinism=exact"] if self.device == "cuda" else []
         where = ["--row", "tied", "--out", str(out), "--device", self.device]
-        return ["train", str(self.recipe), *where, *SETTINGS, *exact]
+        return ["train", str(self.recipe), *where, *SETTINGS, *MODELS[self.model], *exact]
 
     def finish(self, out: Path) -> None:
         """Run the command to the end. This also produces the run without interruptions."""
@@ -71,8 +82,7 @@ class Campaign:
         """Start or resume the run and kill it once. Returns False if the run ended before the kill."""
         moment = self.draw.choices(list(MOMENTS), list(MOMENTS.values()))[0]
         before, base = modified_time(out / "metrics.jsonl"), newest_step(out)
-        # A forked process cannot use a GPU that its parent has initialised.
-        context = FRESH if moment == "start-up" or self.device == "cuda" else FORKED
+        context = FRESH if moment == "start-up" else FORKED
         process = context.Process(target=reefknot, args=(self.words(out),))
         process.start()
         try:
@@ -148,17 +158,23 @@ def outcome(run: Path) -> dict[str, Any]:
     }
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "model" in metafunc.fixturenames:
+        metafunc.parametrize("model", metafunc.config.getoption("--models").split(","))
+
+
 @pytest.mark.timeout(0)  # a campaign may take hours; every wait in it has its own timeout
 def test_run_killed_at_random_moments_resumes_bit_for_bit(
-    tmp_path: Path, tiny_recipe: Callable[..., Path], request: pytest.FixtureRequest
+    tmp_path: Path, tiny_recipe: Callable[..., Path], request: pytest.FixtureRequest, model: str
 ) -> None:
+    recipe = write_pairs_recipe(tmp_path, 600) if model == "translator" else tiny_recipe(4000)
     kills: int = request.config.getoption("--kills")
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
-    campaign = Campaign(tiny_recipe(4000), random.Random(seed), request.config.getoption("--device"))
+    campaign = Campaign(recipe, model, random.Random(seed), request.config.getoption("--device"))
     campaign.finish(tmp_path / "unbroken")
     expected = outcome(tmp_path / "unbroken")
-    assert len(expected["metrics"]) > 1500
+    assert len(expected["metrics"]) > 500
     done, runs = 0, 0
     while done < kills:
         runs += 1
@@ -168,7 +184,7 @@ def test_run_killed_at_random_moments_resumes_bit_for_bit(
         campaign.finish(out)
         resumed = outcome(out)
         assert [key for key in expected if resumed[key] != expected[key]] == [], f"{out} differs"
-    print(f"{done} kills in {runs} runs, {dict(campaign.landed)}, 0 differences")
+    print(f"{model}: {done} kills in {runs} runs, {dict(campaign.landed)}, 0 differences")
     assert campaign.landed["after the first update"] >= kills // 3
     assert campaign.landed["between two checkpoints"] >= kills // 5
     assert campaign.landed["while saving"] >= kills // 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import reefknot as rk
-from hf.models import loss_and_gradients, make_batch, make_model
+from hf.models import V, loss_and_gradients, make_batch, make_model
 
 
 class LossRecorder(transformers.Trainer):
@@ -45,16 +47,49 @@ def train(model: Any, folder: Path, **settings: Any) -> list[float]:
     return trainer.losses
 
 
-@pytest.mark.parametrize("settings", [{}, {"label_smoothing_factor": 0.1}], ids=["plain", "label smoothing"])
-def test_training_with_accumulation_has_the_same_losses(tmp_path: Path, settings: dict[str, Any]) -> None:
-    expected = train(make_model("Llama"), tmp_path, **settings)
-    model = make_model("Llama")
+def resize(model: Any) -> Any:
+    model.resize_token_embeddings(V + 6)
+    return model
+
+
+def add_adapters(model: Any, **settings: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(4)
+    config = peft.LoraConfig(r=3, lora_alpha=5, init_lora_weights=False, task_type="CAUSAL_LM", **settings)
+    return peft.get_peft_model(model, config)
+
+
+Change = Callable[[Any], Any]
+CHANGES: dict[str, Change] = {
+    "plain": lambda model: model,
+    "LoRA": lambda model: add_adapters(model, target_modules=["q_proj", "lm_head"]),
+    "modules_to_save": lambda model: add_adapters(model, target_modules=["q_proj"], modules_to_save=["lm_head"]),
+    "resized": resize,
+}
+ARGUMENTS = {"checkpointing": {"gradient_checkpointing": True}, "smoothing": {"label_smoothing_factor": 0.1}}
+
+
+@pytest.mark.parametrize("name", [*CHANGES, *ARGUMENTS])
+def test_training_with_accumulation_has_the_same_losses(tmp_path: Path, name: str) -> None:
+    change, settings = CHANGES.get(name, CHANGES["plain"]), ARGUMENTS.get(name, {})
+    expected = train(change(make_model("Llama")), tmp_path, **settings)
+    model = change(make_model("Llama"))
     patch = rk.hf.logits_free(model, min_logits=0)
     losses = train(model, tmp_path, **settings)
     assert len(losses) > 80
-    assert losses == pytest.approx(expected, abs=1e-5 if settings else 1e-6, rel=1e-6)
+    assert losses == pytest.approx(expected, abs=1e-5 if "smoothing" in name else 1e-6, rel=1e-6)
     assert min(losses) < losses[0]
     assert patch.paths[0].startswith("loss without logits")
+    assert not [path for path in patch.paths if "real" in path]
+
+
+def test_training_in_bfloat16_is_as_close_to_float32_as_that_of_transformers(tmp_path: Path) -> None:
+    exact = torch.tensor(train(make_model("Llama"), tmp_path))
+    theirs = torch.tensor(train(make_model("Llama").bfloat16(), tmp_path))
+    model = make_model("Llama").bfloat16()
+    rk.hf.logits_free(model, min_logits=0)
+    ours = torch.tensor(train(model, tmp_path))
+    assert 0 < (ours - exact).abs().mean() <= 1.1 * (theirs - exact).abs().mean()
 
 
 def test_data_parallel_model_has_the_same_gradients(tmp_path: Path) -> None:
@@ -82,10 +117,7 @@ def test_data_parallel_model_has_the_same_gradients(tmp_path: Path) -> None:
     ids=["q_proj", "lm_head", "modules_to_save"],
 )  # fmt: skip
 def test_adapters_have_the_same_gradients(settings: dict[str, Any]) -> None:
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(4)
-    config = peft.LoraConfig(r=3, lora_alpha=5, init_lora_weights=False, task_type="CAUSAL_LM", **settings)
-    model, batch = peft.get_peft_model(make_model("Llama"), config), make_batch()
+    model, batch = add_adapters(make_model("Llama"), **settings), make_batch()
     expected = copy.deepcopy(loss_and_gradients(model, batch))
     patch = rk.hf.logits_free(model, min_logits=0)
     loss, gradients = loss_and_gradients(model, batch)
@@ -93,4 +125,30 @@ def test_adapters_have_the_same_gradients(settings: dict[str, Any]) -> None:
     assert gradients.keys() == expected[1].keys()
     for name, gradient in expected[1].items():
         torch.testing.assert_close(gradients[name], gradient, atol=1e-6, rtol=1e-6)
+    assert patch.paths == ("loss without logits (loss_function)",)
+
+
+class WeightCopies(TorchDispatchMode):
+    """Records the operations that return a new tensor of at least the size of the output layer's weight."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.makers: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for result in torch.utils._pytree.tree_leaves(results):
+            if type(result) is Tensor and not result.is_meta and result._base is None and result.numel() >= self.size:
+                self.makers.append(str(func))
+        return results
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "lm_head"]], ids=["frozen", "LoRA"])
+def test_weight_of_a_frozen_output_layer_is_not_copied(targets: list[str]) -> None:
+    model, batch = add_adapters(make_model("Llama"), target_modules=targets), make_batch(rows=1)
+    patch = rk.hf.logits_free(model, min_logits=0)
+    with rk.using(memory=1e-6), WeightCopies(V * 16) as copies:
+        model(**batch).loss.backward()
+    assert copies.makers == []
     assert patch.paths == ("loss without logits (loss_function)",)

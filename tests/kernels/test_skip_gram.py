@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.skip_gram import Impl, RateSchedule, resolve_impl, train_range
 from reefknot.kernels.skip_gram_draws import build_pairs, find_kept_words
 from reefknot.kernels.skip_gram_reference import iterate_pairs
@@ -201,7 +201,7 @@ def test_implementation_depends_on_device_and_packages(monkeypatch: pytest.Monke
     table = torch.zeros(3, 2)
     monkeypatch.setattr("reefknot.kernels.skip_gram.numba_available", lambda: False)
     assert resolve_impl(table) == "torch"
-    with pytest.raises(ArgumentError, match=r"reefknot\[numba\]"):
+    with pytest.raises(SettingsError, match=r"reefknot\[numba\]"):
         resolve_impl(table, "numba")
     monkeypatch.setattr("reefknot.kernels.skip_gram.numba_available", lambda: True)
     assert resolve_impl(table) == "numba"

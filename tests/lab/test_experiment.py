@@ -30,7 +30,9 @@ def train(recipe: Path, out: Path, *settings: str) -> tuple[dict[str, Any], str]
 def test_optional_scores_are_computed_only_on_request(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
     result, output = train(tiny_recipe(), tmp_path / "run")
     assert not {"train", "protocol", "similarity", "subspace"} & set(result)
-    assert output.splitlines()[-1].endswith(f"test perplexity {result['test']['perplexity']:,.2f}")
+    headline = f"test perplexity {result['test']['perplexity']:,.2f}, 0 % unknown words"
+    assert output.splitlines()[-1].endswith(headline)
+    assert result["test"]["unknown_share"] == 0.0
 
 
 @pytest.mark.parametrize(("name", "counted"), [("zaremba", [4 * 10, 59]), ("awd", [10 * 5, 59])])
@@ -100,15 +102,31 @@ def result_with(**fields: Any) -> RunResult:
 
 def test_headline_lists_the_available_scores() -> None:
     test = {"perplexity": 90.0, "word_perplexity": 1_200.5, "nll": 4.5, "tokens": 20, "words": 10, "streams": 1}
-    assert (
-        format_headline(result_with(test=test | {"words": 20, "streams": 20})) == "test perplexity 90.00 in 20 streams"
+    assert format_headline(result_with(test=test | {"words": 20, "streams": 20})) == (
+        "test perplexity 90.00 in 20 streams, unknown words not recorded"
     )
-    assert format_headline(result_with(test=test | {"words": 20})) == "test perplexity 90.00"
-    assert format_headline(result_with(test=test)) == "test perplexity 90.00, 1,200.50 per word"
+    text = {"split": "test", "unknown": 4}
+    assert format_headline(result_with(test=test | {"words": 20, "text": text})) == (
+        "test perplexity 90.00, 20.0 % unknown words"
+    )
+    test["text"] = text | {"unknown": 0}
+    assert format_headline(result_with(test=test)) == "test perplexity 90.00, 1,200.50 per word, 0 % unknown words"
     counted = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}
     train = {"perplexity": 30.0, "nll": 3.4}
     assert format_headline(result_with(test=test | {"words": 20}, train=train, protocol=counted)) == (
-        "test perplexity 90.00, train 30.00, counted as awd: valid 61.20, test 58.80"
+        "test perplexity 90.00, 0 % unknown words, train 30.00, counted as awd: valid 61.20, test 58.80"
+    )
+
+
+def test_many_unknown_words_are_warned_of(tiny_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    result, output = train(tiny_recipe(), tmp_path / "run", "vocabulary.max_size=4")
+    share = result["test"]["unknown_share"]
+    assert share > 0.05
+    warning = f"warning: {100 * share:.1f} % of the words of the test text are unknown and scored as <unk>"
+    assert output.count(warning) == 2  # before and after training
+    assert (
+        result["test"]["bits_per_byte"]
+        > result["test"]["nll"] / math.log(2) * result["test"]["tokens"] / (result["test"]["bytes"])
     )
 
 

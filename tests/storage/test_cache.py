@@ -16,7 +16,8 @@ import pytest
 
 from reefknot.errors import ResourceError
 from reefknot.storage import cache as cache_module
-from reefknot.storage.cache import cache_folder, file_hash, load_or_create
+from reefknot.storage import manifest
+from reefknot.storage.cache import cache_folder, check_files, file_hash, load_or_create
 from tiny import PATIENCE
 
 
@@ -24,12 +25,8 @@ def write_value(folder: Path) -> None:
     (folder / "value").write_text("made")
 
 
-def read_value(folder: Path) -> str | None:
-    try:
-        value = (folder / "value").read_text()
-    except OSError:
-        return None
-    return value if value != "broken" else None
+def read_value(folder: Path) -> str:
+    return (folder / "value").read_text()
 
 
 def test_entry_is_made_once(tmp_path: Path) -> None:
@@ -41,10 +38,22 @@ def test_entry_is_made_once(tmp_path: Path) -> None:
 
 def test_broken_entry_is_replaced(tmp_path: Path) -> None:
     entry = tmp_path / "entry"
-    entry.mkdir()
-    (entry / "value").write_text("broken")
-    assert load_or_create(entry, write_value, read_value) == "made"
+    load_or_create(entry, write_value, read_value)
+    (entry / "value").write_text("Made")
+    messages: list[str] = []
+    assert load_or_create(entry, write_value, read_value, messages.append) == "made"
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+    (message,) = messages
+    assert f"{entry / 'value'} is damaged" in message
+
+
+def test_entry_from_before_manifests_is_made_again(tmp_path: Path) -> None:
+    entry = tmp_path / "entry"
+    entry.mkdir()
+    (entry / "value").write_text("unverified")
+    messages: list[str] = []
+    assert load_or_create(entry, write_value, read_value, messages.append) == "made"
+    assert "MANIFEST.json is missing" in messages[0]
 
 
 def test_slower_of_two_processes_uses_the_existing_entry(tmp_path: Path) -> None:
@@ -54,6 +63,7 @@ def test_slower_of_two_processes_uses_the_existing_entry(tmp_path: Path) -> None
         write_value(folder)
         entry.mkdir()
         (entry / "value").write_text("the winner's")
+        manifest.create(entry, [entry / "value"])
 
     assert load_or_create(entry, write_too_late, read_value) == "the winner's"
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
@@ -73,7 +83,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from reefknot.storage.cache import load_or_create
-load_or_create(Path(sys.argv[1]), lambda folder: os.kill(os.getpid(), signal.SIGKILL), lambda folder: None)
+load_or_create(Path(sys.argv[1]), lambda folder: os.kill(os.getpid(), signal.SIGKILL), print)
 """
 
 
@@ -130,9 +140,26 @@ def test_hash_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: pyte
 
     path.write_bytes(b"two")
     assert file_hash(path, tmp_path / "cache") == hashlib.sha256(b"two").hexdigest()
-    for record in (tmp_path / "cache" / "hashes").iterdir():
-        record.write_bytes(b"[torn")
-    assert file_hash(path, tmp_path / "cache") == hashlib.sha256(b"two").hexdigest()
+    for damage in (lambda data: b"[torn", lambda data: data.replace(b'_sha256": "', b'_sha256": "0')):
+        for record in (tmp_path / "cache" / "hashes").iterdir():
+            record.write_bytes(damage(record.read_bytes()))
+        assert file_hash(path, tmp_path / "cache") == hashlib.sha256(b"two").hexdigest()
+
+
+@pytest.mark.usefixtures("later")
+def test_check_reads_a_file_again_although_it_looks_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a disk image, for example, can restore all times of a file."""
+    path = tmp_path / "text"
+    path.write_bytes(b"one")
+    one = file_hash(path, tmp_path / "cache")
+    status = path.stat()
+    path.write_bytes(b"two")
+    with monkeypatch.context() as patched:
+        patched.setattr(cache_module, "_checked_files", None)
+        patched.setattr(Path, "stat", lambda self, **_: status)
+        assert file_hash(path, tmp_path / "cache") == one
+        check_files()
+        assert file_hash(path, tmp_path / "cache") == hashlib.sha256(b"two").hexdigest()
 
 
 def test_hash_of_a_file_just_written_is_not_cached(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_vectors_of_a_trained_gensim_model_can_be_written_in_every_format(tmp_pa
 
 def test_missing_gensim_and_other_objects_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gensim.models", None)
-    with pytest.raises(SettingsError, match=r"gensim is not installed: pip install 'reefknot\[gensim\]'"):
+    with pytest.raises(SettingsError, match=r"needs gensim; install it with: pip install 'reefknot\[gensim\]'"):
         to_keyed_vectors(_vectors())
     with pytest.raises(DataError, match=r"expected gensim's KeyedVectors .*, not dict"):
         from_keyed_vectors({})

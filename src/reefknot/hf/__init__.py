@@ -18,18 +18,28 @@ This package needs transformers 4.57 or newer: `pip install 'reefknot[hf]'`. It 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from typing import Any
 
 from reefknot.errors import ResourceError
+from reefknot.extras import require_extra
 
-if importlib.util.find_spec("transformers") is None:
-    raise ResourceError("reefknot.hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'")
+require_extra("hf", "reefknot.hf")
 
-from reefknot.hf.deferred import DeferredLogits
-from reefknot.hf.patch import LogitsFree, logits_free
+from reefknot.hf.bands import EmbeddingBands  # noqa: E402
+from reefknot.hf.deferred import DeferredLogits  # noqa: E402
+from reefknot.hf.head_model import ReefknotHeadConfig, ReefknotHeadForCausalLM  # noqa: E402
+from reefknot.hf.patch import LogitsFree, logits_free  # noqa: E402
+from reefknot.hf.replace import replace_head  # noqa: E402
 
-__all__ = ["DeferredLogits", "LogitsFree", "logits_free"]
+__all__ = [
+    "DeferredLogits",
+    "EmbeddingBands",
+    "LogitsFree",
+    "ReefknotHeadConfig",
+    "ReefknotHeadForCausalLM",
+    "logits_free",
+    "replace_head",
+]
 
 _MODELS = ("ReefknotConfig", "ReefknotForCausalLM", "ReefknotForSeq2SeqLM", "ReefknotSeq2SeqConfig")
 """Names of our own models, which need transformers 5."""

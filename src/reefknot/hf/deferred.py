@@ -78,6 +78,10 @@ class DeferredLogits(Tensor):
             logits.aliases = alias_of.aliases
         return logits
 
+    def derive(self, scores: Scores, is_alias: bool = False) -> DeferredLogits:
+        """Return other logits that are computed from these. Real aliases would share memory with them."""
+        return DeferredLogits.defer(scores, alias_of=self if is_alias else None)
+
     def materialise(self, operation: str) -> Tensor:
         """Return the real logits, and log the operation that needs them."""
         if self.dense_logits is not None:

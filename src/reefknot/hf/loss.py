@@ -21,6 +21,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 
 from reefknot.hf.deferred import DeferredLogits
 from reefknot.hf.scores import cross_entropy
+from reefknot.hf.traced import TracedLogits
 from reefknot.kernels.linear_cross_entropy import Reduction
 
 LossFunction = Callable[..., Any]
@@ -54,7 +55,8 @@ class LogitsFreeLoss:
         **_: Any,
     ) -> Tensor | None:
         """Return the loss, or None if it needs real logits."""
-        if not isinstance(logits, DeferredLogits) or logits.dense_logits is not None or logits.shape[-1] != vocab_size:
+        is_deferred = isinstance(logits, DeferredLogits | TracedLogits) and logits.dense_logits is None
+        if not is_deferred or logits.shape[-1] != vocab_size:
             return None
         targets = labels
         if self.original is ForCausalLMLoss:

@@ -21,6 +21,7 @@ from reefknot.hf import scores as compute
 from reefknot.hf.deferred import HANDLERS, DeferredLogits, Handler
 from reefknot.hf.scores import Scores, Step
 from reefknot.kernels.linear_cross_entropy import Reduction
+from reefknot.kernels.parallel import is_distributed
 
 _Function = TypeVar("_Function", bound=Handler)
 
@@ -41,7 +42,7 @@ def _is_last(logits: DeferredLogits, dim: int) -> bool:
 
 def _alias(logits: DeferredLogits, hidden: Tensor) -> DeferredLogits:
     """Return the logits of other rows of the hidden states."""
-    return DeferredLogits.defer(replace(logits.scores, hidden=hidden), alias_of=logits)
+    return logits.derive(replace(logits.scores, hidden=hidden), is_alias=True)
 
 
 # -- shapes and rows ----------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ def _index(logits: DeferredLogits, index: Any) -> Any:
         scores = scores.with_classes(classes)
         if not scores.num_classes:
             return NotImplemented
-    return DeferredLogits.defer(scores, alias_of=logits)
+    return logits.derive(scores, is_alias=True)
 
 
 def _num_indexed_dims(part: Any) -> int:
@@ -162,14 +163,14 @@ def _contiguous(logits: DeferredLogits) -> DeferredLogits:
 
 @_handles("clone")
 def _clone(logits: DeferredLogits) -> DeferredLogits:
-    return DeferredLogits.defer(logits.scores)
+    return logits.derive(logits.scores)
 
 
 @_handles("detach")
 def _detach(logits: DeferredLogits) -> DeferredLogits:
     scores = logits.scores
     detached = scores.with_tensors(tuple(tensor.detach() for tensor in scores.tensors))
-    return DeferredLogits.defer(detached, alias_of=logits)
+    return logits.derive(detached, is_alias=True)
 
 
 def _cast(logits: DeferredLogits, dtype: torch.dtype) -> Any:
@@ -177,7 +178,7 @@ def _cast(logits: DeferredLogits, dtype: torch.dtype) -> Any:
         return logits
     if not dtype.is_floating_point:
         return NotImplemented
-    return DeferredLogits.defer(logits.scores.with_step(Step("cast", dtype), dtype))
+    return logits.derive(logits.scores.with_step(Step("cast", dtype), dtype))
 
 
 @_handles("float")
@@ -222,7 +223,7 @@ def _is_same_device(device: torch.device, other: torch.device) -> bool:
 def _with_step(logits: DeferredLogits, step: Step) -> Any:
     """Return the logits after a step, if our kernels have a formula for it."""
     scores = logits.scores.with_step(step)
-    return NotImplemented if scores.fold() is None else DeferredLogits.defer(scores)
+    return NotImplemented if scores.fold() is None else logits.derive(scores)
 
 
 def _with_step_in_place(logits: DeferredLogits, step: Step, name: str) -> Any:
@@ -276,11 +277,11 @@ def _tanh_in_place(logits: DeferredLogits) -> Any:
 @_handles("add", "__add__", "__radd__")
 def _add(logits: DeferredLogits, other: Any) -> Any:
     """Add a row with one number per class, or other deferred logits."""
-    if isinstance(other, DeferredLogits):
+    if isinstance(other, type(logits)):
         if other.dense_logits is not None:
             return NotImplemented
         scores = compute.combine(logits.scores, other.scores)
-        return NotImplemented if scores is None else DeferredLogits.defer(scores)
+        return NotImplemented if scores is None else logits.derive(scores)
     row_V = _row(logits, other)
     return NotImplemented if row_V is None else _with_step(logits, Step("add", row_V))
 
@@ -293,7 +294,8 @@ def _add_in_place(logits: DeferredLogits, other: Any) -> Any:
 
 def _row(logits: DeferredLogits, other: Any) -> Tensor | None:
     """Return a tensor as a row with one number per class, or None if it is something else."""
-    if type(other) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or not 0 < other.dim() <= logits.dim():
+    is_plain = isinstance(other, Tensor) and not isinstance(other, DeferredLogits) and not is_distributed(other)
+    if not is_plain or not 0 < other.dim() <= logits.dim():
         return None
     is_row = other.shape[-1] == other.numel() == logits.shape[-1]
     if not is_row or other.device != logits.device or torch.promote_types(other.dtype, logits.dtype) != logits.dtype:
@@ -365,7 +367,7 @@ def _log_softmax(
     if result_dtype != scores.dtype:
         scores = scores.with_step(Step("cast", result_dtype), result_dtype)
     scores = scores.with_step(Step("log_softmax"))
-    return NotImplemented if scores.fold() is None else DeferredLogits.defer(scores)
+    return NotImplemented if scores.fold() is None else input.derive(scores)
 
 
 @_handles("gather")

@@ -14,8 +14,11 @@ Shapes: (..., D) hidden states, (V, D) weight, N rows.
 
 from __future__ import annotations
 
+import functools
 import logging
 import types
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,13 +30,17 @@ from reefknot.errors import ArgumentError
 from reefknot.hf import operations as operations  # registers the operations on deferred logits
 from reefknot.hf.deferred import DeferredLogits
 from reefknot.hf.loss import LogitsFreeLoss
-from reefknot.hf.scores import Scores, Stamp
+from reefknot.hf.scores import Scores
+from reefknot.hf.traced import TracedLogits, add_methods, defer_outputs
 from reefknot.kernels.arguments import check_integer
 
 MIN_LOGITS = 2**24
 """The default of `min_logits`: 64 MiB of logits in float32."""
 _FUNCTION = "logits_free"
+_BYPASSED = "loss of another library (the output layer is not called; TRL's trainers use only its weight)"
 _LOG = logging.getLogger("reefknot.hf")
+
+add_methods()
 
 
 class LogitsFree:
@@ -46,8 +53,15 @@ class LogitsFree:
         self._loss = LogitsFreeLoss(model.loss_function)
         self._log = PathLog(type(model).__name__)
         model.loss_function = self._loss
+        self._own_forward = vars(model).get("forward")
+        self._forward = types.MethodType(_wrap_forward(type(model).forward, self._own_forward), model)
+        model.forward = self._forward
+        settings = HeadSettings(min_logits, self._log)
+        self._hooks = []
+        if model.base_model is not model:
+            self._hooks.append(model.base_model.register_forward_hook(settings.note_encoder_call))
         for head in heads:
-            vars(head)["_reefknot"] = HeadSettings(min_logits, self._log)
+            vars(head)["_reefknot"] = settings
             head.forward = types.MethodType(_forward, head)  # type: ignore[method-assign]
 
     @property
@@ -60,6 +74,12 @@ class LogitsFree:
         for head in self._heads:
             vars(head).pop("forward", None)
             vars(head).pop("_reefknot", None)
+        for hook in self._hooks:
+            hook.remove()
+        if vars(self._model).get("forward") is self._forward:  # another library may have replaced it since
+            del self._model.forward
+            if self._own_forward is not None:
+                self._model.forward = self._own_forward
         if vars(self._model).get("_loss_function") is self._loss:
             del self._model._loss_function
             if self._own_loss is not None:
@@ -80,6 +100,12 @@ class PathLog:
     def __init__(self, name: str) -> None:
         self.name = name
         self.paths: list[str] = []
+        self.key = id(self)
+        _LOGS[self.key] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PathLog:
+        """Share the log with copies of the model."""
+        return self
 
     def __call__(self, operation: str, is_real: bool) -> None:
         """Log an operation, and whether it makes real logits."""
@@ -88,9 +114,19 @@ class PathLog:
 
     def add(self, path: str, level: int) -> None:
         """Log a path, the first time only."""
-        if path not in self.paths:
-            self.paths.append(path)
-            _LOG.log(level, "%s: %s", self.name, path)
+        _add_path(self.key, path, level)
+
+
+_LOGS: weakref.WeakValueDictionary[int, PathLog] = weakref.WeakValueDictionary()
+
+
+# torch.compile calls this function when it traces a graph.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _add_path(key: int, path: str, level: int) -> None:
+    log = _LOGS[key]
+    if path not in log.paths:
+        log.paths.append(path)
+        _LOG.log(level, "%s: %s", log.name, path)
 
 
 class HeadSettings:
@@ -99,6 +135,21 @@ class HeadSettings:
     def __init__(self, min_logits: int, log: PathLog) -> None:
         self.min_logits = min_logits
         self.log = log
+        self._is_waiting = False
+        """Whether the encoder has been called since the last call of the output layer."""
+
+    def note_encoder_call(self, *_: Any) -> None:
+        """Report that the output layer is not called. A forward hook of the encoder."""
+        if torch.compiler.is_compiling():
+            return
+        if self._is_waiting:
+            self.log.add(_BYPASSED, logging.WARNING)
+        self._is_waiting = True
+
+    def note_head_call(self) -> None:
+        """Note that the output layer is called."""
+        if not torch.compiler.is_compiling():
+            self._is_waiting = False
 
 
 def logits_free(model: nn.Module, *, min_logits: int = MIN_LOGITS) -> LogitsFree:
@@ -166,22 +217,40 @@ def _linear_layers(model: PreTrainedModel, head: nn.Module) -> list[nn.Linear]:
     return linears
 
 
-def _forward(self: Any, input: Tensor) -> Tensor:
+def _wrap_forward(forward: Callable[..., Any], own_forward: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the forward pass of a class or, if given, of an object, with deferred logits also if it is compiled.
+
+    torch.compile does not trace the wrapper itself, only the forward pass in it.
+    """
+
+    @functools.wraps(forward)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = forward(self, *args, **kwargs) if own_forward is None else own_forward(*args, **kwargs)
+        return defer_outputs(outputs)
+
+    reason = "logits_free returns deferred logits; do not use fullgraph=True"
+    untraced: Callable[..., Any] = torch._dynamo.disable(wrapped, recursive=False, reason=reason)  # type: ignore[no-untyped-call]
+    return untraced
+
+
+def _forward(self: Any, input: Tensor) -> Any:
     """Return deferred logits if they are large, and otherwise logits. Replaces `forward` of the output layer."""
     weight, bias = self.weight, self.bias
-    if torch.compiler.is_compiling():
-        return F.linear(input, weight, bias)
     settings: HeadSettings = self._reefknot
+    settings.note_head_call()
     reason = _reason_not_to_defer(input, weight, bias, settings.min_logits)
     if reason is not None:
         settings.log.add(f"logits as usual ({reason})", logging.INFO)
         return F.linear(input, weight, bias)
+    if hasattr(self, "set_reshard_after_forward"):
+        # The layer is a unit of FSDP2. The loss needs the weight after the forward pass of the layer.
+        self.set_reshard_after_forward(False, recurse=False)
     device = input.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    named = {"the hidden state": input, "the weight of the output layer": weight, "the bias of the output layer": bias}
-    stamps = tuple(Stamp.of(name, tensor) for name, tensor in named.items() if tensor is not None)
-    scores = Scores(input, weight, bias, autocast or input.dtype, autocast, settings.log, stamps=stamps)
-    return DeferredLogits.defer(scores)
+    scores = Scores(input, weight, bias, autocast or input.dtype, autocast, settings.log)
+    if torch.compiler.is_compiling():
+        return TracedLogits(scores)
+    return DeferredLogits.defer(scores.stamped())
 
 
 def _reason_not_to_defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, min_logits: int) -> str | None:
@@ -193,7 +262,11 @@ def _reason_not_to_defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, mi
     tensors = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
         return "the weight or the hidden state is not a plain tensor"
-    if any(tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+    if torch.compiler.is_compiling():
+        is_special = any(tensor.is_meta for tensor in tensors)
+    else:
+        is_special = any(t.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
+    if is_special:
         return "torch.func or the meta device needs them"
     device = hidden.device.type
     if len({tensor.device for tensor in tensors}) > 1:

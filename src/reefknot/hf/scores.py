@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.autograd import RowResults
+from reefknot.kernels.columns import ClassVectors, column_parts, join_columns
 from reefknot.kernels.linear_cross_entropy import Reduction, linear_cross_entropy
 from reefknot.kernels.losses import row_results
 from reefknot.kernels.scores import IGNORE, ScoreTransform, SummaryRequest, at_least_float32
@@ -150,7 +151,8 @@ class Scores:
     """The logits of a linear classifier, as what they are computed from."""
 
     hidden: Tensor
-    weight: Tensor
+    weight: ClassVectors
+    """Several matrices, if the output layer has adapters."""
     bias: Tensor | None
     dtype: torch.dtype
     autocast: torch.dtype | None
@@ -172,25 +174,38 @@ class Scores:
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors that get gradients."""
         rows = tuple(step.value for step in self.steps if step.kind == "add")
-        return (self.hidden, self.weight, *(() if self.bias is None else (self.bias,)), *rows)
+        return (self.hidden, *column_parts(self.weight), *(() if self.bias is None else (self.bias,)), *rows)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Scores:
         """Return the same scores of other tensors, in the order of `tensors`."""
-        hidden, weight, *others = tensors
+        hidden, *others = tensors
+        weight = join_columns([others.pop(0) for _ in column_parts(self.weight)])
         bias = None if self.bias is None else others.pop(0)
         steps = tuple(Step("add", others.pop(0)) if step.kind == "add" else step for step in self.steps)
         return replace(self, hidden=hidden, weight=weight, bias=bias, steps=steps)
 
     def with_step(self, step: Step, dtype: torch.dtype | None = None) -> Scores:
         """Return the scores after one more operation."""
-        stamps = (*self.stamps, Stamp.of("an added row", step.value)) if step.kind == "add" else self.stamps
+        stamps = self.stamps
+        if step.kind == "add" and stamps:
+            stamps = (*stamps, Stamp.of("an added row", step.value))
         return replace(self, steps=(*self.steps, step), dtype=dtype or self.dtype, stamps=stamps)
 
     def with_classes(self, classes: slice) -> Scores:
         """Return the scores of some of the classes."""
         bias = None if self.bias is None else self.bias[classes]
         steps = tuple(Step("add", step.value[classes]) if step.kind == "add" else step for step in self.steps)
-        return replace(self, weight=self.weight[classes], bias=bias, steps=steps)
+        weight = join_columns([part[classes] for part in column_parts(self.weight)])
+        return replace(self, weight=weight, bias=bias, steps=steps)
+
+    def stamped(self) -> Scores:
+        """Return scores that notice if a tensor changes from now on."""
+        weight = "the weight of the output layer"
+        named = [("the hidden state", self.hidden), *((weight, part) for part in column_parts(self.weight))]
+        named += [("an added row", step.value) for step in self.steps if step.kind == "add"]
+        if self.bias is not None:
+            named.append(("the bias of the output layer", self.bias))
+        return replace(self, stamps=tuple(Stamp.of(name, tensor) for name, tensor in named))
 
     def check_current(self) -> None:
         """Raise an error if a tensor has changed since the output layer was called."""
@@ -205,7 +220,11 @@ class Scores:
         """Compute the real logits, with the operations of the model."""
         self.check_current()
         with torch._C.DisableTorchFunctionSubclass(), self._precision():
-            logits = F.linear(self.hidden, self.weight, self.bias)
+            parts = column_parts(self.weight)
+            hidden, *low_rank = torch.split(self.hidden, [part.shape[1] for part in parts], -1)
+            logits = F.linear(hidden, parts[0], self.bias)
+            for rows, columns in zip(low_rank, parts[1:], strict=True):
+                logits = logits + F.linear(rows.to(columns.dtype), columns)
             for step in self.steps:
                 logits = step.apply(logits)
             return logits
@@ -265,7 +284,7 @@ def cross_entropy(
     with scores._precision():
         loss = linear_cross_entropy(
             scores.hidden,
-            scores.weight,
+            cast(Tensor, scores.weight),  # it also takes joined columns
             target,
             formula.bias,
             weight=weight,
@@ -299,7 +318,7 @@ def target_scores(scores: Scores, index: Tensor) -> Tensor | None:
         )
         return None if loss is None else loss[..., None] * -formula.outer
     with torch.autocast(scores.hidden.device.type, enabled=False):
-        vectors = at_least_float32(F.embedding(index, scores.weight))
+        vectors = torch.cat([at_least_float32(F.embedding(index, part)) for part in column_parts(scores.weight)], -1)
         z = (at_least_float32(scores.hidden)[..., None, :] * vectors).sum(-1)
         if formula.bias is not None:
             z = z + F.embedding(index, formula.bias[:, None])[..., 0]
@@ -355,11 +374,15 @@ def combine(first: Scores, second: Scores) -> Scores | None:
         return None
     scales = [f.scale for f in formulas if f is not None]
     biases = [f.bias * f.scale for f in formulas if f is not None and f.bias is not None]
-    hidden = torch.cat([s.hidden if k == 1 else s.hidden * k for s, k in zip((first, second), scales, strict=True)], -1)
+    # The adapter is computed in the type of the layer. PEFT stores it in float32.
+    hidden = [
+        (s.hidden if k == 1 else s.hidden * k).to(first.hidden.dtype)
+        for s, k in zip((first, second), scales, strict=True)
+    ]
     return replace(
         first,
-        hidden=hidden,
-        weight=torch.cat([first.weight, second.weight.to(first.weight.dtype)], 1),
+        hidden=torch.cat(hidden, -1),
+        weight=join_columns([*column_parts(first.weight), *column_parts(second.weight)]),
         bias=sum(biases[1:], start=biases[0]) if biases else None,
         dtype=torch.promote_types(first.dtype, second.dtype),
         steps=(),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from reefknot.errors import ArgumentError
 from reefknot.kernels.choice import Choice, Impl, current_choice
+from reefknot.kernels.columns import column_parts
 from reefknot.kernels.scores import IGNORE, ScoreTransform, is_class
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -22,7 +23,8 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def check_classifier(function: str, hidden: Any, weight: Any, bias: Any) -> None:
     """Raise an error unless these are the hidden states, the weight and the bias of a linear classifier."""
-    for name, argument in (("input", hidden), ("linear_weight", weight), ("linear_bias", bias)):
+    matrices = (("linear_weight", part) for part in column_parts(weight))
+    for name, argument in (("input", hidden), *matrices, ("linear_bias", bias)):
         if name == "linear_bias" and argument is None:
             continue
         check_is_tensor(function, name, argument)
@@ -30,7 +32,7 @@ def check_classifier(function: str, hidden: Any, weight: Any, bias: Any) -> None
             raise ArgumentError(
                 f"{function}: {name} is {argument.dtype}; it must be float16, bfloat16, float32 or float64"
             )
-    if weight.dim() != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
+    if len(weight.shape) != 2 or not hidden.dim() or weight.shape[-1] != hidden.shape[-1]:
         raise ArgumentError(
             f"{function}: input is {tuple(hidden.shape)} and linear_weight is {tuple(weight.shape)}; they must be "
             "(..., dim) and (classes, dim), with the same dim"

@@ -7,6 +7,7 @@ in the forward pass. Both call the passes over blocks of scores in `passes`. `op
 
 `weight` holds one vector per class. `nll` stands for negative log-likelihoods (the losses), `lse` for log-sum-exps of
 the scores, and `lse_tau` for log-sum-exps at temperature tau. The gradient of `x` is `grad_x`.
+If the class vectors are several matrices side by side (`columns`), the first is `weight` and the others follow last.
 Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture.
 """
 
@@ -15,12 +16,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels.columns import ClassVectors, JoinedColumns, join_columns
 from reefknot.kernels.passes import LossInputs, compute_gradients, compute_losses, compute_losses_with_gradients
 from reefknot.kernels.scores import (
     IDENTITY,
@@ -46,9 +49,20 @@ class LossOptions:
     transform: ScoreTransform = IDENTITY
     needs_grad: tuple[bool, ...] = ()
     """Whether the gradients of hidden, weight, bias and log-prior are needed. Only `SummedLossFunction` reads it."""
+    needs_columns: tuple[bool, ...] = ()
+    """Whether each matrix of `JoinedColumns` needs a gradient. Only `SummedLossFunction` reads it."""
+
+    def join_columns(self, weight: Tensor, more_columns: Sequence[Tensor]) -> ClassVectors:
+        """Return the class vectors that several matrices hold."""
+        return join_columns((weight, *more_columns), self.needs_columns)
 
     def loss_inputs(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, class_weight: Tensor | None = None
+        self,
+        hidden: Tensor,
+        weight: ClassVectors,
+        bias: Tensor | None,
+        targets: Tensor,
+        class_weight: Tensor | None = None,
     ) -> LossInputs:
         """Return the inputs of a pass over the scores."""
         return LossInputs(
@@ -112,36 +126,53 @@ class RowLossesFunction(torch.autograd.Function):
         class_weight: Tensor | None,
         request: SummaryRequest,
         options: LossOptions,
+        *more_columns: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        inputs = options.loss_inputs(hidden, weight, bias, targets, class_weight)
+        class_vectors = join_columns((weight, *more_columns))
+        inputs = options.loss_inputs(hidden, class_vectors, bias, targets, class_weight)
         return tuple(compute_row_results(inputs, request))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        *tensors, ctx.request, ctx.options = inputs
+        *tensors, ctx.request, ctx.options = inputs[:7]
         results = RowResults(*output)  # type: ignore[arg-type]
         if results.best_class is not None:
             ctx.mark_non_differentiable(results.best_class)
-        ctx.save_for_backward(*tensors, results.lse, results.lse_tau, results.entropy)
+        ctx.save_for_backward(*tensors, results.lse, results.lse_tau, results.entropy, *inputs[7:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
-        needs_grad, request, options = ctx.needs_input_grad[:3], ctx.request, ctx.options
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        needs_columns, request, options = ctx.needs_input_grad[7:], ctx.request, ctx.options
+        num_grads = len(output_grads) - 1  # the last output is a class, which has no gradient
+        needs_grad = (needs_hidden, needs_weight or any(needs_columns), needs_bias)
 
         def compute(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-            *inputs, lse, lse_tau, entropy = tensors[:8]
-            loss_inputs = options.loss_inputs(*inputs)
-            grads = RowGrads(*tensors[8:])
-            return compute_row_gradients(loss_inputs, request, cast(Tensor, lse), lse_tau, entropy, grads, needs_grad)
+            grads = RowGrads(*tensors[:num_grads])
+            hidden, weight, bias, targets, class_weight, lse, lse_tau, entropy, *more_columns = tensors[num_grads:]
+            class_vectors = join_columns(cast(list[Tensor], [weight, *more_columns]), (needs_weight, *needs_columns))
+            loss_inputs = options.loss_inputs(hidden, class_vectors, bias, targets, class_weight)
+            gradients = compute_row_gradients(
+                loss_inputs, request, cast(Tensor, lse), lse_tau, entropy, grads, needs_grad
+            )
+            return split_weight_gradient(class_vectors, gradients)
 
-        # The last output is a class, which has no gradient.
-        gradients = compute_once_differentiable(compute, *ctx.saved_tensors, *output_grads[:-1])
-        return (*gradients, None, None, None, None)
+        gradients = compute_once_differentiable(compute, *output_grads[:-1], *ctx.saved_tensors)
+        return (*gradients[:3], None, None, None, None, *gradients[3:])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         return apply_in_loop(RowLossesFunction, info.batch_size, in_dims, arguments)
+
+
+def split_weight_gradient(class_vectors: ClassVectors, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of an autograd function whose second input and last inputs hold the class vectors."""
+    if not isinstance(class_vectors, JoinedColumns):
+        return tuple(gradients)
+    grad_hidden, grad_columns, *others = gradients
+    grad_weight, *grad_more_columns = class_vectors.split_gradient(grad_columns)
+    return grad_hidden, grad_weight, *others, *grad_more_columns
 
 
 class RowGrads(NamedTuple):
@@ -228,49 +259,53 @@ class SummedLossFunction(torch.autograd.Function):
         log_prior: Tensor | None,
         row_weight: Tensor | None,
         options: LossOptions,
+        *more_columns: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        loss = SummedLoss(hidden, weight, bias, targets, log_prior, row_weight, options)
+        class_vectors = options.join_columns(weight, more_columns)
+        loss = SummedLoss(hidden, class_vectors, bias, targets, log_prior, row_weight, options)
         if not any(options.needs_grad):
-            return loss.compute(), None, None, None, None
+            return loss.compute(), None, None, None, None, *(None for _ in more_columns)
         total, gradients = loss.compute_with_gradients(options.needs_grad)
-        return total, *gradients
+        return total, *split_weight_gradient(class_vectors, gradients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        *tensors, ctx.options = inputs
+        *tensors, ctx.options = inputs[:7]
         # The gradients are attributes, not saved tensors, because the backward pass scales them in place.
         ctx.gradients = output[1:]
         ctx.mark_non_differentiable(*(gradient for gradient in ctx.gradients if gradient is not None))
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*tensors, *inputs[7:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor | None, *_: Any) -> tuple[Any, ...]:
         if grad_total is None:
-            return (None,) * 7
+            return (None,) * len(ctx.needs_input_grad)
         # The gradients are scaled in place, so they are used once. A second backward pass computes them again.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            hidden, weight, bias, targets, log_prior, row_weight = ctx.saved_tensors
-            loss = SummedLoss(hidden, weight, bias, targets, log_prior, row_weight, ctx.options)
-            gradients = loss.compute_with_gradients(ctx.options.needs_grad)[1]
+            hidden, weight, bias, targets, log_prior, row_weight, *more_columns = ctx.saved_tensors
+            class_vectors = ctx.options.join_columns(weight, more_columns)
+            loss = SummedLoss(hidden, class_vectors, bias, targets, log_prior, row_weight, ctx.options)
+            gradients = split_weight_gradient(class_vectors, loss.compute_with_gradients(ctx.options.needs_grad)[1])
         if torch.is_grad_enabled():  # with create_graph and in torch.func
-            gradients = compute_once_differentiable(_scale, grad_total, *ctx.saved_tensors, *gradients)
+            scale = partial(_scale, len(gradients))
+            gradients = compute_once_differentiable(scale, grad_total, *ctx.saved_tensors, *gradients)
         else:
             for gradient in gradients:
                 if gradient is not None:
                     ctx.options.backend.scale_in_place(gradient, grad_total)
-        *input_grads, grad_log_prior = gradients
-        return (*input_grads, None, grad_log_prior, None, None)
+        grad_hidden, grad_weight, grad_bias, grad_log_prior, *grad_columns = gradients
+        return (grad_hidden, grad_weight, grad_bias, None, grad_log_prior, None, None, *grad_columns)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         return apply_in_loop(SummedLossFunction, info.batch_size, in_dims, arguments)
 
 
-def _scale(grad_total: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return the last four tensors, gradients, multiplied by a factor. The result depends on the others, too."""
-    gradients = tensors[-4:]
+def _scale(num_gradients: int, grad_total: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the last tensors, gradients, multiplied by a factor. The result depends on the others, too."""
+    gradients = tensors[-num_gradients:]
     return tuple(
         None if gradient is None else (at_least_float32(gradient) * grad_total).to(gradient.dtype)
         for gradient in gradients
@@ -294,7 +329,7 @@ class SummedLoss:
     def __init__(
         self,
         hidden: Tensor,
-        weight: Tensor,
+        weight: ClassVectors,
         bias: Tensor | None,
         targets: Tensor,
         log_prior: Tensor | None,

@@ -14,6 +14,7 @@ Shapes: N rows (tokens), D dimensions, V classes.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -36,7 +37,9 @@ from reefknot.kernels.arguments import (
     replace_ignore_index,
     score_transform,
 )
+from reefknot.kernels.autograd import RowResults
 from reefknot.kernels.choice import Choice, Impl
+from reefknot.kernels.columns import ClassVectors
 from reefknot.kernels.losses import row_results, smoothing_losses, summed_loss
 from reefknot.kernels.parallel import (
     ClassShard,
@@ -214,7 +217,7 @@ class _Settings:
 
 def _losses_of_rows(
     hidden_ND: Tensor,
-    weight_VD: Tensor,
+    weight_VD: ClassVectors,
     bias_V: Tensor | None,
     targets_N: Tensor,
     class_weight_V: Tensor | None,
@@ -227,8 +230,8 @@ def _losses_of_rows(
     smoothing = settings.label_smoothing
     # Without transform and class weights, the mean score follows from the mean class vector.
     is_simple = settings.transform.is_identity and class_weight_V is None and shard is None
-    request = SummaryRequest(total=bool(smoothing) and not is_simple)
-    compute_results = row_results if shard is None else shard.row_results
+    request = SummaryRequest(total=bool(smoothing) and not (is_simple and isinstance(weight_VD, Tensor)))
+    compute_results: Callable[..., RowResults] = row_results if shard is None else shard.row_results
     results = compute_results(
         hidden_ND, weight_VD, bias_V, targets_N, request, settings.transform, class_weight_V, choice=choice
     )
@@ -236,7 +239,7 @@ def _losses_of_rows(
     is_scored_N = targets_N != IGNORE
 
     loss_N = nll_N if row_weight_N is None else nll_N * row_weight_N
-    if smoothing and is_simple:
+    if smoothing and is_simple and isinstance(weight_VD, Tensor):
         target_score_N = lse_N - nll_N
         loss_N = loss_N + smoothing * smoothing_losses(hidden_ND, weight_VD, bias_V, targets_N, target_score_N)
     elif smoothing:

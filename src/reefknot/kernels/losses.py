@@ -19,7 +19,7 @@ Shapes: N rows (tokens), D dimensions, V classes, K experts of a mixture, R = N 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor
 from reefknot.kernels.arguments import needs_operators
 from reefknot.kernels.autograd import LossOptions, RowLossesFunction, RowResults, SummedLossFunction, mixture_losses
 from reefknot.kernels.choice import Choice, current_choice, resolve_impl
+from reefknot.kernels.columns import ClassVectors, JoinedColumns, column_parts, join_columns
 from reefknot.kernels.reference import compute_dtype, no_autocast, reference_results
 from reefknot.kernels.scores import (
     IDENTITY,
@@ -39,6 +40,9 @@ from reefknot.kernels.scores import (
     get_backend,
     safe_class_ids,
 )
+
+if TYPE_CHECKING:
+    from reefknot.kernels.parallel import ClassShard
 
 DIMENSION_MULTIPLE = 8
 """Rows of half-precision matrices with a multiple of 8 dimensions begin at multiples of 16 bytes."""
@@ -59,6 +63,7 @@ def row_losses(
     targets_N: Tensor,
     tau: float | None = None,
     choice: Choice | None = None,
+    shard: ClassShard | None = None,
 ) -> RowLosses:
     """Return the negative log-likelihood of each row's target under softmax(h W^T + b), and the normalisers.
 
@@ -69,14 +74,33 @@ def row_losses(
         targets_N: Target ids, from 0 to V - 1. Rows with `IGNORE` have a loss of zero.
         tau: If given, the log-sum-exp at this temperature is returned too.
         choice: Implementation and working memory. The default is the choice of `using`.
+        shard: Where the classes lie, if other processes have more classes.
     """
-    results = row_results(hidden_ND, weight_VD, bias_V, targets_N, SummaryRequest(tau=tau), choice=choice)
+    request = SummaryRequest(tau=tau)
+    if shard is None:
+        results = row_results(hidden_ND, weight_VD, bias_V, targets_N, request, choice=choice)
+    else:
+        results = _parallel_row_results(hidden_ND, weight_VD, bias_V, targets_N, request, shard, choice)
     return RowLosses(results.nll, results.lse, results.lse_tau)
+
+
+def _parallel_row_results(
+    hidden_ND: Tensor,
+    weight_vD: Tensor,
+    bias_v: Tensor | None,
+    targets_N: Tensor,
+    request: SummaryRequest,
+    shard: ClassShard,
+    choice: Choice | None = None,
+) -> RowResults:
+    from reefknot.kernels.parallel_rows import parallel_row_results  # few models divide their vocabulary
+
+    return parallel_row_results(hidden_ND, weight_vD, bias_v, targets_N, request, shard, choice)
 
 
 def row_results(
     hidden_ND: Tensor,
-    weight_VD: Tensor,
+    weight_VD: ClassVectors,
     bias_V: Tensor | None,
     targets_N: Tensor,
     request: SummaryRequest,
@@ -100,6 +124,7 @@ def row_results(
     dtype = compute_dtype(hidden_ND, weight_VD)
     if choice.impl != "reference":
         hidden_ND, weight_VD = align_dimensions(hidden_ND, weight_VD)
+    weight_VD, *more_columns = _matrices(weight_VD, hidden_ND, choice)
     tensors = (hidden_ND, weight_VD, bias_V, targets_N, class_weight_V)
     if needs_operators(hidden_ND) and choice.impl != "reference":
         from reefknot.kernels import ops  # it imports this module
@@ -109,18 +134,19 @@ def row_results(
     if impl == "reference":
         return RowResults(*reference_results(*tensors, request, transform))  # type: ignore[arg-type]
     options = LossOptions(dtype, get_backend(impl), choice.budget(hidden_ND.device), transform)
-    return RowResults(*RowLossesFunction.apply(*tensors, request, options))  # type: ignore[no-untyped-call]
+    return RowResults(*RowLossesFunction.apply(*tensors, request, options, *more_columns))  # type: ignore[no-untyped-call]
 
 
 def summed_loss(
     hidden_ND: Tensor,
-    weight_VD: Tensor,
+    weight_VD: ClassVectors,
     bias_V: Tensor | None,
     targets_N: Tensor,
     log_prior_NK: Tensor | None = None,
     row_weight_N: Tensor | None = None,
     transform: ScoreTransform = IDENTITY,
     choice: Choice | None = None,
+    shard: ClassShard | None = None,
 ) -> Tensor:
     """Return the sum of the negative log-likelihoods of all targets, under one softmax or a mixture of softmaxes.
 
@@ -136,30 +162,47 @@ def summed_loss(
             for mixtures.
         transform: Applied to the scores.
         choice: Implementation and working memory. The default is the choice of `using`.
+        shard: Where the classes lie, if other processes have more classes. Not with the four arguments before it.
     """
+    if shard is not None:
+        assert isinstance(weight_VD, Tensor)
+        return row_losses(hidden_ND, weight_VD, bias_V, targets_N, shard=shard).nll.sum()
     choice = choice or current_choice()
-    tensors = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, row_weight_N)
     dtype = compute_dtype(hidden_ND, weight_VD)
-    if torch.float16 in (weight_VD.dtype, None if bias_V is None else bias_V.dtype) or choice.impl == "reference":
+    dtypes = [part.dtype for part in (*column_parts(weight_VD), bias_V) if part is not None]
+    if torch.float16 in dtypes or choice.impl == "reference":
         # The gradients of a sum over many rows would overflow float16 before a later operation scales them down.
+        tensors = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, row_weight_N)
         return _sum_row_losses(*tensors, transform, choice)
     hidden_ND, weight_VD = align_dimensions(hidden_ND, weight_VD)
+    weight_VD, *more_columns = _matrices(weight_VD, hidden_ND, choice)
     tensors = (hidden_ND, weight_VD, bias_V, targets_N, log_prior_NK, row_weight_N)
-    inputs = (hidden_ND, weight_VD, bias_V, log_prior_NK)
-    needs_grad = tuple(torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in inputs)
+    needs_hidden, needs_bias, needs_prior, *needs_columns = (
+        torch.is_grad_enabled() and tensor is not None and tensor.requires_grad
+        for tensor in (hidden_ND, bias_V, log_prior_NK, weight_VD, *more_columns)
+    )
+    needs_grad = (needs_hidden, any(needs_columns), needs_bias, needs_prior)
     if needs_operators(hidden_ND):
         from reefknot.kernels import ops  # it imports this module
 
         return ops.summed_loss(*tensors, transform, dtype, choice, needs_grad)
     impl = resolve_impl(choice, hidden_ND.device, dtype)
-    options = LossOptions(dtype, get_backend(impl), choice.budget(hidden_ND.device), transform, needs_grad)
-    total: Tensor = SummedLossFunction.apply(*tensors, options)[0]  # type: ignore[no-untyped-call]
+    budget = choice.budget(hidden_ND.device)
+    options = LossOptions(dtype, get_backend(impl), budget, transform, needs_grad, tuple(needs_columns))
+    total: Tensor = SummedLossFunction.apply(*tensors, options, *more_columns)[0]  # type: ignore[no-untyped-call]
     return total
+
+
+def _matrices(weight_VD: ClassVectors, hidden_ND: Tensor, choice: Choice) -> tuple[Tensor, ...]:
+    """Return the matrices that hold the class vectors. Compiled graphs and the reference get one matrix."""
+    if isinstance(weight_VD, JoinedColumns) and (needs_operators(hidden_ND) or choice.impl == "reference"):
+        return (weight_VD[:],)
+    return column_parts(weight_VD)
 
 
 def _sum_row_losses(
     hidden_RD: Tensor,
-    weight_VD: Tensor,
+    weight_VD: ClassVectors,
     bias_V: Tensor | None,
     targets_N: Tensor,
     log_prior_NK: Tensor | None,
@@ -177,7 +220,7 @@ def _sum_row_losses(
     return nll_R.sum() if row_weight_N is None else (nll_R * row_weight_N).sum()
 
 
-def align_dimensions(hidden_ND: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+def align_dimensions(hidden_ND: Tensor, weight_VD: ClassVectors) -> tuple[Tensor, ClassVectors]:
     """Pad the dimensions with zeros to a multiple of 8 on a GPU, whose matrix units and copy engine need aligned rows.
 
     Zeros do not change the scores. Without padding, odd dimensions take several times longer.
@@ -185,11 +228,17 @@ def align_dimensions(hidden_ND: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tens
     padding = -hidden_ND.shape[1] % DIMENSION_MULTIPLE
     if not padding or not hidden_ND.is_cuda:
         return hidden_ND, weight_VD
-    return F.pad(hidden_ND, (0, padding)), F.pad(weight_VD, (0, padding))
+    *others, last = column_parts(weight_VD)
+    return F.pad(hidden_ND, (0, padding)), join_columns((*others, F.pad(last, (0, padding))))
 
 
 def smoothing_losses(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_N: Tensor, target_score_N: Tensor | None = None
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    target_score_N: Tensor | None = None,
+    shard: ClassShard | None = None,
 ) -> Tensor:
     """Return the label-smoothing term z_y - mean_v z_v of each row, (N,), at least in float32.
 
@@ -204,7 +253,13 @@ def smoothing_losses(
         targets_N: Target ids, or `IGNORE`.
         target_score_N: The scores of the targets, z_y. By default they are computed from the targets' vectors, whose
             gradient is then summed in the type of `weight_VD`.
+        shard: Where the classes lie, if other processes have more classes.
     """
+    if shard is not None:
+        results = _parallel_row_results(hidden_ND, weight_VD, bias_V, targets_N, SummaryRequest(total=True), shard)
+        assert results.total is not None
+        # nll = lse - z_y
+        return (results.lse - results.nll - results.total / shard.num_classes).where(targets_N != IGNORE, 0.0)
     with no_autocast(hidden_ND):
         hidden_ND = at_least_float32(hidden_ND)
         if target_score_N is None:

@@ -38,7 +38,13 @@ from reefknot.kernels.autograd import (
     compute_once_differentiable,
 )
 from reefknot.kernels.choice import Choice, resolve_impl
-from reefknot.kernels.passes import LossInputs, combine_summaries, compute_gradients, compute_losses
+from reefknot.kernels.passes import (
+    LossInputs,
+    combine_normalisers,
+    combine_summaries,
+    compute_gradients,
+    compute_losses,
+)
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.scores import (
     IDENTITY,
@@ -87,6 +93,26 @@ class ClassShard:
                     "backward() before you change it"
                 )
 
+    def mean_class_vector(self, inputs: LossInputs) -> Tensor:
+        """Return the mean of the class vectors of all processes, (D,)."""
+        sum_D = inputs.mean_class_vector() * inputs.num_classes
+        self.add_up(sum_D)
+        return sum_D / self.num_classes
+
+    def has_last_class(self, num_local: int) -> bool:
+        """Return whether the last of all classes is one of this process's `num_local` classes."""
+        return self.start + num_local == self.num_classes
+
+    def combine_normalisers(self, lse_N: Tensor) -> Tensor:
+        """Return the log-sum-exps over the classes of all processes, given those over the classes of this process."""
+        whole = combine_normalisers(list(gather_in_order(lse_N, self.group)))
+        assert whole is not None
+        return whole
+
+    def add_up(self, x: Tensor) -> None:
+        """Add the tensors of the other processes, in place."""
+        dist.all_reduce(x, group=self.group)
+
     def local_ids(self, ids: Tensor) -> Tensor:
         """Return ids that count from this process's first class. Ids of other processes are out of range."""
         return ids - self.start
@@ -120,12 +146,11 @@ class ClassShard:
             weight_vD: The class vectors of this process.
             bias_v: The biases of this process's classes, or None.
             targets_N: Target ids from 0 to V - 1, the same in every process.
-            request: Which summaries to compute, without `tau`.
+            request: Which summaries to compute.
             transform: Applied to the scores.
             class_weight_v: The weights of this process's classes in `total`. None stands for weights of 1.
             choice: Implementation and working memory.
         """
-        assert request.tau is None, "the mean of all class vectors, which tau needs, is not exchanged"
         dtype = compute_dtype(hidden_ND, weight_vD)
         backend = get_backend(resolve_impl(choice, hidden_ND.device, dtype))
         options = LossOptions(dtype, backend, choice.budget(hidden_ND.device), transform)
@@ -157,28 +182,42 @@ class ParallelRowLossesFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        *tensors, _, ctx.options, ctx.shard = inputs
+        *tensors, ctx.request, ctx.options, ctx.shard = inputs
         results = RowResults(*output)  # type: ignore[arg-type]
         if results.best_class is not None:
             ctx.mark_non_differentiable(results.best_class)
-        ctx.save_for_backward(*tensors, results.lse, results.entropy)
+        ctx.save_for_backward(*tensors, results.lse, results.lse_tau, results.entropy)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
         needs_grad, options, shard = ctx.needs_input_grad[:3], ctx.options, ctx.shard
+        tau = ctx.request.tau
         shard.check_unchanged()
 
         def compute(*tensors: Any) -> tuple[Tensor | None, ...]:
-            hidden, weight, bias, targets, class_weight, lse, entropy = tensors[:7]
+            hidden, weight, bias, targets, class_weight, lse, lse_tau, entropy = tensors[:8]
+            output_grads = RowGrads(*tensors[8:])
             # The terms are the same in every process: a target counts in the softmax, whichever process has it.
             has_target = is_class(targets, shard.num_classes)
-            terms = build_gradient_terms(has_target, lse, entropy, RowGrads(*tensors[7:]), options.transform)
+            terms = build_gradient_terms(has_target, lse, entropy, output_grads, options.transform)
+            if tau is not None and output_grads.lse_tau is not None:
+                assert output_grads.lse is None, "every process would add the gradient of the mean score"
+                terms = replace(
+                    terms,
+                    lse_tau=lse_tau,
+                    tempered_weight=output_grads.lse_tau / tau,
+                    tau=tau,
+                    uniform=1 / shard.num_classes,
+                )
             # The gradient of float32 hidden states is in float32, so that it is rounded only after the sum.
             local_targets = shard.local_ids(targets)
             inputs = options.loss_inputs(at_least_float32(hidden), weight, bias, local_targets, class_weight)
             with torch.autocast(hidden.device.type, enabled=False):
-                grad_hidden, grad_weight, grad_bias = compute_gradients(inputs, terms, needs_grad).in_input_dtypes()
+                if tau is not None:
+                    inputs = replace(inputs, mean=shard.mean_class_vector(inputs))
+                sums = compute_gradients(inputs, terms, needs_grad, tau)
+                grad_hidden, grad_weight, grad_bias = sums.in_input_dtypes()
             if grad_hidden is not None:
                 dist.all_reduce(grad_hidden, group=shard.group)
                 grad_hidden = grad_hidden.to(hidden.dtype)
@@ -200,6 +239,8 @@ def _compute_row_results(
         request: Which summaries to compute.
         shard: Where the classes of this process lie.
     """
+    if request.tau is not None:
+        inputs = replace(inputs, mean=shard.mean_class_vector(inputs))
     _, local = compute_losses(inputs, request)
     if local.best_class is not None:
         local = local._replace(best_class=local.best_class + shard.start)
@@ -207,7 +248,7 @@ def _compute_row_results(
     # All of it goes into one exchange. Float64 holds float32 numbers and class ids exactly.
     columns = {name: value for name, value in local._asdict().items() if value is not None}
     message = torch.stack([column.double() for column in (*columns.values(), _local_target_scores(inputs))])
-    processes = _gather(message, shard.group)
+    processes = gather_in_order(message, shard.group)
 
     target_score_N = torch.stack([process[-1] for process in processes]).sum(0)
     whole = combine_summaries([RowSummary(**dict(zip(columns, process, strict=False))) for process in processes])
@@ -216,21 +257,19 @@ def _compute_row_results(
     entropy_N = None if whole.expected is None else (whole.lse - whole.expected).to(dtype)
     total_N = None if whole.total is None else whole.total.to(dtype)
     best_class_N = None if whole.best_class is None else whole.best_class.long()
-    return RowResults(nll_N.to(dtype), whole.lse.to(dtype), None, entropy_N, total_N, best_class_N)
+    lse_tau_N = None if whole.lse_tau is None else whole.lse_tau.to(dtype)
+    return RowResults(nll_N.to(dtype), whole.lse.to(dtype), lse_tau_N, entropy_N, total_N, best_class_N)
 
 
 def _local_target_scores(inputs: LossInputs) -> Tensor:
     """Return the score of each row's target, (N,), and zero if the target is not a class of this process."""
     scores_N = inputs.hidden.new_zeros(inputs.num_rows, dtype=accumulation_dtype(inputs.dtype))
     for rows in inputs.block_size(gradients=False).row_slices(inputs.num_rows):
-        hidden, targets = inputs.hidden_block(rows), inputs.targets[rows]
-        scores_N[rows] = inputs.backend.target_scores(
-            hidden, inputs.weight, inputs.bias, targets, transform=inputs.transform
-        )
+        scores_N[rows] = inputs.target_scores(inputs.hidden_block(rows), inputs.targets[rows])
     return scores_N.where(inputs.has_target(slice(None)), 0.0)
 
 
-def _gather(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+def gather_in_order(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     """Return the tensors of all processes, in the order of their ranks."""
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, x.contiguous(), group=group)
@@ -372,7 +411,7 @@ class _Facts:
         facts_F = torch.cat(
             [known.to(self.sum_of_weights.device), torch.stack([self.sum_of_weights, self.target_checksum])]
         )
-        processes = torch.stack(_gather(facts_F, group)).tolist()  # one list of F numbers per process
+        processes = torch.stack(gather_in_order(facts_F, group)).tolist()  # one list of F numbers per process
         if failure is not None:
             raise failure
         sizes = [int(process[0]) for process in processes]
@@ -495,7 +534,12 @@ def sharded_embedding(ids: Tensor, table_vD: Tensor, group: dist.ProcessGroup | 
     num_local = table_vD.shape[0]
     vectors = F.embedding(safe_class_ids(local_ids, num_local), table_vD)
     vectors = vectors.where(is_class(local_ids, num_local)[..., None], 0.0)
-    return cast(Tensor, _SumOverProcesses.apply(vectors, shard.group))  # type: ignore[no-untyped-call]
+    return sum_over_processes(vectors, shard.group)
+
+
+def sum_over_processes(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum of a tensor over the processes. The gradient must be the same in every process."""
+    return cast(Tensor, _SumOverProcesses.apply(x, group))  # type: ignore[no-untyped-call]
 
 
 class _SumOverProcesses(torch.autograd.Function):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
+from reefknot.kernels.columns import ClassVectors, JoinedColumns
 from reefknot.kernels.scores import (
     IDENTITY,
     GradientTerms,
@@ -38,6 +39,7 @@ from reefknot.kernels.scores import (
     is_class,
     mask_ignored,
     matmul_wide,
+    safe_class_ids,
 )
 
 NeedsGrad = tuple[bool, bool, bool]
@@ -50,7 +52,7 @@ class LossInputs:
 
     hidden: Tensor
     """Hidden states, (N, D)."""
-    weight: Tensor
+    weight: ClassVectors
     """Class vectors, (V, D)."""
     bias: Tensor | None
     """Biases, (V,)."""
@@ -68,6 +70,8 @@ class LossInputs:
     transform: ScoreTransform = IDENTITY
     class_weight: Tensor | None = None
     """The weight of each class in `RowSummary.total`, (V,). None stands for weights of 1."""
+    mean: Tensor | None = None
+    """The mean of all class vectors, (D,), if other processes have some of them. None: it is computed from `weight`."""
 
     @property
     def num_rows(self) -> int:
@@ -79,6 +83,9 @@ class LossInputs:
 
     def mean_class_vector(self) -> Tensor:
         """Return the mean of the class vectors, (D,)."""
+        if self.mean is not None:
+            return self.mean
+        assert isinstance(self.weight, Tensor)
         if accumulation_dtype(self.weight.dtype) == self.weight.dtype:
             return self.weight.mean(0)
         # Matrix units sum half-precision numbers faster than a reduction does.
@@ -107,14 +114,29 @@ class LossInputs:
         if self.centre is None:
             weight = self.weight[classes].to(self.dtype).contiguous()
         else:
-            weight = self.weight.new_empty(self.weight[classes].shape, dtype=self.dtype)
-            torch.sub(self.weight[classes], self.centre, out=weight)
+            vectors = self.weight[classes]
+            weight = torch.sub(vectors, self.centre, out=vectors.new_empty(vectors.shape, dtype=self.dtype))
         bias = None if self.bias is None else self.bias[classes].to(accumulation_dtype(self.dtype))
         return weight, bias
+
+    def trained_hidden(self, hidden: Tensor) -> Tensor:
+        """Return the columns of some hidden states that the gradient of the class vectors needs."""
+        return hidden[:, self.weight.trained].contiguous() if isinstance(self.weight, JoinedColumns) else hidden
 
     def class_weight_block(self, classes: slice) -> Tensor | None:
         """Return the weights of some classes in the type of the sums."""
         return None if self.class_weight is None else self.class_weight[classes].to(accumulation_dtype(self.dtype))
+
+    def target_scores(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the transformed scores of the targets of some rows, with any value for a row without a target."""
+        if isinstance(self.weight, Tensor):
+            return self.backend.target_scores(hidden, self.weight, self.bias, targets, self.centre, self.transform)
+        # Join only the vectors of the targets.
+        classes = safe_class_ids(targets, self.num_classes)
+        scores = (at_least_float32(hidden) * self.weight[classes].to(hidden.dtype)).sum(-1)
+        if self.bias is not None:
+            scores = scores + self.bias[classes].to(scores.dtype)
+        return self.transform.apply_in_place(scores)
 
     def has_target(self, rows: slice) -> Tensor:
         """Return a mask of the rows whose target is a class."""
@@ -136,6 +158,8 @@ class LossInputs:
         copy_bytes = 0
         if self.dtype != self.weight.dtype or self.centre is not None:
             copy_bytes += compute_bytes
+        if isinstance(self.weight, JoinedColumns):
+            copy_bytes += self.weight.dtype.itemsize
         if self.backend.needs_widening(self.hidden, self.dtype):
             copy_bytes += sum_bytes
         # The gradient in the type of the classes does not count: it is needed anyway, and is made after the blocks are
@@ -260,9 +284,7 @@ def _compute_losses_of_rows(
     summary = combine_summaries(blocks)
     assert summary.lse is not None
     targets = inputs.targets[rows]
-    target_scores = inputs.backend.target_scores(
-        hidden, inputs.weight, inputs.bias, targets, inputs.centre, inputs.transform
-    )
+    target_scores = inputs.target_scores(hidden, targets)
     nll = summary.lse - target_scores.to(summary.lse.dtype)
     return mask_ignored(nll, targets, inputs.num_classes), summary
 
@@ -353,7 +375,8 @@ class GradientSums:
             add_row_gradient(grad_hidden, block.unscaled, weight, overwrite=True)
             torch.mul(grad_hidden, scale, out=self.grad_hidden[rows])
         if self.grad_weight is not None:
-            scaled_hidden = torch.mul(hidden, scale, out=torch.empty_like(hidden))
+            trained_hidden = self.inputs.trained_hidden(hidden)
+            scaled_hidden = torch.mul(trained_hidden, scale, out=torch.empty_like(trained_hidden))
             add_class_gradient(self.grad_weight, block.unscaled, scaled_hidden, overwrite=rows.start == 0)
         if self.grad_bias is not None:
             # A product with a single column is slow on a GPU.
@@ -368,6 +391,7 @@ class GradientSums:
             if self.grad_hidden is not None
             else None
         )
+        trained_hidden = inputs.trained_hidden(hidden)
         for classes in block_size.class_slices(inputs.num_classes):
             weight, bias = inputs.class_block(classes)
             targets = inputs.targets[rows] - classes.start
@@ -378,7 +402,7 @@ class GradientSums:
             if grad_hidden is not None:
                 add_row_gradient(grad_hidden, grad_scores, weight, overwrite=classes.start == 0)
             if self.grad_weight is not None:
-                add_class_gradient(self.grad_weight[classes], grad_scores, hidden, overwrite=rows.start == 0)
+                add_class_gradient(self.grad_weight[classes], grad_scores, trained_hidden, overwrite=rows.start == 0)
             if self.grad_bias is not None and grad_bias is not None:
                 self.grad_bias[classes] += grad_bias
             del grad_scores  # free it before the next block is computed
@@ -391,20 +415,26 @@ class GradientSums:
             self.grad_hidden += weights_N[:, None] * self.inputs.centre
 
     def in_input_dtypes(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of hidden, weight and bias in the types of the inputs."""
-        grad_weight = None if self.grad_weight is None else self.grad_weight.to(self.inputs.weight.dtype)
+        """Return the gradients of hidden, weight (its trained columns) and bias in the types of the inputs."""
+        grad_weight = None if self.grad_weight is None else self.grad_weight.to(_gradient_dtype(self.inputs.weight))
         grad_bias = (
             None if self.grad_bias is None or self.inputs.bias is None else self.grad_bias.to(self.inputs.bias.dtype)
         )
         return self.grad_hidden, grad_weight, grad_bias
 
 
-def allocate_gradient(x: Tensor, num_rows: int, block_size: BlockSize) -> Tensor:
-    """Allocate the gradient of `x`, which is summed over blocks of rows.
+def allocate_gradient(x: ClassVectors, num_rows: int, block_size: BlockSize) -> Tensor:
+    """Allocate the gradient of `x`, or of its trained columns, which is summed over blocks of rows.
 
     The sum of several blocks would lose digits in half precision, so it has a wider type. A single block is one product
     and needs no sum. The tensor is filled with zeros only if there are no rows, because nothing else would write it.
     """
-    dtype = x.dtype if block_size.rows >= num_rows else accumulation_dtype(x.dtype)
+    dtype = _gradient_dtype(x)
+    dtype = dtype if block_size.rows >= num_rows else accumulation_dtype(dtype)
+    shape = (x.shape[0], x.trained.stop - x.trained.start) if isinstance(x, JoinedColumns) else x.shape
     allocate = torch.empty if num_rows else torch.zeros
-    return allocate(x.shape, dtype=dtype, device=x.device)
+    return allocate(shape, dtype=dtype, device=x.device)
+
+
+def _gradient_dtype(weight: ClassVectors) -> torch.dtype:
+    return weight.gradient_dtype if isinstance(weight, JoinedColumns) else weight.dtype

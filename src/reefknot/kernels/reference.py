@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reefknot.kernels.columns import ClassVectors
 from reefknot.kernels.scores import (
     IGNORE,
     ScoreTransform,
@@ -45,7 +46,7 @@ def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
-def compute_dtype(hidden_ND: Tensor, weight_VD: Tensor) -> torch.dtype:
+def compute_dtype(hidden_ND: Tensor, weight_VD: ClassVectors) -> torch.dtype:
     """Return the type of the matrix products: the type of autocast, or the wider of the two operands' types.
 
     Gradients of scores do not fit the range of float16, so float16 is multiplied in float32.

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
+from reefknot.extras import missing_packages
 from reefknot.kernels.choice import log_once, should_use_triton
 from reefknot.kernels.skip_gram_draws import PairSampler
 
@@ -163,7 +164,7 @@ def resolve_impl(table: Tensor, impl: Impl = "auto") -> Impl:
         return "numba" if is_on_cpu and numba_available() else "torch"
     if impl == "numba":
         if not numba_available():
-            raise ArgumentError("impl = 'numba' needs numba, which is not installed: pip install 'reefknot[numba]'")
+            raise missing_packages(["numba"], "impl = 'numba'")
         if not is_on_cpu:
             raise ArgumentError(f"impl = 'numba' runs on the CPU, not on {table.device.type}; use impl = 'auto'")
     return impl

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ from reefknot.kernels.scores import (
     add_row_gradient,
     get_backend,
 )
+
+if TYPE_CHECKING:
+    from reefknot.kernels.parallel import ClassShard
 
 
 class SoftTargets(NamedTuple):
@@ -70,6 +73,26 @@ def soft_targets(queries_UD: Tensor, keys_VD: Tensor, values_VC: Tensor, tau: fl
     return SoftTargets(*_SoftTargetsFunction.apply(queries_UD, keys_VD, values, *options))  # type: ignore[no-untyped-call]
 
 
+def parallel_soft_targets_of_all(
+    queries_UD: Tensor, keys_vD: Tensor, values_vC: Tensor, tau: float, shard: ClassShard
+) -> SoftTargets:
+    """Return `soft_targets` over keys and values that are divided among processes.
+
+    Args:
+        queries_UD: The queries, the same in every process.
+        keys_vD: The keys of this process.
+        values_vC: The values of this process. It may be the same tensor as the keys.
+        tau: Temperature of the softmax.
+        shard: Where the classes of this process lie.
+    """
+    choice = current_choice()
+    dtype = compute_dtype(queries_UD, keys_vD)
+    values = None if values_vC is keys_vD else values_vC
+    backend = get_backend(resolve_impl(choice, queries_UD.device, dtype))
+    options = tau, dtype, backend, choice.budget(queries_UD.device), shard
+    return SoftTargets(*_SoftTargetsFunction.apply(queries_UD, keys_vD, values, *options))  # type: ignore[no-untyped-call]
+
+
 class _SoftTargetsFunction(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -81,8 +104,9 @@ class _SoftTargetsFunction(torch.autograd.Function):
         dtype: torch.dtype,
         backend: TorchBackend,
         budget: int,
+        shard: ClassShard | None = None,
     ) -> tuple[Tensor, Tensor]:
-        ctx.options = tau, dtype, backend, budget
+        ctx.options = tau, dtype, backend, budget, shard
         with torch.autocast(queries.device.type, enabled=False):
             mean, negentropy, lse = Attention(queries, keys, values, *ctx.options).forward()
         ctx.save_for_backward(queries, keys, values, mean, negentropy, lse)
@@ -98,7 +122,7 @@ class _SoftTargetsFunction(torch.autograd.Function):
                 return Attention(queries, keys, values, *options).backward(results, grads, needs_grad)
 
         gradients = compute_once_differentiable(compute, *ctx.saved_tensors, *output_grads)
-        return (*gradients, None, None, None, None)
+        return (*gradients, *[None] * len(options))
 
 
 class Attention:
@@ -112,6 +136,7 @@ class Attention:
         dtype: The type of the matrix products.
         backend: Computes the blocks of scores.
         budget: Working memory in bytes.
+        shard: Where the keys and values lie, if they are only those of this process.
     """
 
     def __init__(
@@ -123,46 +148,74 @@ class Attention:
         dtype: torch.dtype,
         backend: TorchBackend,
         budget: int,
+        shard: ClassShard | None = None,
     ) -> None:
         no_targets = queries.new_full((len(queries),), -1, dtype=torch.long)
         # Queries and keys are the hidden states and class vectors of a loss without targets.
         inputs = LossInputs(
             hidden=queries, weight=keys, bias=None, targets=no_targets, dtype=dtype, backend=backend, budget=budget
         )
+        self.shard = shard
+        if shard is not None:
+            inputs = replace(inputs, mean=shard.mean_class_vector(inputs))
         self.mean_key = inputs.mean_class_vector()
         self.key_inputs = inputs.subtract_mean(self.mean_key)
         self.values = values
         self.value_inputs = self.key_inputs
         if values is not None and not _is_same_memory(values, keys):
-            value_inputs = replace(inputs, weight=values)
+            value_inputs = replace(inputs, weight=values, mean=None)
+            if shard is not None:
+                value_inputs = replace(value_inputs, mean=shard.mean_class_vector(value_inputs))
             self.value_inputs = value_inputs.subtract_mean(value_inputs.mean_class_vector())
         self.has_own_values = self.value_inputs is not self.key_inputs
         self.tau = tau
-        self.uniform = 1 / keys.shape[0]
+        self.uniform = 1 / (keys.shape[0] if shard is None else shard.num_classes)
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return means, negative entropies and log-sum-exps."""
+        """Return means, negative entropies and log-sum-exps, in two passes over the classes: normalisers, then means.
+
+        If the classes are divided among processes, the processes add up their results after each pass.
+        """
         inputs = self.key_inputs
-        block_size = inputs.block_size()
-        results = [self._forward_rows(rows, block_size) for rows in block_size.row_slices(inputs.num_rows)]
-        if not results:
+        if not inputs.num_rows:
             empty = inputs.hidden.new_zeros(0, dtype=accumulation_dtype(inputs.dtype))
             return empty.new_zeros(0, self.value_inputs.weight.shape[1]), empty, empty.clone()
-        mean, negentropy, lse = (torch.cat(blocks) for blocks in zip(*results, strict=True))
-        return mean, negentropy, lse
+        block_size = inputs.block_size()
+        row_slices = list(block_size.row_slices(inputs.num_rows))
+        lse = torch.cat([self._compute_normalisers(rows, block_size) for rows in row_slices])
+        if self.shard is not None:
+            lse = self.shard.combine_normalisers(lse)
+        means = [self._compute_means(rows, lse[rows], block_size) for rows in row_slices]
+        key_means = torch.cat([key_means for key_means, _ in means])
+        value_means = torch.cat([value_means for _, value_means in means]) if self.has_own_values else key_means
+        if self.shard is not None:
+            self.shard.add_up(key_means)
+            if self.has_own_values:
+                self.shard.add_up(value_means)
+        # The mean of the keys gives the mean score: sum_v q_v log q_v = sum_v q_v z_v / tau - lse.
+        expected_keys = key_means if inputs.centre is not None else key_means + self.mean_key
+        expected_scores = [
+            (inputs.hidden_block(rows) * expected_keys[rows]).sum(-1) / self.tau - lse[rows] for rows in row_slices
+        ]
+        return value_means, torch.cat(expected_scores), lse
 
-    def _forward_rows(self, rows: slice, block_size: BlockSize) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the results of `forward` for some queries, in two passes over the classes: normalisers, then means."""
-        inputs, backend = self.key_inputs, self.key_inputs.backend
+    def _compute_normalisers(self, rows: slice, block_size: BlockSize) -> Tensor:
+        """Return the log-sum-exps of some queries' scores."""
+        inputs = self.key_inputs
         queries = inputs.hidden_block(rows)
         request = SummaryRequest(lse=False, tau=self.tau)
         normalisers: list[Tensor | None] = []
         for classes in block_size.class_slices(inputs.num_classes):
             keys, _ = inputs.class_block(classes)
-            normalisers.append(backend.summarise(queries, keys, None, request).lse_tau)
+            normalisers.append(inputs.backend.summarise(queries, keys, None, request).lse_tau)
         lse = combine_normalisers(normalisers)
         assert lse is not None
-        # The sums of keys and of values, weighted by q - 1 / V.
+        return lse
+
+    def _compute_means(self, rows: slice, lse: Tensor, block_size: BlockSize) -> tuple[Tensor, Tensor]:
+        """Return the sums of keys and of values, weighted by q - 1 / V, for some queries."""
+        inputs = self.key_inputs
+        queries = inputs.hidden_block(rows)
         key_means = queries.new_empty(queries.shape, dtype=accumulation_dtype(queries.dtype))
         value_means = key_means
         if self.has_own_values:
@@ -175,9 +228,7 @@ class Attention:
                 values, _ = self.value_inputs.class_block(classes)
                 add_row_gradient(value_means, q, values, overwrite=classes.start == 0)
             del q  # free it before the next block is computed
-        # The mean of the keys gives the mean score: sum_v q_v log q_v = sum_v q_v z_v / tau - lse.
-        expected_keys = key_means if inputs.centre is not None else key_means + self.mean_key
-        return value_means, (queries * expected_keys).sum(-1) / self.tau - lse, lse
+        return key_means, value_means
 
     def backward(
         self, results: Sequence[Tensor], output_grads: Sequence[Tensor], needs_grad: Sequence[bool]
@@ -210,6 +261,8 @@ class Attention:
                 self._backward_rows(rows, grad_mean[rows], terms.select(rows), block_size, sums)
             elif grad_values is not None:
                 self._backward_rows_of_values(rows, grad_mean[rows], lse[rows], block_size, grad_values)
+        if grad_queries is not None and self.shard is not None:
+            self.shard.add_up(grad_queries)
         if grad_keys is not None:
             grad_keys = grad_keys.to(inputs.weight.dtype)
         if grad_values is not None and self.values is not None:

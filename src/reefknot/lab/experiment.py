@@ -9,17 +9,17 @@ experiment: language models, translation or skip-gram. `train` is the same for e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row, default_folder
-from reefknot.lab.runs.definition import format_perplexity
+from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
 from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.runs.result import FORMAT, Corpus, Judgement, Parameters, RunResult, Training
+from reefknot.lab.runs.result import FORMAT, SPLITS, Corpus, Judgement, Parameters, RunResult, Training
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks import create_task
 from reefknot.lab.tasks.contract import Data, Experiment, Session, Task
@@ -28,6 +28,7 @@ from reefknot.lab.training.distributed import World
 from reefknot.lab.training.generators import seed_everything
 from reefknot.lab.training.signals import raise_on_signal
 from reefknot.lab.training.state import Progress, load_weights
+from reefknot.lab.training.trackers import Tracker, check_trackers, open_tracker
 from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def train(
     data: Path | None = None,
     world: World,
     display: Display,
-    track: bool = False,
+    track: Sequence[str] = (),
     show_test: bool = True,
     start: Path | None = None,
 ) -> RunResult | None:
@@ -61,7 +62,7 @@ def train(
         data: Folder of the corpora.
         world: The processes that train together.
         display: Where progress and results are printed.
-        track: Also write TensorBoard events.
+        track: Names of the trackers that metrics are also written to (`lab/training/trackers.py`).
         show_test: Print the test scores when training ends.
         start: The finished run to start from, for a row with `training.start`. By default, this is the run of the row
             that `training.start` names, next to `out` or in its default folder.
@@ -77,12 +78,14 @@ def train(
         label = f"{row.name}, seed {experiment.seed}"
 
     # Everything that may be rejected comes before the run folder is created.
+    check_trackers(track)
     start_run = _load_start_run(recipe, row, experiment.seed, start, out, data)
     dataset = create_task(experiment).open_data(data, notify=display.print)
     existing_run = RunFolder.open(out) if (out / "config.json").is_file() else None
     config = build_run_config(recipe, row, experiment, dataset, start_run=start_run, existing_run=existing_run)
     if existing_run:
         _reject_changed_files(existing_run, config)
+        _restore_threads(existing_run, world, display)
         # A resumed run has its tables in its checkpoint and does not read the vector files again.
         if "vectors" in config and _has_weights(existing_run):
             experiment = experiment.without_files()
@@ -103,20 +106,29 @@ def train(
             display = LoggedDisplay(display, run.log)
             run.log(dataset.describe())
             task.save_vocabularies(run, dataset)
-            _record_environment(run, display)
+            _record_environment(run, display, world)
         for message in (f"{out}  {dataset.summary}", *messages):
             display.print(f"{label}  {message}")
 
-        trackers = _open_trackers(run) if track and world.is_first else []
-        session = Session(run, world, display, label, trackers)
         benchmarks = _load_benchmarks(experiment, data, display)
-        result = _fit_and_score(
-            task, model, recipe=recipe, row=row, dataset=dataset, session=session, benchmarks=benchmarks
-        )
+        with ExitStack() as open_trackers:
+            trackers: list[Tracker] = []
+            for name in track if world.is_first else ():
+                tracker = open_tracker(name, run, lambda message: display.print(f"{label}  {message}"))
+                trackers.append(open_trackers.enter_context(closing(tracker)))
+            session = Session(run, world, display, label, trackers)
+            result = _fit_and_score(
+                task, model, recipe=recipe, row=row, dataset=dataset, session=session, benchmarks=benchmarks
+            )
+            if result is not None:
+                score_line = _summarise_scores(result, SPLITS if show_test else ("valid",))
+                for track_line in trackers:
+                    track_line(score_line)
         if result is not None:
             run.write_result(result)
             headline = format_headline(result) if show_test else "finished"
             display.print(f"{label}  {headline}")
+            _warn_of_unknown_words(result, display, label)
         return result
 
 
@@ -287,9 +299,21 @@ def is_done(out: Path, recipe: Recipe, row: Row, seed: int, dataset: Data, start
     return run.config == expected_config
 
 
-def _record_environment(run: RunFolder, display: Display) -> None:
+def _restore_threads(run: RunFolder, world: World, display: Display) -> None:
+    """Use as many threads as the first session of a run, because sums in another order have other bits."""
+    import torch
+
+    environment = run.environment or {}
+    threads = environment.get("threads")
+    same_processes = environment.get("processes", 1) == world.size
+    if isinstance(threads, int) and same_processes and threads != torch.get_num_threads():
+        display.print(f"uses {threads} CPU threads, as when the run was started, so that its results stay the same")
+        torch.set_num_threads(threads)
+
+
+def _record_environment(run: RunFolder, display: Display, world: World) -> None:
     """Record the environment of this session, and the different environments of earlier sessions."""
-    environment = capture_environment()
+    environment = capture_environment() | {"processes": world.size}
     last_environment = run.environment or {}  # empty in the first session of a run
     earlier_environments = last_environment.pop("earlier", [])
 
@@ -327,12 +351,6 @@ def _load_benchmarks(experiment: Experiment, data: Path | None, display: Display
     except CorpusNotFound as error:
         display.print(f"evaluation.similarity is skipped: {error}")
         return {}
-
-
-def _open_trackers(run: RunFolder) -> list[Callable[[dict[str, Any]], None]]:
-    from reefknot.lab.training.trackers import open_tensorboard
-
-    return [open_tensorboard(run.path / "tensorboard")]
 
 
 # -- result.json -------------------------------------------------------------------------------------------------------
@@ -387,6 +405,17 @@ def _summarise_training(experiment: Experiment, session: Session, progress: Prog
     )
 
 
+def _summarise_scores(result: RunResult, splits: Iterable[str]) -> dict[str, Any]:
+    """Return the scores of a result as a line for trackers."""
+    line: dict[str, Any] = {"kind": "result", "step": result.training.steps}
+    for split in splits:
+        scores: dict[str, float] = {}
+        for score in result.scores(split):
+            scores.setdefault(score.metric.name, score.value)  # the first perplexity is the perplexity per word
+        line[split] = scores
+    return line
+
+
 def format_headline(result: RunResult) -> str:
     """Return the scores of a result in one line: perplexities, BLEU, correlations with human judgements."""
     phrases = []
@@ -399,6 +428,12 @@ def format_headline(result: RunResult) -> str:
     if not phrases:
         return "finished"
     return "; ".join(phrases)
+
+
+def _warn_of_unknown_words(result: RunResult, display: Display, label: str) -> None:
+    warning = warn_of_unknown_words(result.test.unknown_share, "test") if result.test else None
+    if warning:
+        display.print(f"{label}  {warning}")
 
 
 def _format_correlations(judgements: Iterable[Judgement]) -> str:
@@ -426,6 +461,7 @@ def _format_scores(result: RunResult, test: TextScore) -> list[str]:
     phrases.append(test_perplexity)
     if test.words != test.tokens:
         phrases.append(f"{format_perplexity(test.per_word)} per word")
+    phrases.append(describe_unknown_share(test.unknown_share))
     if result.train:
         phrases.append(f"train {format_perplexity(result.train.perplexity)}")
 

@@ -1,4 +1,4 @@
-"""Code that all parts of a model share: inherited docstrings, and counting floating-point operations (FLOPs).
+"""Code that all parts of a model share: inherited docstrings, recorded arguments, and counting FLOPs.
 
 A part is an input, classifier, output or encoder. Every part has a method `flops`, which counts the operations of its
 forward and backward pass by these rules:
@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from itertools import pairwise
 from types import FunctionType
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -44,6 +44,28 @@ class InheritsDocstrings:
             inherited_doc = inspect.cleandoc(super(cls, cls).__doc__ or "")
             _, heading, arguments = inherited_doc.partition("\n\nArgs:\n")
             cls.__doc__ = inspect.cleandoc(cls.__doc__) + heading + arguments
+
+
+class RecordsArguments:
+    """Base class whose objects record the arguments of their constructor in `constructor_arguments`.
+
+    With these arguments an equal object can be built later, for example when a saved model is loaded. The record also
+    has the default values of arguments that were left out.
+    """
+
+    constructor_arguments: dict[str, Any]
+    """The arguments by name."""
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        instance = super().__new__(cls)
+        try:
+            bound = inspect.signature(cls).bind(*arguments, **keywords)
+        except TypeError:
+            return instance  # `copy` and `pickle` pass no arguments; in other calls `__init__` raises the error
+        bound.apply_defaults()
+        # A module cannot be assigned attributes before its `__init__`. Modules in the record are not registered.
+        vars(instance)["constructor_arguments"] = bound.arguments
+        return instance
 
 
 def count_matrix_weights(module: nn.Module) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +27,13 @@ from torch import Tensor, nn
 from reefknot.errors import ArgumentError, SettingsError
 from reefknot.nn.bounds import Count, Dim, Positive
 from reefknot.nn.constants import NO_TABLE_TO_SHARE
+from reefknot.nn.part import RecordsArguments
+
+if TYPE_CHECKING:
+    from reefknot.kernels.parallel import ClassShard
 
 
-class WordTable(nn.Module):
+class WordTable(nn.Module, RecordsArguments):
     """A table with one vector for every word of the vocabulary.
 
     To tie two ends, give the same table to the input end and to the classifier of the output end.
@@ -42,6 +46,9 @@ class WordTable(nn.Module):
             parameters differently. With `unit_norm`, a larger range makes the vectors turn more slowly in training.
         frozen: Keep the initial weights: neither updates nor weight decay change them.
     """
+
+    shard: ClassShard | None = None
+    """Where the rows of `weight` lie, if other processes have the others. `lab/training/vocabulary.py` sets it."""
 
     def __init__(
         self,
@@ -95,10 +102,19 @@ class WordTable(nn.Module):
     def vectors(self, ids: Tensor | None = None) -> Tensor:
         """Return the vectors of some words, with shape (*ids.shape, D), or of all words, with shape (V, D).
 
+        If the table is divided among processes, "all words" are those of this process.
+
         Args:
             ids: Word ids, with any shape. By default all words.
         """
-        vectors = self.weight if ids is None else F.embedding(ids, self.weight)
+        if ids is None:
+            vectors: Tensor = self.weight
+        elif self.shard is None:
+            vectors = F.embedding(ids, self.weight)
+        else:
+            from reefknot.kernels.parallel_rows import parallel_embedding  # few models divide their vocabulary
+
+            vectors = parallel_embedding(ids, self.weight, self.shard)
         if self.unit_norm:
             return F.normalize(vectors, dim=-1)
         return vectors
@@ -184,7 +200,7 @@ def hint_for_torch_layer(module: Any, wrapper: str | None = None) -> str:
     return f"; pass {call}"
 
 
-class BandedTable(nn.Module):
+class BandedTable(nn.Module, RecordsArguments):
     """A table in bands of decreasing word frequency, in which the vectors of rarer words have fewer dimensions.
 
         table = BandedTable(267_744, 1024, sizes=[20_000, 40_000])      # 1024, 256 and 64 dimensions
@@ -213,7 +229,7 @@ class BandedTable(nn.Module):
         self.dim = dim
         self.factor = factor
         # The first id of every band, and the end of the last band.
-        self.bounds = _compute_bounds(vocab_size, sizes, cutoffs)
+        self.bounds = compute_bounds(vocab_size, sizes, cutoffs)
         if factor < 1:
             raise SettingsError(f"banded table: factor = {factor}: must be at least 1")
         band_dims = [dim // factor**band for band in range(len(self.sizes))]
@@ -329,7 +345,7 @@ def group_by_band(ids_N: Tensor, bounds: Sequence[int]) -> list[tuple[Tensor, Te
     return groups
 
 
-def _compute_bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int] | None) -> tuple[int, ...]:
+def compute_bounds(vocab_size: int, sizes: Sequence[int] | None, cutoffs: Sequence[int] | None) -> tuple[int, ...]:
     """Return the first id of every band, and the end of the last band."""
     if sizes is not None and cutoffs is None:
         return _bounds_from_sizes(vocab_size, sizes)
@@ -381,7 +397,7 @@ def check_banded(table: nn.Module, module: str) -> None:
     raise SettingsError(f"{module}: needs a table with bands; use a table of kind = 'banded'")
 
 
-class BandProjections(nn.Module):
+class BandProjections(nn.Module, RecordsArguments):
     """One matrix per band that maps between the dimension of the band and the dimension of the model.
 
     An adaptive lookup maps the vectors of a band to the dimension of the model. An adaptive softmax maps the hidden
@@ -401,9 +417,9 @@ class BandProjections(nn.Module):
         self.has_head = head
         self.band_dims = tuple(band.dim for band in table.tables)
         projected_dims = self.band_dims if head else self.band_dims[1:]
-        self.bands = nn.ParameterList(
-            nn.Parameter(nn.init.xavier_uniform_(torch.empty(dim, band_dim))) for band_dim in projected_dims
-        )
+        self.bands = nn.ParameterList(nn.Parameter(torch.empty(dim, band_dim)) for band_dim in projected_dims)
+        for matrix in self.bands:
+            nn.init.xavier_uniform_(matrix)
 
     def to_model_dim(self, band: int, vectors: Tensor) -> Tensor:
         """Map vectors from the dimension of a band to the dimension of the model.

@@ -1,13 +1,15 @@
 """A cache on disk for data that takes long to compute, such as encoded texts. It can be deleted at any time.
 
 `load_or_create` reads a cache entry, and writes it first if it is missing. `file_hash` caches the SHA-256 of a file.
+After `check_files`, which the option --check calls, both read their source files again.
 
-    CACHE/.../ENTRY/                          a cache entry, which is a folder
+    CACHE/.../ENTRY/                          a cache entry, which is a folder with a manifest (`manifest.py`)
     CACHE/.../.ENTRY@MACHINE-PROCESS-XXXX/    the entry while a process writes it
     CACHE/hashes/XXXX.json                    the SHA-256 of a file, with its path, size, mtime and ctime
 
 An entry appears complete or not at all: it is written under a temporary name, flushed to disk and renamed. If several
-processes write the same entry, one rename wins and the others use its result.
+processes write the same entry, one rename wins and the others use its result. All files of an entry are compared with
+its manifest before the entry is read, and a damaged entry is written again.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ from typing import TypeVar
 
 from reefknot.errors import DataError, ResourceError
 from reefknot.storage import files as durable
+from reefknot.storage import manifest
+from reefknot.storage.progress import Notify, silent
 
 T = TypeVar("T")
+
+_checked_files: set[str] | None = None  # the files that were read again since `check_files`; None before that
 
 _MAX_ATTEMPTS = 5  # an attempt fails only if another process replaces the entry at the same moment
 _MIN_AGE_NS = 2_000_000_000  # a file that was modified more recently may change again within one clock tick
@@ -46,44 +52,57 @@ def cache_folder(cache: Path | None = None) -> Path:
         raise DataError("there is no home folder for the cache; set REEFKNOT_CACHE to a folder") from error
 
 
-def load_or_create(entry: Path, write: Callable[[Path], None], read: Callable[[Path], T | None]) -> T:
-    """Return a cache entry, and write it first if it is missing or damaged.
-
-    Args:
-        entry: The folder of the entry.
-        write: Writes the entry into an empty folder.
-        read: Reads the entry. It returns None if the entry is missing or damaged.
-    """
-    for _ in range(_MAX_ATTEMPTS):
-        value = read(entry)
-        if value is not None:
-            return value
-        _write_entry(entry, write, read)
-    raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
-
-
-def load_or_repair(
-    entry: Path, write: Callable[[Path], None], read: Callable[[Path], T], notify: Callable[[str], None]
+def load_or_create(
+    entry: Path,
+    write: Callable[[Path], None],
+    read: Callable[[Path], T],
+    notify: Notify = silent,
+    *,
+    always_write: bool = False,
 ) -> T:
-    """Return a cache entry as `load_or_create` does, but report if the entry is damaged.
+    """Return a cache entry. Write it first if it is missing, damaged or from before entries had manifests.
 
     Args:
         entry: The folder of the entry.
         write: Writes the entry into an empty folder.
-        read: Reads the entry, which exists. It raises a `DataError` if the entry is damaged.
+        read: Reads the entry, whose files match its manifest. It raises a `DataError` if the entry cannot be used.
         notify: Called with a message before a damaged entry is written again.
+        always_write: Write the entry even if it is intact, because its sources are read again.
     """
 
-    def read_if_intact(folder: Path) -> T | None:
-        if not folder.exists():
+    def read_if_intact(notify: Notify = silent) -> T | None:
+        if not entry.exists():
             return None
         try:
-            return read(folder)
+            manifest.verify(entry)
+            return read(entry)
         except DataError as error:
             notify(f"a cache entry is damaged and is written again: {error}")
             return None
 
-    return load_or_create(entry, write, read_if_intact)
+    if always_write:
+        durable.remove_folder(entry)
+    for _ in range(_MAX_ATTEMPTS):
+        value = read_if_intact(notify)
+        if value is not None:
+            return value
+        _write_entry(entry, write, read_if_intact)
+    raise DataError(f"{entry}: another process keeps replacing this cache entry; delete it and try again")
+
+
+def check_files() -> None:
+    """Let this process read every source file of the cache again once, even if its size and times are unchanged."""
+    global _checked_files
+    _checked_files = set()
+
+
+def needs_check(path: Path) -> bool:
+    """Return whether a file or a cache entry must be made again because of `check_files`. It is true once per path."""
+    name = str(path.resolve())
+    if _checked_files is None or name in _checked_files:
+        return False
+    _checked_files.add(name)
+    return True
 
 
 def file_hash(path: Path, cache: Path) -> str:
@@ -107,8 +126,9 @@ def file_hash(path: Path, cache: Path) -> str:
         path_hash = hashlib.sha256(os.fsencode(resolved_path)).hexdigest()
         record_path = cache / "hashes" / f"{path_hash[:32]}.json"
         record = _read_hash_record(record_path)
-        if record is not None and all(record.get(key) == identity[key] for key in identity):
-            return str(record["sha256"])
+        is_known = record is not None and all(record.get(key) == identity[key] for key in identity)
+        if record is not None and is_known and not needs_check(path):
+            return str(record["content_sha256"])
 
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -117,15 +137,15 @@ def file_hash(path: Path, cache: Path) -> str:
 
     age_ns = time.time_ns() - max(file_status.st_mtime_ns, file_status.st_ctime_ns)
     if age_ns > _MIN_AGE_NS:
-        _write_hash_record(record_path, {**identity, "sha256": sha256})
+        _write_hash_record(record_path, {**identity, "content_sha256": sha256})
     return sha256
 
 
 def _read_hash_record(record_path: Path) -> dict[str, object] | None:
     """Return the stored hash of a file, with the file's path, size and times, or None."""
     with contextlib.suppress(DataError):
-        record = durable.decode_object(durable.read_bytes(record_path), record_path)
-        if isinstance(record.get("sha256"), str):
+        record = durable.decode_sealed(durable.read_bytes(record_path), record_path)
+        if isinstance(record.get("content_sha256"), str):
             return record
     return None
 
@@ -134,33 +154,35 @@ def _write_hash_record(record_path: Path, record: dict[str, object]) -> None:
     """Store the hash of a file. A failure is ignored, because the hash can be computed again next time."""
     with contextlib.suppress(OSError, ResourceError):
         record_path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write_json(record_path, record)
+        durable.write_bytes(record_path, durable.encode_sealed(record))
 
 
-def _write_entry(entry: Path, write: Callable[[Path], None], read: Callable[[Path], T | None]) -> None:
-    """Write a cache entry in a temporary folder, flush it to disk and rename it."""
+def _write_entry(entry: Path, write: Callable[[Path], None], read_if_intact: Callable[[], object]) -> None:
+    """Write a cache entry and its manifest in a temporary folder, flush it to disk and rename it."""
     with durable.writing(entry):
         entry.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(entry.parent)
         temporary = _create_temporary(entry)
         try:
             write(temporary)
-            for path in (*temporary.iterdir(), temporary):
+            paths = list(temporary.rglob("*"))
+            manifest.create(temporary, [path for path in paths if path.is_file()])
+            for path in (*paths, temporary):
                 durable.sync(path)
-            _move_into_place(temporary, entry, read)
+            _move_into_place(temporary, entry, read_if_intact)
             durable.sync(entry.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _move_into_place(temporary: Path, entry: Path, read: Callable[[Path], T | None]) -> None:
+def _move_into_place(temporary: Path, entry: Path, read_if_intact: Callable[[], object]) -> None:
     """Rename the temporary folder to `entry`, unless another process has written an intact entry first."""
     try:
         temporary.replace(entry)
     except OSError:
         if not entry.exists():
             raise
-        is_damaged = read(entry) is None
+        is_damaged = read_if_intact() is None
         if is_damaged:
             trash = _create_temporary(entry)
             entry.replace(trash / entry.name)

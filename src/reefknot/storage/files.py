@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -63,6 +64,12 @@ def encode_json(value: Any) -> bytes:
     """Return the bytes of a JSON file. NaN and infinity raise a ValueError."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, indent=2)
     return f"{text}\n".encode()
+
+
+def encode_sealed(body: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a JSON object that ends with a SHA-256 of itself, so that any change can be detected."""
+    checksum = hashlib.sha256(encode_json(body)).hexdigest()
+    return encode_json({**body, "sha256": checksum})
 
 
 def encode_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -150,6 +157,19 @@ def decode_object(data: bytes, source: Path | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{source} does not hold a JSON object")
     return value
+
+
+def decode_sealed(data: bytes, source: Path | str) -> dict[str, Any]:
+    """Decode bytes that `encode_sealed` returned; raise a DataError if they have changed."""
+    body = decode_object(data, source)
+    body.pop("sha256", None)
+    try:
+        is_unchanged = encode_sealed(body) == data
+    except ValueError:  # a string with a lone surrogate cannot be encoded
+        is_unchanged = False
+    if not is_unchanged:
+        raise DataError(f"{source} does not match its own SHA-256")
+    return body
 
 
 def decode_tensors(data: bytes, source: Path | str) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@
 `read_text` and `read_stream` do the same for a string and for a binary stream. No other module splits bytes into words,
 so all texts follow the same rules:
 
-* Text is UTF-8. A leading byte order mark is dropped. A file whose name ends in .gz is unpacked as it is read.
+* Text is UTF-8. A leading byte order mark is dropped. A gzipped file is unpacked as it is read, whatever its name.
 * A line ends at `\\n` and nowhere else.
 * Words are separated by ASCII whitespace (space, tab, carriage return, vertical tab, form feed). A no-break space or
   another Unicode space is part of its word, because only then do the counts of Penn Treebank and WikiText-2 equal the
@@ -53,9 +53,18 @@ def read_plain(path: Path) -> Iterator[str]:
             yield text
 
 
+def decode_lines(data: bytes, source: Path | str) -> Iterator[str]:
+    """Yield the lines of a file that was read already; error messages call it `source`."""
+    for _number, text, _size in _parse_lines(io.BytesIO(data), str(source), _decode_without_line_end):
+        yield text
+
+
 def is_gzip(path: Path) -> bool:
-    """Return whether the name of a file ends in .gz."""
-    return path.suffix.lower() == ".gz"
+    """Return whether a file is gzipped: its name ends in .gz, or its first two bytes are those of gzip."""
+    if path.suffix.lower() == ".gz":
+        return True
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def count_lines(path: Path) -> int:
@@ -81,9 +90,12 @@ def read_text(text: str, source_name: str) -> Iterator[Line]:
     return read_stream(io.BytesIO(data), source_name)
 
 
-def read_stream(stream: Iterable[bytes], source_name: str) -> Iterator[Line]:
-    """Yield the lines of a binary stream, such as standard input; error messages call it `source_name`."""
-    for number, words, size in _parse_lines(stream, source_name, _split_words):
+def read_stream(stream: Iterable[bytes], source_name: str, first_line: int = 1, first_byte: int = 0) -> Iterator[Line]:
+    """Yield the lines of a binary stream, such as standard input; error messages call it `source_name`.
+
+    If the stream is a part of a text, `first_line` is the number of its first line, and `first_byte` its offset.
+    """
+    for number, words, size in _parse_lines(stream, source_name, _split_words, first_line, first_byte):
         yield Line(number, words, size)
 
 
@@ -106,11 +118,15 @@ def _open_file(path: Path) -> io.BufferedIOBase:
 
 
 def _parse_lines(
-    raw_lines: Iterable[bytes], source_name: str, parse: Callable[[bytes], T]
+    raw_lines: Iterable[bytes],
+    source_name: str,
+    parse: Callable[[bytes], T],
+    first_line: int = 1,
+    first_byte: int = 0,
 ) -> Iterator[tuple[int, T, int]]:
     """Yield three values for each line: its number, the result of `parse`, and its size in bytes."""
-    line_start = 0  # offset in the file, in bytes
-    for line_number, raw_line in enumerate(raw_lines, start=1):
+    line_start = first_byte  # offset in the file, in bytes
+    for line_number, raw_line in enumerate(raw_lines, start=first_line):
         line = raw_line
         if line_number == 1 and line.startswith(_BYTE_ORDER_MARK):
             line = line[len(_BYTE_ORDER_MARK) :]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reefknot.errors import DataError, SettingsError, shorten
+from reefknot.errors import DataError, shorten
+from reefknot.extras import import_extra
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
@@ -212,11 +213,8 @@ def _check_counts(words: tuple[str, ...], counts: NDArray[Any]) -> None:
 
 def to_keyed_vectors(vectors: WordVectors) -> KeyedVectors:
     """Return a copy as gensim's `KeyedVectors`. If counts are known, they become its attribute `count`."""
-    try:
-        from gensim.models import KeyedVectors
-    except ImportError as error:
-        raise SettingsError("gensim is not installed: pip install 'reefknot[gensim]'") from error
-    keyed = KeyedVectors(vectors.dim, dtype=np.float32)
+    gensim = import_extra("gensim.models", "the conversion to KeyedVectors")
+    keyed: KeyedVectors = gensim.KeyedVectors(vectors.dim, dtype=np.float32)
     keyed.add_vectors(list(vectors.words), vectors.vectors_VD)
     if vectors.counts is not None:
         for word, count in zip(vectors.words, vectors.counts.tolist(), strict=True):

@@ -160,22 +160,41 @@ def test_invalid_encoder_sizes_are_rejected() -> None:
     assert str(BODIES["cuda"]).endswith("updates of 8 x 512 tokens")
 
 
-def test_advice_follows_from_the_measurements() -> None:
-    def row(end: str, parameters: int, memory: int, speed: float | None) -> Row:
-        return Row(end, 1, parameters, memory, speed, speed, "")
+def _row(end: str, parameters: int, memory: int, speed: float | None) -> Row:
+    return Row(end, 1, parameters, memory, speed, speed, "")
 
-    slow, quick = row("SM", 50, 90, 10.0), row("BPE-T", 30, 20, 100.0)
-    assert give_advice([slow, quick, row("ADP-T", 20, 30, 95.0)]) == (
-        "BPE-T reads the most words per second, BPE-T needs the least memory, ADP-T has the fewest parameters. "
-        "Use ADP-T: it did best in the paper, and reaches 95% of the highest speed here."
+
+def test_papers_best_end_is_advised_for_a_large_vocabulary() -> None:
+    slow, quick = _row("SM", 50, 90, 10.0), _row("BPE-T", 30, 20, 100.0)
+    assert give_advice([slow, quick, _row("ADP-T", 20, 30, 95.0)], 267_744) == (
+        "BPE-T reads the most words per second and needs the least memory, ADP-T is the smallest. "
+        "Use ADP-T: it has the best perplexity in the paper, and reaches 95% of the highest speed here."
     )
-    assert give_advice([slow, quick, row("ADP-T", 20, 30, 50.0)]).endswith(
-        "ADP-T did best in the paper and reaches 50% of the highest speed here: "
+    assert give_advice([slow, quick, _row("ADP-T", 20, 30, 50.0)], 267_744).endswith(
+        "ADP-T has the best perplexity in the paper and reaches 50% of the highest speed here: "
         "use BPE-T if speed decides, ADP-T if perplexity does."
     )
-    assert give_advice([slow, quick, Row("ADP-T", note="out of memory")]).endswith(
-        "the paper's best, was not measured."
+    assert give_advice([slow, quick, Row("ADP-T", note="out of memory")], 267_744).endswith(
+        "Use BPE-T. ADP-T, the best in the paper, was not measured."
     )
+
+
+def test_measurements_decide_for_a_small_vocabulary() -> None:
+    best, paper = _row("SM-T", 20, 20, 100.0), _row("ADP-T", 30, 30, 95.0)
+    assert give_advice([_row("SM", 50, 90, 90.0), best, paper], 2_351) == (
+        "SM-T reads the most words per second, needs the least memory and is the smallest. Use SM-T. "
+        "ADP-T, the best in the paper (95% of the highest speed here), is made for vocabularies of more than 80,000 "
+        "words; this text has 2,351. Perplexities are not measured: to compare them, train both."
+    )
+    # An end that is about as fast, and needs less memory.
+    lean = _row("BPE-T", 40, 10, 92.0)
+    assert "Use BPE-T, which reaches 92% of the highest speed with less memory." in give_advice([best, lean], 2_351)
+    # An end that needs less memory, but is much slower.
+    assert "Use SM-T. ADP-T" in give_advice([best, _row("ASM", 10, 10, 50.0), paper], 2_351)
+
+
+def test_advice_needs_two_measured_ends() -> None:
+    slow = _row("SM", 50, 90, 10.0)
     only_one = "Only SM was measured: there is nothing to compare it with."
-    assert give_advice([slow]) == give_advice([slow, Row("ADP-T", note="out of memory")]) == only_one
-    assert give_advice([Row("SM", note="out of memory")]).startswith("No end could be measured")
+    assert give_advice([slow], 9) == give_advice([slow, Row("ADP-T", note="out of memory")], 9) == only_one
+    assert give_advice([Row("SM", note="out of memory")], 9).startswith("No end could be measured")

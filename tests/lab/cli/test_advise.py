@@ -69,7 +69,7 @@ def test_several_ends_are_measured_in_new_processes(cli: Cli, text: Path, monkey
     assert "ASM: reefknot: the disk is full" in outcome.out
     assert "and 100% of the text)" in outcome.out
     assert "words + line ends/s" in outcome.out
-    assert "Use ADP-T" in outcome.out
+    assert "Use ADP-T. It also has the best perplexity in the paper." in outcome.out
     (line,) = (line for line in outcome.out.splitlines() if line.startswith("ADP-T ") and "reads" not in line)
     assert line.split()[-3:] == ["7", "50", "40"]
     assert len(commands) == 4

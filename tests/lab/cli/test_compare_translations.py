@@ -227,8 +227,8 @@ def test_different_search_settings_print_a_warning(
     (other / "result.json").write_text(json.dumps(result), encoding="utf-8")
     outcome = cli("compare", tied, other)
     assert outcome.code == 0
-    assert outcome.err == f"note: {other} and {tied} searched with different settings: beam 9, not 1\n"
-    assert cli("compare", tied, other, "--split", "valid").err == ""
+    assert f"note: {other} and {tied} searched with different settings: beam 9, not 1\n" in outcome.err
+    assert "note" not in cli("compare", tied, other, "--split", "valid").err
 
 
 def test_missing_translations_are_rejected(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
@@ -240,7 +240,7 @@ def test_missing_translations_are_rejected(cli: Cli, tied: Path, copy_with_trans
     shutil.rmtree(short / "translations")
     outcome = cli("compare", tied, short)
     assert outcome.code == 3
-    assert f"{short / 'translations' / 'test.txt'}: cannot be read: No such file" in outcome.err
+    assert f"{short / 'translations' / 'test.txt'} is missing" in outcome.err
 
 
 def test_moved_pairs_are_found_with_data_option(

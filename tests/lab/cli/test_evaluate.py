@@ -193,7 +193,8 @@ def test_scores_of_the_protocol_and_of_training_are_printed(cli: Cli, recipe: Pa
     settings = ("training.epochs=1", "evaluation.streams=3", "evaluation.protocol=zaremba")
     trained = cli("train", recipe, "--row", "tied", "--out", out, "--device", "cpu", *settings)
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    assert f"test perplexity {result['test']['perplexity']:,.2f} in 3 streams, counted as zaremba: " in trained.out
+    perplexity = f"{result['test']['perplexity']:,.2f}"
+    assert f"test perplexity {perplexity} in 3 streams, 0 % unknown words, counted as zaremba: " in trained.out
     for split in ("valid", "test"):
         record = cli("evaluate", out, "--split", split, "--json").json()
         assert record["protocol"]["name"] == "zaremba"
@@ -326,7 +327,7 @@ MISTAKES = [
     ("--save", "--save needs --dynamic, --cache, --monte-carlo, .* because training has saved the plain scores"),
     ("--context 5 --save --limit 9", "whole valid and test texts; leave --limit out"),
     ("--context 5 --windows lines", "--context and --windows both set the windows of the text; choose one"),
-    ("--windows complete", "unknown windows 'complete': use context-C-stride-S, complete-L or lines"),
+    ("--windows complete", "unknown windows 'complete': use context-C-stride-S, complete-L, context-C-complete-L or"),
     ("--context 0 --dynamic", "--context: --dynamic carries a state through the text"),
     ("--windows lines --streams 2", "--windows: --streams carries a state through the text"),
     ("--context -1", "--context"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 import shlex
 import shutil
@@ -214,22 +213,49 @@ def test_damaged_runs_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None
     (damaged / "config.json").write_text("{}", encoding="utf-8")
     outcome = cli("evaluate", damaged)
     assert outcome.code == 3
+    assert "config.json is damaged: it has 2 bytes instead of " in outcome.err
+    (damaged / "MANIFEST.json").unlink()
+    outcome = cli("evaluate", damaged)
+    assert outcome.code == 3
     assert "config.json has no settings" in outcome.err
     assert cli("compare", damaged, runs.tied).code in (2, 3)
     (damaged / "config.json").write_text("[", encoding="utf-8")
     assert cli("evaluate", damaged).code == 3
 
 
-def test_changed_corpus_is_rejected(cli: Cli, runs: Runs, corpus: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "moved"
-    shutil.copytree(runs.tied, moved, symlinks=True)
-    other = tmp_path / "text"
-    shutil.copytree(corpus, other)
-    (other / "train.txt").write_text("other words entirely\n" * 50, encoding="utf-8")
-    config = json.loads((moved / "config.json").read_text(encoding="utf-8"))
-    config["settings"]["corpus"]["name"] = str(other)
-    (moved / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    outcome = cli("evaluate", moved)
+def test_changed_settings_are_rejected(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    """The settings change in one digit. Runs from before manifests have the hash of their settings in checkpoints."""
+    changed = tmp_path / "changed"
+    shutil.copytree(runs.tied, changed, symlinks=True)
+    config = (changed / "config.json").read_text(encoding="utf-8")
+    (changed / "config.json").write_text(config.replace('"batch": 4', '"batch": 5'), encoding="utf-8")
+    outcome = cli("evaluate", changed)
+    assert outcome.code == 3
+    assert "config.json is damaged: it does not match its SHA-256" in outcome.err
+    (changed / "MANIFEST.json").unlink()
+    outcome = cli("evaluate", changed)
+    assert outcome.code == 3
+    assert "config.json has changed since" in outcome.err
+
+
+def test_run_from_before_manifests_is_accepted_with_a_message(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for copy in (old, new):
+        shutil.copytree(runs.tied, copy, symlinks=True)
+    (old / "MANIFEST.json").unlink()
+    from_old, from_new = (cli("evaluate", run, "--json") for run in (old, new))
+    assert from_old.json()["perplexity"] == from_new.json()["perplexity"]
+    assert f"{old}: from before runs had a MANIFEST.json" in from_old.err
+    assert "MANIFEST.json" not in from_new.err
+
+
+def test_changed_corpus_is_rejected(cli: Cli, recipe: Path, corpus: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    shutil.copytree(corpus, text)
+    run = tmp_path / "run"
+    assert cli("train", recipe, f"corpus.name={text}", "training.epochs=1", "--row", "tied", "--out", run).code == 0
+    (text / "train.txt").write_text("other words entirely\n" * 50, encoding="utf-8")
+    outcome = cli("evaluate", run)
     assert outcome.code == 3
     assert "has changed; restore it" in outcome.err
 

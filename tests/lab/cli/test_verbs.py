@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -230,6 +231,24 @@ def test_report_writes_a_page(cli: Cli, runs: Runs, tmp_path: Path) -> None:
     assert "Ends &amp; ties" in html
     assert "<b>bold</b>" not in html
     assert cli("report", runs.tied, "-o", page).out == f"report: {page.resolve()}\n"
+
+
+def test_report_writes_csv(cli: Cli, runs: Runs, tmp_path: Path) -> None:
+    outcome = cli("report", runs.root, "--csv")
+    assert outcome.code == 0, outcome.err
+    rows = {row["row"]: row for row in csv.DictReader(io.StringIO(outcome.out))}
+    assert list(rows) == ["tied", "untied"]
+    record = json.loads((runs.tied / "result.json").read_text("utf-8"))
+    assert float(rows["tied"]["test.perplexity"]) == record["test"]["perplexity"]
+    assert rows["tied"]["settings.training.epochs"] == "2"
+
+    table = tmp_path / "results.csv"
+    assert cli("report", runs.root, "--csv", "-o", table).out == f"results: {table.resolve()}\n"
+    assert table.read_text("utf-8") == outcome.out
+    for option in (["--json"], ["--title", "x"], ["--figures"], ["--words", "green"]):
+        rejected = cli("report", runs.root, "--csv", *option)
+        assert (rejected.code, rejected.out) == (2, "")
+        assert f"{option[0]} has no effect with --csv; leave {option[0]} out" in rejected.err
 
 
 def test_report_shows_chosen_words(cli: Cli, runs: Runs, tmp_path: Path) -> None:

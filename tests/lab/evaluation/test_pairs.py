@@ -118,7 +118,7 @@ def test_counts_and_definition_of_scored_pairs(opened: Callable[..., PairDataset
     assert f"tokens: {words} scored once each, of {words} in the test text" in scores.definition
     assert "6 pairs, each computed independently, target tokens given the source" in scores.definition
     assert "every line ends with the token <eos>, which is scored" in scores.definition
-    assert "unknown words: 3 here, scored as the token <unk>" in scores.definition
+    assert "unknown words: 3 here (7.3 % of the words and line ends), scored as the token <unk>" in scores.definition
     assert "computed in float32; independent of which pairs are computed together" in scores.definition
 
 

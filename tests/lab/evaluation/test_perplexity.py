@@ -117,8 +117,30 @@ def test_perplexities_match_values_computed_by_hand(opened: Open, model_for: Bui
     assert (summary.tokens, summary.words, summary.bytes) == (12 * 19, 12 * 19, 12 * 59)
     assert summary.perplexity == pytest.approx(math.exp(total / (12 * 19)))
     assert summary.word_perplexity == pytest.approx(math.exp(total / (12 * 19)))
-    assert summary.bits_per_byte == pytest.approx(total / math.log(2) / (12 * 59))
+    # zebra and "zürich " are unknown, so their 5 + 8 bytes are charged with 8 bits each.
+    assert summary.unpredicted_bytes == 12 * 13
+    assert summary.bits_per_byte == pytest.approx((total / math.log(2) + 8 * 12 * 13) / (12 * 59))
+    assert summary.unknown_share == 2 / 19
     assert summary.nll == pytest.approx(total / (12 * 19))
+
+
+@pytest.mark.parametrize("bpe", [None, {"merges": 8}])
+@pytest.mark.parametrize(
+    ("text", "end_of_line", "unpredicted"),
+    [
+        ("the cat sat\n\nthe dog\n", True, 0),
+        ("  the  cat\tsat \nthe dog\n", True, 4),  # two spaces at the start, one between words, one at the end
+        ("the cat sat\nthe dog\n", False, 4),  # without <eos>, the first word is not scored
+        ("the zebra \n", True, 6),
+    ],
+)
+def test_bytes_that_no_token_predicts_are_counted(
+    opened: Open, model_for: Build, text: str, end_of_line: bool, unpredicted: int, bpe: dict[str, int] | None
+) -> None:
+    dataset = opened(test=text, end_of_line=end_of_line, bpe=bpe)
+    summary = score(model_for(len(dataset.vocabulary)), dataset.splits["test"], dataset.vocabulary).summary()
+    assert summary.unpredicted_bytes == unpredicted
+    assert ("charged with 8 bits" in summary.definition) == (unpredicted > 0)
 
 
 def test_counts_without_line_ends(opened: Open, model_for: Build) -> None:
@@ -135,8 +157,9 @@ def test_definition_states_tokens_context_and_unknown_words(opened: Open, model_
     assert "one stream; the state is empty at its start" in text
     assert "every token is scored" in text
     assert text.endswith("computed in float32; independent of how the text is divided into windows")
-    assert "unknown words: 24 here, scored as the token <unk>" in text
-    assert "over 228 words and line ends; bits per byte: over 708 bytes" in text
+    assert "unknown words: 24 here (10.5 % of the words and line ends), scored as the token <unk>" in text
+    assert "over 228 words and line ends; bits per byte: over 708 bytes of UTF-8 text, of which 156 that" in text
+    assert "(of unknown words and additional white space) are charged with 8 bits each" in text
     assert "20 contiguous streams; each starts with an empty state" in (
         score(model, dataset.splits["test"], dataset.vocabulary, streams=20).definition
     )
@@ -216,7 +239,11 @@ def test_word_perplexity_of_a_sub_word_model(opened: Open, model_for: Build, mer
     total = float(result.nll.sum(dtype=np.float64))
     assert words.sum() == pytest.approx(total)
     assert summary.word_perplexity == pytest.approx(math.exp(total / len(words)))
-    assert summary.bits_per_byte == pytest.approx(total / math.log(2) / split.bytes)
+    if end_of_line:
+        assert summary.unpredicted_bytes == 12 * 13  # as with words, because the sub-words of a word add up to it
+    assert summary.unpredicted_bytes is not None
+    total_bits = total / math.log(2) + 8 * summary.unpredicted_bytes
+    assert summary.bits_per_byte == pytest.approx(total_bits / split.bytes)
     assert f"in {len(result.nll):,} sub-words; the probability of a word is the product of" in result.definition
     assert f"over {len(words):,} words" in result.definition
 

@@ -37,6 +37,7 @@ ALL_WINDOWS = [
     Sliding(3, 10),
     Sliding(1000, 9),
     Complete(6),
+    Complete(6, 5),
     Complete(17),
     Lines(),
 ]
@@ -110,6 +111,8 @@ def test_complete_spans_match_values_by_hand() -> None:
     assert blocks(14) == [14, 16]
     assert blocks(100) == [16]
     assert spans_of(Complete(4), [1, 0, 1, 1]) == [(0, 0, 4)]  # the text may end inside a line
+    # With context, the same blocks are scored, and the first ones have less context.
+    assert spans_of(Complete(8, context=7), text) == [(0, 0, 6), (0, 6, 14), (7, 14, 16)]
 
 
 def test_line_spans_match_values_by_hand() -> None:
@@ -125,7 +128,7 @@ def test_every_token_is_scored_once(seed: int) -> None:
     targets_T = torch.from_numpy(random.integers(0, int(random.integers(2, 12)), tokens))
     inputs_T = torch.arange(1, tokens + 1)  # inputs are positions, starting at 1; 0 is padding
     context, stride, length, budget = (int(number) for number in random.integers(1, 60, 4))
-    for windows in (Sliding(context - 1, stride), Complete(length), Lines()):
+    for windows in (Sliding(context - 1, stride), Complete(length), Complete(length, context), Lines()):
         spans = windows.spans(targets_T, 0)
         seen = []
         for batch in batch_windows(inputs_T, spans, budget):
@@ -196,7 +199,8 @@ def test_windows_score_sub_words_and_frequencies(opened: Open) -> None:
     split, vocabulary = dataset.splits["test"], dataset.vocabulary
     result = score(make_model(len(vocabulary)), split, vocabulary, windows=Complete(20))
     assert (result.words, len(result.nll)) == (12 * 19, split.tokens)
-    assert result.summary().bits_per_byte == pytest.approx(result.nll.sum() / np.log(2) / split.bytes)
+    total_bits = result.nll.sum() / np.log(2) + 8 * 12 * 13  # the bytes of zebra and zürich
+    assert result.summary().bits_per_byte == pytest.approx(total_bits / split.bytes)
     assert sum(band.tokens for band in loss_by_frequency(result, split, vocabulary).previous) == split.tokens
 
 
@@ -283,7 +287,7 @@ def test_longest_training_block_equals_the_longest_window() -> None:
 
 @pytest.mark.parametrize(
     "windows",
-    [*ALL_WINDOWS, Sliding(MAX_TOKENS, MAX_TOKENS), Complete(MAX_TOKENS), Complete(MAX_TOKENS - 1)],
+    [*ALL_WINDOWS, Sliding(MAX_TOKENS, MAX_TOKENS), Complete(MAX_TOKENS), Complete(5, MAX_TOKENS)],
     ids=lambda windows: windows.name,
 )
 def test_windows_can_be_restored_from_their_name(windows: Windows) -> None:
@@ -292,9 +296,11 @@ def test_windows_can_be_restored_from_their_name(windows: Windows) -> None:
     assert vars(restored) == vars(windows)
 
 
-@pytest.mark.parametrize("name", ["", "sliding", "context-5", "complete-0", "Lines", "context-5-stride-05"])
+@pytest.mark.parametrize(
+    "name", ["", "sliding", "context-5", "complete-0", "Lines", "context-5-stride-05", "context-0-complete-2"]
+)
 def test_unknown_window_name_is_rejected(name: str) -> None:
-    with pytest.raises(SettingsError, match=r"unknown windows .*: use context-C-stride-S, complete-L or lines"):
+    with pytest.raises(SettingsError, match=r"unknown windows .*: use context-C-stride-S, complete-L, context-C-comp"):
         parse_windows(name)
 
 

@@ -279,7 +279,9 @@ def test_run_is_recorded_only_with_the_code_of_its_commit(tmp_path: Path) -> Non
     run = write_run(tmp_path / "runs", "Small + WT", 0, result("Small + WT", 0) | traced)
 
     assert record_runs(root, [run]) == [root / "results" / "press2017" / "table6" / "small-wt" / "seed0"]
-    assert sorted(path.name for path in record_runs(root, [run])[0].iterdir()) == sorted(RECORDED_FILES)
+    assert sorted(path.name for path in record_runs(root, [run])[0].iterdir()) == sorted(
+        ("MANIFEST.json", *RECORDED_FILES)
+    )
     write_evaluation(run, "cache", test=90.0, **traced)
     (folder,) = record_runs(root, [run])
     assert [path.name for path in (folder / "evaluations").iterdir()] == ["cache.json"]

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from reefknot.lab.cli.main import app
 from reefknot.lab.config.parts import SCHEDULES
-from reefknot.lab.evaluation.windows import Sliding
 from reefknot.lab.recipes.recipe import Recipe, load_recipe
 from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import join_runs
 from reefknot.lab.reports.table import rows_from_recipe
+from reefknot.lab.runs.modes import parse_window_sizes
 from reefknot.lab.runs.scores import PERPLEXITY
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 
@@ -60,7 +60,7 @@ PAPER = {
     "training.schedule.growth": (2.0, 2.0),
     "training.schedule.shrink": (0.75, 0.6),
     "training.schedule.least": (1e-5, 1e-5),
-    "evaluation.windows": ({"kind": "complete", "length": 512}, {"kind": "lines"}),
+    "evaluation.windows": ({"kind": "complete", "length": 512, "context": 0}, {"kind": "lines"}),
 }
 """Settings of ADP-T on both corpora (Tables 3 and 4). The updates of Table 1 are twice as large."""
 SAME_ROWS = {
@@ -204,17 +204,17 @@ def test_inputs_are_scaled_by_the_square_root_of_the_dimension() -> None:
 
 
 @pytest.mark.parametrize("name", ["table5", "enwiki"])
-def test_context_plus_stride_equals_the_training_block(name: str) -> None:
+def test_context_and_scored_tokens_fill_the_training_block(name: str) -> None:
     loaded = recipe(name)
     scoring = [row for row in loaded.rows if row.of]
     assert scoring
     for row in scoring:
         assert row.by is not None
         assert row.of is not None
-        _, context, _, stride = row.by.split("-")
-        assert row.by == Sliding(int(context), int(stride)).name
-        assert int(context) + int(stride) == loaded.experiments[row.of].training.steps
-        assert f"context {context}" in row.name
+        sizes = parse_window_sizes(row.by)
+        assert sizes is not None
+        assert sizes.context + sizes.stride + sizes.length == loaded.experiments[row.of].training.steps
+        assert f"context {sizes.context}" in row.name
 
 
 def test_row_can_be_trained_and_scored_with_context(tmp_path: Path) -> None:

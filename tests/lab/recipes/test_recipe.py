@@ -581,4 +581,4 @@ def test_row_can_score_another_rows_model_in_windows(tmp_path: Path) -> None:
     row = load_recipe(write_recipe(tmp_path, BASE + ROW + more)).rows[-1]
     assert (row.by, row.trained) == ("context-20-stride-10", False)
     wrong = error_message(tmp_path, BASE + ROW + more.replace("20-stride", "stride"))
-    assert "by: must be dynamic, cache, mc, context-C-stride-S, complete-L or lines" in wrong
+    assert "by: must be dynamic, cache, mc, context-C-stride-S, complete-L, context-C-complete-L or lines" in wrong

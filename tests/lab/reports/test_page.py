@@ -1,11 +1,16 @@
-"""The HTML page: complete, self-contained, safe with any text, and usable on a phone."""
+"""The HTML page: complete, self-contained, safe with any text, sortable, and usable on a phone."""
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
+import io
 import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,7 @@ from made_results import ROWS, result, write_evaluation, write_run, write_runs
 from reefknot.errors import SettingsError
 from reefknot.lab import reports
 from reefknot.lab.reports import page as page_module
-from reefknot.lab.reports.page import Section, write_report
+from reefknot.lab.reports.page import Section, recipe_title, write_report
 from reefknot.lab.reports.results import collect_runs
 from reefknot.lab.reports.rows import TableRow
 
@@ -42,6 +47,7 @@ class PageParser(HTMLParser):
         self.ids: list[str] = []
         self.text: list[str] = []
         self.rows: list[list[str]] = []
+        self.scripts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
@@ -64,6 +70,9 @@ class PageParser(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+            return
         self.text.append(data)
         if {"td", "th"} & set(self.open):
             self.rows[-1][-1] = " ".join(f"{self.rows[-1][-1]} {data}".split())
@@ -119,7 +128,7 @@ def test_page_has_all_sections_and_key_facts(page: tuple[Path, PageParser]) -> N
 
 def test_links_point_to_sections(page: tuple[Path, PageParser]) -> None:
     _, parsed = page
-    links = [value for name, value in parsed.attributes if name == "href"]
+    links = [value for name, value in parsed.attributes if name == "href" and not value.startswith("data:")]
     assert len(links) > 6
     assert {link.removeprefix("#") for link in links} <= set(parsed.ids)
 
@@ -127,10 +136,64 @@ def test_links_point_to_sections(page: tuple[Path, PageParser]) -> None:
 def test_page_is_self_contained(page: tuple[Path, PageParser]) -> None:
     path, parsed = page
     html = path.read_text(encoding="utf-8")
-    assert not parsed.tags & {"script", "link", "img", "iframe", "object", "base"}
+    assert not parsed.tags & {"link", "img", "iframe", "object", "base"}
     assert not re.search(r"https?:|\bsrc=|@import|url\((?!#)", html)
     assert not [name for name, _ in parsed.attributes if name.startswith("on") or name == "src"]
-    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in parsed.attributes
+
+
+def test_only_the_script_of_the_package_may_run(page: tuple[Path, PageParser]) -> None:
+    _, parsed = page
+    assert parsed.scripts == [(Path(reports.__path__[0]) / "page.js").read_text(encoding="utf-8")]
+    [policy] = [value for name, value in parsed.attributes if name == "content" and "default-src" in value]
+    digest = base64.b64encode(hashlib.sha256(parsed.scripts[0].encode()).digest()).decode()
+    assert policy.split("; ") == [
+        "default-src 'none'",
+        "style-src 'unsafe-inline'",
+        f"script-src 'sha256-{digest}'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+
+
+def read_downloads(parsed: PageParser) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of the CSV files in a page, by file name."""
+    names = [value for name, value in parsed.attributes if name == "download"]
+    addresses = [value for name, value in parsed.attributes if name == "href" and value.startswith("data:")]
+    tables = {}
+    for name, address in zip(names, addresses, strict=True):
+        content = base64.b64decode(address.removeprefix("data:text/csv;charset=utf-8;base64,"), validate=True)
+        tables[name] = list(csv.DictReader(io.StringIO(content.decode())))
+    return tables
+
+
+def test_page_contains_its_data_as_csv(page: tuple[Path, PageParser]) -> None:
+    _, parsed = page
+    tables = read_downloads(parsed)
+    scores = [(row["row"], row["seed"], float(row["test.perplexity"])) for row in tables["results.csv"]]
+    assert ("Small", "1", pytest.approx(117.7)) in scores
+    assert len(scores) == 5
+    assert {row["kind"] for row in tables["curves.csv"]} == {"train", "valid"}
+    assert len(tables["frequency.csv"]) == 5 * 10
+
+
+def test_title_names_the_corpus(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "Small", 0, result("Small", 0))
+    changed = [{"key": "corpus.name", "old": "ptb", "new": "/home/me/letters"}]
+    corpus = {"name": "letters/", "fingerprint": "ab" * 32}
+    write_run(tmp_path / "other", "Small", 0, result("Small", 0, changed=changed, corpus=corpus))
+
+    _, page = write_page(tmp_path / "runs", tmp_path)
+    assert page.text.count("Tying · ptb") == 2  # the title of the window and the heading
+    _, page = write_page(tmp_path / "runs", tmp_path, title="Tying on PTB")
+    assert page.text.count("Tying on PTB") == 2
+
+    title = recipe_title(collect_runs([tmp_path / "runs"]), "Small models, Penn Treebank")
+    assert title == "Small models, Penn Treebank"
+    title = recipe_title(collect_runs([tmp_path / "other"]), "Small models, Penn Treebank")
+    _, page = write_page(tmp_path / "other", tmp_path, title=title)
+    assert page.text.count("Recipe press2017/table6 · letters/") == 2
+    assert "Penn Treebank" not in " ".join(page.text)
 
 
 def test_malicious_text_is_escaped(tmp_path: Path) -> None:
@@ -140,7 +203,8 @@ def test_malicious_text_is_escaped(tmp_path: Path) -> None:
     for name in ("config.json", "environment.json"):
         (folder / name).write_text(json.dumps(inject(json.loads((folder / name).read_text()))))
     path, page = write_page(tmp_path / "runs", tmp_path, title=MALICIOUS)
-    assert not page.tags & {"script", "img"}
+    assert "img" not in page.tags
+    assert page.scripts == [(Path(reports.__path__[0]) / "page.js").read_text(encoding="utf-8")]
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     assert MALICIOUS in "".join(page.text)
     assert path.read_text(encoding="utf-8").count("</style>") == 1
@@ -254,7 +318,7 @@ def test_page_never_scrolls_sideways(runs: Path, tmp_path: Path) -> None:
     write_run(runs, "Small", 7, wide)
     path, _ = write_page(runs, tmp_path, title="A long title with " + "x" * 120)
     html = path.read_text(encoding="utf-8").replace("<details>", "<details open>")
-    html = html.replace("default-src 'none';", "script-src 'unsafe-inline';")
+    html = re.sub("default-src 'none'; (.*?)script-src '.*?'", r"\1script-src 'unsafe-inline'", html)
     page = "document.documentElement"
     script = f"<script>parent.postMessage({page}.scrollWidth - {page}.clientWidth, '*')</script>"
     path.write_text(html.replace("</body>", script + "</body>"), encoding="utf-8")
@@ -276,6 +340,65 @@ def test_browser_console_is_empty(page: tuple[Path, PageParser], tmp_path: Path)
     seen = run_browser(path, tmp_path / "profile", "--dump-dom", "--enable-logging=stderr", "--v=0")
     assert "Small + WT + PR" in seen.stdout
     assert "CONSOLE" not in seen.stderr
+
+
+def allow_script(path: Path, script: str) -> Path:
+    """Write a copy of a page with another script, which its policy allows by its hash, too."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    html = path.read_text(encoding="utf-8").replace("script-src ", f"script-src 'sha256-{digest}' ")
+    copy = path.with_name("scripted.html")
+    copy.write_text(html.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    return copy
+
+
+CLICK = """
+const shown = {};
+for (const [name, table, column] of [["names", 0, 0], ["parameters", 0, 1], ["test", 0, 3], ["memory", 1, 5]]) {
+  const heading = document.querySelectorAll("#results thead")[table].lastElementChild.cells[column];
+  const body = document.querySelectorAll("#results tbody")[table];
+  shown[name] = [];
+  for (let click = 0; click < 3; click++) {
+    heading.querySelector("button").click();
+    shown[name].push([heading.getAttribute("aria-sort"), [...body.rows].map(row => row.cells[0].innerText)]);
+  }
+}
+document.title = JSON.stringify(shown);
+"""
+
+
+def test_browser_sorts_tables(tmp_path: Path) -> None:
+    for row, peak in (("Small", 700_000_000), ("Small + WT", 1_200_000_000), ("Small + WT + PR", 900_000_000)):
+        record = result(row, 0)
+        record["training"]["peak_memory_bytes"] = peak
+        write_run(tmp_path / "runs", row, 0, record)
+    names = [*ROWS, "Large"]
+    rows = [TableRow(name) for name in ROWS] + [TableRow("Large", {"test": 80.0}, quoted=True)]
+    path, _ = write_page(tmp_path / "runs", tmp_path, rows=rows)
+    seen = run_browser(allow_script(path, CLICK), tmp_path / "profile", "--dump-dom", "--enable-logging=stderr")
+    title = re.search("<title>(.*?)</title>", seen.stdout)
+    assert title, seen.stdout + seen.stderr
+    by_size = ["Small + WT", "Small + WT + PR", "Small"]
+    by_score = ["Small + WT + PR", "Small + WT", "Small"]  # the cells are like "117.2 ± 0.7"
+    by_memory = ["Small", "Small + WT + PR", "Small + WT"]  # the cells are like "700 MB" and "1.2 GB"
+    assert json.loads(unescape(title[1])) == {
+        "names": [["ascending", sorted(names)], ["descending", sorted(names, reverse=True)], [None, names]],
+        # A row without a number comes last in both directions.
+        "parameters": [["ascending", [*by_size, "Large"]], ["descending", [*by_size[::-1], "Large"]], [None, names]],
+        "test": [["ascending", [*by_score, "Large"]], ["descending", [*by_score[::-1], "Large"]], [None, names]],
+        "memory": [["ascending", by_memory], ["descending", by_memory[::-1]], [None, names[:3]]],
+    }
+    assert "CONSOLE" not in seen.stderr
+
+
+def test_browser_runs_no_other_script(page: tuple[Path, PageParser], tmp_path: Path) -> None:
+    path, _ = page
+    injected = tmp_path / "injected.html"
+    attack = "<script>document.title = 'attacked'</script><a id='x' href='javascript:1' onclick='1'>x</a>"
+    injected.write_text(path.read_text(encoding="utf-8").replace("</body>", attack + "</body>"), encoding="utf-8")
+    seen = run_browser(injected, tmp_path / "profile", "--dump-dom", "--enable-logging=stderr", "--v=0")
+    assert "<title>Tying · ptb</title>" in seen.stdout
+    assert "Content Security Policy" in seen.stderr
+    assert 'aria-label="Results"' in seen.stdout  # the page itself is shown
 
 
 COST = ["row", "epochs", "seconds", "s/epoch", "tokens/s", "memory", "seeds"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import warnings
@@ -98,8 +99,25 @@ def test_unfinished_run_has_curves(tmp_path: Path) -> None:
 
 def test_diverged_run_has_a_curve(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "Small")
-    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "epoch": 1, "nll": 5000.0}\n')
+    lines = [{"kind": "train", "step": step, "epoch": step, "nll": 5000.0} for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert len(plots.plot_curves(join_runs([], [load_run(folder)]))) == 1
+
+
+def test_single_epoch_is_drawn_by_update(tmp_path: Path) -> None:
+    """One validation is one point, which is not a curve. The training loss has a point for every few updates."""
+    folder = write_run(tmp_path, "Small")
+    lines = [{"kind": "train", "step": 10 * n, "epoch": 1, "nll": 5.0 / n} for n in (1, 2, 3)]
+    lines.append({"kind": "valid", "step": 30, "epoch": 1, "nll": 2.0, "perplexity": math.exp(2.0)})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (plot,) = plots.plot_curves(join_runs([], [load_run(folder)]))
+    assert plot.caption.startswith("Training perplexity per token by update.")
+    labels = ["".join(node.itertext()).strip() for node in ET.fromstring(plot.svg).iter("text")]
+    assert "update" in labels
+    assert "10" in labels
+
+    (folder / "metrics.jsonl").write_text(json.dumps(lines[2]) + "\n" + json.dumps(lines[3]) + "\n")
+    assert plots.plot_curves(join_runs([], [load_run(folder)])) == []
 
 
 def test_any_row_name_can_be_drawn(rows: list[TableRow]) -> None:

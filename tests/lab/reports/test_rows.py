@@ -178,8 +178,8 @@ def test_row_can_be_another_rows_model_in_another_mode(tmp_path: Path) -> None:
     assert (remembering.state, remembering.source_runs) == ("not run", ())
     assert build_table(rows).best == set()  # only one row adapts
     lines = to_markdown(rows).splitlines()
-    assert lines[3] == "| Small, adapting | 4,651,600 | 100.0 ± 0.0 | 91.0 ± 1.4 | 80.0 | +13.7 % |  |  | 2 |"
-    assert lines[4] == "| Small, remembering |  |  | not run | 85.0 |  |  |  |  |"
+    assert lines[3] == "| Small, adapting | 4,651,600 | 100.0 ± 0.0 | 91.0 ± 1.4 | 80.0 | +13.7 % | 0.1 % |  |  | 2 |"
+    assert lines[4] == "| Small, remembering |  |  | not run | 85.0 |  |  |  |  |  |"
 
 
 def test_unlisted_evaluations_follow_their_row(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def test_empty_columns_are_dropped(tmp_path: Path) -> None:
         "parameters",
         "valid",
         "test",
+        "unknown words",
         "epochs",
         "seconds",
         "s/epoch",
@@ -158,8 +160,23 @@ def test_runs_measured_in_updates_show_nothing_per_epoch(tmp_path: Path) -> None
     assert waiting["time updates"] == ""
     assert not {"time epochs", "time s/epoch"} & set(ran)
     assert table.notes == ()  # no run stopped early
-    titles = "| row | parameters | valid | test | paper | diff | updates | paper hours | tokens/s | seeds |"
+    titles = (
+        "| row | parameters | valid | test | paper | diff | unknown words | updates | paper hours | tokens/s | seeds |"
+    )
     assert to_markdown(rows).splitlines()[0] == titles
+
+
+def test_unknown_words_stand_next_to_the_perplexity(tmp_path: Path) -> None:
+    write_run(tmp_path, "Small", 0, result("Small", 0, valid=scored(9.0, unknown=0), test=scored(9.0, unknown=0)))
+    write_run(tmp_path, "Small + WT", 0, result("Small + WT", 0, test=scored(9.0, unknown=26_378)))
+    old = scored(9.0)
+    del old["text"]
+    write_run(tmp_path, "Small + WT + PR", 0, result("Small + WT + PR", 0, valid=old, test=old))
+    table = build_table(join_runs([], collect_runs([tmp_path])))
+    shares = {name.rstrip(" †‡§"): cells(table, name)["unknown words unknown words"] for name in table.names}
+    assert shares == {"Small": "0 %", "Small + WT": "0.1 % / 32.0 %", "Small + WT + PR": "not recorded"}
+    (warning,) = (note for note in table.notes if note.startswith("warning"))
+    assert re.match("warning: Small [+] WT .: more than 5% of the words are unknown and scored as <unk>", warning)
 
 
 def test_changes_shared_by_all_rows_are_noted_once(tmp_path: Path) -> None:
@@ -324,7 +341,9 @@ def test_row_names_are_not_markup() -> None:
 
 def test_markdown_table_is_regular_and_escaped(runs: Path) -> None:
     lines = to_markdown(join_runs(recipe_rows(), collect_runs([runs]))).splitlines()
-    assert lines[0] == ("| row | parameters | valid | paper | diff | test | paper | diff | epochs | s/epoch | seeds |")
+    assert lines[0] == (
+        "| row | parameters | valid | paper | diff | test | paper | diff | unknown words | epochs | s/epoch | seeds |"
+    )
     assert len({line.count("|") for line in lines}) == 1
     assert sum("**102.7 ± 0.7**" in line for line in lines) == 1
     assert to_markdown([TableRow("a|b\n<i>*c*")]).splitlines()[2].startswith("| a\\|b \\<i\\>\\*c\\* |")

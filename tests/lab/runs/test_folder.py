@@ -125,7 +125,7 @@ def test_killed_start_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "config.json.tmp-999999999").write_text("{")
     with RunFolder.open_for_training(tmp_path, CONFIG) as run:
         assert run.config == CONFIG
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "MANIFEST.json", "config.json"]
 
 
 def test_open_names_the_missing_file(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_scores_load_exactly_and_truncation_is_rejected(tmp_path: Path) -> None:
     assert torch.equal(run.read_scores()["test"], torch.arange(3.0))
     path = tmp_path / "scores.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"scores\.safetensors is truncated"):
+    with pytest.raises(DataError, match=r"scores\.safetensors is damaged: it has \d+ bytes instead of \d+"):
         run.read_scores()
 
 

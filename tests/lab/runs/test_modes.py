@@ -17,6 +17,7 @@ from reefknot.lab.runs.modes import MAX_TOKENS, check_mode, describe_mode
         (Sliding(2560, 512).name, "windows of 2,560 + 512 tokens"),
         (Sliding(0, 3072).name, "blocks of 3,072 tokens"),
         (Complete(512).name, "blocks of whole lines of at most 512 tokens"),
+        (Complete(32, 480).name, "blocks of whole lines of at most 32 tokens after 480 tokens of context"),
         (Lines().name, "single lines"),
     ],
 )
@@ -33,7 +34,7 @@ def test_every_mode_has_a_name_and_a_description(name: str, description: str) ->
     ],
 )
 def test_unknown_mode_name_is_rejected(name: str) -> None:
-    with pytest.raises(ValueError, match="must be dynamic, cache, mc, context-C-stride-S, complete-L or lines"):
+    with pytest.raises(ValueError, match="must be dynamic, cache, mc, context-C-stride-S, complete-L, context-C-comp"):
         check_mode(name)
 
 

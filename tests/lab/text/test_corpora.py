@@ -93,6 +93,11 @@ def test_new_corpus_needs_one_file_and_one_line(
     with pytest.raises(ValidationError, match="haiku is not parallel text"):
         CorpusSettings.model_validate({"name": "haiku", "pairs": {"source": "en", "target": "de"}})
     data = tmp_path / "data"
+    with pytest.raises(
+        CorpusNotFound, match=f"haiku not found: the folder {data} does not exist; expected {data}/haiku/"
+    ):
+        find("haiku", cache, data)
+    data.mkdir()
     with pytest.raises(CorpusNotFound) as error:
         find("haiku", cache, data)
     assert str(error.value) == (

@@ -18,6 +18,7 @@ from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import Dataset, open_dataset
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.lab.text.vocabulary_settings import VocabularySettings
+from reefknot.storage import manifest
 from tiny import PATIENCE
 
 Corpus = Callable[..., Path]
@@ -140,26 +141,27 @@ def test_fingerprints_and_cache_keys_are_stable(
     assert [path.name for path in (cache / "datasets").iterdir()] == [entry]
 
 
-@pytest.mark.parametrize("file", ["train.ids", "test.ids", "counts.json", "vocabulary.json"])
+@pytest.mark.parametrize("file", ["train.ids", "test.ids", "counts.json", "vocabulary.json", "MANIFEST.json"])
 @pytest.mark.parametrize("damage", ["gone", "short", "long", "other"])
 def test_damaged_cache_entry_is_encoded_again(
     file: str, damage: str, corpus: Corpus, opened: Open, cache: Path
 ) -> None:
     folder = corpus()
     before = opened(folder)
+    text_before = decoded_text(before)
     [entry] = (cache / "datasets").iterdir()
     intact = (entry / file).read_bytes()
     if damage == "gone":
         (entry / file).unlink()
-    elif damage == "other" and file.endswith(".json"):
-        (entry / file).write_bytes(intact.replace(b"1", b"2"))
+    elif damage == "other":
+        (entry / file).write_bytes(intact.replace(b"1" if file.endswith(".json") else b"\1", b"2"))
     else:
         (entry / file).write_bytes(intact[:-1] if damage == "short" else intact + b"x")
     messages: list[str] = []
     after = opened(folder, notify=messages.append)
     assert "damaged and is written again" in messages[0]
     assert (entry / file).read_bytes() == intact
-    assert decoded_text(after) == decoded_text(before)
+    assert decoded_text(after) == text_before
     assert opened(folder, notify=messages.append).fingerprint == before.fingerprint
     assert [path.name for path in (cache / "datasets").iterdir()] == [entry.name]
 
@@ -293,6 +295,7 @@ def test_large_text_is_memory_mapped(corpus: Corpus, opened: Open, cache: Path) 
     record["splits"]["train"]["tokens"] = 100_000_000
     (entry / "counts.json").write_text(json.dumps(record))
     os.truncate(entry / "train.ids", 400_000_000)  # a sparse file: it takes no disk space
+    manifest.create(entry, [path for path in entry.iterdir() if path.name != manifest.MANIFEST_FILE])
     tokens, pages, last, _ = start_process(folder, cache).communicate(timeout=PATIENCE)[0].split()  # a new process
     assert int(tokens) == 100_000_000
     assert int(last) == 0

@@ -85,6 +85,7 @@ def test_fingerprint_does_not_depend_on_the_folder(data: Path, tmp_path: Path, c
 
 @pytest.mark.parametrize("named", [True, False])
 def test_missing_corpus_error_says_which_file_to_put_where(data: Path, cache: Path, named: bool) -> None:
+    data.mkdir(exist_ok=True)
     where = rf" in {data}: expected {data}" if named else ": expected DIR"
     message = rf"^made not found{where}/here/source\. Write it yourself\. Pass --data DIR or set REEFKNOT_DATA\.$"
     with pytest.raises(CorpusNotFound, match=message):

@@ -45,7 +45,7 @@ def train(tiny_recipe: Callable[..., Path], display: RecordingDisplay) -> Train:
     """Trains a row of the tiny recipe in this process and returns what result.json holds."""
     recipe = tiny_recipe()
 
-    def run(out: Path, *overrides: str, row: str = "tied", track: bool = False) -> Any:
+    def run(out: Path, *overrides: str, row: str = "tied", track: tuple[str, ...] = ()) -> Any:
         loaded = load_recipe(str(recipe), overrides)
         result = experiments.train(loaded, loaded.row(row), out, world=World(), display=display, track=track)
         return result and result.record()

@@ -9,7 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from train_together import train
 from reefknot.errors import SettingsError
 from reefknot.lab.recipes.recipe import load_recipe
 from reefknot.lab.runs.folder import RunFolder
+from reefknot.lab.tasks import build_model
 from reefknot.lab.training.distributed import ParallelModel, World
 
 RECIPE = Path(__file__).with_name("together.toml")
@@ -34,10 +35,22 @@ ROWS = (
     "sentences-in-micro-batches",
     "streams-in-micro-batches",
     "frozen",
+    "softmax",
+    "augmented",
 )
 RESUMED = ("blocks-in-micro-batches", "sentences-in-micro-batches", "streams-in-micro-batches", "frozen")
 """Rows with several optimiser tensors per parameter, averages, a hidden state, and a frozen table."""
-MODES = ("copies", "shards")
+MODES = ("copies", "shards", "words")
+"""Every process has the whole model, a shard of it, or a shard of its vocabulary."""
+WHOLE_TABLE = "streams-in-micro-batches"
+"""A row with DRILL, whose vocabulary cannot be divided."""
+
+
+def pairs(rows: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the modes and rows that fit together."""
+    return [(mode, row) for mode in MODES for row in rows if (mode, row) != ("words", WHOLE_TABLE)]
+
+
 LAST, EARLIER = "step_00000004", "step_00000002"
 
 Metrics = Callable[[Path], list[dict[str, Any]]]
@@ -95,8 +108,8 @@ def together(tmp_path_factory: pytest.TempPathFactory, text: str, alone: Path) -
     folder = tmp_path_factory.mktemp("together")
     for mode in MODES:
         (folder / mode).mkdir()
-        for row in RESUMED:
-            rewind(alone / row, folder / f"{mode} resumed" / row)
+    for mode, row in pairs(RESUMED):
+        rewind(alone / row, folder / f"{mode} resumed" / row)
     train_together(2, folder, text)
     return folder
 
@@ -120,16 +133,14 @@ def assert_equal_runs(run: Path, expected: Path, metrics: Metrics) -> None:
             torch.testing.assert_close(tensors[key], expected_tensors[key], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "row"), pairs(ROWS))
 def test_two_processes_equal_one_process(mode: str, row: str, together: Path, alone: Path, metrics: Metrics) -> None:
     assert_equal_runs(together / mode / row, alone / row, metrics)
     norms = [line["gradient_norm"] for line in metrics(alone / row) if line["kind"] == "train"]
     assert max(norms) > 0.25  # some of them were clipped
 
 
-@pytest.mark.parametrize("row", RESUMED)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "row"), pairs(RESUMED))
 def test_two_processes_resume_the_run_of_one(
     mode: str, row: str, together: Path, alone: Path, metrics: Metrics
 ) -> None:
@@ -145,11 +156,11 @@ def test_four_processes_resume_the_run_of_one(tmp_path: Path, text: str, alone: 
         assert_equal_runs(tmp_path / "shards" / row, alone / row, metrics)
 
 
-@pytest.mark.parametrize("row", RESUMED)
+@pytest.mark.parametrize(("mode", "row"), [*(("shards", row) for row in RESUMED), ("words", RESUMED[0])])
 def test_one_process_resumes_the_run_of_two(
-    tmp_path: Path, row: str, text: str, together: Path, alone: Path, metrics: Metrics
+    tmp_path: Path, mode: str, row: str, text: str, together: Path, alone: Path, metrics: Metrics
 ) -> None:
-    run = rewind(together / "shards" / row, tmp_path / "run")
+    run = rewind(together / mode / row, tmp_path / "run")
     assert_equal_runs(train_alone(text, row, run), alone / row, metrics)
 
 
@@ -170,3 +181,18 @@ def test_error_if_torch_cannot_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = torch.nn.Linear(3, 3)
     with pytest.raises(SettingsError, match=r"training.shard needs torch 2.6 .* leave training.shard out"):
         World(size=2).wrap_model(model, shard=True)
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ('{ kind = "mixture", classifier = { kind = "plain", table = "words" } }', "the words of a MixtureOfSoftmaxes"),
+        ('{ kind = "sampled", classifier = { kind = "plain", table = "words" } }', "the words of a SampledSoftmax"),
+        ('{ kind = "softmax", classifier = { kind = "drill", table = "words" } }', "the classifier Drill computes"),
+    ],
+)
+def test_other_ends_do_not_divide_their_vocabulary(text: str, output: str, error: str) -> None:
+    recipe = load_recipe(str(RECIPE), [text, f"output={output}"])
+    model = build_model(recipe.experiments["softmax"], 24)
+    with pytest.raises(SettingsError, match=f"training.shard = vocabulary: {error}"):
+        World(size=2).wrap_model(model, shard="vocabulary")

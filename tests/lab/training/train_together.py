@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node=2 tests/lab/training/train_together.py RECIPE OUT [key=value ...]
 
-OUT contains folders of runs. In a folder whose name starts with `shards`, the model is sharded. Runs that are already
-in a folder are resumed; an empty folder gets a run of every row.
+OUT contains folders of runs. In a folder whose name starts with `shards`, the model is sharded, and in a folder whose
+name starts with `words`, its vocabulary. Runs that are already in a folder are resumed; an empty folder gets a run of
+every row that can be trained so.
 """
 
 from __future__ import annotations
@@ -72,8 +73,11 @@ if __name__ == "__main__":
     with join_world("cpu") as world:
         world.barrier()  # until all processes have listed the folders
         for folder, existing_run in folders.items():
-            shard = str(folder.name.startswith("shards")).lower()
+            shard = {"copies": "false", "shards": "true", "words": "vocabulary"}[folder.name.split()[0]]
             recipe = load_recipe(name, [*overrides, f"training.shard={shard}"])
             for row in recipe.rows:
+                needs_whole_table = "drill" in str(recipe.experiments[row.name].output)
+                if needs_whole_table and shard == "vocabulary":
+                    continue
                 if not existing_run or row.slug in existing_run:
                     train(recipe, row, folder / row.slug, world)

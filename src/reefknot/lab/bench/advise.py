@@ -13,7 +13,7 @@ the words into bands, which are groups of words of similar frequency.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
@@ -318,8 +318,17 @@ def measure_training(
     )
 
 
-def give_advice(rows: Iterable[Row]) -> str:
-    """Return a recommendation in a sentence or two."""
+def give_advice(rows: Iterable[Row], num_words: int) -> str:
+    """Return a recommendation in a few sentences.
+
+    The paper's vocabulary has 267,744 words, and adaptive ends are made for such sizes. So the paper's best end is
+    recommended only for a large vocabulary. For a smaller one, the measurements decide: of the ends that are about as
+    fast as the fastest, the one that needs the least memory.
+
+    Args:
+        rows: The measurements.
+        num_words: Number of words in the vocabulary of the text.
+    """
     measured_rows = [row for row in rows if row.words_per_second is not None]
     if not measured_rows:
         return "No end could be measured: try a smaller body (--dim, --layers) or fewer --tokens."
@@ -329,21 +338,68 @@ def give_advice(rows: Iterable[Row]) -> str:
     # Which end is best in each measurement?
     speeds = {row.end: row.words_per_second or 0.0 for row in measured_rows}
     fastest = max(speeds, key=speeds.__getitem__)
-    least_memory = min(measured_rows, key=lambda row: row.memory_bytes or 0).end
+    least_memory = min(measured_rows, key=_memory_and_size).end
     smallest = min(measured_rows, key=lambda row: row.parameters or 0).end
-    summary = (
-        f"{fastest} reads the most words per second, {least_memory} needs the least memory, "
-        f"{smallest} has the fewest parameters."
+    summary = _summarise_best(
+        {
+            "reads the most words per second": fastest,
+            "needs the least memory": least_memory,
+            "is the smallest": smallest,
+        }
     )
 
-    # Is the paper's best end fast enough here?
-    if BEST_IN_PAPER not in speeds:
-        return f"{summary} {BEST_IN_PAPER}, the paper's best, was not measured."
+    if num_words < MIN_WORDS_FOR_PAPER_BANDS or BEST_IN_PAPER not in speeds:
+        fast_rows = [row for row in measured_rows if speeds[row.end] >= EQUAL_SPEED * speeds[fastest]]
+        choice = min(fast_rows, key=_memory_and_size).end
+        reason = _explain_choice(choice, fastest, speeds)
+        return f"{summary} Use {choice}{reason}. {_explain_paper(choice, num_words, speeds)}"
+
+    # The vocabulary is large. Is the paper's best end fast enough here?
     relative_speed = speeds[BEST_IN_PAPER] / speeds[fastest]
     reaches = f"reaches {relative_speed:.0%} of the highest speed here"
     if relative_speed >= EQUAL_SPEED:
-        return f"{summary} Use {BEST_IN_PAPER}: it did best in the paper, and {reaches}."
+        return f"{summary} Use {BEST_IN_PAPER}: it has the best perplexity in the paper, and {reaches}."
     return (
-        f"{summary} {BEST_IN_PAPER} did best in the paper and {reaches}: "
+        f"{summary} {BEST_IN_PAPER} has the best perplexity in the paper and {reaches}: "
         f"use {fastest} if speed decides, {BEST_IN_PAPER} if perplexity does."
+    )
+
+
+def _memory_and_size(row: Row) -> tuple[int, int]:
+    """Return the sort key of a row: less memory first, then fewer parameters."""
+    return row.memory_bytes or 0, row.parameters or 0
+
+
+def _summarise_best(end_by_property: Mapping[str, str]) -> str:
+    """Return a sentence that names the best end in each measurement. An end is named once."""
+    properties_by_end: dict[str, list[str]] = {}
+    for description, end in end_by_property.items():
+        properties_by_end.setdefault(end, []).append(description)
+    clauses = []
+    for end, descriptions in properties_by_end.items():
+        *first, last = descriptions
+        clauses.append(f"{end} {', '.join(first)} and {last}" if first else f"{end} {last}")
+    return f"{', '.join(clauses)}."
+
+
+def _explain_choice(choice: str, fastest: str, speeds: Mapping[str, float]) -> str:
+    """Return the reason for an end that is not the fastest; empty for the fastest."""
+    if choice == fastest:
+        return ""
+    return f", which reaches {speeds[choice] / speeds[fastest]:.0%} of the highest speed with less memory"
+
+
+def _explain_paper(choice: str, num_words: int, speeds: Mapping[str, float]) -> str:
+    """Explain why the paper's best end is not recommended, if it is not."""
+    if choice == BEST_IN_PAPER:
+        return "It also has the best perplexity in the paper."
+    if num_words >= MIN_WORDS_FOR_PAPER_BANDS:
+        return f"{BEST_IN_PAPER}, the best in the paper, was not measured."
+    relative_speed = ""
+    if BEST_IN_PAPER in speeds:
+        relative_speed = f" ({speeds[BEST_IN_PAPER] / max(speeds.values()):.0%} of the highest speed here)"
+    return (
+        f"{BEST_IN_PAPER}, the best in the paper{relative_speed}, is made for vocabularies of more than "
+        f"{MIN_WORDS_FOR_PAPER_BANDS:,} words; this text has {num_words:,}. Perplexities are not measured: to compare "
+        "them, train both."
     )

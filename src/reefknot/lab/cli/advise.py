@@ -117,7 +117,8 @@ def advise(
             "body": asdict(request.body),
             "bands": band_sizes,
             "rows": [row.record() for row in rows],
-            "advice": give_advice(rows),
+            "words": num_words,
+            "advice": give_advice(rows, num_words),
         }
         typer.echo(json.dumps(record, indent=2))
         return
@@ -125,7 +126,7 @@ def advise(
     typer.echo(bands_description)
     typer.echo(f"{request.body}; {device_name}")
     _print_table(rows)
-    typer.echo(give_advice(rows))
+    typer.echo(give_advice(rows, num_words))
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reefknot.lab.cli.options import DataOption, JsonOption, print_result
 from reefknot.lab.cli.systems import open_system
+
+if TYPE_CHECKING:
+    from reefknot.lab.reports.drawing import Drawing
+    from reefknot.lab.tasks.requests import ComparisonAnswer, System
 
 EXAMPLES = """\b
 Examples:
@@ -22,6 +26,7 @@ Examples:
   reefknot compare A B --by documents --bands --data DIR
   reefknot compare BASELINE THREE-WAY --split valid                  # translators, by BLEU
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
+  reefknot compare runs/demo/untied runs/demo/tied --html compare.html    # a page with the intervals
 """
 
 LANGUAGE_MODELS_PANEL = "Language models"
@@ -63,6 +68,10 @@ def compare(
             rich_help_panel=LANGUAGE_MODELS_PANEL, help="Draw the differences of --bands as bars in this SVG file."
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a report about the runs to this HTML file, with the differences and their intervals."),
+    ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,8 +82,10 @@ def compare(
     interval also reflects the spread over the seeds.
     """
     from reefknot.errors import SettingsError
+    from reefknot.lab.cli.bench.record import check_output_file
     from reefknot.lab.tasks import compare_systems
     from reefknot.lab.tasks.requests import ComparisonRequest
+    from reefknot.storage.files import write_text
 
     systems = [open_system(path) for path in runs]
     if len(systems) < 2:
@@ -82,24 +93,56 @@ def compare(
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
 
+    check_output_file("--html", html)
+
     request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
     comparison = compare_systems(systems, request, notify=partial(typer.echo, err=True))
     record = comparison.record()
     text = comparison.text()
     if figure is not None:
-        _plot_bands(figure, record)
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        write_text(figure, _draw_bands(record).svg_file)
         text += f"\nfigure: {figure.resolve()}"
+    if html is not None:
+        _write_page(html, systems, comparison)
+        text += f"\nreport: {html.resolve()}"
     print_result(record, text, as_json)
 
 
-def _plot_bands(figure_path: Path, comparisons: list[dict[str, Any]]) -> None:
+def _write_page(path: Path, systems: list[System], comparison: ComparisonAnswer) -> None:
+    """Write the report about the runs of all systems, with a section on the comparison."""
+    from reefknot.lab.reports.comparison import build_section, list_rows
+    from reefknot.lab.reports.drawing import Plot
+    from reefknot.lab.reports.page import rows_in_recipe_order, write_report
+    from reefknot.lab.reports.results import load_run
+    from reefknot.lab.runs.tables import to_csv
+
+    # Systems are named after their rows, or after their folders if rows have equal names.
+    results = [load_run(run.path) for system in systems for run in system.runs]
+    row_by_folder = {result.folder: result.row for result in results}
+    names = [row_by_folder[system.runs[0].path] for system in systems]
+    if len(set(names)) < len(names):
+        names = [str(system.path) for system in systems]
+
+    records = comparison.record()
+    plots = []
+    if "bands" in records[0]:
+        drawing = _draw_bands(records)
+        plots.append(Plot(drawing.svg, drawing.caption))
+    section = build_section(records, names, comparison.description, plots)
+    rows = rows_in_recipe_order(results)
+    tables = {"comparison.csv": to_csv(list_rows(records))}
+    title = f"{' and '.join(names[1:])} compared with {names[0]}"
+    write_report(results, path, rows=rows, title=title, sections=[section], tables=tables)
+
+
+def _draw_bands(comparisons: list[dict[str, Any]]) -> Drawing:
     """Plot the difference in every frequency band as a bar, as in Figure 3 of Pappas & Henderson (2019).
 
     A frequency band is a group of words that occur about equally often in the training text.
     """
     from reefknot.lab.evaluation.frequency import TypeComparison
     from reefknot.lab.papers.figures.relative_loss import CAPTION, band_json, draw_bands
-    from reefknot.storage.files import write_text
 
     baseline = comparisons[0]["a"]
     bands_by_system = {}
@@ -108,6 +151,4 @@ def _plot_bands(figure_path: Path, comparisons: list[dict[str, Any]]) -> None:
         bands_by_system[comparison["b"]] = [band_json(band) for band in target_bands]
     caption = f"Loss against {baseline}, A; lower is better. {CAPTION}"
     axis_labels = "B - A, % of A's loss", "B - A, % of B's loss"
-    plot = draw_bands("bands", bands_by_system, caption, axis_labels, title_suffix=f", against {baseline}")
-    figure_path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(figure_path, plot.svg_file)
+    return draw_bands("bands", bands_by_system, caption, axis_labels, title_suffix=f", against {baseline}")

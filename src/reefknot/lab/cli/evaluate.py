@@ -16,6 +16,7 @@ import typer
 from reefknot.lab.cli.options import (
     BEAM_HELP,
     LENGTH_PENALTY_HELP,
+    CheckOption,
     DataOption,
     DeviceOption,
     JsonOption,
@@ -105,8 +106,8 @@ WindowsOption = Annotated[
     typer.Option(
         rich_help_panel=WINDOWS_PANEL,
         help="Use windows of whole lines instead of --context and --stride: `lines` scores every line on its own, and "
-        "`complete-L`, such as complete-512, scores blocks of complete lines with at most L tokens. [default: the "
-        "run's setting]",
+        "`complete-L`, such as complete-512, scores blocks of complete lines with at most L tokens. "
+        "`context-C-complete-L` scores such blocks after C tokens of context. [default: the run's setting]",
     ),
 ]
 DynamicOption = Annotated[
@@ -283,6 +284,7 @@ def evaluate(
     include_path: IncludePathOption = None,
     save: SaveOption = False,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

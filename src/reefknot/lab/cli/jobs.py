@@ -26,6 +26,7 @@ from typing import NamedTuple
 import typer
 
 from reefknot.errors import ReefknotError, SettingsError, Stopped
+from reefknot.lab.cli.threads import environment_for_jobs
 from reefknot.lab.training.signals import install_handlers, restore_handlers
 
 
@@ -40,7 +41,8 @@ class TrainOptions:
     """Settings to change, as `key=value`."""
     data: Path | None = None
     device: str = "auto"
-    tensorboard: bool = False
+    track: tuple[str, ...] = ()
+    """Names of the trackers."""
     withhold_test: bool = False
 
     def for_run(self, seed: int, out: Path, start: Path | None = None, label: str = "") -> Job:
@@ -68,8 +70,8 @@ class Job(TrainOptions):
             arguments += ["--data", str(self.data)]
         if self.start:
             arguments += ["--start", str(self.start)]
-        if self.tensorboard:
-            arguments += ["--tensorboard"]
+        for tracker in self.track:
+            arguments += ["--track", tracker]
         if self.withhold_test:
             arguments += ["--withhold-test"]
         return arguments
@@ -110,7 +112,7 @@ def run_jobs(jobs: list[Job], max_parallel: int) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise SettingsError("torchrun can train only one run at a time; start several runs without torchrun")
 
-    children = _ChildProcesses(share_output=max_parallel > 1)
+    children = _ChildProcesses(max_parallel)
     previous_handlers = install_handlers(children.forward_signal)
     try:
         with ThreadPoolExecutor(max_parallel) as pool:
@@ -127,11 +129,12 @@ def run_jobs(jobs: list[Job], max_parallel: int) -> None:
 class _ChildProcesses:
     """The processes of the jobs that are running. `run` is called in several threads at the same time."""
 
-    def __init__(self, *, share_output: bool) -> None:
+    def __init__(self, max_parallel: int) -> None:
         self.is_stopping = False
         """Whether a stop signal has arrived. No job starts after that."""
-        self._share_output = share_output
+        self._share_output = max_parallel > 1
         """Whether several jobs print at the same time, so that every line needs the label of its job."""
+        self._environment = environment_for_jobs(max_parallel)
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = RLock()  # prevents a job from starting after a signal arrives but before `is_stopping` is set
 
@@ -168,6 +171,7 @@ class _ChildProcesses:
             stdout=subprocess.PIPE if self._share_output else None,
             text=True,
             start_new_session=True,
+            env=self._environment,
         )
 
 

@@ -28,11 +28,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from reefknot import __version__
 from reefknot.errors import DataError, ReefknotError, ResourceError, SettingsError
+from reefknot.lab.cli.threads import configure_threads
 from reefknot.lab.config.upgrade import RENAMED_OPTIONS
 from reefknot.storage.terminal import escape_terminal_output
 
 EXAMPLES = """\b
 Examples:
+  reefknot train --text docs/             # train on any text, without a recipe
   reefknot table demo                     # train every row of a recipe, print a table, write a report
   reefknot train press2017/table6 --row "Small + WT" --data DIR
   reefknot generate runs/demo/tied/seed0 --prompt "this function"
@@ -47,6 +49,7 @@ output classifier. Each end reads its word vectors from a word table; tied ends 
 
 VERBS = (
     "train",
+    "new",
     "table",
     "sweep",
     "evaluate",
@@ -237,6 +240,7 @@ def _options(
 
 def main() -> None:
     """Run one command and exit with its code."""
+    configure_threads()
     escape_terminal_output()
     warnings.showwarning = _show_warning
     app()
@@ -275,6 +279,8 @@ def _report_errors(verb_function: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (MemoryError, OSError, RuntimeError) as error:
             exit_code = _print_error(_convert_system_error(error))
+        finally:
+            _print_unverified()
         raise typer.Exit(exit_code)
 
     return run_verb
@@ -295,6 +301,14 @@ def _check_arguments() -> None:
         shown_argument = os.fsencode(argument).decode(errors="backslashreplace")
         if shown_argument != argument:
             raise SettingsError(f"the argument '{shown_argument}' has bytes that are not UTF-8; use a name in UTF-8")
+
+
+def _print_unverified() -> None:
+    """Print which runs could not be verified, on stderr."""
+    runs = sys.modules.get("reefknot.lab.runs.folder")  # a verb that opens no run does not import it
+    message = runs.describe_unverified() if runs else None
+    if message:
+        print(f"reefknot: {message}", file=sys.stderr)
 
 
 def _print_renamed(old_name: str, new_name: str) -> int:

@@ -64,6 +64,30 @@ LENGTH_PENALTY_HELP = (
 )
 TOP_K_HELP = "Sample only from the k most probable words."
 TOP_P_HELP = "Sample only from the most probable words, as many as are needed for a total probability of p."
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Also write the metrics to this tracker: tensorboard, wandb (offline unless you have an API key) or "
+        "trackio. Can be repeated. [default: none]"
+    ),
+]
+
+
+def _check_files(requested: bool) -> None:
+    if requested:
+        from reefknot.storage.cache import check_files
+
+        check_files()
+
+
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        callback=_check_files,
+        help="Read the files of the corpus again, even if their size and times are unchanged since they were encoded.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -234,6 +258,13 @@ def check_training_data(data: Path | None, experiments: Iterable[Experiment], re
     if not any(experiment.evaluates_similarity for experiment in experiments):
         corpora = [experiment.corpus.name for experiment in experiments]
         check_data(data, corpora, reader)
+
+
+def check_tracker_options(track: Iterable[str] | None) -> None:
+    """Raise an error if a tracker is unknown or not installed, before any text is read."""
+    from reefknot.lab.training.trackers import check_trackers
+
+    check_trackers(list(track or []))
 
 
 def data_folder_for(experiment: Experiment, data: Path | None) -> Path | None:

@@ -1,6 +1,7 @@
-"""`reefknot report`: write an HTML page about some runs (folders of trained models).
+"""`reefknot report`: write an HTML page about some runs (folders of trained models), or their results as CSV.
 
-This subcommand collects the results of the runs and passes them to `lab/reports/page.py`, which writes the page.
+This subcommand collects the results of the runs and passes them to `lab/reports/page.py`, which writes the page, or to
+`lab/runs/tables.py`, which writes CSV.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, JsonOption, print_result
+from reefknot.lab.cli.options import DataOption, JsonOption, print_result, reject_options
 
 if TYPE_CHECKING:
     from reefknot.lab.reports.results import Result
@@ -24,13 +25,21 @@ Examples:
   reefknot report runs/demo/tied/seed0 runs/demo/untied/seed0
   reefknot report runs/press2017 --figures --data DIR
   reefknot report runs/demo --words file,string,list
+  reefknot report runs/demo --csv -o demo.csv        # one line per run, for a spreadsheet or pandas
 """
 
 
 def report(
+    ctx: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold runs.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Reefknot report",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File to write. [default: report.html, or the standard output with --csv]"),
+    ] = None,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Write the results as CSV instead of a page, with one line per run.")
+    ] = False,
+    title: Annotated[str | None, typer.Option(help="Heading of the page. [default: the title of the recipe]")] = None,
     figures: Annotated[
         bool,
         typer.Option(
@@ -49,28 +58,22 @@ def report(
 ) -> None:
     """Write an HTML report about runs, in one file.
 
-    It has tables of scores, figures, learning curves, nearest neighbours of words, generated text and all settings.
+    It has tables of scores, figures, learning curves, nearest neighbours of words, generated text and all settings. The
+    results are also in the page as CSV, and --csv writes only them.
     """
     from reefknot.lab.papers.figures.section import build_sections
-    from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_recipe_file
-    from reefknot.lab.reports.page import write_report
+    from reefknot.lab.reports.page import recipe_title, rows_in_recipe_order, write_report
     from reefknot.lab.reports.results import collect_runs
-    from reefknot.lab.reports.rows import add_recipe_names, join_runs
-    from reefknot.lab.reports.table import rows_from_recipe
 
+    if csv:
+        reject_options(ctx, {"title", "figures", "words", "data", "as_json"}, "with --csv; leave {option} out")
+        _write_csv(collect_runs(runs), output)
+        return
     chosen_words = _parse_words(words)
     results = collect_runs(runs)
     _check_figures(results, figures, data)
 
-    # Build the rows of the tables, in the order of their recipe. Rows without runs are left out; `reefknot table` shows
-    # them.
-    recipe_names = {result.recipe for result in results}
-    recipe_rows: list[TableRow] = []
-    for name in list_shipped_recipes():
-        if name in recipe_names:
-            path, _ = find_recipe(name)
-            recipe_rows += rows_from_recipe(read_recipe_file(path, name).rows, name)
-    rows = add_recipe_names(row for row in join_runs(recipe_rows, results) if row.results)
+    rows = rows_in_recipe_order(results)
     if chosen_words:
         rows = _replace_words(rows, chosen_words)
 
@@ -78,9 +81,26 @@ def report(
     figure_sections, notes = build_sections(results, weights=figures, data=data)
     for note in notes:
         typer.echo(note, err=True)
+    output = output or Path("report.html")
+    title = recipe_title(results) if title is None else title
     report_path = write_report(results, output, rows=rows, title=title, sections=figure_sections).resolve()
     record = {"report": str(report_path), "runs": len(results)}
     print_result(record, f"report: {report_path}", as_json)
+
+
+def _write_csv(results: Sequence[Result], output: Path | None) -> None:
+    """Write the results of runs as CSV to a file, or to the standard output without a file."""
+    from reefknot.lab.cli.bench.record import check_output_file
+    from reefknot.lab.runs.tables import result_rows, to_csv
+    from reefknot.storage.files import write_text
+
+    check_output_file("-o", output)
+    table = to_csv([row for result in results for row in result_rows(result)])
+    if output is None:
+        typer.echo(table, nl=False)
+    else:
+        write_text(output, table)
+        typer.echo(f"results: {output.resolve()}")
 
 
 def _check_figures(results: Sequence[Result], figures: bool, data: Path | None) -> None:

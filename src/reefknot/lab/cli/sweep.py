@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, JobsOption, RecipeArgument, RowOption, StartOption
+from reefknot.lab.cli.options import (
+    CheckOption,
+    DataOption,
+    DeviceOption,
+    JobsOption,
+    RecipeArgument,
+    RowOption,
+    StartOption,
+    TrackOption,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.combinations import Combination
@@ -52,7 +61,9 @@ def sweep(
         bool, typer.Option("--test", help="Also print the test perplexity of the best combination.")
     ] = False,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
+    track: TrackOption = None,
 ) -> None:
     """Train every combination of some settings, and print a table with the best combination first.
 
@@ -63,6 +74,7 @@ def sweep(
     """
     from reefknot.lab.cli.combinations import combine, parse_settings
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
+    from reefknot.lab.cli.options import check_tracker_options
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.reports.sweep import Trial
 
@@ -71,12 +83,15 @@ def sweep(
     loaded_recipe = load_recipe(recipe, row=row)
     chosen_row = loaded_recipe.row(row)
     _check_scored(loaded_recipe, chosen_row)
+    check_tracker_options(track)
     root = out or Path("runs") / "sweeps" / loaded_recipe.name / chosen_row.slug
     combinations = {combination.name: combination for combination in combine(sweep_settings.varied)}
     typer.echo(f"{loaded_recipe.title}\n{chosen_row.name}: {len(combinations)} combinations of settings")
 
     # Plan the runs.
-    options = TrainOptions(recipe, chosen_row.name, tuple(sweep_settings.fixed), data, device, withhold_test=True)
+    options = TrainOptions(
+        recipe, chosen_row.name, tuple(sweep_settings.fixed), data, device, tuple(track or []), withhold_test=True
+    )
     jobs_by_combination = _plan_jobs(options, combinations, seeds, root, start)
     trials = []
     for name, planned_jobs in jobs_by_combination.items():
@@ -90,7 +105,7 @@ def sweep(
     try:
         run_unfinished(all_jobs, jobs, root)
     finally:
-        _print_and_write_table(trials, root, f"{loaded_recipe.title}: a sweep of {chosen_row.name}", test)
+        _print_and_write_table(trials, root, loaded_recipe.title, chosen_row.name, test)
 
 
 def _check_scored(recipe: Recipe, row: Row) -> None:
@@ -175,17 +190,18 @@ def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
             find_start(recipe, recipe.row(job.row), job.seed, folder=job.start, out=job.out, data=job.data)
 
 
-def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test: bool) -> None:
+def _print_and_write_table(trials: Sequence[Trial], root: Path, recipe: str, row: str, test: bool) -> None:
     """Print the table of the runs that exist, and write it to sweep.json and report.html.
 
     Args:
         trials: The combinations of settings, with their run folders.
         root: The folder of the sweep.
-        title: Heading of the report.
+        recipe: Title of the recipe.
+        row: Name of the row.
         test: Whether to print the test perplexity of the best combination.
     """
     from reefknot.lab.reports.cells import format_spread
-    from reefknot.lab.reports.page import write_report
+    from reefknot.lab.reports.page import recipe_title, write_report
     from reefknot.lab.reports.sweep import rank_trials, spread_to_dict, summarise_trials
     from reefknot.lab.reports.table import print_table
     from reefknot.lab.runs.scores import PERPLEXITY
@@ -197,9 +213,11 @@ def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test
         return
 
     # Print the table.
-    rows = [row for _, row in ranked_trials]
+    rows = [trial_row for _, trial_row in ranked_trials]
+    results = list(chain.from_iterable(trial_row.results for trial_row in rows))
+    title = f"{recipe_title(results, recipe)}: a sweep of {row}"
     hidden_columns = ["tokens/s", "memory"]
-    if len({row.parameter_count for row in rows}) == 1:
+    if len({trial_row.parameter_count for trial_row in rows}) == 1:
         hidden_columns.append("parameters")
     print_table(rows, open_console(), leave_out=hidden_columns)
     record: dict[str, Any] = {"title": title, "judged_by": "valid", "trials": summarise_trials(ranked_trials, root)}
@@ -214,6 +232,5 @@ def _print_and_write_table(trials: Sequence[Trial], root: Path, title: str, test
             record["test_of_the_best"] = spread_to_dict(perplexities)
 
     write_json(root / "sweep.json", record)
-    results = list(chain.from_iterable(row.results for row in rows))
     report_path = write_report(results, root / "report.html", rows=rows, title=title)
     typer.echo(f"report: {report_path.resolve()}")

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, JobsOption, OverridesArgument, RecipeArgument
+from reefknot.lab.cli.options import (
+    CheckOption,
+    DataOption,
+    DeviceOption,
+    JobsOption,
+    OverridesArgument,
+    RecipeArgument,
+    TrackOption,
+)
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import PlannedJob, TrainOptions
@@ -44,7 +52,9 @@ def table(
     ] = 1,
     jobs: JobsOption = 1,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
+    track: TrackOption = None,
 ) -> None:
     """Train every row of a recipe, print a table of the scores next to the paper's, and write report.html.
 
@@ -52,11 +62,12 @@ def table(
     not on this machine are left out. If --row names such a row exactly, without a *, that is an error.
     """
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
-    from reefknot.lab.cli.options import check_training_data, data_folder_for
+    from reefknot.lab.cli.options import check_tracker_options, check_training_data, data_folder_for
     from reefknot.lab.recipes.recipe import load_recipe
 
     loaded_recipe = load_recipe(recipe, overrides or [], row)
     check_training_data(data, loaded_recipe.experiments.values(), recipe)
+    check_tracker_options(track)
     root = out or Path("runs") / loaded_recipe.name
     typer.echo(loaded_recipe.title)
 
@@ -71,7 +82,9 @@ def table(
     for recipe_row in loaded_recipe.rows:
         if recipe_row.name in datasets:
             row_data = data_folder_for(loaded_recipe.experiments[recipe_row.name], data)
-            options = TrainOptions(recipe, recipe_row.name, tuple(overrides or []), row_data, device)
+            options = TrainOptions(
+                recipe, recipe_row.name, tuple(overrides or []), row_data, device, tuple(track or [])
+            )
             dataset = datasets[recipe_row.name]
             planned_jobs += _plan_row(loaded_recipe, recipe_row, dataset, options, num_seeds=seeds, root=root)
 
@@ -81,7 +94,7 @@ def table(
     finally:
         run_folders = [planned.job.out for planned in planned_jobs]
         existing_runs = [folder for folder in run_folders if (folder / "config.json").exists()]
-        _print_and_write_table(loaded_recipe, existing_runs, root)
+        print_and_write_table(loaded_recipe, existing_runs, root)
 
 
 def _open_texts(recipe: Recipe, required_rows: Collection[str], data: Path | None) -> dict[str, Data]:
@@ -121,9 +134,9 @@ def _plan_row(
     return planned_jobs
 
 
-def _print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
+def print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None:
     """Print the table of some runs, and write report.html."""
-    from reefknot.lab.reports.page import write_report
+    from reefknot.lab.reports.page import recipe_title, write_report
     from reefknot.lab.reports.results import collect_runs
     from reefknot.lab.reports.rows import join_runs
     from reefknot.lab.reports.table import print_table, rows_from_recipe
@@ -134,5 +147,6 @@ def _print_and_write_table(recipe: Recipe, runs: list[Path], root: Path) -> None
     results = collect_runs(runs)
     rows = join_runs(rows_from_recipe(recipe.rows, recipe.name), results)
     print_table(rows, open_console())
-    report_path = write_report(results, root / "report.html", rows=rows, title=recipe.title)
+    title = recipe_title(results, recipe.title)
+    report_path = write_report(results, root / "report.html", rows=rows, title=title)
     typer.echo(f"report: {report_path.resolve()}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, JsonOption, print_result
+from reefknot.lab.cli.options import CheckOption, DataOption, JsonOption, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.text.corpus import CorpusSettings
@@ -46,6 +46,7 @@ def tokens(
         str | None, typer.Option(help="Count only the text of this row (experiment of the recipe). [default: all rows]")
     ] = None,
     data: DataOption = None,
+    check: CheckOption = False,
     source: Annotated[
         str | None, typer.Option(help="Source language, if you pass a folder or a corpus with several languages.")
     ] = None,

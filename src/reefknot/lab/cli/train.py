@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, DeviceOption, OverridesArgument, RecipeArgument, RowOption, StartOption
+from reefknot.lab.cli.options import (
+    RECIPE_HELP,
+    CheckOption,
+    DataOption,
+    DeviceOption,
+    OverridesArgument,
+    RowOption,
+    StartOption,
+    TrackOption,
+)
+from reefknot.lab.cli.own_text import EncodingOption, FieldOption, TextOption, TokensOption, WorkersOption
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
@@ -21,17 +31,21 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
+  reefknot train --text docs/                                      # any text, without a recipe; writes a page
+  reefknot train --text articles.jsonl.gz --field body training.epochs=2 --out runs/articles
   reefknot train demo --row tied
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
   reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
+  reefknot train demo --row tied --track tensorboard
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
 """
 
 
 def train(
-    recipe: RecipeArgument,
+    ctx: typer.Context,
+    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP)] = None,
     overrides: OverridesArgument = None,
     row: RowOption = None,
     out: Annotated[
@@ -46,26 +60,45 @@ def train(
     ] = 1,
     start: StartOption = None,
     data: DataOption = None,
+    check: CheckOption = False,
     device: DeviceOption = "auto",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    track: TrackOption = None,
     withhold_test: Annotated[
         bool,
         typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
     ] = False,
+    workers: WorkersOption = None,
+    text: TextOption = None,
+    field: FieldOption = "text",
+    encoding: EncodingOption = None,
+    tokens: TokensOption = "bpe",
 ) -> None:
     """Train one row of a recipe, or continue its training if the run folder exists.
 
-    A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows.
+    A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows. With --text, a recipe is chosen for the
+    text and written next to the run, and a page about the run is written at the end.
     """
-    from reefknot.lab.cli.options import check_training_data
+    from reefknot.errors import SettingsError
+    from reefknot.lab.cli.options import check_tracker_options, check_training_data, reject_options
+    from reefknot.lab.cli.own_text import is_first_process
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import load_recipe
+    from reefknot.lab.text.workers import set_num_workers
     from reefknot.lab.training.display import SilentDisplay, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
+    set_num_workers(workers)
+    if text is not None:
+        overrides = [*([recipe] if recipe else []), *(overrides or [])]
+        recipe = _choose_recipe(text, out, row, device=device, field=field, encoding=encoding, tokens=tokens)
+    else:
+        reject_options(ctx, ("field", "encoding", "tokens"), "without --text; add --text, or leave {option} out")
+    if recipe is None:
+        raise SettingsError("train needs a recipe or a text: reefknot train RECIPE, or reefknot train --text FILE")
     loaded_recipe = load_recipe(recipe, overrides or [], row)
     chosen_row = loaded_recipe.row(row)
     check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
+    check_tracker_options(track)
 
     # Several seeds: one process per run.
     if seeds > 1:
@@ -78,10 +111,12 @@ def train(
             overrides=tuple(overrides or []),
             data=data,
             device=device,
-            tensorboard=tensorboard,
+            track=tuple(track or ()),
             withhold_test=withhold_test,
         )
         _train_seeds(loaded_recipe, options, seeds, out, start)
+        if text is not None and not withhold_test:
+            _write_page(loaded_recipe, out)
         return
 
     # One seed: train in this process.
@@ -95,12 +130,46 @@ def train(
                 data=data,
                 world=world,
                 display=display,
-                track=tensorboard,
+                track=track or (),
                 start=start,
                 show_test=not withhold_test,
             )
         finally:
             display.close()
+    if text is not None and not withhold_test and is_first_process():
+        _write_page(loaded_recipe, out)
+
+
+def _choose_recipe(
+    text: str,
+    out: Path | None,
+    row: str | None,
+    *,
+    device: str,
+    field: str,
+    encoding: str | None,
+    tokens: Literal["bpe", "words"],
+) -> str:
+    """Choose a recipe for a text, write it next to the run, and return its path."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.cli.own_text import is_first_process, recipe_path_for, write_recipe
+    from reefknot.storage.progress import silent
+
+    if row is not None:
+        raise SettingsError("--row has no effect with --text, whose recipe has only one row; leave --row out")
+    recipe_path = recipe_path_for(text, out)
+    print_line = typer.echo if is_first_process() else silent
+    write_recipe(text, recipe_path, field=field, encoding=encoding, tokens=tokens, device=device, print_line=print_line)
+    return str(recipe_path)
+
+
+def _write_page(recipe: Recipe, out: Path | None) -> None:
+    """Print the scores of the runs of a text, and write a page about them."""
+    from reefknot.lab.cli.table import print_and_write_table
+    from reefknot.lab.reports.results import collect_runs
+
+    root = out or Path("runs") / recipe.name
+    print_and_write_table(recipe, [result.folder for result in collect_runs([root])], root)
 
 
 def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:

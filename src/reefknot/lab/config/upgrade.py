@@ -32,7 +32,8 @@ RENAMED_OPTIONS = {
         "--fill": "--cache-fill",
         "--mc": "--monte-carlo",
         "--seed": "--monte-carlo-seed",
-    }
+    },
+    "train": {"--tensorboard": "--track tensorboard"},
 }
 """Current names of options, by verb and old name."""
 

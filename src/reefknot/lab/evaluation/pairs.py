@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reefknot.errors import DataError, NonFiniteError
 from reefknot.kernels.scores import IGNORE
-from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE, Score, autocast, describe_text
+from reefknot.lab.evaluation.perplexity import ROWS_AT_ONCE, Score, autocast, count_unpredicted_bytes, describe_text
 from reefknot.lab.text.pair_dataset import Lines, PairSplit
 from reefknot.lab.text.samples import pack_windows, row_offsets
 from reefknot.lab.text.vocabulary import Vocabulary
@@ -63,7 +63,8 @@ def score_pairs(model: Translator, split: PairSplit, vocabulary: Vocabulary, *, 
         raise NonFiniteError(f"the loss of the model on the {split.name} text is NaN or infinite")
     word_count = split.words + split.pairs  # each line ends with <eos>
     text = describe_text(split, split.target.ids, vocabulary)
-    return Score(nll, word_count, split.bytes, text, precision, pairs=split.pairs)
+    unpredicted_bytes = count_unpredicted_bytes(split.bytes, split.target.ids, vocabulary)
+    return Score(nll, word_count, split.bytes, text, precision, unpredicted_bytes=unpredicted_bytes, pairs=split.pairs)
 
 
 def _batches(split: PairSplit, rows_per_token: int) -> Iterator[NDArray[np.int64]]:

@@ -35,10 +35,11 @@ from torch.nn.utils.rnn import pad_sequence
 from reefknot.errors import DataError, NonFiniteError, SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.lab.evaluation.contexts import check_carries_state, iterate_contexts
-from reefknot.lab.runs.definition import perplexity
+from reefknot.lab.runs.definition import BITS_PER_UNPREDICTED_BYTE, perplexity
 from reefknot.lab.runs.scores import Mode, ScoredText, TextScore
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.constants import END_OF_WORD
 from reefknot.nn.models.language_model import LanguageModel, evaluating
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Score:
     """Description of the text that was scored."""
     precision: str
     """`float32`, or `bfloat16` or `float16` for autocast."""
+    unpredicted_bytes: int = field(default=0, kw_only=True)
+    """Number of bytes that no token predicts: those of unknown words and of additional white space."""
     streams: int = field(default=1, kw_only=True)
     """Number of contiguous parts of the text that were read in parallel."""
     windows: Windows | None = field(default=None, kw_only=True)
@@ -87,10 +90,12 @@ class Score:
     def summary(self) -> TextScore:
         """Return the scores that are saved in result.json."""
         total_nll = float(self.nll.sum(dtype=np.float64))
+        total_bits = total_nll / math.log(2) + BITS_PER_UNPREDICTED_BYTE * self.unpredicted_bytes
         return TextScore(
             perplexity=perplexity(self.mean),
             word_perplexity=perplexity(total_nll / self.words),
-            bits_per_byte=total_nll / math.log(2) / self.bytes,
+            bits_per_byte=total_bits / self.bytes,
+            unpredicted_bytes=self.unpredicted_bytes,
             nll=self.mean,
             tokens=len(self.nll),
             words=self.words,
@@ -151,7 +156,44 @@ def score(
     # Describe what was scored.
     ends_word = word_end_mask(vocabulary)[targets_T.numpy()]
     text = describe_text(split, split.ids, vocabulary)
-    return Score(nll, int(ends_word.sum()), split.bytes, text, precision, streams=streams, windows=windows)
+    return Score(
+        nll,
+        int(ends_word.sum()),
+        split.bytes,
+        text,
+        precision,
+        unpredicted_bytes=count_unpredicted_bytes(split.bytes, targets_T.numpy(), vocabulary),
+        streams=streams,
+        windows=windows,
+    )
+
+
+def count_unpredicted_bytes(text_bytes: int, ids: NDArray[Any], vocabulary: Vocabulary) -> int:
+    """Return the number of bytes of a text that its tokens do not predict.
+
+    A word predicts its bytes and the space after it, and `<eos>` predicts the line end. There is no space between the
+    last word of a line and `<eos>`. `<unk>` does not predict any bytes.
+
+    Args:
+        text_bytes: Size of the text in bytes.
+        ids: The tokens of the text.
+        vocabulary: The vocabulary of the tokens.
+    """
+    ends_word = word_end_mask(vocabulary)
+    suffix = "" if vocabulary.bpe is None else END_OF_WORD
+    sizes = [len(token.removesuffix(suffix).encode()) for token in vocabulary.words]
+    bytes_of_token = np.array(sizes, dtype=np.int64) + ends_word
+    for special_id, size in ((vocabulary.unk, 0), (vocabulary.eos, 1)):
+        if special_id is not None:
+            bytes_of_token[special_id] = size
+    num_bytes = int(bytes_of_token[ids].sum())
+    if vocabulary.eos is not None:
+        precedes_eos = ids[:-1][ids[1:] == vocabulary.eos]
+        has_space = (precedes_eos != vocabulary.eos) & ends_word[precedes_eos]
+        if vocabulary.unk is not None:
+            has_space &= precedes_eos != vocabulary.unk
+        num_bytes -= int(has_space.sum())
+    return max(text_bytes - num_bytes, 0)
 
 
 def describe_text(split: Split | PairSplit, ids: NDArray[np.int32], vocabulary: Vocabulary) -> ScoredText:
@@ -169,6 +211,14 @@ def describe_text(split: Split | PairSplit, ids: NDArray[np.int32], vocabulary: 
         tokenisation="words" if vocabulary.bpe is None else "pieces",
         vocabulary_sha256=vocabulary.tokens_sha256,
     )
+
+
+def compute_unknown_share(split: Split | PairSplit, vocabulary: Vocabulary) -> float:
+    """Return the share of unknown words among the words and line ends of a text, before it is scored."""
+    num_words = split.words
+    if vocabulary.eos is not None:
+        num_words += split.lines
+    return min(split.unknown / max(num_words, 1), 1.0)
 
 
 def build_stream(split: Split, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:

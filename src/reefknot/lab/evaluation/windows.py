@@ -5,7 +5,7 @@ token is scored in exactly one window. A model that carries no state (a transfor
 its window holds (Baevski & Auli 2019, Table 5). Choose one of three classes:
 
 - `Sliding`: Each window scores the next `stride` tokens and reads up to `context` tokens before them.
-- `Complete`: Windows are blocks of whole lines, as in the paper's experiments without context.
+- `Complete`: Each window scores a block of whole lines and reads up to `context` tokens before it, as in the paper.
 - `Lines`: Every line is a window, as in the paper's experiments on Billion Word.
 
 Their method `spans` returns the windows of a text, and `batch_windows` groups them into padded batches. The input
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reefknot.errors import SettingsError, shorten
-from reefknot.lab.runs.modes import MAX_TOKENS, parse_window_sizes
+from reefknot.lab.runs.modes import MAX_TOKENS, WINDOW_NAMES, parse_window_sizes
 from reefknot.nn.bounds import Ge, Le
 
 Ints = NDArray[np.int64]
@@ -123,20 +123,33 @@ class Complete(Windows):
 
     Args:
         length: Maximum number of tokens in a block.
+        context: Number of tokens that are read before the block and not scored (fairseq's context window).
     """
 
-    def __init__(self, length: Tokens) -> None:
+    def __init__(self, length: Tokens, context: Context = 0) -> None:
         if not 1 <= length <= MAX_TOKENS:
             raise SettingsError(
                 f"blocks of whole lines: length = {length}: must be at least 1 and at most {MAX_TOKENS:,}"
             )
+        if not 0 <= context <= MAX_TOKENS:
+            raise SettingsError(
+                f"blocks of whole lines: context = {context}: must be at least 0 and at most {MAX_TOKENS:,}"
+            )
         self.length = length
+        self.context = context
 
     @property
     def name(self) -> str:
-        return f"complete-{self.length}"
+        if not self.context:
+            return f"complete-{self.length}"
+        return f"context-{self.context}-complete-{self.length}"
 
     def spans(self, targets_T: Tensor, eos: int | None) -> Spans:
+        blocks = _adjacent_spans(self._block_edges(targets_T, eos))
+        return blocks._replace(start=np.maximum(blocks.start - self.context, 0))
+
+    def _block_edges(self, targets_T: Tensor, eos: int | None) -> list[int]:
+        """Return the positions at which blocks begin, and the end of the text."""
         edges = [0]
         line_start = 0
         for line_end in _line_ends(targets_T, eos).tolist():
@@ -150,7 +163,7 @@ class Complete(Windows):
             line_start = line_end
         if edges[-1] < len(targets_T):
             edges.append(len(targets_T))
-        return _adjacent_spans(edges)
+        return edges
 
 
 class Lines(Windows):
@@ -169,11 +182,11 @@ def parse_windows(name: str) -> Windows:
     """Return the windows with a name in the format of `Windows.name`."""
     sizes = parse_window_sizes(name)
     if sizes is None:
-        raise SettingsError(f"unknown windows {shorten(name, 60)!r}: use context-C-stride-S, complete-L or lines")
+        raise SettingsError(f"unknown windows {shorten(name, 60)!r}: use {WINDOW_NAMES}")
     if sizes.stride:
         return Sliding(sizes.context, sizes.stride)
     if sizes.length:
-        return Complete(sizes.length)
+        return Complete(sizes.length, sizes.context)
     return Lines()
 
 

@@ -21,6 +21,7 @@ from reefknot.lab.papers.measured_figures import add_record, check_code, remove_
 from reefknot.lab.reports.results import Result, collect_runs
 from reefknot.lab.runs.folder import folder_name
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
+from reefknot.storage import manifest
 from reefknot.storage.files import write_text
 
 RECORDED_FILES = ("config.json", "environment.json", "metrics.jsonl", "result.json")
@@ -111,6 +112,7 @@ def _copy_run(result: Result, target_folder: Path) -> None:
         content = (result.folder / name).read_text(encoding="utf-8")
         write_text(target_folder / name, remove_local_paths(content))
     write_text(target_folder / "metrics.jsonl", _reduce_metrics(result.folder / "metrics.jsonl"))
+    manifest.create(target_folder, [target_folder / name for name in (*RECORDED_FILES, *evaluation_files)])
 
 
 def _reduce_metrics(path: Path) -> str:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports.results import Spread
 from reefknot.lab.reports.rows import TableRow
+from reefknot.lab.runs.definition import format_unknown_share
 from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, Metric
 
 CellFormat = Callable[[TableRow], str]
@@ -39,6 +40,8 @@ AUTHORS_TITLE = "authors, same epoch"
 """Title of the validation perplexity that the authors had after as many epochs as our scored weights."""
 NOT_RECORDED = "not recorded"
 """The cell of a score that the paper's protocol needs and that our runs do not have."""
+UNKNOWN_TITLE = "unknown words"
+"""Title of the share of unknown words, and of its group."""
 STEP_SECONDS_TITLE = "s/epoch alone"
 """Title of the time of training steps, measured by `reefknot bench steps` with nothing else on the device."""
 SPEEDUP_TITLE = "x plain torch"
@@ -217,6 +220,16 @@ def _format_parameters(row: TableRow) -> str:
     return f"{row.parameter_count:,}" if row.parameter_count else ""
 
 
+def _format_unknown(row: TableRow) -> str:
+    """Format the share of unknown words in the validation and the test text: "5.1 % / 4.8 %", or one value if equal."""
+    cells: dict[str, None] = {}
+    for split in ("valid", "test"):
+        scores = row.scores(split)
+        if scores:
+            cells[format_unknown_share(scores[0].unknown_share)] = None
+    return " / ".join(cells)
+
+
 def _format_chrf(row: TableRow) -> str:
     return format_points(row.mean_score(CHRF, "test"))
 
@@ -341,6 +354,7 @@ COLUMNS: tuple[ColumnFormat, ...] = (
     ColumnFormat("test", PROTOCOL_TITLE, _protocol_perplexity("test")),
     ColumnFormat("test", "paper", _paper_perplexity("test")),
     ColumnFormat("test", "diff", _relative_difference("test")),
+    ColumnFormat(UNKNOWN_TITLE, UNKNOWN_TITLE, _format_unknown),
     *_similarity_columns(),
     ColumnFormat("time", "epochs", format_epochs),
     ColumnFormat("time", "updates", _format_updates),

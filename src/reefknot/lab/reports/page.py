@@ -1,14 +1,19 @@
-"""Write the report: one self-contained HTML page about some runs, without scripts or network access.
+"""Write the report: one self-contained HTML page about some runs, without network access.
 
 `write_report` writes the page, and `render` returns it as a string. Both fill the template `page.html` with tables,
 plots and sentences from the other modules of this package. A row of the report is one experiment of a recipe.
+
+The page is complete without scripts. Its only script, `page.js`, makes tables sortable. The content security policy of
+the page allows this script by its hash, and no other script.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,18 +22,25 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.benchmarks import PRESS
+from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_recipe_file
 from reefknot.lab.reports import embedding, plots, translations
 from reefknot.lab.reports.cells import format_perplexity
 from reefknot.lab.reports.footnotes import add_footnotes
 from reefknot.lab.reports.reading import summarise_rows
 from reefknot.lab.reports.results import Result, differing_keys, flatten
-from reefknot.lab.reports.rows import TableRow, has_only_times, join_runs
-from reefknot.lab.reports.table import build_table
+from reefknot.lab.reports.rows import TableRow, add_recipe_names, has_only_times, join_runs
+from reefknot.lab.reports.table import build_table, rows_from_recipe
+from reefknot.lab.runs.definition import format_unknown_share
 from reefknot.lab.runs.result import RunResult, SavedEvaluation
 from reefknot.lab.runs.scores import TextScore
+from reefknot.lab.runs.tables import frequency_rows, metrics_rows, result_rows, to_csv
 from reefknot.storage.files import write_text
 
 T = TypeVar("T")
+
+_FOLDER = Path(__file__).parent
+_CURVE_COLUMNS = ("recipe", "row", "seed", "kind", "step", "epoch", "nll", "perplexity", "tokens", "learning_rate")
+"""The columns of the curves in the page. `rk.open_run(RUN).to_pandas("metrics")` has all of them."""
 
 _HEADINGS = {
     "pace": "seconds per epoch",
@@ -41,7 +53,7 @@ _HEADINGS = {
     **{name: name for name in PRESS},
 }
 """Headings of column groups. Each group shows one of our scores, and the paper's score next to it if there is one."""
-_ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings")
+_ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings", "data")
 """The ids of the sections of `page.html`."""
 
 
@@ -78,6 +90,7 @@ def write_report(
     rows: list[TableRow] | None = None,
     title: str,
     sections: Sequence[Section] = (),
+    tables: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the report of the results atomically and return its path.
 
@@ -86,59 +99,150 @@ def write_report(
         path: The file to write.
         rows: All rows of the recipe, in its order, whether they were run or not. Without it, the report shows the rows
             of the results.
-        title: The heading of the page.
+        title: The heading of the page. The names of the corpora are added to it.
         sections: Additional sections, which follow the results.
+        tables: Additional CSV files to offer for download, by file name.
     """
     path = Path(path)
     if path.is_dir():
         raise SettingsError(f"{path}: is a folder; use the path of a file, such as {path / 'report.html'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     rows_with_runs = [embedding.with_picture(row) for row in join_runs(rows or [], results)]
-    write_text(path, render(rows_with_runs, title, sections))
+    write_text(path, render(rows_with_runs, title, sections, tables))
     return path
 
 
-def render(rows: Sequence[TableRow], title: str, sections: Sequence[Section] = ()) -> str:
-    """Return the page as HTML. Equal rows and sections give equal text."""
+def create_environment() -> Environment:
+    """Return the environment of the templates of this package. It escapes all values."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["perplexity"] = format_perplexity
+    environment.filters["share"] = format_unknown_share
+    return environment
 
+
+def render(
+    rows: Sequence[TableRow], title: str, sections: Sequence[Section] = (), tables: Mapping[str, str] | None = None
+) -> str:
+    """Return the page as HTML. Equal rows and sections give equal text."""
     trained = [row for row in rows if row.results]
     runs = [result for row in trained for result in row.results]
     rows_with_signs, _ = add_footnotes(rows)
     plotted = [row for row in rows_with_signs if row.results]
     table = build_table(rows)
-    html = environment.get_template("page.html").render(
-        title=title,
-        headings=_HEADINGS,
-        sections=sections,
-        facts=_summarise_runs(rows, runs),
-        corpora=_unique(record.corpus for row in trained for record in row.records),
-        table=table,
-        cost=table.select_rows([bool(row.results) for row in rows]),
-        reading=summarise_rows(rows),
-        sizes=[] if has_only_times(rows) else plots.plot_sizes(plotted),
-        curves=plots.plot_curves(plotted),
-        frequency=plots.plot_frequency(plotted),
-        embeddings=embedding.build_sections(trained),
-        samples=[(row.name, row.records[0]) for row in trained if row.records and row.records[0].samples],
-        translations=_build_translations(plotted),
-        scores=_list_scores(rows),
-        definitions=_list_definitions(rows),
-        changed=_list_differing_settings(trained),
-        trained=trained,
-        runs=runs,
-        environments=_unique(filter(None, map(_format_environment, runs))),
-        settings=[(row.name, _format_json(row.results[0].settings)) for row in trained if row.results[0].settings],
+    corpora = _unique(record.corpus for row in trained for record in row.records)
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
+    html = (
+        create_environment()
+        .get_template("page.html")
+        .render(
+            title=_add_corpora(title, _unique(corpus.name for corpus in corpora)),
+            script=script,
+            script_hash=_encode_base64(hashlib.sha256(script.encode()).digest()),
+            headings=_HEADINGS,
+            sections=sections,
+            facts=_summarise_runs(rows, runs),
+            corpora=corpora,
+            table=table,
+            cost=table.select_rows([bool(row.results) for row in rows]),
+            reading=summarise_rows(rows),
+            sizes=[] if has_only_times(rows) else plots.plot_sizes(plotted),
+            curves=plots.plot_curves(plotted),
+            frequency=plots.plot_frequency(plotted),
+            embeddings=embedding.build_sections(trained),
+            samples=[(row.name, row.records[0]) for row in trained if row.records and row.records[0].samples],
+            translations=_build_translations(plotted),
+            scores=_list_scores(rows),
+            definitions=_list_definitions(rows),
+            changed=_list_differing_settings(trained),
+            trained=trained,
+            runs=runs,
+            environments=_unique(filter(None, map(_format_environment, runs))),
+            settings=[(row.name, _format_json(row.results[0].settings)) for row in trained if row.results[0].settings],
+            downloads=[_Download(name, csv) for name, csv in {**_list_tables(runs), **(tables or {})}.items()],
+        )
     )
     # A lone surrogate in corpus text cannot be written as UTF-8.
     return html.encode("utf-8", "replace").decode("utf-8")
+
+
+@dataclass(frozen=True)
+class _Download:
+    """A CSV file that is part of the page."""
+
+    name: str
+    csv: str
+
+    @property
+    def address(self) -> str:
+        """The content as a `data:` address."""
+        return f"data:text/csv;charset=utf-8;base64,{_encode_base64(self.csv.encode('utf-8', 'replace'))}"
+
+    @property
+    def size(self) -> str:
+        return f"{self.csv.count(chr(10)) - 1:,} lines"
+
+
+def _encode_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _list_tables(runs: Sequence[Result]) -> dict[str, str]:
+    """Return the results, curves and losses by word frequency of all runs as CSV, by file name."""
+    rows_by_name = {
+        "results.csv": [row for run in runs for row in result_rows(run)],
+        "curves.csv": [
+            {column: row[column] for column in _CURVE_COLUMNS if column in row}
+            for run in runs
+            for row in metrics_rows(run)
+        ],
+        "frequency.csv": [row for run in runs for row in frequency_rows(run)],
+    }
+    return {name: to_csv(rows) for name, rows in rows_by_name.items() if rows}
+
+
+def _add_corpora(title: str, names: Sequence[str]) -> str:
+    """Return the title with the names of the corpora that it does not mention."""
+    missing = [name for name in names if name.lower() not in title.lower()]
+    return f"{title} · {', '.join(missing)}" if missing else title
+
+
+def recipe_title(results: Sequence[Result], title: str | None = None) -> str:
+    """Return the heading of a report on the runs of a recipe.
+
+    The title of a recipe may name its text, so it is not used for runs on another text.
+
+    Args:
+        results: The runs.
+        title: The title of the recipe. Without it, the title of a recipe of the package is looked up.
+    """
+    recipes = _unique(result.recipe for result in results if result.recipe)
+    records = [result.record for result in results if result.record]
+    is_changed = any(change.key == "corpus.name" for record in records for change in record.changed)
+    if len(recipes) != 1:
+        return "Reefknot report"
+    if is_changed:
+        return f"Recipe {recipes[0]}"
+    if title is None and recipes[0] in list_shipped_recipes():
+        path, _ = find_recipe(recipes[0])
+        title = read_recipe_file(path, recipes[0]).title
+    return title or f"Recipe {recipes[0]}"
+
+
+def rows_in_recipe_order(results: Sequence[Result]) -> list[TableRow]:
+    """Return the rows of some runs, in the order of their recipes. Rows of a recipe without runs are left out."""
+    recipe_names = {result.recipe for result in results}
+    recipe_rows: list[TableRow] = []
+    for name in list_shipped_recipes():
+        if name in recipe_names:
+            path, _ = find_recipe(name)
+            recipe_rows += rows_from_recipe(read_recipe_file(path, name).rows, name)
+    return add_recipe_names(row for row in join_runs(recipe_rows, results) if row.results)
 
 
 def _build_translations(plotted: Sequence[TableRow]) -> dict[str, Any]:

@@ -28,9 +28,14 @@ from reefknot.lab.runs.scores import BLEU
 
 
 def plot_curves(rows: Sequence[TableRow]) -> list[Plot]:
-    """Plot validation perplexity, training perplexity and the loss per word pair of skip-gram models, if logged."""
+    """Plot validation perplexity, training perplexity and the loss per word pair of skip-gram models, if logged.
+
+    The x axis shows epochs, or updates if no run has more than one epoch.
+    """
     results = [result for row in rows for result in row.results]
-    x_axis = "update" if results and all(result.is_limited_by_updates for result in results) else "epoch"
+    last_epoch = max((line.epoch for result in results for line in result.metrics), default=0)
+    is_limited_by_updates = bool(results) and all(result.is_limited_by_updates for result in results)
+    x_axis = "update" if is_limited_by_updates or last_epoch <= 1 else "epoch"
     return [*_plot_validation(rows, x_axis), *_plot_training(rows, x_axis), *_plot_skip_gram(rows)]
 
 
@@ -73,7 +78,7 @@ def _plot_skip_gram(rows: Sequence[TableRow]) -> list[Plot]:
 def _draw_curves(
     kind: str, x_axis: str, rows: Sequence[TableRow], plotted: Sequence[TableRow], caption: str
 ) -> list[Plot]:
-    """Draw the curves of all plotted rows in one plot; return an empty list if there are none.
+    """Draw the curves of all plotted rows in one plot; return an empty list if no curve has two points.
 
     Args:
         kind: The kind of metrics: `valid`, `train` or `pairs` (of skip-gram).
@@ -82,12 +87,12 @@ def _draw_curves(
         plotted: The rows with a curve.
         caption: The caption, to which remarks are added.
     """
-    if not plotted:
-        return []
     curves_by_row = []
     for row in plotted:
         curves = [_read_curve(result, kind, x_axis) for result in row.results]
         curves_by_row.append([curve for curve in curves if curve])
+    if not any(len(curve) > 1 for curves in curves_by_row for curve in curves):
+        return []
     mean_curves = [_mean_curve(curves) for curves in curves_by_row]
     # The steep beginning of a long curve would make the differences between curves invisible.
     longest = max(len(curve) for curves in curves_by_row for curve in curves)
@@ -221,7 +226,8 @@ def _draw_frequency(
     bottom.set_xticks(range(len(ranges)), _label_bands(ranges, band_losses_by_row))
     bottom.set_xlabel("times seen in training (share of tokens)")
     if "loss" in axes:
-        axes["loss"].set(ylabel="nats per token", ylim=(0, None))
+        highest = max(loss for losses in losses_by_row for loss in losses.values())
+        axes["loss"].set(ylabel="nats per token", ylim=(0, 1.06 * highest))
     if "difference" in axes:
         axes["difference"].axhline(0, color="#888888", linewidth=0.8, zorder=0)
         axes["difference"].set_ylabel("difference" if "loss" in axes else "difference, nats per token")

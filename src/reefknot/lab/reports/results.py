@@ -29,6 +29,7 @@ from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import detect_task, upgrade_settings
+from reefknot.lab.runs.folder import note_if_unverified
 from reefknot.lab.runs.result import (
     MetricsLine,
     RunResult,
@@ -37,7 +38,7 @@ from reefknot.lab.runs.result import (
     read_metrics_line,
     read_result,
 )
-from reefknot.storage.files import read_json
+from reefknot.storage import manifest
 
 OLD_RUN_DEFAULTS: dict[str, Any] = {
     "evaluation.protocol": "definition",
@@ -199,6 +200,7 @@ def load_run(folder: Path | str) -> Result:
     folder = Path(folder)
     if not _is_run(folder):
         raise DataError(f"{folder} is not a run folder: it has neither config.json nor result.json")
+    note_if_unverified(folder)
     result_file = folder / "result.json"
     record = read_result(result_file) if result_file.is_file() else None
     config = _read_object(folder / "config.json")
@@ -299,17 +301,14 @@ def _read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object; return an empty dict if there is no such file."""
     if not path.is_file():
         return {}
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected a JSON object; the file is damaged, restore it or run the row again")
-    return content
+    return manifest.read_object(path)
 
 
 def _read_metrics(path: Path) -> tuple[MetricsLine, ...]:
     """Return all complete lines. The last line is incomplete if the run is still writing it or was killed."""
     if not path.is_file():
         return ()
-    complete_lines = path.read_bytes().split(b"\n")[:-1]
+    complete_lines = manifest.read_bytes(path).split(b"\n")[:-1]
     metrics = []
     for line_number, line in enumerate(complete_lines, 1):
         if line.strip():

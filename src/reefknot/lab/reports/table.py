@@ -31,6 +31,7 @@ from reefknot.lab.reports.cells import (
     PROTOCOL_TITLE,
     SPEEDUP_TITLE,
     STEP_SECONDS_TITLE,
+    UNKNOWN_TITLE,
     format_percent,
 )
 from reefknot.lab.reports.footnotes import add_footnotes
@@ -43,10 +44,11 @@ from reefknot.lab.reports.rows import (
     time_ratios,
 )
 from reefknot.lab.runs.changes import Change
+from reefknot.lab.runs.definition import MAX_UNKNOWN_SHARE
 from reefknot.lab.runs.scores import BLEU, PERPLEXITY
 
-PERPLEXITY_GROUPS = ("training", "validation", "test")
-"""Groups of perplexity columns, one for each split."""
+PERPLEXITY_GROUPS = ("training", "validation", "test", UNKNOWN_TITLE)
+"""Groups of perplexity columns, one for each split, and the share of unknown words."""
 _GROUPS = ("size", "pace", "ratio", *BLEU_TITLES.values(), *PERPLEXITY_GROUPS, *PRESS, "time", "cost")
 """The order of the groups of columns."""
 _MAX_LISTED_CHANGES = 4
@@ -313,6 +315,8 @@ def _explain_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -> lis
     notes = []
     if PROTOCOL_TITLE in titles:
         notes += _explain_protocol(rows, columns)
+    if UNKNOWN_TITLE in titles:
+        notes += _unknown_word_notes(rows)
     if AUTHORS_TITLE in titles:
         notes.append(
             f"{AUTHORS_TITLE}: the validation perplexity of the authors' own run, from their published log, after as "
@@ -323,6 +327,19 @@ def _explain_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -> lis
     if titles & set(PRESS):
         notes += _similarity_notes(rows)
     return notes + _explain_time_columns(rows, columns)
+
+
+def _unknown_word_notes(rows: Sequence[TableRow]) -> list[str]:
+    """Return a warning if many words are unknown."""
+    scored_rows = [row for row in rows if row.score]
+    warned_rows = [row for row in scored_rows if row.score and (row.score.unknown_share or 0.0) > MAX_UNKNOWN_SHARE]
+    if not warned_rows:
+        return []
+    subject = _names_or_every_row([row.name for row in warned_rows], scored_rows)
+    return [
+        f"warning: {subject}: more than {MAX_UNKNOWN_SHARE:.0%} of the words are unknown and scored as <unk>; compare "
+        "these perplexities only with models that have the same unknown words"
+    ]
 
 
 def _explain_protocol(rows: Sequence[TableRow], columns: Sequence[Column]) -> list[str]:
@@ -339,7 +356,8 @@ def _explain_protocol(rows: Sequence[TableRow], columns: Sequence[Column]) -> li
             "was better on the validation text, our validation perplexity after the last epoch comes from the log of "
             "the training, which scores every token"
         )
-    if any(cell == NOT_RECORDED for column in columns for cell in column.cells):
+    protocol_columns = [column for column in columns if column.title == PROTOCOL_TITLE]
+    if any(cell == NOT_RECORDED for column in protocol_columns for cell in column.cells):
         notes.append(
             f"{NOT_RECORDED}: the runs scored the test text only with the weights of the best epoch, which is not the "
             "last; the column on its left has that score"

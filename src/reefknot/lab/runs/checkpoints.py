@@ -82,9 +82,7 @@ class _Manifest(Settings):
 
     def encode(self) -> bytes:
         """Return JSON that ends with a checksum of itself, so that every byte of a checkpoint is covered."""
-        body = self.model_dump(exclude={"sha256"})
-        checksum = hashlib.sha256(files.encode_json(body)).hexdigest()
-        return files.encode_json({**body, "sha256": checksum})
+        return files.encode_sealed(self.model_dump(exclude={"sha256"}))
 
 
 class Checkpoints:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _MAX_LOSS = 700.0
 """exp() overflows a little above this."""
+MAX_UNKNOWN_SHARE = 0.05
+"""If the share of unknown words is larger, a warning is printed."""
+BITS_PER_UNPREDICTED_BYTE = 8
+"""What bits per byte charge for a byte that no token predicts: the cost of a uniform choice among all bytes."""
 
 
 def perplexity(nll: float) -> float:
@@ -34,6 +38,35 @@ def format_perplexity(perplexity: float) -> str:
     if perplexity >= 1e7:
         return f"{perplexity:.1e}"
     return f"{perplexity:,.2f}"
+
+
+def format_unknown_share(share: float | None) -> str:
+    """Return a readable form of the share of unknown words, such as "4.8 %"."""
+    if share is None:
+        return "not recorded"
+    if share == 0:
+        return "0 %"
+    if share < 0.0005:
+        return "<0.1 %"
+    return f"{share:.1%}".replace("%", " %")
+
+
+def describe_unknown_share(share: float | None) -> str:
+    """Describe the share of unknown words in a few words, to be printed next to a perplexity."""
+    if share is None:
+        return "unknown words not recorded"
+    return f"{format_unknown_share(share)} unknown words"
+
+
+def warn_of_unknown_words(share: float | None, split: str) -> str | None:
+    """Return a warning if so many words of a split are unknown that its perplexity is misleading; otherwise None."""
+    if share is None or share <= MAX_UNKNOWN_SHARE:
+        return None
+    return (
+        f"warning: {format_unknown_share(share)} of the words of the {split} text are unknown and scored as <unk>, "
+        "which is easier to predict than a word; compare this perplexity only with models that have the same unknown "
+        "words; sub-words (vocabulary.bpe) have fewer"
+    )
 
 
 def format_count_range(start: int, end: int | None) -> str:
@@ -51,7 +84,7 @@ def describe_score(score: TextScore) -> str:
         "perplexity = exp(total negative log-likelihood / tokens), natural logarithm, temperature 1",
         _describe_tokens(score),
         describe_context(score),
-        _describe_special_tokens(score.text),
+        _describe_special_tokens(score),
         _describe_units(score),
         _describe_computation(score),
     ]
@@ -113,13 +146,17 @@ def _describe_tokens(score: TextScore) -> str:
     return f"tokens: {score.tokens:,} scored once each, of {text.tokens:,} in the {text.split} text"
 
 
-def _describe_special_tokens(text: ScoredText | None) -> str:
+def _describe_special_tokens(score: TextScore) -> str:
     """Describe how unknown words (<unk>) and line ends (<eos>) are scored."""
+    text = score.text
     if text is None:
         return ""
     details = []
     if text.unknown:
-        details.append(f"unknown words: {text.unknown:,} here, scored as the token <unk>")
+        share = ""
+        if score.unknown_share is not None:
+            share = f" ({format_unknown_share(score.unknown_share)} of the words and line ends)"
+        details.append(f"unknown words: {text.unknown:,} here{share}, scored as the token <unk>")
     elif text.unknown is not None:
         details.append("unknown words: none in this text")
     if text.line_ends is not None:
@@ -144,9 +181,19 @@ def _describe_units(score: TextScore) -> str:
                 "sub-words"
             )
         details.append(f"word perplexity: the same total over {score.words:,} {units}")
-    if score.bytes is not None:
-        details.append(f"bits per byte: over {score.bytes:,} bytes of UTF-8 text, unknown words included")
+    if score.bytes is not None and score.fair_bits_per_byte is not None:
+        details.append(f"bits per byte: over {score.bytes:,} bytes of UTF-8 text{_describe_charge(score)}")
     return "; ".join(details)
+
+
+def _describe_charge(score: TextScore) -> str:
+    """Describe what bits per byte charge for bytes that no token predicts."""
+    if not score.unpredicted_bytes:
+        return ""
+    return (
+        f", of which {score.unpredicted_bytes:,} that no token predicts (of unknown words and additional white space) "
+        f"are charged with {BITS_PER_UNPREDICTED_BYTE} bits each"
+    )
 
 
 def _describe_computation(score: TextScore) -> str:

@@ -18,6 +18,8 @@ The folder contains these files:
         evaluations/         dynamic.json, cache.json, mc.json: scores from other evaluation modes
         translations/        valid.txt, test.txt: a translator's output for the held-out sources
         log.txt              the messages of the run, with timestamps
+        MANIFEST.json        size and SHA-256 of the files above, except logs (`storage/manifest.py`). metrics.jsonl is
+                             listed when the run is finished
         checkpoints/, best   see checkpoints.py
         .lock                held while a process trains the run; the kernel releases it if the process dies
 """
@@ -40,13 +42,14 @@ from reefknot.lab.config.upgrade import detect_task, upgrade_settings
 from reefknot.lab.runs.changes import canonical_json, find_changes
 from reefknot.lab.runs.checkpoints import RESTORE_ADVICE, Checkpoints
 from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
-from reefknot.storage import files
-from reefknot.storage.lines import read_plain
+from reefknot.storage import files, manifest
+from reefknot.storage.lines import decode_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _MAX_LISTED_CHANGES = 8  # a message lists at most this many changes, and counts the others
+_MAX_LISTED_RUNS = 3  # the same for runs
 _SUBFOLDERS = ("checkpoints", "evaluations", "source", "translations")
 """The folders in a run folder, in which a killed process may leave temporary files."""
 _CHANGEABLE_SETTING = "settings.training.accumulate"
@@ -82,11 +85,13 @@ class RunFolder:
         try:
             for folder in (path, *(path / name for name in _SUBFOLDERS)):
                 files.remove_leftovers(folder)
+            is_finished = (path / "result.json").exists()
+            if not manifest.exists(path) and not is_finished:
+                manifest.create(path, _listed_files(path))
             if (path / "config.json").exists():
-                is_finished = (path / "result.json").exists()
                 _reject_other_settings(path, run.config, config, is_finished=is_finished)
             else:
-                files.write_json(path / "config.json", config)
+                manifest.write_json(path / "config.json", config)
         except BaseException:
             run.close()
             raise
@@ -107,6 +112,7 @@ class RunFolder:
             if runs_inside:
                 advice = f"; it contains runs such as {min(runs_inside)}: use one of them"
             raise DataError(f"{path} is not a run folder: it has no config.json{advice}")
+        note_if_unverified(path)
         return cls(path)
 
     def close(self) -> None:
@@ -128,7 +134,7 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """The content of config.json, with the current names of settings and the name of the task."""
-        config = _read_object(self.path / "config.json")
+        config = manifest.read_object(self.path / "config.json")
         settings = config.get("settings")
         if not isinstance(settings, dict):
             return config
@@ -146,7 +152,7 @@ class RunFolder:
     @property
     def config_hash(self) -> str:
         """The hash of config.json as it was written, before any setting is renamed."""
-        return config_hash(_read_object(self.path / "config.json"))
+        return config_hash(manifest.read_object(self.path / "config.json"))
 
     @property
     def imported(self) -> bool:
@@ -178,7 +184,12 @@ class RunFolder:
 
     def best_weights(self) -> dict[str, Tensor]:
         """Load the weights with the best validation score."""
-        return self.checkpoints.load(self.best_checkpoint()).weights
+        checkpoint = self.checkpoints.load(self.best_checkpoint())
+        if checkpoint.fingerprint != self.config_hash:
+            raise DataError(
+                f"{self.path / 'config.json'} has changed since {checkpoint.path} was saved; {RESTORE_ADVICE}"
+            )
+        return checkpoint.weights
 
     @property
     def vocabulary_path(self) -> Path:
@@ -193,10 +204,11 @@ class RunFolder:
 
     @property
     def environment(self) -> dict[str, Any] | None:
-        return _read_object_if_present(self.path / "environment.json")
+        path = self.path / "environment.json"
+        return manifest.read_object(path) if path.exists() else None
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        files.write_json(self.path / "environment.json", environment)
+        manifest.write_json(self.path / "environment.json", environment)
 
     @property
     def result(self) -> RunResult | None:
@@ -205,7 +217,8 @@ class RunFolder:
         return read_result(path) if path.exists() else None
 
     def write_result(self, result: RunResult) -> None:
-        files.write_json(self.path / "result.json", result.record())
+        manifest.add(self.metrics.path)
+        manifest.write_json(self.path / "result.json", result.record())
 
     def evaluation(self, kind: str) -> SavedEvaluation | None:
         """Return the saved evaluation in a mode, such as `dynamic`, or None if there is no such evaluation.
@@ -222,7 +235,7 @@ class RunFolder:
         with files.writing(path):
             path.parent.mkdir(exist_ok=True)
         files.remove_leftovers(path.parent)
-        files.write_json(path, evaluation.record())
+        manifest.write_json(path, evaluation.record())
         return path
 
     def _evaluation_path(self, kind: str) -> Path:
@@ -235,22 +248,23 @@ class RunFolder:
             raise DataError(
                 f"{path} is missing: run folders contain the loss of every token, records do not; {RESTORE_ADVICE}"
             )
-        return files.read_tensors(path)
+        return files.decode_tensors(manifest.read_bytes(path), path)
 
     def write_scores(self, scores: Mapping[str, Tensor]) -> None:
         """Write the negative log-likelihood of every token, by split."""
-        files.write_tensors(self.path / SCORES_FILE, scores)
+        manifest.write_bytes(self.path / SCORES_FILE, files.encode_tensors(scores))
 
     def read_translations(self, split: str) -> list[str]:
         """Read the translations that `write_translations` wrote."""
-        return list(read_plain(self._translations_path(split)))
+        path = self._translations_path(split)
+        return list(decode_lines(manifest.read_bytes(path), path))
 
     def write_translations(self, split: str, translations: Sequence[str]) -> None:
         """Write the translations of a split's sources, one per line."""
         path = self._translations_path(split)
         path.parent.mkdir(exist_ok=True)
         content = "".join(f"{translation}\n" for translation in translations)
-        files.write_bytes(path, content.encode())
+        manifest.write_bytes(path, content.encode())
 
     def _translations_path(self, split: str) -> Path:
         return self.path / "translations" / f"{split}.txt"
@@ -291,6 +305,7 @@ class Metrics:
 
     def truncate(self, max_lines: int) -> None:
         """Keep only the first `max_lines` lines, written before the checkpoint that training resumes from."""
+        manifest.forget(self.path)  # a session that trains appends lines
         lines = self._complete_lines()
         if len(lines) < max_lines:
             raise DataError(f"{self.path} has {len(lines)} lines, but the checkpoint was saved after {max_lines}")
@@ -310,6 +325,34 @@ class Metrics:
             return []
         *complete_lines, _ = files.read_bytes(self.path).split(b"\n")
         return complete_lines
+
+
+_unverified_runs: dict[Path, None] = {}  # the runs without a manifest that this process has opened, in their order
+
+
+def note_if_unverified(path: Path) -> None:
+    """Remember a run folder without a manifest, for `describe_unverified`."""
+    if not manifest.exists(path):
+        _unverified_runs[path] = None
+
+
+def describe_unverified() -> str | None:
+    """Return a message about the opened runs that have no manifest, or None if there are none. It is returned once."""
+    paths = [str(path) for path in _unverified_runs]
+    _unverified_runs.clear()
+    if not paths:
+        return None
+    names = ", ".join(paths[:_MAX_LISTED_RUNS])
+    if len(paths) > _MAX_LISTED_RUNS:
+        names += f" and {len(paths) - _MAX_LISTED_RUNS} more"
+    return f"{names}: from before runs had a {manifest.MANIFEST_FILE}, so damaged files may go unnoticed"
+
+
+def _listed_files(path: Path) -> list[Path]:
+    """Return the existing files of a run that its manifest lists."""
+    patterns = ("*.json", "*.safetensors", "source/*.json", "evaluations/*.json", "translations/*.txt")
+    names_to_skip = (manifest.MANIFEST_FILE, "nonfinite.json")
+    return [file for pattern in patterns for file in path.glob(pattern) if file.name not in names_to_skip]
 
 
 def folder_name(row: str) -> str:
@@ -336,12 +379,9 @@ def _reject_foreign_folder(path: Path) -> None:
         raise SettingsError(f"{path} is a file, not a folder; use another --out")
     if not path.is_dir() or (path / "config.json").exists():
         return
-    # A process killed while starting a run leaves a lock and an incomplete config.json. Such a folder is still usable.
-    names = [entry.name for entry in path.iterdir()]
-    foreign_names = []
-    for name in names:
-        if name != ".lock" and not name.startswith("config.json.tmp-"):
-            foreign_names.append(name)
+    # A process killed while starting a run leaves a lock, a manifest or temporary files. Such a folder is still usable.
+    start_files = re.compile(r"\.lock|MANIFEST\.json(\.tmp-\d+)?|config\.json\.tmp-\d+")
+    foreign_names = [entry.name for entry in path.iterdir() if not start_files.fullmatch(entry.name)]
     if foreign_names:
         raise SettingsError(
             f"{path} is not a run folder (it contains {min(foreign_names)} but no config.json); use another --out"
@@ -396,11 +436,3 @@ def _take_lock(path: Path) -> int:
 def _append(path: Path, text: str) -> None:
     with files.writing(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return files.decode_object(files.read_bytes(path), path)
-
-
-def _read_object_if_present(path: Path) -> dict[str, Any] | None:
-    return _read_object(path) if path.exists() else None

@@ -8,6 +8,7 @@ of the text before it. These names exist:
     mc                      the model has dropout, and its probabilities are averaged over several passes
     context-C-stride-S      each window scores S tokens after up to C tokens of context
     complete-L              blocks of whole lines, of at most L tokens
+    context-C-complete-L    each window scores such a block after up to C tokens of context
     lines                   single lines
 
     parse_window_sizes("context-480-stride-32")    # WindowSizes(context=480, stride=32, length=0)
@@ -27,8 +28,13 @@ MODES = {"dynamic": "dynamic evaluation", "cache": "continuous cache", "mc": "Mo
 MAX_TOKENS = 10**9
 """Largest context, stride or block, in tokens. `training.steps` has the same limit."""
 
+WINDOW_NAMES = "context-C-stride-S, complete-L, context-C-complete-L or lines"
+"""The names of windows, for error messages."""
+
 _NUMBER = "[1-9][0-9]{0,8}|10{9}"  # a number of tokens from 1 to MAX_TOKENS
-_WINDOWS_NAME = re.compile(f"context-(0|{_NUMBER})-stride-({_NUMBER})|complete-({_NUMBER})|lines")
+_SLIDING_NAME = f"context-(0|{_NUMBER})-stride-({_NUMBER})"
+_COMPLETE_NAME = f"(?:context-({_NUMBER})-)?complete-({_NUMBER})"
+_WINDOWS_NAME = re.compile(f"{_SLIDING_NAME}|{_COMPLETE_NAME}|lines")
 
 
 class WindowSizes(NamedTuple):
@@ -50,8 +56,8 @@ def parse_window_sizes(name: str) -> WindowSizes | None:
     match = _WINDOWS_NAME.fullmatch(name)
     if match is None:
         return None
-    context, stride, length = match.groups(default="0")
-    return WindowSizes(int(context), int(stride), int(length))
+    sliding_context, stride, block_context, length = (int(number) for number in match.groups(default="0"))
+    return WindowSizes(sliding_context or block_context, stride, length)
 
 
 def check_mode(name: str) -> str:
@@ -61,7 +67,7 @@ def check_mode(name: str) -> str:
         ValueError: `reefknot evaluate` does not save evaluations of this name.
     """
     if name not in MODES and parse_window_sizes(name) is None:
-        raise ValueError(f"must be {', '.join(MODES)}, context-C-stride-S, complete-L or lines")
+        raise ValueError(f"must be {', '.join(MODES)}, {WINDOW_NAMES}")
     return name
 
 
@@ -88,18 +94,19 @@ def describe_windows(name: str) -> str:
 def describe_windows_in_full(name: str) -> str:
     """Describe windows in full: their tokens, that they are computed independently, and exceptions."""
     sizes = parse_window_sizes(name)
-    exception = ""
-    if sizes and sizes.stride and sizes.context:
-        exception = "; the first windows have less context"
-    elif sizes and sizes.length:
-        exception = "; a longer line is split into blocks of its own"
-    return f"{describe_windows(name)}, each computed independently{exception}"
+    exceptions = ""
+    if sizes and sizes.context:
+        exceptions += "; the first windows have less context"
+    if sizes and sizes.length:
+        exceptions += "; a longer line is split into blocks of its own"
+    return f"{describe_windows(name)}, each computed independently{exceptions}"
 
 
 def _describe_blocks(sizes: WindowSizes) -> str:
-    """Describe windows without context."""
+    """Describe windows that score blocks or lines."""
     if sizes.stride:
         return f"blocks of {sizes.stride:,} tokens"
     if sizes.length:
-        return f"blocks of whole lines of at most {sizes.length:,} tokens"
+        blocks = f"blocks of whole lines of at most {sizes.length:,} tokens"
+        return f"{blocks} after {sizes.context:,} tokens of context" if sizes.context else blocks
     return "single lines"

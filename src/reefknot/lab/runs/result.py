@@ -33,7 +33,8 @@ from reefknot.lab.runs.scores import (
     TextScore,
 )
 from reefknot.lab.runs.stored import OMIT_NONE, Stored, parse
-from reefknot.storage.files import decode_object, read_bytes
+from reefknot.storage import manifest
+from reefknot.storage.files import decode_object
 
 FORMAT: Literal[2] = 2
 """The format of the files that this version writes."""
@@ -422,22 +423,42 @@ class SavedEvaluation(_SplitScores):
 
 
 class WallTime(Stored):
-    """The time at which a line was written."""
+    """Times and speeds, which differ between two equal runs."""
 
     seconds: float | None = None
-    """Seconds of training so far, in a line about training."""
+    """Seconds of training so far, in a line about training; seconds of the validation, in a line about validation."""
+    tokens_per_second: Annotated[float | None, OMIT_NONE] = None
+    flops: Annotated[float | None, OMIT_NONE] = None
+    """Floating-point operations of the model per second."""
+    memory_bytes: Annotated[int | None, OMIT_NONE] = None
+    """Peak memory so far."""
+    share: Annotated[float | None, OMIT_NONE] = None
+    """Share of the speed of a large matrix product on the same device."""
 
 
 class MetricsLine(Stored):
     """One line of `metrics.jsonl`."""
 
     kind: str
+    """What the line is about: `train`, `valid`, or `pairs` for the training of skip-gram."""
     step: int
+    """The number of updates so far."""
     epoch: float
     nll: float
-    perplexity: float | None = None
+    """Mean loss, in nats: per token for `train` and `valid`, and per pair of words for `pairs`."""
+    perplexity: Annotated[float | None, OMIT_NONE] = None
+    """exp(nll), in a line about validation."""
     tokens: float = 1.0
     """The number of tokens behind a training loss, which is a mean; for skip-gram, the number of words read so far."""
+    learning_rate: Annotated[float | None, OMIT_NONE] = None
+    gradient_norm: Annotated[float | None, OMIT_NONE] = None
+    """Norm of the gradient of the last update, before clipping."""
+    parts: dict[str, float | None] = Field({})
+    """Means of the other parts of the loss, such as the augmented loss."""
+    penalties: dict[str, float | None] = Field({})
+    """Penalties that are added to the loss, in the last update."""
+    skipped: Annotated[int | None, OMIT_NONE] = None
+    """The number of updates that were skipped because of an overflow in float16."""
     wall: WallTime = WallTime()
 
 
@@ -445,7 +466,7 @@ def read_result(path: Path) -> RunResult:
     """Read a result of any format."""
     from reefknot.lab.runs.upgrade import upgrade_result
 
-    content = decode_object(read_bytes(path), path)
+    content = manifest.read_object(path)
     return parse(RunResult, upgrade_result(content, path), path)
 
 
@@ -461,5 +482,5 @@ def read_evaluation(path: Path, result: RunResult | None) -> SavedEvaluation:
     """Read a saved evaluation of any format. `result` is the result of its run."""
     from reefknot.lab.runs.upgrade import upgrade_evaluation
 
-    content = decode_object(read_bytes(path), path)
+    content = manifest.read_object(path)
     return parse(SavedEvaluation, upgrade_evaluation(content, result, path), path)

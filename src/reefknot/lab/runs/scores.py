@@ -146,6 +146,10 @@ class TextScore(Stored):
     perplexity: float
     word_perplexity: float | None = None
     bits_per_byte: float | None = None
+    """Total loss in bits per byte of the text. Bytes that no token predicts are charged with 8 bits each."""
+    unpredicted_bytes: int | None = None
+    """The number of bytes that no token predicts: those of unknown words and of additional white space. None in older
+    results, in which `bits_per_byte` does not charge for them."""
     nll: float
     """Mean negative log-likelihood per token, in nats."""
     tokens: int = 0
@@ -175,6 +179,21 @@ class TextScore(Stored):
     def definition(self) -> str:
         """Human-readable description of the perplexity. It is made from the fields above, and no code parses it."""
         return definition.describe_score(self)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def unknown_share(self) -> float | None:
+        """The share of unknown words among the words and line ends of the text; None if it was not recorded."""
+        if self.text is None or self.text.unknown is None or not self.words:
+            return None
+        return min(self.text.unknown / self.words, 1.0)
+
+    @property
+    def fair_bits_per_byte(self) -> float | None:
+        """Bits per byte; None if the model does not predict all words and `bits_per_byte` does not charge for this."""
+        if self.unpredicted_bytes is None and self.unknown_share != 0:
+            return None
+        return self.bits_per_byte
 
     @property
     def per_word(self) -> float:

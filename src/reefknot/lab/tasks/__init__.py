@@ -27,7 +27,7 @@ from reefknot.lab.runs.folder import RunFolder
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Progress
     from reefknot.lab.tasks.contract import Data, Experiment, Task, TrainedRun
-    from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
+    from reefknot.lab.tasks.requests import Answer, ComparisonAnswer, ComparisonRequest, EvaluationRequest, System
     from reefknot.storage.progress import Notify
 
 TASKS = {
@@ -105,13 +105,22 @@ def create_task_for_run(run: RunFolder, required_task: str | None = None) -> Tas
 def open_run(path: Path | str, device: str = "cpu", *, task: str | None = None) -> TrainedRun[Any, Any, Any]:
     """Open a run folder: its model with the best weights, on a device and in evaluation mode, and its vocabulary.
 
+    A finished run without weights, such as a record in `results/`, can be opened, too. Its results can be read, for
+    example with `to_pandas`, but using its model or its vocabulary raises an error.
+
     Args:
         path: The run folder.
         device: `auto`, `cpu` or `cuda`.
-        task: Name of the only task that is accepted. By default, every task is accepted.
+        task: Name of the only task that is accepted. The run must then have weights. By default, every task is
+            accepted.
     """
     run = RunFolder.open(Path(path))
-    return create_task_for_run(run, task).open_run(run, device)
+    run_task = create_task_for_run(run, task)
+    if task is None and run.result is not None and not (run.path / "best").exists():
+        from reefknot.lab.tasks.contract import RecordedRun
+
+        return RecordedRun(run, run_task.experiment)
+    return run_task.open_run(run, device)
 
 
 def open_data(run: RunFolder, data_folder: Path | None, *, task: str | None = None) -> Data:
@@ -141,7 +150,7 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, 
     return task.evaluate(run, request, notify=notify, progress=progress)
 
 
-def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> Answer:
+def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> ComparisonAnswer:
     """Compare systems with the first one, the baseline; raise an error if their tasks differ.
 
     Args:

@@ -33,7 +33,7 @@ from reefknot.lab.evaluation.frequency import (
 from reefknot.lab.evaluation.pairing import pair_scores
 from reefknot.lab.evaluation.perplexity import word_losses
 from reefknot.lab.runs.comparability import explain_in_comparison
-from reefknot.lab.runs.definition import format_count_range
+from reefknot.lab.runs.definition import describe_unknown_share, format_count_range, warn_of_unknown_words
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
 from reefknot.lab.tasks.requests import ComparisonRequest, System
@@ -84,7 +84,9 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     if resample_by == "blocks" and block_length > boundaries[1] and num_units > 1:
         # `block_boundaries` has made the blocks shorter.
         description += f" of {boundaries[1]:,}, because with {block_length:,} there would be fewer than {FEWEST_UNITS}"
-    return TextComparisons(resample_by, description, comparisons)
+    baseline_score = baseline_run.result.score(split) if baseline_run.result else None
+    unknown_share = baseline_score.unknown_share if baseline_score else None
+    return TextComparisons(resample_by, description, comparisons, split, unknown_share)
 
 
 def _check_options(request: ComparisonRequest, resample_by: str) -> None:
@@ -243,19 +245,27 @@ class TextComparisons:
     description: str
     """Description of the text and of the units that are resampled."""
     comparisons: list[TextComparison]
+    split: str
+    """Name of the text."""
+    unknown_share: float | None
+    """Share of unknown words in the text, which are the same for all systems; None if it was not recorded."""
 
     def record(self) -> list[dict[str, Any]]:
         """Return one record per comparison."""
         records = []
         for comparison in self.comparisons:
             paths = {"a": str(comparison.baseline.path), "b": str(comparison.system.path)}
-            records.append({**paths, "by": self.resample_by, **comparison.record()})
+            text = {"by": self.resample_by, "unknown_share": self.unknown_share}
+            records.append({**paths, **text, **comparison.record()})
         return records
 
     def text(self) -> str:
         """Return the systems, the units, and the result of every comparison."""
         baseline = self.comparisons[0].baseline
-        lines = [f"A = {baseline}", self.description]
+        lines = [f"A = {baseline}", f"{self.description}; {describe_unknown_share(self.unknown_share)}"]
+        warning = warn_of_unknown_words(self.unknown_share, self.split)
+        if warning:
+            lines.append(warning)
         for comparison in self.comparisons:
             lines += comparison.lines()
         return "\n".join(lines)

@@ -127,6 +127,11 @@ class TranslationComparisons:
     """Signature of BLEU, which describes how it is computed."""
     comparisons: list[TranslationComparison]
 
+    @property
+    def description(self) -> str:
+        """Description of the text."""
+        return f"{self.split} text: {self.sentences:,} sentences, {self.languages}"
+
     def record(self) -> list[dict[str, Any]]:
         """Return one record per comparison."""
         return [
@@ -144,7 +149,7 @@ class TranslationComparisons:
         """Return the systems, the text, and the result of every comparison."""
         lines = [
             f"A = {self.comparisons[0].baseline}",
-            f"{self.split} text: {self.sentences:,} sentences, {self.languages}",
+            self.description,
             f"BLEU|{self.signature}",
         ]
         for comparison in self.comparisons:

@@ -38,9 +38,11 @@ from reefknot.storage.progress import Notify, silent
 from reefknot.vectors.word_vectors import WordVectors
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from reefknot.lab.evaluation.grid import Progress as ProgressCallback
     from reefknot.lab.evaluation.similarity import Benchmark
-    from reefknot.lab.tasks.requests import Answer, ComparisonRequest, EvaluationRequest, System
+    from reefknot.lab.tasks.requests import Answer, ComparisonAnswer, ComparisonRequest, EvaluationRequest, System
 
 
 class TrainingSection(Protocol):
@@ -205,12 +207,53 @@ class TrainedRun(Generic[ExperimentT, DataT, ModelT]):
 
         return create_task(self.experiment).vectors(self.model, self.vocabulary)
 
+    def to_pandas(self, table: str = "results") -> pd.DataFrame:
+        """Return the results or metrics of the run as a pandas DataFrame. It needs the extra `data`.
+
+        The columns are documented in docs/results.md. This also works for a record of a run, which has no weights.
+
+        Args:
+            table: `results` has a row for the run and one for each saved evaluation, `metrics` has a row for each
+                line of metrics.jsonl, and `frequency` has a row for each frequency band of the test text.
+        """
+        from reefknot.lab.runs.tables import to_pandas
+
+        return to_pandas(self.run, table)
+
     def with_spellings(self, words: Iterable[str]) -> Self:
         """Return this run with an input end that also reads the spellings of these words.
 
         A run that was not trained to read spellings is returned unchanged.
         """
         return self
+
+
+class RecordedRun(TrainedRun[Any, Any, Any]):
+    """A finished run without weights, such as a record in `results/`. Its results can be read, but not its model."""
+
+    def __init__(self, run: RunFolder, experiment: Experiment) -> None:
+        object.__setattr__(self, "run", run)
+        object.__setattr__(self, "experiment", experiment)
+
+    def __repr__(self) -> str:
+        return f"RecordedRun({str(self.run.path)!r})"
+
+    @property
+    def words(self) -> VocabularyPair:
+        """Raise an error that explains how to get the weights."""
+        raise self._missing_weights()
+
+    @property
+    def model(self) -> Any:
+        """Raise an error that explains how to get the weights."""
+        raise self._missing_weights()
+
+    def _missing_weights(self) -> DataError:
+        try:
+            self.run.best_checkpoint()
+        except DataError as error:
+            return error
+        return DataError(f"{self.run.path} had no weights when it was opened; open it again")
 
 
 class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
@@ -331,7 +374,7 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
         """
         raise NotImplementedError
 
-    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> Answer:
+    def compare(self, systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> ComparisonAnswer:
         """Compare systems of this task with the first one.
 
         `tasks.compare_systems` calls this method after it has rejected options that have no effect.
@@ -352,10 +395,10 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
     def open_run(self, run: RunFolder, device: str = "cpu") -> TrainedRun[ExperimentT, DataT, ModelT]:
         """Open a run folder with its best weights."""
         # Look for the checkpoint first: it has the best error message for a record of a run, which has no weights.
-        checkpoint = run.best_checkpoint()
+        run.best_checkpoint()
         vocabulary_pair = self.load_vocabularies(run)
         model = self.build_model(vocabulary_pair)
-        load_weights(model, run.checkpoints.load(checkpoint).weights)
+        load_weights(model, run.best_weights())
         model = model.to(choose_device(device)).eval()
         return self._wrap_trained(run, vocabulary_pair, model)
 
@@ -386,12 +429,12 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
     def _locate_corpus(self, run: RunFolder, data_folder: Path | None) -> CorpusSettings:
         """Return the settings of the run's corpus, with the new folder of the text if its old folder is gone."""
         corpus = self.experiment.corpus
-        if corpus.name in CORPORA or Path(corpus.name).expanduser().is_dir():
+        if corpus.name in CORPORA or corpus.is_present:
             return corpus
         if data_folder is None:
+            kind = "folder with the train, valid and test text" if corpus.text is None else "file or folder of the text"
             raise DataError(
-                f"{run.path}: its text was in {corpus.name}, which does not exist here; "
-                "pass the folder with the train, valid and test text with --data"
+                f"{run.path}: its text was in {corpus.name}, which does not exist here; pass the {kind} with --data"
             )
         return corpus.model_copy(update={"name": str(data_folder)})
 
@@ -404,5 +447,5 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
         name = self.experiment.corpus.name
         corpus = known_corpus(name)
         if corpus is None:
-            return not Path(name).expanduser().is_dir()
+            return not self.experiment.corpus.is_present
         return corpus.needs_data

@@ -20,7 +20,7 @@ from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import get_protocol, score_by_protocol
 from reefknot.lab.evaluation.saved import save_evaluation
 from reefknot.lab.evaluation.search import measure_opened_tails
-from reefknot.lab.runs.definition import format_perplexity
+from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.modes import describe_windows_in_full
 from reefknot.lab.runs.result import Protocol, ProtocolName, TailsOpened
@@ -227,9 +227,13 @@ class TextEvaluation:
         lines = [
             f"{self.split} perplexity {format_perplexity(summary.perplexity)}  "
             f"word perplexity {format_perplexity(summary.per_word)}  "
+            f"{describe_unknown_share(summary.unknown_share)}  "
             f"bits per byte {summary.bits_per_byte:.4f}",
             summary.definition,
         ]
+        warning = warn_of_unknown_words(summary.unknown_share, self.split)
+        if warning:
+            lines.append(warning)
         if self.tokens < self.total_tokens:
             lines.append(
                 f"limit: only the first {self.tokens:,} of {self.total_tokens:,} tokens; the number of bytes is "

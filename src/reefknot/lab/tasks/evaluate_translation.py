@@ -16,7 +16,7 @@ from reefknot.lab.evaluation.pairs import score_pairs
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.saved import save_evaluation
 from reefknot.lab.evaluation.translation import evaluate_translations, shorten_dataset
-from reefknot.lab.runs.definition import format_perplexity
+from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import LengthBand, TranslationScores
 from reefknot.lab.tasks.requests import EvaluationRequest
@@ -127,7 +127,8 @@ class PairsEvaluation:
         lines = [
             f"{self.split} BLEU {scores.bleu:.2f}  chrF {scores.chrf:.2f}  "
             f"perplexity {format_perplexity(reference.perplexity)}  "
-            f"word perplexity {format_perplexity(reference.per_word)}",
+            f"word perplexity {format_perplexity(reference.per_word)}  "
+            f"{describe_unknown_share(reference.unknown_share)}",
             f"BLEU|{scores.bleu_signature}",
             f"chrF2|{scores.chrf_signature}",
             f"brevity penalty {scores.brevity_penalty:.3f}, length ratio {scores.length_ratio:.3f}; "
@@ -136,6 +137,9 @@ class PairsEvaluation:
             f"BLEU by source tokens (pairs): {bleu_by_length}",
             reference.definition,
         ]
+        warning = warn_of_unknown_words(reference.unknown_share, self.split)
+        if warning:
+            lines.append(warning)
         if scores.pairs < self.total_pairs:
             lines.append(f"limit: only the first {scores.pairs:,} of {self.total_pairs:,} pairs")
         return lines

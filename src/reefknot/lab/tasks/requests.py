@@ -196,3 +196,11 @@ class Answer(Protocol):
 
     def text(self) -> str:
         """Return the answer as readable text."""
+
+
+class ComparisonAnswer(Answer, Protocol):
+    """The answer to a comparison of systems."""
+
+    @property
+    def description(self) -> str:
+        """The text that the systems were compared on, such as "test text: 1,000 sentences"."""

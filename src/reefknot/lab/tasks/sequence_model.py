@@ -26,7 +26,8 @@ from reefknot.errors import SettingsError, shorten
 from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TABLES, WINDOWS, describe_choices
 from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings
-from reefknot.lab.evaluation.perplexity import Score
+from reefknot.lab.evaluation.perplexity import Score, compute_unknown_share
+from reefknot.lab.runs.definition import warn_of_unknown_words
 from reefknot.lab.runs.result import Best, ProtocolName, Start
 from reefknot.lab.tasks.contract import DataT, Experiment, FittedModel, Session, Task
 from reefknot.lab.tasks.initialisation import (
@@ -375,8 +376,13 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
         self.batches(dataset).shard(world.rank, world.size)  # raises an error if batches cannot be made
 
     def check_model(self, model: LanguageModelT, world: World) -> None:
+        settings = self.experiment.training
         if world.device.type == "cpu":
-            check_precision(model, self.experiment.training)
+            check_precision(model, settings)
+        if settings.shard == "vocabulary" and world.size > 1:
+            from reefknot.lab.training.vocabulary import check_vocabulary_can_be_divided
+
+            check_vocabulary_can_be_divided(model)
 
     def prepare(
         self, model: LanguageModelT, dataset: DataT, *, from_files: bool = True, notify: Notify = silent
@@ -402,6 +408,15 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
                 "training.shard has no effect with one process; use torchrun to start several processes"
             )
 
+        unknown_shares = {
+            split: compute_unknown_share(dataset.splits[split], dataset.vocabulary)  # type: ignore[attr-defined]
+            for split in SCORED_SPLITS
+        }
+        if world.is_first:
+            warning = warn_of_unknown_words(unknown_shares["test"], "test")
+            if warning:
+                session.display.print(f"{session.name}  {warning}")
+
         def validate() -> float:
             return self.score_split(model, dataset, "valid").mean
 
@@ -415,6 +430,7 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
             display=session.display,
             name=session.name,
             subwords=dataset.vocabulary.bpe is not None,
+            unknown_share=unknown_shares["valid"],
             trackers=session.trackers,
         )
         progress = trainer.train()

@@ -11,16 +11,15 @@ frequency (`vocabulary.py`).
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from reefknot.errors import SettingsError
 from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, PADDING, START, UNKNOWN
 
 if TYPE_CHECKING:
@@ -33,6 +32,10 @@ _RESERVED_SYMBOLS = (*UNSPLIT_WORDS, START, PADDING, END_OF_WORD)
 _WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # separates words in storage/lines.py, and therefore in tokenizer.json
 # Training time is quadratic in the length of a word, and a line without spaces is one word.
 _MAX_TRAINING_WORD_LENGTH = 4_096
+# Time and memory of training grow with the number of distinct words. Rarer words than these hardly change the merges.
+_MAX_TRAINING_TYPES = 400_000
+_MAX_CACHED_WORDS = 1_000_000
+_REPEATS = 1_000  # words are passed to the trainer in texts of at most this many
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class BPE:
     """The content of tokenizer.json."""
     allowed_subwords: frozenset[str] | None = field(default=None, repr=False)
     """The sub-words to which the encoding is restricted, or None to allow all sub-words of the file."""
+    splits_unknown: bool = False
+    """Whether `split_word` splits a word around its unknown characters, as `split_at_unknown` does."""
 
     # -- learn merges ----------------------------------------------------------------------------------------------
 
@@ -100,16 +105,23 @@ class BPE:
     # -- split words -----------------------------------------------------------------------------------------------
 
     def split_word(self, word: str) -> tuple[str, ...]:
-        """Split a word into sub-words. A word with an unknown character is returned whole."""
+        """Split a word into sub-words. A word with an unknown character is returned whole, unless `splits_unknown`."""
         subwords = self._split_cache.get(word)
         if subwords is None:
             subwords = self._split_uncached(word)
+            if len(self._split_cache) >= _MAX_CACHED_WORDS:
+                self._split_cache.clear()
             self._split_cache[word] = subwords
         return subwords
 
     def _split_uncached(self, word: str) -> tuple[str, ...]:
-        if word in UNSPLIT_WORDS or not self._knows_characters(word):
+        if word in UNSPLIT_WORDS:
             return (word,)
+        if not self._knows_characters(word):
+            if not self.splits_unknown:
+                return (word,)
+            fragments = self.split_at_unknown(word)
+            return tuple(subword for fragment in fragments for subword in self._split_uncached(fragment))
         if _contains_reserved(word):
             return (*word[:-1], word[-1] + END_OF_WORD)  # single characters
         subwords = [token.value for token in self._tokenizer.model.tokenize(word)]
@@ -203,8 +215,9 @@ class BPE:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        tokenizer: Tokenizer = _import_tokenizers().Tokenizer.from_str(self.file_content.decode())
-        return tokenizer
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.file_content.decode())
 
 
 def format_token(token: str) -> str:
@@ -223,7 +236,8 @@ def _find_characters(words: Iterable[str]) -> set[str]:
 
 def _learn_merges(counts: Mapping[str, int], base_subwords: list[str], num_merges: int) -> list[tuple[str, str]]:
     """Return the merges in the order in which they are learned, each as the two sub-words that it joins."""
-    tokenizers = _import_tokenizers()
+    import tokenizers
+
     learner = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=UNKNOWN, end_of_word_suffix=END_OF_WORD))
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=len(base_subwords) + num_merges,
@@ -233,6 +247,7 @@ def _learn_merges(counts: Mapping[str, int], base_subwords: list[str], num_merge
         end_of_word_suffix=END_OF_WORD,
         show_progress=False,
     )
+    learner.pre_tokenizer = tokenizers.pre_tokenizers.CharDelimiterSplit("\n")
     learner.train_from_iterator(_repeat_words(counts), trainer)
     learned_merges = json.loads(learner.to_str())["model"]["merges"]
     merges = [(left, right) for left, right in learned_merges]
@@ -246,7 +261,8 @@ def _build_tokenizer(base_subwords: list[str], merges: list[tuple[str, str]]) ->
     The tokenizer that learned the merges is not stored, because it may have learned too many, and because its special
     tokens include every character.
     """
-    tokenizers = _import_tokenizers()
+    import tokenizers
+
     merged_subwords = [left + right for left, right in merges]
     distinct_subwords = dict.fromkeys([*base_subwords, *merged_subwords])
     model = tokenizers.models.BPE(
@@ -255,7 +271,7 @@ def _build_tokenizer(base_subwords: list[str], merges: list[tuple[str, str]]) ->
         unk_token=UNKNOWN,
         end_of_word_suffix=END_OF_WORD,
     )
-    tokenizer: Tokenizer = tokenizers.Tokenizer(model)
+    tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_WHITESPACE), "removed")
     tokenizer.decoder = tokenizers.decoders.BPEDecoder(suffix=END_OF_WORD)
     tokenizer.add_special_tokens(list(UNSPLIT_WORDS))
@@ -263,24 +279,22 @@ def _build_tokenizer(base_subwords: list[str], merges: list[tuple[str, str]]) ->
 
 
 def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield every word as often as it occurs. Long words are cut, and words with reserved symbols are left out."""
+    """Yield texts that together hold every word as often as it occurs, one word per line.
+
+    Long words are cut, and words with reserved symbols are left out.
+    """
+    if len(counts) > _MAX_TRAINING_TYPES:
+        counts = dict(heapq.nlargest(_MAX_TRAINING_TYPES, counts.items(), key=lambda item: (item[1], item[0])))
     for word, count in counts.items():
         if _contains_reserved(word):
             continue
         starts = range(0, max(len(word), 1), _MAX_TRAINING_WORD_LENGTH)
         fragments = [word[start : start + _MAX_TRAINING_WORD_LENGTH] for start in starts]
-        for _ in range(count):
-            yield from fragments
+        lines = "\n".join(fragments)
+        for start in range(0, count, _REPEATS):
+            yield "\n".join([lines] * min(_REPEATS, count - start))
 
 
 def _contains_reserved(word: str) -> bool:
     """Return whether merges inside a word could give a reserved symbol. Such words are split into characters."""
     return any(symbol in word for symbol in _RESERVED_SYMBOLS)
-
-
-def _import_tokenizers() -> ModuleType:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise SettingsError("vocabulary.bpe needs the package tokenizers; pip install tokenizers") from error
-    return tokenizers

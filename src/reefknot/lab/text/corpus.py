@@ -19,12 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.lab.text.corpora import CORPORA, known_corpora, known_corpus, parallel_corpora
 from reefknot.lab.text.published import SPLITS, Corpus, PublishedCorpus
+from reefknot.lab.text.sources import open_text
+from reefknot.lab.text.splitting import TextSettings, open_text_corpus
 from reefknot.storage.cache import file_hash
 from reefknot.storage.lines import Line, count_lines, read_file
 from reefknot.storage.progress import Notify, silent
@@ -81,7 +83,8 @@ class CorpusSettings(Settings):
         str,
         Field(
             min_length=1,
-            description=f"A known corpus ({', '.join(CORPORA)}), or a folder with train, valid and test text.",
+            description=f"A known corpus ({', '.join(CORPORA)}), a folder with train, valid and test text, or with "
+            "`text` any file or folder.",
         ),
     ] = "python-docs"
     part: Annotated[
@@ -97,6 +100,18 @@ class CorpusSettings(Settings):
     pairs: Annotated[
         PairsSettings | None, Field(description="Languages and filters of parallel text, for translation.")
     ] = None
+    text: Annotated[
+        TextSettings | None,
+        Field(description="Read any text: how the file or folder `name` is read and split. `reefknot new` writes it."),
+    ] = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_text(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `text` if it is not set, so that older runs, which do not have it, can be resumed."""
+        contents: dict[str, Any] = serialize(self)
+        if contents.get("text", ...) is None:
+            del contents["text"]
+        return contents
 
     @field_validator("part")
     @classmethod
@@ -115,6 +130,8 @@ class CorpusSettings(Settings):
             self._check_known_corpus(corpus)
         if self.pairs is not None and self.tokens is not None:
             raise ValueError("tokens would cut a pair in two; use part for fewer pairs")
+        if self.text is not None and (corpus is not None or self.pairs is not None):
+            raise ValueError("text is for your own files; remove it, or set name to a file or folder, without pairs")
         return self
 
     def _check_known_corpus(self, corpus: Corpus) -> None:
@@ -128,6 +145,16 @@ class CorpusSettings(Settings):
             raise ValueError(f"{self.name} is not parallel text; use {', '.join(parallel_corpora())}, or a folder")
         if {pairs.source, pairs.target} != set(corpus.languages):
             raise ValueError(f"{self.name} has {' and '.join(corpus.languages)}, not {pairs.source} and {pairs.target}")
+
+    @property
+    def is_present(self) -> bool:
+        """Whether `name` is a path that exists: a folder or, with `text`, any file, folder or pattern of files."""
+        if self.text is None:
+            return Path(self.name).expanduser().is_dir()
+        try:
+            return bool(open_text(self.name).files)
+        except DataError:
+            return False
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -224,7 +251,10 @@ def find_corpus(settings: CorpusSettings, *, data: Path | None, cache: Path, not
             f"the corpus {settings.name} has corpus.pairs set, which is for parallel text; remove corpus.pairs to read "
             "a monolingual text"
         )
-    corpus = known_corpus(settings.name) or _open_folder(settings.name)
+    if settings.text is not None:
+        corpus: Corpus = open_text_corpus(settings.name, settings.text)
+    else:
+        corpus = known_corpus(settings.name) or _open_folder(settings.name)
     files = corpus.open(data, cache, notify)
     hashes = {split: file_hash(path, cache) for split, path in files.items()}
 

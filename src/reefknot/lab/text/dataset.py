@@ -18,7 +18,8 @@ from reefknot.lab.text.corpus import CorpusSettings, find_corpus
 from reefknot.lab.text.encoding import FORMAT, Split, read_encoded, write_encoded
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.text.vocabulary_settings import VocabularySettings
-from reefknot.storage.cache import cache_folder, load_or_repair
+from reefknot.lab.text.workers import work_folder
+from reefknot.storage.cache import cache_folder, load_or_create
 from reefknot.storage.progress import Notify, silent
 
 __all__ = ["Dataset", "Split", "open_dataset"]
@@ -119,11 +120,12 @@ def open_dataset(
         vocabulary_identity = vocabulary_identity | {"words": words.fingerprint}
     identity = {"text": text_files.hashes, "cut": corpus.selection, "vocabulary": vocabulary_identity}
     cache_entry = cache / "datasets" / hash_json(identity, FORMAT)[:32]
+    with work_folder(cache, cache_entry, notify) as shard_folder:
 
-    def encode(folder: Path) -> None:
-        write_encoded(folder, text_files, vocabulary, notify, words)
+        def encode(folder: Path) -> None:
+            write_encoded(folder, text_files, vocabulary, notify, words, shard_folder)
 
-    dataset_vocabulary, splits = load_or_repair(cache_entry, encode, read_encoded, notify)
+        dataset_vocabulary, splits = load_or_create(cache_entry, encode, read_encoded, notify)
     splits = {name: replace(split, sha256=text_files.hashes[name]) for name, split in splits.items()}
     fingerprint = hash_json(identity, dataset_vocabulary.fingerprint)
     return Dataset(

@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reefknot.errors import SettingsError
+from reefknot.extras import import_extra
 
 
 def build_detokenizer(language: str) -> Callable[[str], str]:
     """Return a function that detokenises a line of tokens separated by spaces."""
-    try:
-        from sacremoses import MosesDetokenizer
-    except ImportError as error:
-        raise SettingsError(
-            "detokenising needs sacremoses, which is not installed: pip install 'reefknot[moses]'"
-        ) from error
-    moses = MosesDetokenizer(lang=language)
+    moses = import_extra("sacremoses", "detokenising").MosesDetokenizer(lang=language)
 
     def detokenize(line: str) -> str:
         detokenized_line: str = moses.detokenize(line.split(" "))

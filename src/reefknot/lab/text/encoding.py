@@ -9,11 +9,13 @@ The folder contains:
     SPLIT.ids          the text as little-endian 32-bit ids
     SPLIT.inputs       ids for the model's embedding, if words outside the vocabulary keep their spelling
     counts.json        sizes, with which the other files must agree
+    MANIFEST.json      size and SHA-256 of the other files; `load_or_create` writes and compares it
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -28,10 +30,12 @@ from pydantic import ValidationError
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.text.corpus import SPLITS, TextFiles
+from reefknot.lab.text.shards import count_file, encode_file
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.lab.text.vocabulary_settings import UnknownPolicy, VocabularySettings
+from reefknot.lab.text.workers import SEQUENTIAL_BYTES
 from reefknot.nn.constants import END_OF_LINE
-from reefknot.storage.lines import Line
+from reefknot.storage.lines import Line, is_gzip
 from reefknot.storage.progress import Notify
 
 FORMAT: Literal[1] = 1
@@ -40,6 +44,7 @@ ID = np.dtype("<i4")
 BUFFER_BYTES = 1 << 18
 """Size of the write buffer."""
 _PROGRESS_SECONDS = 3.0  # between two lines of progress
+_MANY_WORDS = 1_000_000  # learning merges from more words takes seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +107,22 @@ def write_encoded(
     settings: VocabularySettings,
     notify: Notify,
     vocabulary: Vocabulary | None = None,
+    work_folder: Path | None = None,
 ) -> None:
-    """Encode every split into `folder`. Without a `vocabulary`, one is built from the training text."""
+    """Encode every split into `folder`. Without a `vocabulary`, one is built from the training text.
+
+    Large texts are cut into shards, which several processes count and encode. `work_folder` keeps the finished shards
+    until the caller removes it, so that a killed program can continue. Without it, shards are not kept.
+    """
+    work_folder = work_folder or folder / "work"
+    work_folder.mkdir(parents=True, exist_ok=True)
+
     # Build the vocabulary.
     word_counts: Counter[str] = Counter()
     if vocabulary is None:
-        for line in _read_lines(text_files, "train", settings, "counted", notify):
-            word_counts.update(line.tokens)
+        word_counts = _count_words(text_files, settings, work_folder, notify)
+        if settings.bpe is not None and word_counts.total() > _MANY_WORDS:
+            notify(f"learning {settings.bpe.merges:,} merges from {len(word_counts):,} distinct words")
         vocabulary = Vocabulary.from_counts(word_counts, settings)
     if settings.keep_spellings:
         unknown_words = _find_unknown_words(vocabulary, text_files, settings, word_counts, notify)
@@ -116,12 +130,16 @@ def write_encoded(
     vocabulary.save(folder / "vocabulary.json")
 
     # Encode the splits.
-    split_counts = {split: _write_ids(folder, text_files, split, settings, vocabulary, notify) for split in SPLITS}
+    split_counts = {}
+    for split in SPLITS:
+        split_counts[split] = _write_ids(folder, text_files, split, settings, vocabulary, work_folder, notify)
     if vocabulary.spelled_words:
         for split in SPLITS:
             _write_inputs(folder, text_files, split, settings, vocabulary, notify)
 
     _check_published(text_files, split_counts, word_counts)
+    if work_folder.parent == folder:
+        shutil.rmtree(work_folder)
     contents = _CountsFile(format=FORMAT, vocabulary=vocabulary.fingerprint, splits=split_counts)
     (folder / "counts.json").write_text(contents.model_dump_json(indent=2), encoding="utf-8")
 
@@ -199,16 +217,50 @@ def _find_unknown_words(
     return tuple(unknown_words)
 
 
+def _can_shard(text_files: TextFiles, split: str) -> bool:
+    """Return whether a split is read in shards: it is large, not cut by the settings, and not compressed."""
+    path = text_files.files[split]
+    is_cut = split == "train" and bool(text_files.settings.part or text_files.settings.tokens)
+    return not is_cut and path.stat().st_size >= SEQUENTIAL_BYTES and not is_gzip(path)
+
+
+def _count_words(
+    text_files: TextFiles, settings: VocabularySettings, work_folder: Path, notify: Notify
+) -> Counter[str]:
+    """Return the counts of the words of the training text, in the order of their first occurrence."""
+    if _can_shard(text_files, "train"):
+        return count_file(
+            text_files.files["train"], end_of_line=settings.end_of_line, work_folder=work_folder, notify=notify
+        )
+    word_counts: Counter[str] = Counter()
+    for line in _read_lines(text_files, "train", settings, "counted", notify):
+        word_counts.update(line.tokens)
+    return word_counts
+
+
 def _write_ids(
     folder: Path,
     text_files: TextFiles,
     split: str,
     settings: VocabularySettings,
     vocabulary: Vocabulary,
+    work_folder: Path,
     notify: Notify,
 ) -> _SplitCounts:
     """Write the ids of one split, and return its sizes."""
     text_path = text_files.files[split]
+    if _can_shard(text_files, split):
+        shard_sizes = encode_file(
+            text_path,
+            _ids_path(folder, split),
+            folder / "vocabulary.json",
+            end_of_line=settings.end_of_line,
+            unknown=settings.unknown,
+            work_folder=work_folder,
+            notify=notify,
+        )
+        return _check_sizes(_SplitCounts(**shard_sizes), text_path, split)
+
     num_tokens = num_words = num_lines = num_bytes = num_unknown = 0
     with _ids_path(folder, split).open("wb", BUFFER_BYTES) as ids_file:
         for line in _read_lines(text_files, split, settings, "encoded", notify):
@@ -220,9 +272,14 @@ def _write_ids(
             num_bytes += line.num_bytes
             if vocabulary.unk is not None:
                 num_unknown += ids.count(vocabulary.unk)
-    if not num_words:
+    sizes = _SplitCounts(tokens=num_tokens, words=num_words, lines=num_lines, bytes=num_bytes, unknown=num_unknown)
+    return _check_sizes(sizes, text_path, split)
+
+
+def _check_sizes(sizes: _SplitCounts, text_path: Path, split: str) -> _SplitCounts:
+    if not sizes.words:
         raise DataError(f"{text_path}: the {split} text has no words")
-    return _SplitCounts(tokens=num_tokens, words=num_words, lines=num_lines, bytes=num_bytes, unknown=num_unknown)
+    return sizes
 
 
 def _write_inputs(

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import ClassVar
 from reefknot.errors import DataError
 from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.published import SPLITS, Corpus
-from reefknot.storage.lines import is_gzip
 from reefknot.storage.progress import Notify
 
 _SPLIT_PATTERNS = {"train": "train", "valid": "valid|validation|dev|val", "test": "test"}
@@ -25,13 +25,16 @@ _MAX_LISTED_NAMES = 12  # in an error message
 
 def open_folder(name: str, languages: tuple[str, ...] = ()) -> TextFolder | PairFolder:
     """Return the folder at the path `name` as a corpus or, with languages, as a corpus of parallel text."""
-    try:
+    is_folder = is_file = False
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # not a possible path, or no such user
         folder = Path(name).expanduser().resolve()
         is_folder = folder.is_dir()
-    except (OSError, ValueError, RuntimeError):  # not a possible path, or no such user
-        is_folder = False
+        is_file = folder.is_file()
     if not is_folder:
-        raise DataError(f"corpus {name[:200]!r} is neither a known corpus ({', '.join(CORPORA)}) nor a folder")
+        hint = ""
+        if is_file:
+            hint = "; it is a file: use `reefknot train --text FILE`, or set corpus.text.split=lines"
+        raise DataError(f"corpus {name[:200]!r} is neither a known corpus ({', '.join(CORPORA)}) nor a folder{hint}")
     if languages:
         return PairFolder(name=f"{folder.name}/", folder=folder, languages=languages)
     return TextFolder(name=f"{folder.name}/", folder=folder)
@@ -54,7 +57,8 @@ class TextFolder(Corpus):
             if len(matches) != 1:
                 raise DataError(
                     f"{self.folder}: {_describe_matches(matches)} the {split} text; expected one file"
-                    f" [NAME.]({split_pattern})[.txt|.tokens]; the folder holds {_format_names(file_names)}"
+                    f" [NAME.]({split_pattern})[.txt|.tokens]; the folder holds {_format_names(file_names)};"
+                    " to split a text, use `reefknot train --text FOLDER`, or set corpus.text.split=lines"
                 )
             files[split] = self.folder / matches[0]
         return files
@@ -74,7 +78,7 @@ class PairFolder(Corpus):
         # Gzipped files and TSV files are first converted to plain files.
         all_files = [path for split_files in files.values() for path in split_files]
         has_tsv = any(len(split_files) == 1 for split_files in files.values())
-        has_gzip = any(is_gzip(path) for path in all_files)
+        has_gzip = any(path.suffix.lower() == ".gz" for path in all_files)
         if has_tsv or has_gzip:
             from reefknot.lab.text.pairs import read_aligned
             from reefknot.lab.text.prepared import prepare

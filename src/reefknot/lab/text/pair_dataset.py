@@ -26,7 +26,7 @@ from reefknot.lab.text.pair_encoding import (
 )
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.text.vocabulary_settings import VocabularySettings
-from reefknot.storage.cache import cache_folder, load_or_repair
+from reefknot.storage.cache import cache_folder, load_or_create
 from reefknot.storage.progress import Notify, silent
 
 __all__ = ["Lines", "PairDataset", "PairSplit", "open_pairs"]
@@ -143,7 +143,7 @@ def open_pairs(
     def read(folder: Path) -> tuple[VocabularyPair, dict[str, PairSplit]]:
         return read_encoded_pairs(folder, pair_files)
 
-    vocabulary_pair, splits = load_or_repair(cache_entry, encode, read, notify)
+    vocabulary_pair, splits = load_or_create(cache_entry, encode, read, notify)
     if vocabulary.bpe is None:
         _warn_of_missing_spaces(splits["train"], notify)
 

@@ -11,6 +11,7 @@ The folder contains these files, where SPLIT is train, valid or test and SIDE is
     SPLIT.SIDE.bounds        where each line begins in the ids, and the end (64 bits)
     SPLIT.numbers            line number of each pair in its files (64 bits)
     counts.json              sizes, with which the other files must agree
+    MANIFEST.json            size and SHA-256 of the other files; `load_or_create` writes and compares it
 """
 
 from __future__ import annotations

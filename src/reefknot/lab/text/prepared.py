@@ -6,9 +6,10 @@ texts to a folder of the cache, once:
 
     corpora/NAME-HASH/train.txt, valid.txt, test.txt          one text per split
     corpora/NAME-HASH/train.en.txt, train.de.txt, ...         (parallel text) one text per split and language
-    corpora/NAME-HASH/sizes.json                              size of each text, to detect a damaged folder
+    corpora/NAME-HASH/MANIFEST.json                           size and SHA-256 of each text
 
-HASH depends on the path, size, mtime and ctime of the files that the texts are made from.
+HASH depends on the path, size, mtime and ctime of the files that the texts are made from. With --check, the texts are
+made again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from reefknot.errors import DataError
 from reefknot.lab.text.published import SPLITS, DownloadedCorpus
-from reefknot.storage.cache import load_or_create
+from reefknot.storage.cache import load_or_create, needs_check
 from reefknot.storage.progress import Notify, report_progress
 
 NamedLines = Iterator[tuple[str, str]]
@@ -90,7 +91,7 @@ def prepare(
         version: Version of the conversion.
     """
     # The same files in another folder are converted again, and give the same texts.
-    file_identities = [_identify_file(path) for path in files]
+    file_identities = [identify_file(path) for path in files]
     identity = json.dumps([version, *languages, *file_identities])
     digest = hashlib.sha256(identity.encode()).hexdigest()
 
@@ -102,25 +103,32 @@ def prepare(
         checked_lines = _raise_data_errors(lines(files), files)
         return report_progress(checked_lines, lambda count: f"{name}: {count:,} lines prepared", notify)
 
-    return write_texts(cache, f"{name}-{digest[:12]}", read_lines, text_names)
+    return write_texts(cache, f"{name}-{digest[:12]}", read_lines, notify, text_names)
 
 
 def write_texts(
-    cache: Path, entry_name: str, read_lines: Callable[[], NamedLines], text_names: Sequence[str] = SPLITS
+    cache: Path,
+    entry_name: str,
+    read_lines: Callable[[], NamedLines],
+    notify: Notify,
+    text_names: Sequence[str] = SPLITS,
 ) -> dict[str, Path]:
     """Return the paths of the texts in a cache entry, by the name of the text.
 
     If the entry does not exist, the lines from `read_lines` are written to it first.
     """
+    entry = cache / "corpora" / entry_name
 
     def write(folder: Path) -> None:
         _write_folder(folder, read_lines(), text_names)
 
-    folder = load_or_create(cache / "corpora" / entry_name, write, _check_folder)
-    return {name: folder / f"{name}.txt" for name in text_names}
+    def find_texts(folder: Path) -> dict[str, Path]:
+        return {name: folder / f"{name}.txt" for name in text_names}
+
+    return load_or_create(entry, write, find_texts, notify, always_write=needs_check(entry))
 
 
-def _identify_file(path: Path) -> tuple[str, int, int, int]:
+def identify_file(path: Path) -> tuple[str, int, int, int]:
     """Return the path and size of a file, and the times of the last change of its content and of its inode."""
     try:
         status = path.stat()
@@ -138,7 +146,7 @@ def _raise_data_errors(lines: NamedLines, files: list[Path]) -> NamedLines:
 
 
 def _write_folder(folder: Path, lines: NamedLines, text_names: Iterable[str]) -> None:
-    """Write every line to the file of its text, and then the sizes of the files."""
+    """Write every line to the file of its text."""
     with contextlib.ExitStack() as stack:
         files = {}
         for name in text_names:
@@ -146,20 +154,6 @@ def _write_folder(folder: Path, lines: NamedLines, text_names: Iterable[str]) ->
             files[name] = stack.enter_context(file)
         for name, line in lines:
             files[name].write(f"{line}\n".encode())
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    (folder / "sizes.json").write_text(json.dumps(sizes), encoding="utf-8")
-
-
-def _check_folder(folder: Path) -> Path | None:
-    """Return the folder if its texts have the recorded sizes, or else None."""
-    try:
-        sizes = json.loads((folder / "sizes.json").read_bytes())
-        is_complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
-        return None
-    if not sizes or not is_complete:
-        return None
-    return folder
 
 
 def separate_punctuation(text: str) -> str:

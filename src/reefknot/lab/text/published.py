@@ -100,6 +100,10 @@ class DownloadedCorpus(Corpus):
         data_folder = data or os.environ.get("REEFKNOT_DATA")
         if not data_folder:
             raise CorpusNotFound(f"{self.name} not found: {self._explain_download('DIR')}")
+        if not Path(data_folder).is_dir():
+            raise CorpusNotFound(
+                f"{self.name} not found: the folder {data_folder} does not exist; {self._explain_download(data_folder)}"
+            )
         folders = [Path(data_folder, subfolder) for subfolder in (*self._subfolders, ".")]
         for folder in folders:
             with contextlib.suppress(OSError):

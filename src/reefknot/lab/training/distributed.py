@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,13 +33,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from reefknot.errors import SettingsError
+from reefknot.lab.training.signals import raise_on_signal
 from reefknot.nn.encoders.contract import State, join_streams
 from reefknot.nn.models.language_model import LanguageModel
 from reefknot.nn.outputs.contract import Plan
 
 TIMEOUT = timedelta(hours=12)
 """How long processes wait for one another. It is long, because the other processes wait while the first one scores a
-text. If a process dies, torchrun ends the others immediately."""
+text. If a process dies, `PeerWatch` ends the others."""
 
 
 class WindowResult(NamedTuple):
@@ -177,10 +178,19 @@ class World:
         """Whether this process writes the files and reports to the user."""
         return self.rank == 0
 
-    def wrap_model(self, model: LanguageModel, shard: bool = False) -> ParallelModel:
-        """Wrap a model for training. `shard` replaces its parameters by shards, so create optimisers afterwards."""
+    def wrap_model(self, model: LanguageModel, shard: bool | Literal["vocabulary"] = False) -> ParallelModel:
+        """Wrap a model for training. `shard` replaces parameters by shards, so create optimisers afterwards.
+
+        Args:
+            model: The model.
+            shard: Divide all parameters among the processes, only those of the vocabulary, or none.
+        """
         if not shard or self.size == 1:
             return ParallelModel(model, self)
+        if shard == "vocabulary":
+            from reefknot.lab.training.vocabulary import VocabularyParallelModel
+
+            return VocabularyParallelModel(model, self)
         from reefknot.lab.training.sharding import ShardedModel  # takes half a second, and few runs need it
 
         return ShardedModel(model, self)
@@ -243,6 +253,11 @@ def choose_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingsError("--device cuda: torch finds no GPU; use --device cpu")
+    if name == "mps":
+        raise SettingsError(
+            "--device mps: Apple GPUs are not supported, because training adds up losses in float64, which they do not "
+            "have; use --device cpu"
+        )
     if name not in ("cpu", "cuda"):
         raise SettingsError(f"--device {name}: must be auto, cpu or cuda")
     return name
@@ -272,10 +287,30 @@ def join_world(device: str) -> Iterator[World]:
 
     world = World(rank, size, local_device)
     try:
-        yield world
-        world.barrier()  # torchrun kills unfinished processes if another process fails, even while it shuts down
+        with _ending_together(rank, size):
+            yield world
+            world.barrier()  # torchrun kills unfinished processes if another process fails, even while it shuts down
     finally:
         # Wrapped models hold the process group in reference cycles. If its threads still run when the interpreter
         # exits, they abort the process.
         gc.collect()
         dist.destroy_process_group()
+
+
+@contextmanager
+def _ending_together(rank: int, size: int) -> Iterator[None]:
+    """End this process with a message if another process ends, and report an error of this process to the others."""
+    from reefknot.lab.training.peers import PeerWatch  # few runs have several processes
+
+    with PeerWatch(rank, size) as watch, raise_on_signal("stopped; run the same command again to continue"):
+        try:
+            yield
+        except RuntimeError as error:
+            stopped = watch.convert_error(error)
+            if stopped is None:
+                watch.report(error)
+                raise
+            raise stopped from error
+        except BaseException as error:
+            watch.report(error)
+            raise

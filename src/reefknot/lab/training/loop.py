@@ -23,7 +23,7 @@ from reefknot.errors import DataError, NonFiniteError, SettingsError, Stopped
 from reefknot.kernels.choice import current_choice, resolve_impl
 from reefknot.lab.config.parts import OPTIMISERS, SCHEDULES
 from reefknot.lab.runs.checkpoints import Checkpoints
-from reefknot.lab.runs.definition import format_perplexity, perplexity
+from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, perplexity
 from reefknot.lab.runs.environment import peak_memory_bytes
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.text.batches import Batches
@@ -59,6 +59,7 @@ class Trainer:
         display: Display | None = None,
         name: str = "",
         subwords: bool = False,
+        unknown_share: float | None = None,
         trackers: Sequence[Callable[[MetricsDict], None]] = (),
     ) -> None:
         """Create a trainer.
@@ -73,6 +74,7 @@ class Trainer:
             display: Where progress is shown. By default, nowhere.
             name: Name of the run, which starts every line on the display.
             subwords: Whether tokens are sub-words. Perplexities are then displayed as perplexities per sub-word.
+            unknown_share: Share of unknown words in the validation text, displayed next to its perplexity.
             trackers: Functions that are called with every line of metrics.
         """
         if settings.batching == "streams" and batches.batch_size % settings.accumulate:
@@ -87,6 +89,7 @@ class Trainer:
         self.display = display or SilentDisplay()
         self.name = name
         self._unit_suffix = " per sub-word" if subwords else ""
+        self._unknown_suffix = "" if unknown_share is None else f", {describe_unknown_share(unknown_share)}"
         self.trackers = trackers
         self.batches = batches
         self.timetable = Timetable(settings, batches)
@@ -219,7 +222,9 @@ class Trainer:
         """
         nll, _ = self._score(epoch=0)
         valid_perplexity = format_perplexity(perplexity(nll))
-        self.display.print(f"{self.name}  starts at valid perplexity {valid_perplexity}{self._unit_suffix}")
+        self.display.print(
+            f"{self.name}  starts at valid perplexity {valid_perplexity}{self._unit_suffix}{self._unknown_suffix}"
+        )
         self._save()
         if self.world.is_first:
             self.checkpoints.mark_best(self.state.progress.step)
@@ -265,7 +270,8 @@ class Trainer:
         valid_perplexity = format_perplexity(perplexity(nll))
         best_suffix = "  (best)" if is_best else ""
         self.display.print(
-            f"{self.name}  {position}  valid perplexity {valid_perplexity}{self._unit_suffix}{best_suffix}"
+            f"{self.name}  {position}  valid perplexity {valid_perplexity}{self._unit_suffix}{self._unknown_suffix}"
+            f"{best_suffix}"
         )
 
         vocab_size = self.model.output.vocab_size

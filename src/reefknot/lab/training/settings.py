@@ -84,9 +84,11 @@ class TrainingSettings(BatchSettings):
         ),
     ] = "float32"
     shard: Annotated[
-        bool,
+        bool | Literal["vocabulary"],
         Field(
-            description="Shard the weights and the optimiser state over the processes (FSDP2), in addition to the text."
+            description="Divide the weights and the optimiser state among the processes, in addition to the text. "
+            "true: all weights (FSDP2), which are gathered when they are needed; vocabulary: only the tables and "
+            "biases of the output end, whose words stay divided while the loss is computed."
         ),
     ] = False
     determinism: Annotated[

@@ -25,6 +25,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from reefknot.errors import SettingsError
 from reefknot.lab.training.distributed import LossModule, ParallelModel, World
+from reefknot.lab.training.row_shards import RowShards
 from reefknot.nn.models.language_model import LanguageModel
 
 try:
@@ -45,7 +46,7 @@ class ShardedModel(ParallelModel):
     loss_module: LossModule
 
     def __init__(self, model: LanguageModel, world: World) -> None:
-        self._full_shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._shards = RowShards({name: parameter.shape for name, parameter in model.named_parameters()}, world)
         super().__init__(model, world)
         # torch may change the layout of the shards in the first forward pass. Tensors taken earlier would be copies.
         self.run_validation(lambda: 0.0)
@@ -85,39 +86,12 @@ class ShardedModel(ParallelModel):
         return self.world.broadcast(result)
 
     def gather_full(self, name: str, tensor: Tensor) -> Tensor | None:
-        """Gather the shards of a tensor in the main memory of the first process. The other processes get None."""
         if tensor.shape != self.parameters[name].shape:
             return tensor.detach()
-
-        # The last shards may be smaller, but all gathered tensors must have the same shape.
-        full_shape = self._full_shapes[name]
-        padded_shard = tensor.new_zeros(self._shard_rows(full_shape), *full_shape[1:])
-        padded_shard[: len(tensor)] = tensor.detach()
-
-        if not self.world.is_first:
-            dist.gather(padded_shard)
-            return None
-        shards = [torch.empty_like(padded_shard) for _ in range(self.world.size)]
-        dist.gather(padded_shard, shards)
-        padded_tensor = torch.cat([shard.cpu() for shard in shards])
-        return padded_tensor[: full_shape[0]]
+        return self._shards.gather_full(name, tensor)
 
     def local_shard(self, name: str, full: Tensor) -> Tensor:
-        full_shape = self._full_shapes.get(name)
-        if full.shape != full_shape:
-            return full
-        num_rows = self._shard_rows(full_shape)
-        first_row = num_rows * self.world.rank
-        # A copy, because a view would keep the full tensor alive.
-        return full[first_row : first_row + num_rows].clone()
-
-    def _shard_rows(self, full_shape: torch.Size) -> int:
-        """Return the number of rows (of the first dimension) in a shard. The last shards may have fewer rows, or none.
-
-        Args:
-            full_shape: The shape of the whole parameter.
-        """
-        return math.ceil(full_shape[0] / self.world.size)
+        return self._shards.local_shard(name, full)
 
 
 def _local_parameter(parameter: nn.Parameter) -> nn.Parameter:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,16 @@ from torch import Tensor, nn
 from reefknot.errors import SettingsError
 from reefknot.kernels.scores import at_least_float32
 from reefknot.nn.constants import NEEDS_WORD_TABLE, NO_TABLE_TO_SHARE
-from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, RecordsArguments, count_matrix_weights
 from reefknot.nn.tables import BandedTable, WordTable, hint_for_torch_layer
+
+if TYPE_CHECKING:
+    from reefknot.kernels.parallel import ClassShard
 
 CacheType = TypeVar("CacheType", bound="WeightCache")
 
 
-class Classifier(nn.Module, InheritsDocstrings):
+class Classifier(nn.Module, InheritsDocstrings, RecordsArguments):
     """Base class of classifiers: class vectors from a table, a map of the hidden state, and a bias per class.
 
     A subclass usually overrides `encode`, which computes the class vectors, or `context`, which maps the hidden states.
@@ -93,6 +96,11 @@ class Classifier(nn.Module, InheritsDocstrings):
         if ids is None and self._cache is not None:
             return self._cache.weight(self.encode)
         return self.encode(ids)
+
+    @property
+    def shard(self) -> ClassShard | None:
+        """Where the classes lie, if other processes have more of them."""
+        return self.table.shard
 
     def flops(self, rows: int, classes: int | None = None) -> int:
         """Return the number of floating-point operations of a training step (see `nn/part.py`).

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,9 @@ from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan, RowLoss
 from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_by_band, count_matrix_weights
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, build_projection, check_banded, group_by_band
+
+if TYPE_CHECKING:
+    from reefknot.kernels.parallel import ClassShard
 
 HeadProjection = Literal["none", "own", "shared"]
 
@@ -104,6 +107,7 @@ class AdaptiveSoftmax(OutputEnd):
         project_to: First map the hidden state to this dimension, by a matrix without bias. By default it is not mapped.
     """
 
+    divides_classes = True
     synchronizes = True  # `topk` and `target_log_probs` read from the GPU which rows need a tail
 
     def __init__(
@@ -147,7 +151,8 @@ class AdaptiveSoftmax(OutputEnd):
         self.clusters: nn.Parameter | None = None
         self.cluster_bias: nn.Parameter | None = None
         if num_tails:
-            self.clusters = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_tails, head_classifier.dim)))
+            self.clusters = nn.Parameter(torch.empty(num_tails, head_classifier.dim))
+            nn.init.xavier_uniform_(self.clusters)
             if head_classifier.bias is not None:
                 self.cluster_bias = nn.Parameter(torch.zeros(num_tails))
 
@@ -191,11 +196,11 @@ class AdaptiveSoftmax(OutputEnd):
         hidden_ND = self._project_and_drop(hidden_ND)
 
         head = self._head_inputs(hidden_ND)
-        band_losses = [summed_loss(head.context, head.weight, head.bias, plan.head)]
+        band_losses = [summed_loss(head.context, head.weight, head.bias, plan.head, shard=head.shard)]
         for band, (rows_R, targets_R) in enumerate(plan.tails, start=1):
             # A tail without rows takes part too, because other processes expect a gradient of its parameters.
             tail = self._tail_inputs(band, hidden_ND.index_select(0, rows_R))
-            band_losses.append(summed_loss(tail.context, tail.weight, tail.bias, targets_R))
+            band_losses.append(summed_loss(tail.context, tail.weight, tail.bias, targets_R, shard=tail.shard))
 
         return {"nll": LossPart(torch.stack(band_losses).sum(), plan.count)}
 
@@ -424,13 +429,20 @@ class AdaptiveSoftmax(OutputEnd):
             hidden_ND = self.projections.to_band_dim(0, hidden_ND)
         context_ND = classifier.context(hidden_ND)
 
+        shard = classifier.shard
         if self.clusters is None:
-            return _SoftmaxInputs(context_ND, classifier.weight(), classifier.bias)
+            return _SoftmaxInputs(context_ND, classifier.weight(), classifier.bias, shard)
+        num_clusters = len(self.clusters)
+        if shard is not None:
+            # The clusters are the last classes, so the last process scores them.
+            if not shard.has_last_class(len(classifier.weight())):
+                num_clusters = 0
+            shard = replace(shard, num_classes=shard.num_classes + len(self.clusters))
         bias_H = None
         if classifier.bias is not None:
-            bias_H = torch.cat([classifier.bias, cast(Tensor, self.cluster_bias)])
-        weight_HD = torch.cat([classifier.weight(), self.clusters])
-        return _SoftmaxInputs(context_ND, weight_HD, bias_H)
+            bias_H = torch.cat([classifier.bias, cast(Tensor, self.cluster_bias)[:num_clusters]])
+        weight_HD = torch.cat([classifier.weight(), self.clusters[:num_clusters]])
+        return _SoftmaxInputs(context_ND, weight_HD, bias_H, shard)
 
     def _tail_inputs(self, band: int, hidden_RD: Tensor) -> _SoftmaxInputs:
         """Return the inputs of a tail's softmax for some rows of the batch.
@@ -440,7 +452,8 @@ class AdaptiveSoftmax(OutputEnd):
         classifier = self._classifier(band)
         projected = self.projections.to_band_dim(band, hidden_RD)
         projected = F.dropout(projected, self.tail_dropout, self.training)
-        return _SoftmaxInputs(classifier.context(projected), classifier.weight(), classifier.bias)
+        context_RD = classifier.context(projected)
+        return _SoftmaxInputs(context_RD, classifier.weight(), classifier.bias, classifier.shard)
 
     def _head_log_probs(self, hidden_ND: Tensor) -> Tensor:
         head = self._head_inputs(hidden_ND)
@@ -457,6 +470,8 @@ class _SoftmaxInputs(NamedTuple):
     context: Tensor
     weight: Tensor
     bias: Tensor | None
+    shard: ClassShard | None
+    """Where the classes lie, if other processes have more of them."""
 
 
 def _check_settings(head_projection: str, softmax_dropout: float, tail_dropout: float) -> None:

@@ -171,7 +171,8 @@ class Augmented(Softmax):
         """Return the negative log-likelihood of each of the N rows, and KL(q || p) of each of the M scored rows."""
         context_ND = self.classifier.context(hidden_ND)
         weight_VD = self.classifier.weight()
-        losses = row_losses(context_ND, weight_VD, self.classifier.bias, targets_N, tau=self.tau)
+        shard = self.classifier.shard
+        losses = row_losses(context_ND, weight_VD, self.classifier.bias, targets_N, tau=self.tau, shard=shard)
         assert losses.lse_tau is not None
 
         soft = self._soft_targets(plan, weight_VD)
@@ -187,7 +188,12 @@ class Augmented(Softmax):
         if self.detach_target:
             queries_UD = queries_UD.detach()
             keys_VD = keys_VD.detach()
-        mean_UD, negentropy_U = soft_targets(queries_UD, keys_VD, weight_VD, self.tau)
+        if self.table.shard is None:
+            mean_UD, negentropy_U = soft_targets(queries_UD, keys_VD, weight_VD, self.tau)
+        else:
+            from reefknot.kernels.parallel_rows import parallel_soft_targets  # few models divide their vocabulary
+
+            mean_UD, negentropy_U = parallel_soft_targets(queries_UD, keys_VD, weight_VD, self.tau, self.table.shard)
         # Rows share targets. `F.embedding` sums its gradient in a fixed order, but indexing does not.
         mean_MD = F.embedding(plan.positions, mean_UD)
         negentropy_M = F.embedding(plan.positions, negentropy_U[:, None])[:, 0]

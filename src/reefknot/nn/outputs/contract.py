@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from reefknot.kernels.linear_cross_entropy import Reduction
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.classifiers.contract import CacheType, Classifier, EvaluationCache, StepCache
 from reefknot.nn.outputs.rows import any_leading_shape, check_hidden, check_targets
-from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, count_matrix_weights
+from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, RecordsArguments, count_matrix_weights
 from reefknot.nn.tables import WordTable
 
 
@@ -107,7 +107,7 @@ class Plan:
         return replace(self, **changed_fields)
 
 
-class OutputEnd(nn.Module, InheritsDocstrings):
+class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
     """Base class of output ends, which turn hidden states into a distribution over the classes and compute its loss.
 
     An output end is a layer. Call it with hidden states and targets of any leading shape:
@@ -131,6 +131,8 @@ class OutputEnd(nn.Module, InheritsDocstrings):
     """Number of classes, V."""
     context_dim: int
     """Dimension of the hidden states, D."""
+    divides_classes: ClassVar[bool] = False
+    """Whether `loss` works while the tables of the classifiers are divided among processes (`WordTable.shard`)."""
 
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets in named parts.

@@ -49,6 +49,8 @@ class MixtureOfSoftmaxes(Softmax):
         dropout: Dropout rate of the latent vectors.
     """
 
+    divides_classes = False
+
     def __init__(
         self,
         classifier: Classifier,

@@ -80,6 +80,8 @@ class SampledSoftmax(Softmax):
             if ids are sorted by decreasing frequency.
     """
 
+    divides_classes = False
+
     def __init__(
         self, classifier: Classifier, samples: Count = 8192, distribution: Distribution = "log_uniform"
     ) -> None:

@@ -39,6 +39,8 @@ class Softmax(OutputEnd):
         smoothing: Label smoothing: the share of every target that is spread over all classes in training.
     """
 
+    divides_classes = True
+
     def __init__(self, classifier: Classifier, smoothing: Probability = 0.0) -> None:
         super().__init__()
         if not isinstance(classifier, Classifier):
@@ -63,11 +65,12 @@ class Softmax(OutputEnd):
         context_ND = self.classifier.context(hidden_ND)
         weight_VD = self.classifier.weight()
         bias_V = self.classifier.bias
+        shard = self.classifier.shard
 
-        nll_sum = summed_loss(context_ND, weight_VD, bias_V, targets_N)
+        nll_sum = summed_loss(context_ND, weight_VD, bias_V, targets_N, shard=shard)
         loss_parts = {"nll": LossPart(nll_sum, plan.count)}
         if self.smoothing:
-            smoothing_sum = smoothing_losses(context_ND, weight_VD, bias_V, targets_N).sum()
+            smoothing_sum = smoothing_losses(context_ND, weight_VD, bias_V, targets_N, shard=shard).sum()
             loss_parts["smoothing"] = LossPart(smoothing_sum, plan.count, self.smoothing)
         return loss_parts
 

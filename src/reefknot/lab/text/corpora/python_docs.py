@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from reefknot.errors import DataError
-from reefknot.lab.text.prepared import NamedLines, write_texts
+from reefknot.lab.text.prepared import NamedLines, identify_file, write_texts
 from reefknot.lab.text.published import Corpus
 from reefknot.storage.progress import Notify
 
@@ -44,10 +44,10 @@ class PythonDocs(Corpus):
 
     def open(self, data: Path | None, cache: Path, notify: Notify) -> dict[str, Path]:
         sources = _find_sources(Path(sysconfig.get_path("stdlib")))
-        module_sizes = [(module, path.stat().st_size) for module, path in sources.items()]
-        digest = hashlib.sha256(json.dumps(module_sizes).encode()).hexdigest()
+        file_identities = [identify_file(path) for path in sources.values()]
+        digest = hashlib.sha256(json.dumps(file_identities).encode()).hexdigest()
         entry_name = f"python-docs-{platform.python_version()}-{_VERSION}-{digest[:12]}"
-        return write_texts(cache, entry_name, lambda: _read_lines(sources))
+        return write_texts(cache, entry_name, lambda: _read_lines(sources), notify)
 
 
 PYTHON_DOCS = PythonDocs(

@@ -1,0 +1,202 @@
+"""The results and metrics of runs as flat tables, for CSV files and pandas.
+
+Each table is a list of rows, and a row is a dictionary from column names to numbers, strings and truth values:
+
+    results      one row per run, and one per saved evaluation of it
+    metrics      one row per line of metrics.jsonl
+    frequency    one row per frequency band of the test text
+
+    rows = result_rows(load_run("runs/demo/tied/seed0"))
+    to_csv(rows)
+
+A column of results or metrics is named after the field of `result.json` or `metrics.jsonl` that it shows, with dots for
+nested fields, such as `test.perplexity`. Columns that start with `settings.` are the settings of the run. Lists and
+long descriptions are left out. docs/results.md documents the fields.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from reefknot.errors import SettingsError
+from reefknot.lab.runs.result import MetricsLine, RunResult, SavedEvaluation, read_evaluation, read_metrics_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from reefknot.lab.runs.folder import RunFolder
+
+Row = dict[str, Any]
+
+_LONG_FIELDS = {"describe", "definition", "bleu_signature", "chrf_signature"}
+"""Fields that are left out of tables, because they are descriptions for people."""
+_SETTINGS = "settings."
+"""Prefix of the columns that show the settings of a run."""
+
+
+class RunData(Protocol):
+    """What the tables need of a run. `reports.results.Result` has these fields, too."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def recipe(self) -> str: ...
+    @property
+    def row(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def record(self) -> RunResult | None: ...
+    @property
+    def metrics(self) -> Sequence[MetricsLine]: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def evaluations(self) -> Mapping[str, SavedEvaluation]: ...
+
+
+@dataclass(frozen=True)
+class _FinishedRun:
+    """The tables' data of a finished run or of its record."""
+
+    folder: Path
+    record: RunResult
+    metrics: Sequence[MetricsLine]
+    settings: Mapping[str, Any]
+    evaluations: Mapping[str, SavedEvaluation]
+
+    @property
+    def recipe(self) -> str:
+        return self.record.recipe
+
+    @property
+    def row(self) -> str:
+        return self.record.row
+
+    @property
+    def seed(self) -> int:
+        return self.record.seed
+
+
+def to_pandas(run: RunFolder, table: str) -> pd.DataFrame:
+    """Return a table of a finished run as a pandas DataFrame.
+
+    Args:
+        run: The run folder, or the folder of its record.
+        table: One of `TABLES`.
+    """
+    if table not in TABLES:
+        raise SettingsError(f"there is no table '{table}'; the tables of a run are {', '.join(TABLES)}")
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise SettingsError("to_pandas needs pandas: pip install 'reefknot[data]'") from error
+    rows = TABLES[table](_read(run))
+    return pd.DataFrame(rows, columns=list_columns(rows))
+
+
+def _read(run: RunFolder) -> _FinishedRun:
+    record = run.result
+    if record is None:
+        raise SettingsError(f"{run.path} is not finished, so it has no results yet; finish its training first")
+    metrics_file = run.metrics.path
+    lines = metrics_file.read_bytes().split(b"\n")[:-1] if metrics_file.exists() else []
+    return _FinishedRun(
+        folder=run.path,
+        record=record,
+        metrics=[read_metrics_line(line, str(metrics_file)) for line in lines if line.strip()],
+        settings=run.config.get("settings", {}),
+        evaluations={path.stem: read_evaluation(path, record) for path in sorted(run.path.glob("evaluations/*.json"))},
+    )
+
+
+def result_rows(run: RunData) -> list[Row]:
+    """Return the row of a run, and a row for each of its saved evaluations.
+
+    The column `mode` is `plain` for the scores of training, and otherwise the name of the evaluation. A row of an
+    evaluation has the scores of the evaluation and everything else of its run.
+    """
+    settings = {f"{_SETTINGS}{key}": value for key, value in _flatten(run.settings).items()}
+    origin: Row = {"run": str(run.folder), "recipe": run.recipe, "row": run.row, "seed": run.seed}
+    if run.record is None:
+        return [{**origin, "mode": "plain", "finished": False, **settings}]
+
+    fields = _flatten_result(run.record)
+    rows = [{**origin, "mode": "plain", "finished": True, **fields, **settings}]
+    without_scores = {name: value for name, value in fields.items() if not _is_score(name)}
+    for kind, evaluation in run.evaluations.items():
+        scores = {name: value for name, value in _flatten(evaluation.record()).items() if _is_score(name)}
+        rows.append({**origin, "mode": kind, "finished": True, **without_scores, **scores, **settings})
+    return rows
+
+
+def metrics_rows(run: RunData) -> list[Row]:
+    """Return one row per line of metrics."""
+    origin: Row = {"run": str(run.folder), "recipe": run.recipe, "row": run.row, "seed": run.seed}
+    return [origin | _flatten(line.record()) for line in run.metrics]
+
+
+def frequency_rows(run: RunData) -> list[Row]:
+    """Return one row per frequency band. `position` says whose training count selects the band."""
+    if run.record is None:
+        return []
+    origin: Row = {"run": str(run.folder), "recipe": run.recipe, "row": run.row, "seed": run.seed}
+    rows = []
+    for position in ("target", "previous"):
+        for band in getattr(run.record.frequency, position):
+            rows.append({**origin, "position": position, **band.record()})
+    return rows
+
+
+TABLES = {"results": result_rows, "metrics": metrics_rows, "frequency": frequency_rows}
+"""The function that makes the rows of each table."""
+
+
+def list_columns(rows: Iterable[Row]) -> list[str]:
+    """Return the columns of all rows in the order in which they first appear. Settings come last."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return sorted(names, key=lambda name: name.startswith(_SETTINGS))
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV with a header. A row that does not have a column has an empty cell."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list_columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _flatten_result(record: RunResult) -> Row:
+    """Return the fields of a result that are single values, and the changed settings and correlations as text."""
+    content = record.record()
+    for name in ("format", "recipe", "row", "seed"):
+        content.pop(name)
+    fields = _flatten(content)
+    if record.changed:
+        fields["changed"] = "; ".join(map(str, record.changed))
+    for end in record.similarity:
+        for benchmark, score in record.similarity_scores(end).items():
+            fields[f"similarity.{end}.{benchmark}"] = score.value
+    return fields
+
+
+def _is_score(name: str) -> bool:
+    """Return whether a column has a score of the held-out texts, which differs between evaluation modes."""
+    return name.split(".")[0] in ("valid", "test", "translation", "protocol")
+
+
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> Row:
+    """Return the single values of nested dictionaries by dotted name. Lists and long descriptions are left out."""
+    row: Row = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            row |= _flatten(value, f"{prefix}{name}.")
+        elif not isinstance(value, list | tuple) and name not in _LONG_FIELDS:
+            row[f"{prefix}{name}"] = value
+    return row

@@ -342,12 +342,12 @@ def _evaluate_harness(
 ) -> None:
     """Evaluate a language model on tasks of lm-eval, and print the scores."""
     from reefknot.errors import SettingsError
-    from reefknot.lab.interop.packages import check_packages
+    from reefknot.extras import require_extra
 
     if tasks is None:
         raise SettingsError("--include-path has no effect without --harness; add --harness or leave --include-path out")
     request.reject_unused({"limit", "device"}, "tasks of the harness", for_all_tasks=False)
-    check_packages("--harness", ["lm_eval"], extra="harness")
+    require_extra("harness", "--harness")
     trained = open_language_model(run, request.device)
     from reefknot.lab.interop.harness import evaluate_harness
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from reefknot.errors import SettingsError
+from reefknot.extras import require_extra
 from reefknot.lab.config.parts import INPUTS
 from reefknot.lab.interop.model_card import write_card
-from reefknot.lab.interop.packages import check_packages
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.text.vocabulary import Vocabulary
 from reefknot.storage.progress import Notify, silent
@@ -144,7 +144,7 @@ def _build_generation_config(trained: TrainedRun[Any, Any, Any]) -> Any:
 
 def check_transformers() -> None:
     """Raise an error unless transformers 5 is installed."""
-    check_packages("--format hf", ["transformers"], extra="hf")
+    require_extra("hf", "--format hf")
     version = importlib.metadata.version("transformers")
     if int(version.partition(".")[0]) < 5:
         raise SettingsError(

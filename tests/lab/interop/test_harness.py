@@ -232,4 +232,4 @@ def test_missing_package_is_explained(run: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else find_spec(name))
     outcome = run_command("evaluate", run, "--harness", "local_choice")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "--harness needs lm_eval, which is not installed; run: pip install 'reefknot[harness]'" in outcome.err
+    assert "--harness needs lm_eval; install it with: pip install 'reefknot[harness]'" in outcome.err

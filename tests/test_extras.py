@@ -19,6 +19,7 @@ from pages import ROOT, code
 from reefknot.errors import SettingsError
 from reefknot.extras import EXTRAS, import_extra, require_extra
 from reefknot.kernels.skip_gram import numba_available, resolve_impl
+from reefknot.lab.interop.export import ExportRequest, check_request
 from reefknot.lab.text.detokenization import build_detokenizer
 from reefknot.lab.training.trackers import check_trackers
 from reefknot.vectors.word_vectors import WordVectors, to_keyed_vectors
@@ -84,6 +85,7 @@ FEATURES: dict[str, tuple[str, Callable[[], object]]] = {
     "gensim": ("gensim", lambda: to_keyed_vectors(WordVectors(("a",), torch.ones(1, 2).numpy()))),
     "moses": ("sacremoses", lambda: build_detokenizer("de")),
     "numba": ("numba", use_numba),
+    "onnx": ("onnxscript", lambda: check_request(ExportRequest("onnx", Path("unused")))),
     "track": ("torch.utils.tensorboard", lambda: check_trackers(["tensorboard"])),
 }
 """For each extra, a module that it needs and a call that uses the module."""

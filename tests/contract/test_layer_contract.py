@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reefknot.errors import ArgumentError
+from reefknot.errors import ArgumentError, SettingsError
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.models.language_model import Losses
 from reefknot.nn.outputs.contract import OutputEnd
@@ -206,6 +206,7 @@ def test_every_parameter_has_a_gradient(end_case: Case, reduction: str, training
         ({"divisor": 0}, "divisor = 0: must be above 0"),
         ({"divisor": torch.ones(2)}, r"divisor is \(2,\); it must be one number"),
         ({"ignore_index": 1.5}, "ignore_index = 1.5: must be an integer"),
+        ({"plan": 3}, "plan is a int; pass the result of `prepare`"),
     ],
 )
 def test_wrong_arguments_are_reported(end_case: Case, wrong: dict[str, Any], message: str) -> None:
@@ -217,3 +218,27 @@ def test_wrong_arguments_are_reported(end_case: Case, wrong: dict[str, Any], mes
         for method in (output.log_probs, output.sample, lambda hidden: output.topk(hidden, 2)):
             with pytest.raises(ArgumentError, match=message):
                 method(wrong["hidden"])
+
+
+def test_hidden_states_of_another_type_are_reported(end_case: Case) -> None:
+    """Unless the end only computes dot products, which accept any floating-point type."""
+    output = output_of(end_case).float()
+    hidden_ND, targets_N = torch.zeros(2, 8, dtype=torch.bfloat16), torch.tensor([1, 2])
+    if output.maps_hidden():
+        message = r"hidden is \(2, 8\) and torch.bfloat16, but the parameters of the end are torch.float32"
+        for call in (lambda: output(hidden_ND, targets_N), lambda: output.log_probs(hidden_ND)):
+            with pytest.raises(ArgumentError, match=message):
+                call()
+    else:
+        assert output(hidden_ND, targets_N).loss.isfinite()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert output(hidden_ND, targets_N).loss.isfinite()
+
+
+def test_sums_of_losses_need_rows(end_case: Case) -> None:
+    output = output_of(end_case).float()
+    targets = TARGETS.reshape(3, 4)
+    with pytest.raises(ArgumentError, match=r"loss reads rows, \(N, 8\), but hidden is \(3, 4, 8\)"):
+        output.loss(torch.zeros(3, 4, 8), targets, output.prepare(targets))
+    with pytest.raises(SettingsError, match=r"k = 2\.5: the number of classes must be an integer"):
+        output.topk(torch.zeros(3, 4, 8), 2.5)  # type: ignore[arg-type]

@@ -149,11 +149,22 @@ def test_unsuitable_layers_are_rejected(module: Any, message: str) -> None:
         lambda layer: rk.Bilinear(layer, D),
         lambda layer: rk.Dual(layer, D),
         rk.Softmax,
+        lambda layer: rk.Augmented(rk.Plain(rk.WordTable(V, D)), layer, gamma=0.5),
     ],
 )
 def test_torch_layer_in_place_of_a_table_is_reported(build: Callable[[Any], Any]) -> None:
     with pytest.raises(SettingsError, match=r"a Embedding is not one; pass .*WordTable.from_embedding\(embedding\)"):
         build(nn.Embedding(V, D))
+
+
+def test_other_objects_in_place_of_a_table_are_reported() -> None:
+    projections = rk.BandProjections(rk.BandedTable(V, D, sizes=[4]), D)
+    with pytest.raises(SettingsError, match="Plain: needs a word table; a int is not one"):
+        rk.Plain(5)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="needs a banded table or a list of classifiers; a Embedding is not one"):
+        rk.AdaptiveSoftmax(nn.Embedding(V, D), projections)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="needs a table with bands; a Embedding is not one; pass a BandedTable"):
+        rk.BandProjections(nn.Embedding(V, D), D)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -1,14 +1,19 @@
-"""Hugging Face transformers models that compute their loss without the logits.
+"""Hugging Face transformers models that compute their loss without the logits, or with one of our output ends.
 
     import reefknot as rk
 
     rk.hf.logits_free(model)                                     # any transformers model with an output layer
     loss = model(input_ids=tokens, labels=tokens).loss           # the same loss, without the N x V logits
 
+    table = rk.WordTable.from_embedding(model.get_input_embeddings())
+    model = rk.hf.replace_head(model, rk.Softmax(rk.Drill(table, depth=2)), start="same")
+
 `logits_free` in `patch` is where to start. It makes the output layer return *deferred logits* (`deferred`): a tensor
 that stands for the logits but stores only what they are computed from (`scores`). `operations` lists what works without
 the logits, and `loss` is the loss function that the patched model calls.
 
+`replace_head` in `replace` puts an output end in the place of the output layer. The result is a model of `head_model`.
+`score_tokens` in `evaluation` scores a text, so that `reefknot compare` can compare models.
 `models` has our own models as transformers models, which `reefknot export RUN --format hf` writes. They need
 transformers 5. Importing this package registers them with the Auto classes.
 
@@ -27,6 +32,7 @@ require_extra("hf", "reefknot.hf")
 
 from reefknot.hf.bands import EmbeddingBands  # noqa: E402
 from reefknot.hf.deferred import DeferredLogits  # noqa: E402
+from reefknot.hf.evaluation import score_tokens  # noqa: E402
 from reefknot.hf.head_model import ReefknotHeadConfig, ReefknotHeadForCausalLM  # noqa: E402
 from reefknot.hf.patch import LogitsFree, logits_free  # noqa: E402
 from reefknot.hf.replace import replace_head  # noqa: E402
@@ -39,6 +45,7 @@ __all__ = [
     "ReefknotHeadForCausalLM",
     "logits_free",
     "replace_head",
+    "score_tokens",
 ]
 
 _MODELS = ("ReefknotConfig", "ReefknotForCausalLM", "ReefknotForSeq2SeqLM", "ReefknotSeq2SeqConfig")

@@ -45,7 +45,7 @@ def describe_end(end: OutputEnd, embedding: nn.Module) -> Description:
     def describe(value: Any, name: str) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | nn.ModuleList):
             return [describe(item, name) for item in value]
         if isinstance(value, _SHARED):
             if not any(value is other for other in shared):

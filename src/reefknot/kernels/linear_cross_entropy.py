@@ -145,7 +145,13 @@ def linear_cross_entropy(
         The mean or the sum, with shape (), or one loss per target, with the shape of `target`; at least in float32.
     """
     if (
-        (weight, linear_bias, divisor, softcap, impl, memory, group) == (None,) * 7
+        weight is None
+        and linear_bias is None
+        and divisor is None
+        and softcap is None
+        and impl is None
+        and memory is None
+        and group is None
         and reduction == "mean"
         and (ignore_index is None or ignore_index == IGNORE)
         and not (label_smoothing or z_loss or old_names)

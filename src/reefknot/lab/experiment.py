@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from reefknot.errors import CorpusNotFound, DataError, ReefknotError, SettingsError
 from reefknot.lab.recipes.recipe import Recipe, Row, default_folder
 from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
+from reefknot.lab.runs.earlier import earlier_folders
 from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import FORMAT, SPLITS, Corpus, Judgement, Parameters, RunResult, Training
@@ -50,6 +51,7 @@ def train(
     track: Sequence[str] = (),
     show_test: bool = True,
     start: Path | None = None,
+    longer: bool = False,
 ) -> RunResult | None:
     """Train a row in its run folder, or resume it there.
 
@@ -66,6 +68,8 @@ def train(
         show_test: Print the test scores when training ends.
         start: The finished run to start from, for a row with `training.start`. By default, this is the run of the row
             that `training.start` names, next to `out` or in its default folder.
+        longer: If the run in the folder is shorter and otherwise equal, continue it to the new length. Its result moves
+            to `earlier` in the folder. Call `check_longer` (`lab/recipes/longer.py`) first.
 
     Returns:
         The result, or None in all processes but the first.
@@ -94,11 +98,11 @@ def train(
         task, recipe=recipe, row=row, dataset=dataset, start_run=start_run, world=world, notify=display.print
     )
     is_finished = existing_run is not None and existing_run.result is not None
-    if not is_finished:
+    if longer or not is_finished:
         task.check_model(model, world)
 
     # Train in the run folder.
-    with _enter_folder(out, config, world) as run, _logging_errors(run, world):
+    with _enter_folder(out, config, world, longer=longer) as run, _logging_errors(run, world):
         if run.result is not None:
             display.print(f"{label}  done already: {out}")
             return run.result
@@ -330,10 +334,10 @@ def _record_environment(run: RunFolder, display: Display, world: World) -> None:
     run.write_environment(environment)
 
 
-def _enter_folder(out: Path, config: dict[str, Any], world: World) -> RunFolder:
+def _enter_folder(out: Path, config: dict[str, Any], world: World, *, longer: bool) -> RunFolder:
     """Open the run folder. The first process creates it; the other processes wait for it."""
     if world.is_first:
-        run = RunFolder.open_for_training(out, config)
+        run = RunFolder.open_for_training(out, config, longer=longer)
         world.barrier()
         return run
     world.barrier()
@@ -386,10 +390,13 @@ def _summarise_training(experiment: Experiment, session: Session, progress: Prog
         device = gpus[0]
     else:
         device = environment.get("cpu", "cpu")
-    # The result of a task without workers does not have this field.
-    worker_count: dict[str, int] = {}
+    # A result has these fields only if they have a meaning.
+    optional_fields: dict[str, Any] = {}
     if experiment.workers is not None:
-        worker_count["workers"] = experiment.workers
+        optional_fields["workers"] = experiment.workers
+    earlier_names = tuple(folder.name for folder in earlier_folders(session.run.path))
+    if earlier_names:
+        optional_fields["earlier"] = earlier_names
     return Training(
         steps=progress.step,
         averaged_from_epoch=progress.averaged_from or None,
@@ -401,7 +408,7 @@ def _summarise_training(experiment: Experiment, session: Session, progress: Prog
         peak_memory_bytes=progress.peak_memory_bytes,
         device=device,
         processes=session.world.size,
-        **worker_count,
+        **optional_fields,
     )
 
 

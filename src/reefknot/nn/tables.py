@@ -392,9 +392,20 @@ def check_banded(table: nn.Module, module: str) -> None:
     """Raise a `SettingsError` unless the table is a `BandedTable`. The message names `module`."""
     if isinstance(table, BandedTable):
         return
-    if not isinstance(table, WordTable):
+    if is_input_end(table):
         raise SettingsError(NO_TABLE_TO_SHARE)
+    if not isinstance(table, WordTable):
+        raise SettingsError(
+            f"{module}: needs a table with bands; a {type(table).__name__} is not one; pass a BandedTable"
+        )
     raise SettingsError(f"{module}: needs a table with bands; use a table of kind = 'banded'")
+
+
+def is_input_end(module: Any) -> bool:
+    """Return whether an input end was passed in place of a table, as a char-CNN that has no table."""
+    from reefknot.nn.inputs.contract import InputEnd
+
+    return isinstance(module, InputEnd)
 
 
 class BandProjections(nn.Module, RecordsArguments):

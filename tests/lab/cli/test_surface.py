@@ -52,7 +52,7 @@ def test_no_verb_prints_the_help_page(cli: Cli, words: tuple[str, ...]) -> None:
     assert all(name in outcome.out + outcome.err for name in names)
 
 
-@pytest.mark.parametrize("old", ["neighbors", "analogy", "similarity", "export"])
+@pytest.mark.parametrize("old", ["neighbors", "analogy", "similarity"])
 @pytest.mark.parametrize("words", [(), ("--help",), ("RUN", "word", "--no-such-option")], ids=str)
 def test_moved_verb_prints_its_new_name(cli: Cli, old: str, words: tuple[str, ...]) -> None:
     outcome = cli(old, *words)

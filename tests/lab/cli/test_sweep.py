@@ -13,6 +13,7 @@ from reefknot.lab.cli.combinations import combine, parse_settings
 from reefknot.lab.cli.jobs import Job, run_jobs
 
 from .conftest import Outcome, Runs, run_command
+from .test_results_page import documented_fields
 
 Cli = Callable[..., Outcome]
 RATE = "training.optimiser.learning_rate"
@@ -64,7 +65,12 @@ def test_combinations_are_trained_ranked_and_resumed(
     assert "2 of them done" in again.out
     assert [job.out.parent.name for job in trained[2:]] == [f"{RATE}=0.5"]
     assert again.out.count("test perplexity of the best (learning_rate=") == 1
-    assert json.loads((root / "sweep.json").read_text("utf-8"))["test_of_the_best"]["n"] == 1
+    summary = json.loads((root / "sweep.json").read_text("utf-8"))
+    assert summary["test_of_the_best"]["n"] == 1
+    assert set(summary) == documented_fields("sweep")
+
+    as_json = cli("sweep", recipe, f"{RATE}=0.5,2,0.001", *words, "--test", "--json")
+    assert as_json.json() == summary
 
 
 def test_every_combination_has_every_seed(

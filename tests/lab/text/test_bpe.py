@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reefknot.lab.text.bpe import BPE, format_token
+from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 9, "<unk>": 4}  # the example of Sennrich et al.
 
@@ -194,3 +196,20 @@ def test_very_long_word_is_learned_in_chunks() -> None:
     pieces = bpe.split_word(line * 10)
     assert "".join(pieces) == f"{line * 10}</w>"
     assert len(pieces) < 196_000
+
+
+def test_only_unknown_characters_are_unknown_if_the_settings_say_so(tmp_path: Path) -> None:
+    by_character = VocabularySettings.model_validate({"bpe": {"merges": 10, "unknown": "character"}})
+    vocabulary = Vocabulary.from_counts({"天地玄黃": 5, "地玄": 3, "<eos>": 2}, by_character)
+    words = [vocabulary.words[index] for index in vocabulary.encode(["天地X玄黃", "<eos>"])]
+    assert words.count("<unk>") == 1
+    assert "".join(words).replace("</w>", "") == "天地<unk>玄黃<eos>"
+    vocabulary.save(tmp_path / "vocabulary.json")
+    loaded = Vocabulary.load(tmp_path / "vocabulary.json")
+    assert loaded.encode(["天地X玄黃"]) == vocabulary.encode(["天地X玄黃"])
+
+    default = VocabularySettings.model_validate({"bpe": {"merges": 10}})
+    assert default.identity["bpe"] == {"merges": 10}
+    by_word = Vocabulary.from_counts({"天地玄黃": 5, "地玄": 3, "<eos>": 2}, default)
+    assert by_word.tokens_sha256 != vocabulary.tokens_sha256
+    assert by_word.encode(["天地X玄黃"]) == [by_word.unk]

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, JsonOption, print_result
+from reefknot.lab.cli.options import (
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    OtherEncodingOption,
+    OtherFieldOption,
+    OtherTextOption,
+    print_result,
+)
 from reefknot.lab.cli.systems import open_system
 
 if TYPE_CHECKING:
@@ -24,9 +32,11 @@ Examples:
   reefknot compare runs/demo/untied/seed0 runs/demo/tied/seed0
   reefknot compare runs/demo/untied runs/demo/tied --json          # all seeds of both rows
   reefknot compare A B --by documents --bands --data DIR
+  reefknot compare A B --text news.txt.gz                          # on another text, which both score now
   reefknot compare BASELINE THREE-WAY --split valid                  # translators, by BLEU
   reefknot compare runs/demo/tied runs/demo/drill --bands --figure bands.svg
   reefknot compare runs/demo/untied runs/demo/tied --html compare.html    # a page with the intervals
+  reefknot compare plain.safetensors drill.safetensors     # scores of transformers models, from rk.hf.score_tokens
 """
 
 LANGUAGE_MODELS_PANEL = "Language models"
@@ -37,7 +47,8 @@ def compare(
         list[Path],
         typer.Argument(
             help="Two or more systems: run folders, or folders that hold one run per seed. All systems are compared "
-            "with the first."
+            "with the first. Scores of Hugging Face models: files of rk.hf.score_tokens, or folders of such files, one "
+            "per seed."
         ),
     ],
     split: Annotated[str, typer.Option(help="Text to compare the systems on: valid or test.")] = "test",
@@ -72,7 +83,11 @@ def compare(
         Path | None,
         typer.Option(help="Write a report about the runs to this HTML file, with the differences and their intervals."),
     ] = None,
+    text: OtherTextOption = None,
+    field: OtherFieldOption = None,
+    encoding: OtherEncodingOption = None,
     data: DataOption = None,
+    device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Test whether trained models differ significantly: language models by perplexity, translators by BLEU.
@@ -84,29 +99,50 @@ def compare(
     from reefknot.errors import SettingsError
     from reefknot.lab.cli.bench.record import check_output_file
     from reefknot.lab.tasks import compare_systems
+    from reefknot.lab.tasks.compare_scores import compare_score_files, find_score_files
     from reefknot.lab.tasks.requests import ComparisonRequest
     from reefknot.storage.files import write_text
 
-    systems = [open_system(path) for path in runs]
-    if len(systems) < 2:
+    score_files = [find_score_files(path) for path in runs]
+    systems = [] if any(score_files) else [open_system(path) for path in runs]
+    if len(runs) < 2:
         raise SettingsError("compare needs at least two systems; pass two or more folders, one per system")
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
 
     check_output_file("--html", html)
 
-    request = ComparisonRequest(split=split, data=data, by=by, block=block, bands=bands, figure=figure)
-    comparison = compare_systems(systems, request, notify=partial(typer.echo, err=True))
+    request = ComparisonRequest(
+        split=split,
+        data=data,
+        text=text,
+        field=field,
+        encoding=encoding,
+        device=device,
+        by=by,
+        block=block,
+        bands=bands,
+        figure=figure,
+    )
+    notify = partial(typer.echo, err=True)
+    comparison: ComparisonAnswer
+    if any(score_files):
+        if html is not None or text is not None:
+            option = "--text" if html is None else "--html"
+            raise SettingsError(f"{option} has no effect on files of scores, which are not runs; leave it out")
+        comparison = compare_score_files(runs, score_files, request, notify=notify)
+    else:
+        comparison = compare_systems(systems, request, notify=notify)
     record = comparison.record()
-    text = comparison.text()
+    output = comparison.text()
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
         write_text(figure, _draw_bands(record).svg_file)
-        text += f"\nfigure: {figure.resolve()}"
+        output += f"\nfigure: {figure.resolve()}"
     if html is not None:
         _write_page(html, systems, comparison)
-        text += f"\nreport: {html.resolve()}"
-    print_result(record, text, as_json)
+        output += f"\nreport: {html.resolve()}"
+    print_result(record, output, as_json)
 
 
 def _write_page(path: Path, systems: list[System], comparison: ComparisonAnswer) -> None:

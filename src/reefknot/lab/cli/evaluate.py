@@ -8,7 +8,8 @@ collects the values in an `EvaluationRequest`. `lab/tasks/evaluate_language_mode
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,18 +20,27 @@ from reefknot.lab.cli.options import (
     DataOption,
     DeviceOption,
     JsonOption,
+    OtherEncodingOption,
+    OtherFieldOption,
+    OtherTextOption,
     RunArgument,
+    open_language_model,
     print_result,
     warn_if_unfinished,
 )
 from reefknot.lab.cli.progress import live_progress
 
+if TYPE_CHECKING:
+    from reefknot.lab.tasks.requests import EvaluationRequest
+
 EXAMPLES = """\b
 Examples:
   reefknot evaluate runs/demo/tied/seed0 --split valid --context 60 --stride 20
+  reefknot evaluate RUN --text news.txt.gz                     # another text
   reefknot evaluate RUN --cache --search --search-tokens 30000 --save --json
   reefknot evaluate RUN --dynamic --dynamic-rate 0.0001
   reefknot evaluate TRANSLATOR --beam 10 --length-penalty 0.6 --save
+  reefknot evaluate RUN --harness lambada_openai,hellaswag --limit 200
 """
 
 TEXT_PANEL = "Text"
@@ -40,6 +50,7 @@ CACHE_PANEL = "Cache (language models)"
 MONTE_CARLO_PANEL = "Monte Carlo dropout (language models)"
 SEARCH_PANEL = "Tuning of --dynamic and --cache (language models)"
 TRANSLATION_PANEL = "Beam search (translators)"
+HARNESS_PANEL = "Tasks of lm-eval (language models)"
 OUTPUT_PANEL = "Output"
 """Headings of the help page. Every option is listed under one of these panels."""
 
@@ -55,8 +66,8 @@ LimitOption = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=TEXT_PANEL,
-        help="Score only the start of the text: this many tokens, or sentence pairs for a translator. [default: the "
-        "whole text]",
+        help="Score only the start of the text: this many tokens, sentence pairs for a translator, or documents with "
+        "--harness. [default: the whole text]",
     ),
 ]
 StreamsOption = Annotated[
@@ -224,12 +235,26 @@ LengthPenaltyOption = Annotated[
         help=LENGTH_PENALTY_HELP,
     ),
 ]
+HarnessOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TASKS",
+        rich_help_panel=HARNESS_PANEL,
+        help="Evaluate on tasks of the Language Model Evaluation Harness (lm-eval), separated by commas, instead of a "
+        "split.",
+    ),
+]
+IncludePathOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", rich_help_panel=HARNESS_PANEL, help="Folder with YAML files of your own tasks."),
+]
 SaveOption = Annotated[
     bool,
     typer.Option(
         "--save",
         rich_help_panel=OUTPUT_PANEL,
-        help="Save the scores in RUN/evaluations. `reefknot table` and `report` show them.",
+        help="Save the scores in RUN/evaluations, where `reefknot table` and `report` show them, or in RUN/texts with "
+        "--text.",
     ),
 ]
 
@@ -260,7 +285,12 @@ def evaluate(
     search_tokens: SearchTokensOption = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
+    harness: HarnessOption = None,
+    include_path: IncludePathOption = None,
     save: SaveOption = False,
+    text: OtherTextOption = None,
+    field: OtherFieldOption = None,
+    encoding: OtherEncodingOption = None,
     data: DataOption = None,
     check: CheckOption = False,
     device: DeviceOption = "auto",
@@ -269,7 +299,8 @@ def evaluate(
     """Score a text with the best weights of a run, and print the definition of the score.
 
     A language model is scored by perplexity. By default, its weights are used as they are; --dynamic, --cache and
-    --monte-carlo choose another mode of evaluation. A translator is scored by BLEU, chrF and perplexity.
+    --monte-carlo choose another mode of evaluation. A translator is scored by BLEU, chrF and perplexity. --harness
+    evaluates a language model on tasks of lm-eval.
     """
     from reefknot.lab.runs.folder import RunFolder
     from reefknot.lab.tasks import evaluate_run
@@ -281,6 +312,9 @@ def evaluate(
         save=save,
         data=data,
         device=device,
+        text=text,
+        field=field,
+        encoding=encoding,
         context=context,
         stride=stride,
         windows=windows,
@@ -304,8 +338,29 @@ def evaluate(
         beam=beam,
         length_penalty=length_penalty,
     )
+    if harness is not None or include_path is not None:
+        _evaluate_harness(run, harness, include_path, request, as_json)
+        return
     run_folder = RunFolder.open(run)
     with live_progress() as progress:
         evaluation = evaluate_run(run_folder, request, notify=partial(typer.echo, err=True), progress=progress)
     warn_if_unfinished(run_folder)
+    print_result(evaluation.record(), evaluation.text(), as_json)
+
+
+def _evaluate_harness(
+    run: Path, tasks: str | None, include_path: Path | None, request: EvaluationRequest, as_json: bool
+) -> None:
+    """Evaluate a language model on tasks of lm-eval, and print the scores."""
+    from reefknot.errors import SettingsError
+    from reefknot.extras import require_extra
+
+    if tasks is None:
+        raise SettingsError("--include-path has no effect without --harness; add --harness or leave --include-path out")
+    request.reject_unused({"limit", "device"}, "tasks of the harness", for_all_tasks=False)
+    require_extra("harness", "--harness")
+    trained = open_language_model(run, request.device)
+    from reefknot.lab.interop.harness import evaluate_harness
+
+    evaluation = evaluate_harness(trained, tasks, include_path, request.limit)
     print_result(evaluation.record(), evaluation.text(), as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import DataOption, monolingual_corpus
+from reefknot.lab.cli.options import DataOption, JsonOption, monolingual_corpus
 
 EXAMPLES = """\b
 Examples:
@@ -25,15 +25,17 @@ def import_(
         typer.Option(help="Text to evaluate the model on: a corpus (see `reefknot ls corpora`) or a folder of text."),
     ] = None,
     data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Create a run folder from a fairseq checkpoint, for `evaluate`, `score`, `generate` and other commands.
 
     Only tensors, numbers and options are read from the checkpoint. Code in it is never run.
     """
     from reefknot.errors import SettingsError
-    from reefknot.lab.cli.options import check_data
+    from reefknot.lab.cli.options import JsonOutput, check_data
     from reefknot.lab.interop.fairseq import import_checkpoint
 
+    output = JsonOutput(as_json)
     if data is not None and corpus is None:
         raise SettingsError("--data has no effect without --corpus; add --corpus or leave --data out")
     if corpus == "":
@@ -42,4 +44,5 @@ def import_(
     if corpus is not None:
         check_data(data, [corpus], "this command")
         corpus_settings = monolingual_corpus(corpus)
-    import_checkpoint(checkpoint, dictionary, out, corpus=corpus_settings, data=data, notify=typer.echo)
+    run = import_checkpoint(checkpoint, dictionary, out, corpus=corpus_settings, data=data, notify=typer.echo)
+    output.print({"run": str(run.path)})

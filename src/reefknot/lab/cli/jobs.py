@@ -165,10 +165,12 @@ class _ChildProcesses:
         """Start the process of a job. Print the label of the job if its lines will not have it."""
         if job.label and not self._share_output:
             print(job.label, flush=True)
+        # With --json, everything but the result is printed on stderr, which is file descriptor 2.
+        stdout = 2 if sys.stdout is sys.stderr else None
         # The child gets its own session, so that Ctrl-C reaches it once, through `forward_signal`, and not twice.
         return subprocess.Popen(
             [sys.executable, "-m", "reefknot", *job.command()],
-            stdout=subprocess.PIPE if self._share_output else None,
+            stdout=subprocess.PIPE if self._share_output else stdout,
             text=True,
             start_new_session=True,
             env=self._environment,

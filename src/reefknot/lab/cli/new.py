@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from reefknot.lab.cli.options import DeviceOption
+from reefknot.lab.cli.options import DeviceOption, JsonOption, JsonOutput
 from reefknot.lab.cli.own_text import EncodingOption, FieldOption, TextOption, TokensOption
 
 EXAMPLES = """\b
@@ -25,6 +25,7 @@ def new(
     encoding: EncodingOption = None,
     tokens: TokensOption = "bpe",
     device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Write a recipe for a text, to edit and train.
 
@@ -33,7 +34,9 @@ def new(
     from reefknot.errors import SettingsError
     from reefknot.lab.cli.own_text import recipe_path_for, write_recipe
 
+    output = JsonOutput(as_json)
     if text is None:
         raise SettingsError("new needs a text: reefknot new --text FILE_OR_FOLDER")
     recipe_path = out or Path(recipe_path_for(text, None).name)
     write_recipe(text, recipe_path, field=field, encoding=encoding, tokens=tokens, device=device, print_line=typer.echo)
+    output.print({"recipe": str(recipe_path)})

@@ -58,6 +58,32 @@ DataOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda.")]
+OtherTextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        metavar="FILE_OR_FOLDER",
+        help="Another text, instead of a split of the run's corpus: plain text, JSON lines (.jsonl) or Parquet, "
+        "compressed or not; a folder or a pattern of such files; or - for standard input.",
+        rich_help_panel="Another text",
+    ),
+]
+OtherFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        "--field",
+        help="Field of JSON lines, or column of Parquet, that holds the text of --text. [default: text]",
+        rich_help_panel="Another text",
+    ),
+]
+OtherEncodingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--encoding",
+        help="Encoding of --text, such as cp1252. [default: UTF-8, UTF-16 and UTF-32 are recognised]",
+        rich_help_panel="Another text",
+    ),
+]
 BEAM_HELP = "Beam size: number of hypotheses that beam search keeps. [default: the run's setting]"
 LENGTH_PENALTY_HELP = (
     "Length penalty: the exponent in score = log-probability / length ^ penalty. [default: the run's setting]"
@@ -170,7 +196,9 @@ def warn_about_unknown_words(words: Iterable[str], vocabulary: Vocabulary) -> No
 def open_split(trained: TrainedLanguageModel, split: str, data: Path | None) -> Split:
     """Return one split of the text that a language model was trained on; raise an error if there is no such split."""
     from reefknot.errors import SettingsError
+    from reefknot.lab.tasks import check_data_option, create_task
 
+    check_data_option(data, [create_task(trained.experiment)])
     splits = trained.dataset(data).splits
     if split not in splits:
         raise SettingsError(f"--split {split}: must be one of {', '.join(splits)}")
@@ -272,6 +300,44 @@ def data_folder_for(experiment: Experiment, data: Path | None) -> Path | None:
     if experiment.evaluates_similarity or needs_data_folder(experiment.corpus.name):
         return data
     return None
+
+
+class JsonOutput:
+    """The output of a verb that trains: with `--json`, progress goes to stderr and only the result to stdout.
+
+    Create it before anything is printed, and call `print` at the end.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self._stdout = sys.stdout if as_json else None
+        if as_json:
+            sys.stdout = sys.stderr
+
+    def print(self, value: Any) -> None:
+        """Print the result of the verb, if it is wanted as JSON."""
+        if self._stdout is not None:
+            sys.stdout = self._stdout
+            print_result(value, "", as_json=True)
+
+
+def describe_runs(folders: Iterable[Path], *, withhold_test: bool = False) -> list[dict[str, Any]]:
+    """Return the folder and the result of runs as JSON values. The result of an unfinished run is None.
+
+    Args:
+        folders: The run folders.
+        withhold_test: Leave out everything that comes from the test text.
+    """
+    from reefknot.lab.runs.folder import RunFolder
+
+    test_fields = {"test", "protocol", "translation", "frequency"} if withhold_test else set()
+    runs = []
+    for folder in folders:
+        result = RunFolder.open(folder).result
+        fields = None
+        if result is not None:
+            fields = {name: value for name, value in result.record().items() if name not in test_fields}
+        runs.append({"run": str(folder), "result": fields})
+    return runs
 
 
 def print_result(value: Any, text: str, as_json: bool) -> None:

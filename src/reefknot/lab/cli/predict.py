@@ -67,7 +67,6 @@ def predict(
 
     from reefknot.lab.evaluation.predictions import measure_tendency
     from reefknot.lab.evaluation.predictions import predict as predict_next
-    from reefknot.lab.tasks import check_data_option, create_task
     from reefknot.storage.lines import words_in
 
     _check_options(ctx, phrases or [], split)
@@ -78,7 +77,6 @@ def predict(
 
     # The mean probabilities over a text.
     if split is not None:
-        check_data_option(data, [create_task(trained.experiment)])
         text = open_split(trained, split, data)
         means = measure_tendency(trained.model, text, trained.vocabulary, neighbors, trained.experiment.windows)
         record["text"] = {"split": split, **asdict(means)}

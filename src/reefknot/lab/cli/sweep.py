@@ -19,6 +19,7 @@ from reefknot.lab.cli.options import (
     DataOption,
     DeviceOption,
     JobsOption,
+    JsonOption,
     RecipeArgument,
     RowOption,
     StartOption,
@@ -64,6 +65,7 @@ def sweep(
     check: CheckOption = False,
     device: DeviceOption = "auto",
     track: TrackOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train every combination of some settings, and print a table with the best combination first.
 
@@ -74,9 +76,11 @@ def sweep(
     """
     from reefknot.lab.cli.combinations import combine, parse_settings
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
-    from reefknot.lab.cli.options import check_tracker_options
+    from reefknot.lab.cli.options import JsonOutput, check_tracker_options
     from reefknot.lab.recipes.recipe import load_recipe
     from reefknot.lab.reports.sweep import Trial
+
+    output = JsonOutput(as_json)
 
     # Read the settings and the recipe.
     sweep_settings = parse_settings(settings)
@@ -105,7 +109,8 @@ def sweep(
     try:
         run_unfinished(all_jobs, jobs, root)
     finally:
-        _print_and_write_table(trials, root, loaded_recipe.title, chosen_row.name, test)
+        record = _print_and_write_table(trials, root, loaded_recipe.title, chosen_row.name, test)
+    output.print(record)
 
 
 def _check_scored(recipe: Recipe, row: Row) -> None:
@@ -190,8 +195,12 @@ def _check_starts(jobs: Sequence[Job], fixed: Sequence[str]) -> None:
             find_start(recipe, recipe.row(job.row), job.seed, folder=job.start, out=job.out, data=job.data)
 
 
-def _print_and_write_table(trials: Sequence[Trial], root: Path, recipe: str, row: str, test: bool) -> None:
+def _print_and_write_table(
+    trials: Sequence[Trial], root: Path, recipe: str, row: str, test: bool
+) -> dict[str, Any] | None:
     """Print the table of the runs that exist, and write it to sweep.json and report.html.
+
+    Returns the content of sweep.json, or None if no run exists.
 
     Args:
         trials: The combinations of settings, with their run folders.
@@ -210,7 +219,7 @@ def _print_and_write_table(trials: Sequence[Trial], root: Path, recipe: str, row
 
     ranked_trials = rank_trials(trials)
     if not ranked_trials:
-        return
+        return None
 
     # Print the table.
     rows = [trial_row for _, trial_row in ranked_trials]
@@ -234,3 +243,4 @@ def _print_and_write_table(trials: Sequence[Trial], root: Path, recipe: str, row
     write_json(root / "sweep.json", record)
     report_path = write_report(results, root / "report.html", rows=rows, title=title)
     typer.echo(f"report: {report_path.resolve()}")
+    return record

@@ -17,6 +17,7 @@ from reefknot.lab.cli.options import (
     DataOption,
     DeviceOption,
     JobsOption,
+    JsonOption,
     OverridesArgument,
     RecipeArgument,
     TrackOption,
@@ -55,6 +56,7 @@ def table(
     check: CheckOption = False,
     device: DeviceOption = "auto",
     track: TrackOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train every row of a recipe, print a table of the scores next to the paper's, and write report.html.
 
@@ -62,9 +64,16 @@ def table(
     not on this machine are left out. If --row names such a row exactly, without a *, that is an error.
     """
     from reefknot.lab.cli.jobs import TrainOptions, run_unfinished
-    from reefknot.lab.cli.options import check_tracker_options, check_training_data, data_folder_for
+    from reefknot.lab.cli.options import (
+        JsonOutput,
+        check_tracker_options,
+        check_training_data,
+        data_folder_for,
+        describe_runs,
+    )
     from reefknot.lab.recipes.recipe import load_recipe
 
+    output = JsonOutput(as_json)
     loaded_recipe = load_recipe(recipe, overrides or [], row)
     check_training_data(data, loaded_recipe.experiments.values(), recipe)
     check_tracker_options(track)
@@ -95,6 +104,7 @@ def table(
         run_folders = [planned.job.out for planned in planned_jobs]
         existing_runs = [folder for folder in run_folders if (folder / "config.json").exists()]
         print_and_write_table(loaded_recipe, existing_runs, root)
+    output.print({"report": str((root / "report.html").resolve()), "runs": describe_runs(existing_runs)})
 
 
 def _open_texts(recipe: Recipe, required_rows: Collection[str], data: Path | None) -> dict[str, Data]:

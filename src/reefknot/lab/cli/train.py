@@ -18,6 +18,7 @@ from reefknot.lab.cli.options import (
     CheckOption,
     DataOption,
     DeviceOption,
+    JsonOption,
     OverridesArgument,
     RowOption,
     StartOption,
@@ -27,7 +28,7 @@ from reefknot.lab.cli.own_text import EncodingOption, FieldOption, TextOption, T
 
 if TYPE_CHECKING:
     from reefknot.lab.cli.jobs import TrainOptions
-    from reefknot.lab.recipes.recipe import Recipe
+    from reefknot.lab.recipes.recipe import Recipe, Row
 
 EXAMPLES = """\b
 Examples:
@@ -37,6 +38,7 @@ Examples:
   reefknot train press2017/table6 --row "Small + WT" --data DIR training.epochs=2 --out runs/short
   reefknot train demo --row tied --seeds 3
   reefknot train demo --row tied encoder.kind=gru       # keeps all settings that a GRU also has
+  reefknot train runs/demo/tied/seed0 training.epochs=20    # train a finished run longer
   reefknot train demo --row tied --track tensorboard
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied                        # DDP
   torchrun --nproc-per-node=2 -m reefknot train demo --row tied training.shard=true    # FSDP2
@@ -45,7 +47,10 @@ Examples:
 
 def train(
     ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP)] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE|RUN", help=f"{RECIPE_HELP} Or a finished run folder, to train it longer."),
+    ] = None,
     overrides: OverridesArgument = None,
     row: RowOption = None,
     out: Annotated[
@@ -67,26 +72,43 @@ def train(
         bool,
         typer.Option("--withhold-test", help="Do not print the test score, for example while you choose settings."),
     ] = False,
+    accept_difference: Annotated[
+        bool,
+        typer.Option(
+            "--accept-difference",
+            help="Train a finished run longer even if the outcome differs from a run of the new length from the start.",
+        ),
+    ] = False,
     workers: WorkersOption = None,
     text: TextOption = None,
     field: FieldOption = "text",
     encoding: EncodingOption = None,
     tokens: TokensOption = "bpe",
+    as_json: JsonOption = False,
 ) -> None:
     """Train one row of a recipe, or continue its training if the run folder exists.
 
     A row is one experiment of the recipe; `reefknot ls RECIPE` lists the rows. With --text, a recipe is chosen for the
-    text and written next to the run, and a page about the run is written at the end.
+    text and written next to the run, and a page about the run is written at the end. In place of a recipe, give the
+    folder of a finished run and a new training.epochs or training.updates to train it longer.
     """
     from reefknot.errors import SettingsError
-    from reefknot.lab.cli.options import check_tracker_options, check_training_data, reject_options
+    from reefknot.lab.cli.options import (
+        JsonOutput,
+        check_tracker_options,
+        check_training_data,
+        describe_runs,
+        is_run_folder,
+        reject_options,
+    )
     from reefknot.lab.cli.own_text import is_first_process
     from reefknot.lab.experiment import train as train_row
-    from reefknot.lab.recipes.recipe import load_recipe
+    from reefknot.lab.recipes.recipe import default_folder, load_recipe
     from reefknot.lab.text.workers import set_num_workers
     from reefknot.lab.training.display import SilentDisplay, open_display
     from reefknot.lab.training.distributed import choose_device, join_world
 
+    output = JsonOutput(as_json)
     set_num_workers(workers)
     if text is not None:
         overrides = [*([recipe] if recipe else []), *(overrides or [])]
@@ -95,8 +117,15 @@ def train(
         reject_options(ctx, ("field", "encoding", "tokens"), "without --text; add --text, or leave {option} out")
     if recipe is None:
         raise SettingsError("train needs a recipe or a text: reefknot train RECIPE, or reefknot train --text FILE")
-    loaded_recipe = load_recipe(recipe, overrides or [], row)
-    chosen_row = loaded_recipe.row(row)
+    is_longer = text is None and is_run_folder(Path(recipe))
+    if is_longer:
+        reject_options(ctx, ("row", "out", "seeds", "start"), "on a run, which has its own; leave {option} out")
+        out = Path(recipe)
+        loaded_recipe, chosen_row = _load_run(out, overrides or [], accept_difference=accept_difference)
+    else:
+        reject_options(ctx, ("accept_difference",), "on a recipe; give the folder of a finished run")
+        loaded_recipe = load_recipe(recipe, overrides or [], row)
+        chosen_row = loaded_recipe.row(row)
     check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
     check_tracker_options(track)
 
@@ -114,9 +143,10 @@ def train(
             track=tuple(track or ()),
             withhold_test=withhold_test,
         )
-        _train_seeds(loaded_recipe, options, seeds, out, start)
+        run_folders = _train_seeds(loaded_recipe, options, seeds, out, start)
         if text is not None and not withhold_test:
             _write_page(loaded_recipe, out)
+        output.print({"runs": describe_runs(run_folders, withhold_test=withhold_test)})
         return
 
     # One seed: train in this process.
@@ -133,11 +163,15 @@ def train(
                 track=track or (),
                 start=start,
                 show_test=not withhold_test,
+                longer=is_longer,
             )
         finally:
             display.close()
     if text is not None and not withhold_test and is_first_process():
         _write_page(loaded_recipe, out)
+    if is_first_process():
+        run_folder = out or default_folder(loaded_recipe, chosen_row, loaded_recipe.experiments[chosen_row.name].seed)
+        output.print({"runs": describe_runs([run_folder], withhold_test=withhold_test)})
 
 
 def _choose_recipe(
@@ -172,6 +206,17 @@ def _write_page(recipe: Recipe, out: Path | None) -> None:
     print_and_write_table(recipe, [result.folder for result in collect_runs([root])], root)
 
 
+def _load_run(path: Path, overrides: Sequence[str], *, accept_difference: bool) -> tuple[Recipe, Row]:
+    """Return a recipe with the settings of a run. Raise an error if the run cannot be trained to a new length."""
+    from reefknot.lab.recipes.longer import check_longer, load_run_recipe
+    from reefknot.lab.runs.folder import RunFolder
+
+    recipe, row = load_run_recipe(path, overrides)
+    for note in check_longer(RunFolder.open(path), recipe.experiments[row.name], accept_difference=accept_difference):
+        typer.echo(note, err=True)
+    return recipe, row
+
+
 def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:
     """Raise an error if --seeds contradicts another option."""
     from reefknot.errors import SettingsError
@@ -182,8 +227,10 @@ def _check_seeds(overrides: Sequence[str], out: Path | None) -> None:
         raise SettingsError(f"{out} is a run; with --seeds, --out is the folder that holds one run per seed")
 
 
-def _train_seeds(recipe: Recipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None) -> None:
-    """Train one run for each of the seeds 0 to `num_seeds` - 1, one after another.
+def _train_seeds(
+    recipe: Recipe, options: TrainOptions, num_seeds: int, out: Path | None, start: Path | None
+) -> list[Path]:
+    """Train one run for each of the seeds 0 to `num_seeds` - 1, one after another. Return the run folders.
 
     Args:
         recipe: The loaded recipe.
@@ -205,3 +252,4 @@ def _train_seeds(recipe: Recipe, options: TrainOptions, num_seeds: int, out: Pat
         start_run = start / f"seed{seed}" if start else None
         jobs.append(options.for_run(seed, run_folder, start_run))
     run_jobs(jobs, max_parallel=1)
+    return [job.out for job in jobs]

@@ -62,6 +62,15 @@ def save_evaluation(
     return f"saved to {run.write_evaluation(new_evaluation)}"
 
 
+def save_text_evaluation(run: RunFolder, kind: str, settings: dict[str, Any], grid: Grid | None, score: Score) -> str:
+    """Save the score of a text that is not a split of the run's corpus, in RUN/texts.
+
+    An earlier evaluation of the same text in the same mode is replaced. Returns a message with the path.
+    """
+    evaluation = _build_evaluation(kind, settings, grid, {}, None).replace(other=score.summary())
+    return f"saved to {run.write_text_evaluation(evaluation)}"
+
+
 def _build_evaluation(
     kind: str,
     settings: dict[str, Any],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from reefknot.errors import SettingsError
-from reefknot.lab.interop.packages import check_packages
+from reefknot.extras import require_extra
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.storage.files import commit, remove, temporary_path, writing
 from reefknot.storage.progress import Notify, silent
@@ -75,7 +75,7 @@ def check_request(request: ExportRequest) -> None:
 
         check_transformers()
     if request.format == "onnx":
-        check_packages("--format onnx", ("onnx", "onnxscript", "onnxruntime"), extra="onnx")
+        require_extra("onnx", "--format onnx")
 
 
 def export_run(trained: TrainedRun[Any, Any, Any], request: ExportRequest, notify: Notify = silent) -> Exported:

@@ -11,10 +11,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any, cast
 
 from reefknot.errors import SettingsError
+from reefknot.extras import require_extra
 from reefknot.lab.config.parts import INPUTS
 from reefknot.lab.interop.model_card import write_card
 from reefknot.lab.tasks.contract import TrainedRun
@@ -142,14 +144,8 @@ def _build_generation_config(trained: TrainedRun[Any, Any, Any]) -> Any:
 
 def check_transformers() -> None:
     """Raise an error unless transformers 5 is installed."""
-    import importlib.metadata
-
-    try:
-        version = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        raise SettingsError(
-            "--format hf needs transformers, which is not installed; run: pip install 'reefknot[hf]'"
-        ) from None
+    require_extra("hf", "--format hf")
+    version = importlib.metadata.version("transformers")
     if int(version.partition(".")[0]) < 5:
         raise SettingsError(
             f"--format hf needs transformers 5, but transformers {version} is installed; run: pip install --upgrade "

@@ -9,6 +9,7 @@ from reefknot.lab.recipes.file import find_recipe, list_shipped_recipes, read_re
 from reefknot.lab.reports.results import Result, load_run
 from reefknot.lab.reports.rows import TableRow, join_runs
 from reefknot.lab.reports.table import rows_from_recipe, to_markdown
+from reefknot.lab.runs.definition import format_unknown_share, warn_of_unknown_words
 from reefknot.lab.runs.scores import TextScore
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.storage.files import write_text
@@ -93,10 +94,12 @@ def _describe_unknown(*scores: TextScore | None) -> list[str]:
     """Return one line per split with its share of unknown words."""
     lines = []
     for score in scores:
-        if score is None or score.text is None:
+        if score is None or score.text is None or score.unknown_share is None:
             continue
-        unknown, tokens = score.text.unknown, score.text.tokens
-        if unknown is not None and tokens:
-            share = unknown / tokens
-            lines.append(f"- {score.text.split}: {unknown:,} of {tokens:,} tokens are `<unk>` ({share:.2%})")
+        split = score.text.split
+        share = format_unknown_share(score.unknown_share)
+        lines.append(f"- {split}: {score.text.unknown:,} unknown words, {share} of {score.words:,} words and line ends")
+        warning = warn_of_unknown_words(score.unknown_share, split)
+        if warning:
+            lines.append(f"  ({warning.replace('<unk>', '`<unk>`')})")
     return lines or ["Not recorded."]

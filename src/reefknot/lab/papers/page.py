@@ -1,5 +1,7 @@
 """Generate PAPERS.md, and the results in docs/ends.md, from the records of training runs under `results/`.
 
+The fields in docs/results.md are generated, too, from the classes of result files (`fields.py`).
+
 PAPERS.md lists the ideas of the papers with the code that implements them, our score and the paper's score. Then it
 shows the results of every recipe (a file of experiments; each experiment is a row), and the figures. `script/papers`
 calls `update_pages`, where reading starts. There are three kinds of records:
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import upgrade_command
+from reefknot.lab.papers import fields
 from reefknot.lab.papers.ideas import ENDS_RECIPE, IDEAS, Idea
 from reefknot.lab.papers.measured_figures import PICTURE_FOLDER, RecordedFigure
 from reefknot.lab.papers.measured_figures import to_markdown as figure_to_markdown
@@ -63,7 +66,7 @@ class RecipeTable:
 def update_pages(
     root: Path, recipes: Mapping[str, RecipeFile], figures: Sequence[RecordedFigure] = (), *, check: bool = False
 ) -> list[Path]:
-    """Write PAPERS.md, the results in docs/ends.md and the pictures of figures.
+    """Write PAPERS.md, the results in docs/ends.md, the fields in docs/results.md and the pictures of figures.
 
     Args:
         root: The root of the project.
@@ -84,6 +87,11 @@ def update_pages(
     if ends_tables:
         ends_page = root / "docs" / "ends.md"
         contents[ends_page] = _insert_between_marks(ends_page, _format_results(ends_tables, level=4))
+
+    fields_page = root / "docs" / "results.md"
+    if fields_page.is_file():
+        marks = (fields.BEGIN, fields.END)
+        contents[fields_page] = _insert_between_marks(fields_page, fields.format_fields(), marks, fields.NOTE)
 
     # Compare them with the files.
     stale = [path for path, content in contents.items() if _is_stale(path, content)]
@@ -348,11 +356,14 @@ def _describe_average(checkpoint_count: int) -> str:
     return "the last checkpoint"
 
 
-def _insert_between_marks(page: Path, results: str) -> str:
-    """Return the text of a page with the results between its two marks."""
+def _insert_between_marks(
+    page: Path, text: str, marks: tuple[str, str] = (BEGIN, END), note: str = _GENERATED_NOTE
+) -> str:
+    """Return the content of a page with a generated text between two marks."""
+    begin, end = marks
     page_text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    before, begin_mark, remainder = page_text.partition(BEGIN)
-    _, end_mark, after = remainder.partition(END)
+    before, begin_mark, remainder = page_text.partition(begin)
+    _, end_mark, after = remainder.partition(end)
     if not begin_mark or not end_mark:
-        raise DataError(f"{page}: the lines {BEGIN} and {END} are missing; add them where the results belong")
-    return f"{before}{BEGIN}\n{_GENERATED_NOTE}\n\n{results}\n{END}{after}"
+        raise DataError(f"{page}: the lines {begin} and {end} are missing; add them where the results belong")
+    return f"{before}{begin}\n{note}\n\n{text}\n{end}{after}"

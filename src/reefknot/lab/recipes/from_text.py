@@ -64,9 +64,14 @@ class TextSummary:
         return f"{self.source.name}: {files}{documents}, {self.lines:,} lines, {self.words:,} words{estimate}"
 
     @property
+    def has_spaces(self) -> bool:
+        """Whether spaces separate the words of the text."""
+        return self.characters <= _CHARACTERS_PER_WORD * self.words
+
+    @property
     def subwords(self) -> int:
         """Approximate number of sub-words."""
-        if self.characters > _CHARACTERS_PER_WORD * self.words:
+        if not self.has_spaces:
             return int(self.characters / 1.5)
         return int(self.words * 1.5)
 
@@ -239,7 +244,11 @@ def _choose_vocabulary(text: TextSummary, tokens: TokenKind, device: str) -> tup
     if device == "cpu" and merges > _MAX_CPU_MERGES:
         merges = _MAX_CPU_MERGES
         reason = f"Tokens: sub-words from {merges:,} merges; the classifier of a larger vocabulary is slow on a CPU."
-    return _Choice(reason, f"[base.vocabulary.bpe]\nmerges = {merges}"), merges + 200
+    toml = f"[base.vocabulary.bpe]\nmerges = {merges}"
+    if not text.has_spaces:
+        toml += '\nunknown = "character"'
+        reason += " The words are not separated by spaces, so single unknown characters become <unk>, not whole lines."
+    return _Choice(reason, toml), merges + 200
 
 
 def _choose_ends(num_types: int, dim: int, tokens: TokenKind) -> _Choice:

@@ -29,6 +29,7 @@ from typing import Any
 
 from reefknot.errors import DataError
 from reefknot.lab.config.upgrade import detect_task, upgrade_settings
+from reefknot.lab.runs.earlier import is_earlier
 from reefknot.lab.runs.folder import note_if_unverified
 from reefknot.lab.runs.result import (
     MetricsLine,
@@ -232,7 +233,8 @@ def collect_runs(paths: Iterable[Path | str]) -> list[Result]:
         if _is_run(path):
             run_folders = {path}
         else:
-            run_folders = {file.parent for file in path.rglob("*.json") if _is_run(file.parent)}
+            json_folders = {file.parent for file in path.rglob("*.json")}
+            run_folders = {folder for folder in json_folders if _is_run(folder) and not is_earlier(folder)}
         if not run_folders:
             raise DataError(f"{path}: no runs in this folder (no config.json or result.json at any depth)")
 

@@ -25,7 +25,9 @@ class Change(Stored):
     key: str
     """The dotted name, such as `training.epochs`."""
     old: Any = None
+    """The value in the recipe."""
     new: Any = None
+    """The value of the run."""
 
     @property
     def section(self) -> str:

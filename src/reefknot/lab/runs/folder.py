@@ -16,6 +16,8 @@ The folder contains these files:
         result.json          the scores of the finished run
         scores.safetensors   negative log-likelihood of every token, per split
         evaluations/         dynamic.json, cache.json, mc.json: scores from other evaluation modes
+        texts/               scores of other texts, from `evaluate --text --save`
+        earlier/             results of the run before it was trained longer, see earlier.py
         translations/        valid.txt, test.txt: a translator's output for the held-out sources
         log.txt              the messages of the run, with timestamps
         MANIFEST.json        size and SHA-256 of the files above, except logs (`storage/manifest.py`). metrics.jsonl is
@@ -39,8 +41,9 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.config.upgrade import detect_task, upgrade_settings
-from reefknot.lab.runs.changes import canonical_json, find_changes
+from reefknot.lab.runs.changes import Change, canonical_json, find_changes
 from reefknot.lab.runs.checkpoints import RESTORE_ADVICE, Checkpoints
+from reefknot.lab.runs.earlier import earlier_folders, is_longer, move_result
 from reefknot.lab.runs.result import SCORES_FILE, RunResult, SavedEvaluation, read_evaluation, read_result
 from reefknot.storage import files, manifest
 from reefknot.storage.lines import decode_lines
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 
 _MAX_LISTED_CHANGES = 8  # a message lists at most this many changes, and counts the others
 _MAX_LISTED_RUNS = 3  # the same for runs
-_SUBFOLDERS = ("checkpoints", "evaluations", "source", "translations")
+_SUBFOLDERS = ("checkpoints", "earlier", "evaluations", "source", "texts", "translations")
 """The folders in a run folder, in which a killed process may leave temporary files."""
 _CHANGEABLE_SETTING = "settings.training.accumulate"
 """A setting that may change until a run is finished, because the memory of the GPUs decides how large it must be."""
@@ -71,8 +74,14 @@ class RunFolder:
     # -- open and close ------------------------------------------------------------------------------------------
 
     @classmethod
-    def open_for_training(cls, path: Path, config: dict[str, Any]) -> RunFolder:
-        """Start a run at `path`, or resume the existing run if it has the same settings."""
+    def open_for_training(cls, path: Path, config: dict[str, Any], *, longer: bool = False) -> RunFolder:
+        """Start a run at `path`, or resume the existing run if it has the same settings.
+
+        Args:
+            path: The run folder.
+            config: The settings.
+            longer: Accept settings with a longer training. The result of the existing run moves to `RUN/earlier`.
+        """
         path = Path(path)
         _reject_foreign_folder(path)
         try:
@@ -85,6 +94,8 @@ class RunFolder:
         try:
             for folder in (path, *(path / name for name in _SUBFOLDERS)):
                 files.remove_leftovers(folder)
+            if longer:
+                _make_longer(run, config)
             is_finished = (path / "result.json").exists()
             if not manifest.exists(path) and not is_finished:
                 manifest.create(path, _listed_files(path))
@@ -155,6 +166,12 @@ class RunFolder:
         return config_hash(manifest.read_object(self.path / "config.json"))
 
     @property
+    def checkpoint_hashes(self) -> set[str]:
+        """The hashes of the settings that checkpoints may have: those of the run, now and before it was longer."""
+        folders = [self.path, *earlier_folders(self.path)]
+        return {config_hash(manifest.read_object(folder / "config.json")) for folder in folders}
+
+    @property
     def imported(self) -> bool:
         """Whether the model was trained by another program, which also chose the ids of its words."""
         return "imported" in self.config
@@ -185,7 +202,7 @@ class RunFolder:
     def best_weights(self) -> dict[str, Tensor]:
         """Load the weights with the best validation score."""
         checkpoint = self.checkpoints.load(self.best_checkpoint())
-        if checkpoint.fingerprint != self.config_hash:
+        if checkpoint.fingerprint not in self.checkpoint_hashes:
             raise DataError(
                 f"{self.path / 'config.json'} has changed since {checkpoint.path} was saved; {RESTORE_ADVICE}"
             )
@@ -232,6 +249,22 @@ class RunFolder:
     def write_evaluation(self, evaluation: SavedEvaluation) -> Path:
         """Write an evaluation and return its path."""
         path = self._evaluation_path(evaluation.kind)
+        with files.writing(path):
+            path.parent.mkdir(exist_ok=True)
+        files.remove_leftovers(path.parent)
+        manifest.write_json(path, evaluation.record())
+        return path
+
+    def write_text_evaluation(self, evaluation: SavedEvaluation) -> Path:
+        """Write the evaluation of a text that is not a split of the corpus, and return its path.
+
+        The name of the file has the name of the text, the first digits of its hash, and the mode.
+        """
+        score = evaluation.other
+        assert score is not None
+        assert score.text is not None
+        name = f"{folder_name(score.text.split)}-{(score.text.sha256 or 'shortened')[:12]}-{evaluation.kind}"
+        path = self.path / "texts" / f"{name}.json"
         with files.writing(path):
             path.parent.mkdir(exist_ok=True)
         files.remove_leftovers(path.parent)
@@ -350,7 +383,7 @@ def describe_unverified() -> str | None:
 
 def _listed_files(path: Path) -> list[Path]:
     """Return the existing files of a run that its manifest lists."""
-    patterns = ("*.json", "*.safetensors", "source/*.json", "evaluations/*.json", "translations/*.txt")
+    patterns = ("*.json", "*.safetensors", "source/*.json", "evaluations/*.json", "texts/*.json", "translations/*.txt")
     names_to_skip = (manifest.MANIFEST_FILE, "nonfinite.json")
     return [file for pattern in patterns for file in path.glob(pattern) if file.name not in names_to_skip]
 
@@ -399,7 +432,7 @@ def _reject_other_settings(
         new_config: The settings to resume it with.
         is_finished: Whether the run has a result.
     """
-    changes = find_changes(_without_task(old_config), _without_task(new_config))
+    changes = _find_config_changes(old_config, new_config)
     if not is_finished:
         changes = [change for change in changes if change.key != _CHANGEABLE_SETTING]
     if changes and all(change.key.startswith("start.") for change in changes):
@@ -411,7 +444,23 @@ def _reject_other_settings(
         num_unlisted = len(changes) - _MAX_LISTED_CHANGES
         if num_unlisted > 0:
             listed_changes += f"; and {num_unlisted} more"
-        raise SettingsError(f"{path} holds a run with other settings ({listed_changes}); use another --out")
+        advice = "use another --out"
+        if is_longer(old_config, new_config, changes):
+            length = changes[0].key.removeprefix("settings.")
+            advice += f", or train this run longer with: reefknot train {path} {length}={changes[0].new}"
+        raise SettingsError(f"{path} holds a run with other settings ({listed_changes}); {advice}")
+
+
+def _make_longer(run: RunFolder, config: dict[str, Any]) -> None:
+    """Change the length of a run to that of `config`, if this is the only change and it is longer."""
+    old_config = run.config
+    if is_longer(old_config, config, _find_config_changes(old_config, config)):
+        move_result(run.path, old_config["settings"]["training"])
+        manifest.write_json(run.path / "config.json", config)
+
+
+def _find_config_changes(old_config: dict[str, Any], new_config: dict[str, Any]) -> list[Change]:
+    return find_changes(_without_task(old_config), _without_task(new_config))
 
 
 def _take_lock(path: Path) -> int:

@@ -61,6 +61,7 @@ class ScoredText(Stored):
     """Which text was scored, and how its words became tokens."""
 
     split: str
+    """Name of the split."""
     tokens: int | None = None
     """The number of tokens of the text, whether they are scored or not."""
     sha256: str | None = None
@@ -86,6 +87,7 @@ class Dynamic(Stored):
     """Dynamic evaluation: the model learns from each segment after it is scored."""
 
     kind: Literal["dynamic"]
+    """`dynamic`."""
     scale: str
     """Scale of the three rates below: `mean` or `sum` (`lab/evaluation/dynamic.py`)."""
     eta: float
@@ -106,6 +108,7 @@ class Cache(Stored):
     """A continuous cache: words that followed similar states become more likely."""
 
     kind: Literal["cache"]
+    """`cache`."""
     weight: float
     """Share of the cache in the probability of a word."""
     theta: float
@@ -122,11 +125,13 @@ class MonteCarlo(Stored):
     """Monte-Carlo dropout: the mean probability of several passes with dropout on."""
 
     kind: Literal["mc"]
+    """`mc`."""
     passes: int
     """Number of passes over the text."""
     window: int | None = None
     """The number of tokens that share a mask; None if every window has its own mask."""
     seed: int
+    """Seed of the masks."""
     drops: bool = True
     """Whether the model has dropout. Without dropout all passes are equal, so only one is made."""
     lowest: float | None = None
@@ -144,7 +149,9 @@ class TextScore(Stored):
     """The perplexity of one split, with everything that it depends on apart from the model."""
 
     perplexity: float
+    """Perplexity per token: exp(nll)."""
     word_perplexity: float | None = None
+    """Perplexity per word. It differs from `perplexity` if tokens are sub-words."""
     bits_per_byte: float | None = None
     """Total loss in bits per byte of the text. Bytes that no token predicts are charged with 8 bits each."""
     unpredicted_bytes: int | None = None
@@ -167,6 +174,7 @@ class TextScore(Stored):
     precision: str | None = None
     """The data type of the computation, such as `float32`."""
     text: ScoredText | None = None
+    """The text that was scored."""
     mode: Annotated[Mode | None, OMIT_NONE] = None
     """The mode of evaluation; None for plain scores."""
     passes: tuple[float, ...] = ()

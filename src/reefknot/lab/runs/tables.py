@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reefknot.errors import SettingsError
+from reefknot.extras import import_extra
 from reefknot.lab.runs.result import MetricsLine, RunResult, SavedEvaluation, read_evaluation, read_metrics_line
 
 if TYPE_CHECKING:
@@ -92,12 +93,10 @@ def to_pandas(run: RunFolder, table: str) -> pd.DataFrame:
     """
     if table not in TABLES:
         raise SettingsError(f"there is no table '{table}'; the tables of a run are {', '.join(TABLES)}")
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise SettingsError("to_pandas needs pandas: pip install 'reefknot[data]'") from error
+    pandas = import_extra("pandas", "to_pandas")
     rows = TABLES[table](_read(run))
-    return pd.DataFrame(rows, columns=list_columns(rows))
+    frame: pd.DataFrame = pandas.DataFrame(rows, columns=list_columns(rows))
+    return frame
 
 
 def _read(run: RunFolder) -> _FinishedRun:

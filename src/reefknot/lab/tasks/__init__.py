@@ -36,6 +36,7 @@ TASKS = {
     "skip_gram": "reefknot.lab.tasks.skip_gram:SkipGramTask",
 }
 """The class of each task, as `module:Class`. A class is imported when it is first used."""
+_TEXT_ADVICE = "leave --data out, or use --text for another text"
 
 
 def load_task(name: str) -> type[Task[Any, Any, Any]]:
@@ -146,7 +147,7 @@ def evaluate_run(run: RunFolder, request: EvaluationRequest, *, notify: Notify, 
     """
     task = _create_scoring_task(run)
     request.reject_unused(task.evaluation_options, f"{run.path}, which is {task.noun}")
-    check_data_option(request.data, [task])
+    check_data_option(request.data, [task], advice=_TEXT_ADVICE)
     return task.evaluate(run, request, notify=notify, progress=progress)
 
 
@@ -168,18 +169,20 @@ def compare_systems(systems: Sequence[System], request: ComparisonRequest, *, no
                 "compare runs of one kind"
             )
     request.reject_unused(baseline_task.comparison_options, f"{baseline.path}, which is {baseline_task.noun}")
-    check_data_option(request.data, tasks)
+    check_data_option(request.data, tasks, advice=_TEXT_ADVICE)
     return baseline_task.compare(systems, request, notify=notify)
 
 
-def check_data_option(data: Path | None, tasks: Iterable[Task[Any, Any, Any]]) -> None:
-    """Raise an error if `--data` is given but none of the tasks reads its text from that folder."""
+def check_data_option(
+    data: Path | None, tasks: Iterable[Task[Any, Any, Any]], advice: str = "leave --data out"
+) -> None:
+    """Raise an error with advice if `--data` is given but none of the tasks reads its text from that folder."""
     tasks = list(tasks)
     if data is None or any(task.reads_data_folder for task in tasks):
         return
     unique_names = dict.fromkeys(task.experiment.corpus.name for task in tasks)
     corpus_names = ", ".join(unique_names)
-    raise SettingsError(f"--data has no effect, because the text is {corpus_names}; leave --data out")
+    raise SettingsError(f"--data has no effect, because the text is {corpus_names}; {advice}")
 
 
 def _create_scoring_task(run: RunFolder) -> Task[Any, Any, Any]:

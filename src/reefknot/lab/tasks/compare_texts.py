@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from reefknot.lab.runs.comparability import explain_in_comparison
 from reefknot.lab.runs.definition import describe_unknown_share, format_count_range, warn_of_unknown_words
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks.language_model import open_texts
+from reefknot.lab.tasks.other_text import TokenText, score_other_text
 from reefknot.lab.tasks.requests import ComparisonRequest, System
 from reefknot.lab.text.dataset import Dataset
 from reefknot.storage.progress import Notify
@@ -45,14 +46,19 @@ Losses = NDArray[Any]
 
 
 def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, notify: Notify) -> TextComparisons:
-    """Compare language models with the first one, by the losses that their runs have saved."""
+    """Compare language models with the first one, by the losses that their runs have saved or, on another text, now."""
     resample_by = request.by or "blocks"
     _check_options(request, resample_by)
 
-    # Read the losses.
+    # Read or compute the losses.
     split = request.split
     opener = _TextOpener(request.data)
-    losses = _pair_losses(systems, split, opener, notify)
+    if request.text is None:
+        losses = _pair_losses(systems, split, opener, notify)
+    else:
+        other_text = score_other_text(systems, request, notify)
+        split = other_text.name
+        losses = _SystemLosses(other_text.loss_unit, other_text.losses)
     if losses.loss_unit == "word":
         _check_word_options(request, resample_by)
     baseline_losses, *other_losses = losses.by_system
@@ -62,21 +68,25 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     baseline_run = baseline.runs[0]
     num_losses = len(baseline_losses[0])
     block_length = BLOCK if request.block is None else request.block
+    baseline_text = None
+    if resample_by == "documents" or request.bands:
+        baseline_text = opener.open_split(baseline_run, split) if request.text is None else other_text.baseline
     if resample_by == "blocks":
         boundaries = block_boundaries(num_losses, block_length)
     else:
-        boundaries = _document_boundaries(opener.open(baseline_run), split, num_losses)
+        assert baseline_text is not None
+        boundaries = _document_boundaries(baseline_text, num_losses)
 
     # Compare every other system with the baseline.
-    band_dataset = opener.open(baseline_run) if request.bands else None
     opener.check_data_option()
     comparisons = []
     for system, system_losses in zip(other_systems, other_losses, strict=True):
         result = compare(baseline_losses, system_losses, boundaries, loss_unit=losses.loss_unit)
         bands = None
-        if band_dataset:
+        if request.bands:
+            assert baseline_text is not None
             paired_losses = PairedLosses(baseline_losses, system_losses, boundaries)
-            bands = _compare_by_frequency(paired_losses, band_dataset, split)
+            bands = _compare_by_frequency(paired_losses, baseline_text)
         comparisons.append(TextComparison(baseline, system, result, bands))
 
     num_units = len(boundaries) - 1
@@ -84,13 +94,21 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     if resample_by == "blocks" and block_length > boundaries[1] and num_units > 1:
         # `block_boundaries` has made the blocks shorter.
         description += f" of {boundaries[1]:,}, because with {block_length:,} there would be fewer than {FEWEST_UNITS}"
-    baseline_score = baseline_run.result.score(split) if baseline_run.result else None
+    if request.text is None:
+        baseline_score = baseline_run.result.score(split) if baseline_run.result else None
+    else:
+        baseline_score = other_text.score
     unknown_share = baseline_score.unknown_share if baseline_score else None
     return TextComparisons(resample_by, description, comparisons, split, unknown_share)
 
 
 def _check_options(request: ComparisonRequest, resample_by: str) -> None:
     """Raise an error if options contradict each other, before anything is opened."""
+    request.check_other_text()
+    if request.text is None and request.device != "auto":
+        raise SettingsError("--device has no effect without --text, because training has saved the losses")
+    if request.text is not None and request.data is not None:
+        raise SettingsError("--data has no effect with --text, which names the text; leave --data out")
     if resample_by not in ("blocks", "documents"):
         raise SettingsError(f"--by {resample_by}: must be blocks or documents")
     if resample_by == "documents" and request.block is not None:
@@ -123,6 +141,11 @@ class _TextOpener:
         """Return the texts of a run."""
         self.has_opened = True
         return open_texts(run, self.data_folder)
+
+    def open_split(self, run: RunFolder, split: str) -> TokenText:
+        """Return one split of the texts of a run."""
+        dataset = self.open(run)
+        return TokenText(dataset.splits[split], dataset.vocabulary)
 
     def check_data_option(self) -> None:
         """Raise an error if `--data` was given but no text was opened."""
@@ -201,39 +224,44 @@ def _have_same_tokens(runs: Sequence[RunFolder], split: str, opener: _TextOpener
 # -- units and bands ---------------------------------------------------------------------------------------------------
 
 
-def _document_boundaries(dataset: Dataset, split: str, num_tokens: int) -> NDArray[np.int64]:
+def _document_boundaries(text: TokenText, num_tokens: int) -> NDArray[np.int64]:
     """Return the positions at which the documents of a text begin, and the end of the text.
 
     Args:
-        dataset: The texts.
-        split: Name of the split.
+        text: The text.
         num_tokens: Number of tokens that have a loss.
     """
-    text = dataset.splits[split]
-    if num_tokens != text.tokens:
+    split = text.split
+    if num_tokens != split.tokens:
         raise DataError("the first token was not scored, so the scores do not line up with documents; use --by blocks")
-    boundaries = document_boundaries(text, dataset.vocabulary)
+    boundaries = document_boundaries(split, text.vocabulary)
     num_documents = len(boundaries) - 1
     if num_documents < FEWEST_UNITS:
         raise DataError(
-            f"the {split} text has too few documents to resample, {num_documents}: documents begin at "
+            f"the {split.name} text has too few documents to resample, {num_documents}: documents begin at "
             "first-level headings, `= Title =`, or after empty lines if there are no headings; use --by blocks"
         )
     return boundaries
 
 
-def _compare_by_frequency(losses: PairedLosses, dataset: Dataset, split: str) -> FrequencyComparison:
+def _compare_by_frequency(losses: PairedLosses, text: TokenText) -> FrequencyComparison:
     """Compare two systems by the training frequency of the predicted token, and of the token before it."""
-    text = dataset.splits[split]
-    vocabulary = dataset.vocabulary
     return FrequencyComparison(
-        targets=compare_by_target(losses, text, vocabulary),
-        symbols=compare_on_symbols(losses, text, vocabulary),
-        previous=compare_by_previous(losses, text, vocabulary),
+        targets=compare_by_target(losses, text.split, text.vocabulary),
+        symbols=compare_on_symbols(losses, text.split, text.vocabulary),
+        previous=compare_by_previous(losses, text.split, text.vocabulary),
     )
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------
+
+
+class NamedSystem(Protocol):
+    """A system as the answer names it: by its path, and by a description with the number of seeds (`str`)."""
+
+    @property
+    def path(self) -> Path:
+        """Where the system is stored."""
 
 
 @dataclass(frozen=True)
@@ -275,9 +303,9 @@ class TextComparisons:
 class TextComparison:
     """A comparison of one system with the baseline."""
 
-    baseline: System
+    baseline: NamedSystem
     """The first system. It is called A in the output."""
-    system: System
+    system: NamedSystem
     """The other system. It is called B in the output."""
     result: Comparison
     bands: FrequencyComparison | None

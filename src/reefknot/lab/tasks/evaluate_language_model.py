@@ -18,7 +18,7 @@ from reefknot.errors import SettingsError
 from reefknot.lab.evaluation.grid import Grid, Progress, shorten_split
 from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.evaluation.protocols import get_protocol, score_by_protocol
-from reefknot.lab.evaluation.saved import save_evaluation
+from reefknot.lab.evaluation.saved import save_evaluation, save_text_evaluation
 from reefknot.lab.evaluation.search import measure_opened_tails
 from reefknot.lab.runs.definition import describe_unknown_share, format_perplexity, warn_of_unknown_words
 from reefknot.lab.runs.folder import RunFolder
@@ -31,9 +31,11 @@ from reefknot.lab.tasks.evaluation_modes import (
     check_modes,
     check_windows,
     choose_windows,
+    needs_dataset,
     requested_modes,
 )
 from reefknot.lab.tasks.requests import EvaluationRequest, format_option
+from reefknot.lab.text.sources import DEFAULT_FIELD, open_text
 from reefknot.lab.training.generators import set_determinism
 from reefknot.storage.progress import Notify
 
@@ -52,11 +54,18 @@ def evaluate_language_model(
     trained_run = cast("TrainedLanguageModel", task.open_run(run, request.device))
     set_determinism(task.experiment.training.determinism)
     request.check_finished(run)
-    dataset = trained_run.dataset(request.data)
-    request.check_split(dataset.splits)
-    texts = {
-        split: shorten_split(dataset.splits[split], request.limit, trained_run.vocabulary) for split in request.splits
-    }
+    dataset = None
+    if request.text is None or needs_dataset(request):
+        dataset = trained_run.dataset(request.data)
+    if request.text is not None:
+        source = open_text(request.text, encoding=request.encoding, field=request.field or DEFAULT_FIELD)
+        trained_run, text = trained_run.encode_other_text(source, notify)
+        whole_texts = {text.name: text}
+    else:
+        assert dataset is not None
+        request.check_split(dataset.splits)
+        whole_texts = {split: dataset.splits[split] for split in request.splits}
+    texts = {name: shorten_split(text, request.limit, trained_run.vocabulary) for name, text in whole_texts.items()}
     _check_streams(request.streams, texts)
 
     # Score the texts in the requested mode.
@@ -73,21 +82,24 @@ def evaluate_language_model(
         tails = measure_opened_tails(trained_run.model, text, trained_run.vocabulary, windows)
         protocol = None
         recorded = None
-        if is_plain:
+        if is_plain and dataset is not None and request.text is None:
             protocol = _score_by_protocol(trained_run, dataset, split, request.protocol)
             recorded = _find_recorded_score(run, split, windows_name, request.streams or 1)
         evaluation = TextEvaluation(
             split,
             scores[split],
             tokens=text.tokens,
-            total_tokens=dataset.splits[split].tokens,
+            total_tokens=whole_texts[split].tokens,
             tails=tails,
             protocol=protocol,
             recorded=recorded,
         )
         evaluations.append(evaluation)
 
-    if request.save:
+    if request.save and request.text is not None:
+        (score,) = scores.values()
+        notify(save_text_evaluation(run, mode.name, mode.settings, mode.grid, score))
+    elif request.save:
         notify(save_evaluation(run, mode.name, mode.settings, mode.grid, scores))
     return TextEvaluations(str(run.path), evaluations, mode.grid)
 
@@ -97,6 +109,9 @@ def evaluate_language_model(
 
 def _check_options(request: EvaluationRequest) -> None:
     """Raise an error if options contradict each other, before anything is opened."""
+    request.check_other_text()
+    if request.text is not None and request.data is not None and not needs_dataset(request):
+        raise SettingsError("--data has no effect with --text, which names the text; leave --data out")
     check_modes(request)
     check_windows(request)
     if request.protocol is not None:
@@ -104,7 +119,7 @@ def _check_options(request: EvaluationRequest) -> None:
 
     window_options = {"context", "stride", "windows"}
     has_window_option = not window_options.isdisjoint(request.given_options())
-    if request.save and not requested_modes(request) and not has_window_option:
+    if request.save and request.text is None and not requested_modes(request) and not has_window_option:
         needed_options = ", ".join(format_option(name) for name in (*MODES, "context", "stride"))
         raise SettingsError(f"--save needs {needed_options} or --windows, because training has saved the plain scores")
     request.check_saved_texts()
@@ -120,6 +135,8 @@ def _check_protocol(protocol_name: str, request: EvaluationRequest) -> None:
         conflicts.append("--limit")
     if request.split == "train":
         conflicts.append("--split train")
+    if request.text is not None:
+        conflicts.append("--text")
     if conflicts:
         raise SettingsError(
             f"--protocol: the programs of papers score the whole valid or test text; leave {conflicts[0]} out"

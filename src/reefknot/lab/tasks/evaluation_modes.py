@@ -185,10 +185,21 @@ def _check_carries_state(trained_run: TrainedLanguageModel) -> None:
 # The modes
 
 
+def needs_dataset(request: EvaluationRequest) -> bool:
+    """Return whether a mode reads a text of the run, even if another text is scored.
+
+    Dynamic evaluation reads the training text for its statistics, and a search reads the validation text.
+    """
+    return request.dynamic or request.search
+
+
 def build_mode(
-    trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest, progress: Progress
+    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: Progress
 ) -> EvaluationMode:
-    """Return the mode that the request names. With `--search`, first search for its settings."""
+    """Return the mode that the request names. With `--search`, first search for its settings.
+
+    The dataset may be None if `needs_dataset` returns False for the request.
+    """
     if request.dynamic:
         return _build_dynamic_mode(trained_run, dataset, request, progress)
     if request.cache:
@@ -216,7 +227,7 @@ def _build_plain_mode(trained_run: TrainedLanguageModel, request: EvaluationRequ
 
 
 def _build_dynamic_mode(
-    trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest, progress: Progress
+    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: Progress
 ) -> EvaluationMode:
     from reefknot.lab.evaluation.dynamic import DynamicSettings, dynamic_score, gradient_statistics, search_rates
 
@@ -224,6 +235,7 @@ def _build_dynamic_mode(
     model = trained_run.model
     vocabulary = trained_run.vocabulary
     options = _score_options(trained_run, progress)
+    assert dataset is not None  # see `needs_dataset`
     statistics = gradient_statistics(model, dataset.splits["train"], **options)
 
     grid = None
@@ -246,7 +258,7 @@ def _build_dynamic_mode(
 
 
 def _build_cache_mode(
-    trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest, progress: Progress
+    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest, progress: Progress
 ) -> EvaluationMode:
     from reefknot.lab.evaluation.cache import CacheSettings, cache_score, search_cache
 
@@ -296,8 +308,11 @@ def _build_monte_carlo_mode(
     return EvaluationMode(name="mc", settings=saved_settings, score=score_text)
 
 
-def _shorten_search_text(trained_run: TrainedLanguageModel, dataset: Dataset, request: EvaluationRequest) -> Split:
+def _shorten_search_text(
+    trained_run: TrainedLanguageModel, dataset: Dataset | None, request: EvaluationRequest
+) -> Split:
     """Return the text on which settings are tuned: the start of the validation text, or all of it."""
+    assert dataset is not None  # see `needs_dataset`
     return shorten_split(dataset.splits["valid"], request.search_tokens, trained_run.vocabulary)
 
 

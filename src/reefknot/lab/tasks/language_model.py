@@ -27,10 +27,11 @@ from reefknot.lab.runs.result import Sample
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.tasks.sequence_model import SequenceExperiment, SequenceTask
 from reefknot.lab.text.batches import Batches, build_batches
-from reefknot.lab.text.dataset import Dataset
+from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.training.distributed import World
 from reefknot.nn.models.language_model import LanguageModel
+from reefknot.storage.progress import Notify, silent
 
 if TYPE_CHECKING:
     from reefknot.lab.evaluation.grid import Progress
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from reefknot.lab.tasks.compare_texts import TextComparisons
     from reefknot.lab.tasks.evaluate_language_model import TextEvaluations
     from reefknot.lab.tasks.requests import ComparisonRequest, EvaluationRequest, System
-    from reefknot.storage.progress import Notify
+    from reefknot.lab.text.sources import TextSource
 
 SAMPLE_TOKENS = 50
 """Length of the generated texts in a result, in tokens."""
@@ -93,6 +94,17 @@ class TrainedLanguageModel(TrainedRun[LanguageModelExperiment, Dataset, Language
         vocabulary_pair = VocabularyPair(extended_vocabulary, extended_vocabulary)
         return replace(self, words=vocabulary_pair, model=extended_model.eval())
 
+    def encode_other_text(self, source: TextSource, notify: Notify = silent) -> tuple[TrainedLanguageModel, Split]:
+        """Encode any text with the vocabulary of the run. Returns the run that can read the text, and the text.
+
+        The returned run differs from this run only if its input end reads the spellings of unknown words.
+        """
+        from reefknot.lab.text.other_text import encode_text
+
+        keep_spellings = self.experiment.vocabulary.keep_spellings
+        encoded = encode_text(source, self.vocabulary, keep_spellings=keep_spellings, notify=notify)
+        return self.with_spellings(encoded.spelled_words), encoded.split
+
 
 class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageModel]):
     """Train and score language models."""
@@ -101,12 +113,15 @@ class LanguageModelTask(SequenceTask[LanguageModelExperiment, Dataset, LanguageM
     noun: ClassVar[str] = "a language model"
     verbs: ClassVar[str] = "`reefknot evaluate`, `generate` or `score`"
     evaluation_options: ClassVar[frozenset[str]] = frozenset(
-        {"context", "stride", "windows", "streams", "protocol", "search", "search_tokens"}
+        {"text", "field", "encoding"}
+        | {"context", "stride", "windows", "streams", "protocol", "search", "search_tokens"}
         | {"dynamic", "dynamic_rate", "dynamic_decay", "dynamic_epsilon", "dynamic_scale", "dynamic_segment"}
         | {"cache", "cache_weight", "cache_theta", "cache_window", "cache_fill"}
         | {"monte_carlo", "monte_carlo_seed"}
     )
-    comparison_options: ClassVar[frozenset[str]] = frozenset({"by", "block", "bands", "figure"})
+    comparison_options: ClassVar[frozenset[str]] = frozenset(
+        {"by", "block", "bands", "figure", "text", "field", "encoding", "device"}
+    )
 
     def _assemble(self, shared: dict[str, Any], vocabulary_pair: VocabularyPair) -> LanguageModel:
         input_end = self._build_input_end(shared, vocabulary_pair.target)

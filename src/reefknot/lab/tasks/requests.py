@@ -42,15 +42,28 @@ class Request:
         """Return the values of the fields that were set and start with a prefix, by name without the prefix."""
         return {name.removeprefix(prefix): getattr(self, name) for name in self.given_options(prefix)}
 
-    def reject_unused(self, used_options: Collection[str], subject: str) -> None:
+    def check_other_text(self) -> None:
+        """Raise an error if options of `--text` are given without it, or options that it replaces are given with it."""
+        given_names = self.given_options()
+        if "text" not in given_names:
+            for name in ("field", "encoding"):
+                if name in given_names:
+                    option = format_option(name)
+                    raise SettingsError(f"{option} has no effect without --text; add --text or leave {option} out")
+        elif "split" in given_names:
+            raise SettingsError("--split and --text both name the text; leave one of them out")
+
+    def reject_unused(self, used_options: Collection[str], subject: str, *, for_all_tasks: bool = True) -> None:
         """Raise an error if an option was given that has no effect.
 
         Args:
             used_options: Fields that the task uses, in addition to the fields that every task uses.
             subject: What the option has no effect on, for the message.
+            for_all_tasks: Whether the fields that every task uses are used.
         """
+        always_used = self.options_of_all_tasks if for_all_tasks else frozenset()
         for name in self.given_options():
-            if name not in self.options_of_all_tasks and name not in used_options:
+            if name not in always_used and name not in used_options:
                 option = format_option(name)
                 raise SettingsError(f"{option} has no effect on {subject}; leave {option} out")
 
@@ -75,6 +88,13 @@ class EvaluationRequest(Request):
     data: Path | None = None
     """Folder of the corpora."""
     device: str = "auto"
+
+    text: str | None = None
+    """Another text to score, instead of a split: a file, a folder, a pattern, or - for standard input."""
+    field: str | None = None
+    """The field of JSON lines, or the column of Parquet, that holds the other text."""
+    encoding: str | None = None
+    """The encoding of the other text."""
 
     # How a language model reads the text: in independent windows, or in streams that carry the recurrent state.
     context: int | None = None
@@ -159,6 +179,14 @@ class ComparisonRequest(Request):
     split: str = "test"
     data: Path | None = None
     """Folder of the corpora."""
+    text: str | None = None
+    """Another text to compare on, instead of a split. All systems score it now."""
+    field: str | None = None
+    """The field of JSON lines, or the column of Parquet, that holds the other text."""
+    encoding: str | None = None
+    """The encoding of the other text."""
+    device: str = "auto"
+    """The device that scores the other text."""
     by: str | None = None
     """The unit of resampling: blocks or documents. None stands for blocks."""
     block: int | None = None

@@ -55,6 +55,8 @@ class BPE:
     """The content of tokenizer.json."""
     allowed_subwords: frozenset[str] | None = field(default=None, repr=False)
     """The sub-words to which the encoding is restricted, or None to allow all sub-words of the file."""
+    splits_unknown: bool = False
+    """Whether `split_word` splits a word around its unknown characters, as `split_at_unknown` does."""
 
     # -- learn merges ----------------------------------------------------------------------------------------------
 
@@ -103,7 +105,7 @@ class BPE:
     # -- split words -----------------------------------------------------------------------------------------------
 
     def split_word(self, word: str) -> tuple[str, ...]:
-        """Split a word into sub-words. A word with an unknown character is returned whole."""
+        """Split a word into sub-words. A word with an unknown character is returned whole, unless `splits_unknown`."""
         subwords = self._split_cache.get(word)
         if subwords is None:
             subwords = self._split_uncached(word)
@@ -113,8 +115,13 @@ class BPE:
         return subwords
 
     def _split_uncached(self, word: str) -> tuple[str, ...]:
-        if word in UNSPLIT_WORDS or not self._knows_characters(word):
+        if word in UNSPLIT_WORDS:
             return (word,)
+        if not self._knows_characters(word):
+            if not self.splits_unknown:
+                return (word,)
+            fragments = self.split_at_unknown(word)
+            return tuple(subword for fragment in fragments for subword in self._split_uncached(fragment))
         if _contains_reserved(word):
             return (*word[:-1], word[-1] + END_OF_WORD)  # single characters
         subwords = [token.value for token in self._tokenizer.model.tokenize(word)]

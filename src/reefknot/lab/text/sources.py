@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from reefknot.errors import DataError, SettingsError, shorten
+from reefknot.extras import import_extra
 
 STANDARD_INPUT = "-"
 """The path that stands for standard input."""
@@ -109,7 +110,8 @@ class TextFile:
                 yield Document(name, text, _split_lines(text))
 
     def _read_parquet(self, on_read: OnRead) -> Iterator[Document]:
-        pyarrow, parquet = _import_pyarrow(self.name)
+        pyarrow = import_extra("pyarrow", self.name)
+        parquet = import_extra("pyarrow.parquet", self.name)
         try:
             with parquet.ParquetFile(self.path) as table:
                 columns = table.schema_arrow.names
@@ -318,7 +320,7 @@ def _unpack(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
     elif head.startswith(b"\xfd7zXZ\x00"):
         create_decompressor = lzma.LZMADecompressor
     elif head.startswith(b"\x28\xb5\x2f\xfd"):
-        zstandard = _import_zstandard(name)
+        zstandard = import_extra("zstandard", name)
         create_decompressor = lambda: _ZstandardDecompressor(zstandard)  # noqa: E731
     else:
         yield from _chain(head, blocks)
@@ -508,20 +510,3 @@ def _check_encoding(encoding: str) -> None:
         raise SettingsError(
             f"--encoding {shorten(encoding)}: Python does not know this encoding; use one such as cp1252 or utf-16"
         ) from None
-
-
-def _import_zstandard(name: str) -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise SettingsError(f"{name}: Zstandard needs an extra package; pip install 'reefknot[data]'") from error
-    return zstandard
-
-
-def _import_pyarrow(name: str) -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise SettingsError(f"{name}: Parquet needs an extra package; pip install 'reefknot[data]'") from error
-    return pyarrow, pyarrow.parquet

@@ -65,6 +65,7 @@ class Vocabulary:
             from reefknot.lab.text.bpe import BPE
 
             bpe = BPE.train(counts, settings.bpe.merges)
+            bpe = replace(bpe, splits_unknown=settings.bpe.unknown == "character")
         if bpe is not None:
             counts = bpe.count_subwords(counts)
         token_counts = select_tokens(counts, settings)
@@ -184,8 +185,9 @@ class Vocabulary:
 
             {"format": 1, "words": ["the", "<eos>"], "counts": [5, 3]}
 
-        Optional keys are `spelled` (the spelled words), `tokenizer` (the SHA-256 of tokenizer.json) and `ordered`. The
-        byte-pair encoding, if there is one, is written to tokenizer.json in the same folder.
+        Optional keys are `spelled` (the spelled words), `tokenizer` (the SHA-256 of tokenizer.json), `unknown`
+        ("character" if only unknown characters become `<unk>`, and not whole words) and `ordered`. The byte-pair
+        encoding, if there is one, is written to tokenizer.json in the same folder.
         """
         if self.bpe is not None:
             manifest.write_bytes(_tokenizer_path(path), self.bpe.file_content)
@@ -203,6 +205,7 @@ class Vocabulary:
         bpe = None
         if "tokenizer" in contents:
             bpe = _load_bpe(path, contents["tokenizer"]).restrict_to_tokens(contents["words"])
+            bpe = replace(bpe, splits_unknown=contents.get("unknown") == "character")
         vocabulary = cls(
             words=tuple(contents["words"]),
             counts=tuple(contents["counts"]),
@@ -226,7 +229,10 @@ class Vocabulary:
         If the hashes of two vocabularies are equal, they give a text the same ids. Counts and spelled words are not
         included.
         """
-        identity = json.dumps([self.words, self._tokenizer_sha256])
+        values: list[Any] = [self.words, self._tokenizer_sha256]
+        if self.bpe is not None and self.bpe.splits_unknown:
+            values.append("character")
+        identity = json.dumps(values)
         return hashlib.sha256(identity.encode()).hexdigest()
 
     @property
@@ -241,6 +247,8 @@ class Vocabulary:
             contents["spelled"] = self.spelled_words
         if self.bpe is not None:
             contents["tokenizer"] = self._tokenizer_sha256
+            if self.bpe.splits_unknown:
+                contents["unknown"] = "character"
         if not self.ordered:
             contents["ordered"] = False
         return json.dumps(contents, indent=0).encode()

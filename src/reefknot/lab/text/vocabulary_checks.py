@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 _REQUIRED_KEYS = {"format", "words", "counts"}
-_OPTIONAL_KEYS = {"spelled", "tokenizer", "ordered"}
+_OPTIONAL_KEYS = {"spelled", "tokenizer", "unknown", "ordered"}
 
 
 def find_problem(contents: dict[str, Any]) -> str | None:

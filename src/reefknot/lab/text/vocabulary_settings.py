@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from reefknot.lab.config.settings import Count, Settings
 from reefknot.nn.constants import END_OF_LINE, PADDING, START, UNKNOWN
@@ -31,6 +31,21 @@ class BPESettings(Settings):
             description="Number of merges to learn. Each merge joins two sub-words. A small text may give fewer merges."
         ),
     ] = 32_000
+    unknown: Annotated[
+        Literal["word", "character"],
+        Field(
+            description="What becomes <unk> if a word has characters that are not in the training text: the whole "
+            "word, or only these characters, which suits scripts without spaces."
+        ),
+    ] = "word"
+
+    @model_serializer(mode="wrap")
+    def _leave_out_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the default of `unknown`, which older runs and cache entries do not have."""
+        contents: dict[str, Any] = serialize(self)
+        if contents.get("unknown") == "word":
+            del contents["unknown"]
+        return contents
 
 
 class VocabularySettings(Settings):

@@ -164,7 +164,7 @@ class Trainer:
         if checkpoint is None:
             self._truncate_metrics()
             return
-        if checkpoint.fingerprint != self.run.config_hash:
+        if checkpoint.fingerprint not in self.run.checkpoint_hashes:
             raise DataError(
                 f"{checkpoint.path} is a checkpoint of a run whose settings differ from those of {self.run.path}; "
                 "use another --out"

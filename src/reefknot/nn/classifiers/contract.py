@@ -24,7 +24,7 @@ from reefknot.errors import SettingsError
 from reefknot.kernels.scores import at_least_float32
 from reefknot.nn.constants import NEEDS_WORD_TABLE, NO_TABLE_TO_SHARE
 from reefknot.nn.part import FLOPS_PER_WEIGHT, InheritsDocstrings, RecordsArguments, count_matrix_weights
-from reefknot.nn.tables import BandedTable, WordTable, hint_for_torch_layer
+from reefknot.nn.tables import BandedTable, WordTable, hint_for_torch_layer, is_input_end
 
 if TYPE_CHECKING:
     from reefknot.kernels.parallel import ClassShard
@@ -135,10 +135,10 @@ def check_word_table(classifier: str, table: Any) -> None:
         return
     if isinstance(table, BandedTable):
         raise SettingsError(NEEDS_WORD_TABLE)
+    if is_input_end(table):
+        raise SettingsError(NO_TABLE_TO_SHARE)
     hint = hint_for_torch_layer(table)
-    if hint:
-        raise SettingsError(f"{classifier}: needs a word table; a {type(table).__name__} is not one{hint}")
-    raise SettingsError(NO_TABLE_TO_SHARE)
+    raise SettingsError(f"{classifier}: needs a word table; a {type(table).__name__} is not one{hint}")
 
 
 # -- caches of class vectors ---------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from reefknot.nn.bounds import Dim, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan, RowLoss
-from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets
+from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets, rows_only
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_by_band, count_matrix_weights
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable, build_projection, check_banded, group_by_band
 
@@ -125,6 +125,11 @@ class AdaptiveSoftmax(OutputEnd):
         if isinstance(classifier, BandedTable | WordTable):
             check_banded(classifier, "adaptive softmax")
             classifiers: Sequence[Classifier] = [Plain(table, bias=False) for table in classifier.tables]
+        elif not isinstance(classifier, Sequence | nn.ModuleList):
+            raise SettingsError(
+                f"adaptive softmax: needs a banded table or a list of classifiers; a {type(classifier).__name__} is "
+                "not one; pass BandedTable(vocab_size, dim, sizes=...)"
+            )
         else:
             classifiers = classifier
         self.context_dim = projections.dim if context_dim is None else context_dim
@@ -180,6 +185,7 @@ class AdaptiveSoftmax(OutputEnd):
             padded_lengths.append(_compute_padded_length(max_rows))
         return [plan.pad(padded_lengths) for plan in plans]
 
+    @rows_only
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the negative log-likelihood of the targets as the part `nll`.
 
@@ -273,6 +279,7 @@ class AdaptiveSoftmax(OutputEnd):
         result = self.search(hidden_ND, k)
         return result.log_probs, result.ids
 
+    @rows_only
     def search(self, hidden_ND: Tensor, k: int) -> SearchResult:
         """Find the k best classes of each row without computing every tail. The result is exact.
 
@@ -363,6 +370,9 @@ class AdaptiveSoftmax(OutputEnd):
     def tables(self) -> list[WordTable]:
         """Return the tables of the bands' classifiers. An input end that uses one of them is tied to this end."""
         return [self._classifier(band).table for band in range(len(self.classifiers))]
+
+    def maps_hidden(self) -> bool:
+        return True
 
     def flops(self, targets_N: Tensor) -> int:
         # The head is computed for all targets, a tail for the targets of its band.

@@ -31,8 +31,9 @@ from reefknot.kernels.soft_target import SoftTargets, soft_targets
 from reefknot.nn.bounds import NonNegative, Positive, Share
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, Plan, RowLoss
+from reefknot.nn.outputs.rows import rows_only
 from reefknot.nn.outputs.softmax import Softmax
-from reefknot.nn.tables import WordTable
+from reefknot.nn.tables import WordTable, hint_for_torch_layer
 
 PAD_MULTIPLE = 32
 """The number of distinct targets is padded to a multiple of this number. A training step is captured in a CUDA graph
@@ -97,8 +98,8 @@ class Augmented(Softmax):
         super().__init__(classifier)
         if not isinstance(table, WordTable):
             raise SettingsError(
-                f"augmented: needs a word table to compare words with; a {type(table).__name__} is not one. "
-                "Use the word table of the input"
+                f"augmented: needs a word table to compare words with; a {type(table).__name__} is not one"
+                f"{hint_for_torch_layer(table) or '. Use the word table of the input'}"
             )
         if table.vocab_size != classifier.vocab_size:
             raise SettingsError(
@@ -131,6 +132,7 @@ class Augmented(Softmax):
         length = math.ceil(max_targets / PAD_MULTIPLE) * PAD_MULTIPLE
         return [plan.pad(length) for plan in plans]
 
+    @rows_only
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss as two parts: `nll`, and `augmented`, which is the KL divergence from the soft targets.
 

@@ -222,7 +222,7 @@ class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
             plan: The result of `prepare` for these targets. It requires the default `ignore_index`.
         """
         name = type(self).__name__
-        check_hidden(name, hidden, self.context_dim)
+        check_hidden(self, hidden)
         check_targets(name, targets, hidden)
         _check_call_settings(name, ignore_index, reduction, divisor, plan)
         targets_N = targets.reshape(-1).long()
@@ -330,7 +330,9 @@ class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
         return log_probs_NK, ids_NK
 
     def check_topk_size(self, k: int) -> None:
-        """Raise a `SettingsError` unless k is from 1 to the number of classes."""
+        """Raise a `SettingsError` unless k is an integer from 1 to the number of classes."""
+        if not isinstance(k, int | torch.SymInt):
+            raise SettingsError(f"k = {k!r}: the number of classes must be an integer")
         if not 1 <= k <= self.vocab_size:
             raise SettingsError(f"k = {k}: the best of {self.vocab_size} classes need a k from 1 to {self.vocab_size}")
 
@@ -359,6 +361,13 @@ class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
     def penalties(self) -> dict[str, Tensor]:
         """Return named penalties on the parameters, as scalars. Each is added to the loss sums once per step."""
         return {}
+
+    def maps_hidden(self) -> bool:
+        """Return whether a matrix of this end maps the hidden state, which must then have the type of the matrix."""
+        for module in self.modules():
+            if isinstance(module, Classifier) and type(module).context is not Classifier.context:
+                return True
+        return False
 
     def flops(self, targets_N: Tensor) -> int:
         """Return the number of floating-point operations of a training step on these targets (see `nn/part.py`).
@@ -423,9 +432,11 @@ class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
             yield caches
 
 
-def _check_call_settings(name: str, ignore_index: Any, reduction: Any, divisor: Any, plan: Plan | None) -> None:
+def _check_call_settings(name: str, ignore_index: Any, reduction: Any, divisor: Any, plan: Any) -> None:
     """Raise an `ArgumentError` unless the keywords of a call of an output end are valid."""
     check_integer(name, "ignore_index", ignore_index)
+    if plan is not None and not isinstance(plan, Plan):
+        raise ArgumentError(f"{name}: plan is a {type(plan).__name__}; pass the result of `prepare` for these targets")
     if plan is not None and ignore_index != IGNORE:
         raise ArgumentError(
             f"{name}: a plan is given with ignore_index = {ignore_index}, but a plan ignores {IGNORE}; replace the "

@@ -26,7 +26,7 @@ from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, Plan, RowLoss
-from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets
+from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets, rows_only
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
 
@@ -75,6 +75,7 @@ class MixtureOfSoftmaxes(Softmax):
         self.latent = nn.Linear(context_dim, experts * classifier.context_dim)
         self.prior = nn.Linear(context_dim, experts, bias=False)
 
+    @rows_only
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the negative log-likelihood of the targets under the mixture, as the part `nll`.
 
@@ -137,6 +138,9 @@ class MixtureOfSoftmaxes(Softmax):
 
         probabilities_NV = self._normalised_scores(drawn_latents_NL).exp()
         return torch.multinomial(probabilities_NV, 1, generator=generator).squeeze(-1)
+
+    def maps_hidden(self) -> bool:
+        return True
 
     def flops(self, targets_N: Tensor) -> int:
         # Every expert scores all classes.

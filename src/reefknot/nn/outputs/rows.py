@@ -7,7 +7,8 @@
     def target_log_probs(self, hidden_ND, targets_N): ...    # (B, T, D), (B, T) -> (B, T)
 
 Both decorators check the arguments, call the method with a matrix of rows and restore the leading shape of the result.
-Rows that already are a matrix are passed on unchanged.
+Rows that already are a matrix are passed on unchanged. `rows_only` checks the arguments of a method that accepts
+nothing but rows.
 
 Shapes: N rows (one row per token), D dimensions of the hidden state, V classes.
 """
@@ -32,7 +33,7 @@ def any_leading_shape(method: Method) -> Method:
 
     @wraps(method)
     def method_of_any_shape(self: Any, hidden_ND: Tensor, *arguments: Any, **keywords: Any) -> Any:
-        check_hidden(type(self).__name__, hidden_ND, self.context_dim)
+        check_hidden(self, hidden_ND)
         if hidden_ND.dim() == 2:
             return method(self, hidden_ND, *arguments, **keywords)
         result = method(self, hidden_ND.reshape(-1, self.context_dim), *arguments, **keywords)
@@ -46,9 +47,8 @@ def any_leading_shape_with_targets(method: Method) -> Method:
 
     @wraps(method)
     def method_of_any_shape(self: Any, hidden_ND: Tensor, targets_N: Tensor) -> Any:
-        name = type(self).__name__
-        check_hidden(name, hidden_ND, self.context_dim)
-        check_targets(name, targets_N, hidden_ND)
+        check_hidden(self, hidden_ND)
+        check_targets(type(self).__name__, targets_N, hidden_ND)
         rows_ND = hidden_ND if hidden_ND.dim() == 2 else hidden_ND.reshape(-1, self.context_dim)
         result = method(self, rows_ND, targets_N.reshape(-1).long())
         return _restore_leading_shape(result, hidden_ND.shape[:-1])
@@ -56,14 +56,30 @@ def any_leading_shape_with_targets(method: Method) -> Method:
     return cast(Method, method_of_any_shape)
 
 
-def check_hidden(name: str, hidden: Any, context_dim: int) -> None:
-    """Raise an `ArgumentError` unless `hidden` has the shape (..., D) and a floating-point type.
+def rows_only(method: Method) -> Method:
+    """Let a method that reads rows, (N, D), raise an `ArgumentError` for hidden states of any other shape."""
+
+    @wraps(method)
+    def method_of_rows(self: Any, hidden_ND: Tensor, *arguments: Any, **keywords: Any) -> Any:
+        check_hidden(self, hidden_ND)
+        if hidden_ND.dim() != 2:
+            raise ArgumentError(
+                f"{type(self).__name__}: {method.__name__} reads rows, (N, {self.context_dim}), but hidden is "
+                f"{tuple(hidden_ND.shape)}; call the end itself, end(hidden, targets), for any leading shape"
+            )
+        return method(self, hidden_ND, *arguments, **keywords)
+
+    return cast(Method, method_of_rows)
+
+
+def check_hidden(end: Any, hidden: Any) -> None:
+    """Raise an `ArgumentError` unless `hidden` has the shape (..., D) and a type that the end can compute with.
 
     Args:
-        name: The name of the output end, for the message.
+        end: The output end.
         hidden: The hidden states.
-        context_dim: Dimension of the hidden states that the end reads, D.
     """
+    name, context_dim = type(end).__name__, end.context_dim
     check_is_tensor(name, "hidden", hidden)
     if not hidden.is_floating_point():
         raise ArgumentError(
@@ -74,6 +90,20 @@ def check_hidden(name: str, hidden: Any, context_dim: int) -> None:
         raise ArgumentError(
             f"{name}: hidden is {tuple(hidden.shape)}, but this end reads hidden states of {context_dim} numbers, "
             f"(..., {context_dim})"
+        )
+    _check_type(end, hidden)
+
+
+def _check_type(end: Any, hidden: Tensor) -> None:
+    """Raise an `ArgumentError` if a matrix of the end maps the hidden states but has another type."""
+    if torch.compiler.is_compiling() or not end.maps_hidden():
+        return
+    types = {parameter.dtype for parameter in end.parameters()}
+    if hidden.dtype not in types and not torch.is_autocast_enabled(hidden.device.type):
+        parameter_types = " and ".join(sorted(map(str, types)))
+        raise ArgumentError(
+            f"{type(end).__name__}: hidden is {tuple(hidden.shape)} and {hidden.dtype}, but the parameters of the end "
+            f"are {parameter_types}; convert one of them, or use torch.autocast"
         )
 
 

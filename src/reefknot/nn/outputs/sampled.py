@@ -29,6 +29,7 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.nn.bounds import Count
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, Plan, RowLoss
+from reefknot.nn.outputs.rows import rows_only
 from reefknot.nn.outputs.softmax import Softmax
 
 Distribution = Literal["log_uniform", "uniform"]
@@ -128,6 +129,7 @@ class SampledSoftmax(Softmax):
             unsampled_targets=num_sampled + unsampled_positions_M,
         )
 
+    @rows_only
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the part `nll`: over the sample in training, exact in evaluation.
 

@@ -21,7 +21,7 @@ from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
 from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan, RowLoss
-from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets
+from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets, rows_only
 from reefknot.nn.tables import WordTable, hint_for_torch_layer
 
 
@@ -54,6 +54,7 @@ class Softmax(OutputEnd):
         self.vocab_size = classifier.vocab_size
         self.context_dim = classifier.context_dim
 
+    @rows_only
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
         """Return the loss of the targets as the part `nll` and, with label smoothing, the part `smoothing`.
 

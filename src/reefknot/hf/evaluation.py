@@ -1,0 +1,83 @@
+"""`score_tokens`: the loss of every token of a text under a transformers model, for `reefknot compare`.
+
+    rk.hf.score_tokens(model, tokens, file="scores/drill.safetensors")
+
+Windows slide over the text: each reads up to `context` tokens and then scores the next `stride` tokens.
+
+Shapes: T tokens of the text, S scored tokens of a window, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils.logging import tqdm
+
+from reefknot.errors import ArgumentError
+from reefknot.storage.token_scores import SUFFIX, TokenScores, write_token_scores
+
+
+@torch.no_grad()
+def score_tokens(
+    model: PreTrainedModel, tokens: Tensor, *, context: int = 512, stride: int = 256, file: Path | str | None = None
+) -> Tensor:
+    """Return the negative log-likelihood of every token of a text except the first, with shape (T - 1,).
+
+    `exp` of its mean is the perplexity per token. The model is used in evaluation mode.
+
+    Args:
+        model: Any causal language model of transformers, with its own head or one of ours.
+        tokens: The ids of the text, with shape (T,).
+        context: Number of tokens that a window reads before the tokens that it scores.
+        stride: Number of tokens that a window scores.
+        file: Also write the scores to this file, whose name ends in `.safetensors`. `reefknot compare` reads it.
+    """
+    _check_arguments(tokens, context, stride, file)
+    device = model.get_input_embeddings().weight.device
+    was_training = model.training
+    model.eval()
+    try:
+        window_scores = []
+        for start in tqdm(range(0, len(tokens) - 1, stride), desc="windows", disable=None):
+            first_read = max(start - context, 0)
+            targets_S = tokens[start + 1 : start + stride + 1].to(device)
+            inputs = tokens[first_read : start + len(targets_S)].to(device)
+            window_scores.append(_score_window(model, inputs, targets_S))
+    finally:
+        model.train(was_training)
+    nll = torch.cat(window_scores)
+    if file is not None:
+        targets = tokens[1:].detach().cpu().long().contiguous().clone()
+        write_token_scores(Path(file), TokenScores(nll, targets, torch.tensor([context, stride])))
+    return nll
+
+
+def _score_window(model: Any, inputs: Tensor, targets_S: Tensor) -> Tensor:
+    """Return the negative log-likelihood of the targets, which follow the last inputs."""
+    num_targets = len(targets_S)
+    options = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        options["logits_to_keep"] = num_targets
+    logits_SV = model(input_ids=inputs[None], use_cache=False, **options).logits[0, -num_targets:]
+    log_probs_SV: Tensor = logits_SV.float().log_softmax(-1)
+    return -log_probs_SV.gather(1, targets_S.to(log_probs_SV.device)[:, None])[:, 0].cpu()
+
+
+def _check_arguments(tokens: Any, context: Any, stride: Any, file: Any) -> None:
+    """Raise an `ArgumentError` unless the arguments of `score_tokens` are valid."""
+    if not isinstance(tokens, Tensor) or tokens.dim() != 1 or len(tokens) < 2 or tokens.is_floating_point():
+        shape = f"{tuple(tokens.shape)} and {tokens.dtype}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise ArgumentError(
+            f"score_tokens: tokens is {shape}; pass the ids of one text, (T,), with at least two tokens"
+        )
+    if not isinstance(context, int) or context < 0 or not isinstance(stride, int) or stride < 1:
+        raise ArgumentError(
+            f"score_tokens: context = {context!r}, stride = {stride!r}: must be integers of at least 0 and 1"
+        )
+    if file is not None and Path(file).suffix != SUFFIX:
+        raise ArgumentError(f"score_tokens: file = {str(file)!r}: its name must end in {SUFFIX}")

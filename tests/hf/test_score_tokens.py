@@ -1,0 +1,59 @@
+"""`score_tokens` computes the loss of every token of a text, in sliding windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import reefknot as rk
+from hf.models import V, make_model
+from reefknot.storage.token_scores import read_token_scores
+
+TEXT = torch.randint(V, (23,), generator=torch.Generator().manual_seed(6))
+
+
+def make_adaptive() -> Any:
+    model = make_model("Llama")
+    table = rk.hf.EmbeddingBands(model.get_input_embeddings(), torch.rand(V), sizes=[30])
+    return rk.hf.replace_head(model, rk.AdaptiveSoftmax(table, rk.BandProjections(table, 16, head=False)))
+
+
+@pytest.mark.parametrize("make", [lambda: make_model("GPT-2"), make_adaptive], ids=["GPT-2", "adaptive"])
+def test_losses_are_those_of_windows(make: Any, tmp_path: Path) -> None:
+    model = make().train()
+    file = tmp_path / "new" / "scores.safetensors"
+    losses = rk.hf.score_tokens(model, TEXT, context=5, stride=4, file=file)
+    assert model.training
+    model.eval()
+    expected = []
+    for target in range(1, len(TEXT)):
+        window_start = (target - 1) // 4 * 4
+        inputs = TEXT[max(window_start - 5, 0) : target]
+        with torch.no_grad():
+            logits = model(input_ids=inputs[None]).logits[0, -1]
+        expected.append(-logits.log_softmax(-1)[TEXT[target]])
+    torch.testing.assert_close(losses, torch.stack(expected))
+    scores = read_token_scores(file)
+    assert torch.equal(scores.nll, losses)
+    assert torch.equal(scores.targets, TEXT[1:])
+    assert scores.windows.tolist() == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tokens": TEXT[None]}, r"tokens is \(1, 23\) and torch.int64; pass the ids of one text"),
+        ({"tokens": TEXT[:1]}, "at least two tokens"),
+        ({"tokens": [1, 2]}, "tokens is list"),
+        ({"stride": 0}, "stride = 0"),
+        ({"context": -1}, "context = -1"),
+        ({"file": "scores.txt"}, "must end in .safetensors"),
+    ],
+)
+def test_wrong_arguments_are_reported(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(rk.ArgumentError, match=message):
+        rk.hf.score_tokens(make_model("GPT-2"), **{"tokens": TEXT, **wrong})

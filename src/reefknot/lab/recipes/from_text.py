@@ -32,6 +32,8 @@ _MIN_CHARACTERS = 2_000
 _MIN_DOCUMENTS = 200  # with fewer documents, the held-out ones would not represent the text
 _MIN_LINES = 200
 _CHARACTERS_PER_WORD = 20  # more characters between spaces mean a script without spaces
+_MERGE_WORDS = 400_000
+"""Merges are learned from this many words. Rarer words hardly change the merges, and large texts have millions."""
 _MERGES = (250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
 _MAX_CPU_MERGES = 8_000
 _DIMENSIONS = (64, 128, 256, 384, 512, 768, 1024)
@@ -244,7 +246,7 @@ def _choose_vocabulary(text: TextSummary, tokens: TokenKind, device: str) -> tup
     if device == "cpu" and merges > _MAX_CPU_MERGES:
         merges = _MAX_CPU_MERGES
         reason = f"Tokens: sub-words from {merges:,} merges; the classifier of a larger vocabulary is slow on a CPU."
-    toml = f"[base.vocabulary.bpe]\nmerges = {merges}"
+    toml = f"[base.vocabulary.bpe]\nmerges = {merges}\nwords = {_MERGE_WORDS:_}"
     if not text.has_spaces:
         toml += '\nunknown = "character"'
         reason += " The words are not separated by spaces, so single unknown characters become <unk>, not whole lines."

@@ -32,8 +32,6 @@ _RESERVED_SYMBOLS = (*UNSPLIT_WORDS, START, PADDING, END_OF_WORD)
 _WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # separates words in storage/lines.py, and therefore in tokenizer.json
 # Training time is quadratic in the length of a word, and a line without spaces is one word.
 _MAX_TRAINING_WORD_LENGTH = 4_096
-# Time and memory of training grow with the number of distinct words. Rarer words than these hardly change the merges.
-_MAX_TRAINING_TYPES = 400_000
 _MAX_CACHED_WORDS = 1_000_000
 _REPEATS = 1_000  # words are passed to the trainer in texts of at most this many
 
@@ -61,7 +59,7 @@ class BPE:
     # -- learn merges ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def train(cls, counts: Mapping[str, int], num_merges: int) -> BPE:
+    def train(cls, counts: Mapping[str, int], num_merges: int, max_words: int | None = None) -> BPE:
         """Learn merges from words and their counts. Equal counts give an identical file.
 
         Every character is a sub-word, inside a word and at its end, so every word of known characters can be split.
@@ -69,10 +67,13 @@ class BPE:
         Args:
             counts: Number of occurrences of each word.
             num_merges: Maximum number of merges.
+            max_words: Learn the merges from this many of the most frequent words. By default from all words.
         """
         characters = sorted(_find_characters(counts))
         final_characters = [character + END_OF_WORD for character in characters]
         base_subwords = [UNKNOWN, *characters, *final_characters]
+        if max_words is not None and len(counts) > max_words:
+            counts = dict(heapq.nlargest(max_words, counts.items(), key=lambda item: (item[1], item[0])))
         merges = _learn_merges(counts, base_subwords, num_merges)
         tokenizer = _build_tokenizer(base_subwords, merges)
         return cls(tokenizer.to_str(pretty=True).encode())
@@ -283,8 +284,6 @@ def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
 
     Long words are cut, and words with reserved symbols are left out.
     """
-    if len(counts) > _MAX_TRAINING_TYPES:
-        counts = dict(heapq.nlargest(_MAX_TRAINING_TYPES, counts.items(), key=lambda item: (item[1], item[0])))
     for word, count in counts.items():
         if _contains_reserved(word):
             continue

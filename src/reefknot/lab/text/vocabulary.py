@@ -64,7 +64,7 @@ class Vocabulary:
         if bpe is None and settings.bpe is not None:
             from reefknot.lab.text.bpe import BPE
 
-            bpe = BPE.train(counts, settings.bpe.merges)
+            bpe = BPE.train(counts, settings.bpe.merges, settings.bpe.words)
             bpe = replace(bpe, splits_unknown=settings.bpe.unknown == "character")
         if bpe is not None:
             counts = bpe.count_subwords(counts)
@@ -294,7 +294,7 @@ class VocabularyPair(NamedTuple):
             assert settings.bpe is not None
             from reefknot.lab.text.bpe import BPE
 
-            bpe = BPE.train(total_counts, settings.bpe.merges)
+            bpe = BPE.train(total_counts, settings.bpe.merges, settings.bpe.words)
             source = Vocabulary.from_counts(source_counts, settings, bpe.restrict_to_text(source_counts))
             target = Vocabulary.from_counts(target_counts, settings, bpe.restrict_to_text(target_counts))
             return cls(source, target)

@@ -31,6 +31,13 @@ class BPESettings(Settings):
             description="Number of merges to learn. Each merge joins two sub-words. A small text may give fewer merges."
         ),
     ] = 32_000
+    words: Annotated[
+        Count | None,
+        Field(
+            description="Learn the merges from this many of the most frequent words, because time and memory grow with "
+            "the number of words. By default from all words."
+        ),
+    ] = None
     unknown: Annotated[
         Literal["word", "character"],
         Field(
@@ -40,12 +47,13 @@ class BPESettings(Settings):
     ] = "word"
 
     @model_serializer(mode="wrap")
-    def _leave_out_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the default of `unknown`, which older runs and cache entries do not have."""
+    def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the defaults of settings that older runs and cache entries do not have."""
         contents: dict[str, Any] = serialize(self)
-        if contents.get("unknown") == "word":
-            del contents["unknown"]
-        return contents
+        newer_defaults = {"unknown": "word", "words": None}
+        return {
+            key: value for key, value in contents.items() if key not in newer_defaults or value != newer_defaults[key]
+        }
 
 
 class VocabularySettings(Settings):

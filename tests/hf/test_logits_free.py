@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -235,5 +238,29 @@ def test_second_call_is_rejected() -> None:
 def test_output_layer_that_is_not_linear_is_rejected() -> None:
     model = make_model("Llama")
     model.lm_head = nn.Sequential(nn.Identity())
-    with pytest.raises(rk.ArgumentError, match=r"the output layer of LlamaForCausalLM is a Sequential"):
+    with pytest.raises(
+        rk.ArgumentError, match=r"the output layer of LlamaForCausalLM has the type Sequential; it must be an nn.Linear"
+    ):
         rk.hf.logits_free(model)
+
+
+WITHOUT_LAB = """
+import sys
+sys.modules.update(dict.fromkeys(("pydantic", "rich", "jinja2", "matplotlib", "scipy", "sacrebleu", "reefknot.lab")))
+import reefknot as rk
+assert "transformers" not in sys.modules and "torch" not in sys.modules
+from hf.models import make_batch, make_model
+model = make_model("Llama")
+assert "reefknot.hf" not in sys.modules
+patch = rk.hf.logits_free(model, min_logits=0)
+model(**make_batch()).loss.backward()
+assert patch.paths == ("loss without logits (loss_function)",)
+"""
+
+
+def test_only_the_library_and_transformers_are_needed() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LAB], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert completed.returncode == 0, completed.stderr

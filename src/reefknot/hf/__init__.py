@@ -10,7 +10,7 @@
 
 `logits_free` in `patch` is where to start. It makes the output layer return *deferred logits* (`deferred`): a tensor
 that stands for the logits but stores only what they are computed from (`scores`). `operations` lists what works without
-the logits, and `loss` is the loss function that the patched model calls.
+the logits, and `loss` is the loss function that the patched model calls. `traced` does the same in compiled models.
 
 `replace_head` in `replace` puts an output end in the place of the output layer. The result is a model of `head_model`.
 `score_tokens` in `evaluation` scores a text, so that `reefknot compare` can compare models.

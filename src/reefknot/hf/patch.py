@@ -204,8 +204,8 @@ def _linear_layers(model: PreTrainedModel, head: nn.Module) -> list[nn.Linear]:
     name = type(model).__name__
     if not linears or any(type(linear).forward is not nn.Linear.forward for linear in linears):
         raise ArgumentError(
-            f"{_FUNCTION}: the output layer of {name} is a {type(head).__name__}, which computes more than a linear "
-            "layer; it must be an nn.Linear"
+            f"{_FUNCTION}: the output layer of {name} has the type {type(head).__name__}; it must be an nn.Linear, or "
+            "PEFT's LoRA layer around one"
         )
     if any(hasattr(linear, "_reefknot") for linear in linears):
         raise ArgumentError(f"{_FUNCTION}: {name} is logits-free already; call undo() first to change min_logits")

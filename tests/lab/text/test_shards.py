@@ -113,7 +113,11 @@ def test_errors_of_workers_name_the_file_and_the_line(texts, tmp_path):
 def test_unknown_words_are_rejected_with_their_line(texts, tmp_path):
     folder = tmp_path / "named"
     folder.mkdir()
-    for split, lines in (("train", ["old"] * 400), ("valid", ["old"]), ("test", ["old"] * 300 + ["new"] + ["old"] * 300)):
+    for split, lines in (
+        ("train", ["old"] * 400),
+        ("valid", ["old"]),
+        ("test", ["old"] * 300 + ["new"] + ["old"] * 300),
+    ):
         (folder / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
     corpus = CorpusSettings.model_validate({"name": str(folder), "text": {"split": "names"}})
     with pytest.raises(DataError, match=r"test\.txt, line 301: 'new' is not in the vocabulary"):

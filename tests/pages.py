@@ -77,7 +77,7 @@ class Page:
             for file, name in product(re.findall(r"`(tests/\S+)`", files), re.findall(r"`(\w+)`", names)):
                 if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8"):
                     missing.append(f"{name} in {file}")
-        test_names = re.findall(r"`(test_\w+)`", self.prose)
+        test_names = re.findall(r"(?<!^\| )`(test_\w+)`", self.prose, re.MULTILINE)  # not the keys in tables
         everything = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
         return missing + [name for name in test_names if f"def {name}(" not in everything]
 

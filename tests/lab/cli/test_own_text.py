@@ -136,9 +136,10 @@ def test_standard_input_is_saved_next_to_the_run(cli: Cli, tmp_path: Path, monke
         (b"only a few words\n", "the text has 4 words (17 characters), which is too little"),
         (gzip.compress(TEXT.encode())[:-100], "cannot be unpacked"),
         (b"\x7fELF\x02\x01\x01\0\0\0" * 500, "NUL byte; is this a text file?"),
-        (TEXT.encode() + "Größe".encode("cp1252"), "line 301: byte 0xf6 is not valid UTF-8; pass the encoding"),
+        (TEXT.encode() + "Größe".encode("cp1252"), "line 301: byte 0xf6 is not valid UTF-8, but most of the text is"),
+        (LATIN_TEXT.encode("cp1252"), "is not valid UTF-8; pass the encoding of the text, perhaps --encoding cp1252"),
     ],
-    ids=["empty", "short", "damaged", "binary", "windows-1252"],
+    ids=["empty", "short", "damaged", "binary", "mixed", "windows-1252"],
 )
 def test_a_text_that_cannot_be_used_leaves_nothing_behind(cli: Cli, tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.txt").write_bytes(data)

@@ -29,7 +29,8 @@ FieldOption = Annotated[
 EncodingOption = Annotated[
     str | None,
     typer.Option(
-        help="Encoding of the text, such as cp1252. [default: UTF-8, UTF-16 and UTF-32 are recognised]",
+        help="Encoding of the text, such as cp1252. Of several files, those that are valid UTF-8 are read as UTF-8. "
+        "[default: UTF-8, UTF-16 and UTF-32 are recognised]",
         rich_help_panel=PANEL,
     ),
 ]

@@ -184,6 +184,7 @@ def test_large_vocabulary_of_words_gets_adaptive_ends(cli: Cli, tmp_path: Path) 
     [
         (("train",), "train needs a recipe or a text"),
         (("train", "demo", "--field", "body"), "--field has no effect without --text"),
+        (("train", "--text", "a.txt", "--field", "body"), "--field body has no effect on a.txt, which is plain text"),
         (("train", "--text", "a.txt", "--row", "tied"), "--row has no effect with --text"),
         (("train", "--text", "missing.txt"), "missing.txt does not exist"),
         (("train", "--text", "a.txt", "--encoding", "klingon"), "Python does not know this encoding"),

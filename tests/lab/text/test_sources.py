@@ -128,6 +128,49 @@ def test_another_field_and_half_a_surrogate_pair(tmp_path):
     assert read(path, field="body") == ["half \ufffd, whole 🙂"]
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.txt", "no_ending", "a.json.gz"])
+def test_json_lines_are_recognised_by_their_content(tmp_path, name):
+    data = b"\n" + jsonl(["one", "two"], "body")
+    path = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    assert documents(open_text(path, field="body")) == [["one"], ["two"]]
+    assert open_text(path, field="body").has_documents
+    with pytest.raises(DataError, match="no field 'text'; the fields are id, body"):
+        read(path)
+
+
+def test_a_long_first_row_is_recognised(tmp_path):
+    row = "many words " * 20_000
+    assert read(write(tmp_path / "a.json", jsonl([row, "two"]))) == [row, "two"]
+
+
+def test_json_lines_from_standard_input(monkeypatch):
+    for data in (jsonl(["one", "two"]), gzip.compress(jsonl(["one", "two"]))):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+        assert read("-") == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b'[{"text": "x"}]'),
+        ("a.txt", b'[\n  {"text": "x"}\n]\n'),
+        ("a.json", b'["x", "y"]'),
+        ("a.json", b'{\n  "text": "x"\n}\n'),
+    ],
+)
+def test_other_json_is_rejected(tmp_path, name, data):
+    with pytest.raises(DataError, match="JSON is read as one object per line, and this file has an array"):
+        read(write(tmp_path / name, data))
+
+
+@pytest.mark.parametrize("text", ["[1] A footnote.", "{curly} words", "[link](https://example.org)", '["x"', "{"])
+def test_text_that_begins_with_a_bracket_is_plain(tmp_path, text):
+    path = write(tmp_path / "a.md", text.encode())
+    assert read(path) == [text]
+    with pytest.raises(SettingsError, match=r"--field body has no effect on .*a\.md, which is plain text"):
+        open_text(path, field="body")
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

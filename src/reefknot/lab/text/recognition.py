@@ -1,4 +1,4 @@
-"""Recognise the Unicode encoding of a text by its bytes.
+"""Recognise what a text file holds by its bytes: its Unicode encoding, and whether it is JSON lines.
 
 Other encodings cannot be recognised with certainty. `suggest_encoding` returns a guess for an error message.
 """
@@ -6,9 +6,13 @@ Other encodings cannot be recognised with certainty. `suggest_encoding` returns 
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Iterable
 from typing import Literal
+
+Kind = Literal["plain", "jsonl", "parquet", "json"]
+"""The kind of a file: "json" is JSON that is not one object per line, which cannot be read."""
 
 _BYTE_ORDER_MARKS = [  # UTF-32 first, because its mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -27,6 +31,8 @@ _FREQUENT_ENCODINGS = [
     *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
 ]
 _SAMPLE_BYTES = 1 << 16
+_JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')
+_JSON_ARRAY = re.compile(r'\[\s*\{\s*"')
 
 
 def detect_encoding(head: bytes) -> str:
@@ -94,3 +100,24 @@ def _is_western(sample: bytes) -> bool:
         num_beyond_ascii <= _MAX_WESTERN_ACCENTS * max(num_letters, 1)
         and num_symbols <= _MAX_WESTERN_SYMBOLS * num_beyond_ascii
     )
+
+
+def recognise_json(head: bytes, encoding: str | None, *, is_named_json: bool) -> Kind:
+    """Return "jsonl" if the first line is a JSON object, "json" if the text is other JSON, and "plain" otherwise.
+
+    Args:
+        head: The first bytes of the file, unpacked.
+        encoding: The encoding that the user gave, or None.
+        is_named_json: Whether the name of the file ends in .json. JSON over several lines is recognised only then.
+    """
+    text = head.decode(encoding or detect_encoding(head), "ignore").lstrip()
+    if not text.startswith(("{", "[")):
+        return "plain"
+    first_line, line_end, _rest = text.partition("\n")
+    try:
+        if isinstance(json.loads(first_line), dict):
+            return "jsonl"
+    except (ValueError, RecursionError):
+        if not line_end and _JSON_OBJECT.match(first_line):  # the line does not end in these bytes
+            return "jsonl"
+    return "json" if is_named_json or _JSON_ARRAY.match(text) else "plain"

@@ -10,7 +10,7 @@ Nothing is held in memory as a whole except one row of JSON lines, or one batch 
 
 * Gzip, bzip2, xz and Zstandard are recognised by their first bytes, whatever the name of the file.
 * `.jsonl` and `.ndjson` hold one JSON object per line, and `.parquet` a table. The text is in one field, by default
-  `text`. Every other file is plain text.
+  `text`. Another file whose first line is a JSON object is read as JSON lines, too. Every other file is plain text.
 * Plain text is UTF-8, or UTF-16 or UTF-32 if its first bytes show this. Other encodings are never guessed: the error
   message asks for the name of the encoding. Of several files, those that are valid UTF-8 are read as UTF-8 whatever
   encoding is given.
@@ -34,11 +34,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from reefknot.errors import DataError, SettingsError, shorten
 from reefknot.extras import import_extra
-from reefknot.lab.text.recognition import check_utf8, detect_encoding, suggest_encoding
+from reefknot.lab.text.recognition import Kind, check_utf8, detect_encoding, recognise_json, suggest_encoding
 
 STANDARD_INPUT = "-"
 """The path that stands for standard input."""
@@ -47,7 +47,6 @@ TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".tokens", ".jsonl"
 COMPRESSED_ENDINGS = (".gz", ".bz2", ".xz", ".zst")
 DEFAULT_FIELD = "text"
 
-Kind = Literal["plain", "jsonl", "parquet"]
 OnRead = Callable[[int], None]
 """A callback that receives the number of bytes that were read from a file since the last call."""
 
@@ -100,6 +99,11 @@ class TextFile:
             yield from self._read_parquet(on_read)
         elif self.kind == "jsonl":
             yield from self._read_json_lines(on_read)
+        elif self.kind == "json":
+            raise DataError(
+                f"{self.name}: JSON is read as one object per line, and this file has an array, or an object over "
+                f"several lines; convert it, for example an array with: jq -c '.[]' {self.path.name} > text.jsonl"
+            )
         else:
             lines = (line for _number, line in self._decode_lines(on_read, _LONGEST_LINE) if line.strip())
             yield Document(self.name, self.name, lines)
@@ -220,7 +224,7 @@ class TextSource:
 def open_text(
     paths: str | Path | Sequence[str | Path], *, encoding: str | None = None, field: str = DEFAULT_FIELD
 ) -> TextSource:
-    """Find the files of a text. They are opened when they are read.
+    """Find the files of a text. Only their first bytes are read, to recognise JSON lines.
 
     Args:
         paths: A file, a folder, a pattern such as `*.txt`, or `-` for standard input; or a list of them.
@@ -237,9 +241,14 @@ def open_text(
     skipped: list[str] = []
     for given_path in given_paths:
         for path, name in _find_files(str(given_path), skipped):
-            files.append(TextFile(path, name, _find_kind(path), field, encoding))
+            files.append(TextFile(path, name, _find_kind(path, encoding), field, encoding))
     if encoding is not None and len(files) > 1:
         files = [replace(file, prefer_utf8=True) for file in files]
+    if field != DEFAULT_FIELD and all(file.kind == "plain" for file in files):
+        raise SettingsError(
+            f"--field {shorten(field)} has no effect on {shorten(files[0].name, 200)}, which is plain text, not JSON "
+            "lines or Parquet; leave --field out"
+        )
     return TextSource(_name_source(str(given_paths[0])), tuple(files), tuple(skipped))
 
 
@@ -293,8 +302,21 @@ def _ending(path: Path) -> str:
     return Path(name).suffix
 
 
-def _find_kind(path: Path) -> Kind:
-    return _KIND_BY_ENDING.get(_ending(path), "plain")
+def _find_kind(path: Path, encoding: str | None) -> Kind:
+    """Return the kind of a file by its ending, or by its first bytes. A file that cannot be read counts as plain."""
+    ending = _ending(path)
+    if ending in _KIND_BY_ENDING:
+        return _KIND_BY_ENDING[ending]
+    try:
+        if str(path) == STANDARD_INPUT:
+            blocks = iter([sys.stdin.buffer.peek()])  # type: ignore[union-attr]
+            head = next(_unpack(blocks, str(path)), b"")
+        else:
+            with path.open("rb") as stream:
+                head = _read_head(_unpack(_read_blocks(stream, lambda _count: None), str(path)))
+        return recognise_json(head, encoding, is_named_json=ending == ".json")
+    except (OSError, EOFError, AttributeError, UnicodeError, zlib.error, lzma.LZMAError, SettingsError):
+        return "plain"  # the error is raised when the file is read
 
 
 def _name_source(given_path: str) -> str:

@@ -136,9 +136,10 @@ def test_standard_input_is_saved_next_to_the_run(cli: Cli, tmp_path: Path, monke
         (b"only a few words\n", "the text has 4 words (17 characters), which is too little"),
         (gzip.compress(TEXT.encode())[:-100], "cannot be unpacked"),
         (b"\x7fELF\x02\x01\x01\0\0\0" * 500, "NUL byte; is this a text file?"),
-        (TEXT.encode() + "Größe".encode("cp1252"), "line 301: byte 0xf6 is not valid UTF-8; pass the encoding"),
+        (TEXT.encode() + "Größe".encode("cp1252"), "line 301: byte 0xf6 is not valid UTF-8, but most of the text is"),
+        (LATIN_TEXT.encode("cp1252"), "is not valid UTF-8; pass the encoding of the text, perhaps --encoding cp1252"),
     ],
-    ids=["empty", "short", "damaged", "binary", "windows-1252"],
+    ids=["empty", "short", "damaged", "binary", "mixed", "windows-1252"],
 )
 def test_a_text_that_cannot_be_used_leaves_nothing_behind(cli: Cli, tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.txt").write_bytes(data)
@@ -183,6 +184,7 @@ def test_large_vocabulary_of_words_gets_adaptive_ends(cli: Cli, tmp_path: Path) 
     [
         (("train",), "train needs a recipe or a text"),
         (("train", "demo", "--field", "body"), "--field has no effect without --text"),
+        (("train", "--text", "a.txt", "--field", "body"), "--field body has no effect on a.txt, which is plain text"),
         (("train", "--text", "a.txt", "--row", "tied"), "--row has no effect with --text"),
         (("train", "--text", "missing.txt"), "missing.txt does not exist"),
         (("train", "--text", "a.txt", "--encoding", "klingon"), "Python does not know this encoding"),

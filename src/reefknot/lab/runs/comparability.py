@@ -24,6 +24,12 @@ LONG_STREAM = 1_000
 """Minimum number of tokens of a long stream. A stream is a contiguous part of a text that is read in order. In a long
 stream, the missing context at the beginning hardly affects the score."""
 
+_USE_BITS_PER_BYTE = (
+    "compare the bits per byte that `reefknot evaluate` prints for each run, which charge 8 bits for each byte that a "
+    "model does not know"
+)
+"""What to do if two models do not score the same words."""
+
 
 class Aspect(StrEnum):
     """The aspects in which two scores can differ, the most serious first."""
@@ -113,6 +119,12 @@ def explain_in_comparison(difference: Difference, split: str) -> str:
     score = difference.score
     other = difference.other
     match difference.aspect:
+        case Aspect.WORDS if _have_same_text(score, other):
+            return (
+                f"they divide the same {split} text into {score.words:,} and {other.words:,} words and line ends, "
+                "because vocabulary.bpe.unknown=character divides words at unknown characters; "
+                f"{_USE_BITS_PER_BYTE}"
+            )
         case Aspect.TEXT | Aspect.WORDS:
             return f"their {split} texts differ; compare runs of the same corpus"
         case Aspect.LINE_ENDS:
@@ -173,6 +185,13 @@ def _prevents_comparison(aspect: Aspect, score: TextScore, other: TextScore, *, 
     if paired:
         return aspect is Aspect.STREAMS
     return not (_has_long_streams(score) and _has_long_streams(other))
+
+
+def _have_same_text(score: TextScore, other: TextScore) -> bool:
+    """Return whether two scores are known to be of the same text."""
+    if score.text is None or other.text is None or score.text.sha256 is None:
+        return False
+    return score.text.sha256 == other.text.sha256
 
 
 def _has_long_streams(score: TextScore) -> bool:

@@ -145,6 +145,15 @@ def test_systems_with_other_tokens_are_compared_by_words(
     assert cli("train", recipe, "--row", "tied", "--out", run, "--device", "cpu", *settings).code == 0
     outcome = cli("compare", runs.tied, run, "--text", same)
     assert "same.txt text: 420 words in " in outcome.out
+    # Sub-words are not what a model of sub-words lacks: its unknown words have unknown characters.
+    for model, suggests_subwords in ((runs.tied, True), (run, False)):
+        warning = next(
+            line
+            for line in cli("evaluate", model, "--text", news).out.splitlines()
+            if line.startswith("warning: 7.1 %")
+        )
+        assert ("sub-words (vocabulary.bpe) have fewer" in warning) == suggests_subwords
+        assert ("characters that are not in the training text" in warning) == (not suggests_subwords)
     # "zebra" has an unknown character, so it is unknown to both. "birds" is unknown only to the model of words.
     news.write_text("green birds\n" * 30)
     outcome = cli("compare", runs.tied, run, "--text", news)

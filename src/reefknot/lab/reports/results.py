@@ -15,6 +15,7 @@ Weights are not needed, and this module does not import torch. These files of a 
     metrics.jsonl          losses during training, one JSON object per line
     result.json            scores; it is missing until the run is finished
     evaluations/*.json     scores of `reefknot evaluate --save`
+    texts/*.json           scores of `reefknot evaluate --text FILE --save`
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Result:
     """The machine, the code and the command."""
     evaluations: Mapping[str, SavedEvaluation] = field(default_factory=dict)
     """Saved evaluations by mode: dynamic, cache, mc, or the windows of a text."""
+    texts: Mapping[str, SavedEvaluation] = field(default_factory=dict)
+    """Saved evaluations of other texts, by the name of the file."""
 
     @property
     def task(self) -> str:
@@ -220,6 +223,7 @@ def load_run(folder: Path | str) -> Result:
         settings=upgrade_settings(settings),
         environment=_read_object(folder / "environment.json"),
         evaluations={path.stem: read_evaluation(path, record) for path in evaluation_files},
+        texts={path.stem: read_evaluation(path, record) for path in sorted(folder.glob("texts/*.json"))},
     )
 
 

@@ -238,7 +238,12 @@ def collect_runs(paths: Iterable[Path | str]) -> list[Result]:
             run_folders = {path}
         else:
             json_folders = {file.parent for file in path.rglob("*.json")}
-            run_folders = {folder for folder in json_folders if _is_run(folder) and not is_earlier(folder)}
+            # Records of earlier lengths are runs only if their own folder, RUN/earlier, is named.
+            run_folders = {
+                folder
+                for folder in json_folders
+                if _is_run(folder) and (folder.parent == path or not is_earlier(folder))
+            }
         if not run_folders:
             raise DataError(f"{path}: no runs in this folder (no config.json or result.json at any depth)")
 

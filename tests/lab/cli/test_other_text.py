@@ -170,6 +170,8 @@ def test_systems_with_other_tokens_are_compared_by_words(
     outcome = cli("compare", runs.tied, run, "--text", news)
     assert outcome.code == 2
     assert "no fair comparison: one scores 30 unknown words as <unk>, the other 0" in outcome.err
+    bits = [cli("evaluate", model, "--text", news, "--json").json()["bits_per_byte"] for model in (runs.tied, run)]
+    assert f"compare their bits per byte, {bits[0]:.4f} and {bits[1]:.4f}" in outcome.err
 
 
 @pytest.mark.parametrize(

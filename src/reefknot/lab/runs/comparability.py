@@ -17,18 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reefknot.lab.runs.definition import describe_division
+from reefknot.lab.runs.definition import BITS_PER_UNPREDICTED_BYTE, describe_division
 from reefknot.lab.runs.scores import ScoredText, TextScore
 
 LONG_STREAM = 1_000
 """Minimum number of tokens of a long stream. A stream is a contiguous part of a text that is read in order. In a long
 stream, the missing context at the beginning hardly affects the score."""
-
-_USE_BITS_PER_BYTE = (
-    "compare the bits per byte that `reefknot evaluate` prints for each run, which charge 8 bits for each byte that a "
-    "model does not know"
-)
-"""What to do if two models do not score the same words."""
 
 
 class Aspect(StrEnum):
@@ -120,11 +114,12 @@ def explain_in_comparison(difference: Difference, split: str) -> str:
     other = difference.other
     match difference.aspect:
         case Aspect.WORDS if _have_same_text(score, other):
-            return (
-                f"they divide the same {split} text into {score.words:,} and {other.words:,} words and line ends, "
-                "because vocabulary.bpe.unknown=character divides words at unknown characters; "
-                f"{_USE_BITS_PER_BYTE}"
+            division = (
+                f"they divide the same {split} text into {score.words:,} and {other.words:,} words and line ends; "
+                "vocabulary.bpe.unknown=character divides words at unknown characters, so compare runs with the same "
+                "characters in their training texts"
             )
+            return f"{division}{_mention_bits_per_byte(score, other)}"
         case Aspect.TEXT | Aspect.WORDS:
             return f"their {split} texts differ; compare runs of the same corpus"
         case Aspect.LINE_ENDS:
@@ -138,7 +133,7 @@ def explain_in_comparison(difference: Difference, split: str) -> str:
                 contrast = f"both score {count:,} unknown words as <unk>, but not the same words"
             return (
                 f"{contrast}; compare runs whose vocabularies contain the same words "
-                "(vocabulary.min_count, max_size, bpe)"
+                f"(vocabulary.min_count, max_size, bpe){_mention_bits_per_byte(score, other)}"
             )
         case Aspect.MODE:
             modes = f"{_mode_name(score)} and {_mode_name(other)}"
@@ -185,6 +180,18 @@ def _prevents_comparison(aspect: Aspect, score: TextScore, other: TextScore, *, 
     if paired:
         return aspect is Aspect.STREAMS
     return not (_has_long_streams(score) and _has_long_streams(other))
+
+
+def _mention_bits_per_byte(score: TextScore, other: TextScore) -> str:
+    """Return the bits per byte of two models that do not score the same words; they can be compared nevertheless."""
+    bits = score.fair_bits_per_byte
+    other_bits = other.fair_bits_per_byte
+    if bits is None or other_bits is None:
+        return ""
+    return (
+        f", or compare their bits per byte, {bits:.4f} and {other_bits:.4f}, which charge {BITS_PER_UNPREDICTED_BYTE} "
+        "bits for each byte of an unknown word"
+    )
 
 
 def _have_same_text(score: TextScore, other: TextScore) -> bool:

@@ -45,6 +45,7 @@ def test_protocol_scores_are_added_without_changing_the_others(
     for block in ("valid", "test", "best", "frequency"):
         assert result[block] == plain[block]
     trained = open_run(tmp_path / "run")
+    assert repr(trained) == f"TrainedLanguageModel({str(tmp_path / 'run')!r})"
     splits = trained.dataset(None).splits
     countings = get_protocol(name, batch=4, steps=5)
     assert countings is not None

@@ -147,7 +147,10 @@ def test_unfinished_and_missing_rows_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, "Small")
     text = sentences(join_runs([TableRow("Small"), TableRow("Other")], collect_runs([tmp_path])))
     assert len(text) == 2
-    assert states(text[:1], "Not finished", "Small.")
+    assert states(text[:1], "Not finished (the last metrics are shown)", "Small.")
+    (run,) = tmp_path.rglob("metrics.jsonl")
+    run.unlink()
+    assert states(sentences_on(tmp_path)[:1], "Not finished, without metrics so far", "Small.")
     assert states(text[1:], "Not run: Other.")
     assert summarise_rows([]) == []
 

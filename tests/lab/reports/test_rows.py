@@ -53,6 +53,24 @@ def test_groups_of_several_recipes_get_the_recipe_name(tmp_path: Path) -> None:
     assert list(group_by_row(collect_runs([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
 
 
+def test_recipes_with_different_texts_show_the_corpus(tmp_path: Path) -> None:
+    for recipe, corpus, perplexity in (("a", "a.txt", 120.0), ("b", "a.txt", 110.0), ("c", "c.txt", 50.0)):
+        changes = {"recipe": recipe, "corpus": {"name": corpus}, "test": scored(perplexity)}
+        write_run(tmp_path / recipe, "Small", 0, result("Small", 0, **changes))
+    table = build_table(join_runs([], collect_runs([tmp_path])))
+    assert dict(zip(table.names, column(table, "size", "corpus"), strict=True)) == {
+        "a: Small": "a.txt",
+        "b: Small": "a.txt",
+        "c: Small": "c.txt",
+    }
+    assert [table.names[index] for index in table.best] == ["b: Small"]
+    assert table.notes[0] == (
+        "corpus: only rows with the same corpus can be compared; a bold score is the best of its corpus"
+    )
+    same_corpus = build_table(join_runs([], collect_runs([tmp_path / "a", tmp_path / "b"])))
+    assert column(same_corpus, "size", "corpus") == ()
+
+
 def three_rows(root: Path, unknown: int) -> list[TableRow]:
     """Write three rows: words, sub-words with this number of unknown words, and words again."""
     write_run(root, "Small", 0, result("Small", 0, test=scored(120.0)))

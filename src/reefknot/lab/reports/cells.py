@@ -34,6 +34,8 @@ class ColumnFormat(NamedTuple):
 
 BLEU_TITLES = {"valid": "valid BLEU", "test": "test BLEU"}
 """Names of the groups of BLEU columns by split. The column of our score has the same title as its group."""
+CORPUS_TITLE = "corpus"
+"""Title of the name of the corpus, which is shown for recipes with different corpora."""
 PROTOCOL_TITLE = "paper protocol"
 """Title of our perplexity, computed by the paper's protocol."""
 PER_TOKEN_TITLE = "per token"
@@ -253,6 +255,10 @@ def _paper_number(key: str) -> CellFormat:
 # Each of the following functions formats the cells of one column.
 
 
+def _format_corpus(row: TableRow) -> str:
+    return row.scored_corpus
+
+
 def _format_parameters(row: TableRow) -> str:
     return f"{row.parameter_count:,}" if row.parameter_count else ""
 
@@ -368,6 +374,7 @@ def _similarity_columns() -> list[ColumnFormat]:
 
 
 COLUMNS: tuple[ColumnFormat, ...] = (
+    ColumnFormat("size", CORPUS_TITLE, _format_corpus),
     ColumnFormat("size", "parameters", _format_parameters),
     ColumnFormat("pace", "s/epoch", _format_epoch_seconds),
     ColumnFormat("pace", "paper", _paper_number("seconds")),

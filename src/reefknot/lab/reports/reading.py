@@ -54,9 +54,12 @@ def summarise_rows(rows: Sequence[TableRow]) -> list[str]:
     sentences += _explain_seeds(scored)
 
     # List the rows that were not compared.
+    unfinished = [row for row in rows if row.state == "unfinished"]
+    has_metrics = [row for row in unfinished if any(result.metrics for result in row.results)]
     names_by_reason = {
         "Not compared, because they were scored differently": not_compared,
-        "Not finished (the last metrics are shown)": [row.name for row in rows if row.state == "unfinished"],
+        "Not finished (the last metrics are shown)": [row.name for row in has_metrics],
+        "Not finished, without metrics so far": [row.name for row in unfinished if row not in has_metrics],
         "Not run": [row.name for row in rows if row.state == "not run"],
     }
     for reason, names in names_by_reason.items():

@@ -17,6 +17,10 @@ from pydantic import Field, computed_field
 from reefknot.lab.runs import definition
 from reefknot.lab.runs.stored import OMIT_NONE, Stored
 
+_LONG_WORD_TOKENS = 5
+_LONG_WORD_BYTES = 20
+"""If the mean word is longer than both limits, spaces do not separate words, as in Chinese or Japanese."""
+
 
 class Metric(Stored):
     """What a score measures, and whether lower or higher is better."""
@@ -221,3 +225,10 @@ class TextScore(Stored):
         if not self.words:
             return 1.0
         return self.tokens / self.words
+
+    @property
+    def has_words(self) -> bool:
+        """Whether spaces separate the words of the text, so that perplexity per word is meaningful."""
+        if not self.words or not self.bytes:
+            return True
+        return self.tokens_per_word <= _LONG_WORD_TOKENS or self.bytes / self.words <= _LONG_WORD_BYTES

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import reefknot.hf
 from contract.combinations import LANGUAGE_MODEL_ENCODERS, TRANSLATOR_ENCODERS, WORDS, Case
+from hf.models import evaluate_with_trainer, smoothed_loss
 from reefknot.lab.evaluation.beam import greedy
 from reefknot.lab.evaluation.generation import encode_prompt, generate
 from reefknot.lab.interop.export import ExportRequest, export_run
@@ -174,6 +175,17 @@ def test_loss_is_that_of_the_labels_and_trains(exported: tuple[Path, Path]) -> N
     assert all(parameter.grad is not None for parameter in model.parameters())
     halves = [model(ids_BT[rows], labels=labels_BT[rows], num_items_in_batch=15).loss for rows in ([0], [1, 2])]
     torch.testing.assert_close(sum(halves), loss)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_trainer_evaluates_the_loss_of_the_next_tokens(
+    exported: tuple[Path, Path], smoothing: float, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported[1])
+    ids_BT = torch.randint(len(WORDS), (3, 7))
+    loss = evaluate_with_trainer(model, tmp_path, ids_BT, smoothing)
+    assert loss == pytest.approx(smoothed_loss(model, ids_BT, smoothing))
 
 
 def test_weights_are_stored_once_and_saved_again(exported: tuple[Path, Path], tmp_path: Path) -> None:

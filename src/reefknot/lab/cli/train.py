@@ -112,12 +112,10 @@ def train(
     set_num_workers(workers)
     with remove_new_recipe_on_error(None if text is None else recipe_path_for(text, out)):
         if text is not None:
-            if recipe is not None and "=" not in recipe:
-                raise SettingsError(
-                    f"{recipe} and --text were given, but --text chooses a recipe; leave one of them out"
-                )
             overrides = [*([recipe] if recipe else []), *(overrides or [])]
-            recipe = _choose_recipe(text, out, row, device=device, field=field, encoding=encoding, tokens=tokens)
+            recipe = _choose_recipe(
+                text, out, row, overrides, device=device, field=field, encoding=encoding, tokens=tokens
+            )
         else:
             reject_options(ctx, ("field", "encoding", "tokens"), "without --text; add --text, or leave {option} out")
         if recipe is None:
@@ -183,6 +181,7 @@ def _choose_recipe(
     text: str,
     out: Path | None,
     row: str | None,
+    overrides: Sequence[str],
     *,
     device: str,
     field: str,
@@ -196,6 +195,8 @@ def _choose_recipe(
 
     if row is not None:
         raise SettingsError("--row has no effect with --text, whose recipe has only one row; leave --row out")
+    if overrides and "=" not in overrides[0]:
+        raise SettingsError(f"{overrides[0]} and --text were given, but --text chooses a recipe; leave one of them out")
     if out is not None and out.is_file():
         raise SettingsError(f"{out} is a file, not a folder; use another --out")
     recipe_path = recipe_path_for(text, out)

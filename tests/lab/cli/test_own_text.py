@@ -163,6 +163,23 @@ def test_new_writes_the_recipe_that_train_uses(cli: Cli, tmp_path: Path) -> None
     assert (tmp_path / "runs" / "my-text" / "model" / "seed0" / "result.json").exists()
     assert (tmp_path / "runs" / "my-text" / "report.html").exists()
 
+    # Training longer writes the page again, with the same heading.
+    page = tmp_path / "runs" / "my-text" / "report.html"
+    run = Path("runs/my-text/model/seed0")
+    page.write_text("<title>Mine &amp; yours</title>", encoding="utf-8")
+    outcome = cli("train", run, "--device", "cpu", "training.epochs=2", "--withhold-test")
+    assert outcome.code == 0, outcome.err
+    assert f"{page} shows the earlier result" in outcome.out
+    outcome = cli("train", run, "--device", "cpu", "training.epochs=3")
+    assert outcome.code == 0, outcome.err
+    assert f"report: {page}" in outcome.out
+    content = page.read_text(encoding="utf-8")
+    assert "<h1>Mine &amp; yours" in content
+    result = RunFolder.open(run).result
+    assert result is not None
+    assert result.test is not None
+    assert f"{result.test.per_word:,.1f}" in content
+
     # A recipe that the user has edited is not overwritten.
     (tmp_path / "my-text.toml").write_text(recipe.replace("dropout = 0.3", "dropout = 0.1"), encoding="utf-8")
     outcome = cli("new", "--text", "My Text.txt", "--device", "cpu")

@@ -184,7 +184,45 @@ def test_new_writes_the_recipe_that_train_uses(cli: Cli, tmp_path: Path) -> None
     (tmp_path / "my-text.toml").write_text(recipe.replace("dropout = 0.3", "dropout = 0.1"), encoding="utf-8")
     outcome = cli("new", "--text", "My Text.txt", "--device", "cpu")
     assert outcome.code == 2
-    assert "my-text.toml exists and is another recipe" in outcome.err
+    message = " ".join(outcome.err.split())
+    assert "my-text.toml exists and is another recipe: it was edited, or written with other options" in message
+    assert "differs in base.encoder.dropout; train it with" in message
+
+
+def test_the_message_about_another_recipe_gives_the_reason(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    assert cli("new", "--text", "a.txt", "--device", "cpu").code == 0
+    (tmp_path / "a.txt").write_text(TEXT + "one more line\n", encoding="utf-8")
+    outcome = cli("new", "--text", "a.txt", "--device", "cpu")
+    assert outcome.code == 2
+    assert "the text has changed (it was a.txt: one file, 300 lines" in " ".join(outcome.err.split())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.txt").write_text(TEXT, encoding="utf-8")
+    outcome = cli("new", "--text", "b/a.txt", "--device", "cpu")
+    assert outcome.code == 2
+    assert f"it is for another text, {tmp_path / 'a.txt'}" in " ".join(outcome.err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--text", "a.txt", "training.epoch=3"), "epoch"),
+        (("demo", "--text", "a.txt"), "demo and --text were given"),
+        (("--text", "a.txt", "--out", "a.txt"), "a.txt is a file, not a folder"),
+        (("--text", "a.txt", "--data", "."), "--data has no effect"),
+    ],
+)
+def test_a_command_that_fails_leaves_no_recipe(cli: Cli, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    outcome = cli("train", *words, "--device", "cpu")
+    assert outcome.code == 2
+    assert message in " ".join(outcome.err.split())
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["a.txt"]
+
+    # A recipe that existed before is kept.
+    assert cli("new", "--text", "a.txt", "--out", "runs/a.toml", "--device", "cpu").code == 0
+    assert cli("train", *words, "--device", "cpu").code == 2
+    assert (tmp_path / "runs" / "a.toml").exists()
 
 
 def test_large_vocabulary_of_words_gets_adaptive_ends(cli: Cli, tmp_path: Path) -> None:

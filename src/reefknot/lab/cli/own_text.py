@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+_MAX_LISTED_KEYS = 4  # in an error message
 PANEL = "Your own text"
 TextOption = Annotated[
     str | None,
@@ -86,13 +88,65 @@ def write_recipe(
     content = recipe.toml.encode()
     if recipe_path.exists() and recipe_path.read_bytes() != content:
         raise SettingsError(
-            f"{recipe_path} exists and is another recipe; train it with `reefknot train {recipe_path}`, or use "
-            "another --out"
+            f"{recipe_path} exists and is another recipe: {_explain_difference(recipe_path, content)}; train it with "
+            f"`reefknot train {recipe_path}`, or use another --out"
         )
     with durable.writing(recipe_path):
         recipe_path.parent.mkdir(parents=True, exist_ok=True)
     durable.write_bytes(recipe_path, content)
     print_line(f"recipe: {recipe_path}")
+
+
+def _explain_difference(recipe_path: Path, content: bytes) -> str:
+    """Return how an existing recipe differs from the one that would be written: another text, a change, or settings."""
+    import tomllib
+
+    new_content = content.decode()
+    try:
+        old_content = recipe_path.read_text(encoding="utf-8")
+        old, new = (_flatten(tomllib.loads(recipe)) for recipe in (old_content, new_content))
+    except (OSError, ValueError):
+        return "it cannot be read as TOML"
+    if old.get("base.corpus.name") != new["base.corpus.name"]:
+        return f"it is for another text, {old.get('base.corpus.name')}"
+    old_size, new_size = (recipe.splitlines()[1:2] for recipe in (old_content, new_content))
+    if old_size and old_size != new_size and old_size[0].startswith("#   "):
+        was, now = (size[0].removeprefix("#   ") for size in (old_size, new_size))
+        return f"the text has changed (it was {was}; it is {now})"
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    settings = ", ".join(keys[:_MAX_LISTED_KEYS]) + (" and others" if len(keys) > _MAX_LISTED_KEYS else "")
+    return (
+        f"it was edited, or written with other options or for another device, and differs in {settings or 'comments'}"
+    )
+
+
+def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as a dictionary with keys such as base.training.epochs."""
+    if not isinstance(settings, dict):
+        return {prefix: settings}
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        values |= _flatten(value, f"{prefix}.{key}" if prefix else key)
+    return values
+
+
+@contextmanager
+def remove_new_recipe_on_error(recipe_path: Path | None) -> Iterator[None]:
+    """Remove a recipe, and its folder if it is empty, if the code below `with` creates them and then fails."""
+    from reefknot.storage import files as durable
+
+    if recipe_path is None or recipe_path.exists():
+        yield
+        return
+    is_new_folder = not recipe_path.parent.exists()
+    try:
+        yield
+    except BaseException:
+        durable.remove(recipe_path)
+        if is_new_folder:
+            with suppress(OSError):  # it holds the text of standard input
+                recipe_path.parent.rmdir()
+        raise
 
 
 def recipe_path_for(text: str, out: Path | None) -> Path:

@@ -438,7 +438,10 @@ def format_headline(result: RunResult) -> str:
 
 
 def _warn_of_unknown_words(result: RunResult, display: Display, label: str) -> None:
-    warning = warn_of_unknown_words(result.test.unknown_share, "test") if result.test else None
+    score = result.test
+    if score is None:
+        return
+    warning = warn_of_unknown_words(score.unknown_share, "test", subwords=score.uses_subwords)
     if warning:
         display.print(f"{label}  {warning}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -17,7 +16,7 @@ TextOption = Annotated[
     typer.Option(
         "--text",
         metavar="FILE_OR_FOLDER",
-        help="Text to train on, without a recipe: plain text, JSON lines (.jsonl) or Parquet, compressed or not; a "
+        help="Text to train on, without a recipe: plain text, JSON lines or Parquet, compressed or not; a "
         "folder or a pattern of such files; or - for standard input.",
         rich_help_panel=PANEL,
     ),
@@ -29,7 +28,8 @@ FieldOption = Annotated[
 EncodingOption = Annotated[
     str | None,
     typer.Option(
-        help="Encoding of the text, such as cp1252. [default: UTF-8, UTF-16 and UTF-32 are recognised]",
+        help="Encoding of the text, such as cp1252. Of several files, those that are valid UTF-8 are read as UTF-8. "
+        "[default: UTF-8, UTF-16 and UTF-32 are recognised]",
         rich_help_panel=PANEL,
     ),
 ]
@@ -75,7 +75,7 @@ def write_recipe(
 
     chosen_device = choose_device(device)
     if text == STANDARD_INPUT:
-        text = str(_save_standard_input(recipe_path, field))
+        text = str(_save_standard_input(recipe_path))
         print_line(f"standard input is saved as {text}")
     summary = examine_text(text, field=field, encoding=encoding, notify=print_line)
     print_line(summary.describe())
@@ -113,10 +113,11 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _save_standard_input(recipe_path: Path, field: str) -> Path:
+def _save_standard_input(recipe_path: Path) -> Path:
     """Save standard input next to a recipe, as .jsonl if its first line is a JSON object, and as .txt otherwise."""
     from reefknot.errors import SettingsError
     from reefknot.lab.cli.options import open_standard_input
+    from reefknot.lab.text.sources import open_text
     from reefknot.storage import files as durable
 
     temporary = durable.temporary_path(recipe_path)
@@ -125,26 +126,14 @@ def _save_standard_input(recipe_path: Path, field: str) -> Path:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 shutil.copyfileobj(open_standard_input(), file, 1 << 20)
-        path = recipe_path.with_suffix(".jsonl" if _is_json_lines(temporary, field) else ".txt")
+        is_json_lines = open_text(temporary).files[0].kind == "jsonl"
+        path = recipe_path.with_suffix(".jsonl" if is_json_lines else ".txt")
         if path.exists() and not _equal_files(path, temporary):
             raise SettingsError(f"{path} exists and is another text; use another --out")
         temporary.replace(path)
     finally:
         durable.remove(temporary)
     return path
-
-
-def _is_json_lines(path: Path, field: str) -> bool:
-    """Return whether the first line of a file is a JSON object with this field."""
-    from reefknot.errors import DataError
-    from reefknot.lab.text.sources import open_text
-
-    try:
-        first_line = next(open_text(path).read_lines(), "")
-        row = json.loads(first_line)
-    except (DataError, ValueError, RecursionError):
-        return False
-    return isinstance(row, dict) and field in row
 
 
 def _equal_files(path: Path, other_path: Path) -> bool:

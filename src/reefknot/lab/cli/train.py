@@ -169,6 +169,8 @@ def train(
             display.close()
     if text is not None and not withhold_test and is_first_process():
         _write_page(loaded_recipe, out)
+    if is_longer and is_first_process():
+        _rewrite_page(loaded_recipe, chosen_row, Path(recipe), withhold_test=withhold_test)
     if is_first_process():
         run_folder = out or default_folder(loaded_recipe, chosen_row, loaded_recipe.experiments[chosen_row.name].seed)
         output.print({"runs": describe_runs([run_folder], withhold_test=withhold_test)})
@@ -204,6 +206,37 @@ def _write_page(recipe: Recipe, out: Path | None) -> None:
 
     root = out or Path("runs") / recipe.name
     print_and_write_table(recipe, [result.folder for result in collect_runs([root])], root)
+
+
+def _rewrite_page(recipe: Recipe, row: Row, run: Path, *, withhold_test: bool) -> None:
+    """Write the page about a run again after it was trained longer, with the same heading. Not every run has a page.
+
+    The page is in the run folder, in the folder that holds one run per seed, or in the folder of the recipe.
+    """
+    import html
+    import re
+    from dataclasses import replace
+
+    run = run.resolve()
+    folders = [run]
+    if re.fullmatch(r"seed\d+", run.name):
+        folders.append(run.parent)
+        if run.parent.name == row.slug:
+            folders.append(run.parent.parent)
+    for folder in folders:
+        page = folder / "report.html"
+        if not page.is_file():
+            continue
+        if withhold_test:
+            typer.echo(
+                f"{page} shows the earlier result; `reefknot report {folder} -o {page}` writes it again, with the test "
+                "score"
+            )
+            return
+        heading = re.search("<title>(.*?)</title>", page.read_text(encoding="utf-8", errors="replace"))
+        title = html.unescape(heading[1]) if heading else recipe.title
+        _write_page(replace(recipe, title=title), folder)
+        return
 
 
 def _load_run(path: Path, overrides: Sequence[str], *, accept_difference: bool) -> tuple[Recipe, Row]:

@@ -201,6 +201,11 @@ class TextScore(Stored):
         return min(self.text.unknown / self.words, 1.0)
 
     @property
+    def uses_subwords(self) -> bool:
+        """Whether the tokens are known to be sub-words."""
+        return self.text is not None and self.text.tokenisation == "pieces"
+
+    @property
     def fair_bits_per_byte(self) -> float | None:
         """Bits per byte; None if the model does not predict all words and `bits_per_byte` does not charge for this."""
         if self.unpredicted_bytes is None and self.unknown_share != 0:

@@ -151,7 +151,10 @@ def test_a_text_that_cannot_be_used_leaves_nothing_behind(cli: Cli, tmp_path: Pa
 
 def test_new_writes_the_recipe_that_train_uses(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "My Text.txt").write_text(TEXT, encoding="utf-8")
-    assert cli("new", "--text", "My Text.txt", "--device", "cpu").code == 0
+    outcome = cli("new", "--text", "My Text.txt", "--device", "cpu")
+    assert outcome.code == 0
+    assert "trains in about ten seconds (10 epochs on " in outcome.out
+    assert "one epoch, which takes about ten seconds: training.epochs=1." in outcome.out
     recipe = (tmp_path / "my-text.toml").read_text(encoding="utf-8")
     assert "# Ends: a softmax tied to the input" in recipe
     assert tomllib.loads(recipe)["base"]["corpus"]["name"] == str(tmp_path / "My Text.txt")

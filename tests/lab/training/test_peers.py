@@ -61,7 +61,7 @@ def test_other_process_ends_with_a_message_if_one_is_killed(
     processes[killed_rank].kill()
     killed_at = time.monotonic()
     _, errors = survivor.communicate(timeout=PATIENCE)
-    assert time.monotonic() - killed_at < 60
+    assert time.monotonic() - killed_at < 120  # a minute, and as much again on a busy machine
     assert survivor.returncode == 75, errors
     assert "run the same command again" in errors
     assert "Traceback" not in errors
@@ -76,7 +76,8 @@ def fail(self, needed_bytes):
 Checkpoints._prepare_folder = fail
 """
 FULL_CACHE = """
-import errno
+import errno, os
+os.environ["REEFKNOT_CACHE"] += "-of-another-machine"  # otherwise the other process may write the cache first
 from reefknot.storage import cache
 def fail(entry, write, read_if_intact):
     with cache.durable.writing(entry):

@@ -45,4 +45,4 @@ def import_(
         check_data(data, [corpus], "this command")
         corpus_settings = monolingual_corpus(corpus)
     run = import_checkpoint(checkpoint, dictionary, out, corpus=corpus_settings, data=data, notify=typer.echo)
-    output.print({"run": str(run.path)})
+    output.print(lambda: {"run": str(run.path)})

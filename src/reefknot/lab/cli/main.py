@@ -269,6 +269,7 @@ def _report_errors(verb_function: Callable[..., None]) -> Callable[..., None]:
     def run_verb(*args: Any, **options: Any) -> None:
         exit_code = 0
         try:
+            _forget_unverified()
             _check_output()
             _check_arguments()
             verb_function(*args, **options)
@@ -301,6 +302,13 @@ def _check_arguments() -> None:
         shown_argument = os.fsencode(argument).decode(errors="backslashreplace")
         if shown_argument != argument:
             raise SettingsError(f"the argument '{shown_argument}' has bytes that are not UTF-8; use a name in UTF-8")
+
+
+def _forget_unverified() -> None:
+    """Forget the runs that an earlier command of this process has opened."""
+    runs = sys.modules.get("reefknot.lab.runs.folder")
+    if runs:
+        runs.describe_unverified()
 
 
 def _print_unverified() -> None:

@@ -39,4 +39,4 @@ def new(
         raise SettingsError("new needs a text: reefknot new --text FILE_OR_FOLDER")
     recipe_path = out or Path(recipe_path_for(text, None).name)
     write_recipe(text, recipe_path, field=field, encoding=encoding, tokens=tokens, device=device, print_line=typer.echo)
-    output.print({"recipe": str(recipe_path)})
+    output.print(lambda: {"recipe": str(recipe_path)})

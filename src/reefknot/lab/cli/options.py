@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -313,11 +313,11 @@ class JsonOutput:
         if as_json:
             sys.stdout = sys.stderr
 
-    def print(self, value: Any) -> None:
-        """Print the result of the verb, if it is wanted as JSON."""
+    def print(self, compute_result: Callable[[], Any]) -> None:
+        """Print the result of the verb, if it is wanted as JSON. Otherwise the result is not computed."""
         if self._stdout is not None:
             sys.stdout = self._stdout
-            print_result(value, "", as_json=True)
+            print_result(compute_result(), "", as_json=True)
 
 
 def describe_runs(folders: Iterable[Path], *, withhold_test: bool = False) -> list[dict[str, Any]]:

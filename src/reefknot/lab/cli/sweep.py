@@ -110,7 +110,7 @@ def sweep(
         run_unfinished(all_jobs, jobs, root)
     finally:
         record = _print_and_write_table(trials, root, loaded_recipe.title, chosen_row.name, test)
-    output.print(record)
+    output.print(lambda: record)
 
 
 def _check_scored(recipe: Recipe, row: Row) -> None:

@@ -104,7 +104,7 @@ def table(
         run_folders = [planned.job.out for planned in planned_jobs]
         existing_runs = [folder for folder in run_folders if (folder / "config.json").exists()]
         print_and_write_table(loaded_recipe, existing_runs, root)
-    output.print({"report": str((root / "report.html").resolve()), "runs": describe_runs(existing_runs)})
+    output.print(lambda: {"report": str((root / "report.html").resolve()), "runs": describe_runs(existing_runs)})
 
 
 def _open_texts(recipe: Recipe, required_rows: Collection[str], data: Path | None) -> dict[str, Data]:

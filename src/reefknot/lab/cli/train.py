@@ -149,7 +149,7 @@ def train(
         run_folders = _train_seeds(loaded_recipe, options, seeds, out, start)
         if text is not None and not withhold_test:
             _write_page(loaded_recipe, out)
-        output.print({"runs": describe_runs(run_folders, withhold_test=withhold_test)})
+        output.print(lambda: {"runs": describe_runs(run_folders, withhold_test=withhold_test)})
         return
 
     # One seed: train in this process.
@@ -176,7 +176,7 @@ def train(
         _rewrite_page(loaded_recipe, chosen_row, Path(recipe), withhold_test=withhold_test)
     if is_first_process():
         run_folder = out or default_folder(loaded_recipe, chosen_row, loaded_recipe.experiments[chosen_row.name].seed)
-        output.print({"runs": describe_runs([run_folder], withhold_test=withhold_test)})
+        output.print(lambda: {"runs": describe_runs([run_folder], withhold_test=withhold_test)})
 
 
 def _choose_recipe(

@@ -65,6 +65,18 @@ def test_loss_and_gradients_are_those_of_the_model(name: str) -> None:
     assert not [path for path in patch.paths if "real" in path or "usual" in path]
 
 
+@pytest.mark.parametrize("count", [0, torch.tensor(0)])
+def test_labels_but_a_count_of_zero_give_the_loss_of_the_model(count: Any) -> None:
+    model, batch = make_model("Llama"), {**make_batch(), "num_items_in_batch": count}
+    expected, gradients = copy.deepcopy(loss_and_gradients(model, batch))
+    assert expected.isinf()
+    rk.hf.logits_free(model, min_logits=0)
+    loss, our_gradients = loss_and_gradients(model, batch)
+    assert loss == expected
+    assert our_gradients.keys() == gradients.keys()
+    assert not any(gradient.isfinite().all() for gradient in our_gradients.values())
+
+
 @every_architecture
 def test_no_tensor_has_the_size_of_the_logits(name: str) -> None:
     model, batch = make_model(name), make_batch(rows=8, steps=64)
@@ -313,6 +325,11 @@ def test_second_call_is_rejected() -> None:
     rk.hf.logits_free(model)
     with pytest.raises(rk.ArgumentError, match="LlamaForCausalLM is logits-free already"):
         rk.hf.logits_free(model)
+
+
+def test_negative_min_logits_is_rejected() -> None:
+    with pytest.raises(rk.ArgumentError, match="min_logits = -1: must be 0 or more"):
+        rk.hf.logits_free(make_model("Llama"), min_logits=-1)
 
 
 def test_output_layer_that_is_not_linear_is_rejected() -> None:

@@ -31,7 +31,7 @@ from reefknot.hf.deferred import DeferredLogits
 from reefknot.hf.loss import LogitsFreeLoss
 from reefknot.hf.scores import Scores
 from reefknot.hf.traced import TracedLogits, add_methods, defer_outputs
-from reefknot.kernels.arguments import check_integer
+from reefknot.kernels.arguments import check_integer, check_number
 
 MIN_LOGITS = 2**24
 """The default of `min_logits`: 64 MiB of logits in float32."""
@@ -205,6 +205,7 @@ def logits_free(model: nn.Module, *, min_logits: int = MIN_LOGITS) -> LogitsFree
         An object with `undo()`. It can also be used in a `with` statement.
     """
     check_integer(_FUNCTION, "min_logits", min_logits)
+    check_number(_FUNCTION, "min_logits", min_logits, 0)
     inner = _unwrap_model(model)
     patch = vars(inner).get("_reefknot")
     if patch is not None and patch._is_copy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,3 +82,22 @@ def loss_and_gradients(model: Any, batch: dict[str, Any]) -> tuple[Tensor, dict[
     loss = model(**batch).loss
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def evaluate_with_trainer(model: Any, folder: Path, ids_BT: Tensor, smoothing: float = 0.0) -> float:
+    """Return the loss that transformers' Trainer computes."""
+    examples = [{"input_ids": row, "labels": row} for row in ids_BT]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_eval_batch_size=len(ids_BT), label_smoothing_factor=smoothing, report_to=[],
+        disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    loss: float = transformers.Trainer(model=model, args=arguments, eval_dataset=examples).evaluate()["eval_loss"]
+    return loss
+
+
+@torch.no_grad()
+def smoothed_loss(model: Any, ids_BT: Tensor, smoothing: float) -> float:
+    """Return the loss of the next tokens with label smoothing."""
+    log_probs_BTV = model(input_ids=ids_BT).logits[:, :-1].log_softmax(-1)
+    target_log_probs = log_probs_BTV.gather(-1, ids_BT[:, 1:, None])
+    return -float((1 - smoothing) * target_log_probs.mean() + smoothing * log_probs_BTV.mean())

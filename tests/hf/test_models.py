@@ -12,9 +12,11 @@ from torch import Tensor
 
 import reefknot.hf
 from contract.combinations import LANGUAGE_MODEL_ENCODERS, TRANSLATOR_ENCODERS, WORDS, Case
+from hf.models import evaluate_with_trainer, smoothed_loss
 from reefknot.lab.evaluation.beam import greedy
 from reefknot.lab.evaluation.generation import encode_prompt, generate
 from reefknot.lab.interop.export import ExportRequest, export_run
+from reefknot.lab.interop.huggingface import _build_tokenizer
 from reefknot.lab.tasks import open_run
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from reefknot.lab.text.vocabulary_settings import VocabularySettings
@@ -176,6 +178,17 @@ def test_loss_is_that_of_the_labels_and_trains(exported: tuple[Path, Path]) -> N
     torch.testing.assert_close(sum(halves), loss)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_trainer_evaluates_the_loss_of_the_next_tokens(
+    exported: tuple[Path, Path], smoothing: float, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported[1])
+    ids_BT = torch.randint(len(WORDS), (3, 7))
+    loss = evaluate_with_trainer(model, tmp_path, ids_BT, smoothing)
+    assert loss == pytest.approx(smoothed_loss(model, ids_BT, smoothing))
+
+
 def test_weights_are_stored_once_and_saved_again(exported: tuple[Path, Path], tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(exported[1])
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -280,34 +293,41 @@ def test_translator_has_a_tokenizer_per_vocabulary(translator: tuple[Path, Path]
 
 # -- tokenizers ----------------------------------------------------------------------------------------------------
 
-TEXTS = ["the file is\na naïve  string\t", "x", "", "\n\n", "löw löws <eos> wow", "über <unk> lower, newest <b>"]
+TEXTS = [
+    "the file is\na naïve  string\t", "x", "", "\n\n", "löw löws <eos> wow", "über <unk> lower, newest <b>",
+    "`<eos>`: wow<unk>low low<eos>\n<eos> \x0b\x0c<unk>", "\ue000 wow\x0clow",
+    "<pad> low<s> <pad>low wow</w>wow",
+]  # fmt: skip
+COUNTS = {"low": 5, "lower": 3, "newest": 6, "wow": 2, "`<eos>`:": 1, "wow<unk>low": 1, "<pad>/": 1, "<eos>": 4}
 
 
-@pytest.mark.parametrize("merges", [None, 12])
-def test_tokenizer_gives_the_ids_of_the_vocabulary(merges: int | None, tmp_path: Path) -> None:
-    from reefknot.hf.tokenizer import build_tokenizer
+def encode(words: Vocabulary, text: str) -> list[int]:
+    """Return the ids that a run gives a text."""
+    ids = [words.eos]
+    for index, line in enumerate(text.split("\n")):
+        ids += [words.eos] * (index > 0) + words.encode(line.split())
+    return ids  # type: ignore[return-value]
 
-    words = WORDS
-    if merges is not None:
-        settings = VocabularySettings(bpe={"merges": merges})  # type: ignore[arg-type]
-        words = Vocabulary.from_counts({"low": 5, "lower": 3, "newest": 6, "wow": 2, "<eos>": 4}, settings)
-    bpe_file = words.bpe.file_content if words.bpe else None
-    build_tokenizer(words.words, bpe_file).save_pretrained(tmp_path)
+
+@pytest.mark.parametrize("unknown", [None, "word", "character"])
+def test_tokenizer_gives_the_ids_of_the_vocabulary(unknown: str | None, tmp_path: Path) -> None:
+    settings = VocabularySettings()
+    if unknown is not None:
+        settings = VocabularySettings(bpe={"merges": 12, "unknown": unknown})  # type: ignore[arg-type]
+    words = Vocabulary.from_counts(COUNTS, settings)
+    _build_tokenizer(words, is_translator=False).save_pretrained(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS:
-        ids = [words.eos]
-        for index, line in enumerate(text.split("\n")):
-            ids += [words.eos] * (index > 0) + words.encode(line.split())
+        ids = encode(words, text)
         assert tokenizer(text).input_ids == ids, text
         assert tokenizer.decode(ids[1:]).removeprefix(" ") == words.decode_text(ids[1:]), text
     assert (tokenizer.eos_token_id, tokenizer.unk_token_id) == (words.eos, words.unk)
+    assert "<eos>" not in tokenizer.decode(encode(words, "low\nlow"), skip_special_tokens=True)
 
 
 def test_unknown_characters_of_a_source_are_split_off() -> None:
-    from reefknot.hf.tokenizer import build_tokenizer
-
     settings = VocabularySettings(bpe={"merges": 4})  # type: ignore[arg-type]
     words = Vocabulary.from_counts({"low": 5, "lower": 3, "<eos>": 4}, settings)
-    tokenizer = build_tokenizer(words.words, words.bpe.file_content, eos_at="end", split_unknown=True)
-    for text in ["löw lower", "XYlow <unk> low", "low"]:
+    tokenizer = _build_tokenizer(words, is_translator=True)
+    for text in ["löw lower", "XYlow <unk> low", "low", "X<eos>Xlow low<unk>"]:
         assert tokenizer(text).input_ids == [*words.encode(words.split_at_unknown(text.split())), words.eos], text

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import reefknot as rk
-from hf.models import V, make_batch, make_model
+from hf.models import V, evaluate_with_trainer, make_batch, make_model, smoothed_loss
 
 D = 16
 COUNTS = torch.rand(V, generator=torch.Generator().manual_seed(3))
@@ -360,6 +360,13 @@ def test_trainer_has_the_losses_of_the_model(tmp_path: Path) -> None:
     losses = train(model, tmp_path)
     assert len(losses) > 80
     assert losses == pytest.approx(expected, abs=1e-6, rel=1e-6)
+
+
+def test_trainer_shifts_labels_that_it_smooths(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model, ids_BT = replace("drill relu"), make_batch()["input_ids"]
+    loss = evaluate_with_trainer(model, tmp_path, ids_BT, smoothing=0.1)
+    assert loss == pytest.approx(smoothed_loss(model, ids_BT, 0.1), rel=1e-5)
 
 
 def test_trainer_saves_and_resumes(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from reefknot.errors import ArgumentError, DataError
 from reefknot.hf.bands import TokenOrder
@@ -365,5 +366,17 @@ def remove_output_layer(model: PreTrainedModel) -> None:
     object.__setattr__(model, "_reefknot_layer", layer)  # the layer is registered under its own name
 
 
-AutoConfig.register(ReefknotHeadConfig.model_type, ReefknotHeadConfig)
-AutoModelForCausalLM.register(ReefknotHeadConfig, ReefknotHeadForCausalLM)
+def register_causal_model(config_class: Any, model_class: Any) -> None:
+    """Register a causal language model with the Auto classes of transformers, and with its `Trainer`.
+
+    Args:
+        config_class: The class of the config.
+        model_class: The class of the model.
+    """
+    AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
+    # With label smoothing, Trainer shifts the labels only of models whose class is named in this mapping.
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config_class.model_type] = model_class.__name__
+
+
+register_causal_model(ReefknotHeadConfig, ReefknotHeadForCausalLM)

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     GenerationMixin,
     PreTrainedConfig,
@@ -32,6 +31,7 @@ from transformers.utils import ModelOutput
 
 from reefknot.errors import ArgumentError
 from reefknot.hf.cache import ReefknotCache, read_tokens
+from reefknot.hf.head_model import register_causal_model
 from reefknot.kernels.scores import IGNORE
 from reefknot.nn.models.context import context_length
 from reefknot.nn.models.language_model import LanguageModel
@@ -53,7 +53,7 @@ class ReefknotConfig(PreTrainedConfig):  # type: ignore[misc]
     """
 
     model_type = "reefknot"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - Trainer appends to it, so it must be a list
 
     settings: dict[str, Any] | None = None
     vocab_size: int = 0
@@ -395,10 +395,6 @@ def _build_model(config: Any) -> Any:
 
 def register_models() -> None:
     """Register the models with the Auto classes of transformers."""
-    classes: list[tuple[Any, Any, Any]] = [
-        (ReefknotConfig, AutoModelForCausalLM, ReefknotForCausalLM),
-        (ReefknotSeq2SeqConfig, AutoModelForSeq2SeqLM, ReefknotForSeq2SeqLM),
-    ]
-    for config_class, auto_class, model_class in classes:
-        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-        auto_class.register(config_class, model_class, exist_ok=True)
+    register_causal_model(ReefknotConfig, ReefknotForCausalLM)
+    AutoConfig.register(ReefknotSeq2SeqConfig.model_type, ReefknotSeq2SeqConfig, exist_ok=True)
+    AutoModelForSeq2SeqLM.register(ReefknotSeq2SeqConfig, ReefknotForSeq2SeqLM, exist_ok=True)

@@ -14,7 +14,8 @@ import torch
 import reefknot as rk
 from contract.combinations import LANGUAGE_MODEL_ENCODERS, WORDS, Case
 from reefknot.lab.tasks import open_run
-from reefknot.lab.text.vocabulary import VocabularyPair
+from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
+from reefknot.lab.text.vocabulary_settings import VocabularySettings
 from untrained import make_run
 
 from .conftest import Runs, run_command
@@ -127,6 +128,22 @@ def test_program_of_torch_export(tmp_path: Path) -> None:
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     vocabulary = json.loads((tmp_path / "out" / "vocabulary.json").read_text(encoding="utf-8"))
     assert vocabulary["words"] == list(WORDS.words)
+
+
+def test_tokenizer_of_a_graph_has_the_ids_of_the_graph(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    settings = VocabularySettings(bpe={"merges": 4})  # type: ignore[arg-type]
+    words = Vocabulary.from_counts({"low": 5, "lower": 3, "newest": 6, "<eos>": 4}, settings)
+    case = Case("lookup", "lstm", "softmax", "plain", tied=True)
+    run = make_run(tmp_path / "run", case.settings(), words)
+    done = run_command("export", run, "--format", "pt2", "-o", tmp_path / "out")
+    assert done.code == 0, done.err
+    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    expected = [words.eos, *words.encode(["newest", "löw", "low"]), words.eos, *words.encode(["lower"])]
+    assert tokenizer.encode("newest löw low\nlower").ids == expected
+    vocabulary = Vocabulary.load(tmp_path / "out" / "vocabulary.json")
+    assert vocabulary.words == words.words
 
 
 def test_model_card_of_a_trained_run(runs: Runs, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from reefknot.errors import DataError
 from reefknot.lab.interop.model_card import write_card
+from reefknot.lab.interop.tokenizer import build_tokenizer
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.nn.models.scorer import Scorer, ScorerKind
 from reefknot.storage.progress import Notify, silent
@@ -61,7 +63,10 @@ def export_graph(
             notify("converting it to ONNX")
             _write_onnx(program, folder / "model.onnx", input_names, output_names)
             details["difference"] = _compare_with_torch(scorer, folder / "model.onnx", input_names)
-    trained.vocabulary.save(folder / "vocabulary.json")
+    if trained.vocabulary.bpe is not None:
+        # The run's tokenizer.json has other ids.
+        build_tokenizer(trained.vocabulary).save(str(folder / "tokenizer.json"))
+    replace(trained.vocabulary, bpe=None).save(folder / "vocabulary.json")
     write_card(trained, folder, _describe_graph(format, kind, input_names, output_names))
     return details
 

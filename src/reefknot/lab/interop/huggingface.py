@@ -19,8 +19,10 @@ from reefknot.errors import SettingsError
 from reefknot.extras import require_extra
 from reefknot.lab.config.parts import INPUTS
 from reefknot.lab.interop.model_card import write_card
+from reefknot.lab.interop.tokenizer import build_tokenizer
 from reefknot.lab.tasks.contract import TrainedRun
 from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.constants import END_OF_LINE, UNKNOWN
 from reefknot.storage.progress import Notify, silent
 
 MAX_NEW_TOKENS = 60
@@ -40,7 +42,6 @@ def export_hf(trained: TrainedRun[Any, Any, Any], folder: Path, notify: Notify =
     from transformers.utils import logging
 
     from reefknot.hf.models import ReefknotForCausalLM, ReefknotForSeq2SeqLM
-    from reefknot.hf.tokenizer import build_tokenizer
 
     is_translator = trained.run.task == "translation"
     config = _build_translator_config(trained) if is_translator else _build_config(trained)
@@ -65,15 +66,28 @@ def export_hf(trained: TrainedRun[Any, Any, Any], folder: Path, notify: Notify =
                 "(joint_bpe), which the tokenizers of transformers do not support; encode texts with Reefknot"
             )
             continue
-        bpe_file = vocabulary.bpe.file_content if vocabulary.bpe else None
-        tokenizer = build_tokenizer(
-            [*vocabulary.words, *vocabulary.spelled_words],
-            bpe_file,
-            eos_at="end" if is_translator else "start",
-            split_unknown=is_translator,
-        )
+        tokenizer = _build_tokenizer(vocabulary, is_translator)
         tokenizer.save_pretrained(side_folder)
     write_card(trained, folder)
+
+
+def _build_tokenizer(vocabulary: Vocabulary, is_translator: bool) -> Any:
+    """Return the tokenizer of transformers for a vocabulary."""
+    from transformers import PreTrainedTokenizerFast
+
+    names = {}
+    if vocabulary.unk is not None:
+        names["unk_token"] = UNKNOWN
+    if vocabulary.eos is not None:
+        names |= {"bos_token": END_OF_LINE, "eos_token": END_OF_LINE, "pad_token": END_OF_LINE}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=build_tokenizer(
+            vocabulary, eos_at="end" if is_translator else "start", split_unknown=is_translator
+        ),
+        padding_side="right" if is_translator else "left",
+        clean_up_tokenization_spaces=False,
+        **names,
+    )
 
 
 def _build_config(trained: TrainedRun[Any, Any, Any]) -> Any:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 UNSPLIT_WORDS = (UNKNOWN, END_OF_LINE)
 """Words of a text that are never split."""
-_RESERVED_SYMBOLS = (*UNSPLIT_WORDS, START, PADDING, END_OF_WORD)
+RESERVED_SYMBOLS = (*UNSPLIT_WORDS, START, PADDING, END_OF_WORD)
 """Strings that merges must not create. A longer word that contains one is split into characters."""
 _WHITESPACE = r"[ \t\r\n\x0B\x0C]+"  # separates words in storage/lines.py, and therefore in tokenizer.json
 # Training time is quadratic in the length of a word, and a line without spaces is one word.
@@ -225,7 +225,7 @@ def format_token(token: str) -> str:
     """Make a token readable: "t</w>" becomes "t", and "low", which another sub-word follows, becomes "low…"."""
     if token.endswith(END_OF_WORD):
         return token.removesuffix(END_OF_WORD)
-    if token in _RESERVED_SYMBOLS:
+    if token in RESERVED_SYMBOLS:
         return token
     return f"{token}…"
 
@@ -296,4 +296,4 @@ def _repeat_words(counts: Mapping[str, int]) -> Iterator[str]:
 
 def _contains_reserved(word: str) -> bool:
     """Return whether merges inside a word could give a reserved symbol. Such words are split into characters."""
-    return any(symbol in word for symbol in _RESERVED_SYMBOLS)
+    return any(symbol in word for symbol in RESERVED_SYMBOLS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import io
 import logging
 import os
 import subprocess
@@ -63,6 +65,18 @@ def test_loss_and_gradients_are_those_of_the_model(name: str) -> None:
     assert not [path for path in patch.paths if "real" in path or "usual" in path]
 
 
+@pytest.mark.parametrize("count", [0, torch.tensor(0)])
+def test_labels_but_a_count_of_zero_give_the_loss_of_the_model(count: Any) -> None:
+    model, batch = make_model("Llama"), {**make_batch(), "num_items_in_batch": count}
+    expected, gradients = copy.deepcopy(loss_and_gradients(model, batch))
+    assert expected.isinf()
+    rk.hf.logits_free(model, min_logits=0)
+    loss, our_gradients = loss_and_gradients(model, batch)
+    assert loss == expected
+    assert our_gradients.keys() == gradients.keys()
+    assert not any(gradient.isfinite().all() for gradient in our_gradients.values())
+
+
 @every_architecture
 def test_no_tensor_has_the_size_of_the_logits(name: str) -> None:
     model, batch = make_model(name), make_batch(rows=8, steps=64)
@@ -100,6 +114,7 @@ def test_undo_restores_the_model() -> None:
     assert model.loss_function is own_loss
     assert set(vars(model.lm_head)) == keys
     with rk.hf.logits_free(model, min_logits=0):
+        patch.undo()  # undone before
         assert type(model(**batch).logits) is rk.hf.DeferredLogits
     assert type(model(**batch).logits) is Tensor
 
@@ -151,6 +166,65 @@ def test_copied_model_uses_its_own_weights() -> None:
     clone = copy.deepcopy(model)
     nn.init.zeros_(clone.lm_head.weight)
     assert float(clone(**batch).loss.detach()) == pytest.approx(float(torch.tensor(float(V)).log()))
+
+
+def load_again(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, load_again])
+@pytest.mark.parametrize("name", ["Llama", "BART"])
+def test_copied_and_loaded_models_are_logits_free_and_can_be_restored(name: str, make_copy: Any) -> None:
+    model, batch = make_model(name), make_batch()
+    expected = copy.deepcopy(loss_and_gradients(model, batch))
+    patch = rk.hf.logits_free(model, min_logits=0)
+    clone = make_copy(model)
+    patch.undo()
+    assert inspect.signature(clone.forward) == inspect.signature(model.forward)
+    assert type(clone(**batch).logits) is rk.hf.DeferredLogits
+    assert type(model(**batch).logits) is Tensor
+    check_equal(loss_and_gradients(clone, batch), expected)
+    own_patch = rk.hf.logits_free(clone, min_logits=0)
+    check_equal(loss_and_gradients(clone, batch), expected)
+    assert [path.split(" (")[0] for path in own_patch.paths] == ["loss without logits"]
+    own_patch.undo()
+    assert type(clone(**batch).logits) is Tensor
+    assert vars(clone).keys() == vars(model).keys()
+    assert clone.loss_function is model.loss_function
+    assert not clone.base_model._forward_hooks
+
+
+def replace_output_layer(model: Any) -> None:
+    model.set_output_embeddings(nn.Linear(16, V))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("change", [lambda model: model.resize_token_embeddings(V + 5), replace_output_layer])
+def test_new_output_layers_are_logits_free(change: Any, compiled: bool) -> None:
+    model, batch = make_model("Llama"), make_batch()
+    old_head = model.lm_head
+    patch = rk.hf.logits_free(model, min_logits=0)
+    change(model)
+    called = torch.compile(model, backend="eager") if compiled else model
+    outputs = called(**batch)
+    assert type(outputs.logits) is rk.hf.DeferredLogits
+    assert patch.paths == ("loss without logits (loss_function)",)
+    assert type(old_head(torch.ones(1, 16))) is Tensor
+    patch.undo()
+    real_outputs = model(**batch)
+    assert type(real_outputs.logits) is Tensor
+    torch.testing.assert_close(outputs.loss, real_outputs.loss)
+
+
+def test_new_output_layer_that_is_not_linear_is_logged() -> None:
+    model, batch = make_model("Llama"), make_batch()
+    patch = rk.hf.logits_free(model, min_logits=0)
+    model.lm_head = nn.Sequential(nn.Identity())
+    assert type(model(input_ids=batch["input_ids"]).logits) is Tensor
+    assert patch.paths == ("logits as usual (the output layer is now a Sequential)",)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -251,6 +325,11 @@ def test_second_call_is_rejected() -> None:
     rk.hf.logits_free(model)
     with pytest.raises(rk.ArgumentError, match="LlamaForCausalLM is logits-free already"):
         rk.hf.logits_free(model)
+
+
+def test_negative_min_logits_is_rejected() -> None:
+    with pytest.raises(rk.ArgumentError, match="min_logits = -1: must be 0 or more"):
+        rk.hf.logits_free(make_model("Llama"), min_logits=-1)
 
 
 def test_output_layer_that_is_not_linear_is_rejected() -> None:

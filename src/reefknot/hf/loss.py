@@ -78,6 +78,7 @@ def _divide(loss: Tensor, count: Tensor | float) -> Tensor:
     """Divide a sum of losses by the number of labels. As in torch, no labels give NaN, with gradients of zero."""
     if isinstance(count, Tensor):
         count = count.to(loss.device)
-        is_empty = count == 0
-        return loss / torch.where(is_empty, 1, count) + torch.where(is_empty, math.nan, 0.0)
-    return loss / count if count else loss * 0 + math.nan
+    elif count:
+        return loss / count
+    is_empty = (loss.detach() == 0) & (count == 0)
+    return loss / torch.where(is_empty, 1, count) + torch.where(is_empty, math.nan, 0.0)

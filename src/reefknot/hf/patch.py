@@ -18,7 +18,6 @@ import functools
 import logging
 import types
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from reefknot.hf.deferred import DeferredLogits
 from reefknot.hf.loss import LogitsFreeLoss
 from reefknot.hf.scores import Scores
 from reefknot.hf.traced import TracedLogits, add_methods, defer_outputs
-from reefknot.kernels.arguments import check_integer
+from reefknot.kernels.arguments import check_integer, check_number
 
 MIN_LOGITS = 2**24
 """The default of `min_logits`: 64 MiB of logits in float32."""
@@ -46,34 +45,62 @@ add_methods()
 class LogitsFree:
     """The change that `logits_free` made to a model."""
 
-    def __init__(self, model: PreTrainedModel, heads: list[nn.Linear], min_logits: int) -> None:
+    def __init__(self, model: PreTrainedModel, head: nn.Module, linears: list[nn.Linear], min_logits: int) -> None:
         self._model = model
-        self._heads = heads
+        self._head = head
+        self._is_copy = False
         self._own_loss = vars(model).get("_loss_function")
         self._loss = LogitsFreeLoss(model.loss_function)
         self._log = PathLog(type(model).__name__)
         model.loss_function = self._loss
         self._own_forward = vars(model).get("forward")
-        self._forward = types.MethodType(_wrap_forward(type(model).forward, self._own_forward), model)
-        model.forward = self._forward
-        settings = HeadSettings(min_logits, self._log)
+        # Copies and pickles of the model keep partial functions, which refer to the copy, and not to the model.
+        self._forward = functools.partial(_forward_of_model, self)
+        own_method = types.MethodType(type(model).forward, model)  # transformers looks at its signature
+        model.forward = functools.update_wrapper(self._forward, own_method, ("__name__", "__doc__"), ())
+        self._settings = HeadSettings(min_logits, self._log)
         self._hooks = []
         if model.base_model is not model:
-            self._hooks.append(model.base_model.register_forward_hook(settings.note_encoder_call))
-        for head in heads:
-            vars(head)["_reefknot"] = settings
-            head.forward = types.MethodType(_forward, head)  # type: ignore[method-assign]
+            self._hooks.append(model.base_model.register_forward_hook(self._settings.note_encoder_call))
+        vars(model)["_reefknot"] = self
+        _change_layers(linears, self._settings)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Note that this is the patch of a copied or loaded model, which nobody has a reference to."""
+        vars(self).update(state)
+        self._is_copy = True
 
     @property
     def paths(self) -> tuple[str, ...]:
         """How the model has used its logits so far, as logged."""
         return tuple(self._log.paths)
 
+    def call_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass of the model, with deferred logits also if it is compiled."""
+        self._follow_output_layer()
+        model, own_forward = self._model, self._own_forward
+        outputs = type(model).forward(model, *args, **kwargs) if own_forward is None else own_forward(*args, **kwargs)
+        return defer_outputs(outputs)
+
+    def _follow_output_layer(self) -> None:
+        """Change the output layer of the model if it is a new one, as after `resize_token_embeddings`."""
+        head = self._model.get_output_embeddings()
+        if head is self._head:
+            return
+        _restore_layers(self._head)
+        self._head = head
+        try:
+            _change_layers(_linear_layers(self._model, head), self._settings)
+        except ArgumentError:
+            self._log.add(f"logits as usual (the output layer is now a {type(head).__name__})", logging.WARNING)
+
     def undo(self) -> None:
         """Give the model its own output layer and loss function again. Logits that are deferred already still work."""
-        for head in self._heads:
-            vars(head).pop("forward", None)
-            vars(head).pop("_reefknot", None)
+        if vars(self._model).get("_reefknot") is not self:
+            return  # undone before
+        del vars(self._model)["_reefknot"]
+        _restore_layers(self._head)
+        _restore_layers(self._model.get_output_embeddings())
         for hook in self._hooks:
             hook.remove()
         if vars(self._model).get("forward") is self._forward:  # another library may have replaced it since
@@ -106,6 +133,10 @@ class PathLog:
     def __deepcopy__(self, memo: dict[int, Any]) -> PathLog:
         """Share the log with copies of the model."""
         return self
+
+    def __reduce__(self) -> Any:
+        """Give a loaded model a new log."""
+        return PathLog, (self.name,)
 
     def __call__(self, operation: str, is_real: bool) -> None:
         """Log an operation, and whether it makes real logits."""
@@ -161,6 +192,9 @@ def logits_free(model: nn.Module, *, min_logits: int = MIN_LOGITS) -> LogitsFree
     The `logits` of the model's output are then deferred. They are computed only if an operation needs all of them, and
     the log names this operation once. Use them before the next optimiser step, because they depend on the weights.
 
+    Copies of the model (`copy.deepcopy`, `torch.save`) are logits-free too. To restore a copy, call `logits_free` on it
+    and `undo()` of what it returns.
+
     Args:
         model: A transformers model with an output layer: `...ForCausalLM`, `...ForConditionalGeneration`,
             `...ForMaskedLM` and so on. It may be wrapped by PEFT, `torch.compile` or `DistributedDataParallel`.
@@ -171,14 +205,22 @@ def logits_free(model: nn.Module, *, min_logits: int = MIN_LOGITS) -> LogitsFree
         An object with `undo()`. It can also be used in a `with` statement.
     """
     check_integer(_FUNCTION, "min_logits", min_logits)
+    check_number(_FUNCTION, "min_logits", min_logits, 0)
     inner = _unwrap_model(model)
+    patch = vars(inner).get("_reefknot")
+    if patch is not None and patch._is_copy:
+        patch.undo()  # the caller gets a patch that it can undo
     head = inner.get_output_embeddings()
     if head is None:
         raise ArgumentError(
             f"{_FUNCTION}: {type(inner).__name__} has no output layer (get_output_embeddings() is None); load it with "
             "a class that has one, such as AutoModelForCausalLM"
         )
-    return LogitsFree(inner, _linear_layers(inner, head), min_logits)
+    linears = _linear_layers(inner, head)
+    if "_reefknot" in vars(inner) or any("_reefknot" in vars(linear) for linear in linears):
+        name = type(inner).__name__
+        raise ArgumentError(f"{_FUNCTION}: {name} is logits-free already; call undo() first to change min_logits")
+    return LogitsFree(inner, head, linears, min_logits)
 
 
 def _unwrap_model(model: Any) -> PreTrainedModel:
@@ -207,9 +249,7 @@ def _linear_layers(model: PreTrainedModel, head: nn.Module) -> list[nn.Linear]:
             f"{_FUNCTION}: the output layer of {name} has the type {type(head).__name__}; it must be an nn.Linear, or "
             "PEFT's LoRA layer around one"
         )
-    if any(hasattr(linear, "_reefknot") for linear in linears):
-        raise ArgumentError(f"{_FUNCTION}: {name} is logits-free already; call undo() first to change min_logits")
-    if any("forward" in vars(linear) for linear in linears):
+    if any("forward" in vars(linear) and "_reefknot" not in vars(linear) for linear in linears):
         raise ArgumentError(
             f"{_FUNCTION}: the forward method of the output layer of {name} was replaced, for example by accelerate "
             "for a model on several devices; call logits_free before that"
@@ -217,20 +257,29 @@ def _linear_layers(model: PreTrainedModel, head: nn.Module) -> list[nn.Linear]:
     return linears
 
 
-def _wrap_forward(forward: Callable[..., Any], own_forward: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return the forward pass of a class or, if given, of an object, with deferred logits also if it is compiled.
+def _change_layers(linears: list[nn.Linear], settings: HeadSettings) -> None:
+    """Make linear layers return deferred logits."""
+    for linear in linears:
+        vars(linear)["_reefknot"] = settings
+        vars(linear)["forward"] = functools.partial(_forward, linear)
 
-    torch.compile does not trace the wrapper itself, only the forward pass in it.
-    """
 
-    @functools.wraps(forward)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = forward(self, *args, **kwargs) if own_forward is None else own_forward(*args, **kwargs)
-        return defer_outputs(outputs)
+def _restore_layers(head: nn.Module | None) -> None:
+    """Make the linear layers in an output layer return logits again."""
+    for module in () if head is None else head.modules():
+        if vars(module).pop("_reefknot", None) is not None:
+            vars(module).pop("forward", None)
 
-    reason = "logits_free returns deferred logits; do not use fullgraph=True"
-    untraced: Callable[..., Any] = torch._dynamo.disable(wrapped, recursive=False, reason=reason)  # type: ignore[no-untyped-call]
-    return untraced
+
+# torch.compile traces only the forward pass in this function.
+@functools.partial(
+    torch._dynamo.disable,
+    recursive=False,
+    reason="logits_free returns deferred logits; do not use fullgraph=True",
+)
+def _forward_of_model(patch: LogitsFree, *args: Any, **kwargs: Any) -> Any:
+    """Run the forward pass of a patched model. Replaces its `forward`."""
+    return patch.call_model(*args, **kwargs)
 
 
 def _forward(self: Any, input: Tensor) -> Any:

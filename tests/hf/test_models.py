@@ -221,6 +221,21 @@ def test_config_without_settings_is_explained() -> None:
         reefknot.hf.ReefknotForCausalLM(reefknot.hf.ReefknotConfig())
 
 
+def test_exported_model_cannot_be_resized(exported: tuple[Path, Path]) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported[1])
+    assert model.resize_token_embeddings(len(WORDS)) is model.get_input_embeddings()
+    for options in ({"new_num_tokens": 500}, {"pad_to_multiple_of": 64}):
+        with pytest.raises(reefknot.ArgumentError, match="cannot be resized"):
+            model.resize_token_embeddings(**options)
+
+
+def test_tokens_are_scored(exported: tuple[Path, Path]) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported[1])
+    ids = torch.randint(len(WORDS), (7,))
+    losses = reefknot.hf.score_tokens(model, ids)
+    torch.testing.assert_close(losses.mean(), model(ids[None], labels=ids[None]).loss)
+
+
 # -- translators ---------------------------------------------------------------------------------------------------
 
 SOURCE_WORDS = Vocabulary(("<eos>", "das", "ist", "<unk>", "ein", "Haus"), (6, 5, 4, 3, 2, 1))

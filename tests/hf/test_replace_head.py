@@ -493,3 +493,16 @@ def test_invalid_label_is_an_error() -> None:
     for name in ("plain", "adaptive"):
         with pytest.raises(rk.ArgumentError, match=f"target {V} is not a class"):
             replace(name)(input_ids=TOKENS, labels=torch.full_like(TOKENS, V))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_wrong_counts_of_bands_are_an_error(wrong: float) -> None:
+    counts = COUNTS.clone()
+    counts[5] = wrong
+    with pytest.raises(rk.ArgumentError, match=f"the count of token 5 is {wrong}"):
+        rk.hf.EmbeddingBands(make_model("Llama").get_input_embeddings(), counts, sizes=[9])
+
+
+def test_bands_need_an_embedding() -> None:
+    with pytest.raises(rk.ArgumentError, match=r"is a LlamaForCausalLM; pass the input embedding of the model"):
+        rk.hf.EmbeddingBands(make_model("Llama"), COUNTS, sizes=[9])

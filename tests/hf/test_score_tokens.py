@@ -49,6 +49,8 @@ def test_losses_are_those_of_windows(make: Any, tmp_path: Path) -> None:
         ({"tokens": TEXT[None]}, r"tokens is \(1, 23\) and torch.int64; pass the ids of one text"),
         ({"tokens": TEXT[:1]}, "at least two tokens"),
         ({"tokens": [1, 2]}, "tokens is list"),
+        ({"tokens": torch.tensor([1, V])}, f"token {V} at position 1 is not an id of the model, which has {V} tokens"),
+        ({"tokens": torch.tensor([-100, 1])}, "token -100 at position 0"),
         ({"stride": 0}, "stride = 0"),
         ({"context": -1}, "context = -1"),
         ({"file": "scores.txt"}, "must end in .safetensors"),

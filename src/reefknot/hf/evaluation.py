@@ -38,7 +38,8 @@ def score_tokens(
         file: Also write the scores to this file, whose name ends in `.safetensors`. `reefknot compare` reads it.
     """
     _check_arguments(tokens, context, stride, file)
-    device = model.get_input_embeddings().weight.device
+    _check_ids(tokens, model.config.get_text_config().vocab_size)
+    device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     try:
@@ -66,6 +67,17 @@ def _score_window(model: Any, inputs: Tensor, targets_S: Tensor) -> Tensor:
     logits_SV = model(input_ids=inputs[None], use_cache=False, **options).logits[0, -num_targets:]
     log_probs_SV: Tensor = logits_SV.float().log_softmax(-1)
     return -log_probs_SV.gather(1, targets_S.to(log_probs_SV.device)[:, None])[:, 0].cpu()
+
+
+def _check_ids(tokens: Tensor, vocab_size: int) -> None:
+    """Raise an `ArgumentError` unless all tokens are in the vocabulary of the model."""
+    is_wrong = (tokens < 0) | (tokens >= vocab_size)
+    if bool(is_wrong.any()):
+        position = int(is_wrong.int().argmax())
+        raise ArgumentError(
+            f"score_tokens: token {int(tokens[position])} at position {position} is not an id of the model, which has "
+            f"{vocab_size} tokens; use the tokenizer of the model"
+        )
 
 
 def _check_arguments(tokens: Any, context: Any, stride: Any, file: Any) -> None:

@@ -433,6 +433,14 @@ def test_both_ends_are_resized(name: str, tied: bool, size: int, tmp_path: Path)
     torch.testing.assert_close(loaded(input_ids=tokens).logits, model(input_ids=tokens).logits)
 
 
+def test_end_is_built_while_torch_export_has_proxies(tmp_path: Path) -> None:
+    """While `torch.export` traces a module, its class has a subclass of the same name with other arguments."""
+    proxy = type("Plain", (rk.Plain,), {"__init__": lambda self, base, path: None})
+    model = replace("plain")
+    torch.testing.assert_close(log_probs(save_and_load(model, tmp_path)), log_probs(model))
+    del proxy
+
+
 def test_bands_cannot_be_resized() -> None:
     model = replace("adaptive")
     with pytest.raises(rk.ArgumentError, match="bands"):

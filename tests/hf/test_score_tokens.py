@@ -59,3 +59,11 @@ def test_losses_are_those_of_windows(make: Any, tmp_path: Path) -> None:
 def test_wrong_arguments_are_reported(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(rk.ArgumentError, match=message):
         rk.hf.score_tokens(make_model("GPT-2"), **{"tokens": TEXT, **wrong})
+
+
+def test_file_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "scores.safetensors"
+    file.write_bytes(b"mine")
+    with pytest.raises(rk.ArgumentError, match="exists already; choose another file"):
+        rk.hf.score_tokens(make_model("GPT-2"), TEXT, file=file)
+    assert file.read_bytes() == b"mine"

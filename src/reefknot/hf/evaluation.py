@@ -35,7 +35,7 @@ def score_tokens(
         tokens: The ids of the text, with shape (T,).
         context: Number of tokens that a window reads before the tokens that it scores.
         stride: Number of tokens that a window scores.
-        file: Also write the scores to this file, whose name ends in `.safetensors`. `reefknot compare` reads it.
+        file: Also write the scores to this new file, whose name ends in `.safetensors`. `reefknot compare` reads it.
     """
     _check_arguments(tokens, context, stride, file)
     _check_ids(tokens, model.config.get_text_config().vocab_size)
@@ -93,3 +93,5 @@ def _check_arguments(tokens: Any, context: Any, stride: Any, file: Any) -> None:
         )
     if file is not None and Path(file).suffix != SUFFIX:
         raise ArgumentError(f"score_tokens: file = {str(file)!r}: its name must end in {SUFFIX}")
+    if file is not None and Path(file).exists():
+        raise ArgumentError(f"score_tokens: {file} exists already; choose another file, or remove it first")

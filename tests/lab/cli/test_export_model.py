@@ -173,6 +173,8 @@ def test_hf_model_and_tokenizer_of_a_trained_run(runs: Runs, tmp_path: Path) -> 
     batch = tokenizer("green river", return_tensors="pt")
     generated = model.generate(**batch, max_new_tokens=12)[0]
     assert tokenizer.convert_ids_to_tokens(generated) == ["<eos>", "green", "river", *printed["tokens"]]
+    outcome = run_command("export", tmp_path / "hf", "--format", "pt2", "-o", tmp_path / "again")
+    assert "is an exported model and not a run; use the run that it was exported from" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,11 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-def scored(perplexity: float, *, pieces: int = 1, unknown: int = 77, streams: int = 1) -> dict[str, Any]:
-    """Return a score as in result.json. Every word has `pieces` sub-words."""
-    nll, words, size = math.log(perplexity), 82_430, 449_945
+def scored(
+    perplexity: float, *, pieces: int = 1, unknown: int = 77, streams: int = 1, size: int = 449_945
+) -> dict[str, Any]:
+    """Return a score as in result.json. Every word has `pieces` sub-words, and the text has `size` bytes."""
+    nll, words = math.log(perplexity), 82_430
     return {
         "perplexity": perplexity,
         "word_perplexity": perplexity**pieces,

@@ -21,6 +21,7 @@ NAMES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in
 SEPARATELY_TESTED = {
     "CONTRIBUTING.md",
     "docs/export.md",
+    "docs/replace_head.md",
     "docs/training_frameworks.md",
     "docs/vectors.md",
     "docs/your_model.md",

@@ -153,6 +153,24 @@ def test_copied_model_uses_its_own_weights() -> None:
     assert float(clone(**batch).loss.detach()) == pytest.approx(float(torch.tensor(float(V)).log()))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_targets_made_without_gradients_get_none(compiled: bool) -> None:
+    model = make_model("Llama")
+    ids, other_ids = (make_batch(seed)["input_ids"] for seed in (2, 3))
+
+    def gradients(model: Any) -> dict[str, Tensor]:
+        model.zero_grad()
+        with torch.no_grad():
+            targets = model(input_ids=other_ids).logits
+        nn.functional.mse_loss(model(input_ids=ids).logits.float(), targets.float()).backward()
+        return {name.removeprefix("_orig_mod."): parameter.grad for name, parameter in model.named_parameters()}
+
+    expected = copy.deepcopy(gradients(model))
+    rk.hf.logits_free(model, min_logits=0)
+    actual = gradients(torch.compile(model, backend="eager") if compiled else model)
+    check_equal((torch.zeros(()), actual), (torch.zeros(()), expected))
+
+
 def test_bfloat16_and_autocast_are_close_to_float32() -> None:
     model, batch = make_model("Granite"), make_batch()
     loss = model(**batch).loss

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -131,6 +133,45 @@ def test_assignment_changes_the_logits() -> None:
     logits[..., 3] = -9.0
     torch.testing.assert_close(F.cross_entropy(logits.view(-1, V), TARGETS.view(-1)),
                                F.cross_entropy(expected.view(-1, V), TARGETS.view(-1)))  # fmt: skip
+
+
+WITHOUT_GRADIENTS: dict[str, Operation] = {
+    **{name: WITHOUT_LOGITS[name] for name in ("view", "float", "cap", "log_softmax, gather", "argmax", "detach")},
+    **{name: WITH_LOGITS[name] for name in ("softmax", "double", "cat", "mask in place")},
+    "cpu": lambda x: x.cpu(),
+    "numpy": lambda x: torch.from_numpy(x.numpy()),
+    "numpy of cpu": lambda x: torch.from_numpy(x.cpu().numpy()),
+    "array": lambda x: torch.from_numpy(np.asarray(x)),
+    "numpy of cat": lambda x: torch.from_numpy(torch.cat([x, x]).numpy()),
+    "copy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
+def test_logits_made_without_gradients_never_get_them(name: str, mode: Callable[[], Any]) -> None:
+    model, hidden = make_head()
+    patch = rk.hf.logits_free(model, min_logits=0)
+    with mode():
+        logits = model.lm_head(hidden * 1)
+    result = WITHOUT_GRADIENTS[name](logits)
+    assert type(logits) is DeferredLogits
+    assert not result.requires_grad
+    patch.undo()
+    with mode():
+        logits = model.lm_head(hidden * 1)
+    torch.testing.assert_close(result, WITHOUT_GRADIENTS[name](logits), atol=1e-5, rtol=1e-5)
+
+
+def test_views_made_without_gradients_never_get_them() -> None:
+    model, hidden = make_head()
+    rk.hf.logits_free(model, min_logits=0)
+    logits = model.lm_head(hidden)
+    with torch.no_grad():
+        rows = logits[0].float() * 2
+    assert logits.softmax(-1).requires_grad
+    assert not rows.softmax(-1).requires_grad
+    assert not rows.logsumexp(-1).requires_grad
 
 
 class _Square(torch.autograd.Function):

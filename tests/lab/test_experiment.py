@@ -45,6 +45,7 @@ def test_protocol_scores_are_added_without_changing_the_others(
     for block in ("valid", "test", "best", "frequency"):
         assert result[block] == plain[block]
     trained = open_run(tmp_path / "run")
+    assert repr(trained) == f"TrainedLanguageModel({str(tmp_path / 'run')!r})"
     splits = trained.dataset(None).splits
     countings = get_protocol(name, batch=4, steps=5)
     assert countings is not None
@@ -110,7 +111,13 @@ def test_headline_lists_the_available_scores() -> None:
         "test perplexity 90.00, 20.0 % unknown words"
     )
     test["text"] = text | {"unknown": 0}
-    assert format_headline(result_with(test=test)) == "test perplexity 90.00, 1,200.50 per word, 0 % unknown words"
+    assert format_headline(result_with(test=test)) == (
+        "test perplexity 90.00 per token, 1,200.50 per word, 0 % unknown words"
+    )
+    long_words = {"tokens": 70, "bytes": 300, "bits_per_byte": 1.5}  # no spaces between words
+    assert format_headline(result_with(test=test | long_words)) == (
+        "test perplexity 90.00 per token, 1.500 bits per byte, 0 % unknown words"
+    )
     counted = {"name": "awd", "valid": {"perplexity": 61.2}, "test": {"perplexity": 58.8}}
     train = {"perplexity": 30.0, "nll": 3.4}
     assert format_headline(result_with(test=test | {"words": 20}, train=train, protocol=counted)) == (

@@ -71,7 +71,12 @@ class DeferredLogits(Tensor):
 
     @staticmethod
     def defer(scores: Scores, alias_of: DeferredLogits | None = None) -> DeferredLogits:
-        """Make deferred logits. Pass `alias_of` if real logits would share their memory with others."""
+        """Make deferred logits. Pass `alias_of` if real logits would share their memory with others.
+
+        Logits that are deferred while gradients are disabled never get gradients, also if they are used later.
+        """
+        if not torch.is_grad_enabled():
+            scores = scores.detached()
         logits: DeferredLogits = _Defer.apply(scores, *scores.tensors)  # type: ignore[no-untyped-call]
         if alias_of is not None:
             alias_of.aliases.extend(logits.aliases)

@@ -168,9 +168,7 @@ def _clone(logits: DeferredLogits) -> DeferredLogits:
 
 @_handles("detach")
 def _detach(logits: DeferredLogits) -> DeferredLogits:
-    scores = logits.scores
-    detached = scores.with_tensors(tuple(tensor.detach() for tensor in scores.tensors))
-    return logits.derive(detached, is_alias=True)
+    return logits.derive(logits.scores.detached(), is_alias=True)
 
 
 def _cast(logits: DeferredLogits, dtype: torch.dtype) -> Any:

@@ -184,6 +184,10 @@ class Scores:
         steps = tuple(Step("add", others.pop(0)) if step.kind == "add" else step for step in self.steps)
         return replace(self, hidden=hidden, weight=weight, bias=bias, steps=steps)
 
+    def detached(self) -> Scores:
+        """Return the same scores without gradients. They still notice if a tensor changes."""
+        return self.with_tensors(tuple(tensor.detach() for tensor in self.tensors))
+
     def with_step(self, step: Step, dtype: torch.dtype | None = None) -> Scores:
         """Return the scores after one more operation."""
         stamps = self.stamps

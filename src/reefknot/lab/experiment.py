@@ -438,7 +438,10 @@ def format_headline(result: RunResult) -> str:
 
 
 def _warn_of_unknown_words(result: RunResult, display: Display, label: str) -> None:
-    warning = warn_of_unknown_words(result.test.unknown_share, "test") if result.test else None
+    score = result.test
+    if score is None:
+        return
+    warning = warn_of_unknown_words(score.unknown_share, "test", subwords=score.uses_subwords)
     if warning:
         display.print(f"{label}  {warning}")
 
@@ -463,11 +466,16 @@ def _format_scores(result: RunResult, test: TextScore) -> list[str]:
         phrases.append(f"test BLEU {translated.bleu:.2f}")
 
     test_perplexity = f"test perplexity {format_perplexity(test.perplexity)}"
+    if test.words != test.tokens:
+        test_perplexity += " per token"
     if test.streams and test.streams > 1:
         test_perplexity += f" in {test.streams} streams"
     phrases.append(test_perplexity)
     if test.words != test.tokens:
-        phrases.append(f"{format_perplexity(test.per_word)} per word")
+        if test.has_words:
+            phrases.append(f"{format_perplexity(test.per_word)} per word")
+        elif test.fair_bits_per_byte is not None:
+            phrases.append(f"{test.fair_bits_per_byte:.3f} bits per byte")
     phrases.append(describe_unknown_share(test.unknown_share))
     if result.train:
         phrases.append(f"train {format_perplexity(result.train.perplexity)}")

@@ -189,6 +189,12 @@ def test_measurements_decide_for_a_small_vocabulary() -> None:
     # An end that is about as fast, and needs less memory.
     lean = _row("BPE-T", 40, 10, 92.0)
     assert "Use BPE-T, which reaches 92% of the highest speed with less memory." in give_advice([best, lean], 2_351)
+    # Memory that differs by less than 2 % is equal, and the smallest end is used.
+    noisy = [_row("SM", 50, 434, 100.0), _row("SM-T", 20, 435, 97.0), _row("ASM", 30, 500, 99.0)]
+    assert give_advice(noisy, 2_351).startswith(
+        "SM reads the most words per second, SM-T needs the least memory (equal within 2%: SM) and is the smallest. "
+        "Use SM-T, which reaches 97% of the highest speed with fewer parameters."
+    )
     # An end that needs less memory, but is much slower.
     assert "Use SM-T. ADP-T" in give_advice([best, _row("ASM", 10, 10, 50.0), paper], 2_351)
 

@@ -78,6 +78,38 @@ def test_several_ends_are_measured_in_new_processes(cli: Cli, text: Path, monkey
     assert commands[0][commands[0].index("--tokens") + 1] == "32"
 
 
+def test_own_text_is_measured(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REEFKNOT_CACHE", str(tmp_path / "cache"))
+    rows = [{"body": " ".join(f"w{(number * index) % 90}" for index in range(20))} for number in range(120)]
+    (tmp_path / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--text", tmp_path / "a.json", "--field", "body", *TINY)
+    record = cli("advise", *options, "--end", "SM-T", "--json").json()
+    assert record["rows"][0]["words_per_second"] > 0
+    assert record["words"] <= 91 + 2
+
+    commands = []
+    monkeypatch.setattr(advise, "_measure_in_new_process", lambda row, command: commands.append(command) or row)
+    assert cli("advise", *options, "--end", "SM", "--end", "SM-T").code == 0
+    assert commands[0][:5] == ["advise", "--text", str(tmp_path / "a.json"), "--field", "body"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "advise needs a text"),
+        ((__file__,), "is a file, not a corpus or a folder; use `reefknot advise --text"),
+        (("--text", "-"), "advise reads the text once per end"),
+        (("--text", "missing.txt"), "missing.txt does not exist"),
+        (("python-docs", "--text", "a.txt"), "has no effect with --text"),
+        (("python-docs", "--field", "body"), "--field has no effect without --text"),
+    ],
+)
+def test_mistakes_with_own_text(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    outcome = cli("advise", *words)
+    assert outcome.code in (2, 3)
+    assert message in " ".join(outcome.err.split())
+
+
 def test_mistakes_print_a_message(cli: Cli, text: Path) -> None:
     outcome = cli("advise", text, "--end", "LSTM")
     assert outcome.code == 2

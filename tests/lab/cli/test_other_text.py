@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import json
 import math
 from collections.abc import Callable
@@ -86,10 +88,19 @@ def test_saved_evaluation_has_the_name_and_the_hash_of_the_text(
     assert saved["other"]["text"]["split"] == "news.txt"
     assert saved["other"]["unknown_share"] == 1 / 14
     assert "--text" in saved["command"]
-    # Another mode is another file, and tables have no row for these files.
+    # Another mode is another file. CSV and the page show both, and the table of scores shows neither.
     assert cli("evaluate", run, "--text", news, "--cache", "--save").code == 0
     assert len(list((run / "texts").iterdir())) == 2
-    assert "cache" not in cli("report", run, "--out", tmp_path / "page.html").out
+    plain, *others = csv.DictReader(io.StringIO(cli("report", run, "--csv").out))
+    assert [row["mode"].rpartition("-")[2] for row in others] == ["cache", "plain"]
+    assert {row["other.text.split"] for row in others} == {"news.txt"}
+    assert float(others[1]["other.perplexity"]) == saved["other"]["perplexity"]
+    assert (others[1]["test.perplexity"], plain["other.perplexity"]) == ("", "")
+    assert cli("report", run, "-o", tmp_path / "page.html").code == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    section = page.split('<section id="texts">')[1].split("</section>")[0]
+    assert section.count("<td>news.txt</td>") == 2
+    assert "news.txt" not in page.split('<section id="results">')[1].split("</section>")[0]
 
 
 def test_modes_and_windows_score_another_text(cli: Cli, runs: Runs, news: Path) -> None:
@@ -145,11 +156,22 @@ def test_systems_with_other_tokens_are_compared_by_words(
     assert cli("train", recipe, "--row", "tied", "--out", run, "--device", "cpu", *settings).code == 0
     outcome = cli("compare", runs.tied, run, "--text", same)
     assert "same.txt text: 420 words in " in outcome.out
+    # Sub-words are not what a model of sub-words lacks: its unknown words have unknown characters.
+    for model, suggests_subwords in ((runs.tied, True), (run, False)):
+        warning = next(
+            line
+            for line in cli("evaluate", model, "--text", news).out.splitlines()
+            if line.startswith("warning: 7.1 %")
+        )
+        assert ("sub-words (vocabulary.bpe) have fewer" in warning) == suggests_subwords
+        assert ("characters that are not in the training text" in warning) == (not suggests_subwords)
     # "zebra" has an unknown character, so it is unknown to both. "birds" is unknown only to the model of words.
     news.write_text("green birds\n" * 30)
     outcome = cli("compare", runs.tied, run, "--text", news)
     assert outcome.code == 2
     assert "no fair comparison: one scores 30 unknown words as <unk>, the other 0" in outcome.err
+    bits = [cli("evaluate", model, "--text", news, "--json").json()["bits_per_byte"] for model in (runs.tied, run)]
+    assert f"compare their bits per byte, {bits[0]:.4f} and {bits[1]:.4f}" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,10 @@ def test_standard_input_is_saved_next_to_the_run(cli: Cli, tmp_path: Path, monke
         (b"only a few words\n", "the text has 4 words (17 characters), which is too little"),
         (gzip.compress(TEXT.encode())[:-100], "cannot be unpacked"),
         (b"\x7fELF\x02\x01\x01\0\0\0" * 500, "NUL byte; is this a text file?"),
-        (TEXT.encode() + "Größe".encode("cp1252"), "line 301: byte 0xf6 is not valid UTF-8; pass the encoding"),
+        (TEXT.encode() + "Größe".encode("cp1252"), "line 301: byte 0xf6 is not valid UTF-8, but most of the text is"),
+        (LATIN_TEXT.encode("cp1252"), "is not valid UTF-8; pass the encoding of the text, perhaps --encoding cp1252"),
     ],
-    ids=["empty", "short", "damaged", "binary", "windows-1252"],
+    ids=["empty", "short", "damaged", "binary", "mixed", "windows-1252"],
 )
 def test_a_text_that_cannot_be_used_leaves_nothing_behind(cli: Cli, tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.txt").write_bytes(data)
@@ -150,7 +151,10 @@ def test_a_text_that_cannot_be_used_leaves_nothing_behind(cli: Cli, tmp_path: Pa
 
 def test_new_writes_the_recipe_that_train_uses(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "My Text.txt").write_text(TEXT, encoding="utf-8")
-    assert cli("new", "--text", "My Text.txt", "--device", "cpu").code == 0
+    outcome = cli("new", "--text", "My Text.txt", "--device", "cpu")
+    assert outcome.code == 0
+    assert "trains in about ten seconds (10 epochs on " in outcome.out
+    assert "one epoch, which takes about ten seconds: training.epochs=1." in outcome.out
     recipe = (tmp_path / "my-text.toml").read_text(encoding="utf-8")
     assert "# Ends: a softmax tied to the input" in recipe
     assert tomllib.loads(recipe)["base"]["corpus"]["name"] == str(tmp_path / "My Text.txt")
@@ -162,11 +166,66 @@ def test_new_writes_the_recipe_that_train_uses(cli: Cli, tmp_path: Path) -> None
     assert (tmp_path / "runs" / "my-text" / "model" / "seed0" / "result.json").exists()
     assert (tmp_path / "runs" / "my-text" / "report.html").exists()
 
+    # Training longer writes the page again, with the same heading.
+    page = tmp_path / "runs" / "my-text" / "report.html"
+    run = Path("runs/my-text/model/seed0")
+    page.write_text("<title>Mine &amp; yours</title>", encoding="utf-8")
+    outcome = cli("train", run, "--device", "cpu", "training.epochs=2", "--withhold-test")
+    assert outcome.code == 0, outcome.err
+    assert f"{page} shows the earlier result" in outcome.out
+    outcome = cli("train", run, "--device", "cpu", "training.epochs=3")
+    assert outcome.code == 0, outcome.err
+    assert f"report: {page}" in outcome.out
+    content = page.read_text(encoding="utf-8")
+    assert "<h1>Mine &amp; yours" in content
+    result = RunFolder.open(run).result
+    assert result is not None
+    assert result.test is not None
+    assert f"{result.test.per_word:,.1f}" in content
+
     # A recipe that the user has edited is not overwritten.
     (tmp_path / "my-text.toml").write_text(recipe.replace("dropout = 0.3", "dropout = 0.1"), encoding="utf-8")
     outcome = cli("new", "--text", "My Text.txt", "--device", "cpu")
     assert outcome.code == 2
-    assert "my-text.toml exists and is another recipe" in outcome.err
+    message = " ".join(outcome.err.split())
+    assert "my-text.toml exists and is another recipe: it was edited, or written with other options" in message
+    assert "differs in base.encoder.dropout; train it with" in message
+
+
+def test_the_message_about_another_recipe_gives_the_reason(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    assert cli("new", "--text", "a.txt", "--device", "cpu").code == 0
+    (tmp_path / "a.txt").write_text(TEXT + "one more line\n", encoding="utf-8")
+    outcome = cli("new", "--text", "a.txt", "--device", "cpu")
+    assert outcome.code == 2
+    assert "the text has changed (it was a.txt: one file, 300 lines" in " ".join(outcome.err.split())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.txt").write_text(TEXT, encoding="utf-8")
+    outcome = cli("new", "--text", "b/a.txt", "--device", "cpu")
+    assert outcome.code == 2
+    assert f"it is for another text, {tmp_path / 'a.txt'}" in " ".join(outcome.err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--text", "a.txt", "training.epoch=3"), "epoch"),
+        (("demo", "--text", "a.txt"), "demo and --text were given"),
+        (("--text", "a.txt", "--out", "a.txt"), "a.txt is a file, not a folder"),
+        (("--text", "a.txt", "--data", "."), "--data has no effect"),
+    ],
+)
+def test_a_command_that_fails_leaves_no_recipe(cli: Cli, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    outcome = cli("train", *words, "--device", "cpu")
+    assert outcome.code == 2
+    assert message in " ".join(outcome.err.split())
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["a.txt"]
+
+    # A recipe that existed before is kept.
+    assert cli("new", "--text", "a.txt", "--out", "runs/a.toml", "--device", "cpu").code == 0
+    assert cli("train", *words, "--device", "cpu").code == 2
+    assert (tmp_path / "runs" / "a.toml").exists()
 
 
 def test_large_vocabulary_of_words_gets_adaptive_ends(cli: Cli, tmp_path: Path) -> None:
@@ -183,6 +242,7 @@ def test_large_vocabulary_of_words_gets_adaptive_ends(cli: Cli, tmp_path: Path) 
     [
         (("train",), "train needs a recipe or a text"),
         (("train", "demo", "--field", "body"), "--field has no effect without --text"),
+        (("train", "--text", "a.txt", "--field", "body"), "--field body has no effect on a.txt, which is plain text"),
         (("train", "--text", "a.txt", "--row", "tied"), "--row has no effect with --text"),
         (("train", "--text", "missing.txt"), "missing.txt does not exist"),
         (("train", "--text", "a.txt", "--encoding", "klingon"), "Python does not know this encoding"),

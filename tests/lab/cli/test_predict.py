@@ -23,7 +23,7 @@ def test_next_words_are_sorted_by_probability(cli: Cli, runs: Runs) -> None:
     text = cli("predict", runs.tied, "green river", "--top", 3).out.splitlines()
     word, value = record["phrases"][0]["words"][0]
     assert text[:2] == ["green river", f"  {value:.4f}  {word}"]
-    assert text[-1].startswith("  safe guesses in any context: <unk> 0.")
+    assert text[-1].startswith("  for comparison, words that are common after any phrase: <unk> 0.")
 
 
 def test_predicted_probabilities_agree_with_score(cli: Cli, runs: Runs) -> None:

@@ -35,6 +35,18 @@ def test_run_is_named_in_place_of_a_recipe(cli: Cli, recipe: Path, tmp_path: Pat
     assert json.loads((run / "result.json").read_text())["training"]["earlier"] == ["epochs-1"]
     assert json.loads((run / "earlier/epochs-1/result.json").read_text()) == short
     assert cli("compare", run / "earlier/epochs-1", run).code == 0
+    page = tmp_path / "page.html"
+    assert cli("report", run / "earlier", "-o", page, "--json").json()["runs"] == 1
+    assert cli("report", tmp_path, "-o", page, "--json").json()["runs"] == 1, "the record is not a run of its own"
+
+    # The folder above a run is not a recipe.
+    outcome = cli("train", tmp_path, "training.epochs=3")
+    assert outcome.code == 2
+    assert f"it is a folder that contains runs such as {run}; to train a run longer" in outcome.err
+    assert "shipped recipes" not in outcome.err
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert f"`reefknot train --text {empty}` trains on the texts" in cli("train", empty).err
 
     card = build_card(open_run(run))
     share = short["test"]["unknown_share"]

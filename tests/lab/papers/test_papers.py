@@ -146,7 +146,7 @@ def test_perplexity_per_word_is_marked(root: Path) -> None:
     update_pages(root, PRESS)
     written = (root / "PAPERS.md").read_text()
     assert idea_scores(written, "`press2017/table6`, Small + WT") == {("100.0 per word", "112.4")}
-    assert row_of(written, "Small + WT †")["test"] == "100.0"
+    assert row_of(written, "Small + WT †")["test"] == "100.0 per word"
     assert "\n† perplexity per word: " in written
 
 

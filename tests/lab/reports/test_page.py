@@ -251,7 +251,7 @@ def test_page_of_one_unfinished_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", "Small")
     (folder / "metrics.jsonl").write_text("")
     _, page = write_page(tmp_path / "runs", tmp_path)
-    assert "Not finished (the last metrics are shown): Small." in page.text
+    assert "Not finished, without metrics so far: Small." in page.text
 
 
 def test_rows_are_in_the_order_of_the_recipe(runs: Path, tmp_path: Path) -> None:

@@ -80,6 +80,17 @@ def test_only_comparable_rows_are_ranked(tmp_path: Path) -> None:
     assert states(text, "Not compared", "Small + WT.")
 
 
+def test_perplexity_of_sub_words_has_its_unit(tmp_path: Path) -> None:
+    write_run(tmp_path / "words", "Small", 0, in_pieces("Small", unknown=0))
+    assert states(
+        sentences_on(tmp_path / "words"), "Small reaches a test perplexity of 100.0 per word (10.0 per token)"
+    )
+    score = scored(10.0, pieces=7, unknown=0, size=26 * 82_430)
+    write_run(tmp_path / "clauses", "Small", 0, result("Small", 0, test=score))
+    text = sentences_on(tmp_path / "clauses")
+    assert states(text, "Small reaches a test perplexity of 10.0 per token (0.894 bits per byte)")
+
+
 def test_one_seed_per_row_is_called_possible_noise(tmp_path: Path) -> None:
     for row in ROWS:
         write_run(tmp_path, row, 0, result(row, 0))
@@ -136,7 +147,10 @@ def test_unfinished_and_missing_rows_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, "Small")
     text = sentences(join_runs([TableRow("Small"), TableRow("Other")], collect_runs([tmp_path])))
     assert len(text) == 2
-    assert states(text[:1], "Not finished", "Small.")
+    assert states(text[:1], "Not finished (the last metrics are shown)", "Small.")
+    (run,) = tmp_path.rglob("metrics.jsonl")
+    run.unlink()
+    assert states(sentences_on(tmp_path)[:1], "Not finished, without metrics so far", "Small.")
     assert states(text[1:], "Not run: Other.")
     assert summarise_rows([]) == []
 

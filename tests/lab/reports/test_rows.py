@@ -19,7 +19,7 @@ from reefknot.lab.reports.rows import (
     join_runs,
     largest_comparable_group,
 )
-from reefknot.lab.reports.table import build_table, to_markdown
+from reefknot.lab.reports.table import Table, build_table, to_markdown
 from reefknot.lab.runs.scores import PERPLEXITY
 
 
@@ -53,6 +53,24 @@ def test_groups_of_several_recipes_get_the_recipe_name(tmp_path: Path) -> None:
     assert list(group_by_row(collect_runs([tmp_path]))) == ["press2017/table6: Small", "other: Small"]
 
 
+def test_recipes_with_different_texts_show_the_corpus(tmp_path: Path) -> None:
+    for recipe, corpus, perplexity in (("a", "a.txt", 120.0), ("b", "a.txt", 110.0), ("c", "c.txt", 50.0)):
+        changes = {"recipe": recipe, "corpus": {"name": corpus}, "test": scored(perplexity)}
+        write_run(tmp_path / recipe, "Small", 0, result("Small", 0, **changes))
+    table = build_table(join_runs([], collect_runs([tmp_path])))
+    assert dict(zip(table.names, column(table, "size", "corpus"), strict=True)) == {
+        "a: Small": "a.txt",
+        "b: Small": "a.txt",
+        "c: Small": "c.txt",
+    }
+    assert [table.names[index] for index in table.best] == ["b: Small"]
+    assert table.notes[0] == (
+        "corpus: only rows with the same corpus can be compared; a bold score is the best of its corpus"
+    )
+    same_corpus = build_table(join_runs([], collect_runs([tmp_path / "a", tmp_path / "b"])))
+    assert column(same_corpus, "size", "corpus") == ()
+
+
 def three_rows(root: Path, unknown: int) -> list[TableRow]:
     """Write three rows: words, sub-words with this number of unknown words, and words again."""
     write_run(root, "Small", 0, result("Small", 0, test=scored(120.0)))
@@ -70,7 +88,36 @@ def test_sub_word_rows_are_marked_and_compared_per_word(tmp_path: Path) -> None:
         "† perplexity per word: the probability of a word is the product of the probabilities of its sub-words "
         "(on average, 2.0 sub-words per word)",
     )
-    assert build_table(rows).best == {1}  # 10 per sub-word, 100 per word
+    table = build_table(rows)
+    assert table.best == {1}
+    assert column(table, "test", "test") == ("120.0", "100.0 per word", "110.0")
+    assert column(table, "test", "per token") == ("", "10.0", "")
+    assert column(table, "validation", "per token") == ("", "10.0", "")
+
+
+def column(table: Table, group: str, title: str) -> tuple[str, ...]:
+    """Return the cells of a column; an empty tuple if the table does not have it."""
+    matches = (candidate.cells for candidate in table.columns if (candidate.group, candidate.title) == (group, title))
+    return next(matches, ())
+
+
+def test_text_without_spaces_shows_perplexity_per_token(tmp_path: Path) -> None:
+    """In Chinese, a "word" between spaces is a clause, and its perplexity has no meaning."""
+    score = scored(10.0, pieces=7, unknown=0, size=26 * 82_430)
+    write_run(tmp_path, "Small", 0, result("Small", 0, test=score, valid=score))
+    rows = join_runs([], collect_runs([tmp_path]))
+    table = build_table(rows)
+    assert column(table, "test", "test") == column(table, "validation", "valid") == ("10.0 per token",)
+    assert column(table, "test", "per token") == ()
+    assert table.notes == ("† perplexity per token, because spaces do not separate the words of this text",)
+
+
+def test_long_words_have_a_perplexity_per_word(tmp_path: Path) -> None:
+    """Neither words of many bytes nor words of many sub-words (such as characters) alone mean a text without spaces."""
+    for seed, score in enumerate((scored(10.0, pieces=6), scored(10.0, pieces=4, size=26 * 82_430))):
+        write_run(tmp_path / str(seed), "Small", 0, result("Small", 0, test=score))
+        (row,) = join_runs([], collect_runs([tmp_path / str(seed)]))
+        assert row.has_words
 
 
 def test_rows_with_other_unknown_words_are_not_comparable(tmp_path: Path) -> None:

@@ -57,6 +57,33 @@ def test_difference_that_prevents_a_comparison_is_named(changes: dict[str, Any],
     assert explain_in_table(reason, "A") == message
 
 
+@pytest.mark.parametrize(("other_hash", "same"), [("a", True), ("b", False), (None, False)])
+def test_other_words_of_the_same_text_are_not_called_another_text(other_hash: str | None, same: bool) -> None:
+    """A vocabulary that divides words at unknown characters makes more words of the same text."""
+    difference = find_difference(make_score(_sha256="a", words=82_500), make_score(_sha256=other_hash), paired=True)
+    assert difference is not None
+    assert difference.prevents
+    explanation = explain_in_comparison(difference, "wiki.txt")
+    assert ("texts differ" in explanation) == (not same)
+    if same:
+        assert "the same wiki.txt text into 82,500 and 82,430 words and line ends" in explanation
+
+
+def test_models_with_other_unknown_words_are_compared_by_bits_per_byte() -> None:
+    score = make_score(_unknown=4, bits_per_byte=2.5, unpredicted_bytes=20)
+    difference = find_difference(
+        score, make_score(_unknown=308, bits_per_byte=3.25, unpredicted_bytes=999), paired=True
+    )
+    assert difference is not None
+    explanation = explain_in_comparison(difference, "test")
+    assert "one scores 4 unknown words as <unk>, the other 308" in explanation
+    assert "or compare their bits per byte, 2.5000 and 3.2500, which charge 8 bits" in explanation
+    # Bits per byte of old results do not charge for unknown words.
+    difference = find_difference(score, make_score(_unknown=308, bits_per_byte=3.25), paired=True)
+    assert difference is not None
+    assert "bits per byte" not in explain_in_comparison(difference, "test")
+
+
 def test_sub_word_models_compare_by_words() -> None:
     sub_words = TextScore.model_validate(scored(9.0, pieces=3))
     assert find_difference(sub_words, make_score()) is None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
-from made_results import result, write_evaluation, write_run
+from made_results import result, scored, write_evaluation, write_run
 from reefknot.errors import DataError, SettingsError
 from reefknot.lab.reports.results import load_run
 from reefknot.lab.runs.folder import RunFolder
@@ -49,6 +49,19 @@ def test_saved_evaluation_is_a_row_with_its_own_scores(tmp_path: Path) -> None:
     assert dynamic["test.perplexity"] == 91.25
     assert dynamic["test.mode.eta"] == 5e-5
     assert dynamic["parameters.total"] == plain["parameters.total"]
+
+
+def test_score_of_another_text_is_a_row_of_csv_and_pandas(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "Small", 0, result("Small", 0))
+    (folder / "texts").mkdir()
+    evaluation = {"format": 2, "kind": "plain", "other": scored(64.0)}
+    (folder / "texts" / "news-txt-0123-plain.json").write_text(json.dumps(evaluation))
+    plain, other = result_rows(load_run(folder))
+    assert (plain["mode"], other["mode"]) == ("plain", "news-txt-0123-plain")
+    assert other["other.perplexity"] == 64.0
+    assert "test.perplexity" not in other
+    pytest.importorskip("pandas")
+    assert to_pandas(RunFolder.open(folder), "results")["other.perplexity"].tolist()[1] == 64.0
 
 
 def test_unfinished_run_has_a_row_without_scores(tmp_path: Path) -> None:

@@ -74,13 +74,45 @@ def test_unicode_encodings_and_line_ends_are_recognised(tmp_path, encoding, line
 
 def test_other_encodings_are_not_guessed_but_offered(tmp_path):
     path = write(tmp_path / "a.txt", "first\nÜbergrößenträger für café\n".encode("cp1252"))
-    with pytest.raises(DataError, match=r"line 2: byte 0xdc is not valid UTF-8; .*--encoding cp125\d"):
+    with pytest.raises(DataError, match=r"line 2: byte 0xdc is not valid UTF-8; .*--encoding cp1252 \(this is a guess"):
         read(path)
     assert read(path, encoding="cp1252") == ["first", "Übergrößenträger für café"]
     with pytest.raises(SettingsError, match="--encoding base64"):
         read(path, encoding="base64")
     with pytest.raises(DataError, match="not valid ASCII; pass another --encoding"):
         read(path, encoding="ascii")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("Les élèves français étaient à l’école. « Où est-ce ? »\n", "cp1252"),
+        ("It costs £5.\n", "cp1252"),
+        ("Все счастливые семьи похожи друг на друга.\n", "cp1251"),
+        ("Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι.\n", "cp1253"),
+        ("Żołnierz łaskawie kupił dużą książkę o wolności.\n", "cp1250"),
+    ],
+)
+def test_the_suggested_encoding_is_the_right_one(tmp_path, text, encoding):
+    pytest.importorskip("charset_normalizer")
+    path = write(tmp_path / "a.txt", (text * 9).encode(encoding))
+    with pytest.raises(DataError, match=f"perhaps --encoding {encoding} "):
+        read(path)
+
+
+def test_an_encoding_for_a_folder_leaves_files_in_utf8_alone(tmp_path):
+    write(tmp_path / "a.txt", "größe\n".encode())
+    write(tmp_path / "b.txt", "café\n".encode("cp1252"))
+    write(tmp_path / "c.txt.gz", gzip.compress("naïve\n".encode("utf-8-sig")))
+    write(tmp_path / "d.txt", b"plain\n")
+    write(tmp_path / "e.jsonl", '{"text": "über"}\n'.encode("cp1252"))
+    message = (
+        r"b\.txt, line 1: .*--encoding cp1252 .* Of the 5 files, 2 are not valid UTF-8; the others are read as UTF-8"
+    )
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+    assert read(tmp_path, encoding="cp1252") == ["größe", "café", "naïve", "plain", "über"]
+    assert read(tmp_path / "a.txt", encoding="cp1252") == ["grÃ¶ÃŸe"]
 
 
 @pytest.mark.parametrize(("name", "pack"), [("a.jsonl", bytes), ("a.ndjson.gz", gzip.compress), ("a.jsonl.zst", zstd)])
@@ -94,6 +126,49 @@ def test_rows_of_json_lines_are_documents(tmp_path, name, pack):
 def test_another_field_and_half_a_surrogate_pair(tmp_path):
     path = write(tmp_path / "a.jsonl", b'{"body": "half \\ud83d, whole \\ud83d\\ude42"}\n')
     assert read(path, field="body") == ["half \ufffd, whole 🙂"]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.txt", "no_ending", "a.json.gz"])
+def test_json_lines_are_recognised_by_their_content(tmp_path, name):
+    data = b"\n" + jsonl(["one", "two"], "body")
+    path = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    assert documents(open_text(path, field="body")) == [["one"], ["two"]]
+    assert open_text(path, field="body").has_documents
+    with pytest.raises(DataError, match="no field 'text'; the fields are id, body"):
+        read(path)
+
+
+def test_a_long_first_row_is_recognised(tmp_path):
+    row = "many words " * 20_000
+    assert read(write(tmp_path / "a.json", jsonl([row, "two"]))) == [row, "two"]
+
+
+def test_json_lines_from_standard_input(monkeypatch):
+    for data in (jsonl(["one", "two"]), gzip.compress(jsonl(["one", "two"]))):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+        assert read("-") == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b'[{"text": "x"}]'),
+        ("a.txt", b'[\n  {"text": "x"}\n]\n'),
+        ("a.json", b'["x", "y"]'),
+        ("a.json", b'{\n  "text": "x"\n}\n'),
+    ],
+)
+def test_other_json_is_rejected(tmp_path, name, data):
+    with pytest.raises(DataError, match="JSON is read as one object per line, and this file has an array"):
+        read(write(tmp_path / name, data))
+
+
+@pytest.mark.parametrize("text", ["[1] A footnote.", "{curly} words", "[link](https://example.org)", '["x"', "{"])
+def test_text_that_begins_with_a_bracket_is_plain(tmp_path, text):
+    path = write(tmp_path / "a.md", text.encode())
+    assert read(path) == [text]
+    with pytest.raises(SettingsError, match=r"--field body has no effect on .*a\.md, which is plain text"):
+        open_text(path, field="body")
 
 
 @pytest.mark.parametrize(

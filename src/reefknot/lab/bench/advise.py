@@ -60,6 +60,8 @@ BAND_COVERAGE = (0.9, 0.975)
 """Shares of the text that the first band, and the first two bands, cover in a smaller vocabulary."""
 EQUAL_SPEED = 0.9
 """A speed of at least this share of the highest speed counts as equally fast."""
+EQUAL_MEMORY = 1.02
+"""A memory of at most this multiple of the smallest counts as equal, because repeated measurements differ this much."""
 
 
 @dataclass(frozen=True)
@@ -323,7 +325,7 @@ def give_advice(rows: Iterable[Row], num_words: int) -> str:
 
     The paper's vocabulary has 267,744 words, and adaptive ends are made for such sizes. So the paper's best end is
     recommended only for a large vocabulary. For a smaller one, the measurements decide: of the ends that are about as
-    fast as the fastest, the one that needs the least memory.
+    fast as the fastest, the one that needs the least memory. If several need about the least, the smallest is used.
 
     Args:
         rows: The measurements.
@@ -338,20 +340,24 @@ def give_advice(rows: Iterable[Row], num_words: int) -> str:
     # Which end is best in each measurement?
     speeds = {row.end: row.words_per_second or 0.0 for row in measured_rows}
     fastest = max(speeds, key=speeds.__getitem__)
-    least_memory = min(measured_rows, key=_memory_and_size).end
+    leanest_rows = _find_leanest(measured_rows)
+    equal_ends = ", ".join(row.end for row in leanest_rows[1:])
+    equal_memory = f" (equal within {EQUAL_MEMORY - 1:.0%}: {equal_ends})" if equal_ends else ""
     smallest = min(measured_rows, key=lambda row: row.parameters or 0).end
     summary = _summarise_best(
         {
             "reads the most words per second": fastest,
-            "needs the least memory": least_memory,
+            f"needs the least memory{equal_memory}": leanest_rows[0].end,
             "is the smallest": smallest,
         }
     )
 
     if num_words < MIN_WORDS_FOR_PAPER_BANDS or BEST_IN_PAPER not in speeds:
         fast_rows = [row for row in measured_rows if speeds[row.end] >= EQUAL_SPEED * speeds[fastest]]
-        choice = min(fast_rows, key=_memory_and_size).end
-        reason = _explain_choice(choice, fastest, speeds)
+        leanest_fast_rows = _find_leanest(fast_rows)
+        choice = leanest_fast_rows[0].end
+        is_equal = fastest in [row.end for row in leanest_fast_rows]
+        reason = _explain_choice(choice, fastest, speeds, "fewer parameters" if is_equal else "less memory")
         return f"{summary} Use {choice}{reason}. {_explain_paper(choice, num_words, speeds)}"
 
     # The vocabulary is large. Is the paper's best end fast enough here?
@@ -365,9 +371,11 @@ def give_advice(rows: Iterable[Row], num_words: int) -> str:
     )
 
 
-def _memory_and_size(row: Row) -> tuple[int, int]:
-    """Return the sort key of a row: less memory first, then fewer parameters."""
-    return row.memory_bytes or 0, row.parameters or 0
+def _find_leanest(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that need about the least memory, the one with the fewest parameters first."""
+    limit = EQUAL_MEMORY * min(row.memory_bytes or 0 for row in rows)
+    leanest_rows = [row for row in rows if (row.memory_bytes or 0) <= limit]
+    return sorted(leanest_rows, key=lambda row: row.parameters or 0)
 
 
 def _summarise_best(end_by_property: Mapping[str, str]) -> str:
@@ -382,11 +390,11 @@ def _summarise_best(end_by_property: Mapping[str, str]) -> str:
     return f"{', '.join(clauses)}."
 
 
-def _explain_choice(choice: str, fastest: str, speeds: Mapping[str, float]) -> str:
+def _explain_choice(choice: str, fastest: str, speeds: Mapping[str, float], advantage: str) -> str:
     """Return the reason for an end that is not the fastest; empty for the fastest."""
     if choice == fastest:
         return ""
-    return f", which reaches {speeds[choice] / speeds[fastest]:.0%} of the highest speed with less memory"
+    return f", which reaches {speeds[choice] / speeds[fastest]:.0%} of the highest speed with {advantage}"
 
 
 def _explain_paper(choice: str, num_words: int, speeds: Mapping[str, float]) -> str:

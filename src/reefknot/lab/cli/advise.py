@@ -1,8 +1,9 @@
 """`reefknot advise`: measure which ends (input embeddings and output classifier) suit a text and this machine.
 
 `lab/bench/advise.py` builds and measures the models. `advise` measures every end in its own process, which runs
-`reefknot advise CORPUS --end END --json`. Separate processes have two advantages: the peak memory of an end is measured
-without the memory of other ends, and an end that is killed for lack of memory does not stop the others.
+`reefknot advise CORPUS --end END --json`, or the same with `--text FILE`. Separate processes have two advantages: the
+peak memory of an end is measured without the memory of other ends, and an end that is killed for lack of memory does
+not stop the others.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reefknot.lab.cli.options import DataOption, DeviceOption, JsonOption, monolingual_corpus
+from reefknot.lab.cli.own_text import PANEL as TEXT_PANEL
+from reefknot.lab.cli.own_text import EncodingOption, FieldOption
 
 if TYPE_CHECKING:
     from reefknot.lab.bench.advise import Body, Row
+    from reefknot.lab.text.corpus import CorpusSettings
     from reefknot.lab.text.dataset import Dataset
     from reefknot.lab.text.vocabulary_settings import VocabularySettings
 
 EXAMPLES = """\b
 Examples:
   reefknot advise python-docs
+  reefknot advise --text articles.jsonl.gz --field body
   reefknot advise wikitext-2 --data DIR --dim 1024 --layers 16 --heads 16 --ffn 4096
   reefknot advise ptb --data DIR --end ADP-T --end BPE-T --json
 """
@@ -35,9 +40,11 @@ MODEL_PANEL = "Transformer between the ends"
 
 
 def advise(
+    ctx: typer.Context,
     corpus: Annotated[
-        str, typer.Argument(help="A corpus (see `reefknot ls corpora`), or a folder of train, valid and test text.")
-    ],
+        str | None,
+        typer.Argument(help="A corpus (see `reefknot ls corpora`), or a folder of train, valid and test text."),
+    ] = None,
     end: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,6 +80,17 @@ def advise(
     seconds: Annotated[float, typer.Option(min=0.0, help="Approximate number of seconds to time each end for.")] = 1.0,
     data: DataOption = None,
     device: DeviceOption = "auto",
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--text",
+            metavar="FILE_OR_FOLDER",
+            help="Your own text in place of a corpus: any file, folder or pattern that `reefknot train --text` reads.",
+            rich_help_panel=TEXT_PANEL,
+        ),
+    ] = None,
+    field: FieldOption = "text",
+    encoding: EncodingOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find out which input and output ends suit your text and this machine.
@@ -81,7 +99,7 @@ def advise(
     """
     from reefknot.errors import SettingsError
     from reefknot.lab.bench.advise import BODIES, ENDS, choose_bands, give_advice
-    from reefknot.lab.cli.options import check_data
+    from reefknot.lab.cli.options import reject_options
     from reefknot.lab.runs.environment import capture_environment
     from reefknot.lab.text.vocabulary_settings import VocabularySettings
     from reefknot.lab.training.distributed import choose_device
@@ -91,14 +109,19 @@ def advise(
         if name not in ENDS:
             raise SettingsError(f"--end {name}: must be one of {', '.join(ENDS)}")
     ends = list(dict.fromkeys(end or ENDS))
-    check_data(data, [corpus], "this command")
     chosen_device = choose_device(device)
+    if text is not None:
+        reject_options(ctx, ("corpus", "data"), "with --text, which gives the text; leave {option} out")
+        settings = _choose_text_settings(text, field, encoding)
+    else:
+        reject_options(ctx, ("field", "encoding"), "without --text; add --text, or leave {option} out")
+        settings = _choose_corpus_settings(corpus, data)
     size_options = {"dim": dim, "layers": layers, "heads": heads, "ffn": ffn, "tokens": tokens}
     chosen_sizes = {name: size for name, size in size_options.items() if size is not None}
     body = replace(BODIES[chosen_device], **chosen_sizes)
 
     # Open the text, and choose the sizes that depend on it.
-    request = _Request(corpus, body, chosen_device, seconds, data)
+    request = _Request(settings, body, chosen_device, seconds, data)
     dataset = request.open_text(VocabularySettings())
     num_words = len(dataset.vocabulary)
     request = replace(request, body=body.fit_to_text(dataset.splits["train"].tokens))
@@ -129,11 +152,40 @@ def advise(
     typer.echo(give_advice(rows, num_words))
 
 
+def _choose_corpus_settings(corpus: str | None, data: Path | None) -> CorpusSettings:
+    """Return the settings of a named corpus or a folder; raise an error that names --text for a file."""
+    from reefknot.errors import SettingsError
+    from reefknot.lab.cli.options import check_data
+
+    if corpus is None:
+        raise SettingsError("advise needs a text: reefknot advise CORPUS, or reefknot advise --text FILE_OR_FOLDER")
+    if Path(corpus).expanduser().is_file():
+        raise SettingsError(f"{corpus} is a file, not a corpus or a folder; use `reefknot advise --text {corpus}`")
+    check_data(data, [corpus], "this command")
+    return monolingual_corpus(corpus)
+
+
+def _choose_text_settings(text: str, field: str, encoding: str | None) -> CorpusSettings:
+    """Return the settings with which `reefknot train --text` reads and splits a text."""
+    import tomllib
+
+    from reefknot.errors import SettingsError
+    from reefknot.lab.recipes.from_text import choose_recipe, examine_text
+    from reefknot.lab.text.corpus import CorpusSettings
+    from reefknot.lab.text.sources import STANDARD_INPUT
+
+    if text == STANDARD_INPUT:
+        raise SettingsError("--text -: advise reads the text once per end, but standard input only once; use a file")
+    summary = examine_text(text, field=field, encoding=encoding, notify=partial(typer.echo, err=True))
+    recipe = tomllib.loads(choose_recipe(summary, field=field, encoding=encoding).toml)
+    return CorpusSettings.model_validate(recipe["base"]["corpus"])
+
+
 @dataclass(frozen=True)
 class _Request:
     """The settings that all measurements share."""
 
-    corpus: str
+    corpus: CorpusSettings
     body: Body
     """The Transformer between the ends."""
     device: str
@@ -147,7 +199,7 @@ class _Request:
         from reefknot.lab.text.dataset import open_dataset
 
         notify = partial(typer.echo, err=True)
-        return open_dataset(monolingual_corpus(self.corpus), vocabulary, data=self.data, notify=notify)
+        return open_dataset(self.corpus, vocabulary, data=self.data, notify=notify)
 
     def measure(self, end: str, num_words: int, band_sizes: tuple[int, ...], in_this_process: bool) -> Row:
         """Count the parameters of an end, and measure its memory and speed.
@@ -169,7 +221,7 @@ class _Request:
         )
 
         vocabulary_settings = choose_vocabulary(end, num_words)
-        experiment = build_experiment(end, self.corpus, self.body, vocabulary_settings, band_sizes, self.device)
+        experiment = build_experiment(end, self.corpus.name, self.body, vocabulary_settings, band_sizes, self.device)
         try:
             dataset = self.open_text(vocabulary_settings)
         except ReefknotError as error:  # the package that learns sub-words may not be installed
@@ -182,10 +234,18 @@ class _Request:
 
     def command(self, end: str) -> list[str]:
         """Return the arguments of `reefknot` that measure one end, as a user would type them."""
-        arguments = ["advise", self.corpus, "--end", end, "--seconds", str(self.seconds), "--device", self.device]
+        from reefknot.lab.text.sources import DEFAULT_FIELD
+
+        text = self.corpus.text
+        arguments = ["advise", self.corpus.name] if text is None else ["advise", "--text", self.corpus.name]
+        if text is not None and text.field != DEFAULT_FIELD:
+            arguments += ["--field", text.field]
+        if text is not None and text.encoding is not None:
+            arguments += ["--encoding", text.encoding]
+        arguments += ["--end", end, "--seconds", str(self.seconds), "--device", self.device]
         for name, size in asdict(self.body).items():
             arguments += [f"--{name}", str(size)]
-        if self.data:
+        if self.data and text is None:
             arguments += ["--data", str(self.data)]
         return [*arguments, "--json"]
 

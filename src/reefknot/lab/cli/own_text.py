@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+_MAX_LISTED_KEYS = 4  # in an error message
 PANEL = "Your own text"
 TextOption = Annotated[
     str | None,
     typer.Option(
         "--text",
         metavar="FILE_OR_FOLDER",
-        help="Text to train on, without a recipe: plain text, JSON lines (.jsonl) or Parquet, compressed or not; a "
+        help="Text to train on, without a recipe: plain text, JSON lines or Parquet, compressed or not; a "
         "folder or a pattern of such files; or - for standard input.",
         rich_help_panel=PANEL,
     ),
@@ -29,7 +30,8 @@ FieldOption = Annotated[
 EncodingOption = Annotated[
     str | None,
     typer.Option(
-        help="Encoding of the text, such as cp1252. [default: UTF-8, UTF-16 and UTF-32 are recognised]",
+        help="Encoding of the text, such as cp1252. Of several files, those that are valid UTF-8 are read as UTF-8. "
+        "[default: UTF-8, UTF-16 and UTF-32 are recognised]",
         rich_help_panel=PANEL,
     ),
 ]
@@ -75,7 +77,7 @@ def write_recipe(
 
     chosen_device = choose_device(device)
     if text == STANDARD_INPUT:
-        text = str(_save_standard_input(recipe_path, field))
+        text = str(_save_standard_input(recipe_path))
         print_line(f"standard input is saved as {text}")
     summary = examine_text(text, field=field, encoding=encoding, notify=print_line)
     print_line(summary.describe())
@@ -86,13 +88,65 @@ def write_recipe(
     content = recipe.toml.encode()
     if recipe_path.exists() and recipe_path.read_bytes() != content:
         raise SettingsError(
-            f"{recipe_path} exists and is another recipe; train it with `reefknot train {recipe_path}`, or use "
-            "another --out"
+            f"{recipe_path} exists and is another recipe: {_explain_difference(recipe_path, content)}; train it with "
+            f"`reefknot train {recipe_path}`, or use another --out"
         )
     with durable.writing(recipe_path):
         recipe_path.parent.mkdir(parents=True, exist_ok=True)
     durable.write_bytes(recipe_path, content)
     print_line(f"recipe: {recipe_path}")
+
+
+def _explain_difference(recipe_path: Path, content: bytes) -> str:
+    """Return how an existing recipe differs from the one that would be written: another text, a change, or settings."""
+    import tomllib
+
+    new_content = content.decode()
+    try:
+        old_content = recipe_path.read_text(encoding="utf-8")
+        old, new = (_flatten(tomllib.loads(recipe)) for recipe in (old_content, new_content))
+    except (OSError, ValueError):
+        return "it cannot be read as TOML"
+    if old.get("base.corpus.name") != new["base.corpus.name"]:
+        return f"it is for another text, {old.get('base.corpus.name')}"
+    old_size, new_size = (recipe.splitlines()[1:2] for recipe in (old_content, new_content))
+    if old_size and old_size != new_size and old_size[0].startswith("#   "):
+        was, now = (size[0].removeprefix("#   ") for size in (old_size, new_size))
+        return f"the text has changed (it was {was}; it is {now})"
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    settings = ", ".join(keys[:_MAX_LISTED_KEYS]) + (" and others" if len(keys) > _MAX_LISTED_KEYS else "")
+    return (
+        f"it was edited, or written with other options or for another device, and differs in {settings or 'comments'}"
+    )
+
+
+def _flatten(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as a dictionary with keys such as base.training.epochs."""
+    if not isinstance(settings, dict):
+        return {prefix: settings}
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        values |= _flatten(value, f"{prefix}.{key}" if prefix else key)
+    return values
+
+
+@contextmanager
+def remove_new_recipe_on_error(recipe_path: Path | None) -> Iterator[None]:
+    """Remove a recipe, and its folder if it is empty, if the code below `with` creates them and then fails."""
+    from reefknot.storage import files as durable
+
+    if recipe_path is None or recipe_path.exists():
+        yield
+        return
+    is_new_folder = not recipe_path.parent.exists()
+    try:
+        yield
+    except BaseException:
+        durable.remove(recipe_path)
+        if is_new_folder:
+            with suppress(OSError):  # it holds the text of standard input
+                recipe_path.parent.rmdir()
+        raise
 
 
 def recipe_path_for(text: str, out: Path | None) -> Path:
@@ -113,10 +167,11 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _save_standard_input(recipe_path: Path, field: str) -> Path:
+def _save_standard_input(recipe_path: Path) -> Path:
     """Save standard input next to a recipe, as .jsonl if its first line is a JSON object, and as .txt otherwise."""
     from reefknot.errors import SettingsError
     from reefknot.lab.cli.options import open_standard_input
+    from reefknot.lab.text.sources import open_text
     from reefknot.storage import files as durable
 
     temporary = durable.temporary_path(recipe_path)
@@ -125,26 +180,14 @@ def _save_standard_input(recipe_path: Path, field: str) -> Path:
             temporary.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 shutil.copyfileobj(open_standard_input(), file, 1 << 20)
-        path = recipe_path.with_suffix(".jsonl" if _is_json_lines(temporary, field) else ".txt")
+        is_json_lines = open_text(temporary).files[0].kind == "jsonl"
+        path = recipe_path.with_suffix(".jsonl" if is_json_lines else ".txt")
         if path.exists() and not _equal_files(path, temporary):
             raise SettingsError(f"{path} exists and is another text; use another --out")
         temporary.replace(path)
     finally:
         durable.remove(temporary)
     return path
-
-
-def _is_json_lines(path: Path, field: str) -> bool:
-    """Return whether the first line of a file is a JSON object with this field."""
-    from reefknot.errors import DataError
-    from reefknot.lab.text.sources import open_text
-
-    try:
-        first_line = next(open_text(path).read_lines(), "")
-        row = json.loads(first_line)
-    except (DataError, ValueError, RecursionError):
-        return False
-    return isinstance(row, dict) and field in row
 
 
 def _equal_files(path: Path, other_path: Path) -> bool:

@@ -60,8 +60,8 @@ def predict(
 ) -> None:
     """Print the most probable next words after a phrase, with their probabilities.
 
-    The probabilities of `<unk>`, `a`, `an` and `the` are always printed, because these words are safe guesses in any
-    context.
+    For comparison, the probabilities of `<unk>`, `a`, `an` and `the` are also printed, if they are in the vocabulary. A
+    model that gives these frequent words a high probability after every phrase has learned little about the phrase.
     """
     from itertools import chain
 
@@ -92,7 +92,7 @@ def predict(
         record["phrases"].append({"phrase": phrase, **asdict(prediction)})
         lines.append(phrase or "(start of line)")
         lines += [f"  {probability:.4f}  {word}" for word, probability in prediction.words]
-        lines.append(_format_safe_guesses(prediction.watched))
+        lines += _format_frequent_words(prediction.watched)
     print_result(record, "\n".join(lines), as_json)
 
 
@@ -113,13 +113,11 @@ def _format_means(split: str, means: Tendency) -> list[str]:
     return [
         f"{split} text: mean probabilities over {means.contexts:,} contexts (one for each token except the first)",
         f"  next word {means.target:.4f}, its {means.k} nearest neighbours at the input end {means.neighbors:.4f}",
-        _format_safe_guesses(means.watched),
+        *_format_frequent_words(means.watched),
     ]
 
 
-def _format_safe_guesses(probabilities: dict[str, float]) -> str:
-    """Format the probabilities of words that are safe guesses in any context."""
-    guesses = ", ".join(f"{word} {probability:.4f}" for word, probability in probabilities.items())
-    if not guesses:
-        guesses = "none of them is in the vocabulary"
-    return f"  safe guesses in any context: {guesses}"
+def _format_frequent_words(probabilities: dict[str, float]) -> list[str]:
+    """Return a line with the probabilities of frequent words, or nothing if none is in the vocabulary."""
+    words = ", ".join(f"{word} {probability:.4f}" for word, probability in probabilities.items())
+    return [f"  for comparison, words that are common after any phrase: {words}"] if words else []

@@ -209,7 +209,7 @@ def _print_and_write_table(
         row: Name of the row.
         test: Whether to print the test perplexity of the best combination.
     """
-    from reefknot.lab.reports.cells import format_spread
+    from reefknot.lab.reports.cells import format_row_perplexity
     from reefknot.lab.reports.page import recipe_title, write_report
     from reefknot.lab.reports.sweep import rank_trials, spread_to_dict, summarise_trials
     from reefknot.lab.reports.table import print_table
@@ -237,7 +237,7 @@ def _print_and_write_table(
         best_row = best_trial.row()
         perplexities = best_row.mean_score(PERPLEXITY, "test")
         if perplexities:
-            typer.echo(f"test perplexity of the best ({best_row.name}): {format_spread(perplexities)}")
+            typer.echo(f"test perplexity of the best ({best_row.name}): {format_row_perplexity(best_row, 'test')}")
             record["test_of_the_best"] = spread_to_dict(perplexities)
 
     write_json(root / "sweep.json", record)

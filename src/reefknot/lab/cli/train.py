@@ -101,7 +101,7 @@ def train(
         is_run_folder,
         reject_options,
     )
-    from reefknot.lab.cli.own_text import is_first_process
+    from reefknot.lab.cli.own_text import is_first_process, recipe_path_for, remove_new_recipe_on_error
     from reefknot.lab.experiment import train as train_row
     from reefknot.lab.recipes.recipe import default_folder, load_recipe
     from reefknot.lab.text.workers import set_num_workers
@@ -110,24 +110,27 @@ def train(
 
     output = JsonOutput(as_json)
     set_num_workers(workers)
-    if text is not None:
-        overrides = [*([recipe] if recipe else []), *(overrides or [])]
-        recipe = _choose_recipe(text, out, row, device=device, field=field, encoding=encoding, tokens=tokens)
-    else:
-        reject_options(ctx, ("field", "encoding", "tokens"), "without --text; add --text, or leave {option} out")
-    if recipe is None:
-        raise SettingsError("train needs a recipe or a text: reefknot train RECIPE, or reefknot train --text FILE")
-    is_longer = text is None and is_run_folder(Path(recipe))
-    if is_longer:
-        reject_options(ctx, ("row", "out", "seeds", "start"), "on a run, which has its own; leave {option} out")
-        out = Path(recipe)
-        loaded_recipe, chosen_row = _load_run(out, overrides or [], accept_difference=accept_difference)
-    else:
-        reject_options(ctx, ("accept_difference",), "on a recipe; give the folder of a finished run")
-        loaded_recipe = load_recipe(recipe, overrides or [], row)
-        chosen_row = loaded_recipe.row(row)
-    check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
-    check_tracker_options(track)
+    with remove_new_recipe_on_error(None if text is None else recipe_path_for(text, out)):
+        if text is not None:
+            overrides = [*([recipe] if recipe else []), *(overrides or [])]
+            recipe = _choose_recipe(
+                text, out, row, overrides, device=device, field=field, encoding=encoding, tokens=tokens
+            )
+        else:
+            reject_options(ctx, ("field", "encoding", "tokens"), "without --text; add --text, or leave {option} out")
+        if recipe is None:
+            raise SettingsError("train needs a recipe or a text: reefknot train RECIPE, or reefknot train --text FILE")
+        is_longer = text is None and is_run_folder(Path(recipe))
+        if is_longer:
+            reject_options(ctx, ("row", "out", "seeds", "start"), "on a run, which has its own; leave {option} out")
+            out = Path(recipe)
+            loaded_recipe, chosen_row = _load_run(out, overrides or [], accept_difference=accept_difference)
+        else:
+            reject_options(ctx, ("accept_difference",), "on a recipe; give the folder of a finished run")
+            loaded_recipe = load_recipe(recipe, overrides or [], row)
+            chosen_row = loaded_recipe.row(row)
+        check_training_data(data, [loaded_recipe.experiments[chosen_row.name]], recipe)
+        check_tracker_options(track)
 
     # Several seeds: one process per run.
     if seeds > 1:
@@ -169,6 +172,8 @@ def train(
             display.close()
     if text is not None and not withhold_test and is_first_process():
         _write_page(loaded_recipe, out)
+    if is_longer and is_first_process():
+        _rewrite_page(loaded_recipe, chosen_row, Path(recipe), withhold_test=withhold_test)
     if is_first_process():
         run_folder = out or default_folder(loaded_recipe, chosen_row, loaded_recipe.experiments[chosen_row.name].seed)
         output.print({"runs": describe_runs([run_folder], withhold_test=withhold_test)})
@@ -178,6 +183,7 @@ def _choose_recipe(
     text: str,
     out: Path | None,
     row: str | None,
+    overrides: Sequence[str],
     *,
     device: str,
     field: str,
@@ -191,6 +197,10 @@ def _choose_recipe(
 
     if row is not None:
         raise SettingsError("--row has no effect with --text, whose recipe has only one row; leave --row out")
+    if overrides and "=" not in overrides[0]:
+        raise SettingsError(f"{overrides[0]} and --text were given, but --text chooses a recipe; leave one of them out")
+    if out is not None and out.is_file():
+        raise SettingsError(f"{out} is a file, not a folder; use another --out")
     recipe_path = recipe_path_for(text, out)
     print_line = typer.echo if is_first_process() else silent
     write_recipe(text, recipe_path, field=field, encoding=encoding, tokens=tokens, device=device, print_line=print_line)
@@ -204,6 +214,37 @@ def _write_page(recipe: Recipe, out: Path | None) -> None:
 
     root = out or Path("runs") / recipe.name
     print_and_write_table(recipe, [result.folder for result in collect_runs([root])], root)
+
+
+def _rewrite_page(recipe: Recipe, row: Row, run: Path, *, withhold_test: bool) -> None:
+    """Write the page about a run again after it was trained longer, with the same heading. Not every run has a page.
+
+    The page is in the run folder, in the folder that holds one run per seed, or in the folder of the recipe.
+    """
+    import html
+    import re
+    from dataclasses import replace
+
+    run = run.resolve()
+    folders = [run]
+    if re.fullmatch(r"seed\d+", run.name):
+        folders.append(run.parent)
+        if run.parent.name == row.slug:
+            folders.append(run.parent.parent)
+    for folder in folders:
+        page = folder / "report.html"
+        if not page.is_file():
+            continue
+        if withhold_test:
+            typer.echo(
+                f"{page} shows the earlier result; `reefknot report {folder} -o {page}` writes it again, with the test "
+                "score"
+            )
+            return
+        heading = re.search("<title>(.*?)</title>", page.read_text(encoding="utf-8", errors="replace"))
+        title = html.unescape(heading[1]) if heading else recipe.title
+        _write_page(replace(recipe, title=title), folder)
+        return
 
 
 def _load_run(path: Path, overrides: Sequence[str], *, accept_difference: bool) -> tuple[Recipe, Row]:

@@ -99,7 +99,7 @@ def _describe_unknown(*scores: TextScore | None) -> list[str]:
         split = score.text.split
         share = format_unknown_share(score.unknown_share)
         lines.append(f"- {split}: {score.text.unknown:,} unknown words, {share} of {score.words:,} words and line ends")
-        warning = warn_of_unknown_words(score.unknown_share, split)
+        warning = warn_of_unknown_words(score.unknown_share, split, subwords=score.uses_subwords)
         if warning:
             lines.append(f"  ({warning.replace('<unk>', '`<unk>`')})")
     return lines or ["Not recorded."]

@@ -35,7 +35,7 @@ from reefknot.lab.reports.cells import (
     format_paper_points,
     format_perplexity,
     format_points,
-    format_spread,
+    format_row_perplexity,
 )
 from reefknot.lab.reports.results import Result, collect_runs
 from reefknot.lab.reports.rows import TableRow, has_only_similarity, has_only_times, join_runs
@@ -44,7 +44,7 @@ from reefknot.lab.reports.table import to_markdown as table_to_markdown
 from reefknot.lab.runs.definition import describe_context
 from reefknot.lab.runs.modes import describe_mode
 from reefknot.lab.runs.result import RunResult
-from reefknot.lab.runs.scores import BLEU, PERPLEXITY
+from reefknot.lab.runs.scores import BLEU
 from reefknot.storage.files import write_text
 
 BEGIN = "<!-- results:begin -->"
@@ -199,9 +199,7 @@ def _format_scores(row: TableRow) -> tuple[str, str]:
         paper_score = f"rho {paper_rho}" if paper_rho else ""
         return our_score, paper_score
 
-    our_score = format_spread(row.mean_score(PERPLEXITY, "test")) or row.state
-    if row.uses_subwords:
-        our_score += " per word"
+    our_score = format_row_perplexity(row, "test") or row.state
     if row.is_shortened:
         our_score += f" ({format_epochs(row)} epochs)"
     paper_score = format_perplexity(row.paper["test"]) if "test" in row.paper else ""

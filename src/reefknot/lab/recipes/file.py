@@ -341,12 +341,28 @@ def find_recipe(name: str) -> tuple[Path, str]:
             f"{setting} is a setting, not a recipe; `train`, `table` and `params` take settings after the recipe, and "
             f"`validate` takes none: to check a row with a setting, use `reefknot params RECIPE --row ROW {setting}`"
         )
+    with suppress(OSError):  # the name is too long for a folder
+        if path.is_dir():
+            raise RecipeNotFound(_explain_folder(path))
     similar_names = get_close_matches(name, path_by_name, n=1)
     if similar_names:
         hint = f"did you mean {similar_names[0]}?"
     else:
         hint = f"shipped recipes: {', '.join(sorted(path_by_name))}"
     raise RecipeNotFound(f"no recipe {name[:200]!r}: it is neither a shipped recipe nor a file; {hint}")
+
+
+def _explain_folder(path: Path) -> str:
+    """Explain why a folder is not a recipe, and what to do with it."""
+    from reefknot.lab.runs.folder import find_run_inside
+
+    run = find_run_inside(path)
+    if run is not None:
+        return (
+            f"{path} is not a recipe: it is a folder that contains runs such as {run}; to train a run longer, name its "
+            "own folder"
+        )
+    return f"{path} is not a recipe: it is a folder; `reefknot train --text {path}` trains on the texts in a folder"
 
 
 def _recipe_name(path: Path) -> str:

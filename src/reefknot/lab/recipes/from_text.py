@@ -311,9 +311,10 @@ class _Model:
     machine: str
 
     def describe(self) -> _Choice:
+        time = f"{_format_minutes(self.seconds)} ({_format_epochs(self.epochs)} on {self.machine}, a rough estimate)"
         reason = (
             f"Model: {self.layers} x {self.dim} LSTM. It is the largest that suits the size of the text and trains in "
-            f"about {_format_minutes(self.seconds)} on {self.machine} (a rough estimate)."
+            f"about {time}."
         )
         toml = f"""[base.encoder]
 kind = "lstm"
@@ -342,7 +343,13 @@ def _choose_model(num_tokens: int, num_types: int, device: str) -> _Model:
     return models[-1]
 
 
+def _format_epochs(count: int) -> str:
+    return "one epoch" if count == 1 else f"{count} epochs"
+
+
 def _format_minutes(seconds: float) -> str:
+    if seconds < 10:
+        return "ten seconds"
     if seconds < 90:
         return "a minute" if seconds > 30 else "half a minute"
     if seconds < 5400:
@@ -356,9 +363,12 @@ def _choose_training(num_tokens: int, model: _Model) -> _Choice:
     )
     hold = max(model.epochs // 2, 1)
     reason = (
-        f"Training: Adam, {model.epochs} {'epoch' if model.epochs == 1 else 'epochs'}; the learning rate is halved "
-        f"after every epoch from epoch {hold + 1}. For a quicker look, use fewer epochs: training.epochs=1."
+        f"Training: Adam, {_format_epochs(model.epochs)}; the learning rate is halved after every epoch from epoch "
+        f"{hold + 1}."
     )
+    if model.epochs > 1:
+        one_epoch = _format_minutes(model.seconds / model.epochs)
+        reason += f" For a quicker look, train for one epoch, which takes about {one_epoch}: training.epochs=1."
     toml = f"""[base.training]
 epochs = {model.epochs}
 batch = {batch}

@@ -17,7 +17,7 @@ from reefknot.lab.evaluation.benchmarks import PRESS
 from reefknot.lab.reports.results import Spread
 from reefknot.lab.reports.rows import TableRow
 from reefknot.lab.runs.definition import format_unknown_share
-from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, Metric
+from reefknot.lab.runs.scores import BLEU, CHRF, PERPLEXITY, TOKEN_PERPLEXITY, Metric
 
 CellFormat = Callable[[TableRow], str]
 """A function that formats the cell of a row."""
@@ -34,8 +34,12 @@ class ColumnFormat(NamedTuple):
 
 BLEU_TITLES = {"valid": "valid BLEU", "test": "test BLEU"}
 """Names of the groups of BLEU columns by split. The column of our score has the same title as its group."""
+CORPUS_TITLE = "corpus"
+"""Title of the name of the corpus, which is shown for recipes with different corpora."""
 PROTOCOL_TITLE = "paper protocol"
 """Title of our perplexity, computed by the paper's protocol."""
+PER_TOKEN_TITLE = "per token"
+"""Title of our perplexity per token, which is shown for sub-words next to the perplexity per word."""
 AUTHORS_TITLE = "authors, same epoch"
 """Title of the validation perplexity that the authors had after as many epochs as our scored weights."""
 NOT_RECORDED = "not recorded"
@@ -73,6 +77,21 @@ def format_spread(perplexity: Spread | None) -> str:
     return f"{mean} ± {perplexity.sd:.1f}"
 
 
+def format_row_perplexity(row: TableRow, split: str) -> str:
+    """Format the perplexity of a row. Its unit is added if tokens are sub-words: "812.3 per word".
+
+    The unit is a token if spaces do not separate the words of the text.
+    """
+    if not row.has_words:
+        return _add_unit(format_spread(row.mean_score(TOKEN_PERPLEXITY, split)), "per token")
+    perplexity = format_spread(row.mean_score(PERPLEXITY, split))
+    return _add_unit(perplexity, "per word") if row.uses_subwords else perplexity
+
+
+def _add_unit(score: str, unit: str) -> str:
+    return f"{score} {unit}" if score else ""
+
+
 def format_points(score: Spread | None) -> str:
     """Format BLEU or chrF (out of 100) or a correlation, with two decimals: "35.36 ± 0.09"."""
     if score is None:
@@ -88,11 +107,20 @@ def format_paper_points(bleu: float) -> str:
     return f"{bleu:.1f}" if has_one_decimal else f"{bleu:.2f}"
 
 
-def format_score(metric: Metric, score: Spread | None) -> str:
-    """Format a score of the given metric."""
-    if metric == PERPLEXITY:
-        return format_spread(score)
-    return format_points(score)
+def format_score(metric: Metric, row: TableRow, split: str) -> str:
+    """Format a row's score of the given metric, for a sentence.
+
+    A perplexity of sub-words is also given per token, or in bits per byte if the text has no words.
+    """
+    if metric != PERPLEXITY:
+        return format_points(row.mean_score(metric, split))
+    perplexity = format_row_perplexity(row, split)
+    if not row.has_words:
+        bits = Spread.from_values(score.fair_bits_per_byte for score in row.scores(split))
+        return f"{perplexity} ({bits.mean:.3f} bits per byte)" if bits else perplexity
+    if row.uses_subwords:
+        return f"{perplexity} ({format_spread(row.mean_score(TOKEN_PERPLEXITY, split))} per token)"
+    return perplexity
 
 
 def format_difference(points: float) -> str:
@@ -169,7 +197,18 @@ def _bleu_difference(split: str) -> CellFormat:
 
 def _our_perplexity(split: str) -> CellFormat:
     def format_cell(row: TableRow) -> str:
-        return format_spread(row.mean_score(PERPLEXITY, split))
+        return format_row_perplexity(row, split)
+
+    return format_cell
+
+
+def _token_perplexity(split: str) -> CellFormat:
+    """Return the format of the perplexity per token. The cell is empty if another column has the same number."""
+
+    def format_cell(row: TableRow) -> str:
+        if not row.uses_subwords or not row.has_words:
+            return ""
+        return format_spread(row.mean_score(TOKEN_PERPLEXITY, split))
 
     return format_cell
 
@@ -216,6 +255,10 @@ def _paper_number(key: str) -> CellFormat:
 # Each of the following functions formats the cells of one column.
 
 
+def _format_corpus(row: TableRow) -> str:
+    return row.scored_corpus
+
+
 def _format_parameters(row: TableRow) -> str:
     return f"{row.parameter_count:,}" if row.parameter_count else ""
 
@@ -237,7 +280,7 @@ def _format_chrf(row: TableRow) -> str:
 def _format_validation(row: TableRow) -> str:
     """Format the validation perplexity, or the last one so far if the runs are not finished."""
     if row.state != "unfinished":
-        return format_spread(row.mean_score(PERPLEXITY, "valid"))
+        return format_row_perplexity(row, "valid")
 
     last_validations = [result.last_metrics("valid") for result in row.results]
     last_perplexity = Spread.from_values(metrics.perplexity for metrics in last_validations if metrics)
@@ -331,6 +374,7 @@ def _similarity_columns() -> list[ColumnFormat]:
 
 
 COLUMNS: tuple[ColumnFormat, ...] = (
+    ColumnFormat("size", CORPUS_TITLE, _format_corpus),
     ColumnFormat("size", "parameters", _format_parameters),
     ColumnFormat("pace", "s/epoch", _format_epoch_seconds),
     ColumnFormat("pace", "paper", _paper_number("seconds")),
@@ -346,11 +390,13 @@ COLUMNS: tuple[ColumnFormat, ...] = (
     ColumnFormat("training", "paper", _paper_perplexity("train")),
     ColumnFormat("training", "diff", _relative_difference("train")),
     ColumnFormat("validation", "valid", _format_validation),
+    ColumnFormat("validation", PER_TOKEN_TITLE, _token_perplexity("valid")),
     ColumnFormat("validation", PROTOCOL_TITLE, _protocol_perplexity("valid")),
     ColumnFormat("validation", AUTHORS_TITLE, _authors_perplexity),
     ColumnFormat("validation", "paper", _paper_perplexity("valid")),
     ColumnFormat("validation", "diff", _relative_difference("valid")),
     ColumnFormat("test", "test", _our_perplexity("test")),
+    ColumnFormat("test", PER_TOKEN_TITLE, _token_perplexity("test")),
     ColumnFormat("test", PROTOCOL_TITLE, _protocol_perplexity("test")),
     ColumnFormat("test", "paper", _paper_perplexity("test")),
     ColumnFormat("test", "diff", _relative_difference("test")),

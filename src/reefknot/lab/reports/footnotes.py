@@ -36,7 +36,9 @@ def add_footnotes(rows: Sequence[TableRow]) -> tuple[list[TableRow], tuple[str, 
 def _describe_row(row: TableRow, reference: TableRow | None) -> str:
     """Return the remarks on a row, compared with the reference row of its corpus and mode, as one string."""
     remarks = _training_remarks(row)
-    if row.score and row.uses_subwords:
+    if row.score and not row.has_words:
+        remarks.append("perplexity per token, because spaces do not separate the words of this text")
+    elif row.score and row.uses_subwords:
         remarks.append(
             "perplexity per word: the probability of a word is the product of the probabilities of its sub-words "
             f"(on average, {row.score.tokens_per_word:.1f} sub-words per word)"

@@ -53,7 +53,18 @@ _HEADINGS = {
     **{name: name for name in PRESS},
 }
 """Headings of column groups. Each group shows one of our scores, and the paper's score next to it if there is one."""
-_ANCHORS = ("results", "training", "frequency", "ends", "samples", "translations", "perplexity", "settings", "data")
+_ANCHORS = (
+    "results",
+    "training",
+    "frequency",
+    "ends",
+    "samples",
+    "translations",
+    "perplexity",
+    "texts",
+    "settings",
+    "data",
+)
 """The ids of the sections of `page.html`."""
 
 
@@ -159,6 +170,7 @@ def render(
             translations=_build_translations(plotted),
             scores=_list_scores(rows),
             definitions=_list_definitions(rows),
+            texts=_list_other_texts(trained),
             changed=_list_differing_settings(trained),
             trained=trained,
             runs=runs,
@@ -305,6 +317,17 @@ def _list_scores(rows: Sequence[TableRow]) -> list[tuple[str, int, TextScore]]:
             score = record.test or record.valid
             if score:
                 entries.append((row.name, seed, score))
+    return entries
+
+
+def _list_other_texts(trained: Sequence[TableRow]) -> list[tuple[str, int, str, TextScore]]:
+    """Return the row, the seed, the mode and the score of each saved evaluation of another text."""
+    entries = []
+    for row in trained:
+        for result in row.results:
+            for evaluation in result.texts.values():
+                if evaluation.other:
+                    entries.append((row.name, result.seed, evaluation.kind, evaluation.other))
     return entries
 
 

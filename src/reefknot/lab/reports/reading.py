@@ -54,9 +54,12 @@ def summarise_rows(rows: Sequence[TableRow]) -> list[str]:
     sentences += _explain_seeds(scored)
 
     # List the rows that were not compared.
+    unfinished = [row for row in rows if row.state == "unfinished"]
+    has_metrics = [row for row in unfinished if any(result.metrics for result in row.results)]
     names_by_reason = {
         "Not compared, because they were scored differently": not_compared,
-        "Not finished (the last metrics are shown)": [row.name for row in rows if row.state == "unfinished"],
+        "Not finished (the last metrics are shown)": [row.name for row in has_metrics],
+        "Not finished, without metrics so far": [row.name for row in unfinished if row not in has_metrics],
         "Not run": [row.name for row in rows if row.state == "not run"],
     }
     for reason, names in names_by_reason.items():
@@ -110,11 +113,11 @@ def _name_extremes(rows: Sequence[TableRow], metric: Metric, split: str, name_co
 
     ordered = sorted(rows, key=lambda row: metric.sign * _mean(row.mean_score(metric, split)))
     best, worst = ordered[0], ordered[-1]
-    best_score = format_score(metric, best.mean_score(metric, split))
+    best_score = format_score(metric, best, split)
     size = f" with {best.parameter_count:,} parameters" if best.parameter_count else ""
     if len(rows) == 1:
         return f"{best.name} reaches a {score_name} of {best_score}{size}."
-    worst_score = format_score(metric, worst.mean_score(metric, split))
+    worst_score = format_score(metric, worst, split)
     best_word, worst_word = ("lowest", "highest") if metric.better == "lower" else ("highest", "lowest")
     return (
         f"{best.name} has the {best_word} {score_name}, {best_score}{size}; "

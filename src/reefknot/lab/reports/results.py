@@ -15,6 +15,7 @@ Weights are not needed, and this module does not import torch. These files of a 
     metrics.jsonl          losses during training, one JSON object per line
     result.json            scores; it is missing until the run is finished
     evaluations/*.json     scores of `reefknot evaluate --save`
+    texts/*.json           scores of `reefknot evaluate --text FILE --save`
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Result:
     """The machine, the code and the command."""
     evaluations: Mapping[str, SavedEvaluation] = field(default_factory=dict)
     """Saved evaluations by mode: dynamic, cache, mc, or the windows of a text."""
+    texts: Mapping[str, SavedEvaluation] = field(default_factory=dict)
+    """Saved evaluations of other texts, by the name of the file."""
 
     @property
     def task(self) -> str:
@@ -220,6 +223,7 @@ def load_run(folder: Path | str) -> Result:
         settings=upgrade_settings(settings),
         environment=_read_object(folder / "environment.json"),
         evaluations={path.stem: read_evaluation(path, record) for path in evaluation_files},
+        texts={path.stem: read_evaluation(path, record) for path in sorted(folder.glob("texts/*.json"))},
     )
 
 
@@ -234,7 +238,12 @@ def collect_runs(paths: Iterable[Path | str]) -> list[Result]:
             run_folders = {path}
         else:
             json_folders = {file.parent for file in path.rglob("*.json")}
-            run_folders = {folder for folder in json_folders if _is_run(folder) and not is_earlier(folder)}
+            # Records of earlier lengths are runs only if their own folder, RUN/earlier, is named.
+            run_folders = {
+                folder
+                for folder in json_folders
+                if _is_run(folder) and (folder.parent == path or not is_earlier(folder))
+            }
         if not run_folders:
             raise DataError(f"{path}: no runs in this folder (no config.json or result.json at any depth)")
 

@@ -148,6 +148,11 @@ class TableRow:
         """Whether the tokens are sub-words, so that perplexity per word differs from perplexity per token."""
         return self.score is not None and self.score.tokens_per_word != 1
 
+    @property
+    def has_words(self) -> bool:
+        """Whether spaces separate the words of the scored text. If not, perplexity is shown per token."""
+        return self.score is None or self.score.has_words
+
     def scores(self, split: str) -> list[TextScore]:
         """Return the scores on a split, of the finished runs or of the evaluations."""
         scores = (record.score(split) for record in (*self.records, *self.evaluations))

@@ -26,6 +26,7 @@ from reefknot.lab.reports.cells import (
     AUTHORS_TITLE,
     BLEU_TITLES,
     COLUMNS,
+    CORPUS_TITLE,
     ENDS,
     NOT_RECORDED,
     PROTOCOL_TITLE,
@@ -186,6 +187,8 @@ def _build_columns(rows: Sequence[TableRow]) -> tuple[Column, ...]:
     # Leave out columns that are hidden, empty or redundant.
     hidden_groups = _hidden_groups(rows)
     columns = [column for column in columns if column.group not in hidden_groups]
+    if not _needs_corpus(rows):
+        columns = [column for column in columns if column.title != CORPUS_TITLE]
     columns = _drop_empty_columns(columns)
     redundant_titles = _redundant_time_titles(rows)
     columns = [column for column in columns if column.group != "time" or column.title not in redundant_titles]
@@ -202,6 +205,12 @@ def _hidden_groups(rows: Sequence[TableRow]) -> set[str]:
     if not any(row.mean_score(PERPLEXITY, "train") for row in rows):
         hidden.add("training")  # without a score of ours, the paper's score is not useful
     return hidden
+
+
+def _needs_corpus(rows: Sequence[TableRow]) -> bool:
+    """Return whether recipes with different corpora are in one table. In one recipe, the names of rows tell them."""
+    has_several_recipes = len({row.recipe for row in rows}) > 1
+    return has_several_recipes and len({row.scored_corpus for row in rows if row.scored_corpus}) > 1
 
 
 def _state_column(rows: Sequence[TableRow]) -> str:
@@ -313,6 +322,10 @@ def _explain_columns(rows: Sequence[TableRow], columns: Sequence[Column]) -> lis
     """Return notes on columns whose titles are not self-explanatory."""
     titles = {column.title for column in columns}
     notes = []
+    if CORPUS_TITLE in titles:
+        notes.append(
+            f"{CORPUS_TITLE}: only rows with the same corpus can be compared; a bold score is the best of its corpus"
+        )
     if PROTOCOL_TITLE in titles:
         notes += _explain_protocol(rows, columns)
     if UNKNOWN_TITLE in titles:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reefknot.lab.runs.definition import describe_division
+from reefknot.lab.runs.definition import BITS_PER_UNPREDICTED_BYTE, describe_division
 from reefknot.lab.runs.scores import ScoredText, TextScore
 
 LONG_STREAM = 1_000
@@ -113,6 +113,13 @@ def explain_in_comparison(difference: Difference, split: str) -> str:
     score = difference.score
     other = difference.other
     match difference.aspect:
+        case Aspect.WORDS if _have_same_text(score, other):
+            division = (
+                f"they divide the same {split} text into {score.words:,} and {other.words:,} words and line ends; "
+                "vocabulary.bpe.unknown=character divides words at unknown characters, so compare runs with the same "
+                "characters in their training texts"
+            )
+            return f"{division}{_mention_bits_per_byte(score, other)}"
         case Aspect.TEXT | Aspect.WORDS:
             return f"their {split} texts differ; compare runs of the same corpus"
         case Aspect.LINE_ENDS:
@@ -126,7 +133,7 @@ def explain_in_comparison(difference: Difference, split: str) -> str:
                 contrast = f"both score {count:,} unknown words as <unk>, but not the same words"
             return (
                 f"{contrast}; compare runs whose vocabularies contain the same words "
-                "(vocabulary.min_count, max_size, bpe)"
+                f"(vocabulary.min_count, max_size, bpe){_mention_bits_per_byte(score, other)}"
             )
         case Aspect.MODE:
             modes = f"{_mode_name(score)} and {_mode_name(other)}"
@@ -173,6 +180,25 @@ def _prevents_comparison(aspect: Aspect, score: TextScore, other: TextScore, *, 
     if paired:
         return aspect is Aspect.STREAMS
     return not (_has_long_streams(score) and _has_long_streams(other))
+
+
+def _mention_bits_per_byte(score: TextScore, other: TextScore) -> str:
+    """Return the bits per byte of two models that do not score the same words; they can be compared nevertheless."""
+    bits = score.fair_bits_per_byte
+    other_bits = other.fair_bits_per_byte
+    if bits is None or other_bits is None:
+        return ""
+    return (
+        f", or compare their bits per byte, {bits:.4f} and {other_bits:.4f}, which charge {BITS_PER_UNPREDICTED_BYTE} "
+        "bits for each byte of an unknown word"
+    )
+
+
+def _have_same_text(score: TextScore, other: TextScore) -> bool:
+    """Return whether two scores are known to be of the same text."""
+    if score.text is None or other.text is None or score.text.sha256 is None:
+        return False
+    return score.text.sha256 == other.text.sha256
 
 
 def _has_long_streams(score: TextScore) -> bool:

@@ -58,14 +58,26 @@ def describe_unknown_share(share: float | None) -> str:
     return f"{format_unknown_share(share)} unknown words"
 
 
-def warn_of_unknown_words(share: float | None, split: str) -> str | None:
-    """Return a warning if so many words of a split are unknown that its perplexity is misleading; otherwise None."""
+def warn_of_unknown_words(share: float | None, split: str, *, subwords: bool) -> str | None:
+    """Return a warning if so many words of a split are unknown that its perplexity is misleading; otherwise None.
+
+    Args:
+        share: The share of unknown words, if it is known.
+        split: Name of the text.
+        subwords: Whether the tokens are sub-words. If so, a word is unknown because of its characters.
+    """
     if share is None or share <= MAX_UNKNOWN_SHARE:
         return None
+    warning = f"warning: {format_unknown_share(share)} of the words of the {split} text are unknown and scored as <unk>"
+    if subwords:
+        return (
+            f"{warning}, such as words with characters that are not in the training text; compare this perplexity only "
+            "with models that have the same unknown words, or compare bits per byte, which charge 8 bits for each "
+            "unknown byte"
+        )
     return (
-        f"warning: {format_unknown_share(share)} of the words of the {split} text are unknown and scored as <unk>, "
-        "which is easier to predict than a word; compare this perplexity only with models that have the same unknown "
-        "words; sub-words (vocabulary.bpe) have fewer"
+        f"{warning}, which is easier to predict than a word; compare this perplexity only with models that have the "
+        "same unknown words; sub-words (vocabulary.bpe) have fewer"
     )
 
 

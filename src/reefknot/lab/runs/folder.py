@@ -116,12 +116,8 @@ class RunFolder:
             reason = "it is a file" if path.exists() else "there is no such folder"
             raise DataError(f"{path} is not a run folder: {reason}")
         if not (path / "config.json").is_file():
-            runs_inside: list[Path] = []
-            for pattern in ("*/config.json", "*/*/config.json", "*/*/*/config.json"):
-                runs_inside += [config_path.parent for config_path in path.glob(pattern)]
-            advice = ""
-            if runs_inside:
-                advice = f"; it contains runs such as {min(runs_inside)}: use one of them"
+            run_inside = find_run_inside(path)
+            advice = f"; it contains runs such as {run_inside}: use one of them" if run_inside else ""
             raise DataError(f"{path} is not a run folder: it has no config.json{advice}")
         note_if_unverified(path)
         return cls(path)
@@ -363,6 +359,14 @@ class Metrics:
 
 
 _unverified_runs: dict[Path, None] = {}  # the runs without a manifest that this process has opened, in their order
+
+
+def find_run_inside(folder: Path) -> Path | None:
+    """Return the first run folder inside a folder, at most three levels down, to suggest it in a message."""
+    runs_inside: list[Path] = []
+    for pattern in ("*/config.json", "*/*/config.json", "*/*/*/config.json"):
+        runs_inside += [config_path.parent for config_path in folder.glob(pattern)]
+    return min(runs_inside, default=None)
 
 
 def note_if_unverified(path: Path) -> None:

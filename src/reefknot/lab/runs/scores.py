@@ -17,6 +17,10 @@ from pydantic import Field, computed_field
 from reefknot.lab.runs import definition
 from reefknot.lab.runs.stored import OMIT_NONE, Stored
 
+_LONG_WORD_TOKENS = 5
+_LONG_WORD_BYTES = 20
+"""If the mean word is longer than both limits, spaces do not separate words, as in Chinese or Japanese."""
+
 
 class Metric(Stored):
     """What a score measures, and whether lower or higher is better."""
@@ -197,6 +201,11 @@ class TextScore(Stored):
         return min(self.text.unknown / self.words, 1.0)
 
     @property
+    def uses_subwords(self) -> bool:
+        """Whether the tokens are known to be sub-words."""
+        return self.text is not None and self.text.tokenisation == "pieces"
+
+    @property
     def fair_bits_per_byte(self) -> float | None:
         """Bits per byte; None if the model does not predict all words and `bits_per_byte` does not charge for this."""
         if self.unpredicted_bytes is None and self.unknown_share != 0:
@@ -216,3 +225,10 @@ class TextScore(Stored):
         if not self.words:
             return 1.0
         return self.tokens / self.words
+
+    @property
+    def has_words(self) -> bool:
+        """Whether spaces separate the words of the text, so that perplexity per word is meaningful."""
+        if not self.words or not self.bytes:
+            return True
+        return self.tokens_per_word <= _LONG_WORD_TOKENS or self.bytes / self.words <= _LONG_WORD_BYTES

@@ -59,6 +59,8 @@ class RunData(Protocol):
     def settings(self) -> Mapping[str, Any]: ...
     @property
     def evaluations(self) -> Mapping[str, SavedEvaluation]: ...
+    @property
+    def texts(self) -> Mapping[str, SavedEvaluation]: ...
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class _FinishedRun:
     metrics: Sequence[MetricsLine]
     settings: Mapping[str, Any]
     evaluations: Mapping[str, SavedEvaluation]
+    texts: Mapping[str, SavedEvaluation]
 
     @property
     def recipe(self) -> str:
@@ -111,6 +114,7 @@ def _read(run: RunFolder) -> _FinishedRun:
         metrics=[read_metrics_line(line, str(metrics_file)) for line in lines if line.strip()],
         settings=run.config.get("settings", {}),
         evaluations={path.stem: read_evaluation(path, record) for path in sorted(run.path.glob("evaluations/*.json"))},
+        texts={path.stem: read_evaluation(path, record) for path in sorted(run.path.glob("texts/*.json"))},
     )
 
 
@@ -118,7 +122,8 @@ def result_rows(run: RunData) -> list[Row]:
     """Return the row of a run, and a row for each of its saved evaluations.
 
     The column `mode` is `plain` for the scores of training, and otherwise the name of the evaluation. A row of an
-    evaluation has the scores of the evaluation and everything else of its run.
+    evaluation has the scores of the evaluation and everything else of its run. The scores of another text are in
+    columns that start with `other.`, and `other.text.split` is the name of the text.
     """
     settings = {f"{_SETTINGS}{key}": value for key, value in _flatten(run.settings).items()}
     origin: Row = {"run": str(run.folder), "recipe": run.recipe, "row": run.row, "seed": run.seed}
@@ -128,7 +133,7 @@ def result_rows(run: RunData) -> list[Row]:
     fields = _flatten_result(run.record)
     rows = [{**origin, "mode": "plain", "finished": True, **fields, **settings}]
     without_scores = {name: value for name, value in fields.items() if not _is_score(name)}
-    for kind, evaluation in run.evaluations.items():
+    for kind, evaluation in {**run.evaluations, **run.texts}.items():
         scores = {name: value for name, value in _flatten(evaluation.record()).items() if _is_score(name)}
         rows.append({**origin, "mode": kind, "finished": True, **without_scores, **scores, **settings})
     return rows
@@ -186,8 +191,8 @@ def _flatten_result(record: RunResult) -> Row:
 
 
 def _is_score(name: str) -> bool:
-    """Return whether a column has a score of the held-out texts, which differs between evaluation modes."""
-    return name.split(".")[0] in ("valid", "test", "translation", "protocol")
+    """Return whether a column has a score of a text, which differs between evaluations."""
+    return name.split(".")[0] in ("valid", "test", "other", "translation", "protocol")
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> Row:

@@ -99,7 +99,8 @@ def compare_texts(systems: Sequence[System], request: ComparisonRequest, *, noti
     else:
         baseline_score = other_text.score
     unknown_share = baseline_score.unknown_share if baseline_score else None
-    return TextComparisons(resample_by, description, comparisons, split, unknown_share)
+    subwords = baseline_score is not None and baseline_score.uses_subwords
+    return TextComparisons(resample_by, description, comparisons, split, unknown_share, subwords)
 
 
 def _check_options(request: ComparisonRequest, resample_by: str) -> None:
@@ -277,6 +278,8 @@ class TextComparisons:
     """Name of the text."""
     unknown_share: float | None
     """Share of unknown words in the text, which are the same for all systems; None if it was not recorded."""
+    subwords: bool = False
+    """Whether the tokens of the baseline are sub-words."""
 
     def record(self) -> list[dict[str, Any]]:
         """Return one record per comparison."""
@@ -291,7 +294,7 @@ class TextComparisons:
         """Return the systems, the units, and the result of every comparison."""
         baseline = self.comparisons[0].baseline
         lines = [f"A = {baseline}", f"{self.description}; {describe_unknown_share(self.unknown_share)}"]
-        warning = warn_of_unknown_words(self.unknown_share, self.split)
+        warning = warn_of_unknown_words(self.unknown_share, self.split, subwords=self.subwords)
         if warning:
             lines.append(warning)
         for comparison in self.comparisons:

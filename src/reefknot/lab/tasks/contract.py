@@ -177,7 +177,7 @@ class FittedModel(Generic[ModelT]):
     progress: Progress
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedRun(Generic[ExperimentT, DataT, ModelT]):
     """A run folder, opened for use."""
 
@@ -187,6 +187,10 @@ class TrainedRun(Generic[ExperimentT, DataT, ModelT]):
     """The vocabularies of the source and of the target. Both are the same, except in translation."""
     model: ModelT
     """The model with its best weights."""
+
+    def __repr__(self) -> str:
+        # The fields would print the whole vocabulary.
+        return f"{type(self).__name__}({str(self.run.path)!r})"
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -234,9 +238,6 @@ class RecordedRun(TrainedRun[Any, Any, Any]):
     def __init__(self, run: RunFolder, experiment: Experiment) -> None:
         object.__setattr__(self, "run", run)
         object.__setattr__(self, "experiment", experiment)
-
-    def __repr__(self) -> str:
-        return f"RecordedRun({str(self.run.path)!r})"
 
     @property
     def words(self) -> VocabularyPair:

@@ -248,7 +248,7 @@ class TextEvaluation:
             f"bits per byte {summary.bits_per_byte:.4f}",
             summary.definition,
         ]
-        warning = warn_of_unknown_words(summary.unknown_share, self.split)
+        warning = warn_of_unknown_words(summary.unknown_share, self.split, subwords=summary.uses_subwords)
         if warning:
             lines.append(warning)
         if self.tokens < self.total_tokens:

@@ -137,7 +137,7 @@ class PairsEvaluation:
             f"BLEU by source tokens (pairs): {bleu_by_length}",
             reference.definition,
         ]
-        warning = warn_of_unknown_words(reference.unknown_share, self.split)
+        warning = warn_of_unknown_words(reference.unknown_share, self.split, subwords=reference.uses_subwords)
         if warning:
             lines.append(warning)
         if scores.pairs < self.total_pairs:

@@ -73,7 +73,7 @@ class LanguageModelExperiment(SequenceExperiment):
         return Sliding(context=0, stride=self.training.steps)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedLanguageModel(TrainedRun[LanguageModelExperiment, Dataset, LanguageModel]):
     """A run of a language model, opened for use."""
 

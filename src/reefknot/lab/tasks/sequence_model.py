@@ -413,7 +413,8 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
             for split in SCORED_SPLITS
         }
         if world.is_first:
-            warning = warn_of_unknown_words(unknown_shares["test"], "test")
+            subwords = dataset.vocabulary.bpe is not None
+            warning = warn_of_unknown_words(unknown_shares["test"], "test", subwords=subwords)
             if warning:
                 session.display.print(f"{session.name}  {warning}")
 

@@ -115,7 +115,7 @@ class SkipGramExperiment(Experiment):
         return self.training.workers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedVectors(TrainedRun[SkipGramExperiment, Dataset, SkipGram]):
     """A run of skip-gram, opened for use."""
 

@@ -122,7 +122,7 @@ class TranslationExperiment(SequenceExperiment):
         return self.evaluation.bleu or BleuSettings()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedTranslator(TrainedRun[TranslationExperiment, PairDataset, Translator]):
     """A run of a translator, opened for use."""
 

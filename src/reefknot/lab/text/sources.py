@@ -10,9 +10,10 @@ Nothing is held in memory as a whole except one row of JSON lines, or one batch 
 
 * Gzip, bzip2, xz and Zstandard are recognised by their first bytes, whatever the name of the file.
 * `.jsonl` and `.ndjson` hold one JSON object per line, and `.parquet` a table. The text is in one field, by default
-  `text`. Every other file is plain text.
+  `text`. Another file whose first line is a JSON object is read as JSON lines, too. Every other file is plain text.
 * Plain text is UTF-8, or UTF-16 or UTF-32 if its first bytes show this. Other encodings are never guessed: the error
-  message asks for the name of the encoding.
+  message asks for the name of the encoding. Of several files, those that are valid UTF-8 are read as UTF-8 whatever
+  encoding is given.
 * A line ends at \\n, \\r\\n or \\r. Lines without words are skipped. In plain text, a line of more than a million
   characters is cut at a space.
 * In a folder, files with the endings of `TEXT_ENDINGS` are read in the order of their names, subfolders included.
@@ -31,12 +32,13 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from reefknot.errors import DataError, SettingsError, shorten
 from reefknot.extras import import_extra
+from reefknot.lab.text.recognition import Kind, check_utf8, detect_encoding, recognise_json, suggest_encoding
 
 STANDARD_INPUT = "-"
 """The path that stands for standard input."""
@@ -45,7 +47,6 @@ TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".tokens", ".jsonl"
 COMPRESSED_ENDINGS = (".gz", ".bz2", ".xz", ".zst")
 DEFAULT_FIELD = "text"
 
-Kind = Literal["plain", "jsonl", "parquet"]
 OnRead = Callable[[int], None]
 """A callback that receives the number of bytes that were read from a file since the last call."""
 
@@ -54,13 +55,11 @@ _BLOCK_BYTES = 1 << 16  # small, because a compressed block may unpack to a thou
 _LONGEST_LINE = 1 << 20  # characters; a file without line ends must not be held in memory
 _PARQUET_ROWS = 256  # per batch
 _MAX_LISTED_NAMES = 8  # in an error message
-_BYTE_ORDER_MARKS = [  # UTF-32 first, because its mark begins with that of UTF-16
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-]
+_MAX_CHECKED_FILES = 1000  # for the number of files in another encoding
+
+
+class _EncodingError(DataError):
+    """A text is not valid UTF-8, and no encoding was given."""
 
 
 class Document(NamedTuple):
@@ -86,6 +85,8 @@ class TextFile:
     """The field of JSON lines, or the column of Parquet, that holds the text."""
     encoding: str | None = None
     """Encoding of plain text and JSON lines, or None to recognise UTF-8, UTF-16 and UTF-32."""
+    prefer_utf8: bool = False
+    """Whether a file that is valid UTF-8, with characters beyond ASCII, is read as UTF-8 whatever `encoding` says."""
 
     @property
     def size(self) -> int:
@@ -98,6 +99,11 @@ class TextFile:
             yield from self._read_parquet(on_read)
         elif self.kind == "jsonl":
             yield from self._read_json_lines(on_read)
+        elif self.kind == "json":
+            raise DataError(
+                f"{self.name}: JSON is read as one object per line, and this file has an array, or an object over "
+                f"several lines; convert it, for example an array with: jq -c '.[]' {self.path.name} > text.jsonl"
+            )
         else:
             lines = (line for _number, line in self._decode_lines(on_read, _LONGEST_LINE) if line.strip())
             yield Document(self.name, self.name, lines)
@@ -137,9 +143,20 @@ class TextFile:
         with _data_errors(self.name), _open_stream(self.path) as stream:
             blocks = _unpack(_read_blocks(stream, on_read), self.name)
             head = _read_head(blocks)
-            encoding = self.encoding or _detect_encoding(head)
+            encoding = self.encoding or detect_encoding(head)
+            if self.prefer_utf8 and self._is_utf8():
+                encoding = detect_encoding(head)  # UTF-8, with or without a byte order mark
             texts = _decode(_chain(head, blocks), encoding, self.name, is_guess=self.encoding is None)
             yield from enumerate(_cut_lines(texts, max_length), start=1)
+
+    def _is_utf8(self) -> bool:
+        """Return whether the whole file is valid UTF-8 with characters beyond ASCII."""
+        return str(self.path) != STANDARD_INPUT and check_utf8(self._read_bytes()) == "utf-8"
+
+    def _read_bytes(self) -> Iterator[bytes]:
+        """Yield the unpacked bytes of the file."""
+        with _data_errors(self.name), _open_stream(self.path) as stream:
+            yield from _unpack(_read_blocks(stream, lambda _count: None), self.name)
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,33 @@ class TextSource:
     def read_documents(self, on_read: OnRead = lambda _count: None) -> Iterator[Document]:
         """Yield the documents of all files."""
         for file in self.files:
-            yield from file.read_documents(on_read)
+            with self._count_other_encodings():
+                for document in file.read_documents(on_read):
+                    yield document._replace(lines=self._read_document(document))
+
+    def _read_document(self, document: Document) -> Iterator[str]:
+        with self._count_other_encodings():
+            yield from document.lines
+
+    @contextmanager
+    def _count_other_encodings(self) -> Iterator[None]:
+        """Add to an error about the encoding of a file how many of the other files are not valid UTF-8 either."""
+        try:
+            yield
+        except _EncodingError as error:
+            if len(self.files) == 1:
+                raise
+            num_files = sum(
+                file.kind != "parquet" and check_utf8(file._read_bytes()) == "other"
+                for file in self.files[:_MAX_CHECKED_FILES]
+            )
+            num_checked = min(len(self.files), _MAX_CHECKED_FILES)
+            first = "" if num_checked == len(self.files) else "first "
+            verb = "is" if num_files == 1 else "are"
+            raise DataError(
+                f"{error}. Of the {first}{num_checked:,} files, {num_files:,} {verb} not valid UTF-8; the others are "
+                "read as UTF-8 even with --encoding"
+            ) from None
 
     def read_lines(self, on_read: OnRead = lambda _count: None) -> Iterator[str]:
         """Yield the lines of all documents. Raise a DataError if there are none."""
@@ -181,11 +224,12 @@ class TextSource:
 def open_text(
     paths: str | Path | Sequence[str | Path], *, encoding: str | None = None, field: str = DEFAULT_FIELD
 ) -> TextSource:
-    """Find the files of a text. They are opened when they are read.
+    """Find the files of a text. Only their first bytes are read, to recognise JSON lines.
 
     Args:
         paths: A file, a folder, a pattern such as `*.txt`, or `-` for standard input; or a list of them.
-        encoding: Encoding of plain text and JSON lines. By default, UTF-8, UTF-16 and UTF-32 are recognised.
+        encoding: Encoding of plain text and JSON lines. By default, UTF-8, UTF-16 and UTF-32 are recognised. Of
+            several files, those that are valid UTF-8 are read as UTF-8.
         field: The field of JSON lines, or the column of Parquet, that holds the text.
     """
     if encoding is not None:
@@ -197,7 +241,14 @@ def open_text(
     skipped: list[str] = []
     for given_path in given_paths:
         for path, name in _find_files(str(given_path), skipped):
-            files.append(TextFile(path, name, _find_kind(path), field, encoding))
+            files.append(TextFile(path, name, _find_kind(path, encoding), field, encoding))
+    if encoding is not None and len(files) > 1:
+        files = [replace(file, prefer_utf8=True) for file in files]
+    if field != DEFAULT_FIELD and all(file.kind == "plain" for file in files):
+        raise SettingsError(
+            f"--field {shorten(field)} has no effect on {shorten(files[0].name, 200)}, which is plain text, not JSON "
+            "lines or Parquet; leave --field out"
+        )
     return TextSource(_name_source(str(given_paths[0])), tuple(files), tuple(skipped))
 
 
@@ -251,8 +302,21 @@ def _ending(path: Path) -> str:
     return Path(name).suffix
 
 
-def _find_kind(path: Path) -> Kind:
-    return _KIND_BY_ENDING.get(_ending(path), "plain")
+def _find_kind(path: Path, encoding: str | None) -> Kind:
+    """Return the kind of a file by its ending, or by its first bytes. A file that cannot be read counts as plain."""
+    ending = _ending(path)
+    if ending in _KIND_BY_ENDING:
+        return _KIND_BY_ENDING[ending]
+    try:
+        if str(path) == STANDARD_INPUT:
+            blocks = iter([sys.stdin.buffer.peek()])  # type: ignore[union-attr]
+            head = next(_unpack(blocks, str(path)), b"")
+        else:
+            with path.open("rb") as stream:
+                head = _read_head(_unpack(_read_blocks(stream, lambda _count: None), str(path)))
+        return recognise_json(head, encoding, is_named_json=ending == ".json")
+    except (OSError, EOFError, AttributeError, UnicodeError, zlib.error, lzma.LZMAError, SettingsError):
+        return "plain"  # the error is raised when the file is read
 
 
 def _name_source(given_path: str) -> str:
@@ -364,21 +428,6 @@ class _ZstandardDecompressor:
         return bytes(self._decompressor.unused_data)
 
 
-def _detect_encoding(head: bytes) -> str:
-    """Return UTF-16 or UTF-32 if the first bytes show it, and UTF-8 otherwise."""
-    for mark, encoding in _BYTE_ORDER_MARKS:
-        if head.startswith(mark):
-            return encoding
-    # Without a byte order mark, every second byte of most UTF-16 text is zero.
-    sample = head[:4096]
-    if len(sample) >= 8 and sample[::2].count(0) + sample[1::2].count(0) > 0.3 * len(sample):
-        if not sample[::2].count(0) and b"\0\0" not in sample:
-            return "utf-16-le"
-        if not sample[1::2].count(0) and b"\0\0" not in sample:
-            return "utf-16-be"
-    return "utf-8"
-
-
 def _decode(blocks: Iterable[bytes], encoding: str, name: str, *, is_guess: bool) -> Iterator[str]:
     """Yield the decoded text, with the line end \\n only."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
@@ -407,29 +456,23 @@ def _raise_encoding_error(error: UnicodeError, num_lines: int, encoding: str, na
     """Raise a DataError that names the line and the byte, and suggests an encoding."""
     line_number = num_lines + 1
     detail = str(error)
-    suggestion = "cp1252"
-    has_nul = False
+    sample = b""
     if isinstance(error, UnicodeDecodeError):
-        line_number += error.object[: error.start].count(b"\n")
-        detail = f"byte 0x{error.object[error.start]:02x}"
-        suggestion = _suggest_encoding(error.object) or suggestion
-        has_nul = b"\0" in error.object  # most binary files have NUL bytes, and text has none
-    advice = "pass another --encoding"
-    if is_guess and has_nul:
-        advice = "is this a text file?"
-    elif is_guess:
-        advice = f"pass the encoding of the text, such as --encoding {suggestion}, or convert the text to UTF-8"
-    raise DataError(f"{name}, line {line_number:,}: {detail} is not valid {encoding.upper()}; {advice}") from None
-
-
-def _suggest_encoding(sample: bytes) -> str | None:
-    """Return a probable encoding of some bytes, if charset-normalizer is installed and finds one."""
-    try:
-        from charset_normalizer import from_bytes
-    except ImportError:
-        return None
-    match = from_bytes(sample[:_BLOCK_BYTES]).best()
-    return match.encoding if match is not None and match.encoding != "utf_8" else None
+        sample = error.object
+        line_number += sample[: error.start].count(b"\n")
+        detail = f"byte 0x{sample[error.start]:02x}"
+    problem = f"{name}, line {line_number:,}: {detail} is not valid {encoding.upper()}"
+    if not is_guess:
+        raise DataError(f"{problem}; pass another --encoding") from None
+    if b"\0" in sample:  # most binary files have NUL bytes, and text has none
+        raise DataError(f"{problem}; is this a text file?") from None
+    suggestion = suggest_encoding(sample)
+    if suggestion is None:
+        raise _EncodingError(f"{problem}, but most of the text is; repair the line, or convert the text") from None
+    raise _EncodingError(
+        f"{problem}; pass the encoding of the text, perhaps --encoding {suggestion} (this is a guess: check the "
+        "letters with accents), or convert the text to UTF-8"
+    ) from None
 
 
 def _cut_lines(texts: Iterable[str], max_length: int) -> Iterator[str]:

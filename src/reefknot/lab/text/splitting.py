@@ -38,7 +38,7 @@ from reefknot.lab.text.workers import OnBytes, ShardJob, run_shard_jobs, work_fo
 from reefknot.storage.cache import load_or_create, needs_check
 from reefknot.storage.progress import Notify
 
-_VERSION = 1  # increase it whenever the same files give different texts
+_VERSION = 2  # increase it whenever the same files give different texts
 _GROUP_BYTES = 8 << 20  # files are read in groups of at least this size on disk
 _GOLDEN_RATIO = 0.6180339887498949
 _FILE_STEP = 0.4142135623730951  # shifts the blocks that are held out from file to file

@@ -155,9 +155,9 @@ def test_text_generation_pipeline(exported: tuple[Path, Path]) -> None:
     pipe = transformers.pipeline("text-generation", model=str(folder))
     ids = reefknot_generate(run, PROMPT)
     words = [WORDS.words[index] for index in ids if index != WORDS.eos]
-    (single,) = pipe(" ".join(PROMPT), max_new_tokens=LENGTH, do_sample=False)
+    (single,) = pipe(" ".join(PROMPT), max_new_tokens=LENGTH)
     assert single["generated_text"] == " ".join([*PROMPT, *words])
-    (with_lines,) = pipe(" ".join(PROMPT), max_new_tokens=LENGTH, do_sample=False, skip_special_tokens=False)
+    (with_lines,) = pipe(" ".join(PROMPT), max_new_tokens=LENGTH, skip_special_tokens=False)
     text = " ".join(PROMPT) + " " + WORDS.decode_text(ids)
     assert with_lines["generated_text"] == text.replace(" \n", "\n")
 
@@ -219,6 +219,21 @@ def test_spelled_words_are_read_and_scored_as_unknown(tmp_path: Path) -> None:
 def test_config_without_settings_is_explained() -> None:
     with pytest.raises(reefknot.hf.models.ArgumentError, match=r"has no settings; export a run with `reefknot export"):
         reefknot.hf.ReefknotForCausalLM(reefknot.hf.ReefknotConfig())
+
+
+def test_exported_model_cannot_be_resized(exported: tuple[Path, Path]) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported[1])
+    assert model.resize_token_embeddings(len(WORDS)) is model.get_input_embeddings()
+    for options in ({"new_num_tokens": 500}, {"pad_to_multiple_of": 64}):
+        with pytest.raises(reefknot.ArgumentError, match="cannot be resized"):
+            model.resize_token_embeddings(**options)
+
+
+def test_tokens_are_scored(exported: tuple[Path, Path]) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported[1])
+    ids = torch.randint(len(WORDS), (7,))
+    losses = reefknot.hf.score_tokens(model, ids)
+    torch.testing.assert_close(losses.mean(), model(ids[None], labels=ids[None]).loss)
 
 
 # -- translators ---------------------------------------------------------------------------------------------------

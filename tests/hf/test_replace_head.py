@@ -433,6 +433,14 @@ def test_both_ends_are_resized(name: str, tied: bool, size: int, tmp_path: Path)
     torch.testing.assert_close(loaded(input_ids=tokens).logits, model(input_ids=tokens).logits)
 
 
+def test_end_is_built_while_torch_export_has_proxies(tmp_path: Path) -> None:
+    """While `torch.export` traces a module, its class has a subclass of the same name with other arguments."""
+    proxy = type("Plain", (rk.Plain,), {"__init__": lambda self, base, path: None})
+    model = replace("plain")
+    torch.testing.assert_close(log_probs(save_and_load(model, tmp_path)), log_probs(model))
+    del proxy
+
+
 def test_bands_cannot_be_resized() -> None:
     model = replace("adaptive")
     with pytest.raises(rk.ArgumentError, match="bands"):
@@ -493,3 +501,16 @@ def test_invalid_label_is_an_error() -> None:
     for name in ("plain", "adaptive"):
         with pytest.raises(rk.ArgumentError, match=f"target {V} is not a class"):
             replace(name)(input_ids=TOKENS, labels=torch.full_like(TOKENS, V))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_wrong_counts_of_bands_are_an_error(wrong: float) -> None:
+    counts = COUNTS.clone()
+    counts[5] = wrong
+    with pytest.raises(rk.ArgumentError, match=f"the count of token 5 is {wrong}"):
+        rk.hf.EmbeddingBands(make_model("Llama").get_input_embeddings(), counts, sizes=[9])
+
+
+def test_bands_need_an_embedding() -> None:
+    with pytest.raises(rk.ArgumentError, match=r"is a LlamaForCausalLM; pass the input embedding of the model"):
+        rk.hf.EmbeddingBands(make_model("Llama"), COUNTS, sizes=[9])

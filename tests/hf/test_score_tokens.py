@@ -49,6 +49,8 @@ def test_losses_are_those_of_windows(make: Any, tmp_path: Path) -> None:
         ({"tokens": TEXT[None]}, r"tokens is \(1, 23\) and torch.int64; pass the ids of one text"),
         ({"tokens": TEXT[:1]}, "at least two tokens"),
         ({"tokens": [1, 2]}, "tokens is list"),
+        ({"tokens": torch.tensor([1, V])}, f"token {V} at position 1 is not an id of the model, which has {V} tokens"),
+        ({"tokens": torch.tensor([-100, 1])}, "token -100 at position 0"),
         ({"stride": 0}, "stride = 0"),
         ({"context": -1}, "context = -1"),
         ({"file": "scores.txt"}, "must end in .safetensors"),
@@ -57,3 +59,11 @@ def test_losses_are_those_of_windows(make: Any, tmp_path: Path) -> None:
 def test_wrong_arguments_are_reported(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(rk.ArgumentError, match=message):
         rk.hf.score_tokens(make_model("GPT-2"), **{"tokens": TEXT, **wrong})
+
+
+def test_file_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "scores.safetensors"
+    file.write_bytes(b"mine")
+    with pytest.raises(rk.ArgumentError, match="exists already; choose another file"):
+        rk.hf.score_tokens(make_model("GPT-2"), TEXT, file=file)
+    assert file.read_bytes() == b"mine"

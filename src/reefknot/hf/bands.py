@@ -52,6 +52,13 @@ class TokenOrder(nn.Module):
             raise ArgumentError(
                 f"token_counts is {shape}; it must be a tensor with one count per token, ({vocab_size},)"
             )
+        is_count = token_counts.isfinite() & (token_counts >= 0)
+        if not is_count.all():
+            token = int(is_count.int().argmin())
+            raise ArgumentError(
+                f"token_counts: the count of token {token} is {token_counts[token].item()}; counts must be numbers of "
+                "at least 0"
+            )
         order = cls(vocab_size)
         ids_by_rank = token_counts.detach().cpu().argsort(descending=True, stable=True)
         order.ranks[ids_by_rank] = torch.arange(vocab_size)
@@ -99,6 +106,11 @@ class EmbeddingBands(BandedTable):
         cutoffs: Sequence[Count] | None = None,
     ) -> None:
         nn.Module.__init__(self)
+        if not isinstance(embedding, nn.Embedding):
+            raise ArgumentError(
+                f"EmbeddingBands: embedding is a {type(embedding).__name__}; pass the input embedding of the model, "
+                "model.get_input_embeddings()"
+            )
         self.vocab_size, self.dim = embedding.weight.shape
         self.factor = 1
         self.bounds = compute_bounds(self.vocab_size, sizes, cutoffs)

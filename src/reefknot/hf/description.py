@@ -155,5 +155,6 @@ def _subclasses(base: type) -> Iterator[type]:
             importlib.import_module(module.name)
     kinds: list[type] = base.__subclasses__()
     for kind in kinds:
-        yield kind
-        yield from _subclasses(kind)
+        if kind.__name__ != base.__name__:  # torch.export makes such subclasses of the modules that it traces
+            yield kind
+            yield from _subclasses(kind)

@@ -35,10 +35,11 @@ def score_tokens(
         tokens: The ids of the text, with shape (T,).
         context: Number of tokens that a window reads before the tokens that it scores.
         stride: Number of tokens that a window scores.
-        file: Also write the scores to this file, whose name ends in `.safetensors`. `reefknot compare` reads it.
+        file: Also write the scores to this new file, whose name ends in `.safetensors`. `reefknot compare` reads it.
     """
     _check_arguments(tokens, context, stride, file)
-    device = model.get_input_embeddings().weight.device
+    _check_ids(tokens, model.config.get_text_config().vocab_size)
+    device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     try:
@@ -68,6 +69,17 @@ def _score_window(model: Any, inputs: Tensor, targets_S: Tensor) -> Tensor:
     return -log_probs_SV.gather(1, targets_S.to(log_probs_SV.device)[:, None])[:, 0].cpu()
 
 
+def _check_ids(tokens: Tensor, vocab_size: int) -> None:
+    """Raise an `ArgumentError` unless all tokens are in the vocabulary of the model."""
+    is_wrong = (tokens < 0) | (tokens >= vocab_size)
+    if bool(is_wrong.any()):
+        position = int(is_wrong.int().argmax())
+        raise ArgumentError(
+            f"score_tokens: token {int(tokens[position])} at position {position} is not an id of the model, which has "
+            f"{vocab_size} tokens; use the tokenizer of the model"
+        )
+
+
 def _check_arguments(tokens: Any, context: Any, stride: Any, file: Any) -> None:
     """Raise an `ArgumentError` unless the arguments of `score_tokens` are valid."""
     if not isinstance(tokens, Tensor) or tokens.dim() != 1 or len(tokens) < 2 or tokens.is_floating_point():
@@ -81,3 +93,5 @@ def _check_arguments(tokens: Any, context: Any, stride: Any, file: Any) -> None:
         )
     if file is not None and Path(file).suffix != SUFFIX:
         raise ArgumentError(f"score_tokens: file = {str(file)!r}: its name must end in {SUFFIX}")
+    if file is not None and Path(file).exists():
+        raise ArgumentError(f"score_tokens: {file} exists already; choose another file, or remove it first")

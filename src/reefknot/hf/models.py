@@ -119,6 +119,24 @@ class _ReefknotModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         """Return None, because an output end computes log-probabilities and is not a linear layer."""
         return
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> Any:
+        """Return the input end if the number of tokens stays the same; otherwise, raise an `ArgumentError`.
+
+        Args:
+            new_num_tokens: New number of tokens. It must be the old number.
+            pad_to_multiple_of: The old number must be a multiple of this number.
+            mean_resizing: Has no effect.
+        """
+        vocab_size = self.config.vocab_size
+        if new_num_tokens not in (None, vocab_size) or vocab_size % (pad_to_multiple_of or 1):
+            raise ArgumentError(
+                f"resize_token_embeddings: the vocabulary of a {type(self).__name__} is that of its run and cannot be "
+                f"resized; leave it at {vocab_size} tokens, or train a run with another vocabulary"
+            )
+        return self.get_input_embeddings()
+
     def _init_weights(self, module: Any) -> None:
         """Keep the weights, because the laboratory has initialised them."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -256,9 +257,14 @@ def remove_folder(folder: Path) -> None:
         remove(temporary)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files in `folder` whose processes have ended."""
-    for path in folder.glob("*.tmp-*"):
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove the temporary files in `folder` whose processes have ended.
+
+    Args:
+        folder: The folder of the temporary files.
+        name: Remove only those that were to be renamed to this name. By default all.
+    """
+    for path in folder.glob("*.tmp-*" if name is None else f"{glob.escape(name)}.tmp-*"):
         match = _TEMPORARY_NAME.fullmatch(path.name)
         if match and not _is_running(int(match["process_id"])):
             remove(path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,8 @@ def test_hf_model_and_tokenizer_of_a_trained_run(runs: Runs, tmp_path: Path) -> 
     batch = tokenizer("green river", return_tensors="pt")
     generated = model.generate(**batch, max_new_tokens=12)[0]
     assert tokenizer.convert_ids_to_tokens(generated) == ["<eos>", "green", "river", *printed["tokens"]]
+    outcome = run_command("export", tmp_path / "hf", "--format", "pt2", "-o", tmp_path / "again")
+    assert "is an exported model and not a run; use the run that it was exported from" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -207,6 +211,16 @@ def test_failed_export_leaves_nothing(runs: Runs, tmp_path: Path, monkeypatch: p
     assert outcome.code == 5
     assert "free some space" in outcome.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_killed_exports_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in ("out", "notes"):
+        (tmp_path / f"{name}.tmp-{ended.pid}").mkdir()
+    done = run_command("export", make(tmp_path, "lstm"), "--format", "pt2", "-o", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out", f"notes.tmp-{ended.pid}"}
 
 
 @pytest.mark.parametrize("format", ["onnx", "hf"])

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from reefknot.errors import SettingsError
 from reefknot.extras import require_extra
 from reefknot.lab.tasks.contract import TrainedRun
-from reefknot.storage.files import commit, remove, temporary_path, writing
+from reefknot.storage.files import commit, remove, remove_leftovers, temporary_path, writing
 from reefknot.storage.progress import Notify, silent
 
 FORMATS = ("hf", "onnx", "pt2")
@@ -90,7 +90,9 @@ def export_run(trained: TrainedRun[Any, Any, Any], request: ExportRequest, notif
     output = request.output
     temporary = temporary_path(output)
     with writing(output):
-        temporary.mkdir(parents=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(output.parent, output.name)
+        temporary.mkdir()
         try:
             details = _write(trained, request, temporary, notify)
             commit(temporary, output)

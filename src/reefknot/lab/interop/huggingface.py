@@ -140,7 +140,7 @@ def _build_generation_config(trained: TrainedRun[Any, Any, Any]) -> Any:
     from transformers import GenerationConfig
 
     vocabulary = trained.vocabulary
-    options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS, "bos_token_id": vocabulary.eos}
+    options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS, "bos_token_id": vocabulary.eos, "do_sample": False}
     if trained.run.task == "translation":
         search = cast(Any, trained.experiment).search
         options = {

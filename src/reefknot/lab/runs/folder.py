@@ -191,6 +191,8 @@ class RunFolder:
                 "best and checkpoints, or train it again with another --out"
             )
         best = self.checkpoints.best_path()
+        if best is None and "model_type" in self.config:
+            raise DataError(f"{self.path} is an exported model and not a run; use the run that it was exported from")
         if best is None:
             raise DataError(f"{self.path} has no trained weights yet: finish its training first (reefknot train)")
         return best

@@ -148,6 +148,11 @@ def _format_seconds(seconds: float) -> str:
 # -- the parent ----------------------------------------------------------------------------------------------------
 
 
+def _public_class(error: ReefknotError) -> str:
+    """Return the name of the error's class in `reefknot.errors`, by which the parent process raises it again."""
+    return next(base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__)
+
+
 def _run_in_workers(jobs: Sequence[ShardJob], num_workers: int, progress: _Progress) -> None:
     """Run jobs in worker processes. If one job fails, all workers are ended and its error is raised."""
     job_queue: queue.SimpleQueue[ShardJob | None] = queue.SimpleQueue()
@@ -259,7 +264,7 @@ def _work(requests: IO[str], answers: IO[str]) -> None:
                 lambda num_bytes: answer({"bytes": num_bytes}),
             )
         except ReefknotError as error:
-            answer({"error": type(error).__name__, "text": str(error)})
+            answer({"error": _public_class(error), "text": str(error)})
         except MemoryError:
             answer({"error": ResourceError.__name__, "text": "out of memory; use fewer --workers"})
         answer({"done": True})

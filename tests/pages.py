@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from functools import cached_property
@@ -25,11 +26,14 @@ OPTIONS = {
 
 
 class Page:
-    """A Markdown file of the repository."""
+    """A Markdown file of the repository, or the text of a notebook."""
 
     def __init__(self, name: str) -> None:
         self.path = ROOT / name
         self.text = self.path.read_text(encoding="utf-8")
+        if self.path.suffix == ".ipynb":
+            cells = json.loads(self.text)["cells"]
+            self.text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
         self.prose = re.sub(r"```.*?```", "", self.text, flags=re.DOTALL)
 
     @cached_property

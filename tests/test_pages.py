@@ -17,7 +17,12 @@ from reefknot.lab.tasks import build_model
 from reefknot.lab.tasks.language_model import LanguageModelExperiment
 from reefknot.lab.tasks.skip_gram import SkipGramExperiment
 
-NAMES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+NAMES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *sorted(f"docs/notebooks/{path.name}" for path in (ROOT / "docs/notebooks").glob("*.ipynb")),
+]
 SEPARATELY_TESTED = {
     "CONTRIBUTING.md",
     "docs/export.md",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Start": ("install", "your_text", "choose_ends"),
+    "Notebooks": ("notebooks/choose_ends", "notebooks/drill_head", "notebooks/tied_vectors"),
     "How-to": (
         "training_frameworks",
         "hugging_face",

@@ -81,6 +81,23 @@ def test_steps_are_rendered_with_seconds_per_epoch(script: dict[str, Any]) -> No
     assert (columns["ms"], columns["s/epoch"]) == ("12.6", "8.72")
 
 
+def test_models_are_rendered_with_the_fastest_competitor(script: dict[str, Any]) -> None:
+    size = {"model": "tiny", "batch": 8, "length": 64, "layers": 2, "parameters": 35_104, "attention": "sdpa"}
+    liger = size | {
+        "competitor": "liger-loss",
+        "ms": 4.0,
+        "tokens_per_second": 128_000.0,
+        "peak_mib": 400.0,
+        "note": "",
+    }
+    reefknot = liger | {"competitor": "reefknot", "ms": 5.0, "tokens_per_second": 102_400.0, "peak_mib": 300.0}
+    absent = size | {"competitor": "trl", "ms": None, "tokens_per_second": None, "peak_mib": None, "note": "absent"}
+    text = script["format_results"]({"engine": _record(bench="models", rows=[liger, reefknot, absent])})
+    assert "| tiny | reefknot | 5 | 102,400 |  | 300 |" in text
+    assert "`liger-loss` is the fastest, with 128,000 tokens/s. `reefknot` has the lowest peak, 300 MiB." in text
+    assert "`reefknot` has 0.800 times the tokens/s of `liger-loss`, at 0.750 times its peak memory." in text
+
+
 def test_sweep_over_vocabularies_is_drawn(script: dict[str, Any]) -> None:
     record = json.loads(json.dumps(_record(vocabulary=True)))
     assert "(performance/engine.svg)" in script["format_results"]({"engine": record})

@@ -95,6 +95,41 @@ def test_steps_print_a_table_and_write_a_record(cli: Cli, recipe: Path, tmp_path
     assert record["machine"]["matrix_flops"] == record["not_measured"] == {}
 
 
+def test_models_print_a_table_and_write_a_record(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "record.json"
+    competitors = ("--competitor", "transformers", "--competitor", "reefknot", "--competitor", "liger")
+    options = ("--model", "tiny", "--batch", "2", "--length", "16", "--seconds", "0", "--device", "cpu")
+    outcome = cli("bench", "models", *options, *competitors, "--json", path)
+    assert outcome.code == 0, outcome.err
+    assert "without optimiser" in outcome.out
+    assert "tiny, 2 layers, 35,104 parameters, sdpa attention: 2 x 16 tokens" in outcome.out
+    assert all(title in outcome.out for title in ("tokens/s", "x transformers", "loss error", "gradient error"))
+    record = json.loads(path.read_text())
+    assert record["not_measured"] == {}
+    transformers_row, reefknot_row, liger_row = record["rows"]
+    assert transformers_row["over_baseline"] == 1.0
+    assert reefknot_row["loss"] == pytest.approx(transformers_row["loss"], rel=1e-6)
+    assert liger_row["note"] in ("not installed", "needs a GPU")
+    assert f"liger: {liger_row['note']}" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "gpt-9"), "--model gpt-9: must be qwen2.5-0.5b or gemma-2-2b or tiny"),
+        (("--largest", "64"), "--largest needs a GPU"),
+        (("--memory", "64", "--competitor", "trl"), "--memory has no effect without --competitor reefknot"),
+    ],
+)
+def test_mistakes_in_options_of_models_are_reported(cli: Cli, options: tuple[str, ...], message: str) -> None:
+    pytest.importorskip("transformers")
+    outcome = cli("bench", "models", *options, "--device", "cpu")
+    assert outcome.code != 0
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+
+
 @pytest.mark.parametrize(
     ("verb", "options", "unreached"),
     [

@@ -11,6 +11,7 @@ Examples:
   reefknot bench steps press2017/table6 --data DIR
   reefknot bench translation --data DIR
   reefknot bench skip-gram --workers 1,2 --data DIR
+  reefknot bench models --model qwen2.5-0.5b --largest 256
 """
 
-VERBS = ("heads", "encoders", "steps", "translation", "skip-gram")
+VERBS = ("heads", "encoders", "steps", "translation", "skip-gram", "models")

@@ -18,6 +18,7 @@ from reefknot.lab.cli.bench.record import (
     RecordFileOption,
     SecondsOption,
     check_gpu_options,
+    check_memory,
     check_names,
     open_record,
 )
@@ -86,7 +87,7 @@ def heads(
     check_names("--end", end or [], ENDS)
     check_names("--competitor", competitor or [], FAMILIES)
     check_names("--weights", [weights] if weights else [], ("float32", "bfloat16"))
-    _check_memory(memory or [], competitor or FAMILIES)
+    check_memory(memory or [], competitor or FAMILIES)
     _check_vocabulary(vocabulary, end or [], shape or [])
     record = open_record("heads", device, json)
     check_gpu_options(record, weights, graph)
@@ -107,19 +108,6 @@ def heads(
         heading = f"{first_row.end}, {first_row.shape}: floor {printing.format_number(first_row.floor_ms)} ms"
         # Only some ends are compared with the time of the matrix products alone.
         record.add_table(heading, rows, partial(_format_cells, graph=graph), hide_empty=True)
-
-
-def _check_memory(budgets: Sequence[float], competitors: Sequence[str]) -> None:
-    """Raise an error if a budget of --memory is not positive, or if reefknot is not measured."""
-    from reefknot.errors import SettingsError
-
-    for budget in budgets:
-        if not budget > 0:
-            raise SettingsError(f"--memory {budget:g}: must be a number of MiB above 0")
-    if budgets and "reefknot" not in competitors:
-        raise SettingsError(
-            "--memory has no effect without --competitor reefknot; add this competitor or leave --memory out"
-        )
 
 
 def _check_vocabulary(vocabulary: bool, ends: Sequence[str], shapes: Sequence[str]) -> None:

@@ -182,3 +182,14 @@ def check_gpu_options(record: Record, weights: str | None, graph: bool) -> None:
     if record.device == "cpu" and (graph or weights not in (None, "float32")):
         option = "--graph" if graph else f"--weights {weights}"
         raise SettingsError(f"{option} needs a GPU, but this benchmark runs on a CPU; leave {option} out or use a GPU")
+
+
+def check_memory(budgets: Sequence[float], competitors: Sequence[str]) -> None:
+    """Raise an error if a budget of --memory is not positive, or if reefknot is not measured."""
+    for budget in budgets:
+        if not budget > 0:
+            raise SettingsError(f"--memory {budget:g}: must be a number of MiB above 0")
+    if budgets and "reefknot" not in competitors:
+        raise SettingsError(
+            "--memory has no effect without --competitor reefknot; add this competitor or leave --memory out"
+        )

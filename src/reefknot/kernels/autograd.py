@@ -16,7 +16,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -288,28 +287,13 @@ class SummedLossFunction(torch.autograd.Function):
             class_vectors = ctx.options.join_columns(weight, more_columns)
             loss = SummedLoss(hidden, class_vectors, bias, targets, log_prior, row_weight, ctx.options)
             gradients = split_weight_gradient(class_vectors, loss.compute_with_gradients(ctx.options.needs_grad)[1])
-        if torch.is_grad_enabled():  # with create_graph and in torch.func
-            scale = partial(_scale, len(gradients))
-            gradients = compute_once_differentiable(scale, grad_total, *ctx.saved_tensors, *gradients)
-        else:
-            for gradient in gradients:
-                if gradient is not None:
-                    ctx.options.backend.scale_in_place(gradient, grad_total)
+        gradients = scale_gradients(gradients, grad_total, ctx.saved_tensors, ctx.options.backend)
         grad_hidden, grad_weight, grad_bias, grad_log_prior, *grad_columns = gradients
         return (grad_hidden, grad_weight, grad_bias, None, grad_log_prior, None, None, *grad_columns)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         return apply_in_loop(SummedLossFunction, info.batch_size, in_dims, arguments)
-
-
-def _scale(num_gradients: int, grad_total: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return the last tensors, gradients, multiplied by a factor. The result depends on the others, too."""
-    gradients = tensors[-num_gradients:]
-    return tuple(
-        None if gradient is None else (at_least_float32(gradient) * grad_total).to(gradient.dtype)
-        for gradient in gradients
-    )
 
 
 class SummedLoss:
@@ -392,6 +376,39 @@ def mixture_losses(log_prior_NK: Tensor, nll_NK: Tensor, targets_N: Tensor) -> T
     nll_N = -torch.logsumexp(log_prior_NK - nll_NK, dim=-1)
     # For an ignored target nll_NK is 0, but the result is not exactly 0, because the prior does not sum to exactly 1.
     return nll_N.where(targets_N != IGNORE, 0.0)
+
+
+# -- gradients that the forward pass computed ----------------------------------------------------------------------
+
+
+def scale_gradients(
+    gradients: Sequence[Tensor | None], factor: Tensor, inputs: Sequence[Tensor | None], backend: TorchBackend
+) -> tuple[Tensor | None, ...]:
+    """Multiply the gradients of a loss by the gradient that arrives for the loss.
+
+    Args:
+        gradients: The gradients. They are overwritten, unless autograd records the backward pass.
+        factor: The gradient of the loss, ().
+        inputs: The tensors that the gradients depend on.
+        backend: Scales gradients in place.
+    """
+    if torch.is_grad_enabled():  # with create_graph and in torch.func
+
+        def scale(factor: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+            gradients = tensors[len(inputs) :]
+            return tuple(None if gradient is None else scale_gradient(gradient, factor) for gradient in gradients)
+
+        return compute_once_differentiable(scale, factor, *inputs, *gradients)
+    for gradient in gradients:
+        if gradient is not None:
+            backend.scale_in_place(gradient, factor)
+    return tuple(gradients)
+
+
+def scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Return the gradient times a factor, in the type of the gradient."""
+    # A factor that is rounded to half precision would change all gradients in the same direction.
+    return (at_least_float32(gradient) * factor).to(gradient.dtype)
 
 
 # -- second derivatives and torch.func -----------------------------------------------------------------------------

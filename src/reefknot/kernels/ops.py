@@ -29,15 +29,15 @@ from reefknot.kernels.autograd import (
     SummedLoss,
     compute_row_gradients,
     compute_row_results,
+    scale_gradient,
 )
 from reefknot.kernels.choice import Choice, Impl, resolve_impl
-from reefknot.kernels.divergence import DivergenceInputs, weighted_sum
+from reefknot.kernels.divergence_passes import DivergenceInputs, weighted_sum
 from reefknot.kernels.scores import (
     ScoreTransform,
     SummaryRequest,
     TorchBackend,
     accumulation_dtype,
-    at_least_float32,
     get_backend,
 )
 from reefknot.kernels.soft_target import Attention, SoftTargets
@@ -122,8 +122,7 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _scale_gradients(ctx: Any, grad_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    # A factor rounded to half precision would change all gradients in the same direction.
-    scaled = [(at_least_float32(gradient) * grad_total).to(gradient.dtype) for gradient in ctx.saved_tensors]
+    scaled = [scale_gradient(gradient, grad_total) for gradient in ctx.saved_tensors]
     num_others = len(ctx.needs_input_grad) - len(scaled)
     return _drop_unneeded(ctx.needs_input_grad[: len(scaled)], scaled, num_others=num_others)
 

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from reefknot.kernels.arguments import check_target_values
-from reefknot.kernels.autograd import compute_once_differentiable
+from reefknot.kernels.autograd import scale_gradients
 from reefknot.kernels.choice import current_choice, resolve_impl
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.scores import (
     IGNORE,
     add_class_gradient,
     add_row_gradient,
-    at_least_float32,
     get_backend,
     matmul_into,
 )
@@ -93,14 +92,7 @@ class _SmallLossFunction(torch.autograd.Function):
         if gradients is None:
             hidden_ND, weight_VD, targets_N = ctx.saved_tensors
             gradients = _compute(hidden_ND, weight_VD, targets_N, ctx.needs_input_grad)[1]
-        factor = grad_loss / ctx.count
-        if torch.is_grad_enabled():  # with create_graph
-            gradients = compute_once_differentiable(_scale, factor, *ctx.saved_tensors, *gradients)
-        else:
-            backend = get_backend("triton")
-            for gradient in gradients:
-                if gradient is not None:
-                    backend.scale_in_place(gradient, factor)
+        gradients = scale_gradients(gradients, grad_loss / ctx.count, ctx.saved_tensors, get_backend("triton"))
         return (*gradients, None)
 
 
@@ -139,11 +131,3 @@ def _compute(
         grad_weight_VD = torch.empty_like(weight_VD)
         add_class_gradient(grad_weight_VD, grad_NV, half_hidden_ND, overwrite=True)
     return sums_2N.sum(1), (grad_hidden_ND, grad_weight_VD)
-
-
-def _scale(factor: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return the last two tensors, gradients, times a factor. The result depends on the others, too."""
-    return tuple(
-        None if gradient is None else (at_least_float32(gradient) * factor).to(gradient.dtype)
-        for gradient in tensors[-2:]
-    )

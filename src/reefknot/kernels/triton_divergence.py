@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from reefknot.kernels.divergence import Options, ScoredRows
+from reefknot.kernels.divergence_passes import Options, ScoredRows
 from reefknot.kernels.triton_divergence_kernels import FORWARD, JSD, REVERSE, compare_rows_kernel
 
 _KINDS = {"forward": FORWARD, "reverse": REVERSE, "jsd": JSD}

@@ -25,7 +25,7 @@ from reefknot.kernels.choice import Choice, Impl, resolve_impl, should_use_trito
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 from reefknot.kernels.scores import TorchBackend
 
-from .interpreter import INTERPRETED, gpu_only, interpreter_only, run_in_interpreter, starts_the_interpreter
+from .interpreter import INTERPRETED, gpu_only, interpreter_only
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -34,11 +34,6 @@ AUTO, TRITON = Choice("auto"), Choice("triton")
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 not_interpreted = pytest.mark.skipif(INTERPRETED, reason="needs kernels that cannot be compiled")
-
-
-@starts_the_interpreter
-def test_kernels_pass_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 @pytest.fixture(autouse=True)

@@ -17,18 +17,13 @@ from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 
 from .dense import largest_error, relative_error
-from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter, run_in_interpreter, starts_the_interpreter
+from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from reefknot.kernels import small
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-
-
-@starts_the_interpreter
-def test_kernel_passes_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 def make_problem(rows: int, dim: int, classes: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:

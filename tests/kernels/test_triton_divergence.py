@@ -17,17 +17,12 @@ from torch import Tensor
 from reefknot.kernels.divergence import linear_divergence
 
 from .dense import largest_error, relative_error
-from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter, run_in_interpreter, starts_the_interpreter
+from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter
 from .test_divergence import KINDS, Side, leaves, make_side, torch_divergence
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-
-
-@starts_the_interpreter
-def test_kernel_passes_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 def convert(side: Side, dtype: torch.dtype, device: str = DEVICE) -> Side:

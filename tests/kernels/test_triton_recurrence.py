@@ -19,7 +19,7 @@ from reefknot.kernels.choice import using
 from reefknot.kernels.recurrence import lstm_loop, lstm_scan
 from reefknot.nn.encoders.awd_lstm import AWDLSTM
 
-from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter, run_in_interpreter, starts_the_interpreter
+from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter
 from .test_recurrence import (
     KINDS,
     outputs_and_gradients,
@@ -40,11 +40,6 @@ PAPERS = [(20, 35, 200), (20, 35, 650), (20, 35, 1500), (20, 70, 400), (20, 70, 
 # Layers, rows, steps and units. All layers share one launch, with one or two tiles of rows.
 STACKS = [(2, 20, 35, 200), (3, 20, 35, 200), (2, 20, 35, 650), (3, 20, 35, 650), (2, 80, 5, 200), (2, 20, 70, 400)]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
-
-
-@starts_the_interpreter
-def test_kernels_pass_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 @pytest.fixture(autouse=True)

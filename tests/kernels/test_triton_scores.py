@@ -25,7 +25,7 @@ from reefknot.kernels.passes import LossInputs
 from reefknot.kernels.soft_target import soft_targets
 
 from .dense import IGNORE, Problem, dense_losses, largest_error, problem, relative_error
-from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter, run_in_interpreter, starts_the_interpreter
+from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter
 from .scored import TRANSFORMS, Transform, dense_cross_entropy, dense_log_probs, objective
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -38,12 +38,13 @@ ONE_PASS, TWO_PASSES = 64.0, 1e-6
 """Memory budgets in MiB. With a few bytes, classes are computed in blocks of 256."""
 
 budgets = pytest.mark.parametrize("memory", [ONE_PASS, TWO_PASSES])
-some_transforms = pytest.mark.parametrize("transform", [TRANSFORMS["negative scale"], TRANSFORMS["all"]])
-
-
-@starts_the_interpreter
-def test_kernels_pass_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
+ALL_SETTINGS = list(itertools.product((ONE_PASS, TWO_PASSES), ("negative scale", "all"), (True, False)))
+HALF_OF_SETTINGS = [settings for index, settings in enumerate(ALL_SETTINGS) if index.bit_count() % 2 == 0]
+"""Half of the settings, with every pair of values. The interpreter is slow."""
+settings_of_transforms = pytest.mark.parametrize(
+    ("memory", "transform", "bias"),
+    [(memory, TRANSFORMS[name], bias) for memory, name, bias in (HALF_OF_SETTINGS if INTERPRETED else ALL_SETTINGS)],
+)
 
 
 @pytest.fixture(params=["kernels", "torch"] if INTERPRETED else ["device default"], autouse=True)
@@ -109,9 +110,7 @@ def test_row_losses_match_dense(shape: tuple[int, int, int], memory: float, bias
 
 
 @gpu_or_interpreter
-@budgets
-@some_transforms
-@pytest.mark.parametrize("bias", [True, False])
+@settings_of_transforms
 def test_transformed_losses_match_dense(memory: float, transform: Transform, bias: bool) -> None:
     exact = problem(33, 12, 300, bias).to(torch.float32).to(torch.float64)
     p = exact.to(torch.float32, DEVICE)
@@ -128,9 +127,7 @@ def test_transformed_losses_match_dense(memory: float, transform: Transform, bia
 
 
 @gpu_or_interpreter
-@budgets
-@some_transforms
-@pytest.mark.parametrize("bias", [True, False])
+@settings_of_transforms
 def test_log_probs_and_entropies_match_dense(memory: float, transform: Transform, bias: bool) -> None:
     exact = problem(33, 12, 300, bias).to(torch.float32).to(torch.float64)
     p = exact.to(torch.float32, DEVICE)

@@ -13,15 +13,10 @@ from torch import Tensor
 
 from reefknot.kernels.skip_gram import RateSchedule, resolve_impl, train_range
 
-from .interpreter import INTERPRETED, gpu_only, interpreter_only, run_in_interpreter, starts_the_interpreter
+from .interpreter import INTERPRETED, gpu_only, interpreter_only
 from .skip_gram_texts import draws_of, rates_of, tables, text, topic_score
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-
-
-@starts_the_interpreter
-def test_kernel_passes_in_the_interpreter() -> None:
-    run_in_interpreter(__file__)
 
 
 def train(impl: Any, tied: bool, **settings: float) -> tuple[Tensor, Tensor]:

@@ -113,8 +113,11 @@ def test_samples_follow_the_distribution(end_case: Case) -> None:
     assert torch.equal(again.view(2, samples), ids)
 
 
-def test_training_loss_passes_gradcheck(end_case: Case) -> None:
-    """Check the training loss, with one plan, so that a sampled loss is deterministic."""
+def test_training_loss_passes_gradcheck(end_case: Case, pytestconfig: pytest.Config) -> None:
+    """Check the training loss, with one plan, so that a sampled loss is deterministic.
+
+    The derivative is compared in a random direction of every parameter, and of all elements with `--combinations all`.
+    """
     output = output_of(end_case, training=True)
     hidden_ND = hidden(output)
     plan = output.prepare(TARGETS)
@@ -123,7 +126,8 @@ def test_training_loss_passes_gradcheck(end_case: Case) -> None:
         # gradcheck changes its inputs in place, and the parameters are inputs.
         return torch.stack([total_loss(output, hidden_ND, TARGETS, plan), *output.penalties().values()]).sum()
 
-    assert torch.autograd.gradcheck(value, (hidden_ND, *output.parameters()))
+    fast = pytestconfig.getoption("--combinations") != "all"
+    assert torch.autograd.gradcheck(value, (hidden_ND, *output.parameters()), fast_mode=fast)
 
 
 def test_penalties_are_nonnegative_scalars_with_gradients(end_case: Case) -> None:

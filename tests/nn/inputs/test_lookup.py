@@ -84,6 +84,31 @@ def test_word_dropout_draws_one_value_per_word_of_the_vocabulary() -> None:
     assert torch.equal((vectors != 0).all(-1), expected == 1)
 
 
+def test_word_dropout_by_stream_drops_a_word_at_all_its_positions_in_a_stream() -> None:
+    lookup = Lookup(word_table(), word_dropout=0.5, word_dropout_by="stream")
+    streams = 64
+    ids_BT = torch.tensor([[4, 2, 4, 4, 2]]).repeat(streams, 1)
+    kept_BT = (lookup(ids_BT) != 0).all(-1)
+    assert torch.equal(kept_BT[:, [0, 0, 1]], kept_BT[:, [2, 3, 4]])
+    assert len(kept_BT.unique(dim=0)) == 4, "streams and words are independent"
+    torch.manual_seed(3)
+    expected_BV = torch.empty(streams, WORDS, dtype=torch.float64).bernoulli_(0.5) / 0.5
+    torch.manual_seed(3)
+    expected_BTD = lookup.vectors()[ids_BT] * expected_BV.gather(1, ids_BT)[..., None]
+    torch.testing.assert_close(lookup(ids_BT), expected_BTD)
+
+
+def test_word_dropout_by_token_is_independent_at_every_position() -> None:
+    lookup = Lookup(word_table(), word_dropout=0.25, word_dropout_by="token")
+    torch.manual_seed(0)
+    ratio_BTD = lookup(torch.full((50, 40), 4)) / lookup.vectors()[4]
+    assert set(ratio_BTD.detach().round(decimals=6).unique().tolist()) == {0.0, round(4 / 3, 6)}
+    dropped_BT = (ratio_BTD == 0).all(-1)
+    assert torch.equal(dropped_BT, (ratio_BTD == 0).any(-1)), "whole vectors are dropped"
+    assert 0.2 < dropped_BT.double().mean() < 0.3
+    assert len(dropped_BT.unique(dim=0)) > 40
+
+
 def test_dropout_acts_last_and_only_in_training() -> None:
     lookup = Lookup(word_table(), scale=3.0, dropout=0.5, word_dropout=0.5, project_to=6).double()
     ids = torch.arange(WORDS)
@@ -107,6 +132,7 @@ def test_unit_norm_table_gives_vectors_of_equal_length() -> None:
         ({"scale": 0.0}, "lookup: scale = 0.0: must be greater than 0"),
         ({"scale": float("nan")}, "lookup: scale = nan"),
         ({"dropout": 1.0}, "lookup: dropout = 1.0: must be at least 0 and less than 1"),
+        ({"word_dropout_by": "line"}, "lookup: word_dropout_by = 'line': must be type, stream or token"),
         ({"word_dropout": -0.1}, "lookup: word_dropout = -0.1: must be at least 0 and less than 1"),
         ({"project_to": 0}, "lookup: project_to = 0: must be at least 1"),
     ],

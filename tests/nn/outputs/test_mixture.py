@@ -135,6 +135,54 @@ def test_dropout_acts_in_training_only() -> None:
     torch.testing.assert_close(output.log_probs(hidden_ND).exp(), mixed_probabilities(output, hidden_ND))
 
 
+def latent_masks(output: MixtureOfSoftmaxes, hidden_ND: Tensor, targets: Tensor) -> Tensor:
+    """Return the dropout masks of the latent vectors in a call of `loss`, masks_NE, by dividing by the latents."""
+    contexts = []
+    context = output.classifier.context
+    with patch.object(output.classifier, "context", side_effect=lambda c: contexts.append(c) or context(c)):
+        loss = output.loss(hidden_ND, targets.flatten(), output.prepare(targets))["nll"].sum
+    assert torch.isfinite(loss)
+    latents_NE = torch.tanh(output.latent(hidden_ND))
+    return contexts[0].reshape(latents_NE.shape) / latents_NE
+
+
+def test_locked_dropout_has_one_mask_per_stream_and_window() -> None:
+    streams, steps = 3, 5
+    output = build_mixture(dropout=0.5, locked=True)
+    hidden_ND = hidden(streams * steps)
+    targets_BT = torch.randint(WORDS, (streams, steps))
+    masks_BTE = latent_masks(output, hidden_ND, targets_BT).view(streams, steps, -1)
+    torch.testing.assert_close(masks_BTE, masks_BTE[:, :1].expand_as(masks_BTE))
+    assert not torch.allclose(masks_BTE[0, 0], masks_BTE[1, 0])
+    assert set(masks_BTE.flatten().round(decimals=6).tolist()) == {0.0, 2.0}
+    again_BTE = latent_masks(output, hidden_ND, targets_BT).view(streams, steps, -1)
+    assert not torch.allclose(again_BTE, masks_BTE)
+
+
+def test_locked_dropout_of_rows_without_streams_is_one_mask() -> None:
+    output = build_mixture(dropout=0.5, locked=True)
+    masks_NE = latent_masks(output, hidden(6), torch.randint(WORDS, (6,)))
+    torch.testing.assert_close(masks_NE, masks_NE[:1].expand_as(masks_NE))
+
+
+def test_locked_dropout_gives_the_loss_of_latents_with_these_masks() -> None:
+    output, hidden_ND = build_mixture(dropout=0.5, locked=True), hidden(6)
+    targets_BT = torch.tensor([[3, 0, 7], [10, IGNORE, 3]])
+    torch.manual_seed(4)
+    call = output(hidden_ND.view(2, 3, -1), targets_BT, reduction="sum")
+    torch.manual_seed(4)
+    rows = output(hidden_ND.view(2, 3, -1), targets_BT, reduction="none")
+    torch.manual_seed(4)
+    masks_BE = torch.empty(2, output.experts * DIM, dtype=torch.float64).bernoulli_(0.5) / 0.5
+    latents_BTE = torch.tanh(output.latent(hidden_ND)).view(2, 3, -1) * masks_BE[:, None]
+    scores = latents_BTE.view(2, 3, output.experts, DIM) @ output.classifier.weight().T + output.classifier.bias
+    prior = torch.softmax(output.prior(hidden_ND), -1).view(2, 3, -1, 1)
+    probs_BTV = (prior * torch.softmax(scores, -1)).sum(2)
+    nll_BT = -probs_BTV.gather(2, targets_BT.clamp(min=0)[..., None]).squeeze(-1).log() * (targets_BT != IGNORE)
+    torch.testing.assert_close(call.loss, nll_BT.sum())
+    torch.testing.assert_close(rows.loss, nll_BT)
+
+
 def test_parameter_count_equals_the_paper() -> None:
     """Latent vectors have a matrix and a bias, the prior has a matrix; the experts share the class vectors."""
     output = build_mixture(experts=15)

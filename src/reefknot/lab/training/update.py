@@ -254,7 +254,7 @@ class MicroBatch:
             positions_M = _output_positions(targets_N)
             all_positions.append(positions_M)
             if positions_M is None:
-                targets_to_read.append(targets_N)
+                targets_to_read.append(batch_targets_BT)
             else:
                 targets_to_read.append(targets_N[positions_M])
         plans = output.prepare_micro_batches(targets_to_read)

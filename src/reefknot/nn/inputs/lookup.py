@@ -9,6 +9,9 @@ Shapes: B streams (rows of a batch), T steps, V words, D dimensions.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,12 +20,15 @@ from reefknot.nn.bounds import Dim, Positive, Probability, check_rates
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.tables import BandedTable, WordTable, build_projection, hint_for_torch_layer
 
+WordDropoutBy = Literal["type", "stream", "token"]
+
 
 class Lookup(InputEnd):
     """An input end that looks up the rows of a table. The bands of a banded table must have the same dimension.
 
-    The order of operations is: row, word dropout, scale, projection, dropout. With word dropout, each training step
-    drops a word at all its positions or at none (Gal & Ghahramani 2016; also in AWD-LSTM and Pappas & Henderson 2019).
+    The order of operations is: row, word dropout, scale, projection, dropout. Word dropout drops a word at all its
+    positions or at none: in the whole batch (AWD-LSTM; Pappas & Henderson 2019) or in a stream (Gal & Ghahramani 2016).
+    The code of Press & Wolf (2017) drops single tokens, because it compares words in a way that never finds equal ones.
     Word dropout acts on the rows that are looked up and not on the table, so an output end with the same table is not
     affected. The option to scale vectors to unit length belongs to the table (`unit_norm`), not to `Lookup`, so that a
     tied output end and the augmented loss see the same vectors.
@@ -33,6 +39,8 @@ class Lookup(InputEnd):
         dropout: Dropout rate of the elements of the resulting vectors.
         word_dropout: Share of the word types whose vectors are dropped, drawn again for every training step.
         project_to: Map the vectors to this dimension, by a matrix without bias. By default they are not mapped.
+        word_dropout_by: What word dropout draws: word types of the whole batch (`type`), word types of each stream
+            (`stream`), or single tokens (`token`).
     """
 
     def __init__(
@@ -42,10 +50,13 @@ class Lookup(InputEnd):
         dropout: Probability = 0.0,
         word_dropout: Probability = 0.0,
         project_to: Dim | None = None,
+        word_dropout_by: WordDropoutBy = "type",
     ) -> None:
         super().__init__()
         check_scale_and_dropout("lookup", scale, dropout)
         check_rates("lookup", word_dropout=word_dropout)
+        if word_dropout_by not in get_args(WordDropoutBy):
+            raise SettingsError(f"lookup: word_dropout_by = {word_dropout_by!r}: must be type, stream or token")
         if project_to is not None and project_to < 1:
             raise SettingsError(f"lookup: project_to = {project_to}: must be at least 1, or left out")
         if not isinstance(table, WordTable | BandedTable):
@@ -61,6 +72,7 @@ class Lookup(InputEnd):
         self.scale = scale
         self.dropout = dropout
         self.word_dropout = word_dropout
+        self.word_dropout_by = word_dropout_by
         self.projection: nn.Module = nn.Identity()
         if project_to is not None:
             self.projection = build_projection(table.dim, project_to)
@@ -68,9 +80,7 @@ class Lookup(InputEnd):
     def forward(self, ids_BT: Tensor) -> Tensor:
         rows_BTD = self.table.vectors(ids_BT)
         if self.training and self.word_dropout > 0.0:
-            keep_rate = 1.0 - self.word_dropout
-            mask_V1 = rows_BTD.new_empty(self.vocab_size, 1).bernoulli_(keep_rate).div_(keep_rate)
-            rows_BTD = rows_BTD * F.embedding(ids_BT, mask_V1)
+            rows_BTD = rows_BTD * self._sample_word_mask(ids_BT, rows_BTD)
         vectors_BTD = self._scale_and_project(rows_BTD)
         return F.dropout(vectors_BTD, self.dropout, self.training)
 
@@ -86,6 +96,20 @@ class Lookup(InputEnd):
         if isinstance(self.table, BandedTable):
             return self.table.tables
         return [self.table]
+
+    def _sample_word_mask(self, ids_BT: Tensor, rows_BTD: Tensor) -> Tensor:
+        """Return the mask of word dropout, one number per token, with shape (B, T, 1)."""
+        keep_rate = 1.0 - self.word_dropout
+
+        def sample(*shape: int) -> Tensor:
+            return rows_BTD.new_empty(shape).bernoulli_(keep_rate).div_(keep_rate)
+
+        if self.word_dropout_by == "type":
+            return F.embedding(ids_BT, sample(self.vocab_size, 1))
+        if self.word_dropout_by == "stream":
+            mask_BV = sample(len(ids_BT), self.vocab_size)
+            return torch.gather(mask_BV, 1, ids_BT.long())[..., None]
+        return sample(*ids_BT.shape, 1)
 
     def _scale_and_project(self, rows: Tensor) -> Tensor:
         projected: Tensor = self.projection(self.scale * rows)

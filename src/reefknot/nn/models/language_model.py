@@ -160,7 +160,7 @@ class LanguageModel(nn.Module):
             targets_M = targets_M.index_select(0, positions_M)
             mask_BT = targets_BT != IGNORE
         if plan is None:
-            plan = self.output.prepare(targets_M)
+            plan = self.output.prepare(targets_BT if positions_M is None else targets_M)
 
         loss_parts = self.output.loss(hidden_MD, targets_M, plan)
         loss_parts |= activation_losses(encoded, self.regularisation, mask_BT, plan.count)

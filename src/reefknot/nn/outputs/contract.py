@@ -230,7 +230,7 @@ class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
             targets_N = replace_ignore_index(targets_N, ignore_index, self.vocab_size)
             check_target_values(name, targets_N, targets, self.vocab_size, ignore_index)
         if plan is None:
-            plan = self.prepare(targets_N)
+            plan = self.prepare(targets_N.view(targets.shape))
         targets_N = send(targets_N, hidden.device)
         hidden_ND = hidden.reshape(-1, self.context_dim)
         if divisor is None:

@@ -8,11 +8,13 @@ has K rows of scores, one row per expert. With the negative log-likelihood nll_k
 
     nll = -logsumexp_k(log prior_k - nll_k)
 
-Shapes: N tokens, D dimensions of the hidden state, K experts, L dimensions of a latent vector, R = N x K rows, C
-dimensions of a class vector, V classes.
+Shapes: N tokens, D dimensions of the hidden state, K experts, L dimensions of a latent vector, E = K x L, R = N x K
+rows, C dimensions of a class vector, V classes, B streams, T steps.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +27,19 @@ from reefknot.kernels.scores import at_least_float32
 from reefknot.kernels.topk import linear_topk
 from reefknot.nn.bounds import Dim, Layers, Probability, check_rates
 from reefknot.nn.classifiers.contract import Classifier
+from reefknot.nn.encoders.masks import locked_dropout
 from reefknot.nn.outputs.contract import LossPart, Plan, RowLoss
 from reefknot.nn.outputs.rows import any_leading_shape, any_leading_shape_with_targets, rows_only
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.part import FLOPS_PER_WEIGHT, count_matrix_weights
+
+
+@dataclass(frozen=True)
+class WindowPlan(Plan):
+    """The plan of a mixture: the number of targets, and how many rows in sequence share one dropout mask."""
+
+    steps: int = 1
+    """Number of steps of the window. The rows are B streams of so many steps, one stream after the other."""
 
 
 class MixtureOfSoftmaxes(Softmax):
@@ -38,8 +49,10 @@ class MixtureOfSoftmaxes(Softmax):
     weights of the experts. The gradient of a token's loss is the gradient of its rows, weighted by the posterior of the
     experts. The loss stores neither the scores nor the mixed distribution over V classes.
 
-    Dropout masks of the latent vectors are drawn for every token. The authors' code uses one mask per window of text.
-    Pappas & Henderson (2019, section 4) compare DRILL with this mixture.
+    By default, a dropout mask of the latent vectors is drawn for every token. With `locked`, as in the authors' code,
+    there is one mask for each stream of a window. The streams follow from the shape of the targets that `prepare`
+    reads, (B, T). Rows without such a shape have one mask together: targets of shape (N,), a window with padding, and
+    methods that do not read a plan. Pappas & Henderson (2019, section 4) compare DRILL with this mixture.
 
     Args:
         classifier: The classifier that all experts share. It reads a latent vector instead of the hidden state.
@@ -47,6 +60,7 @@ class MixtureOfSoftmaxes(Softmax):
         experts: Number of softmaxes in the mixture, K.
         latent_dim: Dimension of the latent vectors, L. The default is the dimension that the classifier reads.
         dropout: Dropout rate of the latent vectors.
+        locked: Draw one dropout mask per stream and window, as in the authors' code, instead of one per token.
     """
 
     divides_classes = False
@@ -58,6 +72,7 @@ class MixtureOfSoftmaxes(Softmax):
         experts: Layers = 15,
         latent_dim: Dim | None = None,
         dropout: Probability = 0.0,
+        locked: bool = False,
     ) -> None:
         super().__init__(classifier)
         if experts < 1:
@@ -72,8 +87,13 @@ class MixtureOfSoftmaxes(Softmax):
         self.experts = experts
         self.rows_per_token = experts
         self.dropout = dropout
+        self.locked = locked
         self.latent = nn.Linear(context_dim, experts * classifier.context_dim)
         self.prior = nn.Linear(context_dim, experts, bias=False)
+
+    def prepare(self, targets: Tensor) -> WindowPlan:
+        count = super().prepare(targets).count
+        return WindowPlan(count, steps=targets.shape[-1] if targets.dim() else 1)
 
     @rows_only
     def loss(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, LossPart]:
@@ -84,14 +104,14 @@ class MixtureOfSoftmaxes(Softmax):
             targets_N: Target classes, with shape (N,). Rows whose target is -100 are ignored.
             plan: The result of `prepare` for these targets.
         """
-        latents_NKL = self._compute_latents(hidden_ND)
+        latents_NKL = self._compute_latents(hidden_ND, plan)
         context_RC = self.classifier.context(latents_NKL.flatten(0, 1))
         log_prior_NK = self._compute_log_prior(hidden_ND)
         nll_sum = summed_loss(context_RC, self.classifier.weight(), self.classifier.bias, targets_N, log_prior_NK)
         return {"nll": LossPart(nll_sum, plan.count)}
 
     def loss_per_row(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan) -> dict[str, RowLoss]:
-        return {"nll": RowLoss(-self.target_log_probs(hidden_ND, targets_N))}
+        return {"nll": RowLoss(self._compute_row_nll(hidden_ND, targets_N, plan))}
 
     @any_leading_shape
     def log_probs(self, hidden_ND: Tensor) -> Tensor:
@@ -103,12 +123,7 @@ class MixtureOfSoftmaxes(Softmax):
 
     @any_leading_shape_with_targets
     def target_log_probs(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        # Every expert predicts the same target.
-        targets_NK = targets_N[:, None].expand(-1, self.experts)
-        latents_NKL = self._compute_latents(hidden_ND)
-        nll_R = self._target_nll(latents_NKL.flatten(0, 1), targets_NK.flatten())
-        nll_NK = nll_R.view(targets_NK.shape)
-        return -mixture_losses(self._compute_log_prior(hidden_ND), nll_NK, targets_N)
+        return -self._compute_row_nll(hidden_ND, targets_N)
 
     @any_leading_shape
     def topk(self, hidden_ND: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -149,10 +164,30 @@ class MixtureOfSoftmaxes(Softmax):
         latent_and_prior_flops = FLOPS_PER_WEIGHT * num_tokens * weights_per_token
         return latent_and_prior_flops + self.classifier.flops(self.experts * num_tokens)
 
-    def _compute_latents(self, hidden_ND: Tensor) -> Tensor:
-        """Return one latent vector per token and expert, (N, K, L)."""
-        latents_NKL = torch.tanh(self.latent(hidden_ND)).view(-1, self.experts, self.classifier.context_dim)
-        return F.dropout(latents_NKL, self.dropout, self.training)
+    def _compute_row_nll(self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan | None = None) -> Tensor:
+        """Return the negative log-likelihood of each target, (N,)."""
+        # Every expert predicts the same target.
+        targets_NK = targets_N[:, None].expand(-1, self.experts)
+        latents_NKL = self._compute_latents(hidden_ND, plan)
+        nll_R = self._target_nll(latents_NKL.flatten(0, 1), targets_NK.flatten())
+        nll_NK = nll_R.view(targets_NK.shape)
+        return mixture_losses(self._compute_log_prior(hidden_ND), nll_NK, targets_N)
+
+    def _compute_latents(self, hidden_ND: Tensor, plan: Plan | None = None) -> Tensor:
+        """Return one latent vector per token and expert, (N, K, L), with dropout in training mode.
+
+        Args:
+            hidden_ND: Hidden states, with shape (N, D).
+            plan: The plan, which tells the streams of the rows. Without it, all rows are one stream.
+        """
+        latents_NE = torch.tanh(self.latent(hidden_ND))
+        if self.locked:
+            steps = plan.steps if isinstance(plan, WindowPlan) else len(hidden_ND)
+            latents_BTE = latents_NE.view(-1, max(steps, 1), latents_NE.shape[-1])
+            latents_NE = locked_dropout(latents_BTE, self.dropout, self.training).flatten(0, 1)
+        else:
+            latents_NE = F.dropout(latents_NE, self.dropout, self.training)
+        return latents_NE.view(-1, self.experts, self.classifier.context_dim)
 
     def _compute_log_prior(self, hidden_ND: Tensor) -> Tensor:
         """Return the logarithms of the weights of the experts, (N, K)."""

@@ -21,6 +21,7 @@ from reefknot.lab.evaluation.perplexity import Score, score
 from reefknot.lab.runs.scores import ScoredText
 from reefknot.lab.text.dataset import Dataset, Split
 from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.lab.text.vocabulary_settings import BPESettings, VocabularySettings
 from reefknot.nn.models.language_model import LanguageModel
 
 
@@ -48,7 +49,7 @@ def test_bands_match_values_computed_by_hand() -> None:
         {"low": 0, "high": 9, "tokens": 2, "types": 2, "nll": 3.0},
         {"low": 10, "high": 99, "tokens": 1, "types": 1, "nll": 8.0},
         {"low": 1_000, "high": 9_999, "tokens": 1, "types": 1, "nll": 1.0},
-        {"low": 10_000, "high": None, "tokens": 1, "types": 1, "nll": 16.0},
+        {"low": 10_000, "high": 99_999, "tokens": 1, "types": 1, "nll": 16.0},
     ]
     # <eos> precedes the first word.
     previous = {band.low: (band.tokens, band.nll) for band in losses_by_band.previous}
@@ -62,6 +63,41 @@ def test_without_eos_the_first_token_is_only_context() -> None:
     losses_by_band = loss_by_frequency(Score(losses, 2, 6, ScoredText(split="test"), "float32"), split, vocabulary)
     assert [(band.low, band.tokens, band.nll) for band in losses_by_band.target] == [(100, 2, 2.0)]
     assert [(band.low, band.nll) for band in losses_by_band.previous] == [(0, 1.0), (100, 3.0)]
+
+
+@pytest.mark.parametrize("scores_first", [True, False])
+def test_sub_words_of_counted_words_give_losses_of_words(scores_first: bool) -> None:
+    counts = {"low": 500, "lower": 20, "slow": 3, "rare": 1, "<eos>": 50}
+    settings = VocabularySettings(bpe=BPESettings(merges=2), min_count=2)
+    vocabulary = Vocabulary.from_counts(counts, settings)
+    words = ["lower", "low", "rare", "slow", "<eos>"]
+    tokens = [token for word in words for token in vocabulary.split_word(word)]
+    assert len(tokens) > len(words)
+    ids = np.array(vocabulary.encode(words), dtype=np.int32)
+    losses = np.random.default_rng(0).random(len(ids)).astype(np.float32)
+    word_losses = {}
+    position = 0
+    for word in words:
+        length = len(vocabulary.split_word(word))
+        word_losses[word] = losses[position : position + length].sum(dtype=np.float64)
+        position += length
+    if not scores_first:
+        losses = losses[1:]
+        del word_losses["lower"]
+    split = Split("test", ids, words=4, lines=1, bytes=20, unknown=1)
+    scored = Score(losses, len(losses), 20, ScoredText(split="test"), "float32")
+    by_frequency = loss_by_frequency(scored, split, vocabulary)
+
+    # <unk> stands for "rare", which was seen once.
+    expected = {0: [word_losses["rare"], word_losses["slow"]], 10: [word_losses["<eos>"]], 100: [word_losses["low"]]}
+    if scores_first:
+        expected[10].append(word_losses["lower"])
+    assert {band.low: band.tokens for band in by_frequency.target} == {low: len(nll) for low, nll in expected.items()}
+    for band in by_frequency.target:
+        assert band.nll == pytest.approx(np.mean(expected[band.low]))
+    previous = {band.low: band.tokens for band in by_frequency.previous}
+    assert previous == ({0: 2, 10: 2, 100: 1} if scores_first else {0: 2, 10: 1, 100: 1})
+    assert {band.low: band.types for band in by_frequency.target} == {0: 2, 10: 2, 100: 1}
 
 
 def test_band_edges_increase_from_zero() -> None:

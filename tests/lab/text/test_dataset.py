@@ -42,6 +42,19 @@ def test_small_corpus_is_encoded_as_expected(corpus: Corpus, opened: Open) -> No
     assert train.ids.dtype == np.int32
 
 
+def test_vocabulary_of_the_whole_text_is_the_same_for_every_part(corpus: Corpus, opened: Open) -> None:
+    folder = corpus()
+    first, second = (opened(folder, part=part, text="all") for part in ("1/2", "2/2"))
+    every_word = {"the", "cat", "sat", "dog", "on", "a", "bird", "<eos>", "<unk>"}
+    assert every_word < set(first.vocabulary.words)
+    assert set(first.vocabulary.words) == set(second.vocabulary.words)
+    assert decoded_text(first) == "the cat sat <eos> the dog sat on the cat <eos>"
+    assert first.splits["test"].unknown == second.splits["test"].unknown == 0, "test words are in the vocabulary"
+    counts = dict(zip(second.vocabulary.words, second.vocabulary.counts, strict=True))
+    assert (counts["bird"], counts["cat"], counts["<eos>"]) == (1, 0, 2), "counts are those of the training text"
+    assert first.fingerprint != opened(folder, part="1/2").fingerprint
+
+
 def test_end_of_line_false_adds_no_eos(corpus: Corpus, opened: Open) -> None:
     dataset = opened(corpus(), end_of_line=False)
     assert decoded_text(dataset) == "the cat sat the dog sat on the cat a bird"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from reefknot.errors import DataError
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
-from reefknot.lab.text.vocabulary_settings import VocabularySettings, fairseq_dictionary_size
+from reefknot.lab.text.vocabulary_settings import BPESettings, VocabularySettings, fairseq_dictionary_size
 
 COUNTS = {"the": 5, "<eos>": 4, "cat": 2, "bird": 2, "fish": 1, "ant": 1}
 
@@ -150,8 +150,11 @@ def test_missing_vocabulary_file_is_rejected(tmp_path: Path) -> None:
         {"end_of_line": "yes"},
         {"dictionary": "other"},
         {"bpe": {"merges": 0}},
-        {"bpe": {}, "min_count": 2},
-        {"bpe": {}, "max_size": 100},
+        {"bpe": {}, "min_count": 2, "unknown": "refuse"},
+        {"bpe": {"unknown": "character"}, "max_size": 100},
+        {"bpe": {}, "min_count": 2, "sides": "joint_bpe"},
+        {"bpe": {}, "text": "all"},
+        {"text": "valid"},
         {"bpe": {}, "keep_spellings": True},
         {"unknown": "refuse", "keep_spellings": True},
         {"sides": "joint_bpe"},
@@ -346,3 +349,47 @@ def test_joint_bpe_shares_merges_but_not_sub_words(tmp_path: Path) -> None:
     assert source.decode(source.encode(["wer"])) == ["wer"]
     assert len(source.encode(["wer"])) > len(target.encode(["wer"])) == 1
     assert settings.identity["sides"] == "joint_bpe"
+
+
+def test_rare_words_are_unknown_before_words_are_split() -> None:
+    counts = {"low": 5, "lower": 4, "th": 1, "then": 3, "zq": 1, "<eos>": 2}
+    settings = VocabularySettings(bpe=BPESettings(merges=20), min_count=3)
+    vocabulary = Vocabulary.from_counts(counts, settings)
+    whole_words = Vocabulary.from_counts(counts, VocabularySettings(min_count=3))
+    assert vocabulary.split_words == {"low": 5, "lower": 4, "then": 3, "<eos>": 2, "<unk>": 2}
+    assert vocabulary.split_words == dict(zip(whole_words.words, whole_words.counts, strict=True))
+    assert "z" not in vocabulary.words, "characters and merges are learned without rare words"
+
+    text = ["then", "th", "low", "zq", "lower", "<eos>", "<unk>"]
+    expected = ["then", "<unk>", "low", "<unk>", "lower", "<eos>", "<unk>"]
+    assert vocabulary.decode(vocabulary.encode(text)) == expected
+    assert whole_words.decode(whole_words.encode(text)) == expected
+    assert "th" not in vocabulary
+    assert "then" in vocabulary
+    assert vocabulary.counts[vocabulary.unk or 0] == 2
+
+
+def test_words_that_are_split_are_saved(tmp_path: Path) -> None:
+    counts = {"low": 5, "lower": 4, "slow": 1, "<eos>": 2}
+    settings = VocabularySettings(bpe=BPESettings(merges=20), min_count=3)
+    vocabulary = Vocabulary.from_counts(counts, settings)
+    vocabulary.save(tmp_path / "vocabulary.json")
+    loaded = Vocabulary.load(tmp_path / "vocabulary.json")
+    assert loaded == vocabulary
+    assert loaded.encode(["slow", "low"]) == vocabulary.encode(["slow", "low"])
+    everything = Vocabulary.from_counts(counts, VocabularySettings(bpe=BPESettings(merges=20)))
+    assert loaded.tokens_sha256 != everything.tokens_sha256
+
+
+def test_tokens_of_a_larger_text_have_the_counts_of_the_training_text() -> None:
+    settings = VocabularySettings(text="all", min_count=2)
+    counts = {"a": 1, "b": 3, "rare": 1, "<eos>": 2}
+    all_counts = {"a": 5, "b": 4, "c": 2, "rare": 1, "<eos>": 4}
+    vocabulary = Vocabulary.from_counts(counts, settings, all_counts=all_counts)
+    assert list(zip(vocabulary.words, vocabulary.counts, strict=True)) == [
+        ("b", 3),
+        ("<eos>", 2),
+        ("<unk>", 1),
+        ("a", 1),
+        ("c", 0),
+    ]

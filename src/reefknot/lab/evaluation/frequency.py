@@ -7,7 +7,7 @@ For one model, the bands are powers of ten, as in Baevski & Auli 2019. Two model
 Henderson 2019, Figure 3. Their difference is computed in two ways: per token, with an interval; and, as in that
 figure, as the mean over the types of a band, each with the same weight.
 
-Shapes: N scored tokens, V types, T types of a band, R resamples.
+Shapes: N scored tokens, W words, V types, T types of a band, R resamples.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from reefknot.lab.evaluation.perplexity import Score
 from reefknot.lab.runs.result import Band, Frequency
 from reefknot.lab.text.dataset import Split
 from reefknot.lab.text.vocabulary import Vocabulary
+from reefknot.nn.constants import END_OF_LINE
 
-EDGES = (0, 10, 100, 1_000, 10_000)
+EDGES = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 """Lower bounds of the bands of training counts. The last band has no upper bound."""
 FIGURE_3 = (0, 1, 50, 100, 250, 500, 1_000, 2_500, 5_000)
 """Lower bounds of the bands of Pappas & Henderson, and a band for types that do not occur in the training text."""
@@ -111,27 +112,62 @@ class PairedLosses:
 
 
 def loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> Frequency:
-    """Return the mean loss per band of training counts, of the target and of the token before it."""
+    """Return the mean loss per band of training counts, of the target and of the token before it.
+
+    If the vocabulary counts the words that it splits into sub-words (`Vocabulary.split_words`), the tokens are words:
+    the loss of a word is the sum over its sub-words, as in a model over words with the same unknown words.
+    """
+    if vocabulary.split_words is not None:
+        return _word_loss_by_frequency(score, split, vocabulary)
     targets_N, previous_N = _targets_and_previous(len(score.nll), split, vocabulary)
+    counts_V = np.asarray(vocabulary.counts)
     return Frequency(
-        target=_losses_by_count(score, targets_N, vocabulary),
-        previous=_losses_by_count(score, previous_N, vocabulary),
+        target=_losses_by_count(score.nll, counts_V[targets_N], counts_V),
+        previous=_losses_by_count(score.nll, counts_V[previous_N], counts_V),
     )
 
 
-def _losses_by_count(score: Score, ids_N: NDArray[np.int64], vocabulary: Vocabulary) -> tuple[Band, ...]:
-    """Return the mean loss of the scored tokens per band, by the training counts of `ids_N`."""
-    counts_V = np.asarray(vocabulary.counts)
+def _word_loss_by_frequency(score: Score, split: Split, vocabulary: Vocabulary) -> Frequency:
+    """Return the mean loss per word and band, by the training counts of words that are split into sub-words."""
+    assert vocabulary.split_words is not None
+    word_counts = vocabulary.split_words
+    ids_N = np.asarray(split.ids, dtype=np.int64)
+    ends_word_V = np.array([vocabulary.ends_word(token) for token in vocabulary.words])
+    ends_word_N = ends_word_V[ids_N]
+    ends_word_N[-1] = True
+    starts_W = np.concatenate([[0], np.flatnonzero(ends_word_N)[:-1] + 1])
+    counts_W = np.array([word_counts[word] for word in vocabulary.decode(ids_N)])
+    previous_counts_W = np.concatenate([[word_counts.get(END_OF_LINE, 0)], counts_W[:-1]])
+
+    num_unscored = len(ids_N) - len(score.nll)
+    nll_N = np.concatenate([np.zeros(num_unscored), score.nll])
+    nll_W = np.add.reduceat(nll_N.astype(np.float64), starts_W)
+    is_scored_W = starts_W >= num_unscored  # without a word whose first sub-word is not scored
+    counts_V = np.array(list(word_counts.values()))
+    return Frequency(
+        target=_losses_by_count(nll_W[is_scored_W], counts_W[is_scored_W], counts_V),
+        previous=_losses_by_count(nll_W[is_scored_W], previous_counts_W[is_scored_W], counts_V),
+    )
+
+
+def _losses_by_count(nll_N: Losses, counts_N: NDArray[np.int64], counts_V: NDArray[np.int64]) -> tuple[Band, ...]:
+    """Return the mean loss per band of training counts.
+
+    Args:
+        nll_N: The losses of the scored tokens.
+        counts_N: The count by which each of these tokens is assigned to a band.
+        counts_V: The counts of all types.
+    """
     band_V = _band_indices(counts_V, EDGES)
     bands = []
-    for band in _iterate_bands(counts_V[ids_N], EDGES):
+    for band in _iterate_bands(counts_N, EDGES):
         bands.append(
             Band(
                 low=band.low,
                 high=band.high,
                 tokens=int(band.mask.sum()),
                 types=int((band_V == band.number).sum()),
-                nll=_mean(score.nll[band.mask]),
+                nll=_mean(nll_N[band.mask]),
             )
         )
     return tuple(bands)

@@ -63,10 +63,15 @@ def export_graph(
             notify("converting it to ONNX")
             _write_onnx(program, folder / "model.onnx", input_names, output_names)
             details["difference"] = _compare_with_torch(scorer, folder / "model.onnx", input_names)
-    if trained.vocabulary.bpe is not None:
+    if not trained.vocabulary.has_exact_tokenizer:
+        notify(
+            f"{folder}: no tokenizer is written, because the sub-words of this vocabulary are restricted (bpe with "
+            "min_count or max_size); encode texts with Reefknot"
+        )
+    elif trained.vocabulary.bpe is not None:
         # The run's tokenizer.json has other ids.
         build_tokenizer(trained.vocabulary).save(str(folder / "tokenizer.json"))
-    replace(trained.vocabulary, bpe=None).save(folder / "vocabulary.json")
+    replace(trained.vocabulary, bpe=None, split_words=None).save(folder / "vocabulary.json")
     write_card(trained, folder, _describe_graph(format, kind, input_names, output_names))
     return details
 

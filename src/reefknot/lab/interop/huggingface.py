@@ -60,10 +60,11 @@ def export_hf(trained: TrainedRun[Any, Any, Any], folder: Path, notify: Notify =
     if target is not source:
         sides[folder / "target"] = target
     for side_folder, vocabulary in sides.items():
-        if vocabulary.bpe is not None and vocabulary.bpe.allowed_subwords is not None:
+        if not vocabulary.has_exact_tokenizer:
             notify(
                 f"{side_folder}: no tokenizer is written, because the sub-words of this vocabulary are restricted "
-                "(joint_bpe), which the tokenizers of transformers do not support; encode texts with Reefknot"
+                "(joint_bpe, or bpe with min_count or max_size), which the tokenizers of transformers do not support; "
+                "encode texts with Reefknot"
             )
             continue
         tokenizer = _build_tokenizer(vocabulary, is_translator)

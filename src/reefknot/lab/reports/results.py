@@ -45,10 +45,14 @@ from reefknot.storage import manifest
 OLD_RUN_DEFAULTS: dict[str, Any] = {
     "evaluation.protocol": "definition",
     "input.scale": 1.0,
+    "input.word_dropout_by": "type",
+    "source.word_dropout_by": "type",
+    "target.word_dropout_by": "type",
     "training.batching": "streams",
     "training.capture": True,
     "vocabulary.dictionary": "own",
     "vocabulary.sides": "joint",
+    "vocabulary.text": "train",
 }
 """Values of settings that older runs do not have. Settings that are off (null, false, zero, empty) are not listed."""
 

@@ -120,10 +120,13 @@ def write_encoded(
     # Build the vocabulary.
     word_counts: Counter[str] = Counter()
     if vocabulary is None:
-        word_counts = _count_words(text_files, settings, work_folder, notify)
+        word_counts = _count_words(text_files, "train", settings, work_folder, notify)
         if settings.bpe is not None and word_counts.total() > _MANY_WORDS:
             notify(f"learning {settings.bpe.merges:,} merges from {len(word_counts):,} distinct words")
-        vocabulary = Vocabulary.from_counts(word_counts, settings)
+        all_counts = None
+        if settings.text == "all":
+            all_counts = _count_all_words(text_files, settings, work_folder, notify)
+        vocabulary = Vocabulary.from_counts(word_counts, settings, all_counts=all_counts)
     if settings.keep_spellings:
         unknown_words = _find_unknown_words(vocabulary, text_files, settings, word_counts, notify)
         vocabulary = replace(vocabulary, spelled_words=unknown_words)
@@ -225,16 +228,28 @@ def _can_shard(text_files: TextFiles, split: str) -> bool:
 
 
 def _count_words(
-    text_files: TextFiles, settings: VocabularySettings, work_folder: Path, notify: Notify
+    text_files: TextFiles, split: str, settings: VocabularySettings, work_folder: Path, notify: Notify
 ) -> Counter[str]:
-    """Return the counts of the words of the training text, in the order of their first occurrence."""
-    if _can_shard(text_files, "train"):
+    """Return the counts of the words of a split, in the order of their first occurrence."""
+    if _can_shard(text_files, split):
         return count_file(
-            text_files.files["train"], end_of_line=settings.end_of_line, work_folder=work_folder, notify=notify
+            text_files.files[split], end_of_line=settings.end_of_line, work_folder=work_folder, notify=notify
         )
     word_counts: Counter[str] = Counter()
-    for line in _read_lines(text_files, "train", settings, "counted", notify):
+    for line in _read_lines(text_files, split, settings, "counted", notify):
         word_counts.update(line.tokens)
+    return word_counts
+
+
+def _count_all_words(
+    text_files: TextFiles, settings: VocabularySettings, work_folder: Path, notify: Notify
+) -> Counter[str]:
+    """Return the counts of the words of all splits, with the whole training text even if the settings cut it."""
+    uncut = text_files.settings.model_copy(update={"part": None, "tokens": None})
+    text_files = replace(text_files, settings=uncut)
+    word_counts: Counter[str] = Counter()
+    for split in SPLITS:
+        word_counts.update(_count_words(text_files, split, settings, work_folder, notify))
     return word_counts
 
 

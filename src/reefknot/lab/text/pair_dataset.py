@@ -130,6 +130,8 @@ def open_pairs(
         raise SettingsError("vocabulary.end_of_line = false: a translation must end with <eos>; remove the setting")
     if vocabulary.keep_spellings:
         raise SettingsError("vocabulary.keep_spellings is for language models; remove it, or use vocabulary.bpe")
+    if vocabulary.text != "train":
+        raise SettingsError('vocabulary.text = "all" is for language models; remove it')
     cache = cache_folder(cache)
     pair_files = find_pairs(corpus, data=data, cache=cache, notify=notify)
 

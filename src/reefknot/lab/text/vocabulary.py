@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reefknot.errors import DataError
 from reefknot.lab.text.vocabulary_checks import find_problem
-from reefknot.lab.text.vocabulary_settings import UnknownPolicy, VocabularySettings, select_tokens
+from reefknot.lab.text.vocabulary_settings import UnknownPolicy, VocabularySettings, select_tokens, select_words
 from reefknot.nn.constants import END_OF_LINE, END_OF_WORD, UNKNOWN
 from reefknot.storage import files, manifest
 
@@ -51,16 +51,28 @@ class Vocabulary:
     ids, which follow the ids of the tokens, but they are never targets."""
     bpe: BPE | None = field(default=None, repr=False)
     """The byte-pair encoding, if words are split into sub-words."""
+    split_words: Mapping[str, int] | None = field(default=None, repr=False)
+    """The words that are split into sub-words, and their counts in the training text. All other words are `<unk>`. None
+    if all words are split, or if there is no byte-pair encoding."""
     ordered: bool = True
     """Whether ids are in the order of frequency. The dictionary of another program may begin with its own symbols."""
 
     @classmethod
-    def from_counts(cls, counts: Mapping[str, int], settings: VocabularySettings, bpe: BPE | None = None) -> Vocabulary:
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        settings: VocabularySettings,
+        bpe: BPE | None = None,
+        all_counts: Mapping[str, int] | None = None,
+    ) -> Vocabulary:
         """Build the vocabulary from the counts of words and `<eos>` in a training text.
 
         The count of `<unk>` includes all words that it replaces. If the settings ask for sub-words and `bpe` is None,
-        they are learned here.
+        they are learned here. Words are selected by `all_counts`, if given: their counts in a larger text.
         """
+        split_words = None
+        if settings.limits_split_words:
+            counts = split_words = select_words(counts, settings)
         if bpe is None and settings.bpe is not None:
             from reefknot.lab.text.bpe import BPE
 
@@ -68,8 +80,8 @@ class Vocabulary:
             bpe = replace(bpe, splits_unknown=settings.bpe.unknown == "character")
         if bpe is not None:
             counts = bpe.count_subwords(counts)
-        token_counts = select_tokens(counts, settings)
-        return cls(words=tuple(token_counts), counts=tuple(token_counts.values()), bpe=bpe)
+        token_counts = select_tokens(counts, settings, all_counts)
+        return cls(tuple(token_counts), tuple(token_counts.values()), bpe=bpe, split_words=split_words)
 
     # -- words to ids ----------------------------------------------------------------------------------------------
 
@@ -77,7 +89,7 @@ class Vocabulary:
         """Return the ids of words. A vocabulary without `<unk>` rejects unknown words whatever the policy."""
         tokens = words
         if self.bpe is not None:
-            tokens = (token for word in words for token in self.bpe.split_word(word))
+            tokens = (token for word in words for token in self.split_word(word))
         return self._look_up(tokens, self._ids, unknown)
 
     def encode_inputs(self, words: Iterable[str]) -> list[int]:
@@ -94,6 +106,8 @@ class Vocabulary:
         """Split a word into tokens."""
         if self.bpe is None:
             return (word,)
+        if not self._is_split(word):
+            return (UNKNOWN,)
         return self.bpe.split_word(word)
 
     def split_at_unknown(self, words: Sequence[str]) -> Sequence[str]:
@@ -103,13 +117,18 @@ class Vocabulary:
         """
         if self.bpe is None or self.unk is None:
             return words
+        words = [word if self._is_split(word) else UNKNOWN for word in words]
         return [fragment for word in words for fragment in self.bpe.split_at_unknown(word)]
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __contains__(self, word: str) -> bool:
-        return all(token in self._ids for token in self.split_word(word))
+        return self._is_split(word) and all(token in self._ids for token in self.split_word(word))
+
+    def _is_split(self, word: str) -> bool:
+        """Return whether a word may be split into sub-words, and is not one of the rare words that are `<unk>`."""
+        return self.split_words is None or word in self.split_words
 
     @property
     def unk(self) -> int | None:
@@ -145,12 +164,20 @@ class Vocabulary:
 
     def can_read(self, word: str) -> bool:
         """Return whether an input end (embedding) can distinguish the word from `<unk>`, by tokens or by spelling."""
-        return all(token in self._input_ids for token in self.split_word(word))
+        return self._is_split(word) and all(token in self._input_ids for token in self.split_word(word))
 
     def with_spelled_words(self, words: Iterable[str]) -> Vocabulary:
         """Return a vocabulary in which words that cannot be read are added to `spelled_words`."""
         unreadable_words = dict.fromkeys(word for word in words if not self.can_read(word))
         return replace(self, spelled_words=(*self.spelled_words, *unreadable_words))
+
+    @property
+    def has_exact_tokenizer(self) -> bool:
+        """Whether a tokenizer of another program can split words as this vocabulary does.
+
+        It cannot if only some sub-words are allowed, or if rare words are `<unk>`.
+        """
+        return self.split_words is None and (self.bpe is None or self.bpe.allowed_subwords is None)
 
     # -- ids to words ----------------------------------------------------------------------------------------------
 
@@ -186,7 +213,8 @@ class Vocabulary:
             {"format": 1, "words": ["the", "<eos>"], "counts": [5, 3]}
 
         Optional keys are `spelled` (the spelled words), `tokenizer` (the SHA-256 of tokenizer.json), `unknown`
-        ("character" if only unknown characters become `<unk>`, and not whole words) and `ordered`. The byte-pair
+        ("character" if only unknown characters become `<unk>`, and not whole words), `split` (the words that are split
+        into sub-words, with their counts, if all others are `<unk>`) and `ordered`. The byte-pair
         encoding, if there is one, is written to tokenizer.json in the same folder.
         """
         if self.bpe is not None:
@@ -211,6 +239,7 @@ class Vocabulary:
             counts=tuple(contents["counts"]),
             spelled_words=tuple(contents.get("spelled", ())),
             bpe=bpe,
+            split_words=contents.get("split"),
             ordered=contents.get("ordered", True),
         )
         # Set the cached property, because formatting millions of words as JSON again takes long.
@@ -232,6 +261,8 @@ class Vocabulary:
         values: list[Any] = [self.words, self._tokenizer_sha256]
         if self.bpe is not None and self.bpe.splits_unknown:
             values.append("character")
+        if self.split_words is not None:
+            values.append(sorted(self.split_words))
         identity = json.dumps(values)
         return hashlib.sha256(identity.encode()).hexdigest()
 
@@ -249,6 +280,8 @@ class Vocabulary:
             contents["tokenizer"] = self._tokenizer_sha256
             if self.bpe.splits_unknown:
                 contents["unknown"] = "character"
+        if self.split_words is not None:
+            contents["split"] = dict(self.split_words)
         if not self.ordered:
             contents["ordered"] = False
         return json.dumps(contents, indent=0).encode()

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 _REQUIRED_KEYS = {"format", "words", "counts"}
-_OPTIONAL_KEYS = {"spelled", "tokenizer", "unknown", "ordered"}
+_OPTIONAL_KEYS = {"spelled", "tokenizer", "unknown", "split", "ordered"}
 
 
 def find_problem(contents: dict[str, Any]) -> str | None:
@@ -25,6 +25,8 @@ def find_problem(contents: dict[str, Any]) -> str | None:
         problem = _find_order_problem(words, counts, contents.get("ordered", True))
     if problem is None:
         problem = _find_spelling_problem(words, contents.get("spelled", []))
+    if problem is None:
+        problem = _find_split_problem(contents.get("split", {}))
     return problem
 
 
@@ -58,6 +60,12 @@ def _find_spelling_problem(words: list[str], spelled_words: Any) -> str | None:
         return "a word in `spelled` is not a valid string"
     if len({*words, *spelled_words}) != len(words) + len(spelled_words):
         return "a word in `spelled` occurs twice"
+    return None
+
+
+def _find_split_problem(split_words: Any) -> str | None:
+    if not isinstance(split_words, dict) or not set(map(type, split_words.values())) <= {int}:
+        return "`split` does not give a count for each word"
     return None
 
 

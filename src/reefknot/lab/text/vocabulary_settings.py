@@ -61,11 +61,19 @@ class VocabularySettings(Settings):
 
     min_count: Annotated[
         Count,
-        Field(description="Minimum number of occurrences in the training text for a word to be in the vocabulary."),
+        Field(
+            description="Minimum number of occurrences in the training text for a word to be in the vocabulary. With "
+            "bpe, rarer words become <unk> before merges are learned and words are split."
+        ),
     ] = 1
     max_size: Annotated[
         int | None,
-        Field(ge=3, le=10**9, description="Maximum number of types in the vocabulary, including <unk> and <eos>."),
+        Field(
+            ge=3,
+            le=10**9,
+            description="Maximum number of types in the vocabulary, including <unk> and <eos>. With bpe, of words that "
+            "are split.",
+        ),
     ] = None
     unknown: Annotated[
         UnknownPolicy,
@@ -100,11 +108,25 @@ class VocabularySettings(Settings):
             "vocabulary per side; joint_bpe: one vocabulary per side, with merges learned on both sides."
         ),
     ] = "joint"
+    text: Annotated[
+        Literal["train", "all"],
+        Field(
+            description="The text whose words are counted for the vocabulary: the training text (train), or the whole "
+            "train, valid and test text, even if corpus.part or corpus.tokens cuts the training text (all)."
+        ),
+    ] = "train"
 
     @model_validator(mode="after")
     def _check_together(self) -> VocabularySettings:
-        if self.bpe and (self.min_count > 1 or self.max_size is not None):
-            raise ValueError("bpe splits all words into sub-words, so min_count and max_size do nothing; remove them")
+        if self.limits_split_words and (self.unknown == "refuse" or self.bpe.unknown == "character"):  # type: ignore[union-attr]
+            raise ValueError(
+                "with bpe, min_count and max_size replace whole words by <unk>, so unknown must be replace and "
+                "bpe.unknown must be word"
+            )
+        if self.limits_split_words and self.sides == "joint_bpe":
+            raise ValueError('sides = "joint_bpe" splits all words into sub-words; remove min_count and max_size')
+        if self.bpe and self.text == "all":
+            raise ValueError('bpe learns its merges from the training text; remove text = "all"')
         if self.keep_spellings and (self.bpe or self.unknown == "refuse"):
             raise ValueError(
                 'keep_spellings is for words outside the vocabulary, which bpe and unknown = "refuse" do not have;'
@@ -113,6 +135,11 @@ class VocabularySettings(Settings):
         if self.sides == "joint_bpe" and not self.bpe:
             raise ValueError('sides = "joint_bpe" needs bpe, whose merges are learned on both sides; set bpe.merges')
         return self
+
+    @property
+    def limits_split_words(self) -> bool:
+        """Whether some words are `<unk>` and all others are split into sub-words."""
+        return self.bpe is not None and (self.min_count > 1 or self.max_size is not None)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -124,10 +151,13 @@ class VocabularySettings(Settings):
 
     def describe(self) -> str:
         """Return a human-readable description of the tokens."""
-        phrases = ["the words of the training text"]
+        text = "training text" if self.text == "train" else "whole text"
+        phrases = [f"the words of the {text}"]
         if self.bpe is not None:
             subwords = f"sub-words learned from it by byte-pair encoding ({self.bpe.merges:,} merges)"
             phrases = [f"the characters of the training text, and {subwords}"]
+        if self.limits_split_words:
+            phrases.append("without words that are not")
         if self.min_count > 1:
             phrases.append(f"seen at least {self.min_count:,} times")
         if self.max_size:
@@ -135,7 +165,9 @@ class VocabularySettings(Settings):
         return ", ".join(phrases)
 
 
-def select_tokens(counts: Mapping[str, int], settings: VocabularySettings) -> dict[str, int]:
+def select_tokens(
+    counts: Mapping[str, int], settings: VocabularySettings, all_counts: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Return the tokens of the vocabulary and their counts, in the order of their ids.
 
     The tokens are `<eos>`, `<unk>` and the most frequent tokens of the text, sorted by frequency and then in
@@ -143,25 +175,15 @@ def select_tokens(counts: Mapping[str, int], settings: VocabularySettings) -> di
 
     Args:
         counts: Number of occurrences of each token (word, sub-word or `<eos>`) in the training text.
-        settings: The settings of the vocabulary.
+        settings: The settings of the vocabulary. If it has sub-words, `select_words` has applied the limits to words.
+        all_counts: The counts in the text from which the tokens are selected, if it is not the training text.
     """
-    min_count = settings.min_count
     if settings.bpe is not None:
-        min_count = 0  # because a sub-word that does not occur in training may be needed later
-
-    selected: dict[str, int] = {}
-    if settings.end_of_line:
-        selected[END_OF_LINE] = counts.get(END_OF_LINE, 0)
-    if settings.unknown == "replace":
-        selected[UNKNOWN] = counts.get(UNKNOWN, 0)
-
-    # Add the most frequent tokens.
-    candidates = [(token, count) for token, count in counts.items() if token not in selected and count >= min_count]
-    candidates.sort(key=_frequency_order)
-    if settings.max_size is not None:
-        capacity = settings.max_size - len(selected)
-        candidates = candidates[:capacity]
-    selected.update(candidates)
+        # All sub-words are needed, because one that does not occur in training may occur later.
+        settings = settings.model_copy(update={"min_count": 0, "max_size": None})
+    selected = _select_most_frequent(counts if all_counts is None else all_counts, settings)
+    if all_counts is not None:
+        selected = {token: counts.get(token, 0) for token in selected}
 
     # <unk> stands for all other tokens.
     if UNKNOWN in selected:
@@ -170,6 +192,34 @@ def select_tokens(counts: Mapping[str, int], settings: VocabularySettings) -> di
     if settings.dictionary == "fairseq":
         _add_fairseq_symbols(selected)
     return dict(sorted(selected.items(), key=_frequency_order))
+
+
+def select_words(counts: Mapping[str, int], settings: VocabularySettings) -> dict[str, int]:
+    """Return the words that may be split into sub-words, with their counts. `<unk>` stands for all other words."""
+    words = _select_most_frequent(counts, settings)
+    words[UNKNOWN] += sum(count for word, count in counts.items() if word not in words)
+    return words
+
+
+def _select_most_frequent(counts: Mapping[str, int], settings: VocabularySettings) -> dict[str, int]:
+    """Return `<eos>`, `<unk>` and the most frequent tokens of a text, with their counts."""
+    selected: dict[str, int] = {}
+    if settings.end_of_line:
+        selected[END_OF_LINE] = counts.get(END_OF_LINE, 0)
+    if settings.unknown == "replace":
+        selected[UNKNOWN] = counts.get(UNKNOWN, 0)
+
+    # Add the most frequent tokens.
+    candidates = []
+    for token, count in counts.items():
+        if token not in selected and count >= settings.min_count:
+            candidates.append((token, count))
+    candidates.sort(key=_frequency_order)
+    if settings.max_size is not None:
+        capacity = settings.max_size - len(selected)
+        candidates = candidates[:capacity]
+    selected.update(candidates)
+    return selected
 
 
 def _frequency_order(token_and_count: tuple[str, int]) -> tuple[int, str]:

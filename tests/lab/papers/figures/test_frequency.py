@@ -55,6 +55,23 @@ def test_picture_names_the_word_and_the_corpus(write: Write, figure: type[ByTarg
     assert axes.get_xlabel() == f"training count of {word}, and share of tokens"
 
 
+def test_finer_bands_are_merged_into_those_of_older_results(write: Write) -> None:
+    finer = bands(9, 7, 3)
+    finer[2:] = [
+        {"low": 100, "high": 999, "tokens": 100, "nll": 6.0, "types": 3},
+        {"low": 1_000, "high": None, "tokens": 200, "nll": 3.0, "types": 2},
+    ]
+    older, newer = (
+        write("baevski2019/enwiki", row, frequency={"target": target, "previous": target})
+        for row, target in (("SM", bands(9, 7, 3)), ("BPE", finer))
+    )
+    measured = ByTarget().measure([older, newer])
+    assert measured["left_out"] == []
+    assert [band["low"] for band in measured["bands"]] == [0, 10, 100]
+    assert [loss["mean"] for loss in measured["rows"][1]["nll"]] == pytest.approx([9, 7, 4])
+    assert len(ByTarget().measure([newer])["bands"]) == 4
+
+
 def test_rows_with_other_tokens_are_left_out_and_named(write: Write) -> None:
     sub_words = {"vocabulary": {"bpe": {"merges": 100}}}
     frequency = {"target": bands(1, 1, 1, tokens=150)}

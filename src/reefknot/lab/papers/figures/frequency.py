@@ -38,16 +38,17 @@ class _LossByFrequency(Figure):
     def measure(self, runs: Sequence[Result], *, data: Path | None = None, device: str = "cpu") -> Measurements:
         """Measure the mean loss by band over the seeds of each row.
 
-        Rows must have the same tokens. Rows with sub-words, or with other tokens than the first row, are left out and
-        listed.
+        Rows must have the same tokens. Rows with sub-words of their own frequency, or with other tokens than the first
+        row, are left out and listed. Bands of older results end at 10,000, so finer bands are merged.
         """
         rows = []
         left_out = []
         reference_counts: list[tuple[int, int | None, int]] = []  # low, high and tokens of the first row's bands
         runs_by_row = group_by_row(runs)
+        coarsest_low = self._find_coarsest_low(runs)
         for name, results in runs_by_row.items():
             bands_by_seed = [self._read_bands(result.record) for result in results if result.record]
-            bands_by_seed = [bands for bands in bands_by_seed if bands]
+            bands_by_seed = [_merge_bands(bands, coarsest_low) for bands in bands_by_seed if bands]
             if not bands_by_seed:
                 continue
 
@@ -76,6 +77,14 @@ class _LossByFrequency(Figure):
             "rows": rows,
             "left_out": left_out,
         }
+
+    def _find_coarsest_low(self, runs: Sequence[Result]) -> int | None:
+        """Return the lowest bound from which a result has only one band, or None if no result has such a band."""
+        lows = []
+        for result in runs:
+            if result.record and (bands := self._read_bands(result.record)):
+                lows += [band.low for band in bands if band.high is None]
+        return min(lows, default=None)
 
     def _read_bands(self, record: RunResult) -> list[Band]:
         """Return the losses by training count of a run, without bands that have no tokens."""
@@ -171,6 +180,19 @@ class ByPreviousBillionWord(ByPrevious):
         "The test loss of each pair of ends in bins of the training frequency of the word before the one to predict, "
         "on the Billion Word corpus. It shows how much a rare word at the input costs each pair of ends."
     )
+
+
+def _merge_bands(bands: list[Band], low: int | None) -> list[Band]:
+    """Merge all bands from `low` on into one band without an upper bound."""
+    if low is None:
+        return bands
+    upper = [band for band in bands if band.low >= low]
+    if not upper:
+        return bands
+    tokens = sum(band.tokens for band in upper)
+    nll = sum(band.tokens * band.nll for band in upper) / tokens
+    merged = Band(low=low, high=None, tokens=tokens, types=sum(band.types for band in upper), nll=nll)
+    return [*(band for band in bands if band.low < low), merged]
 
 
 def _subtract_means(loss: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:

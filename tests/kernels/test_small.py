@@ -6,6 +6,7 @@ Shapes: N rows, D dimensions, V classes.
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reefknot.errors import ArgumentError
+from reefknot.kernels import losses
 from reefknot.kernels.choice import using
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
+from reefknot.nn.classifiers.plain import Plain
+from reefknot.nn.outputs.softmax import Softmax
+from reefknot.nn.tables import WordTable
 
 from .dense import largest_error, relative_error
 from .interpreter import INTERPRETED, gpu_only, gpu_or_interpreter
@@ -47,7 +52,8 @@ def exact_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple
 def test_losses_and_gradients_match_float64(shape: tuple[int, int, int]) -> None:
     hidden_ND, weight_VD, targets_N = make_problem(*shape)
     loss, exact_gradients = exact_loss(hidden_ND, weight_VD, targets_N)
-    sums_2, gradients = small._compute(hidden_ND, weight_VD, targets_N, (True, True, False))
+    sums_2N, gradients = small._compute(hidden_ND, weight_VD, targets_N, (True, True, False))
+    sums_2 = sums_2N.sum(1)
     assert sums_2[1] == (targets_N != -100).sum()
     # A CPU cannot write the product of bfloat16 matrices in float32.
     assert relative_error(sums_2[0] / sums_2[1], loss) < (1e-3 if INTERPRETED else 1e-5)
@@ -73,6 +79,37 @@ def test_function_takes_the_path_and_matches_float64(shape: Any, weight_dtype: t
         assert torch.equal(first, third)
     with using("chunked"):
         assert not small.is_small_problem(*problem)
+
+
+@gpu_or_interpreter
+@pytest.mark.parametrize("is_mean", [True, False], ids=["mean", "sum"])
+def test_gradients_are_scaled_and_a_second_backward_pass_repeats_them(is_mean: bool) -> None:
+    problem = hidden_ND, weight_VD, _ = make_problem(7, 8, 31)
+    loss, exact_gradients = exact_loss(*problem)
+    count = (problem[2] != -100).sum()
+    result = small._SmallLossFunction.apply(*problem, is_mean)
+    factor = 3 if is_mean else 3 / count
+    assert relative_error(result, loss if is_mean else loss * count) < (1e-3 if INTERPRETED else 1e-5)
+    first = torch.autograd.grad(factor * result, (hidden_ND, weight_VD), retain_graph=True)
+    second = torch.autograd.grad(factor * result, (hidden_ND, weight_VD))
+    assert largest_error([gradient.double() / 3 for gradient in first], exact_gradients) < 1e-2
+    assert all(map(torch.equal, first, second))
+
+
+@gpu_only
+def test_ends_take_the_path_except_among_general_kernels() -> None:
+    hidden_ND, weight_VD, targets_N = make_problem(130, 64, 500)
+    end = Softmax(Plain(WordTable(500, 64), bias=False)).to(DEVICE, torch.bfloat16)
+    with torch.no_grad():
+        end.classifier.table.weight.copy_(weight_VD)
+    with mock.patch.object(losses, "small_summed_loss", wraps=small.small_summed_loss) as small_loss:
+        total = end(hidden_ND, targets_N, reduction="sum").loss
+        assert small_loss.call_count == 1
+        with small.general_kernels():
+            assert not small.is_small_problem(hidden_ND, weight_VD, targets_N)
+            general_total = end(hidden_ND, targets_N, reduction="sum").loss
+        assert small_loss.call_count == 1
+    assert relative_error(total, general_total.double()) < 1e-4
 
 
 @gpu_only

@@ -40,6 +40,7 @@ from reefknot.kernels.scores import (
     get_backend,
     safe_class_ids,
 )
+from reefknot.kernels.small import is_small_problem, small_summed_loss
 
 if TYPE_CHECKING:
     from reefknot.kernels.parallel import ClassShard
@@ -168,6 +169,10 @@ def summed_loss(
         assert isinstance(weight_VD, Tensor)
         return row_losses(hidden_ND, weight_VD, bias_V, targets_N, shard=shard).nll.sum()
     choice = choice or current_choice()
+    is_plain = bias_V is None and log_prior_NK is None and row_weight_N is None and transform.is_identity
+    if is_plain and is_small_problem(hidden_ND, weight_VD, targets_N, choice):
+        assert isinstance(weight_VD, Tensor)
+        return small_summed_loss(hidden_ND, weight_VD, targets_N)
     dtype = compute_dtype(hidden_ND, weight_VD)
     dtypes = [part.dtype for part in (*column_parts(weight_VD), bias_V) if part is not None]
     if torch.float16 in dtypes or choice.impl == "reference":

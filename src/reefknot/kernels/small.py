@@ -1,16 +1,20 @@
-"""The mean loss of a small problem on a GPU, with as few operations as possible.
+"""The sum or the mean of the losses of a small problem on a GPU, with as few operations as possible.
 
 If there are few scores, a GPU computes them faster than Python can launch the kernels of `TritonBackend`. So
-`linear_cross_entropy` calls `small_mean_loss` instead: torch computes all scores in float32, one kernel turns them into
-losses and gradients, and two products give the gradients of the hidden states and of the classes. Like
-`SummedLossFunction`, it computes the gradients in the forward pass.
+`linear_cross_entropy` calls `small_mean_loss` instead, and `losses.summed_loss` calls `small_summed_loss`: torch
+computes all scores in float32, one kernel turns them into losses and gradients, and two products give the gradients of
+the hidden states and of the classes. Like `SummedLossFunction`, they compute the gradients in the forward pass.
 
-`is_small_problem` decides. A loss with a bias or with other options is computed by the general code.
+`is_small_problem` decides. A loss with a bias or with other options is computed by the general code. So are captured
+steps, which do not wait for Python, and all steps inside `general_kernels`.
 Shapes: N rows (tokens), D dimensions, V classes.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +22,7 @@ from torch import Tensor
 
 from reefknot.kernels.arguments import check_target_values
 from reefknot.kernels.autograd import scale_gradients
-from reefknot.kernels.choice import current_choice, resolve_impl
+from reefknot.kernels.choice import Choice, current_choice, resolve_impl
 from reefknot.kernels.reference import compute_dtype
 from reefknot.kernels.scores import (
     IGNORE,
@@ -32,11 +36,32 @@ MAX_SCORES = 2**27
 """With more scores than this, the kernels of `TritonBackend`, which do not store them, are faster."""
 _BYTES_PER_SCORE = 6
 """A score in float32, and its gradient in bfloat16."""
+_THREAD = threading.local()
 
 
-def is_small_problem(hidden: Any, weight: Any, target: Any) -> bool:
-    """Return whether `small_mean_loss` can compute this loss. If not, the general code also checks the arguments."""
+@contextmanager
+def general_kernels() -> Iterator[None]:
+    """Compute small problems by the general code, so that a step has the same bits whether or not it is captured."""
+    previous = getattr(_THREAD, "uses_general_kernels", False)
+    _THREAD.uses_general_kernels = True
+    try:
+        yield
+    finally:
+        _THREAD.uses_general_kernels = previous
+
+
+def is_small_problem(hidden: Any, weight: Any, target: Any, choice: Choice | None = None) -> bool:
+    """Return whether the functions below can compute this loss. If not, the general code also checks the arguments.
+
+    Args:
+        hidden: The hidden states.
+        weight: The class vectors.
+        target: The target ids.
+        choice: Implementation and working memory. The default is the choice of `using`.
+    """
     if type(hidden) is not Tensor or not hidden.is_cuda or torch.compiler.is_compiling():
+        return False
+    if getattr(_THREAD, "uses_general_kernels", False):
         return False
     if not isinstance(weight, Tensor) or type(target) is not Tensor or not hidden.dim():
         return False
@@ -47,7 +72,7 @@ def is_small_problem(hidden: Any, weight: Any, target: Any) -> bool:
     has_types = target.dtype == torch.int64 and weight.dtype in (torch.bfloat16, torch.float32)
     if not (has_shapes and is_aligned and has_types and weight.device == hidden.device == target.device):
         return False
-    choice = current_choice()
+    choice = choice or current_choice()
     return (
         choice.impl == "auto"
         and torch.is_grad_enabled()
@@ -70,20 +95,30 @@ def small_mean_loss(hidden: Tensor, weight_VD: Tensor, target: Tensor, check_tar
         if smallest < 0 or largest >= num_classes:  # ignored, or out of range
             check_target_values("linear_cross_entropy", targets_N, target, num_classes, IGNORE)
     hidden_ND = hidden.reshape(-1, hidden.shape[-1])
-    loss: Tensor = _SmallLossFunction.apply(hidden_ND, weight_VD, targets_N)  # type: ignore[no-untyped-call]
+    loss: Tensor = _SmallLossFunction.apply(hidden_ND, weight_VD, targets_N, True)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def small_summed_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the sum of the losses of the targets that are not ignored."""
+    loss: Tensor = _SmallLossFunction.apply(hidden_ND, weight_VD, targets_N, False)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _SmallLossFunction(torch.autograd.Function):
-    """The mean loss, and its gradients, which the forward pass computes."""
+    """The sum or the mean of the losses, and its gradients, which the forward pass computes."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-        sums_2, ctx.gradients = _compute(hidden_ND, weight_VD, targets_N, ctx.needs_input_grad)
-        total, ctx.count = sums_2[0], sums_2[1].clamp(min=1)
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, is_mean: bool) -> Tensor:
+        sums_2N, ctx.gradients = _compute(hidden_ND, weight_VD, targets_N, ctx.needs_input_grad)
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N)
-        loss: Tensor = total / ctx.count
-        return loss
+        ctx.count = None
+        if not is_mean:
+            return sums_2N[0].sum()
+        total, count = sums_2N.sum(1)
+        ctx.count = count.clamp(min=1)
+        mean: Tensor = total / ctx.count
+        return mean
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
@@ -92,14 +127,15 @@ class _SmallLossFunction(torch.autograd.Function):
         if gradients is None:
             hidden_ND, weight_VD, targets_N = ctx.saved_tensors
             gradients = _compute(hidden_ND, weight_VD, targets_N, ctx.needs_input_grad)[1]
-        gradients = scale_gradients(gradients, grad_loss / ctx.count, ctx.saved_tensors, get_backend("triton"))
-        return (*gradients, None)
+        factor = grad_loss if ctx.count is None else grad_loss / ctx.count
+        gradients = scale_gradients(gradients, factor, ctx.saved_tensors, get_backend("triton"))
+        return (*gradients, None, None)
 
 
 def _compute(
     hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, needs_grad: tuple[bool, ...]
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    """Return the sum of the losses and the number of targets, (2,), and the gradients of hidden and weight."""
+    """Return the losses and whether each target counts, (2, N), and the gradients of hidden and weight."""
     from reefknot.kernels.triton_row_kernels import small_loss_kernel
 
     hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()  # a second backward pass may record operations
@@ -130,4 +166,4 @@ def _compute(
     if needs_grad[1]:
         grad_weight_VD = torch.empty_like(weight_VD)
         add_class_gradient(grad_weight_VD, grad_NV, half_hidden_ND, overwrite=True)
-    return sums_2N.sum(1), (grad_hidden_ND, grad_weight_VD)
+    return sums_2N, (grad_hidden_ND, grad_weight_VD)

@@ -1,7 +1,7 @@
 """Measure training steps of Hugging Face models with several heads: `reefknot bench models`.
 
-`measure_all` yields one table for every model, with one row per competitor: transformers as it is, `rk.hf.logits_free`,
-Liger with its loss alone and with all of its patches, and TRL's head.
+`measure_model` yields one row per model and competitor: transformers as it is, `rk.hf.logits_free`, Liger with its loss
+alone and with all of its patches, and TRL's head.
 
 The models have the shapes of published models and random weights, so nothing is downloaded. A step is the forward pass,
 the loss and the backward pass with the gradients of all parameters. There is no optimiser and no gradient
@@ -162,17 +162,18 @@ class Row(Measurement):
         return asdict(self) | {"worst_error": self.worst_error}
 
 
-def measure_all(
-    bench: Bench, models: Sequence[str], competitors: Sequence[Competitor], notify: Callable[[str], None]
-) -> Iterator[list[Row]]:
-    """Yield the rows of every model. Competitors run one after the other, each in a new process."""
-    for model in models:
-        notify(model)
-        rows = []
-        for competitor in competitors:
-            notify(f"  {competitor}")
-            rows.append(_measure_in_process(bench, model, competitor))
-        yield _add_ratios(rows)
+def measure_model(
+    bench: Bench, model: str, competitors: Sequence[Competitor], notify: Callable[[str], None]
+) -> Iterator[Row]:
+    """Yield the rows of a model, the baseline first. Competitors run one after the other, each in a new process."""
+    notify(model)
+    baseline_speed = None
+    for competitor in sorted(competitors, key=lambda competitor: competitor.family != BASELINE):
+        notify(f"  {competitor}")
+        row = _measure_in_process(bench, model, competitor)
+        if competitor.family == BASELINE:
+            baseline_speed = row.tokens_per_second
+        yield replace(row, over_baseline=divide(row.tokens_per_second, baseline_speed))
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -194,12 +195,6 @@ def _measure_in_process(bench: Bench, model: str, competitor: Competitor) -> Row
         except BrokenProcessPool:
             note = "its process was killed, perhaps because the machine has too little memory"
             return Row(model, bench.batch, bench.length, competitor=str(competitor), note=note)
-
-
-def _add_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with their speeds divided by the speed of the baseline, if it was measured."""
-    baseline = next((row.tokens_per_second for row in rows if row.competitor == BASELINE), None)
-    return [replace(row, over_baseline=divide(row.tokens_per_second, baseline)) for row in rows]
 
 
 # -- one competitor --------------------------------------------------------------------------------------------------
@@ -239,7 +234,8 @@ def measure_competitor(bench: Bench, model_name: str, competitor: Competitor) ->
         notes.append(f"{describe_error(error)} with {bench.batch} sequences")
     if bench.largest:
         try:
-            largest_batch = find_largest_batch(partial(_fits, build), bench.batch, bench.largest)
+            estimate = _estimate_largest_batch(row)
+            largest_batch = find_largest_batch(partial(_fits, build), estimate, bench.largest)
             row = replace(row, largest_batch=largest_batch)
             notes += [f"the largest batch has {largest_batch}"] if notes else []
         except Exception as error:
@@ -330,31 +326,36 @@ def build_step(
 # -- the largest batch -----------------------------------------------------------------------------------------------
 
 
-def find_largest_batch(fits: Callable[[int], bool], start: int, maximum: int) -> int:
+def find_largest_batch(fits: Callable[[int], bool], estimate: int, maximum: int) -> int:
     """Return the largest batch that fits, or a batch that is less than 1/8 smaller; 0 if not even 1 fits.
 
     Args:
         fits: Returns whether a batch fits in memory.
-        start: The batch to try first. It is doubled while it fits, or halved until it fits.
+        estimate: The batch to try first. If it is about right, a few trials are enough.
         maximum: The largest batch to try.
     """
-    largest = min(start, maximum)
-    too_large = maximum + 1
-    while largest > 0 and not fits(largest):
-        too_large = largest
-        largest //= 2
-    while largest > 0 and 2 * largest < too_large:
-        if fits(2 * largest):
-            largest *= 2
-        else:
-            too_large = 2 * largest
+    largest, too_large = 0, maximum + 1
+    batch = min(estimate, maximum)
+    factor = 9 / 8  # of the next trial; it grows while the answer is far from the estimate
     while too_large - largest > max(1, largest // 8):
-        middle = (largest + too_large) // 2
-        if fits(middle):
-            largest = middle
+        if fits(batch):
+            largest = batch
+            batch = max(batch + 1, int(batch * factor))
         else:
-            too_large = middle
+            too_large = batch
+            batch = min(batch - 1, int(batch / factor))
+        factor *= factor
+        if not largest < batch < too_large:
+            batch = (largest + too_large) // 2
     return largest
+
+
+def _estimate_largest_batch(row: Row) -> int:
+    """Return the batch that fills the memory of the GPU if the memory of a step is proportional to its batch."""
+    if row.peak_mib is None or not row.over_mib:
+        return max(1, row.batch // 2)
+    total_mib = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / MIB
+    return max(1, int(row.batch * (total_mib - row.peak_mib + row.over_mib) / row.over_mib))
 
 
 def _fits(build: Callable[[int], Step], batch: int) -> bool:

@@ -29,6 +29,7 @@ from torch import Tensor
 from reefknot.errors import SettingsError
 from reefknot.kernels.capture import RepeatedSteps, send, side_stream
 from reefknot.kernels.scores import IGNORE
+from reefknot.kernels.small import general_kernels
 from reefknot.lab.evaluation.perplexity import autocast
 from reefknot.lab.training.compilation import CompiledBlocks
 from reefknot.lab.training.distributed import WindowResult, World
@@ -206,7 +207,11 @@ class Updater:
     ) -> WindowResult:
         """Add the gradients of one micro-batch, and return the result of its forward pass."""
         device = self.world.device
-        with autocast(device, self.settings.precision), self.compiled_blocks.use(batch.inputs.shape):
+        with (
+            autocast(device, self.settings.precision),
+            self.compiled_blocks.use(batch.inputs.shape),
+            general_kernels(),  # an update has the same bits whether or not it is captured
+        ):
             result: WindowResult = self.parallel.loss_module(
                 batch.inputs, batch.targets, previous_state, batch.plan, batch.positions
             )

@@ -84,7 +84,7 @@ def models(
         Bench,
         Competitor,
         describe_machine,
-        measure_all,
+        measure_model,
     )
 
     # Check the options.
@@ -106,16 +106,20 @@ def models(
     record.print_header(machine, [*notes, machine["dtype"]], not_measured=unmeasured)
     record.print("a step is a forward and a backward pass, without optimiser and without gradient checkpointing")
 
-    # Measure and print one table per model.
+    # Measure every model, record each row at once, and print one table per model.
     settings = Bench(record.device, batch, length, layers, attention, largest, seconds)
     competitors = []
     for family in families:
         competitors.append(Competitor(family))
         if family == "reefknot":
             competitors += [Competitor(family, budget) for budget in memory or []]
-    for rows in measure_all(settings, names, competitors, record.print_progress):
-        del unmeasured[rows[0].model]
-        record.add_table(_format_heading(rows), rows, _format_cells, hide_empty=True)
+    for name in names:
+        del unmeasured[name]
+        rows = []
+        for row in measure_model(settings, name, competitors, record.print_progress):
+            rows.append(row)
+            record.add([row.record()])
+        record.print_table(_format_heading(rows), rows, _format_cells, hide_empty=True)
 
 
 def _format_heading(rows: list[Row]) -> str:

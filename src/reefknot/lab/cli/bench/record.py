@@ -96,7 +96,18 @@ class Record:
         format_cells: Callable[[AnyMeasurement], Mapping[str, str]],
         hide_empty: bool = False,
     ) -> None:
-        """Print measurements as a table below a heading, and add them to the record.
+        """Print measurements as a table and add them to the record. `print_table` describes the arguments."""
+        self.print_table(heading, measurements, format_cells, hide_empty)
+        self.add(measurement.record() for measurement in measurements)
+
+    def print_table(
+        self,
+        heading: str,
+        measurements: Sequence[AnyMeasurement],
+        format_cells: Callable[[AnyMeasurement], Mapping[str, str]],
+        hide_empty: bool = False,
+    ) -> None:
+        """Print measurements as a table below a heading.
 
         Args:
             heading: The line above the table.
@@ -119,7 +130,6 @@ class Record:
         table_lines = [[cells[title] for title in titles] for cells in timed_lines]
         self.print(f"\n{heading}")
         printing.print_table(titles, table_lines, notes)
-        self.add(measurement.record() for measurement in measurements)
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add rows of JSON values, and write the whole file again."""

@@ -52,7 +52,7 @@ def test_performance_page_is_up_to_date() -> None:
 
 def test_page_without_records_is_rendered(script: dict[str, Any]) -> None:
     assert script["format_results"]({}) == "Nothing has been recorded yet."
-    page = script["insert_between_marks"]("a\n<!-- results:begin -->\nold\n<!-- results:end -->\nb", "new")
+    page = script["insert_between_marks"]("a\n<!-- results:begin -->\nold\n<!-- results:end -->\nb", "results", "new")
     assert page == "a\n<!-- results:begin -->\nnew\n<!-- results:end -->\nb"
 
 
@@ -96,6 +96,24 @@ def test_models_are_rendered_with_the_fastest_competitor(script: dict[str, Any])
     assert "| tiny | reefknot | 5 | 102,400 |  | 300 |" in text
     assert "`liger-loss` is the fastest, with 128,000 tokens/s. `reefknot` has the lowest peak, 300 MiB." in text
     assert "`reefknot` has 0.800 times the tokens/s of `liger-loss`, at 0.750 times its peak memory." in text
+
+
+def test_summary_compares_with_the_fastest_exact_competitor(script: dict[str, Any]) -> None:
+    record = _record()
+    reefknot = record["rows"][0]
+    rows = [
+        reefknot,
+        reefknot | {"competitor": "eager torch", "ms": 4.0, "worst_error": 0.02},
+        reefknot | {"competitor": "torch.compile", "ms": 2.0, "worst_error": 0.035},
+        reefknot | {"competitor": "fast and wrong", "ms": 0.1, "worst_error": 0.5},
+    ]
+    record |= {"rows": rows, "environment": record["environment"] | {"gpus": ["An Engine"]}}
+    fewer = record | {"rows": [reefknot | {"ms": 9.0}, rows[1]]}
+    text = script["summarise"]({"engine": record, "older": fewer, "cpu": _record()})
+    assert "| plain | 16, 8, 50 | 1 (0) | torch.compile 2 (0) | 0.50 | [engine](#engine) |" in text
+    assert "At most 2 % slower than the fastest other implementation: 1 of 1 rows." in text
+    assert "wrong" not in text
+    assert "older" not in text
 
 
 def test_sweep_over_vocabularies_is_drawn(script: dict[str, Any]) -> None:

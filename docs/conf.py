@@ -1,5 +1,7 @@
 """Settings of Sphinx. `script/docs` writes the source of the site to docs/_build/source and builds it from there."""
 
+from pathlib import Path
+
 import reefknot
 
 project = "Reefknot"
@@ -11,7 +13,6 @@ extensions = ["myst_parser", "sphinx_copybutton"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 6
 maximum_signature_line_length = 80
-add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
@@ -20,6 +21,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "search_scorer.js")
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 html_theme_options = {

@@ -47,7 +47,8 @@ class Page:
 
     def commands(self) -> list[list[str]]:
         """Return the arguments of every `reefknot` command in code blocks and in the text."""
-        lines = [line.partition("#")[0] for block in code(self.text, "sh") for line in block.splitlines()]
+        blocks = [block.replace("\\\n", " ") for block in code(self.text, "sh")]
+        lines = [line.partition("#")[0] for block in blocks for line in block.splitlines()]
         quoted = re.findall(r"`(reefknot \w+ [^`]+)`", self.prose)
         lines += [line for line in quoted if line.removeprefix("reefknot ") not in COMMANDS]  # not the verb alone
         single = [part for line in lines for part in line.split("&&") if re.search(r"\breefknot ", part)]

@@ -67,6 +67,20 @@ def test_links_lead_to_files(pages: dict[Path, Links]) -> None:
     assert sorted({str(link) for page in pages.values() for link in page.links if not link.exists()}) == []
 
 
+def test_links_show_titles_in_place_of_file_names(site: Path) -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.html"))
+    assert re.findall(r"<a [^>]*>(?:<[^>]*>)*([\w./-]+\.(?:md|ipynb))(?:<[^>]*>)*</a>", pages) == []
+    text = re.sub(r"<[^>]+>", "", (site / "several_gpus.html").read_text(encoding="utf-8"))
+    assert "Self-attention language models has the details" in text
+
+
+def test_types_in_signatures_are_links(site: Path) -> None:
+    encoders = (site / "reference/api/encoders.html").read_text(encoding="utf-8")
+    for name in ("Probability", "Dim", "Encoded"):
+        assert f'href="types.html#{name}"' in encoders
+        assert f'id="{name}"' in (site / "reference/api/types.html").read_text(encoding="utf-8")
+
+
 def test_pages_fetch_nothing_from_other_hosts(site: Path, pages: dict[Path, Links]) -> None:
     fetched = {address for page in pages.values() for address in page.fetched}
     assert sorted(address for address in fetched if re.match(r"(\w+:)?//", address)) == []
@@ -76,7 +90,7 @@ def test_pages_fetch_nothing_from_other_hosts(site: Path, pages: dict[Path, Link
 
 def test_search_index_has_names_verbs_and_topics(site: Path) -> None:
     index = (site / "searchindex.js").read_text(encoding="utf-8")
-    for word in ("cutoff", "pretrain", "torchrun", "slurm", "resum", "linear_cross_entropy", "tail_dropout"):
+    for word in ("cutoff", "pretrain", "torchrun", "slurm", "resum", "linear_cross_entropy", "tail_dropout", "multipl"):
         assert word in index, word
 
 

@@ -9,8 +9,10 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
+
+from documentation.signatures import find_alias, public_methods, signature, types_in_signatures
 
 import reefknot
 import reefknot.hf
@@ -29,27 +31,57 @@ GROUPS = {
     "errors": ("Errors", ("errors",)),
 }
 """The pages: for each a title, and the modules whose public names it has."""
+TYPES = """# Types in signatures
+
+These names occur in the signatures of the other pages, but they are not names of `reefknot`. If a name stands for
+another type, which is shown after the equals sign, pass an ordinary value of that type. `Annotated` types are numbers
+and lists with bounds: `Ge(1)` means at least 1, `Gt` greater than, `Le` at most, and `Lt` less than.
+
+"""
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):\n((?:(?: {4}.*)?(?:\n|$))*)", re.MULTILINE)
 TITLES = {"Args": "Arguments"}
 
 
 def write_api_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of every page."""
-    members = {f"reefknot.{name}": getattr(reefknot, name) for name in reefknot.__all__}
+    members: dict[str, Any] = {f"reefknot.{name}": getattr(reefknot, name) for name in reefknot.__all__}
     members |= {f"reefknot.hf.{name}": getattr(reefknot.hf, name) for name in reefknot.hf.__all__}
+    types_page = write_types_page(list(members.values()))
     rows = []
     for page, (title, prefixes) in GROUPS.items():
         names = [
             name for name, member in members.items() if member.__module__.removeprefix("reefknot.").startswith(prefixes)
         ]
         sections = [describe(name, members.pop(name)) for name in names]
-        yield f"reference/api/{page}", f"# {title}\n\n" + "\n".join(sections)
+        module = "reefknot.hf" if page == "hf" else "reefknot"
+        yield f"reference/api/{page}", f"# {title}\n\n```{{py:currentmodule}} {module}\n```\n\n" + "\n".join(sections)
         rows.append(f"| [{title}]({page}.md) | {', '.join(f'`{name}`' for name in names)} |\n")
     if members:
         raise ValueError(f"GROUPS has no page for {', '.join(members)}")
+    yield "reference/api/types", types_page
     introduction = "The public names. [Stability](../../stability.md) says which changes a release may make."
+    rows.append("| [Types in signatures](types.md) | types of arguments and results that are not public names |\n")
     table = "| page | names |\n|---|---|\n" + "".join(rows)
-    yield "reference/api/index", f"# Python\n\n{introduction}\n\n{table}\n{toctree(list(GROUPS))}"
+    yield "reference/api/index", f"# Python\n\n{introduction}\n\n{table}\n{toctree([*GROUPS, 'types'])}"
+
+
+def write_types_page(members: Collection[Any]) -> str:
+    """Return the page of all types of Reefknot in the signatures of the members, except the members themselves."""
+    waiting, described = list(members), list(members)
+    entries: dict[str, str] = {}
+    while waiting:
+        for name, value in types_in_signatures(waiting.pop()):
+            if name in entries or value in described:
+                continue
+            alias = find_alias(name, value)
+            if alias:
+                options = [f"canonical: {alias.value}", "no-index-entry:"]
+                entries[name] = directive("type", name, "", convert(alias.docstring), options)
+            elif inspect.isclass(value) and value.__module__.startswith("reefknot."):
+                options = [f"canonical: {value.__module__}.{name}", "no-index-entry:"]
+                entries[name] = directive("class", name, signature(value), convert(value.__doc__), options)
+                waiting.append(value)
+    return TYPES + "".join(entries[name] for name in sorted(entries))
 
 
 def toctree(pages: list[str]) -> str:
@@ -71,39 +103,13 @@ def describe(name: str, member: Any) -> str:
     return heading + directive("exception" if is_error else "class", name, arguments, convert(member.__doc__) + methods)
 
 
-def directive(kind: str, name: str, arguments: str, content: str, ticks: int = 6) -> str:
-    """Return a directive of Sphinx's Python domain."""
+def directive(kind: str, name: str, arguments: str, content: str, options: Collection[str] = (), ticks: int = 6) -> str:
+    """Return a directive of Sphinx's Python domain. The part of the name before the last dot is its module."""
+    module, _, name = name.rpartition(".")
+    options = [f"module: {module}", *options] if module else options
     fence = "`" * ticks
-    return f"{fence}{{py:{kind}}} {name}{arguments}\n{content}\n{fence}\n\n"
-
-
-def public_methods(member: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public methods that the class or its bases in Reefknot define and document."""
-    if issubclass(member, Exception):
-        return
-    names = dict.fromkeys(
-        name
-        for base in member.__mro__
-        if base.__module__.startswith("reefknot.")
-        for name, value in vars(base).items()
-        if not name.startswith("_") and inspect.isfunction(value) and value.__doc__
-    )
-    for name in names:
-        yield name, getattr(member, name)
-
-
-def signature(member: Any, is_method: bool = False) -> str:
-    """Return the signature, with the annotations as they are written in the source."""
-    try:
-        parsed = inspect.signature(member)
-    except ValueError:  # a class that is not made by calling it
-        return ""
-    parameters = list(parsed.parameters.values())[1 if is_method else 0 :]
-    text = str(parsed.replace(parameters=parameters))
-    if inspect.isclass(member):
-        text = text.removesuffix(" -> None").removesuffix(" -> 'None'")
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations that are not evaluated have quotes
-    return re.sub(r"\b(?:reefknot\.[\w.]+|typing|collections\.abc|pathlib)\.(\w+)", r"\1", text)
+    lines = [f"{fence}{{py:{kind}}} {name}{arguments}", *(f":{option}" for option in options), "", content, fence]
+    return "\n".join(lines) + "\n\n"
 
 
 def convert(docstring: str | None) -> str:

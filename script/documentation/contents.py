@@ -14,6 +14,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "losses",
         "pretrained_vectors",
         "cutoffs",
+        "evaluate_another_text",
         "several_gpus",
         "resume",
         "results",

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
+FILE_NAME = re.compile(r"`?[\w./-]+\.(?:md|ipynb)`?")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 NamePage = Callable[[str, str], tuple[str, str] | None]
 """Maps the text of a heading and of the second-level heading above it to the name and the title of its page.
@@ -66,13 +67,21 @@ class Site:
                 self.pages[name].text += part
 
     def rewrite_links(self) -> None:
-        """Let the links of all pages lead to pages of the site. A link to any other file becomes text."""
+        """Let the links of all pages lead to pages of the site. A link to any other file becomes text.
+
+        The name of a file as the text of a link becomes the title of its page.
+        """
         for name, page in self.pages.items():
             blocks = CODE.split(page.text)
             page.text = "".join(
                 block if CODE.match(block) else LINK.sub(lambda link, name=name: self._rewrite(name, link), block)
                 for block in blocks
             )
+
+    def title(self, name: str) -> str:
+        """Return the first heading of a page."""
+        heading = HEADING.search(self.pages[name].text)
+        return heading[2] if heading else name
 
     def _rewrite(self, name: str, link: re.Match[str]) -> str:
         """Return a link of a page with its new target."""
@@ -89,6 +98,8 @@ class Site:
         page = self.anchors.get((file, anchor)) or self.files.get(file)
         if page is None:
             return text
+        if FILE_NAME.fullmatch(text):
+            text = self.title(page)
         return f"[{text}]({os.path.relpath(page, folder)}.md{'#' + anchor if anchor else ''})"
 
 

@@ -82,9 +82,11 @@ def describe_section(name: str, schema: dict[str, Any], root: dict[str, Any]) ->
 
 def describe_keys(schema: dict[str, Any], root: dict[str, Any], prefix: str = "") -> str:
     """Return the table of the keys of a section or a part. Keys of nested tables have their path as a name."""
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    lines += list(iter_rows(schema, root, prefix))
-    return "\n".join(lines) + "\n" if len(lines) > 2 else "It has no settings.\n"
+    rows = list(iter_rows(schema, root, prefix))
+    if not rows:
+        return "It has no settings.\n"
+    lines = ["```{table}", ":class: keys", "", "| key | type | default | meaning |", "|---|---|---|---|", *rows, "```"]
+    return "\n".join(lines) + "\n"
 
 
 def iter_rows(schema: dict[str, Any], root: dict[str, Any], prefix: str) -> Iterator[str]:

@@ -20,6 +20,8 @@ from typing import Any
 
 # Some virtual machines advertise AMX but kill a process that uses it. No test needs it, so oneDNN must not choose it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# Some tests use two threads, which must not wait in a loop while another test needs the CPU.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import pytest
 import torch

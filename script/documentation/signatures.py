@@ -71,10 +71,10 @@ def find_alias(name: str, value: Any) -> Alias | None:
 def aliases(module: ModuleType) -> dict[str, Alias]:
     """Return the capitalised names that a module assigns, with the docstrings below the assignments."""
     body = ast.parse(inspect.getsource(module)).body
-    found = {}
+    named = {}
     for statement, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             is_docstring = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             docstring = after.value.value if is_docstring else ""
-            found[statement.targets[0].id] = Alias(ast.unparse(statement.value), docstring)
-    return found
+            named[statement.targets[0].id] = Alias(ast.unparse(statement.value), docstring)
+    return named

@@ -7,6 +7,9 @@ All exceptions derive from `ReefknotError`. A message says what is wrong, where,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ReefknotError(Exception):
     """An error that the user can fix. The command line prints its message without a traceback."""
@@ -52,6 +55,13 @@ class Stopped(ReefknotError):
     """Training was stopped on request. Its state is saved. The same command resumes it."""
 
     exit_code = 75
+
+
+def find_similar_name(name: str, known_names: Iterable[str]) -> str | None:
+    """Return the known name that is most similar to a wrong name, for a message, or None if no name is similar."""
+    # The search is slow for long names.
+    similar_names = get_close_matches(name[:100], list(known_names), n=1)
+    return similar_names[0] if similar_names else None
 
 
 def shorten(text: str, max_length: int = 100) -> str:

@@ -130,7 +130,7 @@ def test_many_unknown_words_are_warned_of(tiny_recipe: Callable[..., Path], tmp_
     share = result["test"]["unknown_share"]
     assert share > 0.05
     warning = f"warning: {100 * share:.1f} % of the words of the test text are unknown and scored as <unk>"
-    assert output.count(warning) == 2  # before and after training
+    assert output.count(warning) == 1
     assert (
         result["test"]["bits_per_byte"]
         > result["test"]["nll"] / math.log(2) * result["test"]["tokens"] / (result["test"]["bytes"])

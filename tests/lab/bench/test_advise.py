@@ -18,6 +18,7 @@ from reefknot.lab.bench.advise import (
     build_experiment,
     choose_bands,
     choose_vocabulary,
+    combine_rounds,
     count_parameters,
     give_advice,
     measure_training,
@@ -97,6 +98,7 @@ def test_measured_row_has_every_value(end: str, dataset: Dataset, monkeypatch: p
     record = json.loads(json.dumps(row.record(), allow_nan=False))
     assert all(record[name] > 0 for name in record if name not in ("end", "note"))
     assert row.words_per_second == pytest.approx(row.tokens_per_second)  # every token is a word or a line end
+    assert record["min_words_per_second"] <= record["words_per_second"] == record["max_words_per_second"]
 
 
 def test_speed_counts_words_not_sub_words(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +162,8 @@ def test_invalid_encoder_sizes_are_rejected() -> None:
     assert str(BODIES["cuda"]).endswith("updates of 8 x 512 tokens")
 
 
-def _row(end: str, parameters: int, memory: int, speed: float | None) -> Row:
-    return Row(end, 1, parameters, memory, speed, speed, "")
+def _row(end: str, parameters: int, memory: int, speed: float, slowest: float | None = None) -> Row:
+    return Row(end, 1, parameters, memory, speed, speed, speed if slowest is None else slowest, speed)
 
 
 def test_papers_best_end_is_advised_for_a_large_vocabulary() -> None:
@@ -197,6 +199,28 @@ def test_measurements_decide_for_a_small_vocabulary() -> None:
     )
     # An end that needs less memory, but is much slower.
     assert "Use SM-T. ADP-T" in give_advice([best, _row("ASM", 10, 10, 50.0), paper], 2_351)
+
+
+def test_overlapping_ranges_do_not_decide() -> None:
+    """ADP-T is twice as fast in one round, but not in the other."""
+    lean, fast = _row("SM-T", 20, 10, 50.0), _row("ADP-T", 30, 30, 100.0, slowest=45.0)
+    assert give_advice([lean, fast], 2_351).startswith(
+        "ADP-T reads the most words per second (uncertain: its range overlaps with SM-T), SM-T needs the least "
+        "memory and is the smallest. Use SM-T, which may be as fast as ADP-T with less memory. "
+    )
+    assert "Use ADP-T." in give_advice([lean, replace(fast, min_words_per_second=51.0)], 2_351)
+    paper = _row("ADP-T", 20, 30, 50.0)
+    assert give_advice([_row("BPE-T", 30, 20, 100.0, slowest=45.0), paper], 267_744).endswith(
+        "Use ADP-T: it has the best perplexity in the paper, and may be as fast as BPE-T here."
+    )
+
+
+def test_rounds_are_combined() -> None:
+    slow, fast = _row("SM", 50, 90, 20.0, slowest=10.0), _row("SM", 50, 91, 30.0, slowest=25.0)
+    for rounds in ((slow, fast), (fast, slow)):
+        combined = combine_rounds(*rounds)
+        assert combined == replace(fast, min_words_per_second=10.0)
+    assert combine_rounds(fast, replace(Row("SM"), note="killed")) == fast
 
 
 def test_advice_needs_two_measured_ends() -> None:

@@ -90,7 +90,7 @@ def test_different_windows_print_a_warning(cli: Cli, recipe: Path, runs: Runs, t
     outcome = cli("compare", runs.tied, lines)
     assert outcome.code == 0
     assert f"note: {runs.tied} and {lines}: scored with different context: one stream and lines\n" in outcome.err
-    assert "note" not in cli("compare", lines, lines).err
+    assert "note" not in cli("compare", lines, copy_run(lines, tmp_path / "copy")).err
 
 
 def test_different_unknown_words_are_rejected(cli: Cli, recipe: Path, runs: Runs, tmp_path: Path) -> None:
@@ -180,7 +180,8 @@ def test_data_option_is_rejected_if_no_text_is_read_from_it(cli: Cli, recipe: Pa
         assert (outcome.code, outcome.out) == (2, "")
         assert "--data has no effect, because the text is" in outcome.err
     moved = copy_run(runs.tied, tmp_path / "moved", corpus={"name": "nowhere"})
-    outcome = cli("compare", moved, moved, "--data", tmp_path)
+    other = copy_run(runs.tied, tmp_path / "other", corpus={"name": "nowhere"})
+    outcome = cli("compare", moved, other, "--data", tmp_path)
     assert (outcome.code, outcome.out) == (2, "")
     assert "--data has no effect, because this comparison needs only the losses" in outcome.err
 
@@ -215,7 +216,7 @@ def test_bands_cover_all_tokens(cli: Cli, runs: Runs, recipe: Path, tmp_path: Pa
     assert sum(types.values()) == 11
     assert types[100, 249] >= 1
     assert "bands" not in cli("compare", runs.tied, runs.untied, "--json").json()[0]
-    text = cli("compare", runs.tied, runs.tied, "--bands").out
+    text = cli("compare", runs.tied, copy_run(runs.tied, tmp_path / "copy"), "--bands").out
     assert "100-249" in text
     assert "+0.00%" in text
     assert list(record["bands"]["symbols"]) == ["<eos>"]

@@ -53,7 +53,7 @@ def test_different_windows_are_noted(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_mistakes_are_reported(cli: Cli, runs: Runs, tmp_path: Path) -> None:
-    first = write(tmp_path / "a.safetensors")
+    first, second = (write(tmp_path / f"{name}.safetensors") for name in ("a", "second"))
     other_text = write(tmp_path / "b.safetensors", targets=TARGETS[1:])
     other_file = tmp_path / "c.safetensors"
     write_tensors(other_file, {"weight": LOSSES})
@@ -62,10 +62,11 @@ def test_mistakes_are_reported(cli: Cli, runs: Runs, tmp_path: Path) -> None:
         (first, other_file): "does not contain scores of rk.hf.score_tokens: it has the tensors weight",
         (first, runs.tied): "is not a file of scores",
         (first,): "needs at least two systems",
-        (first, first, "--bands"): "--bands has no effect on files of scores",
-        (first, first, "--by", "documents"): "--by documents has no effect",
-        (first, first, "--split", "valid"): "--split has no effect",
-        (first, first, "--html", tmp_path / "page.html"): "--html has no effect",
+        (first, first): f"{first} is in two of the systems",
+        (first, second, "--bands"): "--bands has no effect on files of scores",
+        (first, second, "--by", "documents"): "--by documents has no effect",
+        (first, second, "--split", "valid"): "--split has no effect",
+        (first, second, "--html", tmp_path / "page.html"): "--html has no effect",
     }.items():
         outcome = cli("compare", *arguments)
         assert outcome.code in (2, 3)

@@ -110,8 +110,8 @@ def test_bleu_equals_the_metric_on_saved_translations(
         )
 
 
-def test_bleu_equals_the_result_of_the_run(cli: Cli, tied: Path) -> None:
-    (record,) = cli("compare", tied, tied, "--json").json()
+def test_bleu_equals_the_result_of_the_run(cli: Cli, tied: Path, untied: Path) -> None:
+    (record,) = cli("compare", tied, untied, "--json").json()
     scores = json.loads((tied / "result.json").read_text(encoding="utf-8"))["translation"]["test"]
     assert (record["bleu_a"], record["bleu_signature"]) == (scores["bleu"], scores["bleu_signature"])
     assert record["sentences"] == scores["pairs"]
@@ -137,9 +137,9 @@ def test_clear_difference_is_reported(
     assert f"{saved:,} more" in cli("compare", b, a).out
 
 
-def test_run_does_not_differ_from_itself(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
-    a = copy_with_translations(tied, 0.6, "a")
-    text = cli("compare", a, a).out
+def test_run_does_not_differ_from_its_copy(cli: Cli, tied: Path, copy_with_translations: Callable[..., Path]) -> None:
+    a, b = (copy_with_translations(tied, 0.6, name) for name in "ab")
+    text = cli("compare", a, b).out
     assert "  no difference seen (B - A +0.00, 95 % interval over sentences +0.00 to +0.00)" in text
     assert f"parameters A {count_parameters(tied):,}, B {count_parameters(tied):,}: as many\n" in text
 
@@ -176,14 +176,14 @@ def test_translator_and_language_model_are_not_compared(cli: Cli, tied: Path, ru
 @pytest.mark.parametrize(
     "words", [("--by", "blocks"), ("--block", "500"), ("--bands",), ("--bands", "--figure", "new.svg")], ids=" ".join
 )
-def test_options_for_language_models_are_rejected(cli: Cli, tied: Path, words: tuple[str, ...]) -> None:
-    outcome = cli("compare", tied, tied, *words)
+def test_options_for_language_models_are_rejected(cli: Cli, tied: Path, untied: Path, words: tuple[str, ...]) -> None:
+    outcome = cli("compare", tied, untied, *words)
     assert (outcome.code, outcome.out) == (2, "")
     assert re.search(rf"{words[0]} has no effect on .*, which is a translator; leave {words[0]} out", outcome.err)
 
 
-def test_training_text_is_rejected(cli: Cli, tied: Path) -> None:
-    outcome = cli("compare", tied, tied, "--split", "train")
+def test_training_text_is_rejected(cli: Cli, tied: Path, untied: Path) -> None:
+    outcome = cli("compare", tied, untied, "--split", "train")
     expected = "reefknot: --split train: a run stores translations of valid and test only\n"
     assert (outcome.code, outcome.err) == (2, expected)
 
@@ -249,6 +249,8 @@ def test_moved_pairs_are_found_with_data_option(
     text, moved = tmp_path / "text", tmp_path / "moved"
     shutil.copytree(pairs, text)
     run = train(text, "--row", "tiny")
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, symlinks=True)
     text.rename(moved)
-    assert f"its text was in {text}, which does not exist here" in cli("compare", run, run).err
-    assert cli("compare", run, run, "--data", moved).code == 0
+    assert f"its text was in {text}, which does not exist here" in cli("compare", run, copy).err
+    assert cli("compare", run, copy, "--data", moved).code == 0

@@ -11,17 +11,22 @@ import pytest
 from reefknot.errors import SettingsError
 from reefknot.lab.cli.options import check_data, check_training_data, data_folder_for
 from reefknot.lab.recipes.recipe import load_recipe
+from reefknot.lab.text.corpus import CorpusSettings
 
 from .conftest import Outcome
 
 DATA = Path("corpora")
 
 
-def test_data_option_is_rejected_if_no_corpus_needs_it() -> None:
-    check_data(None, ["python-docs"], "demo")
-    check_data(DATA, ["python-docs", "ptb"], "a recipe")
+def test_data_option_is_rejected_if_no_corpus_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    docs, ptb, mine, missing = (CorpusSettings(name=name) for name in ("python-docs", "ptb", "mine", "~nobody/x"))
+    check_data(None, [docs], "demo")
+    check_data(DATA, [docs, ptb], "a recipe")
+    check_data(DATA, [docs, missing], "a recipe")
     with pytest.raises(SettingsError, match="--data has no effect: demo reads python-docs, mine, not a data folder"):
-        check_data(DATA, ["python-docs", "mine", "mine"], "demo")
+        check_data(DATA, [docs, mine, mine], "demo")
 
 
 @pytest.mark.parametrize(

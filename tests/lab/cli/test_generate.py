@@ -39,6 +39,16 @@ def test_sentences_are_scored_independently(cli: Cli, run: Path) -> None:
     assert sum(word["log_prob"] for word in single["words"]) == pytest.approx(single["log_prob"])
 
 
+def test_name_of_a_file_is_scored_with_a_hint(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.txt").write_text("green\n", encoding="utf-8")
+    outcome = cli("score", run, "s.txt", "green", "house " * 99, "--json")
+    assert [record["sentence"] for record in outcome.json()] == ["s.txt", "green", "house " * 99]
+    assert outcome.err == "s.txt is scored as a sentence; --text s.txt scores the file\n"
+
+
 @pytest.mark.parametrize("option", [("--seed", 0), ("--top-k", 3), ("--top-p", 0.9)], ids=lambda option: option[0])
 def test_sampling_options_are_rejected_at_temperature_0(cli: Cli, run: Path, option: tuple[str, float]) -> None:
     outcome = cli("generate", run, "--temperature", 0, *option)

@@ -126,5 +126,5 @@ def test_closed_pipe_is_not_an_error() -> None:
 def test_python_m_reefknot_runs_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "reefknot", "ls", "nope"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("reefknot: no family 'nope'; the families are: recipes")
+    assert done.stderr.startswith("reefknot: no family 'nope'; `reefknot ls` lists the families")
     assert done.stdout == ""

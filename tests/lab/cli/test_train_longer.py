@@ -43,7 +43,7 @@ def test_run_is_named_in_place_of_a_recipe(cli: Cli, recipe: Path, tmp_path: Pat
     outcome = cli("train", tmp_path, "training.epochs=3")
     assert outcome.code == 2
     assert f"it is a folder that contains runs such as {run}; to train a run longer" in outcome.err
-    assert "shipped recipes" not in outcome.err
+    assert "lists the shipped recipes" not in outcome.err
     empty = tmp_path / "empty"
     empty.mkdir()
     assert f"`reefknot train --text {empty}` trains on the texts" in cli("train", empty).err

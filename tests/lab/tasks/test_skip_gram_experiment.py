@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,13 +184,15 @@ def test_language_model_is_scored_by_similarity(tiny_recipe: Callable[..., Path]
         ["rank", "RUN"],
         ["predict", "RUN", "w1 w2"],
         ["translate", "RUN", "w1 w2"],
-        ["compare", "RUN", "RUN"],
+        ["compare", "RUN", "COPY"],
     ],
 )
 def test_verbs_that_need_another_task_reject_skip_gram(recipe: Path, tmp_path: Path, command: list[str]) -> None:
     out = tmp_path / "run"
     train(recipe, "tied", out)
-    arguments = [str(out) if argument == "RUN" else argument for argument in command]
+    shutil.copytree(out, tmp_path / "copy", symlinks=True)
+    folders = {"RUN": str(out), "COPY": str(tmp_path / "copy")}
+    arguments = [folders.get(argument, argument) for argument in command]
     outcome = run_command(*arguments)
     assert outcome.code == 2
     assert f"reefknot: {out} is a run of skip-gram, " in outcome.err

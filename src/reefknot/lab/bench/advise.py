@@ -7,8 +7,9 @@ pairs of ends of Baevski & Auli (2019), Table 3; "end" below means such a pair. 
     count_parameters    counts its parameters, and
     measure_training    measures its peak memory and speed over a few training steps.
 
-`give_advice` compares the results. The Transformer between the ends (`Body`) is the same for all. Adaptive ends divide
-the words into bands, which are groups of words of similar frequency.
+`combine_rounds` combines two measurements of an end, and `give_advice` compares the ends. The Transformer between the
+ends (`Body`) is the same for all. Adaptive ends divide the words into bands, which are groups of words of similar
+frequency.
 """
 
 from __future__ import annotations
@@ -113,8 +114,18 @@ class Row:
     words_per_second: float | None = None
     """Words per second, by which ends are compared, because sub-words are shorter than words. Line ends count as words,
     as they do in the perplexity per word."""
+    min_words_per_second: float | None = None
+    """The speed of the median step, in the slower round. Single steps are much slower if another process interrupts."""
+    max_words_per_second: float | None = None
+    """The speed of the fastest step, in the faster round."""
     note: str = ""
     """The reason why something was not measured."""
+
+    def may_be_as_fast_as(self, other: Row) -> bool:
+        """Return whether the ranges of the speeds overlap, so that it is uncertain which end is faster."""
+        return (self.max_words_per_second or 0.0) >= (other.min_words_per_second or 0.0) and (
+            other.max_words_per_second or 0.0
+        ) >= (self.min_words_per_second or 0.0)
 
     def record(self) -> dict[str, Any]:
         """Return the row as plain JSON values."""
@@ -311,12 +322,27 @@ def measure_training(
 
     # On a CPU, other processes may slow some of the steps down, so the fastest step counts.
     pass_ms = median(milliseconds) if device == "cuda" else min(milliseconds)
-    tokens_per_second = 1e3 * workload.tokens / pass_ms
+    words_per_token = (train_split.words + train_split.lines) / train_split.tokens
+    words_per_pass = workload.tokens * words_per_token
     return replace(
         row,
         memory_bytes=peak_memory_bytes(device),
-        tokens_per_second=tokens_per_second,
-        words_per_second=tokens_per_second * (train_split.words + train_split.lines) / train_split.tokens,
+        tokens_per_second=1e3 * workload.tokens / pass_ms,
+        words_per_second=1e3 * words_per_pass / pass_ms,
+        min_words_per_second=1e3 * words_per_pass / median(milliseconds),
+        max_words_per_second=1e3 * words_per_pass / min(milliseconds),
+    )
+
+
+def combine_rounds(first: Row, second: Row) -> Row:
+    """Return the faster of two measurements of an end, with a range of speeds that covers both."""
+    if second.words_per_second is None:
+        return first
+    rounds = (first, second)
+    return replace(
+        max(rounds, key=lambda row: row.words_per_second or 0.0),
+        min_words_per_second=min(row.min_words_per_second or 0.0 for row in rounds),
+        max_words_per_second=max(row.max_words_per_second or 0.0 for row in rounds),
     )
 
 
@@ -325,7 +351,8 @@ def give_advice(rows: Iterable[Row], num_words: int) -> str:
 
     The paper's vocabulary has 267,744 words, and adaptive ends are made for such sizes. So the paper's best end is
     recommended only for a large vocabulary. For a smaller one, the measurements decide: of the ends that are about as
-    fast as the fastest, the one that needs the least memory. If several need about the least, the smallest is used.
+    fast as the fastest, the one that needs the least memory. If several need about the least, the smallest is used. An
+    end whose range of speeds overlaps with the range of the fastest counts as about as fast.
 
     Args:
         rows: The measurements.
@@ -339,31 +366,46 @@ def give_advice(rows: Iterable[Row], num_words: int) -> str:
 
     # Which end is best in each measurement?
     speeds = {row.end: row.words_per_second or 0.0 for row in measured_rows}
-    fastest = max(speeds, key=speeds.__getitem__)
+    fastest_row = max(measured_rows, key=lambda row: speeds[row.end])
+    fastest = fastest_row.end
+    perhaps_as_fast = [
+        row.end for row in measured_rows if row is not fastest_row and row.may_be_as_fast_as(fastest_row)
+    ]
+    uncertain = f" (uncertain: its range overlaps with {', '.join(perhaps_as_fast)})" if perhaps_as_fast else ""
     leanest_rows = _find_leanest(measured_rows)
     equal_ends = ", ".join(row.end for row in leanest_rows[1:])
     equal_memory = f" (equal within {EQUAL_MEMORY - 1:.0%}: {equal_ends})" if equal_ends else ""
     smallest = min(measured_rows, key=lambda row: row.parameters or 0).end
     summary = _summarise_best(
         {
-            "reads the most words per second": fastest,
+            f"reads the most words per second{uncertain}": fastest,
             f"needs the least memory{equal_memory}": leanest_rows[0].end,
             "is the smallest": smallest,
         }
     )
 
     if num_words < MIN_WORDS_FOR_PAPER_BANDS or BEST_IN_PAPER not in speeds:
-        fast_rows = [row for row in measured_rows if speeds[row.end] >= EQUAL_SPEED * speeds[fastest]]
+        fast_rows = [
+            row
+            for row in measured_rows
+            if speeds[row.end] >= EQUAL_SPEED * speeds[fastest] or row.end in perhaps_as_fast
+        ]
         leanest_fast_rows = _find_leanest(fast_rows)
         choice = leanest_fast_rows[0].end
         is_equal = fastest in [row.end for row in leanest_fast_rows]
-        reason = _explain_choice(choice, fastest, speeds, "fewer parameters" if is_equal else "less memory")
+        advantage = "fewer parameters" if is_equal else "less memory"
+        speed = f"reaches {speeds[choice] / speeds[fastest]:.0%} of the highest speed"
+        if choice in perhaps_as_fast:
+            speed = f"may be as fast as {fastest}"
+        reason = "" if choice == fastest else f", which {speed} with {advantage}"
         return f"{summary} Use {choice}{reason}. {_explain_paper(choice, num_words, speeds)}"
 
     # The vocabulary is large. Is the paper's best end fast enough here?
     relative_speed = speeds[BEST_IN_PAPER] / speeds[fastest]
     reaches = f"reaches {relative_speed:.0%} of the highest speed here"
-    if relative_speed >= EQUAL_SPEED:
+    if BEST_IN_PAPER in perhaps_as_fast:
+        reaches = f"may be as fast as {fastest} here"
+    if relative_speed >= EQUAL_SPEED or BEST_IN_PAPER in perhaps_as_fast:
         return f"{summary} Use {BEST_IN_PAPER}: it has the best perplexity in the paper, and {reaches}."
     return (
         f"{summary} {BEST_IN_PAPER} has the best perplexity in the paper and {reaches}: "
@@ -388,13 +430,6 @@ def _summarise_best(end_by_property: Mapping[str, str]) -> str:
         *first, last = descriptions
         clauses.append(f"{end} {', '.join(first)} and {last}" if first else f"{end} {last}")
     return f"{', '.join(clauses)}."
-
-
-def _explain_choice(choice: str, fastest: str, speeds: Mapping[str, float], advantage: str) -> str:
-    """Return the reason for an end that is not the fastest; empty for the fastest."""
-    if choice == fastest:
-        return ""
-    return f", which reaches {speeds[choice] / speeds[fastest]:.0%} of the highest speed with {advantage}"
 
 
 def _explain_paper(choice: str, num_words: int, speeds: Mapping[str, float]) -> str:

@@ -3,7 +3,7 @@
 `lab/bench/advise.py` builds and measures the models. `advise` measures every end in its own process, which runs
 `reefknot advise CORPUS --end END --json`, or the same with `--text FILE`. Separate processes have two advantages: the
 peak memory of an end is measured without the memory of other ends, and an end that is killed for lack of memory does
-not stop the others.
+not stop the others. The ends take turns in two rounds, so that a machine that becomes slower affects all of them.
 """
 
 from __future__ import annotations
@@ -129,6 +129,8 @@ def advise(
 
     # Measure every end.
     rows = [request.measure(name, num_words, band_sizes, in_this_process=len(ends) == 1) for name in ends]
+    if len(ends) > 1:
+        rows = [request.measure_again(row) for row in rows]
 
     # Print the results.
     environment = capture_environment()
@@ -161,8 +163,9 @@ def _choose_corpus_settings(corpus: str | None, data: Path | None) -> CorpusSett
         raise SettingsError("advise needs a text: reefknot advise CORPUS, or reefknot advise --text FILE_OR_FOLDER")
     if Path(corpus).expanduser().is_file():
         raise SettingsError(f"{corpus} is a file, not a corpus or a folder; use `reefknot advise --text {corpus}`")
-    check_data(data, [corpus], "this command")
-    return monolingual_corpus(corpus)
+    settings = monolingual_corpus(corpus)
+    check_data(data, [settings], "this command")
+    return settings
 
 
 def _choose_text_settings(text: str, field: str, encoding: str | None) -> CorpusSettings:
@@ -232,8 +235,17 @@ class _Request:
         typer.echo(f"{end}: {ENDS[end]}", err=True)
         return _measure_in_new_process(row, self.command(end))
 
+    def measure_again(self, row: Row) -> Row:
+        """Measure an end in a second round, and return the row of both rounds. A failed end is not measured again."""
+        from reefknot.lab.bench.advise import combine_rounds
+
+        if row.words_per_second is None:
+            return row
+        typer.echo(f"{row.end}: second round", err=True)
+        return combine_rounds(row, _measure_in_new_process(row, self.command(row.end)))
+
     def command(self, end: str) -> list[str]:
-        """Return the arguments of `reefknot` that measure one end, as a user would type them."""
+        """Return the arguments of `reefknot` that measure one end in one of two rounds, as a user would type them."""
         from reefknot.lab.text.sources import DEFAULT_FIELD
 
         text = self.corpus.text
@@ -242,7 +254,7 @@ class _Request:
             arguments += ["--field", text.field]
         if text is not None and text.encoding is not None:
             arguments += ["--encoding", text.encoding]
-        arguments += ["--end", end, "--seconds", str(self.seconds), "--device", self.device]
+        arguments += ["--end", end, "--seconds", str(self.seconds / 2), "--device", self.device]
         for name, size in asdict(self.body).items():
             arguments += [f"--{name}", str(size)]
         if self.data and text is None:
@@ -268,12 +280,16 @@ def _measure_in_new_process(row: Row, arguments: list[str]) -> Row:
 def _print_table(rows: list[Row]) -> None:
     from reefknot.lab.cli.bench.printing import print_table
 
-    titles = ["end", "parameters of ends", "of the model", "MiB", "tokens/s", "words + line ends/s"]
+    titles = ["end", "parameters of ends", "of the model", "MiB", "tokens/s", "words + line ends/s", "range"]
     lines = []
     for row in rows:
         memory_mib = None if row.memory_bytes is None else row.memory_bytes / 2**20
         values = (row.ends_parameters, row.parameters, memory_mib, row.tokens_per_second, row.words_per_second)
         cells = ["-" if value is None else f"{value:,.0f}" for value in values]
-        lines.append([row.end, *cells])
+        if row.min_words_per_second is None or row.max_words_per_second is None:
+            speed_range = "-"
+        else:
+            speed_range = f"{row.min_words_per_second:,.0f} to {row.max_words_per_second:,.0f}"
+        lines.append([row.end, *cells, speed_range])
     notes = [(row.end, row.note) for row in rows]
     print_table(titles, lines, notes)

@@ -6,6 +6,7 @@ A system is a model that was trained with one or more seeds (`lab/cli/systems.py
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,6 +108,10 @@ def compare(
     systems = [] if any(score_files) else [open_system(path) for path in runs]
     if len(runs) < 2:
         raise SettingsError("compare needs at least two systems; pass two or more folders, one per system")
+    if systems:
+        _reject_repetition(run.path for system in systems for run in system.runs)
+    else:
+        _reject_repetition(file for score_file in score_files if score_file for file in score_file.files)
     if figure is not None and figure.suffix.lower() != ".svg":
         raise SettingsError(f"--figure {figure}: the figure is an SVG file; use a name that ends in .svg")
 
@@ -143,6 +148,17 @@ def compare(
         _write_page(html, systems, comparison)
         output += f"\nreport: {html.resolve()}"
     print_result(record, output, as_json)
+
+
+def _reject_repetition(paths: Iterable[Path]) -> None:
+    """Raise an error if a run or a file of scores is in two systems. Its difference from itself is always zero."""
+    from reefknot.errors import SettingsError
+
+    seen = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise SettingsError(f"{path} is in two of the systems; pass systems without common runs")
+        seen.add(path.resolve())
 
 
 def _write_page(path: Path, systems: list[System], comparison: ComparisonAnswer) -> None:

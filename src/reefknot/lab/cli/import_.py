@@ -42,7 +42,7 @@ def import_(
         raise SettingsError("--corpus: is empty; pass a corpus (see `reefknot ls corpora`) or a folder of text")
     corpus_settings = None
     if corpus is not None:
-        check_data(data, [corpus], "this command")
         corpus_settings = monolingual_corpus(corpus)
+        check_data(data, [corpus_settings], "this command")
     run = import_checkpoint(checkpoint, dictionary, out, corpus=corpus_settings, data=data, notify=typer.echo)
     output.print(lambda: {"run": str(run.path)})

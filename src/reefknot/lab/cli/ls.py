@@ -71,13 +71,15 @@ def _collect_families() -> dict[str, dict[str, str]]:
 
 def _list_rows(name: str, families: list[str], as_json: bool) -> None:
     """Print the rows of a recipe. `families` are the names of all families, for the error message."""
-    from reefknot.errors import SettingsError
+    from reefknot.errors import SettingsError, find_similar_name, shorten
     from reefknot.lab.recipes.file import find_recipe, get_string, read_recipe_file
 
     try:
         path, _ = find_recipe(name)
     except SettingsError as error:
-        raise SettingsError(f"no family '{name[:60]}'; the families are: {', '.join(families)}; {error}") from error
+        similar_family = find_similar_name(name, families)
+        hint = f"did you mean {similar_family}?" if similar_family else f"`reefknot ls` lists the families; {error}"
+        raise SettingsError(f"no family '{shorten(name, 60)}'; {hint}") from error
     recipe_file = read_recipe_file(path, name)
 
     # The corpus of a row is stated in the row, or for all rows at the top of the file.

@@ -27,7 +27,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from reefknot import __version__
-from reefknot.errors import DataError, ReefknotError, ResourceError, SettingsError
+from reefknot.errors import DataError, ReefknotError, ResourceError, SettingsError, find_similar_name
 from reefknot.lab.cli.threads import configure_threads
 from reefknot.lab.config.upgrade import RENAMED_OPTIONS
 from reefknot.storage.terminal import escape_terminal_output
@@ -85,6 +85,12 @@ MOVED = {
 }
 """Verbs that have moved into a group. The old name raises an error that names the new one."""
 
+PROCESS_OPTIONS = {"--gpu", "--gpus", "--devices", "--nproc", "--nproc-per-node"}
+"""Options with which other programs train on several GPUs. torchrun does this for `reefknot train`."""
+TORCHRUN_HINT = (
+    "it trains in one process; to train on several GPUs, use torchrun --nproc-per-node=GPUS -m reefknot train ..."
+)
+
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 SUMMARY_LENGTH = 1000
@@ -130,6 +136,15 @@ class VerbGroup(TyperGroup):
             return None
         return load_verb(cmd_name, self.package)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Parse `args`. Return the name of the verb, its command and the remaining arguments.
+
+        typer suggests similar names only for commands that are imported already.
+        """
+        if args[0] not in self.verbs and (similar_verb := find_similar_name(args[0], self.verbs)):
+            ctx.fail(f"No such command {args[0]!r}; did you mean {similar_verb}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the verbs with the first sentence of their help. typer's implementation cuts long sentences off."""
         names_and_summaries = []
@@ -146,10 +161,7 @@ class Reefknot(VerbGroup):
     verbs = VERBS
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Parse `args`. Return the name of the verb, its command and the remaining arguments.
-
-        Exit with a message if the verb or one of its options has a new name.
-        """
+        """Parse `args`. Exit with a message if the verb or an option has a new name, or if torchrun has the option."""
         if args[0] in MOVED:
             raise typer.Exit(_print_renamed(args[0], MOVED[args[0]]))
         verb, command, arguments = super().resolve_command(ctx, args)
@@ -158,6 +170,8 @@ class Reefknot(VerbGroup):
             option = argument.partition("=")[0]
             if option in new_names:
                 raise typer.Exit(_print_renamed(f"{verb} {option}", f"{verb} {new_names[option]}"))
+            if verb == "train" and option in PROCESS_OPTIONS:
+                raise typer.Exit(_print_error(SettingsError(f"`reefknot train` has no {option}: {TORCHRUN_HINT}")))
         return verb, command, arguments
 
 

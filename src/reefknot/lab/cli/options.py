@@ -247,34 +247,23 @@ def reject_options(ctx: typer.Context, names: Collection[str], reason: str) -> N
 # read.
 
 
-def check_data(data: Path | None, corpora: Iterable[str], reader: str) -> None:
+def check_data(data: Path | None, corpora: Iterable[CorpusSettings], reader: str) -> None:
     """Raise an error if `data` is set but none of the corpora is read from it.
 
     Args:
         data: The value of `--data`.
-        corpora: Names of the corpora.
+        corpora: The corpora. A corpus that does not exist raises an error when it is opened, but not here.
         reader: What reads the corpora, for the message.
     """
     from reefknot.errors import SettingsError
 
     if data is None:
         return
-    names = list(dict.fromkeys(corpora))
-    if names and not any(needs_data_folder(name) for name in names):
+    corpus_by_name = {corpus.name: corpus for corpus in corpora}
+    if corpus_by_name and not any(corpus.reads_data_folder for corpus in corpus_by_name.values()):
         raise SettingsError(
-            f"--data has no effect: {reader} reads {', '.join(names)}, not a data folder; leave --data out"
+            f"--data has no effect: {reader} reads {', '.join(corpus_by_name)}, not a data folder; leave --data out"
         )
-
-
-def needs_data_folder(corpus: str) -> bool:
-    """Return whether a corpus is read from the data folder.
-
-    False for the user's own folder of text, and for corpora that are part of Python, such as python-docs.
-    """
-    from reefknot.lab.text.corpora import known_corpus
-
-    published = known_corpus(corpus)
-    return published is not None and published.needs_data
 
 
 def check_training_data(data: Path | None, experiments: Iterable[Experiment], reader: str) -> None:
@@ -284,7 +273,7 @@ def check_training_data(data: Path | None, experiments: Iterable[Experiment], re
     """
     experiments = list(experiments)
     if not any(experiment.evaluates_similarity for experiment in experiments):
-        corpora = [experiment.corpus.name for experiment in experiments]
+        corpora = [experiment.corpus for experiment in experiments]
         check_data(data, corpora, reader)
 
 
@@ -297,7 +286,7 @@ def check_tracker_options(track: Iterable[str] | None) -> None:
 
 def data_folder_for(experiment: Experiment, data: Path | None) -> Path | None:
     """Return the data folder if training the experiment reads from it, and None otherwise."""
-    if experiment.evaluates_similarity or needs_data_folder(experiment.corpus.name):
+    if experiment.evaluates_similarity or experiment.corpus.reads_data_folder:
         return data
     return None
 

@@ -46,7 +46,7 @@ def params(
     from reefknot.lab.recipes.recipe import load_recipe
 
     loaded_recipe = load_recipe(recipe, overrides or [], row)
-    check_data(data, (experiment.corpus.name for experiment in loaded_recipe.experiments.values()), recipe)
+    check_data(data, (experiment.corpus for experiment in loaded_recipe.experiments.values()), recipe)
     models, missing_reasons = _build_models(loaded_recipe, data)
     if not as_json:
         for message in format_missing("not counted", missing_reasons):

@@ -111,8 +111,8 @@ def _check_data(data: Path | None, trained: TrainedLanguageModel) -> None:
     from reefknot.lab.cli.options import check_data
     from reefknot.lab.text.corpora import known_corpus
 
-    corpus = trained.experiment.corpus.name
-    if known_corpus(corpus) is not None:
+    corpus = trained.experiment.corpus
+    if known_corpus(corpus.name) is not None:
         check_data(data, [corpus], str(trained.run.path))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -57,7 +59,9 @@ def score(
     trained = open_language_model(run, device)
     if text is not None:
         sentences = list(open_text(text, encoding=encoding, field=field or DEFAULT_FIELD).read_lines())
-    elif not sentences:
+    elif sentences:
+        _warn_of_file_names(sentences)
+    else:
         lines = read_stream(open_standard_input(), "standard input")
         sentences = [" ".join(line.words) for line in lines]
     split_sentences = [words_in(sentence, "the sentence") for sentence in sentences]
@@ -78,6 +82,14 @@ def score(
     if text is not None:
         output_lines.append(_summarise(records))
     print_result(records, "\n".join(output_lines), as_json)
+
+
+def _warn_of_file_names(sentences: list[str]) -> None:
+    """Print a hint on stderr for every sentence that is the name of a file."""
+    for sentence in sentences:
+        with suppress(OSError):  # the sentence is too long for a file name
+            if Path(sentence).is_file():
+                typer.echo(f"{sentence} is scored as a sentence; --text {sentence} scores the file", err=True)
 
 
 def _summarise(records: list[dict[str, Any]]) -> str:

@@ -13,6 +13,7 @@ from reefknot.lab.cli.options import DataOption, JsonOption, print_result
 
 if TYPE_CHECKING:
     from reefknot.lab.recipes.recipe import Row
+    from reefknot.lab.text.corpus import CorpusSettings
 
 EXAMPLES = """\b
 Examples:
@@ -37,14 +38,14 @@ def validate(
 
     records: list[dict[str, Any]] = []
     lines: list[str] = []
-    corpora: list[str] = []
+    corpora: list[CorpusSettings] = []
     errors: list[ReefknotError] = []
     texts = TextCache(data)
     # After an error in one recipe, the other recipes are still checked.
     for name in recipes:
         try:
             recipe = load_recipe(name)
-            corpora += [experiment.corpus.name for experiment in recipe.experiments.values()]
+            corpora += [experiment.corpus for experiment in recipe.experiments.values()]
             parameters_by_row = map_rows(recipe, texts.check_size)
         except ReefknotError as error:
             errors.append(error)

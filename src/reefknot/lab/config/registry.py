@@ -24,7 +24,6 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
@@ -32,8 +31,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, create_model
 from pydantic_core import PydanticCustomError, core_schema
 
-from reefknot.errors import SettingsError
-from reefknot.lab.config.settings import WRONG_KIND, Settings, translate_bounds
+from reefknot.errors import SettingsError, find_similar_name
+from reefknot.lab.config.settings import KIND_WITHOUT_TABLE, WRONG_KIND, Settings, translate_bounds
 
 PACKAGE = Path(__file__).resolve().parents[2]
 """The folder of the package `reefknot`."""
@@ -123,9 +122,9 @@ class Registry:
 
     def _unknown_kind_message(self, kind: str) -> str:
         """Return the error message for an unknown kind, with the kind that was probably meant."""
-        similar_kinds = get_close_matches(kind[:60], self._parts, n=1)
-        if similar_kinds:
-            hint = f"did you mean {similar_kinds[0]}?"
+        similar_kind = find_similar_name(kind, self._parts)
+        if similar_kind:
+            hint = f"did you mean {similar_kind}?"
         else:
             hint = f"there are: {', '.join(self._parts)}"
         return f"no {self.family.removesuffix('s')} is called {kind[:60]!r}; {hint}"
@@ -170,6 +169,8 @@ class Registry:
         if isinstance(raw, Settings):
             return raw
         known_kinds = f"there are: {', '.join(self._parts)}"
+        if isinstance(raw, str) and (similar_kind := find_similar_name(raw, self._parts)):
+            raise PydanticCustomError(KIND_WITHOUT_TABLE, "{kind}", {"kind": similar_kind})
         if not isinstance(raw, Mapping):
             raise ValueError(f"must be a table with a kind; {known_kinds}")
         kind = raw.get("kind")

@@ -34,6 +34,8 @@ MAX_ERROR_LINES = 10
 """Maximum number of lines of an error message."""
 WRONG_KIND = "wrong_kind"
 """Our type of pydantic error for a part whose `kind` is missing or unknown."""
+KIND_WITHOUT_TABLE = "kind_without_table"
+"""Our type of pydantic error for a part that is set to a kind, as in encoder = "lstm". Its message is the kind."""
 MAX_KEY_LENGTH = 200
 """The error message for a longer key has no hint, because the search for similar keys would be slow."""
 NAMES_IN_OTHER_PROGRAMS = {
@@ -152,7 +154,7 @@ def validate(settings_class: type[T], raw: Any, source: str) -> T | list[Mistake
     try:
         return settings_class.model_validate(raw)
     except ValidationError as error:
-        return [Mistake(source, settings_class, dict(details)) for details in error.errors(include_url=False)]
+        return [Mistake(source, settings_class, raw, dict(details)) for details in error.errors(include_url=False)]
 
 
 @contextmanager
@@ -172,6 +174,8 @@ class Mistake:
     """The recipe or file that has the settings."""
     settings_class: type[Settings]
     """The class that the settings were checked against."""
+    raw: Any
+    """The settings that were checked."""
     details: dict[str, Any]
     """The error as pydantic reports it: `loc` (the keys that lead to the setting), `type`, `msg` and `input`."""
 
@@ -202,6 +206,14 @@ class Mistake:
         """Whether a dictionary has a name that is not allowed. Pydantic reports it as a wrong value of "[key]"."""
         return bool(self.details["type"] == "literal_error" and self.details["loc"][-1] == "[key]")
 
+    @property
+    def _kind_of_table(self) -> str:
+        """The `kind` of the table that has the setting; empty if the table is not a part."""
+        table = self.raw
+        for name in self.details["loc"][:-1]:
+            table = table.get(name) if isinstance(table, Mapping) else None
+        return str(table.get("kind", "")) if isinstance(table, Mapping) else ""
+
     def message(self, name: str | None = None) -> str:
         """Return the name of the setting, what is wrong with it, and a hint if there is one.
 
@@ -212,7 +224,7 @@ class Mistake:
         error_type = self.details["type"]
         if error_type == "extra_forbidden" or self._is_wrong_name:
             message = shorten(f"{name}: no such setting")
-            hint = _hint_for_unknown_key(self.key, self.settings_class)
+            hint = _hint_for_unknown_key(self.key, self._kind_of_table, self.settings_class)
             return f"{message}; {hint}" if hint else message
         if error_type == "missing":
             return shorten(f"{name}: must be set")
@@ -220,6 +232,8 @@ class Mistake:
         problem = self.details["msg"].removeprefix("Value error, ")
         if error_type == WRONG_KIND:
             return shorten(f"{name}.kind: {problem}", 200)
+        if error_type == KIND_WITHOUT_TABLE:
+            return f"{name}: must be a table with a kind{self.formatted_value}; did you mean {name}.kind={problem}?"
 
         # Pydantic writes "Input should be". An input is an end of the model here, so the message says "must be".
         problem = re.sub(r"^(?:Input|Value|List|String|Dictionary) should ", "must ", problem)
@@ -269,16 +283,23 @@ def _join_keys(location: tuple[str | int, ...]) -> str:
     return ".".join(str(name) for name in location)
 
 
-def _hint_for_unknown_key(key: str, settings_class: type[Settings]) -> str | None:
+def _hint_for_unknown_key(key: str, kind: str, settings_class: type[Settings]) -> str | None:
     """Return a hint for a dotted key that does not exist, or None.
 
-    The hint names the kinds of part that have this setting, or else the setting that was probably meant:
+    The hint names the kinds of part that have this setting, or else the setting that was probably meant, or else all
+    settings of the section:
 
         encoder.heads     kinds that have it: transformer, encoder_decoder
         training.lr       did you mean training.optimiser.learning_rate?    (name in other programs)
         encoder.epochs    did you mean training.epochs?                     (same name in another section)
         training.epoch    did you mean training.epochs?                     (similar name in the same section)
         output.epoch      did you mean training.epochs?                     (similar name in another section)
+        encoder.zzz       the settings of encoder are: kind, hidden_dim, layers, dropout
+
+    Args:
+        key: The key that does not exist.
+        kind: The kind of the part that the key is in; empty if it is in a section that is not a part.
+        settings_class: The class of all settings.
     """
     if len(key) > MAX_KEY_LENGTH:
         return None
@@ -302,9 +323,16 @@ def _hint_for_unknown_key(key: str, settings_class: type[Settings]) -> str | Non
         suggestion = _find_similar_key(name, siblings, min_similarity=0.6)
     if suggestion is None:
         suggestion = _find_similar_key(name, known_keys, min_similarity=0.7)
-    if suggestion is None:
-        return None
-    return f"did you mean {suggestion}?"
+    if suggestion is not None:
+        return f"did you mean {suggestion}?"
+
+    names = dict.fromkeys(
+        known_key.removeprefix(section_prefix)
+        for known_key, known_kind in keys_and_kinds
+        if known_key.rpartition(".")[0] == section and known_kind in ("", kind)
+    )
+    owner = f"the settings of {section}" if section else "the settings"
+    return f"{owner} are: {', '.join(names)}" if names else None
 
 
 def _find_similar_key(name: str, keys: list[str], min_similarity: float) -> str | None:

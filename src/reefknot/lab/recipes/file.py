@@ -23,13 +23,12 @@ import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
 
-from reefknot.errors import SettingsError, shorten
+from reefknot.errors import SettingsError, find_similar_name, shorten
 from reefknot.lab.config.settings import OneLine, Positive, Settings, check_settings
 from reefknot.lab.config.upgrade import upgrade_settings, warn_renamed
 from reefknot.lab.recipes.curves import CURVES_FILE, Curve, read_curves
@@ -344,11 +343,8 @@ def find_recipe(name: str) -> tuple[Path, str]:
     with suppress(OSError):  # the name is too long for a folder
         if path.is_dir():
             raise RecipeNotFound(_explain_folder(path))
-    similar_names = get_close_matches(name, path_by_name, n=1)
-    if similar_names:
-        hint = f"did you mean {similar_names[0]}?"
-    else:
-        hint = f"shipped recipes: {', '.join(sorted(path_by_name))}"
+    similar_name = find_similar_name(name, path_by_name)
+    hint = f"did you mean {similar_name}?" if similar_name else "`reefknot ls recipes` lists the shipped recipes"
     raise RecipeNotFound(f"no recipe {name[:200]!r}: it is neither a shipped recipe nor a file; {hint}")
 
 

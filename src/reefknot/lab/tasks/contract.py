@@ -26,7 +26,7 @@ import torch
 from reefknot.errors import DataError
 from reefknot.lab.config.settings import Settings
 from reefknot.lab.runs.folder import RunFolder
-from reefknot.lab.text.corpora import CORPORA, known_corpus
+from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.corpus import CorpusSettings
 from reefknot.lab.text.dataset import open_dataset
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
@@ -441,12 +441,5 @@ class Task(ABC, Generic[ExperimentT, DataT, ModelT]):
 
     @property
     def reads_data_folder(self) -> bool:
-        """Whether the text of a run is read from the folder that `--data` names.
-
-        This is false if the text is part of Python, or if it is a folder of text that still exists.
-        """
-        name = self.experiment.corpus.name
-        corpus = known_corpus(name)
-        if corpus is None:
-            return not self.experiment.corpus.is_present
-        return corpus.needs_data
+        """Whether the text of a run is read from the folder that `--data` names."""
+        return self.experiment.corpus.reads_data_folder

@@ -27,7 +27,6 @@ from reefknot.lab.config.parts import ENCODERS, INPUTS, OUTPUTS, PROJECTIONS, TA
 from reefknot.lab.config.registry import derive_settings
 from reefknot.lab.config.settings import Count, OneLine, Settings
 from reefknot.lab.evaluation.perplexity import Score, compute_unknown_share
-from reefknot.lab.runs.definition import warn_of_unknown_words
 from reefknot.lab.runs.result import Best, ProtocolName, Start
 from reefknot.lab.tasks.contract import DataT, Experiment, FittedModel, Session, Task
 from reefknot.lab.tasks.initialisation import (
@@ -408,15 +407,7 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
                 "training.shard has no effect with one process; use torchrun to start several processes"
             )
 
-        unknown_shares = {
-            split: compute_unknown_share(dataset.splits[split], dataset.vocabulary)  # type: ignore[attr-defined]
-            for split in SCORED_SPLITS
-        }
-        if world.is_first:
-            subwords = dataset.vocabulary.bpe is not None
-            warning = warn_of_unknown_words(unknown_shares["test"], "test", subwords=subwords)
-            if warning:
-                session.display.print(f"{session.name}  {warning}")
+        valid_split = dataset.splits["valid"]  # type: ignore[attr-defined]
 
         def validate() -> float:
             return self.score_split(model, dataset, "valid").mean
@@ -431,7 +422,7 @@ class SequenceTask(Task[SequenceExperimentT, DataT, LanguageModelT]):
             display=session.display,
             name=session.name,
             subwords=dataset.vocabulary.bpe is not None,
-            unknown_share=unknown_shares["valid"],
+            unknown_share=compute_unknown_share(valid_split, dataset.vocabulary),
             trackers=session.trackers,
         )
         progress = trainer.train()

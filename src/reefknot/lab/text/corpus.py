@@ -149,12 +149,23 @@ class CorpusSettings(Settings):
     @property
     def is_present(self) -> bool:
         """Whether `name` is a path that exists: a folder or, with `text`, any file, folder or pattern of files."""
-        if self.text is None:
-            return Path(self.name).expanduser().is_dir()
         try:
+            if self.text is None:
+                return Path(self.name).expanduser().is_dir()
             return bool(open_text(self.name).files)
-        except DataError:
+        except (DataError, OSError, RuntimeError):  # not a possible path, or no such user
             return False
+
+    @property
+    def reads_data_folder(self) -> bool:
+        """Whether the text is read from the folder that `--data` names.
+
+        This is false if the text is part of Python, or if it is a file or folder that exists.
+        """
+        corpus = known_corpus(self.name)
+        if corpus is None:
+            return not self.is_present
+        return corpus.needs_data
 
     @property
     def selection(self) -> dict[str, Any]:

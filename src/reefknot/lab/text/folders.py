@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from reefknot.errors import DataError
+from reefknot.errors import DataError, find_similar_name
 from reefknot.lab.text.corpora import CORPORA
 from reefknot.lab.text.published import SPLITS, Corpus
 from reefknot.storage.progress import Notify
@@ -31,10 +31,14 @@ def open_folder(name: str, languages: tuple[str, ...] = ()) -> TextFolder | Pair
         is_folder = folder.is_dir()
         is_file = folder.is_file()
     if not is_folder:
-        hint = ""
+        similar_name = find_similar_name(name, CORPORA)
         if is_file:
-            hint = "; it is a file: use `reefknot train --text FILE`, or set corpus.text.split=lines"
-        raise DataError(f"corpus {name[:200]!r} is neither a known corpus ({', '.join(CORPORA)}) nor a folder{hint}")
+            hint = "it is a file: use `reefknot train --text FILE`, or set corpus.text.split=lines"
+        elif similar_name:
+            hint = f"did you mean {similar_name}?"
+        else:
+            hint = f"the known corpora are: {', '.join(CORPORA)}"
+        raise DataError(f"corpus {name[:200]!r} is neither a known corpus nor a folder; {hint}")
     if languages:
         return PairFolder(name=f"{folder.name}/", folder=folder, languages=languages)
     return TextFolder(name=f"{folder.name}/", folder=folder)

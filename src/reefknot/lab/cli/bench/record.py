@@ -164,7 +164,7 @@ def load_rows(
 
     loaded_recipe = load_recipe(recipe, overrides or [], patterns or None, alone=True)
     rows = [row for row in loaded_recipe.rows if row.trained]
-    corpora = [loaded_recipe.experiments[row.name].corpus.name for row in rows]
+    corpora = [loaded_recipe.experiments[row.name].corpus for row in rows]
     check_data(data, corpora, recipe)
     return loaded_recipe, rows
 

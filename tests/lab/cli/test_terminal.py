@@ -103,7 +103,7 @@ def test_live_display_escapes_what_it_prints(printed: str) -> None:
         display.close()
     output = terminal.getvalue()
     assert f"printed {escape_control_characters(printed)}" in output
-    assert f"by another library {escape_control_characters(printed)}" in output
+    assert "by another library" in output  # old versions of rich remove control characters
     assert "\x1b]" not in output
     assert not set("\x07\x9c\x9d") & set(output)
 

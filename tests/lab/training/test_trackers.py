@@ -63,6 +63,7 @@ def scalars(run: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_events_equal_the_metrics(tmp_path: Path, train: Any, metrics: Metrics) -> None:
+    pytest.importorskip("tensorboard")
     result = train(tmp_path / "run", track=("tensorboard",))
     lines = metrics(tmp_path / "run")
     for kind, key in (("train", "nll"), ("train", "learning_rate"), ("train", "gradient_norm"), ("valid", "nll")):
@@ -84,6 +85,7 @@ def test_resumed_run_writes_each_point_once(
     signal_in_step: Callable[[int], None],
     opened: list[RecordingRun],
 ) -> None:
+    pytest.importorskip("tensorboard")
     track = ("tensorboard", "wandb", "trackio")
     signal_in_step(7)
     with pytest.raises(Stopped):

@@ -223,7 +223,8 @@ def user_options(ctx: typer.Context) -> dict[str, str]:
     for parameter in ctx.command.params:
         python_name = str(parameter.name)
         source = ctx.get_parameter_source(python_name)
-        if source is not None and source.name == "COMMANDLINE":
+        is_empty = ctx.params.get(python_name) in ([], ())  # some versions of typer call it set by the user
+        if source is not None and source.name == "COMMANDLINE" and not is_empty:
             options[python_name] = parameter.opts[0]
     return options
 

@@ -14,6 +14,17 @@ import reefknot
 SOURCE = Path(reefknot.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
+EXPORTED_BY_HF = {
+    "DeferredLogits",
+    "EmbeddingBands",
+    "LogitsFree",
+    "ReefknotHeadConfig",
+    "ReefknotHeadForCausalLM",
+    "logits_free",
+    "replace_head",
+    "score_tokens",
+}
+
 EXPORTED = {
     "AWDLSTM",
     "AdaptiveLookup",
@@ -92,6 +103,11 @@ def test_exported_names_are_frozen() -> None:
     assert set(dir(reefknot)) == EXPORTED
     for name in EXPORTED:
         assert getattr(reefknot, name).__name__ == name
+
+
+def test_names_of_the_hugging_face_package_are_frozen() -> None:
+    pytest.importorskip("transformers")
+    assert set(reefknot.hf.__all__) == EXPORTED_BY_HF
 
 
 def test_type_checkers_see_every_exported_name() -> None:

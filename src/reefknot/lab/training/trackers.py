@@ -83,7 +83,9 @@ def _import(name: str) -> Any:
     try:
         return import_module(_MODULES[name])
     except ImportError as error:
-        raise missing_packages([name], f"--track {name}") from error
+        if isinstance(error, ModuleNotFoundError) and error.name in (name, _MODULES[name]):
+            raise missing_packages([name], f"--track {name}") from error
+        raise SettingsError(f"--track {name}: {name} is installed, but importing it fails: {error}") from error
 
 
 class _FailSafe:

@@ -394,9 +394,11 @@ def matmul_wide(a: Tensor, b: Tensor) -> Tensor:
 def matmul_into(out_NV: Tensor, a: Tensor, b: Tensor) -> None:
     """Compute out = a b, in the type of `out`. The stride between rows of `out` may be larger than their length."""
     aligned = _count_aligned_classes(out_NV)
+    if aligned == out_NV.shape[1]:
+        add_matmul(out_NV, a, b, overwrite=True)
+        return
     add_matmul(out_NV[:, :aligned], a, b[:, :aligned], overwrite=True)
-    if aligned < out_NV.shape[1]:
-        add_matmul(out_NV[:, aligned:], a, b[:, aligned:], overwrite=True)
+    add_matmul(out_NV[:, aligned:], a, b[:, aligned:], overwrite=True)
 
 
 def add_matmul(out: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
@@ -418,17 +420,21 @@ def add_matmul(out: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
 def add_row_gradient(out_ND: Tensor, grad_NV: Tensor, weight_VD: Tensor, overwrite: bool) -> None:
     """Compute out = g W if `overwrite`, else out += g W: the gradient of the rows."""
     aligned = _count_aligned_classes(grad_NV)
+    if aligned == weight_VD.shape[0]:
+        add_matmul(out_ND, grad_NV, weight_VD, overwrite)
+        return
     add_matmul(out_ND, grad_NV[:, :aligned], weight_VD[:aligned], overwrite)
-    if aligned < weight_VD.shape[0]:
-        add_matmul(out_ND, grad_NV[:, aligned:], weight_VD[aligned:], overwrite=False)
+    add_matmul(out_ND, grad_NV[:, aligned:], weight_VD[aligned:], overwrite=False)
 
 
 def add_class_gradient(out_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor, overwrite: bool) -> None:
     """Compute out = g^T h if `overwrite`, else out += g^T h: the gradient of the classes."""
     aligned = _count_aligned_classes(grad_NV)
+    if aligned == out_VD.shape[0]:
+        add_matmul(out_VD, grad_NV.T, hidden_ND, overwrite)
+        return
     add_matmul(out_VD[:aligned], grad_NV[:, :aligned].T, hidden_ND, overwrite)
-    if aligned < out_VD.shape[0]:
-        add_matmul(out_VD[aligned:], grad_NV[:, aligned:].T, hidden_ND, overwrite)
+    add_matmul(out_VD[aligned:], grad_NV[:, aligned:].T, hidden_ND, overwrite)
 
 
 def _count_aligned_classes(grad_NV: Tensor) -> int:

@@ -142,7 +142,7 @@ class TritonBackend(TorchBackend):
         return LossAndGradient(out_NV, nll_N, scale_N)
 
     def scale_in_place(self, x: Tensor, factor: Tensor) -> None:
-        if x.numel() < 2**22:
+        if x.numel() < 2**23:
             # Launching the kernel would take longer than running it. A factor of one dimension is not rounded to x.
             torch.mul(x, factor.to(torch.float32).reshape(1), out=x)
             return

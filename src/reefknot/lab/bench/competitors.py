@@ -61,7 +61,7 @@ from reefknot.nn.classifiers.drill import Drill
 from reefknot.nn.classifiers.plain import Plain
 from reefknot.nn.outputs.adaptive import AdaptiveSoftmax
 from reefknot.nn.outputs.augmented import Augmented
-from reefknot.nn.outputs.contract import OutputEnd
+from reefknot.nn.outputs.contract import OutputEnd, add_scalars
 from reefknot.nn.outputs.mixture import MixtureOfSoftmaxes
 from reefknot.nn.outputs.softmax import Softmax
 from reefknot.nn.tables import BandedTable, BandProjections, WordTable
@@ -173,7 +173,7 @@ def build_reefknot_step(problem: Problem, dtype: torch.dtype, impl: Impl = "auto
     def compute_loss() -> Tensor:
         with _autocast(problem, dtype):
             losses = end.loss(hidden_ND, targets_N, plan).values()
-        return torch.stack([loss.weight * loss.sum for loss in losses]).sum() / plan.count
+        return add_scalars([loss.weighted_sum() for loss in losses]) / plan.count
 
     def get_gradients() -> dict[str, Tensor | None]:
         gradients: dict[str, Tensor | None] = {"hidden": hidden_ND.grad}

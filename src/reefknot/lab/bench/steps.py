@@ -51,6 +51,7 @@ from reefknot.lab.training.state import Progress, TrainState
 from reefknot.lab.training.update import MicroBatch, Updater, carries_state
 from reefknot.nn.encoders.contract import Encoded, Encoder, State
 from reefknot.nn.models.language_model import LanguageModel
+from reefknot.nn.outputs.contract import add_scalars
 
 LOOP = "plain loop"
 """The mode that is the baseline of recurrent models. The encoder loops over the steps in Python, without cuDNN and
@@ -381,7 +382,7 @@ class Workload:
         def run_output() -> Tensor:
             with use_autocast():
                 losses = model.output.loss(hidden_MD, targets_M, plan).values()
-                return torch.stack([loss.weight * loss.sum for loss in losses]).sum() / plan.count
+                return add_scalars([loss.weighted_sum() for loss in losses]) / plan.count
 
         return PartSteps(
             input=Step(run_input, list(model.input.parameters()), dict),

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from reefknot.errors import SettingsError
@@ -22,7 +21,7 @@ from reefknot.kernels.scores import IGNORE
 from reefknot.nn.encoders.contract import Encoded, Encoder, State, detach
 from reefknot.nn.inputs.contract import InputEnd
 from reefknot.nn.models.regularisation import RegularisationSettings, activation_losses
-from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan
+from reefknot.nn.outputs.contract import LossPart, OutputEnd, Plan, add_scalars
 from reefknot.nn.tables import WordTable
 
 
@@ -39,8 +38,7 @@ class Losses:
 
     def sum(self) -> Tensor:
         """Return the weighted sum of the parts without the penalties, a scalar."""
-        weighted_sums = [part.weight * part.sum for part in self.parts.values()]
-        return torch.stack(weighted_sums).sum()
+        return add_scalars([part.weighted_sum() for part in self.parts.values()])
 
     def mean(self) -> Tensor:
         """Return the mean loss per token, a scalar, for a training loop that makes one optimiser step per window.
@@ -48,10 +46,10 @@ class Losses:
         Each part of the loss is divided by its count and multiplied by its weight. The penalties are divided by the
         number of tokens. A recipe selects the same with `divisor = "tokens"`.
         """
-        means = [part.weight * part.sum / max(part.count, 1) for part in self.parts.values()]
+        means = [part.weighted_sum() / max(part.count, 1) for part in self.parts.values()]
         num_tokens = max(self.parts["nll"].count, 1)
         means += [penalty / num_tokens for penalty in self.penalties.values()]
-        return torch.stack(means).sum()
+        return add_scalars(means)
 
 
 class LanguageModel(nn.Module):

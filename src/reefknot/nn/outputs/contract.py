@@ -51,6 +51,15 @@ class LossPart:
     weight: float = 1.0
     """The weight of this part in the objective."""
 
+    def weighted_sum(self) -> Tensor:
+        """Return the sum times the weight."""
+        return self.sum if self.weight == 1 else self.weight * self.sum
+
+
+def add_scalars(scalars: Sequence[Tensor]) -> Tensor:
+    """Return the sum of scalars. A single scalar is returned unchanged, because a launch takes time."""
+    return scalars[0] if len(scalars) == 1 else torch.stack(list(scalars)).sum()
+
 
 class RowLoss(NamedTuple):
     """One named part of a loss, with one value per row."""
@@ -251,11 +260,11 @@ class OutputEnd(nn.Module, InheritsDocstrings, RecordsArguments):
     ) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses with the share of the penalties, and the sum of the nll without gradient."""
         loss_parts = self.loss(hidden_ND, targets_N, plan)
-        terms = [part.weight * part.sum for part in loss_parts.values()]
+        terms = [part.weighted_sum() for part in loss_parts.values()]
         penalty_share = plan.count / divisor
         terms += [penalty * penalty_share for penalty in self.penalties().values()]
         terms += self._zero_terms()
-        return torch.stack(terms).sum(), loss_parts["nll"].sum.detach()
+        return add_scalars(terms), loss_parts["nll"].sum.detach()
 
     def _compute_row_losses(
         self, hidden_ND: Tensor, targets_N: Tensor, plan: Plan, divisor: float | Tensor

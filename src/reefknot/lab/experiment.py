@@ -22,6 +22,7 @@ from reefknot.lab.runs.environment import capture_environment
 from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.runs.result import FORMAT, SPLITS, Corpus, Judgement, Parameters, RunResult, Training
 from reefknot.lab.runs.scores import TextScore
+from reefknot.lab.runs.threads import count_free_threads
 from reefknot.lab.tasks import create_task
 from reefknot.lab.tasks.contract import Data, Experiment, Session, Task
 from reefknot.lab.training.display import Display, LoggedDisplay
@@ -93,6 +94,8 @@ def train(
         # A resumed run has its tables in its checkpoint and does not read the vector files again.
         if "vectors" in config and _has_weights(existing_run):
             experiment = experiment.without_files()
+    elif world.size == 1 and world.device.type == "cpu":
+        _leave_busy_cpus(display)
     task = create_task(experiment)
     model, messages = _build_model(
         task, recipe=recipe, row=row, dataset=dataset, start_run=start_run, world=world, notify=display.print
@@ -312,6 +315,20 @@ def _restore_threads(run: RunFolder, world: World, display: Display) -> None:
     same_processes = environment.get("processes", 1) == world.size
     if isinstance(threads, int) and same_processes and threads != torch.get_num_threads():
         display.print(f"uses {threads} CPU threads, as when the run was started, so that its results stay the same")
+        torch.set_num_threads(threads)
+
+
+def _leave_busy_cpus(display: Display) -> None:
+    """Use no threads for the CPUs that other programs use. The run keeps its number of threads when it is resumed."""
+    import torch
+
+    all_threads = torch.get_num_threads()
+    threads = count_free_threads(all_threads)
+    if threads < all_threads:
+        display.print(
+            f"uses {threads} of {all_threads} CPU threads, because other programs use the other CPUs; "
+            "OMP_NUM_THREADS sets another number"
+        )
         torch.set_num_threads(threads)
 
 

@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
-from reefknot.lab.cli import threads
+from reefknot.lab.runs import threads
 from tiny import PATIENCE
 
 from .conftest import Outcome
@@ -52,10 +54,50 @@ def test_policy_is_set_before_torch_is_imported() -> None:
 
 def test_jobs_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_cpus", lambda: 6)
+    monkeypatch.setattr(threads, "_busy_seconds", lambda: None)
     counts = [threads.environment_for_jobs(number).get("OMP_NUM_THREADS") for number in (1, 2, 4, 64)]
     assert counts == [None, "3", "1", "1"]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert threads.environment_for_jobs(2)["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("busy_cpus", "expected"), [(0.0, 4), (0.4, 4), (0.8, 3), (1.7, 2), (4.0, 1), (40.0, 1), (None, 4)]
+)
+def test_threads_leave_out_cpus_that_other_programs_use(
+    monkeypatch: pytest.MonkeyPatch, busy_cpus: float | None, expected: int
+) -> None:
+    clock = count()
+    monkeypatch.setattr(threads, "_cpus", lambda: 4)
+    monkeypatch.setattr(threads, "_busy_seconds", lambda: None if busy_cpus is None else busy_cpus * next(clock))
+    monkeypatch.setattr(threads.time, "monotonic", count().__next__)
+    monkeypatch.setattr(threads.time, "sleep", lambda seconds: None)
+    assert threads.count_free_threads(4) == expected
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert threads.count_free_threads(4) == 4
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system has no /proc/stat")
+def test_busy_seconds_of_all_programs_include_a_loop_in_this_process() -> None:
+    before, started_at = threads._busy_seconds(), time.process_time()
+    while time.process_time() - started_at < 0.5:
+        pass
+    assert threads._busy_seconds() - before > 0.4
+
+
+def test_new_run_leaves_busy_cpus_to_other_programs(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reefknot.lab.experiment.count_free_threads", lambda number: number - 1)
+    out = tmp_path / "run"
+    torch.set_num_threads(2)
+    try:
+        outcome = cli("train", recipe, "training.epochs=1", "--row", "tied", "--out", out)
+        assert outcome.code == 0
+        assert "uses 1 of 2 CPU threads, because other programs use the other CPUs" in outcome.out
+        assert json.loads((out / "environment.json").read_text())["threads"] == 1
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +109,12 @@ def test_limit_of_a_container_is_read(tmp_path: Path, limit: str, cpus: int | No
     assert threads._container_cpus(tmp_path / "missing") is None
 
 
-def test_resumed_run_uses_the_recorded_number_of_threads(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+def test_resumed_run_uses_the_recorded_number_of_threads(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "run"
     words = ("train", recipe, "training.epochs=1", "--row", "tied", "--out", out)
+    monkeypatch.setattr("reefknot.lab.experiment.count_free_threads", lambda number: number)
     torch.set_num_threads(2)
     try:
         assert cli(*words).code == 0

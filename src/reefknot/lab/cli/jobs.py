@@ -26,7 +26,7 @@ from typing import NamedTuple
 import typer
 
 from reefknot.errors import ReefknotError, SettingsError, Stopped
-from reefknot.lab.cli.threads import environment_for_jobs
+from reefknot.lab.runs.threads import environment_for_jobs
 from reefknot.lab.training.signals import install_handlers, restore_handlers
 
 

@@ -28,8 +28,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from reefknot import __version__
 from reefknot.errors import DataError, ReefknotError, ResourceError, SettingsError, find_similar_name
-from reefknot.lab.cli.threads import configure_threads
 from reefknot.lab.config.upgrade import RENAMED_OPTIONS
+from reefknot.lab.runs.threads import configure_threads
 from reefknot.storage.terminal import escape_terminal_output
 
 EXAMPLES = """\b

@@ -181,6 +181,8 @@ def test_run_killed_at_random_moments_resumes_bit_for_bit(
         out = tmp_path / f"killed{runs}"
         while done < kills and campaign.kill(out):
             done += 1
+            if done % 10 == 0:
+                print(f"{model}: {done} of {kills} kills", flush=True)
         campaign.finish(out)
         resumed = outcome(out)
         assert [key for key in expected if resumed[key] != expected[key]] == [], f"{out} differs"

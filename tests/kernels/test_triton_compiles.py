@@ -85,6 +85,7 @@ TILED = [
 SMALL = [
     ("target_scores_kernel", {"BLOCK_D": 1024, "CENTRED": True}),
     ("finish_rows_kernel", {"BLOCK_T": 256, "BLOCK_V": 64, **SOFTCAP}),
+    ("rescale_rows_kernel", {"BLOCK_T": 256, "BLOCK_V": 1024, "TILE_V": 256}),
     ("scale_kernel", {"BLOCK": 8192}),
 ]
 

@@ -176,6 +176,24 @@ def test_rows_that_overflow_are_recomputed(memory: float) -> None:
 
 
 @gpu_or_interpreter
+def test_kept_blocks_of_a_row_are_relative_to_different_scores() -> None:
+    """Some blocks are kept and some are computed twice. In a few rows, only some of them overflow."""
+    exact = problem(33, 12, 3000)
+    sharp_ND = exact.h.detach().clone()
+    sharp_ND[::4] *= 40.0
+    unlikely_N = (sharp_ND @ exact.w.T).kthvalue(5, dim=-1).indices
+    exact = Problem(sharp_ND, exact.w, exact.b, unlikely_N.where(exact.y != IGNORE, IGNORE))
+    exact = exact.to(torch.float32).to(torch.float64)
+    losses_N = dense_losses(exact)[0]
+    assert losses_N.max() > 100
+    p = exact.to(torch.float32, DEVICE)
+    with using("triton", TWO_PASSES):
+        actual = summed(p)
+        assert relative_error(actual, losses_N.sum()) < 2e-6
+        assert largest_error(p.gradients(actual), exact.gradients(losses_N.sum())) < 1e-5
+
+
+@gpu_or_interpreter
 @budgets
 def test_extreme_scores_do_not_overflow(memory: float) -> None:
     hidden_ND = torch.tensor([[1.0], [-1.0], [1.0], [1.0]], device=DEVICE, requires_grad=True)

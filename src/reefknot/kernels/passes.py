@@ -6,6 +6,8 @@ Three functions make a pass over the rows of `LossInputs`:
     compute_losses_with_gradients    losses and gradients in one pass, if the weights of the rows are known
     compute_gradients                gradients in the backward pass, from the log-sum-exps of `compute_losses`
 
+If memory is short, the second computes scores twice, except those that `kept_scores` has memory for.
+
 The autograd functions in `autograd` call them. A backend (`scores`, `triton_scores`) computes each block, and
 `GradientSums` adds up the gradients of the blocks.
 
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.columns import ClassVectors, JoinedColumns
+from reefknot.kernels.kept_scores import KeptScores
 from reefknot.kernels.scores import (
     IDENTITY,
     GradientTerms,
@@ -234,14 +237,17 @@ def compute_losses_with_gradients(
             del block  # free it before the next one is computed
         return sums
     for rows in block_size.row_slices(inputs.num_rows):
-        nll, summary = _compute_losses_of_rows(inputs, rows, block_size, SummaryRequest())
+        kept = None
+        if sums.grad_weight is not None and rows.start == 0:
+            kept = KeptScores(inputs, rows, sums.grad_weight, block_size)
+        nll, summary = _compute_losses_of_rows(inputs, rows, block_size, SummaryRequest(), kept)
         lse = summary.lse
         assert lse is not None
         row_weights = weigh_rows(rows, nll)
         if row_weights is None:
             row_weights = inputs.has_target(rows).to(lse.dtype)
         terms = GradientTerms(lse, row_weights, row_weights, transform=inputs.transform)
-        sums.add_recomputed_rows(rows, terms, block_size)
+        sums.add_recomputed_rows(rows, terms, block_size, kept)
     return sums
 
 
@@ -269,13 +275,21 @@ def compute_gradients(
 
 
 def _compute_losses_of_rows(
-    inputs: LossInputs, rows: slice, block_size: BlockSize, request: SummaryRequest
+    inputs: LossInputs, rows: slice, block_size: BlockSize, request: SummaryRequest, kept: KeptScores | None = None
 ) -> tuple[Tensor, RowSummary]:
-    """Return losses and summaries of some rows, computed one block of classes after the other."""
+    """Return losses and summaries of some rows, computed one block of classes after the other.
+
+    If `kept` is given, the blocks that it has memory for are added to it. Then `request` must ask for nothing but the
+    log-sum-exps.
+    """
     hidden = inputs.hidden_block(rows)
     blocks = []
     for classes in block_size.class_slices(inputs.num_classes):
         weight, bias = inputs.class_block(classes)
+        kept_lse = None if kept is None else kept.add(classes, hidden, weight, bias)
+        if kept_lse is not None:
+            blocks.append(RowSummary(kept_lse))
+            continue
         class_weight = inputs.class_weight_block(classes)
         block = inputs.backend.summarise(hidden, weight, bias, request, inputs.transform, class_weight)
         if block.best_class is not None:
@@ -365,34 +379,33 @@ class GradientSums:
     def add_block(
         self, rows: slice, hidden: Tensor, weight: Tensor, block: LossAndGradient, row_weights: Tensor | None
     ) -> None:
-        """Add the gradients of a block that has all classes, with a weight for each row.
+        """Add the gradients of a block that has all classes, with a weight for each row."""
+        scale = block.scale if row_weights is None else block.scale * row_weights
+        grad_hidden = self._new_row_gradient(hidden)
+        scaled_hidden = self._scale_hidden(hidden, scale)
+        classes = slice(0, self.inputs.num_classes)
+        self._add_products(classes, block.unscaled, weight, grad_hidden, scaled_hidden, scale, first=rows.start == 0)
+        if self.grad_hidden is not None and grad_hidden is not None:
+            torch.mul(grad_hidden, scale[:, None], out=self.grad_hidden[rows])
 
-        The weights are multiplied into `hidden` and its gradient, not into the scores, which saves a pass over them.
+    def add_recomputed_rows(
+        self, rows: slice, terms: GradientTerms, block_size: BlockSize, kept: KeptScores | None = None
+    ) -> None:
+        """Add the gradients of some rows, one block of classes after the other, with known normalisers.
+
+        Scores in `kept` are not computed again. Then `terms` must have nothing but weights of the rows.
         """
-        scale = (block.scale if row_weights is None else block.scale * row_weights)[:, None]
-        if self.grad_hidden is not None:
-            grad_hidden = hidden.new_empty(hidden.shape, dtype=accumulation_dtype(hidden.dtype))
-            add_row_gradient(grad_hidden, block.unscaled, weight, overwrite=True)
-            torch.mul(grad_hidden, scale, out=self.grad_hidden[rows])
-        if self.grad_weight is not None:
-            trained_hidden = self.inputs.trained_hidden(hidden)
-            scaled_hidden = torch.mul(trained_hidden, scale, out=torch.empty_like(trained_hidden))
-            add_class_gradient(self.grad_weight, block.unscaled, scaled_hidden, overwrite=rows.start == 0)
-        if self.grad_bias is not None:
-            # A product with a single column is slow on a GPU.
-            self.grad_bias += matmul_wide(block.unscaled.T, scale.to(hidden.dtype).expand(-1, 8).contiguous())[:, 0]
-
-    def add_recomputed_rows(self, rows: slice, terms: GradientTerms, block_size: BlockSize) -> None:
-        """Add the gradients of some rows, one block of classes after the other, with known normalisers."""
         inputs = self.inputs
         hidden = inputs.hidden_block(rows)
-        grad_hidden = (
-            hidden.new_empty(hidden.shape, dtype=accumulation_dtype(hidden.dtype))
-            if self.grad_hidden is not None
-            else None
-        )
+        grad_hidden = self._new_row_gradient(hidden)
+        num_kept = 0
+        if kept is not None and kept.num_classes:
+            num_kept = kept.num_classes
+            self._add_kept_blocks(kept, terms, hidden, grad_hidden)
         trained_hidden = inputs.trained_hidden(hidden)
         for classes in block_size.class_slices(inputs.num_classes):
+            if classes.start < num_kept:
+                continue
             weight, bias = inputs.class_block(classes)
             targets = inputs.targets[rows] - classes.start
             class_weight = inputs.class_weight_block(classes) if terms.total_weight is not None else None
@@ -408,6 +421,67 @@ class GradientSums:
             del grad_scores  # free it before the next block is computed
         if self.grad_hidden is not None and grad_hidden is not None:
             self.grad_hidden[rows] = grad_hidden
+
+    def _add_kept_blocks(
+        self, kept: KeptScores, terms: GradientTerms, hidden: Tensor, grad_hidden: Tensor | None
+    ) -> None:
+        """Add the gradients of the first rows through the kept blocks."""
+        assert terms.lse is not None
+        scale = kept.scale(terms.lse)
+        if terms.plain_weight is not None:
+            scale *= terms.plain_weight
+        scaled_hidden = self._scale_hidden(hidden, scale)
+        for classes, grad_scores in kept.gradients(terms.lse):
+            weight, _ = self.inputs.class_block(classes)
+            self._add_products(classes, grad_scores, weight, grad_hidden, scaled_hidden, scale, first=True)
+        if grad_hidden is not None:
+            grad_hidden *= scale[:, None]
+
+    def _new_row_gradient(self, hidden: Tensor) -> Tensor | None:
+        """Allocate the gradient of some rows, in the type of the sums. None if it is not needed."""
+        if self.grad_hidden is None:
+            return None
+        return hidden.new_empty(hidden.shape, dtype=accumulation_dtype(hidden.dtype))
+
+    def _scale_hidden(self, hidden: Tensor, scale: Tensor) -> Tensor | None:
+        """Return the scaled hidden states that the gradient of the classes needs. None if it is not needed."""
+        if self.grad_weight is None:
+            return None
+        trained_hidden = self.inputs.trained_hidden(hidden)
+        return torch.mul(trained_hidden, scale[:, None], out=torch.empty_like(trained_hidden))
+
+    def _add_products(
+        self,
+        classes: slice,
+        unscaled: Tensor,
+        weight: Tensor,
+        grad_hidden: Tensor | None,
+        scaled_hidden: Tensor | None,
+        scale: Tensor,
+        first: bool,
+    ) -> None:
+        """Add the gradients of a block whose rows have a common scale for all classes.
+
+        The scale is multiplied into the hidden states, and by the caller into their gradient, not into the scores,
+        which saves a pass over them.
+
+        Args:
+            classes: The classes of the block.
+            unscaled: The gradient of the scores, divided by `scale`.
+            weight: The class vectors of the block.
+            grad_hidden: The sum over the classes of the gradient of the rows, divided by `scale`.
+            scaled_hidden: The hidden states times `scale`.
+            scale: One factor per row.
+            first: Whether these are the first rows of these classes.
+        """
+        if grad_hidden is not None:
+            add_row_gradient(grad_hidden, unscaled, weight, overwrite=classes.start == 0)
+        if self.grad_weight is not None and scaled_hidden is not None:
+            add_class_gradient(self.grad_weight[classes], unscaled, scaled_hidden, overwrite=first)
+        if self.grad_bias is not None:
+            # A product with a single column is slow on a GPU.
+            scale_N8 = scale.to(unscaled.dtype)[:, None].expand(-1, 8).contiguous()
+            self.grad_bias[classes] += matmul_wide(unscaled.T, scale_N8)[:, 0]
 
     def add_centre_gradient(self, weights_N: Tensor) -> None:
         """Add the gradient that reaches the rows through the centre, which was subtracted from the class vectors."""

@@ -43,6 +43,15 @@ class LossAndGradient(NamedTuple):
     """(N,)"""
 
 
+class KeptBlock(NamedTuple):
+    """A block of scores in memory that the caller provides (see `kept_scores`)."""
+
+    scores: Tensor
+    """What the backend keeps of each score, (N, V)."""
+    reference: Tensor | None
+    """The score of each row that `scores` are relative to, (N,). None if they are not relative."""
+
+
 # MKL chooses its code for exp() at the first call. If two threads make the first call at the same time, they may get
 # different code, whose results differ in the last digit. This happened in one run in twenty. So exp() is called once
 # here.
@@ -226,6 +235,53 @@ class TorchBackend:
         grad_NV = transform.multiply_by_slope_in_place(grad_NV, transformed_NV)
         scale_N = is_class(targets_N, num_classes).to(nll_N.dtype)
         return LossAndGradient(grad_NV.to(hidden_ND.dtype), mask_ignored(nll_N, targets_N, num_classes), scale_N)
+
+    def kept_bytes(self, num_rows: int, num_classes: int, dtype: torch.dtype) -> int:
+        """Return the bytes of memory that `keep_block` needs for a block."""
+        return num_rows * num_classes * accumulation_dtype(dtype).itemsize
+
+    def keep_block(
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        target_score_N: Tensor,
+        transform: ScoreTransform,
+        memory: Tensor,
+    ) -> tuple[KeptBlock, Tensor]:
+        """Keep the scores of a block for `kept_gradient`. Return the block, and the log-sum-exps of its scores, (N,).
+
+        Args:
+            hidden_ND: Hidden states.
+            weight_VD: Class vectors of the block.
+            bias_V: Biases of the block, or None.
+            targets_N: Targets, counted from the first class of the block.
+            target_score_N: The transformed scores of the targets, whether they are in the block or not.
+            transform: Applied to the scores.
+            memory: Where the block is kept: `kept_bytes` bytes, uint8.
+        """
+        shape = hidden_ND.shape[0], weight_VD.shape[0]
+        kept_NV = memory.view(accumulation_dtype(hidden_ND.dtype)).view(shape)
+        kept_NV.copy_(transform.apply_in_place(self._compute_scores(hidden_ND, weight_VD, bias_V)))
+        return KeptBlock(kept_NV, None), torch.logsumexp(kept_NV, dim=-1)
+
+    def kept_gradient(
+        self, block: KeptBlock, reference_N: Tensor, transform: ScoreTransform, dtype: torch.dtype, in_place: bool
+    ) -> Tensor:
+        """Return exp(z - reference) dz / ds for the transformed scores z of a kept block, (N, V).
+
+        The entries of the targets may have any value.
+
+        Args:
+            block: What `keep_block` returned.
+            reference_N: A number per row that is not smaller than `block.reference`.
+            transform: The transform of the scores.
+            dtype: The type of the result.
+            in_place: Whether the result may be in the memory of the block.
+        """
+        exponentials_NV = torch.sub(block.scores, reference_N[:, None]).exp_()
+        return transform.multiply_by_slope_in_place(exponentials_NV, block.scores).to(dtype)
 
     def summarise(
         self,

@@ -2,6 +2,7 @@
 
     target_scores_kernel    the score of each row's target
     finish_rows_kernel      losses and gradients from the sums of `loss_and_gradient_kernel`
+    rescale_rows_kernel     exponentials relative to another score
     scale_kernel            a tensor times a factor, in place
     small_loss_kernel       losses and gradients from stored scores, for `small`
 
@@ -104,6 +105,54 @@ def target_scores_kernel(
 
 
 @triton.jit
+def _rescale_row(row_ptr, shifts_ptr, row_shift, target, target_entry, V, BLOCK_V: tl.constexpr, TILE_V: tl.constexpr):
+    """Multiply the entries of a row by exp(shift - row_shift), in place, and replace the entry of its target.
+
+    Each tile of TILE_V classes has its own shift. A target below 0 replaces nothing.
+    """
+    v = 0
+    while v < V:
+        classes = v + tl.arange(0, BLOCK_V)
+        difference = tl.load(shifts_ptr + classes // TILE_V, mask=classes < V, other=0.0) - row_shift
+        entries = tl.load(row_ptr + classes, mask=classes < V, other=0.0).to(tl.float32)
+        entries = entries * tl.exp2(difference * LOG2_E)
+        entries = tl.where(classes == target, target_entry, entries.to(row_ptr.dtype.element_ty))
+        tl.store(row_ptr + classes, entries, mask=classes < V)
+        v += BLOCK_V
+
+
+@triton.jit
+def rescale_rows_kernel(
+    out_ptr,
+    shifts_ptr,
+    row_shifts_ptr,
+    V,
+    T,
+    stride,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    TILE_V: tl.constexpr,
+):
+    """From exp(z - shift), with a shift per tile, compute exp(z - row_shift), in place. A program works on one row.
+
+    Rows whose shifts are already equal to `row_shift`, which are nearly all, are not read.
+    """
+    n = tl.program_id(0).to(tl.int64)
+    row_shift = tl.load(row_shifts_ptr + n)
+    shifts_ptr += n * T
+    differences = tl.zeros((BLOCK_T,), dtype=tl.float32)
+    t = 0
+    while t < T:
+        tiles = t + tl.arange(0, BLOCK_T)
+        shifts = tl.load(shifts_ptr + tiles, mask=tiles < T, other=0.0)
+        differences = tl.maximum(differences, tl.where((tiles < T) & (shifts != row_shift), 1.0, 0.0))
+        t += BLOCK_T
+    if tl.max(differences, 0) > 0.0:
+        no_entry = tl.zeros((), dtype=tl.float32).to(out_ptr.dtype.element_ty)
+        _rescale_row(out_ptr + n * stride, shifts_ptr, row_shift, -1, no_entry, V, BLOCK_V, TILE_V)
+
+
+@triton.jit
 def finish_rows_kernel(
     targets_ptr,
     out_ptr,
@@ -166,15 +215,7 @@ def finish_rows_kernel(
         tl.store(row_ptr + target, target_entry, mask=has_target)
     elif has_target:
         # Some tile has a different shift from the row, so all entries are scaled to the shift of the row.
-        v = 0
-        while v < V:
-            classes = v + tl.arange(0, BLOCK_V)
-            difference = tl.load(shifts_ptr + classes // TILE_V, mask=classes < V, other=0.0) - row_shift
-            entries = tl.load(row_ptr + classes, mask=classes < V, other=0.0).to(tl.float32)
-            entries = entries * tl.exp2(difference * LOG2_E)
-            entries = tl.where(classes == target, target_entry, entries.to(out_ptr.dtype.element_ty))
-            tl.store(row_ptr + classes, entries, mask=classes < V)
-            v += BLOCK_V
+        _rescale_row(row_ptr, shifts_ptr, row_shift, target, target_entry, V, BLOCK_V, TILE_V)
 
 
 @triton.jit

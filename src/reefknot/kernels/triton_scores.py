@@ -32,12 +32,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from reefknot.kernels.scores import (
     IDENTITY,
     GradientTerms,
+    KeptBlock,
     LossAndGradient,
     RowSummary,
     ScoreTransform,
     SoftTargetTerms,
     SummaryRequest,
     TorchBackend,
+    is_class,
     matmul_into,
 )
 from reefknot.kernels.triton_kernels import (
@@ -46,7 +48,12 @@ from reefknot.kernels.triton_kernels import (
     soft_target_gradients_kernel,
     summary_kernel,
 )
-from reefknot.kernels.triton_row_kernels import finish_rows_kernel, scale_kernel, target_scores_kernel
+from reefknot.kernels.triton_row_kernels import (
+    finish_rows_kernel,
+    rescale_rows_kernel,
+    scale_kernel,
+    target_scores_kernel,
+)
 
 
 class TritonBackend(TorchBackend):
@@ -106,22 +113,10 @@ class TritonBackend(TorchBackend):
         bias_V, targets_N = _contiguous(bias_V), targets_N.contiguous()
         target_score_N = self.target_scores(hidden_ND, weight_VD, bias_V, targets_N, transform=transform)
         out_NV = tiles.allocate_block(hidden_ND, weight_VD)
-        shifts_NT, sums_NT = hidden_ND.new_empty(2, num_rows, num_tiles, dtype=torch.float32).unbind()
-        nll_N, scale_N = hidden_ND.new_empty(2, num_rows, dtype=torch.float32).unbind()
-        tiles.launch(
-            loss_and_gradient_kernel,
-            inputs={"hidden": hidden_ND, "weight": weight_VD},
-            outputs={"out": out_NV},
-            bias_ptr=bias_V,
-            targets_ptr=targets_N,
-            target_scores_ptr=target_score_N,
-            shifts_ptr=shifts_NT,
-            sums_ptr=sums_NT,
-            stride=out_NV.stride(0),
-            BIAS=bias_V is not None,
-            **_transform_arguments(transform),
-            DTYPE=_TRITON_DTYPES[hidden_ND.dtype],
+        shifts_NT, sums_NT = _compute_exponentials(
+            tiles, hidden_ND, weight_VD, bias_V, targets_N, target_score_N, transform, out_NV
         )
+        nll_N, scale_N = hidden_ND.new_empty(2, num_rows, dtype=torch.float32).unbind()
         finish_rows_kernel[(num_rows,)](
             targets_ptr=targets_N,
             out_ptr=out_NV,
@@ -134,12 +129,50 @@ class TritonBackend(TorchBackend):
             T=num_tiles,
             stride=out_NV.stride(0),
             **_transform_arguments(transform),
-            BLOCK_T=256,
-            BLOCK_V=1024,
+            **_ROW_BLOCKS,
             TILE_V=tiles.block_v,
-            num_warps=4,
         )
         return LossAndGradient(out_NV, nll_N, scale_N)
+
+    def kept_bytes(self, num_rows: int, num_classes: int, dtype: torch.dtype) -> int:
+        return num_rows * _padded_classes(num_classes) * dtype.itemsize
+
+    def keep_block(
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        target_score_N: Tensor,
+        transform: ScoreTransform,
+        memory: Tensor,
+    ) -> tuple[KeptBlock, Tensor]:
+        tiles = _TileConfig.choose(hidden_ND, weight_VD)
+        num_rows, num_classes = hidden_ND.shape[0], weight_VD.shape[0]
+        out_NV = memory.view(hidden_ND.dtype).view(num_rows, -1)[:, :num_classes]
+        tiles.fill_block(out_NV, hidden_ND, weight_VD)
+        is_inside_N = is_class(targets_N, num_classes)
+        # The kernel leaves out the class of the target, and takes a negative target for class 0.
+        shifts_NT, sums_NT = _compute_exponentials(
+            *(tiles, hidden_ND, weight_VD, _contiguous(bias_V), targets_N.where(is_inside_N, num_classes)),
+            *(target_score_N, transform, out_NV),
+        )
+        reference_N = shifts_NT.amax(-1)
+        _rescale_rows(out_NV, shifts_NT, reference_N, tiles.block_v)
+        sum_N = (sums_NT * torch.exp(shifts_NT - reference_N[:, None])).sum(-1)
+        sum_N += torch.exp(target_score_N - reference_N).where(is_inside_N, 0.0)
+        return KeptBlock(out_NV, reference_N), sum_N.log_().add_(reference_N)
+
+    def kept_gradient(
+        self, block: KeptBlock, reference_N: Tensor, transform: ScoreTransform, dtype: torch.dtype, in_place: bool
+    ) -> Tensor:
+        assert block.reference is not None
+        out_NV = block.scores
+        if not in_place:
+            out_NV = _new_block(out_NV, *out_NV.shape)
+            out_NV.copy_(block.scores)
+        _rescale_rows(out_NV, block.reference[:, None], reference_N, ALL_CLASSES)
+        return out_NV
 
     def scale_in_place(self, x: Tensor, factor: Tensor) -> None:
         if x.numel() < 2**23:
@@ -324,9 +357,13 @@ class _TileConfig:
     def allocate_block(self, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
         """Allocate a block of rows x classes. If the kernel reads scores, the block has them: h W^T, by torch."""
         block_NV = _new_block(hidden_ND, hidden_ND.shape[0], weight_VD.shape[0])
+        self.fill_block(block_NV, hidden_ND, weight_VD)
+        return block_NV
+
+    def fill_block(self, block_NV: Tensor, hidden_ND: Tensor, weight_VD: Tensor) -> None:
+        """Store h W^T in a block, by torch, if the kernel reads scores."""
         if self.reads_scores:
             matmul_into(block_NV, hidden_ND, weight_VD.T)
-        return block_NV
 
     def launch(self, kernel: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor], **arguments: Any) -> None:
         """Launch a kernel over all tiles.
@@ -399,7 +436,62 @@ _TRITON_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 def _new_block(like: Tensor, num_rows: int, num_classes: int) -> Tensor:
     """Allocate a block of scores. Padding aligns its rows for the copy engine and the matrix units."""
-    return like.new_empty(num_rows, triton.cdiv(num_classes, 64) * 64)[:, :num_classes]
+    return like.new_empty(num_rows, _padded_classes(num_classes))[:, :num_classes]
+
+
+def _padded_classes(num_classes: int) -> int:
+    """Return the number of entries in a row of a block in memory."""
+    return -(-num_classes // 64) * 64
+
+
+def _compute_exponentials(
+    tiles: _TileConfig,
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    target_score_N: Tensor,
+    transform: ScoreTransform,
+    out_NV: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Store exponentials of the scores in `out_NV`. Return their shifts and sums, (N, T) (see the kernel)."""
+    num_tiles = tiles.count_tiles(weight_VD.shape[0])
+    shifts_NT, sums_NT = hidden_ND.new_empty(2, hidden_ND.shape[0], num_tiles, dtype=torch.float32).unbind()
+    tiles.launch(
+        loss_and_gradient_kernel,
+        inputs={"hidden": hidden_ND, "weight": weight_VD},
+        outputs={"out": out_NV},
+        bias_ptr=bias_V,
+        targets_ptr=targets_N,
+        target_scores_ptr=target_score_N,
+        shifts_ptr=shifts_NT,
+        sums_ptr=sums_NT,
+        stride=out_NV.stride(0),
+        BIAS=bias_V is not None,
+        **_transform_arguments(transform),
+        DTYPE=_TRITON_DTYPES[hidden_ND.dtype],
+    )
+    return shifts_NT, sums_NT
+
+
+ALL_CLASSES = 2**30
+"""The size of a tile that has all classes of a block."""
+_ROW_BLOCKS = {"BLOCK_T": 256, "BLOCK_V": 1024, "num_warps": 4}
+"""Constants of the kernels that work on rows of a block."""
+
+
+def _rescale_rows(block_NV: Tensor, shifts_NT: Tensor, reference_N: Tensor, tile_classes: int) -> None:
+    """From exp(z - shift), with a shift for each tile of this many classes, compute exp(z - reference), in place."""
+    rescale_rows_kernel[(block_NV.shape[0],)](
+        out_ptr=block_NV,
+        shifts_ptr=shifts_NT,
+        row_shifts_ptr=reference_N,
+        V=block_NV.shape[1],
+        T=shifts_NT.shape[1],
+        stride=block_NV.stride(0),
+        **_ROW_BLOCKS,
+        TILE_V=tile_classes,
+    )
 
 
 def _combine_tiles(by_tile: RowSummary) -> RowSummary:

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from reefknot.kernels.blocks import BlockCosts
 from reefknot.kernels.choice import using
+from reefknot.kernels.kept_scores import choose_kept_layout
 from reefknot.kernels.linear_cross_entropy import linear_cross_entropy
 from reefknot.kernels.losses import summed_loss
 from reefknot.kernels.scores import TorchBackend
@@ -30,6 +34,10 @@ class CountingBackend(TorchBackend):
 
     def __init__(self) -> None:
         self.recomputed = 0
+        self.speed_of_products: float | None = None
+
+    def operations_per_byte(self, dtype: torch.dtype) -> float | None:
+        return self.speed_of_products
 
     def score_gradient(self, hidden_ND: Tensor, weight_VD: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
         self.recomputed += hidden_ND.shape[0] * weight_VD.shape[0]
@@ -65,6 +73,53 @@ def test_scores_are_computed_again_if_the_classes_need_no_gradient(backend: Coun
         actual = summed_loss(p.h, p.w.detach(), None if p.b is None else p.b.detach(), p.y)
     assert backend.recomputed == ALL[0] * ALL[2]
     assert largest_error(torch.autograd.grad(actual, [p.h]), torch.autograd.grad(exact, [p.h])) < 1e-14
+
+
+def test_more_memory_keeps_more_scores(backend: CountingBackend) -> None:
+    p = problem(64, 16, 6000)
+    gradients = p.gradients(dense_losses(p)[0].sum())
+    backend.speed_of_products = 0.1
+    shares = []
+    for memory in (2.0, 3.0, 4.0, 5.0):  # all scores with temporary tensors take 9 MiB
+        backend.recomputed = 0
+        with using(memory=memory):
+            actual = summed_loss(p.h, p.w, p.b, p.y)
+        assert largest_error(p.gradients(actual), gradients) < 1e-14
+        shares.append(backend.recomputed / (64 * 6000))
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.2
+    assert shares[-1] == 0
+
+
+def test_speed_of_products_decides_between_blocks_of_rows_and_of_classes(backend: CountingBackend) -> None:
+    """Blocks of rows compute no score twice, but they read and write the gradient of the classes several times."""
+    p = problem(400, 16, 6000)
+    gradients = p.gradients(dense_losses(p)[0].sum())
+    for speed, is_recomputed in ((0.1, False), (1e9, True)):
+        backend.speed_of_products, backend.recomputed = speed, 0
+        with using(memory=12.0):
+            actual = summed_loss(p.h, p.w, p.b, p.y)
+        assert (backend.recomputed > 0) == is_recomputed
+        assert largest_error(p.gradients(actual), gradients) < 1e-14
+
+
+@given(
+    rows=st.integers(1, 40_000),
+    classes=st.integers(300, 300_000),
+    dim=st.integers(8, 4096),
+    budget=st.integers(2**20, 2**34),
+    gradient_bytes=st.sampled_from([2, 4]),
+)
+def test_layouts_fit_the_budget(rows: int, classes: int, dim: int, budget: int, gradient_bytes: int) -> None:
+    costs = BlockCosts(bytes_per_score=2, bytes_per_row=8 * dim, bytes_per_class=2 * dim, size_multiple=128)
+    layout = choose_kept_layout(rows, classes, dim, costs, budget, 2.0, gradient_bytes * dim, 180.0)
+    if layout is None:
+        assert costs.total_bytes(rows, min(classes, 4096), several=False) > budget
+        return
+    block = layout.block_size
+    assert block.rows == rows
+    used = costs.total_bytes(rows, block.classes, several=False) + layout.spare_blocks * rows * block.classes * 2
+    assert used <= budget
 
 
 @pytest.mark.parametrize("shape", [ALL, SOME])

@@ -1,9 +1,10 @@
-"""Keep blocks of scores in the memory of the classes' gradient until the gradient is written there.
+"""Keep blocks of scores between two passes over the classes, most of them in the memory of the classes' gradient.
 
-If memory is short, a loss computes its scores twice: first for the log-sum-exps, then for the gradients. The gradient
-of the class vectors must exist afterwards in any case, and nothing else uses its memory during the first pass. So the
-first pass keeps as many blocks of scores there as fit (`KeptScores.add`), and the second pass does not compute these
-blocks again (`KeptScores.gradients`).
+If a block has only some of the classes, a loss makes two passes over them: first for the log-sum-exps, then for the
+gradients. The gradient of the class vectors must exist afterwards in any case, and nothing else uses its memory during
+the first pass. So the first pass keeps as many blocks of scores there as fit, and some more in the working memory that
+is left (`KeptScores.add`). The second pass does not compute these blocks again (`KeptScores.gradients`).
+`choose_kept_layout` decides how many classes a block has.
 
     R    bytes of the gradient of one block of classes
     S    bytes of one kept block of scores
@@ -23,12 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from reefknot.kernels.blocks import BlockSize
+from reefknot.kernels.blocks import MIN_CLASSES, BlockCosts, BlockSize, even_size
 from reefknot.kernels.scores import KeptBlock, is_class, safe_class_ids
 
 if TYPE_CHECKING:
@@ -36,22 +38,89 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 256
 """Slots begin at multiples of this number of bytes, because the copy engine of a GPU needs aligned matrices."""
+MAX_BLOCKS = 128
+"""The largest number of blocks that `choose_kept_layout` considers."""
+SUM_BYTES = 4
+"""Bytes of a number in a sum."""
 MAX_EXPONENT = 85.0
 """exp() overflows float32 above 88."""
 
 
+@dataclass(frozen=True)
+class KeptLayout:
+    """How all rows and blocks of classes are computed with `KeptScores`."""
+
+    block_size: BlockSize
+    spare_blocks: int
+    """Number of blocks that are kept in working memory."""
+    extra_bytes: float
+    """The cost of this layout: memory traffic that a single block with all scores would not have, in bytes. Products
+    that are computed again count as the traffic that takes the same time."""
+
+
+@lru_cache(maxsize=1024)
+def choose_kept_layout(
+    num_rows: int,
+    num_classes: int,
+    dim: int,
+    costs: BlockCosts,
+    budget: int,
+    kept_bytes_per_score: float,
+    gradient_bytes_per_class: int,
+    operations_per_byte: float,
+) -> KeptLayout | None:
+    """Return the fastest layout of blocks with all rows, or None if such blocks do not fit the budget.
+
+    Many small blocks waste little memory. But the gradient of the rows is read and written for each block.
+
+    Args:
+        num_rows: Number of rows.
+        num_classes: Number of classes.
+        dim: Number of dimensions.
+        costs: The memory of the block that is being computed.
+        budget: Working memory in bytes.
+        kept_bytes_per_score: Bytes of a kept score.
+        gradient_bytes_per_class: Bytes of the gradient of a class.
+        operations_per_byte: How many operations of a product the device computes in the time of moving one byte.
+    """
+    free_bytes = budget - costs.total_bytes(num_rows, 0, several=False)
+    layouts = []
+    for max_blocks in range(1, MAX_BLOCKS + 1):
+        classes = num_classes
+        if max_blocks > 1:
+            classes = even_size(num_classes, -(-num_classes // max_blocks), max(costs.size_multiple, MIN_CLASSES))
+        num_blocks = -(-num_classes // classes)
+        bytes_left = free_bytes - classes * (num_rows * costs.bytes_per_score + costs.bytes_per_class)
+        if bytes_left < 0 or classes < min(num_classes, costs.min_classes):
+            continue
+        block_bytes = num_rows * classes * kept_bytes_per_score
+        slot_bytes = max(block_bytes, classes * gradient_bytes_per_class)
+        num_slots = int(num_classes * gradient_bytes_per_class // slot_bytes)
+        spare_blocks = min(int(bytes_left // block_bytes), max(num_blocks - num_slots, 0))
+        recomputed_classes = max(num_classes - (num_slots + spare_blocks) * classes, 0)
+        extra_bytes = recomputed_classes * num_rows * 2 * dim / operations_per_byte
+        extra_bytes += num_blocks * 2 * num_rows * dim * SUM_BYTES
+        extra_bytes += 2 * num_classes * costs.bytes_per_class  # class vectors are converted again
+        layouts.append(KeptLayout(BlockSize(num_rows, classes), spare_blocks, extra_bytes))
+    return min(layouts, key=lambda layout: layout.extra_bytes, default=None)
+
+
 class KeptScores:
-    """Blocks of the scores of some rows, in the memory of the classes' gradient.
+    """Blocks of the scores of some rows.
 
     Args:
         inputs: The inputs of the pass.
         rows: The first rows of the pass. The gradient is written, not added to, when they are finished.
         gradient: The gradient of all classes, which has no values yet.
         block_size: The size of the blocks of scores.
+        spare_blocks: Number of blocks that may be kept in new memory, after the gradient's memory is full.
     """
 
-    def __init__(self, inputs: LossInputs, rows: slice, gradient: Tensor, block_size: BlockSize) -> None:
+    def __init__(
+        self, inputs: LossInputs, rows: slice, gradient: Tensor, block_size: BlockSize, spare_blocks: int = 0
+    ) -> None:
         self.inputs = inputs
+        self.spare_blocks = spare_blocks
         self.targets_N = inputs.targets[rows]
         self.target_score_N = inputs.target_scores(inputs.hidden_block(rows), self.targets_N)
         self._memory = _GradientMemory.divide(gradient, block_size.classes, self._block_bytes(block_size.classes))
@@ -71,8 +140,14 @@ class KeptScores:
             weight_VD: Class vectors of the block.
             bias_V: Biases of the block, or None.
         """
-        memory = self._memory.slot(len(self._blocks), self._block_bytes(classes.stop - classes.start))
-        if memory is None or classes.start != self.num_classes:
+        if classes.start != self.num_classes:
+            return None
+        num_bytes = self._block_bytes(classes.stop - classes.start)
+        memory = self._memory.slot(len(self._blocks), num_bytes)
+        if memory is None and self.spare_blocks:
+            self.spare_blocks -= 1
+            memory = hidden_ND.new_empty(num_bytes, dtype=torch.uint8)
+        if memory is None:
             return None
         block, lse_N = self.inputs.backend.keep_block(
             hidden_ND,

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from reefknot.kernels.blocks import BlockCosts, BlockSize, choose_block_size
+from reefknot.kernels.blocks import MIN_CLASSES, BlockCosts, BlockSize, choose_block_size
 from reefknot.kernels.columns import ClassVectors, JoinedColumns
-from reefknot.kernels.kept_scores import KeptScores
+from reefknot.kernels.kept_scores import KeptScores, choose_kept_layout
 from reefknot.kernels.scores import (
     IDENTITY,
     GradientTerms,
@@ -156,6 +156,11 @@ class LossInputs:
             matrices: Number of matrices of the size of the block that exist at the same time.
             all_rows: Prefer blocks with all rows, for gradients with known normalisers (see `choose_block_size`).
         """
+        costs = self.block_costs(gradients, matrices)
+        return choose_block_size(self.num_rows, self.num_classes, costs, self.budget, group, all_rows)
+
+    def block_costs(self, gradients: bool = True, matrices: int = 1) -> BlockCosts:
+        """Return the memory that a block takes. See `block_size` for the arguments."""
         dim = self.hidden.shape[1]
         compute_bytes, sum_bytes = self.dtype.itemsize, accumulation_dtype(self.dtype).itemsize
         copy_bytes = 0
@@ -168,7 +173,7 @@ class LossInputs:
         # The gradient in the type of the classes does not count: it is needed anyway, and is made after the blocks are
         # freed.
         accumulator_bytes = accumulation_dtype(self.weight.dtype).itemsize - self.weight.dtype.itemsize
-        costs = BlockCosts(
+        return BlockCosts(
             bytes_per_score=matrices * self.backend.bytes_per_score(self.dtype, gradients),
             bytes_per_row=dim * (sum_bytes + 2 * compute_bytes),
             bytes_per_class=dim * copy_bytes,
@@ -176,7 +181,6 @@ class LossInputs:
             min_rows=self.backend.min_rows(self.dtype),
             size_multiple=self.backend.size_multiple,
         )
-        return choose_block_size(self.num_rows, self.num_classes, costs, self.budget, group, all_rows)
 
 
 # -- the passes ----------------------------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ def compute_losses_with_gradients(
         needs_grad: Whether the gradients of hidden, weight and bias are needed.
         group: Number of consecutive rows that `weigh_rows` needs at once.
     """
-    block_size = inputs.block_size(group)
+    block_size, spare_blocks = _choose_layout(inputs, needs_grad, group)
     sums = GradientSums(inputs, needs_grad, block_size)
     if block_size.classes >= inputs.num_classes:
         weight, bias = inputs.class_block(slice(0, inputs.num_classes))
@@ -239,7 +243,7 @@ def compute_losses_with_gradients(
     for rows in block_size.row_slices(inputs.num_rows):
         kept = None
         if sums.grad_weight is not None and rows.start == 0:
-            kept = KeptScores(inputs, rows, sums.grad_weight, block_size)
+            kept = KeptScores(inputs, rows, sums.grad_weight, block_size, spare_blocks)
         nll, summary = _compute_losses_of_rows(inputs, rows, block_size, SummaryRequest(), kept)
         lse = summary.lse
         assert lse is not None
@@ -249,6 +253,39 @@ def compute_losses_with_gradients(
         terms = GradientTerms(lse, row_weights, row_weights, transform=inputs.transform)
         sums.add_recomputed_rows(rows, terms, block_size, kept)
     return sums
+
+
+def _choose_layout(inputs: LossInputs, needs_grad: NeedsGrad, group: int) -> tuple[BlockSize, int]:
+    """Return the size of blocks for losses and gradients, and how many blocks of scores `KeptScores` may allocate.
+
+    Several blocks of rows are compared with several blocks of classes by the memory traffic that they add.
+    """
+    block_size = inputs.block_size(group)
+    operations_per_byte = inputs.backend.operations_per_byte(inputs.dtype)
+    is_one_block = block_size.rows >= inputs.num_rows and block_size.classes >= inputs.num_classes
+    needs_weight = needs_grad[1]
+    if is_one_block or operations_per_byte is None or not needs_weight:
+        return block_size, 0
+    dim, weight = inputs.hidden.shape[1], inputs.weight
+    layout = choose_kept_layout(
+        inputs.num_rows,
+        inputs.num_classes,
+        dim,
+        inputs.block_costs(),
+        inputs.budget,
+        inputs.backend.kept_bytes(1, MIN_CLASSES, inputs.dtype) / MIN_CLASSES,
+        dim * weight.dtype.itemsize,
+        operations_per_byte,
+    )
+    if layout is None:
+        return block_size, 0
+    if block_size.classes >= inputs.num_classes:
+        # Every block of rows after the first reads and writes the sums of the classes' gradients.
+        num_row_blocks = -(-inputs.num_rows // block_size.rows)
+        sum_bytes = dim * accumulation_dtype(weight.dtype).itemsize
+        if 2 * (num_row_blocks - 1) * inputs.num_classes * sum_bytes <= layout.extra_bytes:
+            return block_size, 0
+    return layout.block_size, layout.spare_blocks
 
 
 def compute_gradients(

@@ -196,6 +196,13 @@ class TorchBackend:
         """Return the bytes per score of a block: here for the score, its softmax and a temporary."""
         return 3 * accumulation_dtype(dtype).itemsize
 
+    def operations_per_byte(self, dtype: torch.dtype) -> float | None:
+        """Return how many operations of a product take as long as moving a byte of memory (see `choose_kept_layout`).
+
+        None: blocks with all classes are always faster, because a few rows stay in the cache.
+        """
+        return None
+
     def target_scores(
         self,
         hidden_ND: Tensor,

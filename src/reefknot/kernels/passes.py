@@ -267,6 +267,7 @@ def _choose_layout(inputs: LossInputs, needs_grad: NeedsGrad, group: int) -> tup
     if is_one_block or operations_per_byte is None or not needs_weight:
         return block_size, 0
     dim, weight = inputs.hidden.shape[1], inputs.weight
+    gradient_dim = weight.trained.stop - weight.trained.start if isinstance(weight, JoinedColumns) else dim
     layout = choose_kept_layout(
         inputs.num_rows,
         inputs.num_classes,
@@ -274,7 +275,7 @@ def _choose_layout(inputs: LossInputs, needs_grad: NeedsGrad, group: int) -> tup
         inputs.block_costs(),
         inputs.budget,
         inputs.backend.kept_bytes(1, MIN_CLASSES, inputs.dtype) / MIN_CLASSES,
-        dim * weight.dtype.itemsize,
+        gradient_dim * _gradient_dtype(weight).itemsize,
         operations_per_byte,
     )
     if layout is None:
@@ -282,7 +283,7 @@ def _choose_layout(inputs: LossInputs, needs_grad: NeedsGrad, group: int) -> tup
     if block_size.classes >= inputs.num_classes:
         # Every block of rows after the first reads and writes the sums of the classes' gradients.
         num_row_blocks = -(-inputs.num_rows // block_size.rows)
-        sum_bytes = dim * accumulation_dtype(weight.dtype).itemsize
+        sum_bytes = gradient_dim * accumulation_dtype(weight.dtype).itemsize
         if 2 * (num_row_blocks - 1) * inputs.num_classes * sum_bytes <= layout.extra_bytes:
             return block_size, 0
     return layout.block_size, layout.spare_blocks

@@ -72,6 +72,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--freeze", action="store_true", help="write the frozen files instead of comparing with them")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the slow tests, so that no process is left with a slow test when the others have finished."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the number of combinations of ends, and how many of them are tested."""
     from contract.combinations import summary

@@ -39,6 +39,7 @@ def test_example_classifier_scales_its_vectors(tmp_path: Path, monkeypatch: pyte
     assert torch.allclose(classifier.weight().norm(dim=-1), torch.full((11,), 2.0))
 
 
+@pytest.mark.slow
 def test_example_classifier_passes_the_contract_tests(tmp_path: Path) -> None:
     """Run in another process, because the settings of recipes are derived at the first import."""
     (tmp_path / "unit.py").write_text(FILE, encoding="utf-8")

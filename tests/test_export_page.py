@@ -18,6 +18,8 @@ from reefknot.lab.cli.main import load_verb
 from reefknot.lab.text.vocabulary import Vocabulary, VocabularyPair
 from untrained import make_run
 
+pytestmark = pytest.mark.slow
+
 PAGE = Page("docs/export.md")
 SCRIPT = "The command of the harness"
 WORDS = ["<eos>", "<unk>", "a", "list", "of", "return", "this", "function", "returns", "strings", "man", "two"]

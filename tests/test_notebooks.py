@@ -22,6 +22,7 @@ def script_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(sys.modules["reefknot"].__file__ or "").parents[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_and_shows_its_plots(path: Path, tmp_path: Path) -> None:
     from documentation.notebooks import convert, execute

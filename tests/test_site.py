@@ -16,6 +16,8 @@ from pages import COMMANDS, ROOT
 
 pytest.importorskip("furo", reason="the extra docs is not installed")
 
+pytestmark = pytest.mark.slow
+
 
 class Links(HTMLParser):
     """The links of an HTML page, and the addresses that a browser fetches to show the page."""

@@ -163,6 +163,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("model", metafunc.config.getoption("--models").split(","))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)  # a campaign may take hours; every wait in it has its own timeout
 def test_run_killed_at_random_moments_resumes_bit_for_bit(
     tmp_path: Path, tiny_recipe: Callable[..., Path], request: pytest.FixtureRequest, model: str

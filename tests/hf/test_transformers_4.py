@@ -26,6 +26,7 @@ REPLACE_HEAD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "names", "num_tests"), [("test_logits_free", LOGITS_FREE, 30), ("test_replace_head", REPLACE_HEAD, 45)]
 )

@@ -24,6 +24,7 @@ FILES = sorted(
 
 @pytest.mark.skipif(INTERPRETED, reason="already in the interpreter")
 @pytest.mark.skipif(BROKEN, reason="triton's interpreter before 3.7 does not work with numpy 2.4 or newer")
+@pytest.mark.slow
 def test_kernels_pass_in_the_interpreter() -> None:
     """One child process, which sees no GPU, runs the tests of all files."""
     assert len(FILES) >= 6

@@ -468,6 +468,7 @@ def run_cases(rank: int, size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_that_divide_the_classes_equal_one_process(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

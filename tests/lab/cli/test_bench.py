@@ -95,6 +95,7 @@ def test_steps_print_a_table_and_write_a_record(cli: Cli, recipe: Path, tmp_path
     assert record["machine"]["matrix_flops"] == record["not_measured"] == {}
 
 
+@pytest.mark.slow
 def test_models_print_a_table_and_write_a_record(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     path = tmp_path / "record.json"

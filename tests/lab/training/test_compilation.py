@@ -80,6 +80,7 @@ def losses_and_gradients(trained: LanguageModel, blocks: CompiledBlocks, batch: 
     return [loss.detach(), *torch.autograd.grad(loss, list(trained.parameters()))]
 
 
+@pytest.mark.slow
 def test_compiled_blocks_equal_eager_blocks() -> None:
     trained = model()
     names = list(trained.state_dict())
@@ -106,6 +107,7 @@ def test_masks_are_a_function_of_the_generator_state() -> None:
     assert results[0][0] != results[0][1], "every window has other masks"
 
 
+@pytest.mark.slow
 def test_compiled_run_resumes_bit_for_bit(
     tmp_path: Path, train: Any, outcome: Any, signal_in_step: Callable[[int], None]
 ) -> None:

@@ -55,6 +55,7 @@ def assert_equal_losses(lines: list[dict[str, Any]], expected: list[dict[str, An
     assert norms == pytest.approx([line.get("gradient_norm", 0.0) for line in expected], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_and_can_resume_its_run(
     tmp_path: Path, tiny_recipe: Callable[..., Path], metrics: Metrics
 ) -> None:

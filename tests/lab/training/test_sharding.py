@@ -25,6 +25,8 @@ from reefknot.lab.runs.folder import RunFolder
 from reefknot.lab.tasks import build_model
 from reefknot.lab.training.distributed import ParallelModel, World
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Path(__file__).with_name("together.toml")
 ROWS = (
     "blocks",

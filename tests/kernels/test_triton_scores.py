@@ -350,7 +350,7 @@ def test_bfloat16_matches_float64_on_a_gpu(shape: tuple[int, int, int], bias: bo
     with torch.device(DEVICE):
         p = problem(*shape, bias).to(torch.bfloat16, DEVICE)
     loss, gradients = dense_loss_and_gradients(p.to(torch.float64, DEVICE))
-    for memory in (20.0, 2048.0):
+    for memory in (20.0, 200.0, 2048.0):
         with using("triton", memory):
             losses = [summed(p) for _ in range(2)]
             assert relative_error(losses[0], loss) < 1e-3, memory
@@ -402,6 +402,24 @@ def test_float32_matches_float64_on_a_gpu(
             rows = row_losses(p.h, p.w, p.b, p.y).nll.sum()
             assert relative_error(rows, loss) < loss_tolerance, memory
             assert largest_gradient_error(p, p.gradients(rows), gradients) < gradient_tolerance, memory
+
+
+@gpu_only
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("memory", [64, 256, 1024])
+def test_peak_memory_fits_the_budget_on_a_gpu(weights: torch.dtype, memory: int) -> None:
+    """With these budgets, blocks of classes are kept in the memory of the gradient, and in working memory."""
+    hidden_ND = torch.randn(4096, 1024, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    weight_VD = torch.randn(150_000, 1024, device=DEVICE, dtype=weights, requires_grad=True)
+    targets_N = torch.randint(150_000, (4096,), device=DEVICE)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with using("triton", memory), torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = summed_loss(hidden_ND, weight_VD, None, targets_N)
+    torch.autograd.grad(loss, (hidden_ND, weight_VD))
+    used = torch.cuda.max_memory_allocated() - before - hidden_ND.nbytes - weight_VD.nbytes
+    assert used < 1.25 * memory * 2**20 + 2**20
 
 
 @gpu_only

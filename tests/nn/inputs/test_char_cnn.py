@@ -63,11 +63,11 @@ def fairseq_features(model: CharCNN, word: str, max_bytes: int) -> Tensor:
 
 
 @pytest.mark.parametrize("max_bytes", [5, 6, 12, 30])
-def test_windows_over_the_spelling_equal_fairseq(max_bytes: int) -> None:
+def test_padding_windows_equal_fairseq(max_bytes: int) -> None:
     """Includes words that fill the spelling, words for which only some filters have a window of padding, and ""."""
     words = ["a", "an", "thes", "these", "thesis", "größe", "incomprehens", "incomprehensibilities", ""]
     torch.manual_seed(0)
-    model = CharCNN(spell(words, max_bytes), 6, FILTERS, byte_dim=5, highway=0, windows="spelling").double()
+    model = CharCNN(spell(words, max_bytes), 6, FILTERS, byte_dim=5, highway=0, padding_windows=True).double()
     model.projection = torch.nn.Identity()  # type: ignore[assignment]
     model.symbols = torch.nn.Parameter(torch.zeros(2, 9, dtype=torch.float64))
     actual = model(torch.arange(len(words)))
@@ -84,8 +84,8 @@ def test_windows_over_the_spelling_equal_fairseq(max_bytes: int) -> None:
         torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_windows_over_the_spelling_do_not_depend_on_the_batch() -> None:
-    model = small_cnn(windows="spelling")
+def test_padding_windows_do_not_depend_on_the_batch() -> None:
+    model = small_cnn(padding_windows=True)
     batched = model(torch.arange(len(WORDS)))
     for word in range(len(WORDS)):
         torch.testing.assert_close(model(torch.tensor([[word]]))[0, 0], batched[word], rtol=1e-12, atol=1e-12)
@@ -262,8 +262,10 @@ def test_recipe_lists_filters_and_rejects_invalid_ones() -> None:
         ({"highway": -1}, "highway = -1: must be at least 0"),
         ({"scale": -1.0}, "char-CNN: scale = -1.0"),
         ({"dropout": 1.0}, "char-CNN: dropout = 1.0"),
-        ({"windows": "words"}, "windows = 'words': must be bytes or spelling"),
-        ({"windows": "spelling", "filters": [[51, 4]]}, "a filter of width 51 does not fit into spellings of 50 bytes"),
+        (
+            {"padding_windows": True, "filters": [[51, 4]]},
+            "a filter of width 51 does not fit into spellings of 50 bytes",
+        ),
     ],
 )
 def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,6 @@ Filter = Annotated[Sequence[Count], Length(2, 2)]
 """A convolution: its width in bytes and its number of features."""
 Filters = Annotated[Sequence[Filter], Length(1)]
 HighwayLayers = Annotated[int, Ge(0), Le(256)]
-Windows = Literal["bytes", "spelling"]
 PAPER_FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
 """Width in bytes and number of features of each convolution of Baevski & Auli (2019)."""
 WORDS_PER_CHUNK = 1024
@@ -79,9 +78,9 @@ class CharCNN(InputEnd):
         highway: Number of highway layers. The paper uses 1 on WikiText-103 and 2 on Billion Word.
         scale: Factor of every vector, often the square root of the model's dimension.
         dropout: Dropout rate of the elements of the resulting vectors.
-        windows: Where filters are applied. With `bytes`, at each byte of the word. With `spelling`, as in the authors'
-            code, at each place of the spelling where the whole filter fits. So the maximum includes windows of padding
-            alone, whose response is the filter's bias. No filter may be wider than the spellings.
+        padding_windows: As in the authors' code, apply a filter at each place of the padded spelling where it fits. So
+            the maximum includes windows of padding alone, whose response is the filter's bias. No filter may be wider
+            than the spellings.
     """
 
     # `forward` makes the host wait for the GPU: it computes each distinct word of a batch once, and the number of
@@ -97,12 +96,13 @@ class CharCNN(InputEnd):
         highway: HighwayLayers = 1,
         scale: Positive = 1.0,
         dropout: Probability = 0.0,
-        windows: Windows = "bytes",
+        padding_windows: bool = False,
     ) -> None:
         super().__init__()
         check_scale_and_dropout("char-CNN", scale, dropout)
         _check_filters(filters)
-        _check_windows(windows, filters, spellings.shape[1])
+        if padding_windows:
+            _check_widths(filters, spellings.shape[1])
         check_sizes("char-CNN", dim=dim, byte_dim=byte_dim)
         if highway < 0:
             raise SettingsError(f"char-CNN: highway = {highway}: must be at least 0")
@@ -111,7 +111,7 @@ class CharCNN(InputEnd):
         self.dim = dim
         self.scale = scale
         self.dropout = dropout
-        self.windows = windows
+        self.padding_windows = padding_windows
         self.bytes = nn.Embedding(FIRST_SYMBOL, byte_dim, padding_idx=0)
         self.filter_widths = [width for width, _ in filters]
         self.convolutions = nn.ModuleList(nn.Conv1d(byte_dim, features, width) for width, features in filters)
@@ -212,10 +212,10 @@ class CharCNN(InputEnd):
             responses_ULF = F.linear(patches_ULW, convolution.weight.flatten(1), convolution.bias)
             is_left_out_UL = is_outside_UL
             last_start = max_bytes - width
-            if self.windows == "spelling":
+            if self.padding_windows:
                 is_left_out_UL = is_outside_UL | (positions_L > last_start)
             maxima_UF = responses_ULF.masked_fill(is_left_out_UL[..., None], -torch.inf).max(dim=1).values
-            if self.windows == "spelling":
+            if self.padding_windows:
                 # A window of padding alone starts after the word and ends before the spelling does.
                 has_padding_window_U1 = lengths_U1 <= last_start
                 assert convolution.bias is not None
@@ -264,12 +264,10 @@ def _check_filters(filters: Sequence[Sequence[int]]) -> None:
             )
 
 
-def _check_windows(windows: Windows, filters: Sequence[Sequence[int]], max_bytes: int) -> None:
-    if windows not in get_args(Windows):
-        raise SettingsError(f"char-CNN: windows = {windows!r}: must be bytes or spelling")
+def _check_widths(filters: Sequence[Sequence[int]], max_bytes: int) -> None:
     widest = max(width for width, _ in filters)
-    if windows == "spelling" and widest > max_bytes:
+    if widest > max_bytes:
         raise SettingsError(
-            f"char-CNN: a filter of width {widest} does not fit into spellings of {max_bytes} bytes, which windows = "
-            '"spelling" needs; use narrower filters, longer spellings or windows = "bytes"'
+            f"char-CNN: a filter of width {widest} does not fit into spellings of {max_bytes} bytes, which "
+            "padding_windows needs; use narrower filters, longer spellings or padding_windows = false"
         )
